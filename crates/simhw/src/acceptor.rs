@@ -13,30 +13,32 @@ use rustix::process::geteuid;
 use crate::passing::{Place, Socket, seqpacket};
 use crate::time::Instant;
 
-/// Connections that may wait to be taken.
+/// Backlog of the listening socket, in connections.
 const BACKLOG: i32 = 1_024;
-/// Connections that one call accepts: processes that connect faster wait for the next.
+/// Most connections that one call of [`Acceptor::accept`] accepts; the others wait for the next call.
 const BATCH: usize = 64;
-/// Pause in accepting after the system had no descriptor for a connection: shorter than a client's patience,
-/// and long enough to cost no processor time.
-const REST: Duration = Duration::from_millis(50);
+/// Pause in accepting after the system had no free descriptor. It is shorter than a client's timeout, and long
+/// enough to cost no processor time.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A listening socket, and the users whose processes it admits.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     listener: OwnedFd,
     admitted: Vec<u32>,
-    /// Connections that each process may have, those included that are not closed yet.
+    /// Most connections of one process, including those that are not yet closed.
     most: usize,
-    /// Of each process with any: cloned for each of them.
+    /// One entry per connected process. Each connection holds a clone, so that the strong count is the number
+    /// of connections plus one.
     connections: BTreeMap<u32, Arc<()>>,
-    /// The system had no descriptor for a connection that waits, and that makes the listener readable all the time.
-    rests_until: Option<Instant>,
+    /// When accepting resumes. Set when the system had no free descriptor: a connection that waits then makes
+    /// the listener readable all the time.
+    paused_until: Option<Instant>,
 }
 
 impl Acceptor {
-    /// Listens at `address` for processes of the own user and of the users that are admitted. A process that has
-    /// `most` connections gets no further one.
+    /// Listens at `address` for processes of the own user and of the users in `admitted`. A process may have at
+    /// most `most` connections.
     pub(crate) fn open(
         address: &SocketAddrUnix,
         admitted: Vec<u32>,
@@ -45,32 +47,32 @@ impl Acceptor {
         let listener = seqpacket()?;
         bind(&listener, address)?;
         listen(&listener, BACKLOG)?;
-        Ok(Self { listener, admitted, most, connections: BTreeMap::new(), rests_until: None })
+        Ok(Self { listener, admitted, most, connections: BTreeMap::new(), paused_until: None })
     }
 
     pub(crate) fn admits(&self, user: u32) -> bool {
         user == geteuid().as_raw() || self.admitted.contains(&user)
     }
 
-    /// Returns what to poll before [`Acceptor::accept`]: no event while it rests.
+    /// Returns what to poll before [`Acceptor::accept`]. While accepting pauses, it polls for no event.
     pub(crate) fn polled(&self) -> PollFd<'_> {
-        let knocks = if self.rests_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
-        PollFd::new(&self.listener, knocks)
+        let events = if self.paused_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        PollFd::new(&self.listener, events)
     }
 
-    /// Returns when to call [`Acceptor::accept`] even if the listener is not readable.
-    pub(crate) const fn rests_until(&self) -> Option<Instant> {
-        self.rests_until
+    /// Returns when to call [`Acceptor::accept`] although the listener is not readable.
+    pub(crate) const fn paused_until(&self) -> Option<Instant> {
+        self.paused_until
     }
 
-    /// Accepts connections of admitted users, if the listener is readable or has rested long enough.
+    /// Accepts connections of admitted users, if the listener is readable or a pause has ended.
     pub(crate) fn accept(&mut self, is_ready: bool, now: Instant) -> Vec<Socket> {
         let mut taken = Vec::new();
-        let rests = self.rests_until.map_or(!is_ready, |until| now < until);
-        if rests {
+        let is_paused = self.paused_until.map_or(!is_ready, |until| now < until);
+        if is_paused {
             return taken;
         }
-        self.rests_until = None;
+        self.paused_until = None;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..BATCH {
             match accept_with(&self.listener, flags) {
@@ -82,10 +84,10 @@ impl Acceptor {
                     }
                 }
                 Err(Errno::AGAIN) => break,
-                // The process that connected is gone.
+                // The connecting process has closed its end.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(_) => {
-                    self.rests_until = Some(now + REST);
+                    self.paused_until = Some(now + PAUSE);
                     break;
                 }
             }
@@ -93,7 +95,7 @@ impl Acceptor {
         taken
     }
 
-    /// Returns a place for a connection, unless its process is not admitted or has no place left.
+    /// Reserves a place for a connection. `None` if its process is not admitted or has its most connections.
     fn place_of(&mut self, socket: &Socket) -> Option<Place> {
         if !self.admits(socket.user().ok()?) {
             return None;

@@ -1,14 +1,14 @@
-//! Wakers that become due while the lock of a NIC is held. Each of them may run any code of the program, such as the
-//! end of a future that uses the same NIC: so they run once the lock is released.
+//! Delays wakers that become due while a NIC's lock is held. A waker may run any code of the program, such as
+//! dropping a future that uses the same NIC. Each therefore runs after the lock is released.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::MutexGuard;
 use std::task::Waker;
 
-/// What one thread has to wake.
+/// The wakers that one thread has yet to wake.
 struct Due {
-    /// Locks that the thread holds.
+    /// NIC locks that the thread holds.
     held: Cell<u32>,
     wakers: RefCell<Vec<Waker>>,
 }
@@ -17,11 +17,11 @@ thread_local! {
     static DUE: Due = const { Due { held: Cell::new(0), wakers: RefCell::new(Vec::new()) } };
 }
 
-/// Wakes `waker`: at once, or when this thread has released the NIC's lock that it holds.
+/// Wakes `waker` at once, or after this thread has released its NIC lock.
 pub(crate) fn wake(waker: Option<Waker>) {
     let Some(waker) = waker else { return };
     let mut waker = Some(waker);
-    // It can fail only while the thread ends, which holds no lock then.
+    // This fails only while the thread exits; it holds no lock then.
     let _ = DUE.try_with(|due| {
         if due.held.get() > 0 {
             due.wakers.borrow_mut().extend(waker.take());
@@ -30,22 +30,22 @@ pub(crate) fn wake(waker: Option<Waker>) {
     waker.into_iter().for_each(Waker::wake);
 }
 
-/// A NIC's lock, and what is due when it is released.
+/// A guard of a NIC's lock; wakes the deferred wakers when it is dropped.
 pub(crate) struct Held<'a, T> {
-    // Dropped in this order.
+    // Fields are dropped in this order: the lock is released before the wakers run.
     guard: MutexGuard<'a, T>,
     _deferral: Deferral,
 }
 
 impl<'a, T> Held<'a, T> {
-    /// Takes the lock as `lock` does.
+    /// Takes the lock by calling `lock`.
     #[inline]
     pub(crate) fn new(lock: impl FnOnce() -> MutexGuard<'a, T>) -> Self {
         let deferral = Deferral::begin();
         Self { guard: lock(), _deferral: deferral }
     }
 
-    /// Takes the lock as `lock` does, if that takes it.
+    /// Tries to take the lock by calling `lock`; `None` if that returns none.
     #[inline]
     pub(crate) fn try_new(lock: impl FnOnce() -> Option<MutexGuard<'a, T>>) -> Option<Self> {
         let deferral = Deferral::begin();
@@ -69,7 +69,7 @@ impl<T> DerefMut for Held<'_, T> {
     }
 }
 
-/// While there is one, what is to be woken by this thread waits.
+/// Defers wakers of this thread while it exists.
 struct Deferral;
 
 impl Deferral {

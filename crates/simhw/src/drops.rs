@@ -1,59 +1,59 @@
-//! Why frames never arrived, by name, and how many.
+//! Names and counts the causes for which frames are dropped.
 
 use std::fmt;
 
-/// Why a frame, or a piece of one, went no further.
+/// The cause for which a frame, or a piece of one, was dropped.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum DropCause {
     /// A switch port's buffer was full.
     BufferFull,
-    /// A switch had lost a piece of the frame and threw the rest away (PPD).
+    /// A switch had lost a piece of the frame and dropped the rest (partial packet discard, PPD).
     PartialDiscard,
-    /// A switch refused the whole frame early, for its buffer was filling up (EPD).
+    /// A switch refused the whole frame because its buffer was filling up (early packet discard, EPD).
     EarlyDiscard,
-    /// Some pieces arrived, not all.
+    /// Some pieces of the frame arrived, but not all.
     Incomplete,
-    /// The last piece of the frame before was lost, so that the two looked like one (AAL5).
+    /// The previous frame's last piece was lost, so the receiver took both frames for one (AAL5).
     Merged,
-    /// The link lost it (a fault).
+    /// The link lost the frame (a fault).
     LinkLoss,
     /// The link was down (a fault).
     LinkDown,
-    /// It was cut short on its way (a fault).
+    /// The frame was cut short on the link (a fault).
     Truncated,
-    /// A switch's table had no room for its circuit (a fault).
+    /// A switch's table had no room for the frame's circuit (a fault).
     NoCircuit,
-    /// A switch was starting anew (a fault).
+    /// A switch was restarting (a fault).
     SwitchDown,
-    /// It arrived damaged, which the link's checksum told (a fault).
+    /// The frame arrived damaged, as the link's checksum showed (a fault).
     Corrupt,
-    /// The two nodes are cut off from each other (a fault).
+    /// A partition separates the two nodes (a fault).
     Partition,
     /// The receiving NIC is down (a fault).
     NicDown,
     /// The receiving NIC's memory was full.
     NicMemory,
-    /// There is no way to the destination.
+    /// No route leads to the destination.
     NoRoute,
-    /// It had passed as many switches as it may.
+    /// The frame's hop limit reached zero.
     HopLimit,
-    /// It met a collision each time that it was sent over a shared medium.
+    /// Each attempt to send the frame on a shared medium collided.
     Collisions,
-    /// The bytes are no frame of this fabric's version.
+    /// The bytes do not parse as a frame of this fabric's version.
     Malformed,
-    /// It came from no peer, or claimed to be from another one.
+    /// The frame came from an unknown peer, or named another source than its sender.
     Stranger,
-    /// It was for another node.
+    /// The frame was addressed to another node.
     Misrouted,
-    /// It was not sealed, or with no keys that its receiver knows.
+    /// The frame was not sealed, or sealed with keys that its receiver does not know.
     Unsealed,
-    /// It was sealed, and had been received before, or came too late to tell.
+    /// The sealed frame had been received before, or came too late to check for a replay.
     Replayed,
-    /// No keys could be agreed on with its destination.
+    /// The sender could agree on no keys with the destination.
     NoKeys,
-    /// The operating system did not take or keep it.
+    /// The operating system refused the frame or dropped it.
     System,
 }
 
@@ -124,34 +124,34 @@ impl fmt::Display for DropCause {
     }
 }
 
-/// How many were dropped, by cause.
+/// Counts of dropped frames, by cause.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Drops([u64; DropCause::ALL.len()]);
 
 impl Drops {
-    /// Counts one more.
+    /// Counts one drop.
     pub const fn add(&mut self, cause: DropCause) {
         self.0[cause as usize] += 1;
     }
 
-    /// Counts `count` more.
+    /// Counts `count` drops.
     pub const fn add_many(&mut self, cause: DropCause, count: u64) {
         self.0[cause as usize] += count;
     }
 
-    /// How many for `cause`.
+    /// Returns the number of drops for `cause`.
     #[must_use]
     pub const fn of(&self, cause: DropCause) -> u64 {
         self.0[cause as usize]
     }
 
-    /// How many in all.
+    /// Returns the number of drops for all causes.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Causes that occurred, and how often.
+    /// Iterates over the causes that occurred, each with its count.
     pub fn iter(&self) -> impl Iterator<Item = (DropCause, u64)> + '_ {
         DropCause::ALL.into_iter().map(|cause| (cause, self.of(cause))).filter(|(_, n)| *n > 0)
     }

@@ -1,8 +1,8 @@
-//! What goes wrong, on purpose.
+//! Injected faults.
 //!
-//! [`Faults`] are drawn anew for each frame, on every link, for as long as they are set. An
-//! [`Incident`] is one [`Fault`] at one place, from one instant on and for a while: a script of them
-//! is written by hand, or drawn from a seed by [`Chaos`]. [`FaultCounts`] tell how often each kind
+//! [`Faults`] apply to the links that leave the NICs, and are drawn anew for each frame for as long as they are
+//! set. An [`Incident`] is one [`Fault`] at one place, from one instant on and for some time. A script of
+//! incidents is written by hand, or drawn from a seed by [`Chaos`]. [`FaultCounts`] counts how often each kind
 //! has had an effect.
 
 mod chaos;
@@ -13,23 +13,22 @@ use std::time::Duration;
 pub use chaos::Chaos;
 pub use incident::{Fault, FaultCounts, FaultKind, Incident};
 
-/// Faults of the links out of the NICs, drawn anew for each frame. Probabilities are fractions from
-/// 0 to 1.
+/// Faults of the links that leave the NICs, drawn anew for each frame. Probabilities are from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// A frame is lost.
+    /// Probability that a frame is lost.
     pub loss: f64,
-    /// A frame arrives twice.
+    /// Probability that a frame arrives twice.
     pub duplicate: f64,
-    /// A frame is damaged, which the receiver's checksum tells.
+    /// Probability that a frame is damaged; the receiver's checksum detects it.
     pub corrupt: f64,
-    /// A frame is delayed by up to [`Faults::delay`], and may be overtaken.
+    /// Probability that a frame is delayed by up to [`Faults::delay`]; later frames may overtake it.
     pub reorder: f64,
-    /// Most that a frame is delayed by.
+    /// Longest delay of a frame.
     pub delay: Duration,
-    /// Most that each piece is late at the end of its NIC's link, in order. Without any, senders
-    /// whose clocks are exact keep in step, and one of them wins every free place of a full buffer;
-    /// no real ones do. A piece's own time on the line is a lifelike value.
+    /// Longest extra delay of each piece at the end of its NIC's link; the order is kept. At zero, senders with
+    /// exact clocks stay in phase and one of them wins every free place of a full buffer, which real senders do
+    /// not. The time that a piece takes on the line is a realistic value.
     pub jitter: Duration,
 }
 

@@ -37,31 +37,30 @@ pub const HEADER_BYTES: usize = 48;
 /// Most bytes that a frame may carry after its header: header and payload fit an AAL5 packet of
 /// 65,535 bytes and a UDP datagram of 65,507.
 pub const MAX_PAYLOAD: usize = 65_400;
-/// Hop limit of a frame that nobody set otherwise.
+/// Default hop limit of a frame.
 pub const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// What a frame is to the firmware.
+/// The kind of a frame, as the firmware distinguishes them.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 #[repr(u8)]
 pub enum Kind {
     /// Unreliable bytes of an application or an extension.
     #[default]
     Data = 0,
-    /// A control message, numbered and acknowledged.
+    /// A control message with a sequence number; the receiver acknowledges it.
     Control = 1,
-    /// An acknowledgement of control messages, without one of its own.
+    /// An acknowledgement of control messages that carries no message itself.
     Acknowledge = 2,
-    /// "I am alive in this incarnation; who are you?"
+    /// Announces that the sender is alive in this incarnation, and asks for the receiver's.
     Hello = 3,
-    /// The answer to [`Kind::Hello`], and to a frame for a former incarnation.
+    /// The answer to [`Kind::Hello`], and to a frame for a previous incarnation.
     Welcome = 4,
-    /// A frame's header, come back from the switch at which its hop limit ended: see
-    /// [`Header::returned`].
+    /// A frame's header, returned by the switch at which its hop limit ended: see [`Header::returned`].
     Returned = 5,
-    /// A part of a frame that was longer than one datagram to its destination may be; only between
-    /// NICs over UDP, which join the parts before their firmware is handed the frame.
+    /// A part of a frame that was too long for one datagram to its destination. Only NICs over UDP use it; they
+    /// reassemble the frame before their firmware receives it.
     Piece = 6,
-    /// Asks whether a datagram of this length arrives; only between NICs over UDP.
+    /// Asks whether a datagram of this length arrives. Only NICs over UDP use it.
     Probe = 7,
     /// The answer to [`Kind::Probe`].
     Probed = 8,
@@ -81,35 +80,35 @@ impl Kind {
     ];
 }
 
-/// A frame's header: only valid ones exist. All of the default's fields are zero but the hop limit,
-/// which is [`DEFAULT_HOP_LIMIT`].
+/// A frame's header; only valid ones exist. All fields of the default are zero except the hop limit, which is
+/// [`DEFAULT_HOP_LIMIT`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Header {
-    /// What the frame is to the firmware.
+    /// The kind of the frame.
     pub kind: Kind,
-    /// The extension that it is for.
+    /// The extension that receives the frame.
     pub extension: ExtensionId,
-    /// Who sent it.
+    /// The node that sent it.
     pub source: NodeId,
-    /// Whom it is for.
+    /// The node that it is for.
     pub destination: NodeId,
-    /// Which life of the source sent it.
+    /// The incarnation of the source.
     pub incarnation: Incarnation,
-    /// For which life of the destination it is meant; unknown is for any.
+    /// The incarnation of the destination that it is meant for; unknown means any.
     pub destination_incarnation: Incarnation,
     /// Bytes after the header, up to [`MAX_PAYLOAD`].
     pub length: u16,
-    /// A port of the destination, or what the extension makes of it.
+    /// A port of the destination, or a value that the extension defines.
     pub port: PortId,
     /// Number within the sender's stream.
     pub sequence: u32,
-    /// What the sender acknowledges.
+    /// Sequence number that the sender acknowledges.
     pub acknowledgement: u32,
-    /// Bits of the kind or the extension.
+    /// Bits that the kind or the extension defines.
     pub flags: u8,
-    /// Switches that the frame may still pass.
+    /// Switches that the frame may still cross.
     pub hop_limit: u8,
-    /// The extension's own.
+    /// Two words that the extension defines.
     pub words: [u64; 2],
 }
 
@@ -133,24 +132,24 @@ impl Default for Header {
     }
 }
 
-/// Why bytes are no frame.
+/// The reason why bytes do not parse as a frame.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Fewer bytes than a header has.
-    #[error("{0} bytes are no header")]
+    /// The bytes are fewer than a header has.
+    #[error("{0} bytes are fewer than a header has")]
     Truncated(usize),
-    /// Not one of our frames.
+    /// The first byte is not [`MAGIC`].
     #[error("not a frame of this fabric")]
     Magic,
-    /// Another version of the header.
+    /// The header has another version.
     #[error("header version {0}, not {VERSION}; run one version on all hosts")]
     Version(u8),
-    /// No such kind.
+    /// The kind of frame is unknown.
     #[error("unknown kind of frame {0}")]
     Kind(u8),
-    /// The header's length is not that of the bytes after it, or reserved bits are set.
-    #[error("the header contradicts its frame")]
+    /// The header's length differs from that of the bytes after it, or reserved bits are set.
+    #[error("the header's length or reserved bits are wrong")]
     Length,
 }
 
@@ -178,10 +177,10 @@ struct Raw {
 const _: () = assert!(size_of::<Raw>() == HEADER_BYTES);
 
 impl Header {
-    /// Reads and checks the header of a whole frame; everything after it is the payload.
+    /// Reads and checks the header of a whole frame, and returns it with the payload after it.
     ///
     /// # Errors
-    /// [`FrameError`] says what is wrong; the bytes are then nobody's frame.
+    /// [`FrameError`] if the bytes are not a valid frame.
     pub fn parse(frame: &[u8]) -> Result<(Self, &[u8]), FrameError> {
         let Some((header, payload)) = frame.split_first_chunk::<HEADER_BYTES>() else {
             return Err(FrameError::Truncated(frame.len()));
@@ -193,11 +192,10 @@ impl Header {
         Ok((header, payload))
     }
 
-    /// Reads and checks a header whose payload lies elsewhere; that it is as long as the header says
-    /// is the caller's to check.
+    /// Reads and checks a header whose payload is stored elsewhere. The caller checks the payload's length.
     ///
     /// # Errors
-    /// [`FrameError`] says what is wrong; the bytes are then nobody's header.
+    /// [`FrameError`] if the bytes are not a valid header.
     pub fn parse_alone(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let raw: Raw = zerocopy::transmute!(*bytes);
         if raw.magic != MAGIC {
@@ -230,7 +228,7 @@ impl Header {
         })
     }
 
-    /// The header's bytes.
+    /// Returns the header's bytes.
     #[must_use]
     pub fn emit(&self) -> [u8; HEADER_BYTES] {
         let raw = Raw {
@@ -254,9 +252,10 @@ impl Header {
         zerocopy::transmute!(raw)
     }
 
-    /// What a switch sends back for a frame that had arrived whole at `stamp`, nanoseconds of the
-    /// switch's own clock, and may go no further: as from its destination, without its payload, the
-    /// stamp in its second word. What has come back does not come back again: `None`.
+    /// Builds the frame that a switch returns to the sender when this frame's hop limit ends. The returned
+    /// frame has this one's destination as its source, and no payload. `stamp` is the time, in nanoseconds of
+    /// the switch's own clock, at which the whole frame had arrived; it becomes the second word. `None` for a
+    /// frame that is itself a returned one.
     #[must_use]
     pub fn returned(&self, stamp: u64) -> Option<Self> {
         (self.kind != Kind::Returned).then_some(Self {
@@ -271,25 +270,25 @@ impl Header {
         })
     }
 
-    /// Whether it may pass others on its NIC's line: a message of the firmware to itself.
+    /// Returns whether the frame may overtake others on its NIC's line: it is a message between firmwares.
     #[must_use]
     pub const fn is_urgent(&self) -> bool {
         !matches!(self.kind, Kind::Data | Kind::Piece | Kind::Probe)
     }
 
-    /// Bytes of the whole frame.
+    /// Returns the length of the whole frame in bytes.
     #[must_use]
     pub const fn frame_bytes(&self) -> usize {
         HEADER_BYTES + self.length as usize
     }
 }
 
-/// A frame that has arrived: a checked snapshot of its header, and bytes to copy out.
+/// A received frame: a checked copy of its header, and the payload to copy out.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// Checked, and read once.
+    /// The header, read once and checked.
     pub header: Header,
-    /// As long as the header says.
+    /// The payload, as long as the header says.
     pub payload: Payload<'a>,
 }
 

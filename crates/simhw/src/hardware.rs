@@ -1,4 +1,4 @@
-//! The two seams of the firmware: what it is told, and what it may ask of its NIC.
+//! The two interfaces of firmware: the events that it handles, and the operations that its NIC offers.
 
 use std::time::Duration;
 
@@ -11,71 +11,71 @@ use crate::profile::Costs;
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate};
 
-/// Alarms that every NIC has.
+/// Number of alarms of each NIC.
 pub const TIMERS: usize = 4;
 
-/// A stopped NIC waits no longer than this for its peers to have what it gave back: some hundred round
-/// trips on any local network, and not so long that a user would wonder.
+/// Longest time that a stopping NIC waits for [`Firmware::may_stop`]: some hundred round trips on any local
+/// network, and too short for a user to notice.
 pub const STOP_PATIENCE: Duration = Duration::from_millis(200);
 
-/// What a coprocessor runs. Written once: no I/O, no clock, no task.
+/// The program of a coprocessor: a state machine without I/O, clock or task.
 ///
-/// Each call is one turn. What it asks of `hw` takes effect at the next [`Hardware::commit`]; a
-/// turn that ends without one has asked for nothing since the last.
+/// Each call is one turn. The operations that a turn requests of `hw` take effect at the next
+/// [`Hardware::commit`]. Requests that are not committed when the turn ends are dropped.
 pub trait Firmware {
-    /// A NIC has started, and this is its first turn.
+    /// Handles the first turn of a NIC that has started.
     fn on_start(&mut self, hw: &mut impl Hardware);
-    /// The NIC is about to stop: what others wait for is given back. Applications ask for nothing any
-    /// more.
+    /// Handles the stop of the NIC: returns to its peers what they wait for. Applications post no more
+    /// commands.
     fn on_stop(&mut self, _hw: &mut impl Hardware) {}
-    /// Whether what was given back has arrived. A NIC that is shut down goes on for up to
-    /// [`STOP_PATIENCE`] until it has.
+    /// Returns whether the peers have received what [`Firmware::on_stop`] sent. A NIC that is shut down keeps
+    /// running for up to [`STOP_PATIENCE`] until it returns `true`.
     fn may_stop(&self) -> bool {
         true
     }
-    /// Commands may wait on `port`, or its registrations have changed.
+    /// Handles a doorbell: commands may wait on `port`, or its registrations have changed.
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId);
-    /// A port's application is gone, and all its commands are taken; its number may be used again
-    /// after this turn, for a port of somebody else.
+    /// Handles the end of a port: its application has closed it, and all its commands are taken. After this
+    /// turn, the number may belong to a port of another application.
     fn on_port_closed(&mut self, _hw: &mut impl Hardware, _port: PortId) {}
-    /// A frame has arrived whole.
+    /// Handles a frame that has arrived completely.
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>);
-    /// A transfer that [`Hardware::dma`] began has ended.
+    /// Handles the end of a transfer that [`Hardware::dma`] began.
     fn on_dma_done(&mut self, hw: &mut impl Hardware, dma: DmaId);
-    /// An alarm has gone off: not before the instant that it was set to.
+    /// Handles an alarm, at or after the instant that it was set to.
     fn on_timer(&mut self, hw: &mut impl Hardware, timer: TimerId);
 }
 
-/// Where the bytes of a frame come from.
+/// The place from which the bytes of a frame are read.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// The NIC's own memory.
     Bytes(Payload<'a>),
-    /// Registered memory, gathered when it is sent.
+    /// Registered memory, gathered when the frame is sent.
     Region(RegionRef),
 }
 
-/// A copy between two places of registered memory of this node.
+/// A copy between two ranges of registered memory of this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Dma {
-    /// What is read.
+    /// The range that is read.
     pub from: RegionRef,
-    /// What is written; at least as long.
+    /// The range that is written, at least as long.
     pub to: RegionRef,
 }
 
-/// Why a frame was not sent.
+/// The reason why a frame was not sent.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum TransmitRefused {
-    /// The NIC's transmit slots are taken; the first is free again at `until`.
+    /// All transmit slots of the NIC are in use.
     #[error("the transmit queue is full until {until}")]
     Busy {
-        /// When to try again.
+        /// When the first slot becomes free.
         until: Instant,
     },
-    /// More bytes than [`Hardware::mtu`], or not as many as the header says.
-    #[error("a frame carries what its header says, at most {mtu} bytes")]
+    /// The payload is longer than [`Hardware::mtu`], or not as long as the header says.
+    #[error("a payload must be as long as its header says, at most {mtu} bytes")]
     Length {
         /// Most bytes of one payload.
         mtu: usize,
@@ -85,25 +85,26 @@ pub enum TransmitRefused {
     Region(#[from] RegionError),
 }
 
-/// Why a transfer was not begun.
+/// The reason why a transfer was not begun.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum DmaRefused {
-    /// One of the ranges may not be touched, or the second is too short.
+    /// One of the ranges may not be accessed, or the second is too short.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
-/// What firmware may ask of its NIC. One implementation a fabric; object-safe.
+/// The operations that firmware may request of its NIC. Each fabric has one implementation; the trait is
+/// object-safe.
 pub trait Hardware {
-    /// This NIC's node.
+    /// Returns this NIC's node.
     fn node(&self) -> NodeId;
 
-    /// Which life of the NIC this is.
+    /// Returns the NIC's incarnation.
     fn incarnation(&self) -> Incarnation;
 
-    /// Draws 32 bytes that no other process can guess; each call draws others. A live NIC takes them from the
-    /// operating system, a modelled one from a random stream that follows from its simulation's seed.
+    /// Draws 32 bytes that no other process can guess; each call returns new ones. A live NIC reads them from
+    /// the operating system. A simulated NIC draws them from a random stream of the simulation's seed.
     ///
     /// # Panics
     /// If the operating system has no randomness.
@@ -113,96 +114,97 @@ pub trait Hardware {
         secret
     }
 
-    /// The time of this turn: it does not move within one.
+    /// Returns the time of this turn; it is constant within one turn.
     fn now(&self) -> Instant;
 
-    /// Most bytes that one frame may carry after its header.
+    /// Returns the most bytes that one frame may carry after its header.
     fn mtu(&self) -> usize;
 
-    /// Most bytes that one frame to `to` may carry now and still cross its path as one packet; what
-    /// carries more, up to [`Hardware::mtu`], is lost whole with each of its packets. It changes as paths do.
+    /// Returns the most bytes that one frame to `to` may carry now and still cross its path as one packet. A
+    /// longer frame, up to [`Hardware::mtu`], is lost whole if any of its packets is lost. The value changes
+    /// with the path.
     fn mtu_to(&self, _to: NodeId) -> usize {
         self.mtu()
     }
 
-    /// The rate of the NIC's own line.
+    /// Returns the rate of the NIC's own line.
     fn line_rate(&self) -> LineRate;
 
-    /// Bytes that a frame with `payload` bytes takes on the wire, with its framing.
+    /// Returns the bytes that a frame with `payload` bytes takes on the wire, including framing.
     fn wire_bytes(&self, payload: usize) -> u32;
 
-    /// Nanoseconds by which what was given to the line leaves later than [`Hardware::transmit`] said:
-    /// urgent frames passed it, or the system was late.
+    /// Returns by how many nanoseconds queued frames leave later than [`Hardware::transmit`] said. Urgent
+    /// frames overtook them, or the system was late.
     fn line_lag(&self) -> u64;
 
-    /// What the model charges; `None` on a live fabric, whose costs nobody has told.
+    /// Returns the costs that the model charges; `None` on a live fabric, whose costs are unknown.
     fn costs(&self) -> Option<Costs> {
         None
     }
 
-    /// Counts instructions of the coprocessor: virtual time in `sim`, nothing on a live fabric.
+    /// Charges `instructions` of the coprocessor: virtual time in `sim`, nothing on a live fabric.
     fn charge(&mut self, instructions: u64);
 
-    /// Sends one frame; `header.length` is the payload's. Frames leave in the order of these calls.
-    /// Returns when the frame's last bit will have left the NIC, as far as is known now.
+    /// Sends one frame; `header.length` is the length of the payload. Frames leave in the order of these calls.
+    /// Returns when the frame's last bit leaves the NIC, as far as is known now.
     ///
     /// # Errors
-    /// [`TransmitRefused`]; nothing is sent then.
+    /// [`TransmitRefused`]; the frame is then not sent.
     fn transmit(&mut self, header: &Header, source: Source<'_>)
     -> Result<Instant, TransmitRefused>;
 
-    /// Whether `region` is live, lies within its registration, and grants what `access` asks for:
-    /// for handles that came in a command's arguments or from the network.
+    /// Checks that `region` is registered, lies within its registration, and grants `access`. Use it for
+    /// handles from a command's arguments or from the network.
     ///
     /// # Errors
-    /// [`RegionError`] says what is not granted.
+    /// [`RegionError`] if any of the three fails.
     fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError>;
 
-    /// The bytes of registered memory, as they are now: what this turn has asked to be written is
-    /// not among them before its commit. The region must give a right to read, local or remote;
-    /// which of them is the firmware's to [`check`](Hardware::check).
+    /// Returns the current bytes of registered memory; writes of this turn become visible at its commit. The
+    /// region must grant a right to read, local or remote; which of the two the firmware
+    /// [checks](Hardware::check) itself.
     ///
     /// # Errors
     /// [`RegionError`] if the range may not be read.
     fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError>;
 
-    /// Writes into registered memory, from its range's start. The region must give a right to
-    /// write, local or remote.
+    /// Writes to registered memory, from the start of the range. The region must grant a right to write, local
+    /// or remote.
     ///
     /// # Errors
-    /// [`RegionError`]; nothing is written then.
+    /// [`RegionError`]; nothing is then written.
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError>;
 
-    /// Completes one command of `port`: the application sees it after all earlier writes, and after
-    /// the memory of all earlier transmits has been read. Nothing happens if the port is gone.
+    /// Completes one command of `port`. The application sees the completion after all earlier writes, and after
+    /// the memory of all earlier transmits has been read. If the port is closed, nothing happens.
     fn complete(&mut self, port: PortId, completion: &Completion);
 
-    /// Copies within registered memory of this node; [`Firmware::on_dma_done`] tells of the end.
+    /// Copies within registered memory of this node; [`Firmware::on_dma_done`] reports the end.
     ///
     /// # Errors
-    /// [`DmaRefused`]; nothing is copied then.
+    /// [`DmaRefused`]; nothing is then copied.
     fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused>;
 
-    /// Takes the next command of `port`. An abort does not give it back.
+    /// Takes the next command of `port`. [`Hardware::abort`] does not put it back.
     fn next_command(&mut self, port: PortId) -> Option<Command>;
 
-    /// Sets an alarm, instead of what it was set to; [`Instant::FAR_FUTURE`] turns it off.
+    /// Sets an alarm to `at`, in place of its previous instant; [`Instant::FAR_FUTURE`] turns it off.
     ///
     /// # Panics
-    /// If there is no such alarm: they are numbered below [`TIMERS`].
+    /// If there is no such alarm: their numbers are below [`TIMERS`].
     fn set_timer(&mut self, timer: TimerId, at: Instant);
 
-    /// Leaves the frame that is being handled on the link, which stands still until the firmware takes it:
-    /// after each turn that something else brings, it is handed the frame again. `false` where links don't
-    /// wait, and the frame is gone when the turn ends, as any other; see
+    /// Leaves the frame that is being handled on the link, which stalls until the firmware takes the frame. The
+    /// firmware handles the frame again after each turn with another cause. Returns `false` where links do not
+    /// wait: the frame is then dropped at the end of the turn, as any other. See
     /// [`DiscardPolicy::HoldUp`](crate::switch::DiscardPolicy::HoldUp).
     fn leave(&mut self) -> bool {
         false
     }
 
-    /// All that was asked since the last commit takes effect.
+    /// Puts all requests since the last commit into effect.
     fn commit(&mut self);
 
-    /// All that was asked since the last commit never happened.
+    /// Discards all requests since the last commit.
     fn abort(&mut self);
 }

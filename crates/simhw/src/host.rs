@@ -1,4 +1,4 @@
-//! The seam of the application: virtual time or a real runtime.
+//! The interface of applications to their host: virtual time or a real runtime.
 
 use std::future::Future;
 
@@ -9,30 +9,30 @@ use crate::port::{MAX_DEPTH, Port, PortOptions};
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// Where applications run. Application code is generic over it and written once.
+/// The environment in which applications run. Application code is generic over it and written once.
 pub trait Host: Clone + Send + Sync + 'static {
-    /// The node that this is.
+    /// Returns this host's node.
     fn node(&self) -> NodeId;
 
-    /// The time, comparable within one fabric.
+    /// Returns the time, comparable within one fabric.
     fn now(&self) -> Instant;
 
-    /// Waits until `at`; an instant that has passed is over at once.
+    /// Waits until `at`; completes at once if it has passed.
     ///
     /// # Cancel safety
-    /// Dropping the future forgets the alarm.
+    /// Dropping the future cancels the alarm.
     fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send;
 
     /// Starts a task.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static);
 
-    /// The random stream `stream` of this node.
+    /// Returns the random stream of this node with the name `stream`.
     fn rng(&self, stream: &str) -> Rng;
 
-    /// Opens a port of this node's NIC, as deep as wanted and with the number that is wanted.
+    /// Opens a port of this node's NIC with the depth and number in `options`.
     ///
     /// # Errors
-    /// [`OpenError`] says what is not to be had.
+    /// [`OpenError`] if the NIC cannot give such a port.
     fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError>;
 
     /// Opens a port of this node's NIC, with any number that is free.
@@ -44,7 +44,7 @@ pub trait Host: Clone + Send + Sync + 'static {
     }
 }
 
-/// Why a port was not opened.
+/// The reason why a port was not opened.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -54,13 +54,13 @@ pub enum OpenError {
     /// The NIC has no port left.
     #[error("the NIC of node {0} has no port left; drop one first")]
     Exhausted(NodeId),
-    /// The number has a port, or had one until a moment ago that the NIC has not seen go yet.
+    /// A port with this number is open, or was closed and the NIC has not yet handled that.
     #[error("port {0} is open already; drop it first, or ask for another number")]
     Taken(PortId),
-    /// No port is that deep.
+    /// The depth is out of range.
     #[error("a port is 1 to {MAX_DEPTH} commands deep, not {0}")]
     Depth(usize),
-    /// The operating system gave no shared memory or no event, or the NIC's process none.
+    /// The operating system, or the process that runs the NIC, gave no shared memory or no event.
     #[error("the system refused memory or an event for a port: {0}")]
     System(std::io::ErrorKind),
 }

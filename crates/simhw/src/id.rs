@@ -1,4 +1,4 @@
-//! Names of things: nodes, ports, extensions, timers.
+//! Identifiers of nodes, ports, extensions and timers.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ macro_rules! id {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// As an index into a table.
+            /// Returns the number as an index into a table.
             #[must_use]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -33,11 +33,11 @@ id!(
     NodeId(u16)
 );
 id!(
-    /// A process's way into one NIC; unique on that NIC only.
+    /// A process's access to one NIC; unique on that NIC only.
     PortId(u16)
 );
 id!(
-    /// Which extension of the firmware a command or a frame is for.
+    /// The extension of the firmware that a command or a frame is for.
     ExtensionId(u8)
 );
 id!(
@@ -50,26 +50,26 @@ id!(
 );
 
 impl NodeId {
-    /// As a destination: every other node of the fabric, each once. A shared medium carries such a
-    /// frame once, and a switch copies it; where neither does, the sender's NIC sends a copy to each.
-    /// Who receives a copy finds itself in its header.
+    /// The broadcast destination: every other node of the fabric, once each. A shared medium carries such a
+    /// frame once, and a switch copies it. Elsewhere the sender's NIC sends a copy to each node. Each copy's
+    /// header names its receiver as the destination.
     pub const EVERYBODY: Self = Self(u16::MAX);
 }
 
-/// Which life of a NIC: a NIC that restarts has another incarnation than before.
+/// The restart generation of a NIC: each restart gives it a new one.
 ///
-/// Numbers of one node only grow, with wrap-around: of two, the newer is the one ahead by less
-/// than half the range. 0 stands for "not known yet" and is never a NIC's own.
+/// Numbers of one node only grow, with wrap-around: of two, the newer is ahead by less than half the range. 0
+/// means "not known yet" and is never a NIC's own.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Incarnation(pub u32);
 
 impl Incarnation {
-    /// Not known yet.
+    /// The incarnation is not known yet.
     pub const UNKNOWN: Self = Self(0);
-    /// A NIC that has never run before.
+    /// The incarnation of a NIC that has never run before.
     pub const FIRST: Self = Self(1);
 
-    /// Whether this life came after `other`; every known life came after an unknown one.
+    /// Returns whether this incarnation came after `other`; every known one came after an unknown one.
     #[must_use]
     pub const fn is_newer_than(self, other: Self) -> bool {
         if other.0 == 0 || self.0 == 0 {
@@ -78,7 +78,7 @@ impl Incarnation {
         (self.0.wrapping_sub(other.0) as i32) > 0
     }
 
-    /// The life after this one.
+    /// Returns the incarnation after this one.
     #[must_use]
     pub const fn next(self) -> Self {
         let next = self.0.wrapping_add(1);

@@ -1,11 +1,11 @@
-//! A kernel's TCP, to stand beside: one stream to each peer, charged to the host's processor.
+//! A kernel's TCP to compare with: one stream to each peer, charged to the host's processor.
 //!
-//! A model of costs, not of the protocol's variants: segments of at most [`TcpCosts::mss`] bytes, a
-//! fixed window, an acknowledgement for every second segment and for the last of a write, going back
-//! to the first unacknowledged byte after a timeout. No congestion control: compare it where nothing
-//! is congested. It belongs on hosts that run firmware
-//! ([`HostProfile::runs_firmware`](crate::profile::HostProfile::runs_firmware)): received bytes are
-//! then copied at the host's price.
+//! A model of costs, not of the protocol's variants. Segments have at most [`TcpCosts::mss`] bytes; the window
+//! is fixed. Every second segment and the last of a write are acknowledged. After a timeout, the sender resends
+//! from the first unacknowledged byte. There is no congestion control: compare it where nothing is congested.
+//! It belongs on hosts that run firmware
+//! ([`HostProfile::runs_firmware`](crate::profile::HostProfile::runs_firmware)): received bytes are then copied
+//! at the host's cost.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,9 +16,9 @@ use crate::port::{Command, Completion, Status};
 use crate::region::{Payload, RegionRef};
 use crate::time::Instant;
 
-/// Opcode of "write this region to the stream to that node".
+/// Opcode of a command that writes its region to the stream to its node.
 pub const SEND: u8 = 0;
-/// Opcode of "read as many bytes as this region has from that node's stream".
+/// Opcode of a command that fills its region from its node's stream.
 pub const RECEIVE: u8 = 1;
 
 const RETRANSMIT: TimerId = TimerId(0);
@@ -26,10 +26,10 @@ const LINE: TimerId = TimerId(1);
 /// Set on the last segment of a write.
 const PUSH: u8 = 1 << 4;
 
-/// What the protocol costs and how it is set. Instructions are the host's processor's.
+/// The protocol's costs and parameters. Instructions are those of the host's processor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct TcpCosts {
-    /// Instructions of a write or read, beside what follows.
+    /// Instructions of a write or read, without the costs below.
     pub call: u64,
     /// Instructions to copy one byte into the socket's buffer.
     pub copy_byte: u64,
@@ -41,15 +41,15 @@ pub struct TcpCosts {
     pub acknowledge: u64,
     /// Most bytes of one segment.
     pub mss: usize,
-    /// Most bytes that are not acknowledged.
+    /// Most unacknowledged bytes.
     pub window: usize,
-    /// Nanoseconds without an acknowledgement after which all is sent again.
+    /// Nanoseconds without an acknowledgement after which the sender resends.
     pub timeout_ns: u64,
 }
 
 impl TcpCosts {
-    /// Linux 2.2 on a Pentium II. Fitted to 100 us (LAM-VIA paper, section 2.1); window and timeout
-    /// are that kernel's.
+    /// Linux 2.2 on a Pentium II. Fitted to 100 us (LAM-VIA paper, section 2.1). Window and timeout are that
+    /// kernel's.
     pub const LINUX_2_2: Self = Self {
         call: 1_200,
         copy_byte: 3,
@@ -62,7 +62,7 @@ impl TcpCosts {
     };
 }
 
-/// The firmware of a host that talks TCP.
+/// The firmware of a host that speaks TCP.
 #[derive(Debug)]
 pub struct KernelTcp {
     costs: TcpCosts,
@@ -71,32 +71,32 @@ pub struct KernelTcp {
 
 #[derive(Debug, Default)]
 struct Stream {
-    /// Writes that are not in the socket's buffer, and how much of the first is.
+    /// Writes that are not yet wholly in the socket's buffer, and the bytes of the first that are (`taken`).
     writes: VecDeque<(PortId, Command)>,
     taken: u32,
-    /// Bytes from the first that is not acknowledged on, and where writes end in them.
+    /// Bytes from the first unacknowledged one on, and the sequence numbers at which writes end (`pushes`).
     unacknowledged: VecDeque<u8>,
     pushes: VecDeque<u32>,
     first: u32,
     next: u32,
     expires: Option<Instant>,
-    /// Reads, how much of the first is filled, and bytes that nobody has read.
+    /// Pending reads, the filled bytes of the first (`filled`), and received bytes that are not read yet.
     reads: VecDeque<(PortId, u64, RegionRef)>,
     filled: u32,
     received: VecDeque<u8>,
     expected: u32,
-    /// Segments since the last acknowledgement.
+    /// Segments received since the last acknowledgement.
     owed: u8,
 }
 
 impl KernelTcp {
-    /// A kernel without streams.
+    /// Creates a kernel without streams.
     #[must_use]
     pub const fn new(costs: TcpCosts) -> Self {
         Self { costs, streams: BTreeMap::new() }
     }
 
-    /// Takes writes into the socket's buffer and sends what the window allows.
+    /// Copies writes into the socket's buffer, and sends what the window allows.
     fn push(&mut self, hw: &mut dyn Hardware, peer: NodeId) {
         self.take_writes(hw, peer);
         let (costs, stream) = (self.costs, self.streams.entry(peer).or_default());
@@ -178,13 +178,13 @@ impl KernelTcp {
             acknowledgement: stream.expected,
             ..Header::default()
         };
-        // Without a slot it is left out: the next one says more.
+        // Without a free slot the acknowledgement is skipped: the next one covers it.
         if hw.transmit(&header, Source::Bytes(Payload::EMPTY)).is_ok() {
             stream.owed = 0;
         }
     }
 
-    /// The peer has all bytes before `upto`.
+    /// Handles an acknowledgement of all bytes before `upto`.
     fn on_acknowledged(&mut self, hw: &mut dyn Hardware, peer: NodeId, upto: u32) {
         let stream = self.streams.entry(peer).or_default();
         let bytes = upto.wrapping_sub(stream.first) as usize;
@@ -193,7 +193,7 @@ impl KernelTcp {
             return;
         }
         if bytes > sent {
-            // What was sent before the timeout has arrived after all.
+            // Segments sent before the timeout have arrived after all.
             stream.next = upto;
         }
         stream.unacknowledged.drain(..bytes);
@@ -204,7 +204,7 @@ impl KernelTcp {
         self.push(hw, peer);
     }
 
-    /// Copies what was received into the reads that wait for it.
+    /// Copies received bytes into the pending reads.
     fn fill(&mut self, hw: &mut dyn Hardware, peer: NodeId) {
         let stream = self.streams.entry(peer).or_default();
         while let Some((port, cookie, region)) = stream.reads.front().copied() {

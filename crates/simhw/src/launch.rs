@@ -1,4 +1,4 @@
-//! Who am I: rank, size and peers, from flags, from what started this process, or from a file.
+//! Finds rank, size and peers: from flags, from the launcher that started this process, or from a file.
 //!
 //! | started by | rank and size | hosts |
 //! |---|---|---|
@@ -8,10 +8,9 @@
 //! | PMI (MPICH's `mpiexec`) | `PMI_RANK`, `PMI_SIZE` | this one, Slurm's, or a hostfile |
 //! | an indexed Kubernetes job | `JOB_COMPLETION_INDEX`, [`Launch::size`] | `JOB-INDEX.SERVICE` |
 //!
-//! Flags go before the environment, and a list of peers before everything that names hosts. Where
-//! hosts are named without ports, the ranks of one host take ports from [`DEFAULT_PORT`] on. What
-//! started the process says on which host it is as well; if that contradicts the order of the
-//! hosts, it is an error, not a guess.
+//! Flags override the environment, and a list of peers overrides every other source of hosts. Where hosts are
+//! named without ports, the ranks of one host take ports from [`DEFAULT_PORT`] on. A launcher also says on
+//! which host the process runs; if that contradicts the order of the hosts, [`Launch::place`] fails.
 
 mod environment;
 mod hosts;
@@ -28,19 +27,19 @@ use crate::seal::{Identity, IdentityError, PublicKey, SecretKey};
 use crate::udp::{ResolveError, resolve_peers};
 use environment::Started;
 
-/// The port of a host's first rank; below those that systems take by themselves (from 32768 on).
+/// The port of a host's first rank. It is below the ports that systems assign by themselves (from 32768 on).
 pub const DEFAULT_PORT: u16 = 24_700;
-/// Most ranks: nodes have 16-bit numbers.
+/// Most ranks: node numbers have 16 bits.
 pub const MAX_RANKS: usize = u16::MAX as usize;
 
-/// The flags that name files, as messages call them.
+/// Flags that name files, as error messages print them.
 const PEERS: &str = "--peers";
 const HOSTFILE: &str = "--hostfile";
 const SECRET_KEY: &str = "--secret-key";
-/// How long to wait before an unknown name is asked for again.
+/// Pause between two attempts to resolve an unknown name.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What the command line says about who takes part; all of it may be left out.
+/// The flags that say which processes take part; each is optional.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Launch {
     rank: Option<u16>,
@@ -51,29 +50,31 @@ pub struct Launch {
     service: Option<String>,
 }
 
-/// One of several processes that work together: all of them know the same list.
+/// The place of this process among those that work together; all of them have the same list.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Place {
-    /// This process, from 0.
+    /// This process's rank, from 0.
     pub rank: u16,
-    /// Every rank's `host:port`, this one's own among them.
+    /// The `host:port` of every rank, including this one.
     pub peers: Vec<String>,
-    /// Every rank's key, if the list of peers has keys; otherwise empty.
+    /// The key of every rank if the list of peers has keys; otherwise empty.
     pub keys: Vec<PublicKey>,
 }
 
 impl Place {
-    /// How many processes there are.
+    /// Returns the number of processes.
     #[must_use]
     pub const fn size(&self) -> usize {
         self.peers.len()
     }
 
-    /// Reads this rank's secret key and returns who it is among the peers. [`SecretKey::generate`] makes one, and
-    /// [`SecretKey::to_text`] is what the file has; the list has [`SecretKey::public`] behind `host:port`.
+    /// Reads this rank's secret key and returns its identity among the peers. [`SecretKey::generate`] makes a
+    /// key, and the file contains [`SecretKey::to_text`]. The list of peers has [`SecretKey::public`] after
+    /// each `host:port`.
     ///
     /// # Errors
-    /// [`LaunchError::SecretKey`], [`LaunchError::NoKeys`] or [`LaunchError::Identity`] say what to do.
+    /// [`LaunchError::SecretKey`], [`LaunchError::NoKeys`], [`LaunchError::Identity`], or
+    /// [`LaunchError::Unreadable`].
     pub fn identity(&self, file: &Path) -> Result<Identity, LaunchError> {
         if self.keys.is_empty() {
             return Err(LaunchError::NoKeys);
@@ -89,11 +90,11 @@ impl Place {
         Ok(Identity::new(NodeId(self.rank), secret, self.keys.clone())?)
     }
 
-    /// The addresses of all ranks. Blocks for as long as names take to resolve, up to 4 s; names
-    /// that are unknown are asked for again for `wait`, as those of pods that are not there yet.
+    /// Resolves the addresses of all ranks. Blocks while names resolve, up to 4 s. Unknown names are tried
+    /// again for `wait`, such as those of pods that have not started.
     ///
     /// # Errors
-    /// [`ResolveError`] names the entry that is wrong.
+    /// [`ResolveError`] names the entry that failed.
     pub fn addresses(&self, wait: Duration) -> Result<Vec<SocketAddr>, ResolveError> {
         for _ in 0..wait.as_millis() / ASK_AGAIN.as_millis() {
             match resolve_peers(&self.peers) {
@@ -105,7 +106,7 @@ impl Place {
     }
 }
 
-/// Why nobody knows who takes part.
+/// The reason why the peers could not be found.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -116,10 +117,10 @@ pub enum LaunchError {
         flag: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         kind: ErrorKind,
     },
-    /// A line of a list of peers is no peer.
+    /// A line of a list of peers is malformed.
     #[error("--peers {}: line {line} is not \"HOST:PORT\" or \"HOST:PORT KEY\"", path.display())]
     Peer {
         /// The file.
@@ -127,7 +128,7 @@ pub enum LaunchError {
         /// The line, from 1.
         line: usize,
     },
-    /// A key in a list of peers is none.
+    /// A key in a list of peers is malformed.
     #[error("--peers {}: the key in line {line} is not 64 hexadecimal digits", path.display())]
     PeerKey {
         /// The file.
@@ -135,7 +136,7 @@ pub enum LaunchError {
         /// The line, from 1.
         line: usize,
     },
-    /// Some lines of a list of peers have keys, and this one has none, or the other way round.
+    /// Some lines of a list of peers have keys and others do not; this is the first that differs.
     #[error("--peers {}: line {line} differs from those before it; give every peer its key, or none", path.display())]
     SomeKeys {
         /// The file.
@@ -143,19 +144,19 @@ pub enum LaunchError {
         /// The line, from 1.
         line: usize,
     },
-    /// There is a secret key, and the list of peers has no public ones.
+    /// A secret key is given, but the list of peers has no public keys.
     #[error("--secret-key: the list of peers has no keys; put each peer's behind its HOST:PORT")]
     NoKeys,
-    /// A file has no secret key.
-    #[error("--secret-key {}: it is not 64 hexadecimal digits; make a new key", path.display())]
+    /// A file contains no secret key.
+    #[error("--secret-key {}: its text is not 64 hexadecimal digits; make a new key", path.display())]
     SecretKey {
         /// The file.
         path: PathBuf,
     },
-    /// The keys do not fit together.
+    /// The keys do not match.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// A line of a hostfile says something that is no host with slots.
+    /// A line of a hostfile is malformed.
     #[error("--hostfile {}: line {line} is not \"HOST\", \"HOST slots=N\" or \"HOST:N\"", path.display())]
     Hostfile {
         /// The file.
@@ -164,67 +165,67 @@ pub enum LaunchError {
         line: usize,
     },
     /// A list of peers or hosts has no entry.
-    #[error("{flag} {}: it names nobody; give one a line", path.display())]
+    #[error("{flag} {}: it has no entry; give one a line", path.display())]
     Empty {
         /// The flag that names it.
         flag: &'static str,
         /// The file.
         path: PathBuf,
     },
-    /// A variable of the environment does not say what it should.
-    #[error("{variable}={value:?} is no {what}; mend it, or give --rank and --peers")]
+    /// A variable of the environment has an unusable value.
+    #[error("{variable}={value:?} is no {what}; fix it, or give --rank and --peers")]
     Variable {
-        /// Its name.
+        /// The variable's name.
         variable: &'static str,
-        /// What it says.
+        /// Its value.
         value: String,
-        /// What it should say.
+        /// The value that it should have.
         what: &'static str,
     },
-    /// There is a list of peers, and nobody says which of them this process is.
+    /// A list of peers is given, but not this process's rank.
     #[error("--rank: say which of the {0} peers this process is")]
     NoRank(usize),
-    /// The rank is outside of the list.
+    /// The rank is not below the number of peers.
     #[error("--rank {rank}: outside the list of {size} peers; ranks count from 0")]
     Rank {
         /// The rank.
         rank: u16,
-        /// How many ranks there are.
+        /// The number of ranks.
         size: usize,
     },
-    /// There are not as many peers as ranks.
+    /// The number of peers differs from the number of ranks.
     #[error("{ranks} ranks, and peers for {peers}; name one for each rank")]
     Size {
-        /// Ranks that there are to be.
+        /// Ranks that are expected.
         ranks: usize,
         /// Peers that are named.
         peers: usize,
     },
-    /// There is a rank, and nobody says where the others are.
+    /// A rank is given, but not the addresses of its peers.
     #[error(
-        "rank {rank} of {launcher}: nobody says where its peers are; give --hostfile or --peers"
+        "rank {rank} of {launcher}: the addresses of its peers are missing; give --hostfile or --peers"
     )]
     NoPeers {
         /// The rank.
         rank: u16,
-        /// What said so.
+        /// The launcher or flag that gave the rank.
         launcher: &'static str,
     },
-    /// An indexed job does not tell how many pods it has, or under which name they are found.
+    /// An indexed Kubernetes job does not say how many pods it has, or under which service they are found.
     #[error("an indexed job does not tell its {what}; give {flag}")]
     Job {
-        /// What is missing.
+        /// The missing value.
         what: &'static str,
-        /// The flag that says it.
+        /// The flag that gives it.
         flag: &'static str,
     },
-    /// The order of the hosts is not that of the ranks.
+    /// The order of the hosts contradicts that of the ranks.
     #[error("rank {rank} is not where the list of hosts puts it; give --peers, one line a rank")]
     Placement {
         /// The rank.
         rank: u16,
     },
-    /// So many ranks of one host have no ports from there on.
+    /// The ranks of one host need ports above 65535.
     #[error("--port {first}: {ranks} ranks of one host go past port 65535; choose a lower one")]
     Ports {
         /// The first rank's port.
@@ -235,65 +236,66 @@ pub enum LaunchError {
 }
 
 impl Launch {
-    /// Nothing said: the environment decides.
+    /// Creates a launch without flags: the environment decides.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// This process's rank, from 0.
+    /// Sets this process's rank, from 0.
     #[must_use]
     pub const fn rank(mut self, rank: Option<u16>) -> Self {
         self.rank = rank;
         self
     }
 
-    /// How many ranks there are; otherwise as many as peers are named.
+    /// Sets the number of ranks. Default: the number of named peers.
     #[must_use]
     pub const fn size(mut self, size: Option<usize>) -> Self {
         self.size = size;
         self
     }
 
-    /// A file with one `host:port` a line, in the order of ranks, each with the rank's public key behind it or
-    /// none with one; `-` is standard input, up to an empty line. Lines that begin with `#` say nothing.
+    /// Sets a file with one `host:port` a line, in the order of ranks. Either every line has the rank's public
+    /// key after it, or none has. `-` is standard input, up to an empty line. Lines that begin with `#` are
+    /// ignored.
     #[must_use]
     pub fn peers(mut self, file: Option<PathBuf>) -> Self {
         self.peers = file;
         self
     }
 
-    /// A file with one host a line, each for as many ranks as it has slots: `HOST`, `HOST slots=N`
-    /// (Open MPI) or `HOST:N` (MPICH). Ranks fill one host after another.
+    /// Sets a file with one host a line, each for as many ranks as it has slots: `HOST`, `HOST slots=N` (Open
+    /// MPI) or `HOST:N` (MPICH). Ranks fill one host after another.
     #[must_use]
     pub fn hostfile(mut self, file: Option<PathBuf>) -> Self {
         self.hostfile = file;
         self
     }
 
-    /// The port of a host's first rank, where only hosts are named. Default: [`DEFAULT_PORT`].
+    /// Sets the port of a host's first rank, for lists that name hosts only. Default: [`DEFAULT_PORT`].
     #[must_use]
     pub const fn port(mut self, port: Option<u16>) -> Self {
         self.port = port;
         self
     }
 
-    /// The headless service under which the pods of an indexed job find each other.
+    /// Sets the headless service under which the pods of an indexed job find each other.
     #[must_use]
     pub fn service(mut self, service: Option<String>) -> Self {
         self.service = service;
         self
     }
 
-    /// This process's place, by the flags and the environment; `None` where it is alone.
+    /// Finds this process's place from the flags and the environment; `None` if the process is alone.
     ///
     /// # Errors
-    /// [`LaunchError`] says what is missing or contradictory, and what to do.
+    /// [`LaunchError`] says what is missing or contradictory, and how to fix it.
     pub fn place(&self) -> Result<Option<Place>, LaunchError> {
         self.place_in(|variable| std::env::var(variable).ok())
     }
 
-    /// The same, in another environment than this process's.
+    /// Does what [`Launch::place`] does, with another environment than this process's.
     ///
     /// # Errors
     /// As for [`Launch::place`].
@@ -301,7 +303,7 @@ impl Launch {
         &self,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Place>, LaunchError> {
-        // Both said by hand: whatever else started this process has nothing to add.
+        // Rank and hosts are given by flags: the launcher adds nothing.
         let by_hand = self.rank.is_some() && (self.peers.is_some() || self.hostfile.is_some());
         let started = if by_hand { None } else { Started::find(self, environment)? };
         let Some((mut peers, mut keys)) = self.find_peers(started.as_ref())? else {
@@ -323,8 +325,7 @@ impl Launch {
         Ok(Some(Place { rank, peers, keys }))
     }
 
-    /// The peers alone, by the flags only, for a process that is none of them; empty where no flag
-    /// names any.
+    /// Reads the peers that the flags name, for a process that is not one of them. Empty if no flag names any.
     ///
     /// # Errors
     /// As for [`Launch::place`].
@@ -332,7 +333,8 @@ impl Launch {
         Ok(self.read_keyed_peers()?.0)
     }
 
-    /// The same, with their keys: one a peer, or none at all.
+    /// Does what [`Launch::read_peers`] does, and returns the peers' keys as well: one per peer, or none at
+    /// all.
     ///
     /// # Errors
     /// As for [`Launch::place`].
@@ -340,7 +342,8 @@ impl Launch {
         Ok(self.find_peers(None)?.unwrap_or_default())
     }
 
-    /// One `host:port` a rank, by what goes first; `None` where nothing says that there are others.
+    /// Finds one `host:port` per rank, from the source of the highest precedence. `None` if no source names
+    /// other ranks.
     fn find_peers(&self, started: Option<&Started>) -> Result<Option<KeyedPeers>, LaunchError> {
         if let Some(path) = &self.peers {
             return read_list(path).map(Some);
@@ -366,10 +369,10 @@ impl Launch {
     }
 }
 
-/// Every peer's `host:port`, and the keys of all or of none.
+/// The `host:port` of every peer, and the keys of all of them or of none.
 pub type KeyedPeers = (Vec<String>, Vec<PublicKey>);
 
-/// The entries of a list of peers.
+/// Reads the entries of a list of peers.
 fn read_list(path: &Path) -> Result<KeyedPeers, LaunchError> {
     let lines = read_lines(PEERS, path)?;
     let (mut entries, mut keys) = (Vec::new(), Vec::new());
@@ -401,7 +404,7 @@ fn read_list(path: &Path) -> Result<KeyedPeers, LaunchError> {
     Ok((entries, keys))
 }
 
-/// Why a file can't be read, as people say it.
+/// Describes in plain words why a file cannot be read.
 fn why(kind: ErrorKind) -> String {
     match kind {
         ErrorKind::NotFound => "there is no such file".into(),
@@ -411,7 +414,7 @@ fn why(kind: ErrorKind) -> String {
     }
 }
 
-/// The lines of a file, or of standard input up to an empty one.
+/// Reads the lines of a file, or of standard input up to an empty one.
 fn read_lines(flag: &'static str, path: &Path) -> Result<Vec<String>, LaunchError> {
     let unreadable = |error: std::io::Error| LaunchError::Unreadable {
         flag,

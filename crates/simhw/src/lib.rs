@@ -1,21 +1,21 @@
 //! The hardware: coprocessor NICs, links and switches, in virtual time and over real sockets.
 //!
-//! Protocols are not here: they are firmware, above. What runs on a NIC implements
-//! [`Firmware`](hardware::Firmware) and asks its NIC through [`Hardware`](hardware::Hardware);
-//! applications run on a [`Host`](host::Host) and reach their NIC through a [`Port`](port::Port).
+//! Protocols are not here: they are firmware, in the crates above. Firmware implements
+//! [`Firmware`](hardware::Firmware) and uses its NIC through [`Hardware`](hardware::Hardware). Applications run
+//! on a [`Host`](host::Host) and use their NIC through a [`Port`](port::Port).
 //!
-//! - [`hardware`], [`host`], [`port`]: start here: the seams
-//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like and
-//!   what goes wrong; [`kernel`] is a kernel's TCP on it
+//! - [`hardware`], [`host`], [`port`]: start here: the interfaces of firmware and applications
+//! - [`sim`]: the fabric in virtual time; [`topology`] and [`profile`] describe it, [`fault`] injects faults;
+//!   [`kernel`] models a kernel's TCP on it
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
-//! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
-//!   they lose
+//! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and the causes of
+//!   lost frames
 //! - `shm`: the fabric of shared memory, between processes of one host (Linux)
-//! - `nicd`: a NIC in a daemon, its ports in other processes (Linux)
+//! - `nicd`: a NIC in a daemon, with ports in other processes (Linux)
 //! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
-//! - [`launch`]: who am I, and where are my peers
-//! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
+//! - [`launch`]: this process's rank, and the addresses of its peers
+//! - [`time`], [`rng`], [`id`]: time, random numbers and identifiers
 #![deny(unsafe_code)]
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]

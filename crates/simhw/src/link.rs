@@ -1,4 +1,4 @@
-//! Links: how fast, how long, and how a frame is cut to fit.
+//! Links: their rate, their length, and how they cut frames into pieces.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ pub const CELL_BYTES: u32 = 53;
 /// Bytes of an AAL5 trailer, at the end of a packet's last cell.
 pub const AAL5_TRAILER: u32 = 8;
 
-/// How a frame is cut into pieces for the wire. One lost piece loses the frame.
+/// How a link cuts a frame into pieces. Losing one piece loses the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Framing {
-    /// Packets of at most `mtu` bytes of the frame, each with `overhead` bytes around it: IP.
+    /// IP packets of at most `mtu` bytes of the frame, each with `overhead` bytes of headers.
     Packets {
         /// Most bytes of the frame in one packet.
         mtu: u32,
-        /// Bytes on the wire beside them.
+        /// Bytes of headers and framing of each packet on the wire.
         overhead: u32,
     },
     /// ATM cells of AAL5 packets.
@@ -27,13 +27,13 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// Every frame is one packet, and nothing is around it.
+    /// Every frame is one packet without overhead.
     pub const PLAIN: Self = Self::Packets { mtu: u32::MAX, overhead: 0 };
-    /// UDP over IPv4 over Ethernet with an MTU of 1500: preamble, header, checksum and gap of
-    /// 38 bytes, IP and UDP headers of 28.
+    /// UDP over IPv4 over Ethernet with an MTU of 1,500 bytes. Preamble, header, checksum and gap take 38
+    /// bytes, IP and UDP headers 28.
     pub const ETHERNET: Self = Self::Packets { mtu: 1472, overhead: 66 };
 
-    /// Number of pieces of a frame.
+    /// Returns the number of pieces of a frame.
     #[must_use]
     pub const fn pieces(self, frame: u32) -> u32 {
         match self {
@@ -48,7 +48,7 @@ impl Framing {
         }
     }
 
-    /// Bytes on the wire of piece `index` of a frame.
+    /// Returns the bytes on the wire of piece `index` of a frame.
     #[must_use]
     pub const fn piece_bytes(self, frame: u32, index: u32) -> u32 {
         match self {
@@ -60,7 +60,7 @@ impl Framing {
         }
     }
 
-    /// Bytes on the wire of all pieces of a frame.
+    /// Returns the bytes on the wire of all pieces of a frame.
     #[must_use]
     pub const fn wire_bytes(self, frame: u32) -> u32 {
         match self {
@@ -70,31 +70,31 @@ impl Framing {
     }
 }
 
-/// One direction of a wire.
+/// One direction of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LinkProfile {
-    /// Bits per second.
+    /// Rate in bits per second.
     pub rate: LineRate,
-    /// From one end to the other, for one bit.
+    /// Propagation delay of a bit from one end to the other.
     pub propagation: Duration,
-    /// How frames are cut.
+    /// How frames are cut into pieces.
     pub framing: Framing,
 }
 
 impl LinkProfile {
-    /// A link without framing.
+    /// Creates a link without framing.
     #[must_use]
     pub const fn plain(rate: LineRate, propagation: Duration) -> Self {
         Self { rate, propagation, framing: Framing::PLAIN }
     }
 
-    /// A link of Ethernet frames that carry IP packets.
+    /// Creates a link of Ethernet frames that carry IP packets.
     #[must_use]
     pub const fn ethernet(rate: LineRate, propagation: Duration) -> Self {
         Self { rate, propagation, framing: Framing::ETHERNET }
     }
 
-    /// A link of ATM cells. `rate` is that of the cells: 149.76 Mb/s of an OC-3's 155.52.
+    /// Creates a link of ATM cells. `rate` is that of the cells: 149.76 Mb/s of an OC-3's 155.52.
     #[must_use]
     pub const fn atm(rate: LineRate, propagation: Duration) -> Self {
         Self { rate, propagation, framing: Framing::Cells }

@@ -1,8 +1,8 @@
-//! What all live fabrics have in common: the machine's clock, its alarms, tokio's tasks.
+//! What all live fabrics share: the machine's clock, its alarms, and tokio's tasks.
 
+pub(crate) mod adaptive_spin;
 pub(crate) mod alarm;
 pub(crate) mod clock;
-pub(crate) mod looks;
 
 use std::future::{Future, poll_fn};
 use std::sync::Mutex;
@@ -17,12 +17,12 @@ use crate::time::{Instant, nanos};
 use alarm::Alarm;
 use clock::Clock;
 
-/// tokio's timers are a millisecond coarse: the rest of a sleep is the alarm's.
+/// A sleep ends with an [`Alarm`] for the last 2 ms: tokio's timers have a resolution of 1 ms.
 const FINE: Duration = Duration::from_millis(2);
-/// Alarms that are kept for the next sleeps; each is a file descriptor.
+/// Most alarms that are kept for later sleeps; each is a file descriptor.
 const ALARMS: usize = 32;
 
-/// Where the applications of one live node run.
+/// The environment of one live node's applications.
 #[derive(Debug)]
 pub(crate) struct Tasks {
     node: NodeId,
@@ -58,12 +58,12 @@ impl Tasks {
                 poll_fn(|context| alarm.poll(context, at)).await;
                 self.put_back(alarm);
             }
-            // Out of file descriptors: late rather than never.
+            // Without a free file descriptor, the task sleeps on tokio's coarse timer.
             None => tokio::time::sleep(at.since(Clock::now())).await,
         }
     }
 
-    /// Where its tasks run.
+    /// Returns the runtime on which the tasks run.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(crate) const fn runtime(&self) -> &Handle {
         &self.runtime

@@ -1,8 +1,8 @@
-//! A shared medium: one cable, one sender at a time, collisions where two begin at once.
+//! A shared medium: one cable, one sender at a time, collisions if two begin at once.
 //!
-//! Carrier sense with collision detection and truncated binary exponential backoff, as IEEE 802.3
-//! clause 4.2.3 has it. Like the switch, the model is told the time and what is to be sent, and
-//! answers what arrives when; any two stations are equally far apart.
+//! Carrier sense with collision detection and truncated binary exponential backoff, as in IEEE 802.3, clause
+//! 4.2.3. Like the switch, the model takes the time and the pieces to send, and returns what arrives and when.
+//! All stations are equally far apart.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,26 +12,26 @@ use crate::rng::Rng;
 use crate::switch::Piece;
 use crate::time::{Instant, LineRate, nanos};
 
-/// What a shared medium is like.
+/// The parameters of a shared medium.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct MediumProfile {
-    /// Bits per second.
+    /// Rate in bits per second.
     pub rate: LineRate,
-    /// From any station to any other, for one bit.
+    /// Propagation delay of a bit from any station to any other.
     pub propagation: Duration,
-    /// How frames are cut; the overhead holds preamble and gap.
+    /// Framing of the pieces; the overhead includes preamble and gap.
     pub framing: Framing,
-    /// Bits of a slot: what a station waits for after a collision is a multiple of it.
+    /// Bits of a slot: the backoff after a collision is a multiple of it.
     pub slot_bits: u32,
-    /// Bits before a frame that are sent even if a collision is heard meanwhile.
+    /// Bits before a frame that are sent even if the station detects a collision meanwhile.
     pub preamble_bits: u32,
-    /// Bits that are sent after a collision was heard, so that all hear it.
+    /// Bits that a station sends after it has detected a collision, so that all stations detect it.
     pub jam_bits: u32,
     /// Bits of silence between two frames.
     pub gap_bits: u32,
-    /// Least bytes of one piece on the cable, with its preamble; shorter ones are filled up.
+    /// Least bytes of a piece on the cable, including its preamble; shorter pieces are padded.
     pub min_bytes: u32,
-    /// Collisions of one piece after which it is given up.
+    /// Collisions of one piece after which the station drops it.
     pub attempts: u8,
     /// Collisions after which the range of the backoff no longer doubles.
     pub backoff_limit: u8,
@@ -60,44 +60,44 @@ impl MediumProfile {
         (bits * 1_000_000_000).div_ceil(self.rate.bits_per_second())
     }
 
-    /// Nanoseconds that a piece of `bytes`, its gap included, is on the cable, without the gap.
+    /// Returns for how many nanoseconds a piece is on the cable, without the gap. `bytes` include the gap.
     fn duration(&self, bytes: u32) -> u64 {
         let sent = bytes.saturating_sub(self.gap_bits / 8).max(self.min_bytes);
         self.bits(u64::from(sent) * 8)
     }
 }
 
-/// What has become of a piece.
+/// The result of sending a piece.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
-    /// Its last bit has left, at `sent`, and reaches every other station at `arrives`.
+    /// The piece passed: its last bit left at `sent`, and reaches every other station at `arrives`.
     Passed {
-        /// Who sent it.
+        /// The sender.
         station: usize,
-        /// What was sent.
+        /// The piece.
         piece: Piece,
         /// When its last bit left.
         sent: Instant,
         /// When its last bit arrives.
         arrives: Instant,
     },
-    /// It met a collision each time.
+    /// The piece was dropped: each attempt collided.
     GivenUp {
-        /// Who tried to send it.
+        /// The sender.
         station: usize,
-        /// What was not sent.
+        /// The piece.
         piece: Piece,
     },
 }
 
-/// What a medium has carried.
+/// Counters of a medium.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MediumStats {
     /// Pieces that passed.
     pub passed: u64,
-    /// Times that a station broke off what it sent: two or more for each collision.
+    /// Times that a station stopped sending because of a collision: two or more for each collision.
     pub collisions: u64,
-    /// Pieces that were given up.
+    /// Pieces that were dropped after too many collisions.
     pub given_up: u64,
     /// Nanoseconds for which pieces that passed were on the cable.
     pub busy_ns: u64,
@@ -105,14 +105,14 @@ pub struct MediumStats {
 
 /// A shared medium and its stations, numbered from 0.
 ///
-/// After any `&mut self` call: [`Medium::poll`] until it has no more to say, then
-/// [`Medium::next_due`] tells when to call it again.
+/// After any `&mut self` call, call [`Medium::poll`] until it returns `None`. [`Medium::next_due`] then tells
+/// when to call it again.
 #[derive(Debug)]
 pub struct Medium {
     profile: MediumProfile,
     propagation: u64,
     stations: Vec<Station>,
-    /// What is on the cable somewhere, or was less than a gap ago.
+    /// Signals that are on the cable, or were less than a gap ago.
     signals: Vec<Signal>,
     stats: MediumStats,
 }
@@ -122,7 +122,7 @@ struct Station {
     urgent: VecDeque<Waiting>,
     ordinary: VecDeque<Waiting>,
     current: Option<Piece>,
-    /// Collisions that the current piece has met.
+    /// Collisions of the current piece so far.
     collisions: u8,
     turn: Turn,
     rng: Rng,
@@ -140,11 +140,11 @@ struct Waiting {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Turn {
     Idle,
-    /// Begins at this instant unless it hears somebody.
+    /// Begins to send at this instant unless it detects a carrier.
     Sensing(Instant),
-    /// Hears somebody.
+    /// Waits for the end of a carrier.
     Deferring,
-    /// Begins at this instant, the gap being over, whatever it hears by then.
+    /// Begins to send at this instant, when the gap ends, even if it detects a carrier by then.
     Committed(Instant),
     /// Its own signal ends at this instant.
     Sending {
@@ -161,11 +161,11 @@ struct Signal {
 }
 
 impl Medium {
-    /// A silent medium with as many stations.
+    /// Creates a silent medium with `stations` stations.
     ///
     /// # Panics
-    /// If a slot is too short for a collision to be heard by all: it has to hold the way there and
-    /// back and the jam, and a piece has to fill it.
+    /// If a slot is too short for all stations to detect a collision. It must hold the round trip of a signal
+    /// and the jam, and the shortest piece must fill it.
     #[must_use]
     pub fn new(profile: MediumProfile, stations: usize, seed: u64, name: &str) -> Self {
         let propagation = nanos(profile.propagation);
@@ -173,7 +173,7 @@ impl Medium {
         assert!(
             2 * propagation + profile.bits(u64::from(profile.jam_bits)) <= slot
                 && profile.min_bytes * 8 >= profile.slot_bits,
-            "a slot holds the way there and back, and a piece fills it"
+            "a slot holds the round trip and the jam, and the shortest piece fills it"
         );
         let station = |number| Station {
             urgent: VecDeque::new(),
@@ -188,8 +188,8 @@ impl Medium {
         Self { profile, propagation, stations, signals, stats }
     }
 
-    /// Hands a piece to a station, which sends it when its turn comes and not before `ready`; urgent
-    /// ones pass the others that have not begun.
+    /// Queues a piece at a station. The station sends it when its turn comes, and not before `ready`. Urgent
+    /// pieces overtake others that have not begun.
     pub fn submit(
         &mut self,
         now: Instant,
@@ -206,7 +206,7 @@ impl Medium {
         }
     }
 
-    /// Moves on by one piece that has passed or was given up by `now`; `None` once there is none.
+    /// Returns the next piece that has passed or was dropped by `now`; `None` if there is none.
     #[must_use]
     pub fn poll(&mut self, now: Instant) -> Option<Outcome> {
         while let Some((at, station)) = self.earliest()
@@ -226,26 +226,26 @@ impl Medium {
         None
     }
 
-    /// When [`Medium::poll`] has something to do.
+    /// Returns when to call [`Medium::poll`] again.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         self.earliest().map(|(at, _)| at)
     }
 
-    /// What it has carried.
+    /// Returns the medium's counters.
     #[must_use]
     pub const fn stats(&self) -> &MediumStats {
         &self.stats
     }
 
-    /// Pieces that a station has not sent.
+    /// Returns the number of pieces that a station has yet to send.
     #[must_use]
     pub fn waiting(&self, station: usize) -> usize {
         let at = &self.stations[station];
         at.urgent.len() + at.ordinary.len() + usize::from(at.current.is_some())
     }
 
-    /// What is due first: ends before beginnings, then the lower station.
+    /// Returns the event that is due first: ends before beginnings, then the lower station.
     fn earliest(&self) -> Option<(Instant, usize)> {
         let due = |(number, station): (usize, &Station)| match station.turn {
             Turn::Sending { ends, .. } => Some((ends, 0, number)),
@@ -268,7 +268,7 @@ impl Medium {
         self.profile.bits(u64::from(self.profile.gap_bits))
     }
 
-    /// Since when a station hears none of the signals that reach it by `known`, if there are any;
+    /// Returns since when a station is free of all signals that reach it by `known`; `None` if there are none.
     /// [`Instant::FAR_FUTURE`] while one of them is being sent.
     fn silent_since(&self, station: usize, now: Instant, known: Instant) -> Option<Instant> {
         let reach = |signal: &Signal| if signal.station == station { 0 } else { self.propagation };
@@ -308,7 +308,7 @@ impl Medium {
         }
     }
 
-    /// The sender of a signal hears another one at `heard`, if it still sends by then.
+    /// Marks a signal as collided if its sender still sends at `heard`, when another signal reaches it.
     fn collide(&mut self, signal: usize, heard: Instant) {
         let signal = &mut self.signals[signal];
         if signal.ends <= heard {
@@ -342,7 +342,7 @@ impl Medium {
         outcome
     }
 
-    /// Sets the next attempt; whether it was the last.
+    /// Schedules the next attempt; returns `true` if there is none left.
     fn back_off(&mut self, station: usize, now: Instant) -> bool {
         let profile = &self.profile;
         let slot = profile.bits(u64::from(profile.slot_bits));
@@ -356,8 +356,8 @@ impl Medium {
         false
     }
 
-    /// A signal has ended: whoever waited for it begins a gap after the end has reached it, unless
-    /// there is another one.
+    /// Handles the end of a signal. Each deferring station begins a gap after the end has reached it, unless it
+    /// detects another signal.
     fn wake_deferring(&mut self, now: Instant) {
         for station in 0..self.stations.len() {
             if self.stations[station].turn == Turn::Deferring {

@@ -1,5 +1,5 @@
-//! Every interleaving of rings, lanes, doorbells and going to sleep, each within its memory model:
-//! `RUSTFLAGS="--cfg midplane_loom" cargo test -p midplane-simhw --lib models`.
+//! Checks every interleaving of rings, doorbells and parking within the memory model: `RUSTFLAGS="--cfg
+//! midplane_loom" cargo test -p midplane-simhw --lib models`.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::byte_ring::{self, LEAST_CAPACITY, RingReceiver, RingSender};
 use crate::frame::Header;
 use crate::id::PortId;
 use crate::lane::{Receiver, Sender, Shape};
-use crate::port::{Bells, Words};
+use crate::port::{Bells, PortControlBlock};
 use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::{Segment, View};
 use crate::sync::{Ordering, fence};
 
-/// All interleavings with at most three preemptions: more take minutes, and have found nothing.
+/// Checks all interleavings with at most three preemptions. More take minutes, and have found nothing.
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -115,10 +115,10 @@ fn no_wake_is_lost_between_the_last_look_and_sleep() {
                 rings.notify();
             }
         });
-        // As the engine does: say so, fence, look once more, wait.
+        // As the engine does: sets the flag, fences, polls once more, waits.
         receiver.fall_asleep();
         fence(Ordering::SeqCst);
-        // A wait may end by itself; one that nothing ends is found out.
+        // A wait may end spuriously; loom reports one that never ends.
         while !receiver.has_frame() {
             event.wait();
         }
@@ -165,7 +165,7 @@ fn no_completion_is_missed_by_who_begins_to_wait() {
                 rings.notify();
             }
         });
-        // As a port does: the waker, the flag, a fence, one more look.
+        // As a port does: sets the waker and the flag, fences, polls once more.
         waiting.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         while consumer.is_empty() {
@@ -209,7 +209,7 @@ fn no_doorbell_is_lost_and_somebody_always_tells_the_nic() {
 #[test]
 fn a_daemon_that_sleeps_is_woken_by_who_rings() {
     check(|| {
-        let words = Words::new(Arc::new(Segment::private(128)));
+        let words = PortControlBlock::new(Arc::new(Segment::private(128)));
         let event = Arc::new(Notify::new());
         let (rung, rings) = (words.clone(), Arc::clone(&event));
         let client = thread::spawn(move || {
@@ -221,13 +221,13 @@ fn a_daemon_that_sleeps_is_woken_by_who_rings() {
             if words.take_bell() {
                 break;
             }
-            words.fall_asleep();
+            words.arm_wakeup();
             fence(Ordering::SeqCst);
             if words.take_bell() {
                 break;
             }
             event.wait();
-            words.stay_awake();
+            words.disarm_wakeup();
         }
         client.join().unwrap();
     });
@@ -236,7 +236,7 @@ fn a_daemon_that_sleeps_is_woken_by_who_rings() {
 #[test]
 fn a_client_that_waits_is_woken_by_what_completes() {
     check(|| {
-        let words = Words::new(Arc::new(Segment::private(128)));
+        let words = PortControlBlock::new(Arc::new(Segment::private(128)));
         let event = Arc::new(Notify::new());
         let (woken, rings) = (words.clone(), Arc::clone(&event));
         let (mut producer, mut consumer) = small_ring();

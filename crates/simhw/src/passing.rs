@@ -1,10 +1,10 @@
-//! Sockets between processes of one host, and the descriptors that such processes pass to each other.
+//! Sockets between processes of one host, and the descriptors that they pass to each other.
 //!
-//! The process at the other end of a [`Socket`] may be hostile, and may have a copy of this end. So no call here
-//! blocks: each passes `MSG_DONTWAIT`, which holds whatever the file's flags say. A descriptor from another process is
-//! used only once its kind is known. One of an unknown kind is closed on a thread that has no other work: closing a
-//! file may block until its file system answers, or until its data is sent. Where no descriptor is expected, none is
-//! taken in: it is closed with the socket that it came over, on that thread.
+//! The process at the other end of a [`Socket`] may be hostile, and may hold a copy of this end. No call here
+//! therefore blocks: each passes `MSG_DONTWAIT`, which holds whatever flags the file has. A descriptor from
+//! another process is used only after its kind is checked. One of an unknown kind is closed on a separate
+//! thread: closing a file may block until its file system answers, or until its data is sent. Where no
+//! descriptor is expected, none is received: it is closed with its socket, on that thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,50 +21,51 @@ use rustix::net::{
     SocketType, connect, recvmsg, sendmsg, shutdown, socket_with, socketpair,
 };
 
-/// "MIDPLANE" in ASCII, as a little-endian word: how all that is said begins.
+/// First word of every message: "MIDPLANE" in ASCII, little-endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MIDPLANE");
 /// Most descriptors that this side sends with a message.
 const SENT: usize = 2;
 /// Most descriptors that the system passes with a message.
 const PASSED: usize = 253;
-/// Bytes of wake-ups that are taken at once: more than a correct process has under way.
+/// Most bytes of wake-ups that one read takes: more than a correct process ever has under way.
 const WAKES: usize = 4_096;
-/// Reads in a row from one channel: a peer that sends faster than that is left for the next turn.
+/// Most reads in a row from one channel; the rest waits for the next turn.
 const ROUNDS: usize = 8;
 
 /// A message of `W` words with its descriptors.
 pub(crate) type Message<const W: usize> = ([u64; W], Vec<Passed>);
 
-/// Counts one connection of a process, among those of that process: its descriptors hold clones until they are closed.
+/// The place of one connection among those of its process. Each descriptor of the connection holds a clone
+/// until it is closed.
 pub(crate) type Place = Arc<Arc<()>>;
 
-/// A descriptor that a thread of its own closes.
+/// A descriptor that a separate thread closes.
 #[derive(Debug)]
-struct Aside {
-    /// There until it is closed.
+struct DeferredClose {
+    /// `Some` until it is closed.
     file: Option<OwnedFd>,
     place: OnceLock<Place>,
 }
 
-/// This process's end of a connection to another one; dropping it ends the connection for both.
+/// This process's end of a connection to another process; dropping it ends the connection for both.
 #[derive(Debug)]
-pub(crate) struct Socket(Aside);
+pub(crate) struct Socket(DeferredClose);
 
-/// Opens a socket that keeps messages apart, and tells when the other end is gone.
+/// Opens a socket that preserves message boundaries, and reports when the other end is closed.
 pub(crate) fn seqpacket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
 impl Socket {
-    /// Wraps a socket that was accepted.
+    /// Wraps an accepted socket.
     pub(crate) const fn new(socket: OwnedFd) -> Self {
-        Self(Aside::new(socket))
+        Self(DeferredClose::new(socket))
     }
 
-    /// Counts this socket, and what descriptors come over it, at `place` from now on.
+    /// Counts this socket, and the descriptors received over it, at `place` from now on.
     pub(crate) fn occupy(&self, place: Place) {
-        // It can fail only if the socket is counted already.
+        // This fails only if the socket is counted already.
         let _ = self.0.place.set(place);
     }
 
@@ -87,17 +88,17 @@ impl Socket {
         Ok((Self::new(ours), theirs))
     }
 
-    /// Returns the user of the process at the other end, as the system knows it.
+    /// Returns the user of the process at the other end, as reported by the system.
     pub(crate) fn user(&self) -> rustix::io::Result<u32> {
         Ok(socket_peercred(self)?.uid.as_raw())
     }
 
-    /// Returns the process that connected the other end, as the system knows it.
+    /// Returns the process that connected the other end, as reported by the system.
     pub(crate) fn process(&self) -> rustix::io::Result<u32> {
         Ok(socket_peercred(self)?.pid.as_raw_nonzero().get().unsigned_abs())
     }
 
-    /// Sends words, and at most two descriptors with them.
+    /// Sends `words`, and at most two descriptors with them.
     pub(crate) fn send<const W: usize>(
         &self,
         words: &[u64; W],
@@ -114,8 +115,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives exactly `W` words, and what descriptors came with them; `None` at the end, and of
-    /// anything else.
+    /// Receives a message of exactly `W` words and its descriptors; `None` at the end of the connection, and
+    /// for a message of any other length.
     pub(crate) fn receive<const W: usize>(&self) -> rustix::io::Result<Option<Message<W>>> {
         let mut bytes = vec![0; W * 8];
         let (received, descriptors) = self.receive_bytes(&mut bytes)?;
@@ -130,7 +131,7 @@ impl Socket {
     }
 
     fn receive_bytes(&self, bytes: &mut [u8]) -> rustix::io::Result<(usize, Vec<Passed>)> {
-        // Room for all descriptors that may come: this call would close those that find none.
+        // Space for as many descriptors as the system passes: without it, this call would close the rest.
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
@@ -142,12 +143,13 @@ impl Socket {
                 _ => None,
             })
             .flatten()
-            .map(|file| Passed(Aside { file: Some(file), place: self.0.place.clone() }))
+            .map(|file| Passed(DeferredClose { file: Some(file), place: self.0.place.clone() }))
             .collect();
         Ok((received.bytes, descriptors))
     }
 
-    /// Returns how many of the bytes that come next fit, and whether descriptors come with them. It takes neither.
+    /// Returns how many of the next bytes fit into `bytes`, and whether descriptors come with them. Takes
+    /// neither.
     fn peek(&self, bytes: &mut [u8]) -> rustix::io::Result<(usize, bool)> {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let mut with = RecvAncillaryBuffer::default();
@@ -155,7 +157,7 @@ impl Socket {
         Ok((next.bytes, next.flags.contains(ReturnFlags::CTRUNC)))
     }
 
-    /// Returns whether descriptors come with the next message. It takes none.
+    /// Returns whether descriptors come with the next message. Takes none.
     pub(crate) fn brings_descriptors(&self) -> bool {
         self.peek(&mut [0]).is_ok_and(|(_, brings)| brings)
     }
@@ -163,11 +165,12 @@ impl Socket {
     /// Wakes the process at the other end of a channel.
     pub(crate) fn wake(&self) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // It fails if the channel is full of wake-ups that the other process has not taken, or if that is gone.
+        // This fails if the channel is full of wake-ups that the other process has yet to take, or if that
+        // process has exited.
         let _ = rustix::net::send(self, b"w", flags);
     }
 
-    /// Takes the wake-ups that have come; `false` if descriptors came with them: a correct process sends none.
+    /// Takes the pending wake-ups. Returns `false` if descriptors came with them: a correct process sends none.
     pub(crate) fn take_wakes(&self) -> bool {
         let mut bytes = [0; WAKES];
         for _ in 0..ROUNDS {
@@ -175,7 +178,8 @@ impl Socket {
             if brings {
                 return false;
             }
-            // A peer with a copy of this end may have taken what was seen: then other bytes come, and what with them.
+            // A peer with a copy of this end may have taken the bytes seen above; then other bytes are
+            // received, with their descriptors.
             match self.receive_bytes(&mut bytes[..count]) {
                 Ok((_, descriptors)) if !descriptors.is_empty() => return false,
                 Ok((WAKES, _)) => {}
@@ -185,25 +189,25 @@ impl Socket {
         true
     }
 
-    /// Returns whether nothing that was sent waits here, descriptors least of all. The connection has ended.
+    /// Returns whether nothing waits to be received, descriptors in particular, after the connection has ended.
     fn is_empty(&self) -> bool {
-        // A message without bytes looks like the end. With credentials asked for and no room for them, the system reports
-        // each message as it reports descriptors. A stream has no such messages.
+        // A message without bytes looks like the end of the connection. If credentials are requested but have
+        // no space, the system flags each message as it flags descriptors. A stream has no such messages.
         let tells =
             socket_type(self) == Ok(SocketType::STREAM) || set_socket_passcred(self, true).is_ok();
         self.take_wakes() && tells && self.peek(&mut [0]) == Ok((0, false))
     }
 
-    /// Ends the connection: both ends learn so.
+    /// Shuts the connection down; both ends are notified.
     pub(crate) fn hang_up(&self) {
-        // It can fail only if the connection has ended already.
+        // This fails only if the connection has ended already.
         let _ = shutdown(self, Shutdown::Both);
     }
 }
 
 impl Drop for Socket {
-    /// Descriptors that have come and were not received are closed with the socket: on the thread for that. A socket
-    /// without any is closed here, and waits for no other.
+    /// Closes the socket. If descriptors wait in it, the closing thread closes it with them; otherwise this
+    /// thread does.
     fn drop(&mut self) {
         self.hang_up();
         if self.is_empty() {
@@ -224,19 +228,20 @@ impl AsRawFd for Socket {
     }
 }
 
-/// A descriptor that another process has passed, of any kind.
+/// A descriptor of any kind, received from another process.
 #[derive(Debug)]
-pub(crate) struct Passed(Aside);
+pub(crate) struct Passed(DeferredClose);
 
 impl Passed {
-    /// Returns the file if it is one that can be sealed; `Segment::open` checks the rest.
+    /// Returns the file if it can be sealed; `Segment::open` checks the rest.
     pub(crate) fn memory(mut self) -> Option<OwnedFd> {
-        // Fails at once for a file of any other kind, without asking its file system.
+        // This fails at once for a file of any other kind, without a call to its file system.
         fcntl_get_seals(self.0.file()).ok()?;
         self.0.file.take()
     }
 
-    /// Returns the end of a channel for wake-ups if the process at the other end of `from` has made it.
+    /// Returns the descriptor as a wake-up channel, if it is one and the process at the other end of `from`
+    /// made it.
     pub(crate) fn channel(self, from: &Socket) -> Option<Socket> {
         let file = self.0.file();
         let is_local = socket_domain(file).ok()? == AddressFamily::UNIX;
@@ -246,31 +251,31 @@ impl Passed {
     }
 }
 
-impl Aside {
+impl DeferredClose {
     const fn new(file: OwnedFd) -> Self {
         Self { file: Some(file), place: OnceLock::new() }
     }
 
     fn file(&self) -> &OwnedFd {
-        self.file.as_ref().expect("it is taken out at its end alone")
+        self.file.as_ref().expect("the file is taken only when its owner ends")
     }
 }
 
-impl Drop for Aside {
+impl Drop for DeferredClose {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
-            close_aside(file, self.place.take());
+            close_deferred(file, self.place.take());
         }
     }
 }
 
-/// Closes a file on a thread that does nothing else, where that may block; then its place is free.
-fn close_aside(file: OwnedFd, place: Option<Place>) {
+/// Closes a file, where that may block, on a separate thread; the place is released afterwards.
+fn close_deferred(file: OwnedFd, place: Option<Place>) {
     static CLOSER: OnceLock<mpsc::Sender<(OwnedFd, Option<Place>)>> = OnceLock::new();
     let closer = CLOSER.get_or_init(|| {
         let (outbox, inbox) = mpsc::channel::<(OwnedFd, Option<Place>)>();
         let close = move || inbox.into_iter().for_each(drop);
-        // Without a thread the channel has no other end, and sending fails.
+        // Without a thread the channel has no receiver, and sending fails.
         let _ = std::thread::Builder::new().name("midplane close".into()).spawn(close);
         outbox
     });
@@ -284,7 +289,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::fs::{OFlags, fcntl_setfl};
 
-    /// Both ends of a connection of this process with itself.
+    /// Returns both ends of a connection of this process to itself.
     fn connection() -> (Socket, Socket) {
         let flags = SocketFlags::CLOEXEC;
         let (one, other) =
@@ -301,7 +306,7 @@ mod tests {
     #[test]
     fn a_full_channel_whose_flags_say_block_blocks_no_call() {
         let (ours, theirs) = Socket::pair().unwrap();
-        // As a process with a copy of either end can.
+        // A process with a copy of either end can do this.
         for end in [ours.as_fd(), theirs.as_fd()] {
             fcntl_setfl(end, OFlags::empty()).unwrap();
         }
@@ -341,7 +346,7 @@ mod tests {
         }
     }
 
-    /// A descriptor whose closing ends no sooner than what this returns is dropped.
+    /// Returns a descriptor whose closing blocks until the returned stream is dropped.
     fn closed_late() -> (OwnedFd, std::net::TcpStream) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -354,7 +359,7 @@ mod tests {
         (ours.into(), theirs)
     }
 
-    /// Waits until `place` is free: on the machine's clock, a minute means that it never is.
+    /// Waits until `place` is released, for at most a minute of the machine's clock.
     fn wait_until_free(place: &Place) {
         for _ in 0..60_000_000 / 100 {
             if Arc::strong_count(place) == 1 {

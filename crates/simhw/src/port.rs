@@ -1,17 +1,16 @@
-//! A process's own way into its NIC: a submission ring, a completion ring, a doorbell, registered
-//! memory.
+//! A process's access to its NIC: a submission ring, a completion ring, a doorbell, registered memory.
 
 mod bells;
 mod command;
+#[cfg(target_os = "linux")]
+mod control_block;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 mod far;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-mod ground;
 mod nic;
 mod numbers;
-mod registrar;
-#[cfg(target_os = "linux")]
-mod words;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod remote_allocator;
+mod shared;
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use std::task::Poll;
 use thiserror::Error;
 
 use crate::id::PortId;
-use crate::live::looks::Looks;
+use crate::live::adaptive_spin::AdaptiveSpin;
 use crate::region::{MAX_REGION, Region, RegionOptions, RegionRef};
 use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::Segment;
@@ -29,24 +28,24 @@ pub use command::{Command, Completion, Status};
 pub use numbers::WELL_KNOWN;
 
 pub(crate) use bells::Bells;
+#[cfg(target_os = "linux")]
+pub(crate) use control_block::PortControlBlock;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) use far::{Arenas, Grant, far_port};
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-pub(crate) use ground::Lender;
 pub(crate) use nic::{NicPort, Ports};
 pub(crate) use numbers::{PortName, PortNumbers};
-pub(crate) use registrar::{Bell, Registrar};
-#[cfg(target_os = "linux")]
-pub(crate) use words::Words;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+pub(crate) use remote_allocator::Lender;
+pub(crate) use shared::{Bell, PortShared};
 
-/// Commands of a port that may be under way at once: two rings of 256 cache lines are 32 KiB.
+/// Default number of commands that a port may have in flight: two rings of 256 cache lines are 32 KiB.
 pub const DEFAULT_DEPTH: usize = 256;
-/// Most commands of a port that may be under way at once.
+/// Most commands that a port may have in flight.
 pub const MAX_DEPTH: usize = 65_536;
 /// Most regions that one port may have registered at once.
 pub const MAX_REGIONS: usize = 65_536;
 
-/// What a port is opened with.
+/// Options for opening a port.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PortOptions {
     pub(crate) depth: Option<usize>,
@@ -54,114 +53,114 @@ pub struct PortOptions {
 }
 
 impl PortOptions {
-    /// Commands that may be under way at once, from 1 to [`MAX_DEPTH`]; the next power of two is
-    /// taken, and 2 at least. Default: what the fabric says, mostly [`DEFAULT_DEPTH`].
+    /// Sets how many commands may be in flight, from 1 to [`MAX_DEPTH`]; rounded up to a power of two, at least
+    /// 2. Default: the fabric's depth, mostly [`DEFAULT_DEPTH`].
     #[must_use]
     pub const fn depth(mut self, commands: usize) -> Self {
         self.depth = Some(commands);
         self
     }
 
-    /// The port's number, so that others can know it beforehand; those of [`WELL_KNOWN`] are given
-    /// to nobody who did not ask. Default: the lowest that is free.
+    /// Sets the port's number, so that peers can know it beforehand. Numbers in [`WELL_KNOWN`] are given only
+    /// to ports that ask for them. Default: the lowest free number.
     #[must_use]
     pub const fn number(mut self, number: PortId) -> Self {
         self.number = Some(number);
         self
     }
 
-    /// The depth that these mean, where the fabric's own is `default`.
+    /// Returns the depth, or `default`, the fabric's own, if none is set.
     pub(crate) fn depth_or(&self, default: usize) -> usize {
         self.depth.unwrap_or(default)
     }
 }
 
-/// Why memory was not registered.
+/// The reason why memory was not registered.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// A region has at least one byte and at most [`MAX_REGION`].
+    /// The size is not 1 to [`MAX_REGION`] bytes.
     #[error("a region has 1 to {MAX_REGION} bytes, not {0}")]
     Size(usize),
-    /// Drop a region first.
+    /// The port has its most regions; drop one first.
     #[error("the port has {MAX_REGIONS} regions already")]
     TooMany,
-    /// The process of the NIC lends no more memory, or the system has none.
-    #[error("the NIC lends no region of {0} bytes; drop regions, or let it lend more")]
+    /// The NIC's process refuses more memory, or the system has none.
+    #[error("the NIC's process gives no region of {0} bytes; drop regions, or raise its limit")]
     NoMemory(usize),
-    /// The NIC, in another process, has not taken note of earlier changes of registration: 768 at least.
-    #[error("the NIC has not taken note of earlier registrations; try again in a moment")]
+    /// The NIC, in another process, has yet to process earlier registrations: at least 768.
+    #[error("the NIC has yet to process earlier registrations; try again in a moment")]
     Busy,
-    /// The NIC is gone.
+    /// The NIC has stopped.
     #[error("the NIC behind the port has stopped")]
     Closed,
 }
 
-/// Why a command was not posted.
+/// The reason why a command was not posted.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum PostError {
-    /// Reap a completion first.
-    #[error("{depth} commands are under way already; take a completion first")]
+    /// The port has its most commands in flight; take a completion first.
+    #[error("{depth} commands are in flight already; take a completion first")]
     QueueFull {
-        /// Commands that may be under way at once.
+        /// Most commands in flight.
         depth: usize,
     },
-    /// The NIC is gone.
+    /// The NIC has stopped.
     #[error("the NIC behind the port has stopped")]
     Closed,
 }
 
-/// The NIC behind a port has stopped: nothing more will complete.
+/// The NIC behind a port has stopped; no further command completes.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the NIC behind the port has stopped")]
 pub struct PortClosed;
 
-/// A process's own way into its NIC. Exclusive, and no lock around its rings.
+/// A process's access to its NIC. It is exclusive, and its rings need no lock.
 ///
-/// A posted command holds one slot of the completion ring until its completion is taken, so that a
-/// completion always has room.
+/// A posted command reserves a slot of the completion ring until its completion is taken. A completion
+/// therefore always has space.
 #[derive(Debug)]
 pub struct Port {
     id: PortId,
     depth: usize,
     outstanding: usize,
-    /// How looking for a completion before waiting for it has paid.
-    looks: Looks,
+    /// Adapts how long to busy-poll for a completion before parking.
+    spin_state: AdaptiveSpin,
     commands: Producer,
     completions: Consumer,
-    registrar: Arc<Registrar>,
+    shared: Arc<PortShared>,
 }
 
-/// A port and the NIC's end of it; `bell` is rung whenever the NIC should look.
+/// Creates a port and the NIC's end of it. `bell` is rung whenever the NIC must poll the port.
 pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, NicPort) {
     let id = name.id;
     let depth = depth.max(2).next_power_of_two();
-    // The consumer gives slots back a quarter of the ring late.
+    // The consumer returns slots late, by up to a quarter of the ring.
     let bytes = ring_bytes(depth * 2);
     let segment = Arc::new(Segment::private(2 * bytes));
     let (command_in, command_out) = ring(&segment, 0, depth * 2);
     let (completion_in, completion_out) = ring(&segment, bytes, depth * 2);
-    let registrar = Arc::new(Registrar::new(name, bell));
+    let shared = Arc::new(PortShared::new(name, bell));
     let port = Port {
         id,
         depth,
         outstanding: 0,
-        looks: Looks::default(),
+        spin_state: AdaptiveSpin::default(),
         commands: command_in,
         completions: completion_out,
-        registrar: Arc::clone(&registrar),
+        shared: Arc::clone(&shared),
     };
-    let nic = NicPort::new(command_out, completion_in, registrar);
+    let nic = NicPort::new(command_out, completion_in, shared);
     (port, nic)
 }
 
-/// What the process of a NIC has given for a port of another process.
+/// Parts of a port that the NIC's process passes to the process that opens it.
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) struct Loan {
     pub(crate) name: PortName,
     pub(crate) depth: usize,
-    /// The segment of the port's rings.
+    /// Segment of the port's rings.
     pub(crate) file: std::os::fd::OwnedFd,
     /// Wakes the NIC's process.
     pub(crate) channel: Arc<crate::passing::Socket>,
@@ -169,40 +168,40 @@ pub(crate) struct Loan {
     pub(crate) lender: Box<dyn Lender>,
 }
 
-/// The application's end of a port whose NIC is in another process, one of a user that `admits`
-/// admits. Somebody has to call the registrar's `wake` and `close` when that process does.
+/// Creates the application's end of a port whose NIC runs in a process of an admitted user. The caller must
+/// call `wake` and `close` of the returned value when that process sends a wake-up or closes.
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) fn borrowed_port(
     loan: Loan,
     admits: impl Fn(u32) -> bool,
-) -> Result<(Port, Arc<Registrar>), crate::segment::SegmentError> {
+) -> Result<(Port, Arc<PortShared>), crate::segment::SegmentError> {
     let Loan { name, depth, file, channel, spin_nanos, lender } = loan;
     let (commands, completions, registrations, words) = far::open(&file, depth, admits)?;
-    let bell = ground::FarBell { words: words.clone(), channel, spin_nanos };
-    let ground = ground::Ground::new(words, registrations, lender);
-    let registrar = Arc::new(Registrar::far(name, Box::new(bell), ground));
+    let bell = remote_allocator::FarBell { words: words.clone(), channel, spin_nanos };
+    let remote = remote_allocator::RemoteAllocator::new(words, registrations, lender);
+    let shared = Arc::new(PortShared::far(name, Box::new(bell), remote));
     let id = name.id;
-    let (near, looks) = (Arc::clone(&registrar), Looks::default());
+    let (local, spin_state) = (Arc::clone(&shared), AdaptiveSpin::default());
     Ok((
-        Port { id, depth, outstanding: 0, looks, commands, completions, registrar: near },
-        registrar,
+        Port { id, depth, outstanding: 0, spin_state, commands, completions, shared: local },
+        shared,
     ))
 }
 
 impl Port {
-    /// The port's number on its NIC.
+    /// Returns the port's number on its NIC.
     #[must_use]
     pub const fn id(&self) -> PortId {
         self.id
     }
 
-    /// Commands that may be under way at once.
+    /// Returns how many commands may be in flight.
     #[must_use]
     pub const fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Commands under way: posted, and their completions not yet taken.
+    /// Returns the number of commands in flight: posted, and their completions not yet taken.
     #[must_use]
     pub const fn outstanding(&self) -> usize {
         self.outstanding
@@ -211,18 +210,18 @@ impl Port {
     /// Registers `bytes` of zeroed memory that the NIC may read and write for this port's commands.
     ///
     /// # Errors
-    /// [`RegisterError`] says which limit was hit.
+    /// [`RegisterError`] says which limit was reached.
     pub fn register(&mut self, bytes: usize) -> Result<Region, RegisterError> {
         self.register_with(bytes, RegionOptions::default())
     }
 
     /// Registers `bytes` of zeroed memory with rights and a protection tag.
     ///
-    /// Where the NIC is in another process, that is asked for memory when what it has lent is taken: this blocks the
-    /// thread until the answer comes, for 2 s at most.
+    /// If the NIC is in another process and the memory that it has given is used up, asks that process for
+    /// more. This blocks the thread until the answer comes, for 2 s at most.
     ///
     /// # Errors
-    /// [`RegisterError`] says which limit was hit.
+    /// [`RegisterError`] says which limit was reached.
     pub fn register_with(
         &mut self,
         bytes: usize,
@@ -234,26 +233,26 @@ impl Port {
         if self.is_closed() {
             return Err(RegisterError::Closed);
         }
-        let (memory, slot, generation) = self.registrar.register(bytes, options)?;
+        let (memory, slot, generation) = self.shared.register(bytes, options)?;
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
         Ok(Region {
             memory,
             whole,
             options,
-            registrar: Arc::clone(&self.registrar),
+            shared: Arc::clone(&self.shared),
             #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
             file: None,
         })
     }
 
-    /// Registers `bytes` of zeroed memory that other processes may map: whoever has its
-    /// [file](Region::file), as [`SharedMemory`](crate::region::SharedMemory). On Linux, for ports of a NIC in
-    /// this process.
+    /// Registers `bytes` of zeroed memory that other processes may map: a process that has its
+    /// [file](Region::file) maps it as [`SharedMemory`](crate::region::SharedMemory). Works on Linux, for ports
+    /// of a NIC in this process.
     ///
     /// # Errors
-    /// [`RegisterError`] says which limit was hit; [`RegisterError::NoMemory`] also where the NIC is in
-    /// another process, or the system is another one.
+    /// [`RegisterError`] says which limit was reached. [`RegisterError::NoMemory`] also if the NIC is in
+    /// another process, or the system is not Linux.
     pub fn register_shared(
         &mut self,
         bytes: usize,
@@ -281,19 +280,19 @@ impl Port {
 
         let Ok((segment, file)) = Segment::shared(Kind::Arena, bytes) else { return Ok(None) };
         let Some(memory) = Memory::within(Arc::new(segment), 0, bytes) else { return Ok(None) };
-        let registered = self.registrar.register_own(memory.clone(), options)?;
+        let registered = self.shared.register_own(memory.clone(), options)?;
         let Some((slot, generation)) = registered else { return Ok(None) };
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
-        let registrar = Arc::clone(&self.registrar);
-        Ok(Some(Region { memory, whole, options, registrar, file: Some(Arc::new(file)) }))
+        let shared = Arc::clone(&self.shared);
+        Ok(Some(Region { memory, whole, options, shared, file: Some(Arc::new(file)) }))
     }
 
-    /// Puts a command into the submission ring; the NIC looks when [`Port::ring`] is called.
+    /// Puts a command into the submission ring; the NIC takes it after [`Port::ring`].
     ///
     /// # Errors
-    /// [`PostError::QueueFull`] while as many commands as the port is deep are under way;
-    /// [`PostError::Closed`] once the NIC has stopped.
+    /// [`PostError::QueueFull`] while as many commands as the port is deep are in flight; [`PostError::Closed`]
+    /// once the NIC has stopped.
     pub fn post(&mut self, command: &Command) -> Result<(), PostError> {
         if self.is_closed() {
             return Err(PostError::Closed);
@@ -305,12 +304,12 @@ impl Port {
         Ok(())
     }
 
-    /// Rings the doorbell: the NIC looks at what was posted.
+    /// Rings the doorbell: the NIC takes the posted commands.
     pub fn ring(&mut self) {
-        self.registrar.ring();
+        self.shared.ring();
     }
 
-    /// Posts one command and rings.
+    /// Posts one command and rings the doorbell.
     ///
     /// # Errors
     /// Those of [`Port::post`].
@@ -320,19 +319,20 @@ impl Port {
         Ok(())
     }
 
-    /// The next completion, if there is one.
+    /// Takes the next completion, if there is one. A NIC that runs on its applications' tasks takes a turn
+    /// here.
     #[must_use]
     #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
         if let Some(completion) = self.take() {
             return Some(completion);
         }
-        self.registrar.progress();
+        self.shared.progress();
         self.take()
     }
 
-    /// The next completion, if it is there already: unlike [`Port::poll`], this gives a NIC that its
-    /// applications run no turn. For whoever has polled and takes the rest.
+    /// Takes the next completion, if it is in the ring already. Unlike [`Port::poll`], gives no turn to a NIC
+    /// that runs on its applications' tasks. Use it after `poll` to take the rest.
     #[must_use]
     #[inline]
     pub fn take(&mut self) -> Option<Completion> {
@@ -341,21 +341,21 @@ impl Port {
         Some(Completion::parse(&entry))
     }
 
-    /// The next completion, when there is one.
+    /// Waits for the next completion and takes it.
     ///
     /// # Errors
     /// [`PortClosed`] once the NIC has stopped and every completion is taken.
     ///
     /// # Cancel safety
-    /// Dropping the future loses nothing.
+    /// Dropping the future loses no completion.
     pub async fn completion(&mut self) -> Result<Completion, PortClosed> {
         poll_fn(|context| {
-            if let Some(completion) = self.look() {
+            if let Some(completion) = self.spin() {
                 return Poll::Ready(Ok(completion));
             }
-            self.registrar.wait(context.waker());
-            self.registrar.rest();
-            // Whatever came before the waker was in place woke nobody.
+            self.shared.wait(context.waker());
+            self.shared.rest();
+            // A completion that arrived before the waker was registered has woken no task.
             match self.take() {
                 Some(completion) => Poll::Ready(Ok(completion)),
                 None if self.is_closed() => Poll::Ready(Err(PortClosed)),
@@ -365,8 +365,8 @@ impl Port {
         .await
     }
 
-    /// The next completion, when there is one; blocks the thread until then. Whatever runs the NIC
-    /// must do so elsewhere: a runtime of other threads, or another process.
+    /// Waits for the next completion and takes it; blocks the thread. The NIC must run elsewhere: on a runtime
+    /// with other threads, or in another process.
     ///
     /// # Errors
     /// [`PortClosed`] once the NIC has stopped and every completion is taken.
@@ -374,25 +374,25 @@ impl Port {
         pollster::block_on(self.completion())
     }
 
-    /// Looks for a completion for as long as that has paid lately, within what the NIC allows.
-    fn look(&mut self) -> Option<Completion> {
-        let most = self.registrar.spin_nanos();
-        let mut looks = std::mem::take(&mut self.looks);
-        let found = self.poll().or_else(|| looks.look(most, || self.poll()));
-        self.looks = looks;
+    /// Busy-polls for a completion, for an adaptive time within what the NIC allows.
+    fn spin(&mut self) -> Option<Completion> {
+        let most = self.shared.spin_nanos();
+        let mut spin = std::mem::take(&mut self.spin_state);
+        let found = self.poll().or_else(|| spin.spin(most, || self.poll()));
+        self.spin_state = spin;
         found
     }
 
-    /// Whether the NIC has stopped.
+    /// Returns whether the NIC has stopped.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.registrar.is_closed()
+        self.shared.is_closed()
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.registrar.drop_port();
+        self.shared.drop_port();
     }
 }
 

@@ -1,4 +1,4 @@
-//! What NICs cost. Only the simulated fabric charges it.
+//! Costs of NICs, hosts and machines. Only the simulated fabric charges them.
 
 mod host;
 mod machine;
@@ -10,39 +10,39 @@ use crate::frame::MAX_PAYLOAD;
 pub use host::{HostProfile, Loopback, Notice, Ringing};
 pub use machine::{Attachment, Machine};
 
-/// What one use of a DMA engine costs.
+/// The costs of a transfer by a DMA engine.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct DmaCost {
-    /// Nanoseconds of each transfer, whatever its size.
+    /// Nanoseconds of each transfer, independent of its size.
     pub setup_ns: u32,
     /// Picoseconds of each byte.
     pub byte_ps: u32,
 }
 
 impl DmaCost {
-    /// Nanoseconds that `bytes` take.
+    /// Returns the nanoseconds of a transfer of `bytes`.
     #[must_use]
     pub const fn nanos(self, bytes: usize) -> u64 {
         self.setup_ns as u64 + (bytes as u64 * self.byte_ps as u64).div_ceil(1000)
     }
 }
 
-/// What a NIC costs and holds.
+/// The costs and capacities of a NIC.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct NicProfile {
     /// Picoseconds of one instruction of the coprocessor.
     pub instruction_ps: u32,
-    /// Instructions to take an event up and lead it to its handler.
+    /// Instructions to receive an event and dispatch it to its handler.
     pub event_instructions: u32,
-    /// From a host's write to a doorbell until the NIC sees it.
+    /// Time from a host's write to a doorbell until the NIC sees it.
     pub doorbell: Duration,
-    /// From host memory into the NIC.
+    /// Transfers from host memory to the NIC.
     pub gather: DmaCost,
-    /// From the NIC into host memory.
+    /// Transfers from the NIC to host memory.
     pub scatter: DmaCost,
-    /// From the end of the writes before it until the host sees a completion.
+    /// Time from the end of earlier writes until the host sees a completion.
     pub completion: Duration,
-    /// Bytes of received frames that the NIC holds until its firmware has seen them.
+    /// Bytes of received frames that the NIC buffers until its firmware has handled them.
     pub receive_memory: u32,
     /// Frames that may wait for the line.
     pub transmit_slots: u16,
@@ -50,17 +50,17 @@ pub struct NicProfile {
     pub mtu: usize,
 }
 
-/// What a simulated NIC tells its firmware of what frames cost.
+/// The costs of frames that a simulated NIC reports to its firmware.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Costs {
-    /// The NIC's own.
+    /// The NIC's own costs.
     pub nic: NicProfile,
-    /// Bytes of a frame that lines and switches pass on at a time: the longest frame where they cut none.
+    /// Bytes of a frame that lines and switches forward as one piece: the longest frame if none cuts frames.
     pub piece: usize,
 }
 
 impl NicProfile {
-    /// A NIC that costs nothing: links and switches alone.
+    /// A NIC without costs, to study links and switches alone.
     pub const FREE: Self = Self {
         instruction_ps: 0,
         event_instructions: 0,
@@ -73,13 +73,12 @@ impl NicProfile {
         mtu: MAX_PAYLOAD,
     };
 
-    /// A FORE SBA-200E as DVCM used it, on an SBus workstation.
+    /// A FORE SBA-200E as DVCM used it, in an SBus workstation.
     ///
-    /// Read: a 25 MHz i960 with 256 KiB of memory, one instruction a cycle at best (FORE's data
-    /// sheet). Fitted to 18 us from coprocessor to coprocessor (DVCM paper, section 3): the
-    /// instructions of an event. Estimated: the DMA setups, doorbell and completion, of the card
-    /// alone; [`Machine::DVCM_ATM`] has those of the paper's applications. Derived: SBus moves 32 bits
-    /// a cycle at 25 MHz, half of that sustained.
+    /// Read: a 25 MHz i960 with 256 KiB of memory, at best one instruction a cycle (FORE's data sheet). Fitted
+    /// to 18 us from coprocessor to coprocessor (DVCM paper, section 3): the instructions of an event.
+    /// Estimated: the DMA setups, doorbell and completion of the card alone; [`Machine::DVCM_ATM`] has those of
+    /// the paper's applications. Derived: SBus moves 32 bits a cycle at 25 MHz, and sustains half of that.
     pub const SBA_200E: Self = Self {
         instruction_ps: 40_000,
         event_instructions: 60,
@@ -92,8 +91,8 @@ impl NicProfile {
         mtu: MAX_PAYLOAD,
     };
 
-    /// A NIC of the kind that servers have today, with a coprocessor of 1 GHz. Derived from PCIe
-    /// round trips of about a microsecond and 12.5 GB/s of a x16 slot of the third generation.
+    /// A NIC of the kind that servers have today, with a coprocessor of 1 GHz. Derived from PCIe round trips of
+    /// about 1 us, and from 12.5 GB/s of a third-generation x16 slot.
     pub const MODERN: Self = Self {
         instruction_ps: 1_000,
         event_instructions: 30,

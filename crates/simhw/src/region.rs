@@ -1,8 +1,8 @@
-//! Registered memory: what a NIC may read and write, and who may ask it to.
+//! Registered memory: the memory that a NIC may access, and the rights to it.
 //!
-//! A region has an owner (the port that registered it), [`Rights`], a [`ProtectionTag`] and a
-//! generation. Firmware checks a handle that came in a command's arguments or from the network
-//! with [`Hardware::check`](crate::hardware::Hardware::check) before it follows it.
+//! A region has an owner (the port that registered it), [`Rights`], a [`ProtectionTag`] and a generation.
+//! Firmware checks a handle from a command's arguments or from the network with
+//! [`Hardware::check`](crate::hardware::Hardware::check) before it uses it.
 
 mod memory;
 mod payload;
@@ -31,30 +31,30 @@ pub(crate) use table::RegionTable;
 /// Most bytes of one region.
 pub const MAX_REGION: usize = 1 << 30;
 
-/// What may be done with a region: any of four bits.
+/// The rights that a region grants: a set of four bits.
 ///
-/// Local is what the owner's own commands ask for; remote is what a frame asks for, as in remote
-/// direct memory access.
+/// Local rights are for the owner's own commands. Remote rights are for frames, as in remote direct memory
+/// access.
 #[derive(Clone, Copy, Default, Eq, Hash, PartialEq)]
 pub struct Rights(u8);
 
 impl Rights {
-    /// Nothing.
+    /// No rights.
     pub const NONE: Self = Self(0);
-    /// The owner's commands may read it.
+    /// The owner's commands may read the region.
     pub const LOCAL_READ: Self = Self(1);
-    /// The owner's commands may write it.
+    /// The owner's commands may write to the region.
     pub const LOCAL_WRITE: Self = Self(2);
-    /// Frames may read it.
+    /// Frames may read the region.
     pub const REMOTE_READ: Self = Self(4);
-    /// Frames may write it.
+    /// Frames may write to the region.
     pub const REMOTE_WRITE: Self = Self(8);
     /// Both local rights: the default of a region.
     pub const LOCAL: Self = Self(3);
-    /// All four.
+    /// All four rights.
     pub const ALL: Self = Self(15);
 
-    /// The rights of these four bits, as they lie in shared memory.
+    /// Decodes rights from shared memory; `None` if other bits are set.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
         if bits <= Self::ALL.0 { Some(Self(bits)) } else { None }
@@ -65,19 +65,19 @@ impl Rights {
         self.0
     }
 
-    /// These and `other`.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` are among these.
+    /// Returns whether all rights in `other` are in this set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether any of `other` is among these.
+    /// Returns whether any right in `other` is in this set.
     #[must_use]
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -105,13 +105,13 @@ impl fmt::Debug for Rights {
     }
 }
 
-/// What a region and whoever may use it have in common: a number that the owner chooses.
+/// A number, chosen by the owner, that a region and its authorized users share.
 #[derive(
     Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize,
 )]
 pub struct ProtectionTag(pub u32);
 
-/// What a region is registered with.
+/// Options for registering a region.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RegionOptions {
     pub(crate) rights: Rights,
@@ -125,14 +125,14 @@ impl Default for RegionOptions {
 }
 
 impl RegionOptions {
-    /// What may be done with it. Default: [`Rights::LOCAL`].
+    /// Sets the rights that the region grants. Default: [`Rights::LOCAL`].
     #[must_use]
     pub const fn rights(mut self, rights: Rights) -> Self {
         self.rights = rights;
         self
     }
 
-    /// Its protection tag. Default: 0.
+    /// Sets the region's protection tag. Default: 0.
     #[must_use]
     pub const fn tag(mut self, tag: ProtectionTag) -> Self {
         self.tag = tag;
@@ -140,26 +140,26 @@ impl RegionOptions {
     }
 }
 
-/// What somebody wants to do with a region, and as whom. The default wants nothing: the handle
-/// must only be live and within its region.
+/// A requested access to a region, and on whose behalf. The default requests no rights: the handle must only be
+/// live and within its region.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Access {
     /// The port that must own the region; any, if `None`.
     pub owner: Option<PortId>,
     /// The tag that the region must have; any, if `None`.
     pub tag: Option<ProtectionTag>,
-    /// The rights that the region must give, all of them.
+    /// The rights that the region must grant, all of them.
     pub rights: Rights,
 }
 
 impl Access {
-    /// What a command of `owner` may ask for.
+    /// Describes an access by a command of `owner`.
     #[must_use]
     pub const fn local(owner: PortId, rights: Rights) -> Self {
         Self { owner: Some(owner), tag: None, rights }
     }
 
-    /// What a frame may ask for that shows `tag`.
+    /// Describes an access by a frame that carries `tag`.
     #[must_use]
     pub const fn remote(tag: ProtectionTag, rights: Rights) -> Self {
         Self { owner: None, tag: Some(tag), rights }
@@ -171,9 +171,9 @@ impl Access {
 pub struct RegionRef {
     /// The port that registered the region.
     pub port: PortId,
-    /// Which of the port's regions.
+    /// The region's slot among those of the port.
     pub slot: u16,
-    /// Which use of the slot: a handle of an earlier one is refused.
+    /// The generation of the slot: handles of earlier ones are refused.
     pub generation: u32,
     /// First byte of the range, from the region's start.
     pub offset: u32,
@@ -182,14 +182,14 @@ pub struct RegionRef {
 }
 
 impl RegionRef {
-    /// As two words: what goes into a command's arguments or a frame.
+    /// Encodes the handle as two words, for a command's arguments or a frame.
     #[must_use]
     pub const fn to_words(self) -> [u64; 2] {
         let handle = self.port.0 as u64 | (self.slot as u64) << 16 | (self.generation as u64) << 32;
         [handle, self.offset as u64 | (self.length as u64) << 32]
     }
 
-    /// What [`RegionRef::to_words`] made. Any words are some handle: check it before it is used.
+    /// Decodes [`RegionRef::to_words`]. Any words decode to some handle: check it before use.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub const fn from_words([handle, range]: [u64; 2]) -> Self {
@@ -202,7 +202,7 @@ impl RegionRef {
         }
     }
 
-    /// A part of this range; `None` where it passes the end.
+    /// Returns a part of this range; `None` if it exceeds the range.
     #[must_use]
     pub fn part(&self, offset: u32, length: u32) -> Option<Self> {
         (offset.checked_add(length)? <= self.length).then(|| Self {
@@ -213,34 +213,34 @@ impl RegionRef {
     }
 }
 
-/// Why a [`RegionRef`] names nothing that may be touched.
+/// The reason why a [`RegionRef`] may not be accessed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum RegionError {
-    /// Never registered, or deregistered since.
+    /// The region was never registered, or has been deregistered.
     #[error(
-        "no such region: never registered, or dropped; keep a region for as long as it is named"
+        "no such region: never registered, or dropped; keep a region for as long as handles to it are used"
     )]
     Stale,
-    /// Past the region's end.
+    /// The range exceeds the region.
     #[error("the range passes the end of its region of {bytes} bytes")]
     OutOfRange {
         /// Bytes of the region.
         bytes: usize,
     },
-    /// The region is another port's.
+    /// Another port owns the region.
     #[error("the region is another port's")]
     Owner,
     /// The region has another protection tag.
     #[error("the region has another protection tag")]
     Tag,
-    /// The region was registered without the rights for it.
+    /// The region does not grant the required rights.
     #[error("the region gives the rights {granted:?} only; register it with more")]
     Rights {
-        /// What it gives.
+        /// The rights that it grants.
         granted: Rights,
     },
-    /// The memory is not there for the NIC now: its pages were unpinned (a fault).
+    /// The NIC cannot access the memory now: its pages were unpinned (a fault).
     #[error("the memory is not resident")]
     NotResident,
     /// The transfer failed (a fault).
@@ -248,81 +248,81 @@ pub enum RegionError {
     Bus,
 }
 
-/// An application's own registered memory. Dropping it deregisters it; the NIC keeps the memory
-/// itself alive for as long as it may still write to it.
+/// An application's own registered memory. Dropping it deregisters it; the memory itself lives until the NIC
+/// can no longer write to it.
 #[derive(Debug)]
 pub struct Region {
     pub(crate) memory: Memory,
     pub(crate) whole: RegionRef,
     pub(crate) options: RegionOptions,
-    pub(crate) registrar: Arc<crate::port::Registrar>,
-    /// What other processes map it by.
+    pub(crate) shared: Arc<crate::port::PortShared>,
+    /// The file by which other processes map the region.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(crate) file: Option<Arc<std::os::fd::OwnedFd>>,
 }
 
 impl Region {
-    /// Bytes of the region.
+    /// Returns the bytes of the region.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// The whole region, as a NIC knows it.
+    /// Returns a handle to the whole region.
     #[must_use]
     pub const fn whole(&self) -> RegionRef {
         self.whole
     }
 
-    /// What may be done with the region.
+    /// Returns the rights that the region grants.
     #[must_use]
     pub const fn rights(&self) -> Rights {
         self.options.rights
     }
 
-    /// The region's protection tag.
+    /// Returns the region's protection tag.
     #[must_use]
     pub const fn tag(&self) -> ProtectionTag {
         self.options.tag
     }
 
-    /// The file that other processes map it by, as [`SharedMemory`]; of memory that was registered with
-    /// [`Port::register_shared`](crate::port::Port::register_shared).
+    /// Returns the file by which other processes map the region, as [`SharedMemory`]. `None` unless the region
+    /// was registered with [`Port::register_shared`](crate::port::Port::register_shared).
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     #[must_use]
     pub const fn file(&self) -> Option<&Arc<std::os::fd::OwnedFd>> {
         self.file.as_ref()
     }
 
-    /// A range of the region, as a NIC knows it; `None` where it passes the end.
+    /// Returns a handle to a range of the region; `None` if it exceeds the region.
     #[must_use]
     pub fn range(&self, offset: usize, length: usize) -> Option<RegionRef> {
         self.whole.part(u32::try_from(offset).ok()?, u32::try_from(length).ok()?)
     }
 
-    /// Copies `bytes` into the region at `offset`.
+    /// Copies `bytes` to `offset` of the region.
     ///
     /// # Errors
-    /// [`RegionError::OutOfRange`] if they would pass its end; nothing is written then.
+    /// [`RegionError::OutOfRange`] if they exceed the region; nothing is then written.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
         self.store(offset, Payload::from(bytes))
     }
 
-    /// Copies `from`, which may be in shared memory, into the region at `offset`.
+    /// Copies `from`, which may be in shared memory, to `offset` of the region.
     ///
     /// # Errors
-    /// As [`Region::write`].
+    /// Those of [`Region::write`].
     #[inline]
     pub fn store(&self, offset: usize, from: Payload<'_>) -> Result<(), RegionError> {
         let out_of_range = RegionError::OutOfRange { bytes: self.len() };
         self.memory.store(offset, from).ok_or(out_of_range)
     }
 
-    /// Copies bytes from `offset` on out of the region, filling `out`.
+    /// Fills `out` with the region's bytes from `offset` on.
     ///
     /// # Errors
-    /// [`RegionError::OutOfRange`] if there are not that many; `out` is untouched then.
+    /// [`RegionError::OutOfRange`] if the region has fewer; `out` is then unchanged.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RegionError> {
         let view = self
             .memory
@@ -332,7 +332,7 @@ impl Region {
         Ok(())
     }
 
-    /// The bytes of a range where they lie, to be copied out; `None` where it passes the end.
+    /// Returns a view of a range, to copy the bytes out; `None` if it exceeds the region.
     #[must_use]
     pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
         self.memory.view(offset, length)
@@ -345,7 +345,7 @@ impl Drop for Region {
         if self.file.is_some() {
             self.memory.revoke();
         }
-        self.registrar.deregister(self.whole);
+        self.shared.deregister(self.whole);
     }
 }
 

@@ -1,26 +1,25 @@
-//! One producer, one consumer, slots of one cache line each, in a segment.
+//! A ring in a segment with one producer, one consumer, and slots of one cache line each.
 //!
-//! The sequence number lies in the slot and is stored last, with release; there is no lock and no
-//! shared index on the fast path, so either side may stop at any instruction. The producer may
-//! stage several entries and publish them at once, or forget them. The consumer gives slots back in
-//! batches.
+//! Each slot has a sequence number, stored last with release order. The fast path has no lock and no shared
+//! index, so either side may stop at any instruction. The producer may stage several entries, and then publish
+//! them at once or discard them. The consumer returns slots in batches.
 
 use std::sync::Arc;
 
 use crate::segment::{LINE, Line, Segment};
 use crate::sync::Ordering;
 
-/// Words of one entry: a cache line less its sequence number.
+/// Words of one entry: a cache line without the slot's sequence number.
 pub(crate) const ENTRY_WORDS: usize = 7;
-/// What one slot carries.
+/// The words of one slot.
 pub(crate) type Entry = [u64; ENTRY_WORDS];
 
-/// Where a ring lies: a line with the count of slots given back, then the slots.
+/// Position of a ring: a line with the count of returned slots, then the slots.
 #[derive(Clone, Debug)]
 struct Place {
     segment: Arc<Segment>,
     offset: usize,
-    /// Slots; a power of two.
+    /// Number of slots; a power of two.
     depth: u64,
 }
 
@@ -36,18 +35,18 @@ impl Place {
     }
 }
 
-/// The writing end.
+/// The producer's end of a ring.
 #[derive(Debug)]
 pub(crate) struct Producer {
     place: Place,
-    /// Entries that are published.
+    /// Number of published entries.
     published: u64,
-    /// Entries that are written, published or not.
+    /// Number of written entries, published or not.
     staged: u64,
     returned: u64,
 }
 
-/// The reading end.
+/// The consumer's end of a ring.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     place: Place,
@@ -55,18 +54,18 @@ pub(crate) struct Consumer {
     returned: u64,
 }
 
-/// Slots of a ring of `depth`.
+/// Returns the number of slots of a ring of `depth`.
 pub(crate) const fn slots(depth: usize) -> usize {
     let depth = if depth < 2 { 2 } else { depth };
     depth.next_power_of_two()
 }
 
-/// Bytes that a ring of `depth` takes in its segment.
+/// Returns the bytes that a ring of `depth` takes in its segment.
 pub(crate) const fn ring_bytes(depth: usize) -> usize {
     LINE + slots(depth) * LINE
 }
 
-/// A ring of `depth` slots, rounded up to a power of two, at `offset` of a zeroed segment.
+/// Creates a ring of `depth` slots, rounded up to a power of two, at `offset` of a zeroed segment.
 pub(crate) fn ring(segment: &Arc<Segment>, offset: usize, depth: usize) -> (Producer, Consumer) {
     let place = Place { segment: Arc::clone(segment), offset, depth: slots(depth) as u64 };
     (
@@ -76,13 +75,12 @@ pub(crate) fn ring(segment: &Arc<Segment>, offset: usize, depth: usize) -> (Prod
 }
 
 impl Producer {
-    /// Writes one entry that nobody sees before [`Producer::publish`]; gives it back where there is
-    /// no free slot.
+    /// Writes one entry, which becomes visible at [`Producer::publish`]. `Err` if there is no free slot.
     #[inline]
     pub(crate) fn stage(&mut self, entry: &Entry) -> Result<(), ()> {
         let depth = self.place.depth;
         if self.staged.wrapping_sub(self.returned) >= depth {
-            // The other side may write anything: what it can't have taken, it has not.
+            // The other side may write any count: one that it cannot have reached is ignored.
             let returned = self.place.returned()[0].load(Ordering::Acquire);
             if self.published.wrapping_sub(returned) > depth
                 || self.staged.wrapping_sub(returned) >= depth
@@ -99,7 +97,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Publishes all that is staged, the oldest last: the consumer sees all of it or nothing.
+    /// Publishes all staged entries, the oldest last: the consumer sees all of them or none.
     pub(crate) fn publish(&mut self) {
         for number in (self.published..self.staged).rev() {
             self.place.slot(number)[0].store(number + 1, Ordering::Release);
@@ -107,12 +105,12 @@ impl Producer {
         self.published = self.staged;
     }
 
-    /// What is staged never was.
+    /// Discards the staged entries.
     pub(crate) const fn unstage(&mut self) {
         self.staged = self.published;
     }
 
-    /// Publishes one entry; gives it back where there is no free slot.
+    /// Publishes one entry. `Err` if there is no free slot.
     #[inline]
     pub(crate) fn push(&mut self, entry: &Entry) -> Result<(), ()> {
         self.stage(entry)?;
@@ -138,7 +136,7 @@ impl Consumer {
         Some(entry)
     }
 
-    /// Whether no entry is published.
+    /// Returns whether no published entry waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.place.slot(self.next)[0].load(Ordering::Acquire) != self.next + 1
     }
@@ -177,7 +175,8 @@ mod tests {
                     Op::Stage(value) => {
                         let held = model.len() + staged.len();
                         let took = producer.stage(&[value; ENTRY_WORDS]).is_ok();
-                        // Slots come back in batches of a quarter: at least three quarters are there.
+                        // The consumer returns slots in batches of a quarter: at least three quarters are
+                        // usable.
                         prop_assert!(took || held + slots(depth).div_ceil(4) > slots(depth));
                         prop_assert!(!took || held < slots(depth));
                         if took {

@@ -1,17 +1,17 @@
-//! Named random streams: one seed, one stream for each component.
+//! Named random streams: one for each component, derived from one seed.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
-/// A portable random stream, set by a seed and a name.
+/// A portable random stream, determined by a seed and a name.
 ///
-/// Components draw from streams of their own, so that one more draw in one place moves nothing
-/// elsewhere. The sequence is part of what "the same seed" promises: ChaCha with 8 rounds.
+/// Components draw from streams of their own, so that an additional draw in one changes no other. The same seed
+/// gives the same sequence on every platform: ChaCha with 8 rounds.
 #[derive(Clone, Debug)]
 pub struct Rng(ChaCha8Rng);
 
 impl Rng {
-    /// The stream `name` under `seed`.
+    /// Creates the stream `name` of `seed`.
     #[must_use]
     pub fn new(seed: u64, name: &str) -> Self {
         let mut key = [0; 32];
@@ -21,18 +21,18 @@ impl Rng {
         Self(ChaCha8Rng::from_seed(key))
     }
 
-    /// 64 uniform bits.
+    /// Draws 64 uniform bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// Uniform in `0..bound`; 0 for a bound of 0.
+    /// Draws a uniform number in `0..bound`; 0 for a bound of 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         // Multiply-shift: the bias is below bound / 2^64.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Uniform in `low..=high`; `low` if `high` is smaller.
+    /// Draws a uniform number in `low..=high`; `low` if `high` is smaller.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         if high <= low {
             return low;
@@ -43,12 +43,12 @@ impl Rng {
         }
     }
 
-    /// Uniform in [0, 1).
+    /// Draws a uniform number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// True with `probability`, a fraction from 0 to 1.
+    /// Draws `true` with `probability`, from 0 to 1.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.unit() < probability
     }

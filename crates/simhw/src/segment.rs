@@ -1,20 +1,20 @@
-//! Memory that two parties touch at once: a NIC and its application, or two processes.
+//! Memory that two parties access at once: a NIC and its application, or two processes.
 //!
-//! All `unsafe` code of the crate is here. What leaves the module is safe: atomic words, and copies
-//! in and out. Nobody is ever handed a `&[u8]` into a segment.
+//! All `unsafe` code of the crate is in this module, and its interface is safe: atomic words, and copies in and
+//! out. No caller ever gets a `&[u8]` into a segment.
 //!
 //! # Why the copies are sound
 //!
-//! A copy reads or writes bytes that another thread, or another process, may be writing. In Rust's
-//! memory model that is a data race, and undefined, unless every access is atomic; relaxed atomic
-//! bytes give a mixture of old and new ones, which is all that a copy promises. On x86-64 the copy
-//! is inline assembly that does exactly what relaxed atomic bytes would: each byte is read once and
-//! written once, in whatever groups the processor likes, and the compiler sees neither the loads nor
-//! the stores and so derives nothing from them. Elsewhere, and under Miri, a copy accesses the aligned words
-//! that the bytes lie in, each atomically and whole: see [`words`]. So there is one size of access to any byte of a
-//! segment, which the model asks for as well. Words that [`Segment::line`] hands out are accessed atomically by all; a
-//! copy touches those of a ring's slot only while the ring's protocol gives the slot to the copying side.
-#![allow(unsafe_code, reason = "the one module that touches raw memory")]
+//! A copy reads or writes bytes that another thread, or another process, may be writing. In Rust's memory model
+//! that is a data race, and undefined, unless every access is atomic. Relaxed atomic bytes give a mixture of
+//! old and new ones, which is all that a copy promises. On x86-64 the copy is inline assembly that does exactly
+//! what relaxed atomic bytes would. Each byte is read once and written once, in whatever groups the processor
+//! likes; the compiler sees neither the loads nor the stores and so derives nothing from them. Elsewhere, and
+//! under Miri, a copy accesses the aligned words that contain the bytes, each atomically and whole: see
+//! [`words`]. Any byte of a segment is therefore accessed in one size, which the model requires as well. Words
+//! from [`Segment::line`] are always accessed atomically. A copy accesses those of a ring's slot only while the
+//! ring's protocol gives the slot to the copying side.
+#![allow(unsafe_code, reason = "the one module that accesses raw memory")]
 
 #[cfg(not(all(test, midplane_loom)))]
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -52,7 +52,7 @@ pub(crate) const LINE: usize = 64;
 pub(crate) type Line = [AtomicU64; 8];
 
 #[cfg(not(all(test, midplane_loom)))]
-/// Zeroed memory, aligned to cache lines. Its length is a multiple of them.
+/// Zeroed memory, aligned to cache lines; its length is a multiple of a line.
 pub(crate) struct Segment {
     base: NonNull<u8>,
     bytes: usize,
@@ -61,9 +61,9 @@ pub(crate) struct Segment {
 
 #[cfg(not(all(test, midplane_loom)))]
 enum Backing {
-    /// Memory of this process, and where its allocation begins.
+    /// Memory of this process, and the start of its allocation.
     Heap { start: NonNull<u8>, layout: Layout },
-    /// A mapping of a file that other processes may have mapped as well.
+    /// A mapped file, which other processes may have mapped as well.
     #[cfg(target_os = "linux")]
     Mapped { start: NonNull<u8>, mapped: usize },
 }
@@ -85,13 +85,13 @@ impl fmt::Debug for Segment {
 
 #[cfg(not(all(test, midplane_loom)))]
 impl Segment {
-    /// Memory of this process alone, at least `bytes` of it.
+    /// Allocates at least `bytes` of memory for this process alone.
     ///
     /// # Panics
-    /// If `bytes` is above what one allocation may have; aborts where memory runs out.
+    /// If `bytes` is above the limit of one allocation. Aborts if memory runs out.
     pub(crate) fn private(bytes: usize) -> Self {
         let bytes = bytes.next_multiple_of(LINE).max(LINE);
-        // Aligned by hand: the system zeroes lazily only what it aligns as it likes.
+        // Aligned by hand: the allocator zeroes lazily only at the alignment that it chooses.
         let layout = Layout::from_size_align(bytes + LINE, 16).expect("fits the address space");
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
@@ -102,8 +102,8 @@ impl Segment {
         Self { base, bytes, backing: Backing::Heap { start, layout } }
     }
 
-    /// The file of `mapped` bytes, less its first `skip`; both are multiples of a page. The file
-    /// must keep that length for as long as it is mapped anywhere.
+    /// Maps `mapped` bytes of a file, and hides the first `skip`; both are multiples of a page. The file must
+    /// keep that length for as long as it is mapped anywhere.
     #[cfg(target_os = "linux")]
     fn map(
         file: rustix::fd::BorrowedFd<'_>,
@@ -113,7 +113,7 @@ impl Segment {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
 
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, where the system likes: it takes no memory from anybody.
+        // SAFETY: a new mapping at an address that the system chooses: it replaces no other memory.
         let start =
             unsafe { mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, file, 0)? };
         let start = NonNull::new(start.cast::<u8>()).expect("the system maps nothing at zero");
@@ -122,7 +122,7 @@ impl Segment {
         Ok(Self { base, bytes: mapped - skip, backing: Backing::Mapped { start, mapped } })
     }
 
-    /// The first line of the file that it is mapped from; `None` of memory of this process alone.
+    /// Returns the first line of the mapped file; `None` for memory of this process alone.
     #[cfg(target_os = "linux")]
     fn header(&self) -> Option<&Line> {
         let Backing::Mapped { start, .. } = &self.backing else { return None };
@@ -131,16 +131,16 @@ impl Segment {
         Some(unsafe { start.cast::<Line>().as_ref() })
     }
 
-    /// Bytes of the segment.
+    /// Returns the bytes of the segment.
     #[cfg(any(test, target_os = "linux"))]
     pub(crate) const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The cache line that begins at `offset`.
+    /// Returns the cache line at `offset`.
     ///
     /// # Panics
-    /// If `offset` is not that of a line, or past the end.
+    /// If `offset` is not a multiple of a line, or is past the end.
     #[inline]
     pub(crate) fn line(&self, offset: usize) -> &Line {
         assert!(offset.is_multiple_of(LINE) && offset < self.bytes, "a line within the segment");
@@ -150,7 +150,7 @@ impl Segment {
         unsafe { self.base.add(offset).cast::<Line>().as_ref() }
     }
 
-    /// The bytes of a range, to be copied out; `None` where it passes the end.
+    /// Returns a view of a range, to copy the bytes out; `None` if it exceeds the segment.
     #[inline]
     pub(crate) fn view(&self, offset: usize, length: usize) -> Option<View<'_>> {
         if offset.checked_add(length)? > self.bytes {
@@ -167,13 +167,12 @@ impl Segment {
         })
     }
 
-    /// Copies `from` to `offset`; `None`, and nothing is written, where it would pass the end.
+    /// Copies `from` to `offset`. If it would exceed the segment, writes nothing and returns `None`.
     #[inline]
     pub(crate) fn store(&self, offset: usize, from: View<'_>) -> Option<()> {
         let to = self.view(offset, from.length)?;
-        // SAFETY: both ranges are live and checked; the destination is this segment's, whose memory
-        // may be written by whoever holds it. They may overlap: then bytes of the range are mixed,
-        // as with any two copies at once.
+        // SAFETY: both ranges are live and checked; the destination is this segment's, whose memory any holder
+        // may write. They may overlap: then bytes of the range are mixed, as with any two concurrent copies.
         unsafe { from.copy_into(to.start.cast_mut()) };
         Some(())
     }
@@ -183,31 +182,31 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         match self.backing {
-            // SAFETY: allocated with this layout, and nobody borrows from it any more.
+            // SAFETY: allocated with this layout, and no borrow of it is left.
             Backing::Heap { start, layout } => unsafe { dealloc(start.as_ptr(), layout) },
             #[cfg(target_os = "linux")]
             Backing::Mapped { start, mapped } => {
-                // SAFETY: mapped with this length, and nobody borrows from it any more. An error
-                // would mean that it is not mapped; there is nothing to do about that.
+                // SAFETY: mapped with this length, and no borrow of it is left. An error would mean that it is
+                // not mapped, which needs no handling.
                 let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), mapped) };
             }
         }
     }
 }
 
-/// Bytes that somebody else may be writing at this moment, or that nobody is.
+/// A range of bytes to copy from; other parties may be writing them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     start: *const u8,
     length: usize,
-    /// It lies in a segment.
+    /// True if the bytes are in a segment.
     #[cfg(any(not(target_arch = "x86_64"), miri))]
     is_shared: bool,
     owner: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: as good as a shared borrow: the bytes are only copied out, which any number of threads may
-// do at once.
+// SAFETY: equivalent to a shared borrow: the bytes are only copied out, which any number of threads may do at
+// once.
 unsafe impl Send for View<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for View<'_> {}
@@ -229,13 +228,13 @@ impl View<'_> {
         self.length
     }
 
-    /// Where this lies in `whole`, if it does.
+    /// Returns the offset of this range in `whole`, if it is inside.
     pub(crate) fn place_in(&self, whole: &Self) -> Option<usize> {
         let place = self.start.addr().checked_sub(whole.start.addr())?;
         (place + self.length <= whole.length).then_some(place)
     }
 
-    /// A part of it.
+    /// Returns a part of the range; `None` if it exceeds the range.
     pub(crate) fn slice(&self, range: Range<usize>) -> Option<Self> {
         if range.start > range.end || range.end > self.length {
             return None;
@@ -245,7 +244,7 @@ impl View<'_> {
         Some(Self { start, length: range.len(), ..*self })
     }
 
-    /// Copies the bytes out, as many as both have; returns how many.
+    /// Copies as many bytes as fit into `out`; returns how many.
     #[inline]
     pub(crate) fn copy_to(&self, out: &mut [u8]) -> usize {
         let length = self.length.min(out.len());
@@ -254,7 +253,7 @@ impl View<'_> {
         length
     }
 
-    /// Copies the bytes behind those that `out` has, as many as it has room for; returns how many.
+    /// Appends as many bytes as fit to `out`; returns how many.
     #[inline]
     pub(crate) fn append_to(&self, out: &mut ReadBuf<'_>) -> usize {
         let length = self.length.min(out.remaining());
@@ -277,20 +276,20 @@ impl View<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl View<'_> {
-    /// Copies all of it.
+    /// Copies the whole range to `to`.
     ///
     /// # Safety
-    /// `to` is in a live segment, with as much behind it.
+    /// `to` must be in a live segment that has as many bytes from there on.
     #[inline]
     unsafe fn copy_into(&self, to: *mut u8) {
         // SAFETY: the source is live for the lifetime of this; the caller vouches for the destination.
         unsafe { copy(self.start, to, self.length) };
     }
 
-    /// Copies the beginning of it.
+    /// Copies the start of the range.
     ///
     /// # Safety
-    /// It is as long as `out`.
+    /// The range must be at least as long as `out`.
     #[inline]
     unsafe fn copy_out(&self, out: &mut [u8]) {
         // SAFETY: the source is live for the lifetime of this, and as long as the caller says; the destination is
@@ -301,10 +300,10 @@ impl View<'_> {
 
 #[cfg(any(not(target_arch = "x86_64"), miri))]
 impl View<'_> {
-    /// Copies all of it.
+    /// Copies the whole range to `to`.
     ///
     /// # Safety
-    /// `to` is in a live segment, with as much behind it.
+    /// `to` must be in a live segment that has as many bytes from there on.
     unsafe fn copy_into(&self, to: *mut u8) {
         // SAFETY: the source is live for the lifetime of this, and in a segment or borrowed as a slice; the caller
         // vouches for the destination.
@@ -317,10 +316,10 @@ impl View<'_> {
         }
     }
 
-    /// Copies the beginning of it.
+    /// Copies the start of the range.
     ///
     /// # Safety
-    /// It is as long as `out`.
+    /// The range must be at least as long as `out`.
     unsafe fn copy_out(&self, out: &mut [u8]) {
         // SAFETY: the source is live for the lifetime of this, as long as the caller says, and in a segment or
         // borrowed as a slice.
@@ -334,16 +333,16 @@ impl View<'_> {
     }
 }
 
-/// Lines of the destination that are fetched ahead, to be written: they lie in the cache of whoever read them last, and
-/// a processor fetches by itself what it reads, not what it overwrites. From 4 to 64 it makes no difference that can
-/// be told; 64 KiB arrive in a sixth less time than without, on a Zen 3.
+/// Number of lines of the destination that are prefetched for writing. They are in the cache of the processor that
+/// last read them, and a processor prefetches by itself what it reads, not what it overwrites. Values from 4 to
+/// 64 make no measurable difference. 64 KiB arrive in a sixth less time than without, on a Zen 3.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINES_AHEAD: usize = 16;
 
-/// Copies `length` bytes that others may touch at the same time.
+/// Copies `length` bytes that other parties may access at the same time.
 ///
 /// # Safety
-/// Both ranges are live, the destination may be written, and whoever else touches them does so
+/// Both ranges are live, and the destination may be written. Any other party that accesses them does so
 /// atomically, by a copy like this one, or from another process.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
@@ -358,9 +357,9 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     let (mut from, mut to) = (from, to);
     let lines = length / LINE;
     if lines > 0 {
-        // SAFETY: reads and writes `lines` times 64 bytes of the two ranges, which the caller
-        // vouches for; all registers that change are named. A line is fetched ahead only within the
-        // destination: the next one may be another's, who is using it.
+        // SAFETY: reads and writes `lines` times 64 bytes of the two ranges, for which the caller vouches; all
+        // registers that change are named. Only lines of the destination are prefetched: the next line may be
+        // in use by another processor.
         unsafe {
             asm!(
                 "2:",
@@ -395,8 +394,8 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
     let rest = length % LINE;
     if rest > 0 {
-        // SAFETY: the rest of the same two ranges; the direction flag is clear, as the calling
-        // convention has it.
+        // SAFETY: the rest of the same two ranges; the direction flag is clear, as the calling convention
+        // requires.
         unsafe {
             asm!(
                 "rep movsb",
@@ -409,11 +408,11 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Copies 8 bytes that others may touch at the same time. They are moved whole where they are aligned: whoever
-/// is stopped has written all of them, or none.
+/// Copies 8 bytes that other parties may access at the same time. Aligned bytes are moved in one access: a
+/// process that is killed has written all of them, or none.
 ///
 /// # Safety
-/// As of [`copy`].
+/// Those of [`copy`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_word(from: *const u8, to: *mut u8) {

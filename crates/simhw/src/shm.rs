@@ -1,19 +1,17 @@
-//! NICs over shared memory: processes of one host, joined by rings; Linux only.
+//! NICs over shared memory: processes of one host, connected by rings; Linux only.
 //!
-//! A [`ShmNic`] runs its firmware in the process that uses it, where it is used: ringing a port's
-//! doorbell and looking for completions give the NIC its turns, and nothing else runs between two
-//! processes that both look. Who waits looks for a while ([`ShmConfig::spin`]) and then parks; the
-//! NIC is then run by a task of the runtime that its peers wake.
+//! A [`ShmNic`] runs its firmware in the process that uses it, on the thread that uses it. Ringing a port's
+//! doorbell and polling for completions give the NIC its turns; nothing else runs between two processes that
+//! both poll. A waiting task busy-polls for a while ([`ShmConfig::spin`]) and then parks. A task of the
+//! runtime, woken by the NIC's peers, then runs the NIC.
 //!
-//! Every two NICs share one segment: a file without a name, made by one of them and passed to the
-//! other, for the processes of the users that both [admit](ShmConfig::admit). A NIC's peers learn of
-//! its end, however it came, as soon as the system has closed its connections; what it had sent
-//! whole is handled, what it had half written is never seen, and the memory is the system's again
-//! once both sides have let go.
+//! Every two NICs share one segment: an unnamed file, made by one of them and passed to the other, between
+//! processes of users that both [admit](ShmConfig::admit). When a NIC's process exits, in whatever way, its
+//! peers notice as soon as the system has closed its connections. Frames that it had sent whole are handled,
+//! and half-written ones are never seen. The memory is freed once both sides have released it.
 //!
-//! A process that looks after its NIC by polling and then stops without waiting for anything leaves
-//! it alone for 10 ms at most. A process that is stopped takes its NIC with it: what has to go on
-//! then has its NIC in another process.
+//! If an application polls its NIC and then stops polling without parking, the runtime's task takes over within
+//! 10 ms. A process that is stopped stops its NIC too: a NIC that must continue belongs in another process.
 
 mod byte_ring;
 mod config;
@@ -51,25 +49,25 @@ pub use config::{
 };
 pub use host::ShmHost;
 
-use self::core::{Core, Station};
+use self::core::{Core, NicHandle};
 use driver::Driver;
 use engine::Engine;
 use nic::Nic;
 use rendezvous::Rendezvous;
 
-/// What went through a NIC.
+/// Counters of a NIC over shared memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ShmCounters {
-    /// Frames that were put into a peer's slots; frames to the own node are none of them.
+    /// Frames put into peers' slots, without frames to the own node.
     pub frames_sent: u64,
-    /// Their bytes, with headers.
+    /// Bytes of those frames, with headers.
     pub bytes_sent: u64,
-    /// Frames that the firmware was handed; frames from the own node are none of them.
+    /// Frames passed to the firmware, without frames from the own node.
     pub frames_received: u64,
-    /// Their bytes, with headers.
+    /// Bytes of those frames, with headers.
     pub bytes_received: u64,
-    /// Frames that went no further, either way, by cause; those to a peer that is not there as
+    /// Dropped frames in both directions, by cause. Frames to a peer that is not connected count as
     /// [`NicDown`](crate::drops::DropCause::NicDown).
     pub drops: Drops,
 }
@@ -78,18 +76,18 @@ pub struct ShmCounters {
 #[derive(Debug)]
 pub struct ShmNic {
     host: ShmHost,
-    station: Arc<dyn Station>,
+    handle: Arc<dyn NicHandle>,
     nodes: u16,
     ended: Option<oneshot::Receiver<()>>,
     rendezvous: Option<Rendezvous>,
 }
 
 impl ShmNic {
-    /// Starts a NIC that runs `firmware`, and looks for its peers. Frames to those that it has not
-    /// met are dropped and counted; [`ShmNic::meet`] waits for all of them.
+    /// Starts a NIC that runs `firmware`, and connects to its peers. Frames to peers that are not yet connected
+    /// are dropped and counted; [`ShmNic::meet`] waits for all peers.
     ///
     /// # Errors
-    /// [`StartError`] says what to do about it; nothing runs then.
+    /// [`StartError`] says how to fix it; nothing then runs.
     ///
     /// # Panics
     /// If the current runtime's I/O or time is not enabled.
@@ -113,66 +111,65 @@ impl ShmNic {
             driver.run(driven).await;
             let _ = end.send(());
         });
-        let station: Arc<dyn Station> = core;
+        let handle: Arc<dyn NicHandle> = core;
         let tasks = Tasks::new(config.node, config.seed, runtime);
-        let host = ShmHost::new(tasks, Arc::clone(&station));
+        let host = ShmHost::new(tasks, Arc::clone(&handle));
         let nodes = config.nodes;
-        Ok(Self { host, station, nodes, ended: Some(ended), rendezvous: Some(rendezvous) })
+        Ok(Self { host, handle, nodes, ended: Some(ended), rendezvous: Some(rendezvous) })
     }
 
-    /// The application's side of the NIC.
+    /// Returns the application's side of the NIC.
     #[must_use]
     pub fn host(&self) -> ShmHost {
         self.host.clone()
     }
 
-    /// Gives the NIC a turn: what has arrived is handled, what is due happens. Whether there was
-    /// anything.
+    /// Gives the NIC a turn: it handles arrived frames and due alarms. Returns whether there were any.
     pub fn poll(&self) -> bool {
-        self.station.poll()
+        self.handle.poll()
     }
 
-    /// Waits until all other nodes of the fabric are there.
+    /// Waits until all other nodes of the fabric are connected.
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing.
+    /// Dropping the future has no effect.
     pub async fn meet(&self) {
         let others = usize::from(self.nodes) - 1;
         let mut peers = self.peers();
-        // The sender lives as long as this.
+        // The sender lives as long as the NIC.
         let _ = peers.wait_for(|peers| peers.len() == others).await;
     }
 
-    /// The peers that are there, in order: it changes when one comes or goes.
+    /// Returns the connected peers, sorted; the value changes when a peer connects or disconnects.
     #[must_use]
     pub fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
-        self.station.peers()
+        self.handle.peers()
     }
 
-    /// Serves this NIC's ports to other processes, until the result is dropped. The processes that
-    /// have them run the NIC no more: that does the server, and the runtime's task.
+    /// Serves this NIC's ports to other processes, until the returned server is dropped. Those processes do not
+    /// run the NIC: the server and the runtime's task do.
     ///
     /// # Errors
-    /// [`ServeError`] says what to do about it.
+    /// [`ServeError`] says how to fix it.
     pub fn serve_ports(&self, config: ServerConfig) -> Result<PortServer, ServeError> {
-        PortServer::open(config, Arc::clone(&self.station) as _)
+        PortServer::open(config, Arc::clone(&self.handle) as _)
     }
 
-    /// What has gone through the NIC.
+    /// Returns the NIC's counters.
     #[must_use]
     pub fn counters(&self) -> ShmCounters {
-        self.station.counters()
+        self.handle.counters()
     }
 
-    /// Stops the NIC, after its firmware's last turn: its ports are closed, and its place in the
-    /// fabric is free when this returns. The result is the last of its counters.
+    /// Stops the NIC after its firmware's last turn, and returns its last counters. When this returns, its
+    /// ports are closed and its node number is free.
     ///
     /// # Cancel safety
-    /// Dropping the future stops the NIC just the same.
+    /// Dropping the future stops the NIC nevertheless.
     pub async fn shutdown(mut self) -> ShmCounters {
-        self.station.end();
+        self.handle.end();
         if let Some(ended) = self.ended.take() {
-            // An error means that the runtime shuts down, and the driver with it.
+            // An error means that the runtime shuts down, and with it the driver.
             let _ = ended.await;
         }
         self.rendezvous = None;
@@ -182,6 +179,6 @@ impl ShmNic {
 
 impl Drop for ShmNic {
     fn drop(&mut self) {
-        self.station.end();
+        self.handle.end();
     }
 }

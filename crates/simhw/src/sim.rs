@@ -1,10 +1,10 @@
 //! The simulated fabric: NICs, links and switches in virtual time, deterministic from one seed.
 //!
-//! A [`World`] runs one firmware on every NIC and any number of application tasks on every host.
-//! Nothing takes time but what the profiles charge; the same seed, topology and applications give
-//! the same run, to the last bit of [`World::digest`].
+//! A [`World`] runs one firmware on every NIC and any number of application tasks on every host. Only what the
+//! profiles charge takes virtual time. The same seed, topology and applications give the same run, to the last
+//! bit of [`World::digest`].
 
-mod ailments;
+mod active_faults;
 mod broadcast;
 mod clock;
 mod event_queue;
@@ -15,8 +15,8 @@ mod incidents;
 mod network;
 mod nic;
 mod processor;
+mod reception;
 mod shared;
-mod taking;
 mod turn;
 mod uplink;
 mod view;
@@ -42,15 +42,15 @@ use nic::{Nic, Work};
 pub use executor::SimHost;
 pub use network::Traffic;
 
-/// Events and turns of tasks at one instant after which the world is taken to go in circles.
+/// Most events and task turns at one instant; more count as a livelock.
 const LIVELOCK_TURNS: u64 = 10_000_000;
 
-/// One thing that happened, to whoever traces a run.
+/// One event of a run, as tracers receive it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct TraceEvent {
-    /// When.
+    /// When it happened.
     pub at: Instant,
-    /// What: the number that goes into the digest.
+    /// The number of the event that goes into the digest.
     pub fingerprint: u64,
 }
 
@@ -64,10 +64,10 @@ pub struct World<F> {
     factory: Box<dyn FnMut(NodeId, Incarnation) -> F + Send>,
     shared: Arc<Shared>,
     executor: Executor,
-    /// Tasks that are ready, while they are run.
+    /// Tasks that are ready, in the round that runs now.
     ready: Vec<u32>,
     script: Script,
-    /// Events and turns of tasks, and how many there were before this instant.
+    /// Events and task turns so far, and how many there were before this instant (`turns_before`).
     turns: u64,
     turns_before: u64,
     events: u64,
@@ -87,8 +87,8 @@ impl<F> std::fmt::Debug for World<F> {
 }
 
 impl<F: Firmware> World<F> {
-    /// A cluster as `topology` says, with `profile` NICs; `factory` makes the firmware of a NIC, and
-    /// makes it anew when the NIC restarts.
+    /// Creates a cluster with the shape of `topology`, whose NICs have `profile`. `factory` makes the firmware
+    /// of a NIC, at the start and at each restart of the NIC.
     pub fn new(
         topology: &Topology,
         profile: NicProfile,
@@ -124,7 +124,7 @@ impl<F: Firmware> World<F> {
         world
     }
 
-    /// The host of `node`.
+    /// Returns the host of `node`.
     ///
     /// # Panics
     /// If there is no such node.
@@ -139,8 +139,7 @@ impl<F: Firmware> World<F> {
         self.executor.spawn(node, Box::pin(task));
     }
 
-    /// Runs `task` on `node`, and everything else, until it ends; `None` if nothing is left to
-    /// happen before that.
+    /// Runs `task` on `node`, and everything else, until it ends. `None` if no event is left before that.
     pub fn block_on<T: Send + 'static>(
         &mut self,
         node: NodeId,
@@ -158,18 +157,18 @@ impl<F: Firmware> World<F> {
         result.lock().expect("only one task writes").take()
     }
 
-    /// Runs until nothing is left to happen by `until`; the time is `until` then.
+    /// Runs until no event is left that is due by `until`; the time is then `until`.
     pub fn run_until(&mut self, until: Instant) {
         while self.step(until) {}
         self.advance(until.max(self.now));
     }
 
-    /// Runs until nothing is left to happen.
+    /// Runs until no event is left.
     pub fn run(&mut self) {
         while self.step(Instant::FAR_FUTURE) {}
     }
 
-    /// Runs tasks until they all wait, then one event, if it is due by `limit`; `false` if there is
+    /// Runs tasks until all of them wait, then one event, if it is due by `limit`. Returns `false` if there is
     /// none.
     fn step(&mut self, limit: Instant) -> bool {
         self.run_tasks();
@@ -198,7 +197,7 @@ impl<F: Firmware> World<F> {
             }
             for task in ready.drain(..) {
                 self.count_turn();
-                if self.network.ailments.is_none() || !self.put_off(task) {
+                if self.network.active_faults.is_none() || !self.put_off(task) {
                     self.run_task(task);
                 }
             }
@@ -214,7 +213,7 @@ impl<F: Firmware> World<F> {
         self.executor.poll(task);
     }
 
-    /// Whether the host is at work on something else; the task is called then when that is done.
+    /// Returns whether another task has the host's processor; if so, schedules this one for when it is free.
     fn waits_for_processor(&mut self, task: u32) -> bool {
         let (node, now) = (self.executor.node_of(task), self.now);
         let free_at = self.shared.processors(|processors| processors.switch_to(node, now, task));
@@ -226,10 +225,10 @@ impl<F: Firmware> World<F> {
     fn count_turn(&mut self) {
         self.turns += 1;
         let here = self.turns - self.turns_before;
-        assert!(here < LIVELOCK_TURNS, "the world goes in circles at {}", self.now);
+        assert!(here < LIVELOCK_TURNS, "livelock: time does not advance at {}", self.now);
     }
 
-    /// Takes up what tasks and hosts have asked for.
+    /// Handles the requests of tasks and hosts.
     fn take_requests(&mut self) {
         let Self { shared, queue, nics, executor, now, network, .. } = self;
         let Some(mut guard) = shared.take_requests() else { return };
@@ -246,12 +245,12 @@ impl<F: Firmware> World<F> {
             if !nic.up || nic.life != life {
                 continue;
             }
-            let ailments = &mut network.ailments;
-            // A port is closed through the kernel, which loses nothing.
-            let times = if ailments.is_none() || nic.ports.is_closing(port) {
+            let active_faults = &mut network.active_faults;
+            // A port closes through the kernel, which loses no doorbell.
+            let times = if active_faults.is_none() || nic.ports.is_closing(port) {
                 1
             } else {
-                ailments.doorbells(node, nic.rung())
+                active_faults.doorbells(node, nic.rung())
             };
             if times > 0 && nic.ring(port) {
                 let at = at.max(*now).plus_nanos(nanos(nic.profile.doorbell));
@@ -262,7 +261,7 @@ impl<F: Firmware> World<F> {
             }
         }
         let spawned = std::mem::take(&mut requests.spawned);
-        // A task that is dropped asks for things itself.
+        // Dropping a task may add requests.
         drop(guard);
         for (node, task) in spawned {
             if nics[node.index()].up {

@@ -1,7 +1,7 @@
-//! An output-queued switch: a buffer and a line at each port, and rules for what is kept.
+//! An output-queued switch: a buffer and a line at each port, and rules for what a full buffer drops.
 //!
-//! The model is told the time and what arrives, and answers what leaves when. `sim` drives it in
-//! virtual time, a soft switch in real time: the same code.
+//! The model takes the time and the arriving pieces, and returns what leaves and when. `sim` drives it in
+//! virtual time, a soft switch in real time, with the same code.
 
 pub mod discard;
 
@@ -17,21 +17,21 @@ pub use discard::{Discard, DiscardPolicy};
 /// A piece of a frame at a switch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Piece {
-    /// Which frame, to whoever drives the switch.
+    /// The frame's number, chosen by the driver of the switch.
     pub frame: u32,
-    /// Which piece, from 0.
+    /// The piece's index, from 0.
     pub index: u16,
-    /// Whether it is the frame's last.
+    /// True if it is the frame's last piece.
     pub last: bool,
     /// Bytes on the wire.
     pub bytes: u32,
 }
 
-/// How a switch port orders what waits. The port counts and discards; this orders.
+/// The order in which a switch port sends waiting pieces. The port itself counts and discards.
 pub trait Queueing: fmt::Debug + Send {
-    /// Takes one more piece.
+    /// Adds a piece.
     fn push(&mut self, piece: Piece);
-    /// The piece to send next.
+    /// Takes the piece to send next.
     fn pop(&mut self) -> Option<Piece>;
 }
 
@@ -49,12 +49,12 @@ impl Queueing for Fifo {
     }
 }
 
-/// How much a port's buffer holds.
+/// The capacity of a port's buffer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Buffer {
     /// Bytes of pieces, with their framing.
     Bytes(u32),
-    /// Pieces, whatever their size: the cells of an ATM switch.
+    /// Pieces of any size: the cells of an ATM switch.
     Cells(u32),
 }
 
@@ -73,34 +73,34 @@ impl Buffer {
     }
 }
 
-/// When a switch starts to send a piece on.
+/// The moment at which a switch begins to forward a piece.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Forwarding {
-    /// Once it has it whole.
+    /// After it has received the whole piece.
     StoreAndForward,
-    /// Once it has this many bytes of it.
+    /// After it has received this many bytes of it.
     CutThrough {
-        /// Bytes to decide by.
+        /// Bytes before the forwarding decision.
         header: u32,
     },
 }
 
-/// What a switch is like.
+/// The parameters of a switch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SwitchProfile {
-    /// From a piece's arrival to its place in an output queue.
+    /// Time from a piece's arrival until it enters an output queue.
     pub latency: Duration,
-    /// When a piece is sent on.
+    /// When a piece is forwarded.
     pub forwarding: Forwarding,
     /// The buffer at each output.
     pub buffer: Buffer,
-    /// What is dropped when it fills.
+    /// The rule that selects the pieces to drop when the buffer fills.
     pub discard: DiscardPolicy,
 }
 
 impl SwitchProfile {
-    /// Store and forward, tail drop, no latency beside the queue's.
+    /// Creates a profile with store and forward, tail drop, and no latency besides the queue's.
     #[must_use]
     pub const fn new(buffer: Buffer) -> Self {
         Self {
@@ -115,11 +115,11 @@ impl SwitchProfile {
 /// A piece that a port has begun to send.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Departure {
-    /// What is sent.
+    /// The piece.
     pub piece: Piece,
-    /// Its first bit leaves.
+    /// When its first bit leaves.
     pub begins: Instant,
-    /// Its last bit has left; [`Output::next`] is due then.
+    /// When its last bit has left; [`Output::next`] is then due.
     pub ends: Instant,
 }
 
@@ -130,18 +130,18 @@ pub struct Output {
     queue: Box<dyn Queueing>,
     discard: Box<dyn Discard>,
     buffer: Buffer,
-    /// In the buffer's unit, with what is being sent.
+    /// Occupied space in the buffer's unit, including the piece that is being sent.
     used: u32,
     peak: u32,
-    /// The buffer's cost of what is being sent.
+    /// Space of the piece that is being sent.
     sending: Option<u32>,
-    /// Nothing is sent.
+    /// True if the output sends nothing.
     stuck: bool,
     drops: Drops,
 }
 
 impl Output {
-    /// An output with a queue and a discard rule of its own.
+    /// Creates an output with the given queue and discard rule.
     #[must_use]
     pub fn new(
         rate: LineRate,
@@ -162,17 +162,17 @@ impl Output {
         }
     }
 
-    /// An output as the profile says, first come first served.
+    /// Creates a first-come-first-served output according to `profile`.
     #[must_use]
     pub fn from_profile(rate: LineRate, profile: &SwitchProfile) -> Self {
         let discard = profile.discard.build();
         Self::new(rate, profile.buffer, Box::<Fifo>::default(), discard)
     }
 
-    /// A piece for this output. `Ok(Some)`: it leaves at once; `Ok(None)`: it waits.
+    /// Accepts a piece for this output. `Ok(Some)`: it leaves at once. `Ok(None)`: it waits.
     ///
     /// # Errors
-    /// The cause for which it was dropped.
+    /// The cause for which the piece is dropped.
     pub fn accept(&mut self, now: Instant, piece: Piece) -> Result<Option<Departure>, DropCause> {
         let cost = self.buffer.cost(&piece);
         let occupancy = discard::Occupancy { used: self.used, capacity: self.buffer.capacity() };
@@ -181,7 +181,7 @@ impl Output {
             return Err(cause);
         }
         if cost > self.buffer.capacity().saturating_sub(self.used) {
-            debug_assert!(false, "a rule refuses what does not fit");
+            debug_assert!(false, "a discard rule must refuse a piece that does not fit");
             self.drops.add(DropCause::BufferFull);
             return Err(DropCause::BufferFull);
         }
@@ -194,14 +194,14 @@ impl Output {
         Ok(Some(self.send(now, piece)))
     }
 
-    /// Whether the buffer has room for a piece of so many bytes on the wire.
+    /// Returns whether the buffer has space for a piece of `bytes` on the wire.
     #[must_use]
     pub const fn has_room(&self, bytes: u32) -> bool {
         let cost = self.buffer.cost(&Piece { frame: 0, index: 0, last: false, bytes });
         cost <= self.buffer.capacity().saturating_sub(self.used)
     }
 
-    /// The line is free: what leaves next, if anything waits.
+    /// Handles the end of a departure: returns the next one, if a piece waits.
     pub fn next(&mut self, now: Instant) -> Option<Departure> {
         self.used -= self.sending.take().unwrap_or(0);
         if self.stuck {
@@ -211,18 +211,18 @@ impl Output {
         Some(self.send(now, piece))
     }
 
-    /// No more pieces of `frame` come: whatever is remembered of it can go.
+    /// Notifies the discard rule that no more pieces of `frame` follow.
     pub fn forget(&mut self, frame: u32) {
         self.discard.forget(frame);
     }
 
-    /// Sends nothing more, or again (a fault); what leaves at once then.
+    /// Stops the output or restarts it (a fault); returns a departure that begins now.
     pub fn set_stuck(&mut self, now: Instant, stuck: bool) -> Option<Departure> {
         self.stuck = stuck;
         if self.sending.is_some() { None } else { self.next(now) }
     }
 
-    /// Takes out all that waits (a fault): what is being sent goes on.
+    /// Removes all waiting pieces (a fault); the piece that is being sent continues.
     pub fn flush(&mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
         while let Some(piece) = self.queue.pop() {
@@ -232,7 +232,7 @@ impl Output {
         pieces
     }
 
-    /// Holds so much from now on; what is in the buffer stays.
+    /// Changes the capacity of the buffer; pieces in it stay.
     pub fn set_buffer(&mut self, capacity: u32) {
         self.buffer = match self.buffer {
             Buffer::Bytes(_) => Buffer::Bytes(capacity),
@@ -240,7 +240,7 @@ impl Output {
         };
     }
 
-    /// The line has another rate from now on; what is being sent keeps its time.
+    /// Changes the rate of the line; the piece that is being sent keeps its time.
     pub const fn set_rate(&mut self, rate: LineRate) {
         self.line.set_rate(rate);
     }
@@ -251,25 +251,25 @@ impl Output {
         Departure { piece, begins: now, ends }
     }
 
-    /// What is in the buffer, in its unit, with what is being sent.
+    /// Returns the occupied space in the buffer's unit, including the piece that is being sent.
     #[must_use]
     pub const fn used(&self) -> u32 {
         self.used
     }
 
-    /// The most that was ever in the buffer.
+    /// Returns the highest occupancy so far.
     #[must_use]
     pub const fn peak(&self) -> u32 {
         self.peak
     }
 
-    /// Pieces dropped, by cause.
+    /// Returns the numbers of dropped pieces, by cause.
     #[must_use]
     pub const fn drops(&self) -> &Drops {
         &self.drops
     }
 
-    /// The line's rate.
+    /// Returns the line's rate.
     #[must_use]
     pub const fn rate(&self) -> LineRate {
         self.line.rate()

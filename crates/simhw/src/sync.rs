@@ -1,4 +1,4 @@
-//! The atomics of what two parties share, so that a model checker can stand in for them.
+//! The atomics of memory that two parties share, which a model checker can replace.
 
 #[cfg(not(all(test, midplane_loom)))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};

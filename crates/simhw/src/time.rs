@@ -1,4 +1,4 @@
-//! Time as an argument: instants, line rates, and serialisation without rounding drift.
+//! Time as an argument: instants, line rates, and serialization without rounding drift.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -11,34 +11,34 @@ pub struct Instant(u64);
 impl Instant {
     /// The start of the fabric.
     pub const ZERO: Self = Self(0);
-    /// Later than every instant that is ever reached: an alarm set to it is off.
+    /// Later than any instant that is reached: an alarm set to it is off.
     pub const FAR_FUTURE: Self = Self(u64::MAX);
 
-    /// The instant `nanos` nanoseconds after the start.
+    /// Creates the instant `nanos` nanoseconds after the start.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Nanoseconds since the start.
+    /// Returns the nanoseconds since the start.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// This instant and `nanos` nanoseconds more; stays at [`Instant::FAR_FUTURE`] rather than wrap.
+    /// Adds `nanos` nanoseconds; saturates at [`Instant::FAR_FUTURE`].
     #[must_use]
     pub const fn plus_nanos(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
 
-    /// Nanoseconds since `earlier`; 0 if `earlier` is later.
+    /// Returns the nanoseconds since `earlier`; 0 if `earlier` is later.
     #[must_use]
     pub const fn nanos_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Time since `earlier`; zero if `earlier` is later.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.nanos_since(earlier))
@@ -48,7 +48,7 @@ impl Instant {
 impl Add<Duration> for Instant {
     type Output = Self;
 
-    /// Saturates at [`Instant::FAR_FUTURE`].
+    /// Adds a duration; saturates at [`Instant::FAR_FUTURE`].
     fn add(self, rhs: Duration) -> Self {
         self.plus_nanos(nanos(rhs))
     }
@@ -63,7 +63,7 @@ impl AddAssign<Duration> for Instant {
 impl Sub<Duration> for Instant {
     type Output = Self;
 
-    /// Saturates at [`Instant::ZERO`].
+    /// Subtracts a duration; saturates at [`Instant::ZERO`].
     fn sub(self, rhs: Duration) -> Self {
         Self(self.0.saturating_sub(nanos(rhs)))
     }
@@ -75,24 +75,24 @@ impl fmt::Display for Instant {
     }
 }
 
-/// A duration in whole nanoseconds; 584 years and more are `u64::MAX`.
+/// Converts a duration to whole nanoseconds; 584 years and more give `u64::MAX`.
 #[must_use]
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Bits per second on a wire; never zero.
+/// A line rate in bits per second; never zero.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct LineRate(u64);
 
 impl LineRate {
-    /// A rate of `bits_per_second`; `None` for zero.
+    /// Creates a rate of `bits_per_second`; `None` for zero.
     #[must_use]
     pub const fn new(bits_per_second: u64) -> Option<Self> {
         if bits_per_second == 0 { None } else { Some(Self(bits_per_second)) }
     }
 
-    /// So many hundredths of this rate, at least one bit per second.
+    /// Returns `percent` hundredths of this rate, at least one bit per second.
     #[must_use]
     pub const fn percent(self, percent: u8) -> Self {
         let bits = self.0 as u128 * percent as u128 / 100;
@@ -105,7 +105,7 @@ impl LineRate {
         })
     }
 
-    /// A rate of `mega` times 10^6 bits per second.
+    /// Creates a rate of `mega` times 10^6 bits per second.
     ///
     /// # Panics
     /// If `mega` is zero.
@@ -115,16 +115,16 @@ impl LineRate {
         Self(mega * 1_000_000)
     }
 
-    /// Bits per second.
+    /// Returns the bits per second.
     #[must_use]
     pub const fn bits_per_second(self) -> u64 {
         self.0
     }
 
-    /// Nanoseconds that `bytes` take on the wire, rounded up.
+    /// Returns the nanoseconds that `bytes` take on the wire, rounded up.
     #[must_use]
     pub const fn nanos_for(self, bytes: u64) -> u64 {
-        // 2^64 / (8 * 10^9): up to 2 GB the product fits.
+        // Below 2 GB the product fits: 2^64 / (8 * 10^9).
         if bytes < 2_000_000_000 {
             (bytes * 8_000_000_000).div_ceil(self.0)
         } else {
@@ -133,7 +133,7 @@ impl LineRate {
         }
     }
 
-    /// Whole bytes that pass in `nanos` nanoseconds, rounded down.
+    /// Returns the whole bytes that pass in `nanos` nanoseconds, rounded down.
     #[must_use]
     pub const fn bytes_in(self, nanos: u64) -> u64 {
         let exact = nanos as u128 * self.0 as u128 / 8_000_000_000;
@@ -147,7 +147,7 @@ impl fmt::Display for LineRate {
     }
 }
 
-/// Puts one unit after another on a line, carrying the fraction of a nanosecond that each leaves.
+/// Puts units on a line one after another, and carries over the fraction of a nanosecond that each leaves.
 ///
 /// A 53-byte cell at 155.52 Mb/s takes 2726.337 ns: dropping the fraction would let a line carry
 /// 0.01 % more than its rate.
@@ -160,16 +160,16 @@ pub struct Serializer {
 }
 
 impl Serializer {
-    /// A line that is free from the start.
+    /// Creates a line that is free from the start.
     #[must_use]
     pub const fn new(rate: LineRate) -> Self {
         Self { rate, free_at: Instant::ZERO, remainder: 0 }
     }
 
-    /// Puts `bytes` on the line as soon as it is free and not before `now`; returns when the last
-    /// bit has left.
+    /// Puts `bytes` on the line as soon as it is free, but not before `now`; returns when the last bit has
+    /// left.
     pub fn send(&mut self, now: Instant, bytes: u32) -> Instant {
-        // At the nanosecond in which a fraction ends the line goes straight on.
+        // If the line becomes free within this nanosecond, it continues without a gap.
         if now > self.free_at() {
             self.free_at = now;
             self.remainder = 0;
@@ -178,29 +178,29 @@ impl Serializer {
         let rate = self.rate.0;
         self.free_at = self.free_at.plus_nanos(scaled / rate);
         self.remainder = scaled % rate;
-        // The fraction is still on its way: the last bit has left at the next whole nanosecond.
+        // A remaining fraction means that the last bit has left at the next whole nanosecond.
         if self.remainder == 0 { self.free_at } else { self.free_at.plus_nanos(1) }
     }
 
-    /// Keeps the line for something else for `nanos` nanoseconds.
+    /// Occupies the line for `nanos` nanoseconds.
     pub const fn delay(&mut self, nanos: u64) {
         self.free_at = self.free_at.plus_nanos(nanos);
     }
 
-    /// The line has another rate from now on; what was sent keeps its time.
+    /// Changes the rate of the line; earlier units keep their times.
     pub const fn set_rate(&mut self, rate: LineRate) {
         self.free_at = self.free_at();
         self.remainder = 0;
         self.rate = rate;
     }
 
-    /// When the last bit of what was sent will have left.
+    /// Returns when the last bit of all units has left.
     #[must_use]
     pub const fn free_at(&self) -> Instant {
         if self.remainder == 0 { self.free_at } else { self.free_at.plus_nanos(1) }
     }
 
-    /// The line's rate.
+    /// Returns the line's rate.
     #[must_use]
     pub const fn rate(&self) -> LineRate {
         self.rate

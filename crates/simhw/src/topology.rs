@@ -1,4 +1,4 @@
-//! Who is joined to whom: hosts, switches, trunks, shared media, and the way from each to each.
+//! The connections of hosts, switches, trunks and shared media, and the routes between hosts.
 
 use std::collections::VecDeque;
 
@@ -7,19 +7,19 @@ use crate::link::LinkProfile;
 use crate::medium::MediumProfile;
 use crate::switch::{Buffer, SwitchProfile};
 
-/// One of a topology's switches, from 0.
+/// The number of a switch in its topology, from 0.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SwitchId(pub u16);
 
-/// One of a topology's shared media, from 0.
+/// The number of a shared medium in its topology, from 0.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct MediumId(pub u16);
 
-/// One direction of one of a topology's wires, from 0.
+/// The number of a link, one direction of a wire, in its topology, from 0.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct LinkId(pub u32);
 
-/// Where a link begins or ends.
+/// The begin or end of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum End {
     /// A host's NIC.
@@ -33,35 +33,35 @@ pub enum End {
 /// One direction of a wire.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Link {
-    /// Where it begins.
+    /// The end at which it begins.
     pub from: End,
-    /// Where it ends.
+    /// The end at which it ends.
     pub to: End,
-    /// What it is like.
+    /// Its rate, length and framing.
     pub profile: LinkProfile,
 }
 
-/// Hosts on switches, and trunks between switches; or hosts on a shared medium, which leads nowhere
-/// else. Every host has one link each way.
+/// Hosts on switches, with trunks between switches, or hosts on a shared medium, which connects to nothing
+/// else. Every host has one link in each direction.
 ///
-/// All links of one topology cut frames in the same way: the first link's.
+/// All links of one topology cut frames in the same way: that of the first link.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     pub(crate) switches: Vec<SwitchProfile>,
     pub(crate) media: Vec<MediumProfile>,
     pub(crate) links: Vec<Link>,
-    /// For each host, its links to and from its switch.
+    /// For each host, its links to and from the switch or medium.
     pub(crate) hosts: Vec<(LinkId, LinkId)>,
 }
 
 impl Topology {
-    /// Nothing yet.
+    /// Creates an empty topology.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// `hosts` hosts on one switch.
+    /// Creates a topology of `hosts` hosts on one switch.
     #[must_use]
     pub fn star(hosts: u16, link: LinkProfile, switch: SwitchProfile) -> Self {
         let mut topology = Self::new();
@@ -72,7 +72,7 @@ impl Topology {
         topology
     }
 
-    /// `hosts` hosts on one shared medium.
+    /// Creates a topology of `hosts` hosts on one shared medium.
     #[must_use]
     pub fn shared(hosts: u16, profile: MediumProfile) -> Self {
         let mut topology = Self::new();
@@ -86,7 +86,7 @@ impl Topology {
     /// Adds a shared medium.
     ///
     /// # Panics
-    /// With more than 65,535 of them.
+    /// If there are more than 65,535 of them.
     pub fn add_medium(&mut self, profile: MediumProfile) -> MediumId {
         self.media.push(profile);
         MediumId(u16::try_from(self.media.len() - 1).expect("at most 65,535 media"))
@@ -95,7 +95,7 @@ impl Topology {
     /// Adds a host on a shared medium; hosts are numbered from 0 as they are added.
     ///
     /// # Panics
-    /// If there is no such medium, or with more than 65,535 hosts.
+    /// If there is no such medium, or there are more than 65,535 hosts.
     pub fn add_host_on(&mut self, medium: MediumId) -> NodeId {
         assert!(usize::from(medium.0) < self.media.len(), "no medium {}", medium.0);
         let MediumProfile { rate, propagation, framing, .. } = self.media[usize::from(medium.0)];
@@ -106,7 +106,7 @@ impl Topology {
     /// Adds a switch.
     ///
     /// # Panics
-    /// With more than 65,535 of them.
+    /// If there are more than 65,535 of them.
     pub fn add_switch(&mut self, profile: SwitchProfile) -> SwitchId {
         self.switches.push(profile);
         SwitchId(u16::try_from(self.switches.len() - 1).expect("at most 65,535 switches"))
@@ -115,16 +115,16 @@ impl Topology {
     /// Adds a host on `switch`; hosts are numbered from 0 as they are added.
     ///
     /// # Panics
-    /// If there is no such switch, or with more than 65,535 hosts.
+    /// If there is no such switch, or there are more than 65,535 hosts.
     pub fn add_host(&mut self, switch: SwitchId, link: LinkProfile) -> NodeId {
         assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
         self.join(End::Switch(switch), link, link)
     }
 
-    /// Adds a host on `switch` whose way up is another link than its way down; both frame alike.
+    /// Adds a host on `switch` with different links up and down; both must have the same framing.
     ///
     /// # Panics
-    /// If there is no such switch, with more than 65,535 hosts, or if the framings differ.
+    /// If there is no such switch, there are more than 65,535 hosts, or the framings differ.
     pub fn add_lopsided_host(
         &mut self,
         switch: SwitchId,
@@ -132,7 +132,7 @@ impl Topology {
         down: LinkProfile,
     ) -> NodeId {
         assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
-        assert!(up.framing == down.framing, "a switch passes pieces on as they come");
+        assert!(up.framing == down.framing, "a switch forwards pieces as they come");
         self.join(End::Switch(switch), up, down)
     }
 
@@ -144,7 +144,7 @@ impl Topology {
         node
     }
 
-    /// Joins two switches, with one link each way; returns the one from `a` to `b`.
+    /// Connects two switches with one link in each direction; returns the one from `a` to `b`.
     ///
     /// # Panics
     /// If there is no such switch.
@@ -162,12 +162,12 @@ impl Topology {
         LinkId(u32::try_from(self.links.len() - 1).expect("fewer links than 2^32"))
     }
 
-    /// All links.
+    /// Iterates over all links.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
         (0..self.links.len() as u32).map(LinkId)
     }
 
-    /// The links that begin at a switch, each behind one of its outputs, with the output's buffer.
+    /// Iterates over the links that begin at a switch output, each with the output's buffer.
     pub fn outputs(&self) -> impl Iterator<Item = (LinkId, Buffer)> + '_ {
         self.links().filter_map(|link| match self.links[link.0 as usize].from {
             End::Switch(switch) => Some((link, self.switches[usize::from(switch.0)].buffer)),
@@ -175,13 +175,13 @@ impl Topology {
         })
     }
 
-    /// Number of hosts.
+    /// Returns the number of hosts.
     #[must_use]
     pub fn hosts(&self) -> u16 {
         u16::try_from(self.hosts.len()).expect("checked when they were added")
     }
 
-    /// The link into `node`: the one that many senders share.
+    /// Returns the link to `node`, which all its senders share.
     ///
     /// # Panics
     /// If there is no such host.
@@ -190,7 +190,7 @@ impl Topology {
         self.hosts[node.index()].1
     }
 
-    /// The name of a link in traces and scripts: those of its ends.
+    /// Returns the name of a link in traces and scripts, made of the names of its ends.
     ///
     /// # Panics
     /// If there is no such link.
@@ -205,7 +205,7 @@ impl Topology {
         format!("{} > {}", name(from), name(to))
     }
 
-    /// The links from `from` to `to`, in order; `None` where there is no way.
+    /// Returns the links from `from` to `to`, in order; `None` if there is no path.
     #[must_use]
     pub fn path(&self, from: NodeId, to: NodeId) -> Option<Vec<LinkId>> {
         let routes = self.routes();
@@ -228,7 +228,7 @@ impl Topology {
         }
     }
 
-    /// For each switch and host, the link out: a shortest way, the first of equals.
+    /// Returns, for each switch and host, the first link of a shortest path; the first of equal ones.
     pub(crate) fn routes(&self) -> Vec<Vec<Option<LinkId>>> {
         let mut routes = vec![vec![None; self.hosts.len()]; self.switches.len()];
         for (node, (_, down)) in self.hosts.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! What a run shows to whoever watches it; watching changes nothing.
+//! Records of a run, for observers; observing does not affect the run.
 //!
-//! [`World::observe`](crate::sim::World::observe) hands every [`Record`] of a run to a closure. With
-//! the feature `trace` there are two that write files: `PcapngWriter`, for Wireshark with the
-//! dissector in `docs/wireshark/midplane.lua`, and `PerfettoWriter`, for the Perfetto viewer.
+//! [`World::observe`](crate::sim::World::observe) passes every [`Record`] of a run to a closure. With the
+//! feature `trace`, two writers make files: `PcapngWriter` for Wireshark, with the dissector in
+//! `docs/wireshark/midplane.lua`, and `PerfettoWriter` for the Perfetto viewer.
 
 #[cfg(feature = "trace")]
 mod pcapng;
@@ -21,115 +21,115 @@ pub use pcapng::PcapngWriter;
 #[cfg(feature = "trace")]
 pub use perfetto::PerfettoWriter;
 
-/// A frame, as it is seen somewhere.
+/// A frame as a record shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sighting<'a> {
-    /// Which frame: no two of a run have the same number. A doubled frame is another one.
+    /// The frame's number, unique in a run. A duplicate has a number of its own.
     pub number: u64,
     /// The frame's header.
     pub header: &'a Header,
-    /// What it carries.
+    /// The frame's payload.
     pub payload: &'a [u8],
 }
 
-/// What works on one thing at a time.
+/// A part of the hardware that does one thing at a time.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Engine {
-    /// A NIC's way from a doorbell's ringing to its being seen.
+    /// A NIC's doorbell, busy from the ring until the NIC sees it.
     Doorbell(NodeId),
     /// A NIC's coprocessor.
     Coprocessor(NodeId),
-    /// A NIC's DMA engine out of host memory.
+    /// A NIC's DMA engine that reads host memory.
     Gather(NodeId),
-    /// A NIC's DMA engine into host memory.
+    /// A NIC's DMA engine that writes host memory.
     Scatter(NodeId),
     /// One direction of a wire.
     Link(LinkId),
 }
 
-/// One thing that happened.
+/// One event of a run.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Record<'a> {
-    /// A NIC has given a frame to its line.
+    /// A NIC has submitted a frame to its line.
     Sent {
-        /// When.
+        /// When it happened.
         at: Instant,
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
         /// The frame.
         frame: Sighting<'a>,
     },
-    /// The last piece of a frame is at the end of a link.
+    /// The last piece of a frame has reached the end of a link.
     Passed {
-        /// When.
+        /// When it happened.
         at: Instant,
-        /// Which link.
+        /// The link.
         link: LinkId,
         /// The frame.
         frame: Sighting<'a>,
     },
-    /// The firmware of a NIC has had a frame.
+    /// The firmware of a NIC has handled a frame.
     Delivered {
-        /// When.
+        /// When it happened.
         at: Instant,
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
         /// The frame.
         frame: Sighting<'a>,
     },
-    /// A frame went no further.
+    /// A frame was dropped.
     Dropped {
-        /// When.
+        /// When it happened.
         at: Instant,
-        /// Why.
+        /// The cause.
         cause: DropCause,
-        /// The link that it was last seen on, if it had left its NIC.
+        /// The last link whose end it reached, if any.
         link: Option<LinkId>,
         /// The frame.
         frame: Sighting<'a>,
     },
     /// An engine was busy, or is going to be.
     Busy {
-        /// Which engine.
+        /// The engine.
         engine: Engine,
-        /// From when on.
+        /// When it begins.
         begins: Instant,
-        /// Until when.
+        /// When it ends.
         ends: Instant,
-        /// What it did.
+        /// The kind of work.
         what: &'static str,
-        /// The frame that it did it for; of a frame in pieces, with the last of them.
+        /// The frame for which it works; for a frame in pieces, given with the last piece only.
         frame: Option<u64>,
     },
-    /// What is in the buffer of a switch's output has changed.
+    /// The occupancy of a switch output's buffer has changed.
     Queue {
-        /// When.
+        /// When it happened.
         at: Instant,
-        /// The link after the output.
+        /// The link that leaves the output.
         link: LinkId,
-        /// Bytes or cells, as the buffer counts.
+        /// Occupied bytes or cells, in the buffer's unit.
         used: u32,
     },
-    /// An application can see a completion.
+    /// A completion has become visible to an application.
     Completed {
-        /// When.
+        /// When it happened.
         at: Instant,
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Whose it is.
+        /// The port of the completion.
         port: PortId,
     },
     /// An incident begins or ends.
     Fault {
-        /// When.
+        /// When it happened.
         at: Instant,
-        /// What.
+        /// The kind of fault.
         kind: FaultKind,
-        /// Whether it begins.
+        /// True if it begins.
         begins: bool,
     },
 }
 
-/// Who is told what happens.
+/// A closure that receives the records of a run.
 pub(crate) type Observer = Box<dyn FnMut(&Record<'_>) + Send>;

@@ -1,44 +1,43 @@
-//! NICs over UDP sockets: the firmware runs in this process, the frames cross a real network.
+//! NICs over UDP sockets: the firmware runs in this process, and its frames cross a real network.
 //!
-//! A [`UdpNic`] drives firmware with the datagrams of one socket, IPv4 or IPv6, straight between
-//! hosts or through a [`SoftSwitch`]. Frames leave at the pace of the
-//! NIC's own line ([`UdpConfig::line`]): each is handed to the system at the instant at which its
-//! first bit would start on that line; a switch adds the time that it takes on the wire itself.
+//! A [`UdpNic`] runs firmware on the datagrams of one socket, IPv4 or IPv6, either directly between hosts or
+//! through a [`SoftSwitch`]. Frames are paced to the NIC's own line ([`UdpConfig::line`]): each is passed to
+//! the system when its first bit would start on that line. A switch adds the time that a frame takes on the
+//! wire.
 //!
 //! # How long datagrams are
 //!
-//! No datagram is ever cut by IP: don't-fragment is set on every socket, the switch's too. Datagrams to
-//! a peer begin at 1,200 bytes and grow to what its path carries, as probes find out (packetisation-layer
-//! path MTU discovery, RFC 8899); on a host's own interface that takes two round trips. A probe is sent
-//! when there is a full datagram to send, and so idle paths carry none. While full datagrams are sent, one
-//! probe a second confirms that they still pass; if six in a row are lost and shorter ones are not,
-//! datagrams shrink. [`UdpConfig::datagram_bytes`] sets a length instead, for networks that the operator vouches for.
+//! IP never fragments a datagram: don't-fragment is set on every socket, including the switch's. Datagrams to a
+//! peer begin at 1,200 bytes and grow to what probes show that the path carries (packetization-layer path MTU
+//! discovery, RFC 8899). On a host's own interface that takes two round trips. A probe is sent only when there
+//! is a full datagram to send, so that idle paths carry none. While full datagrams are sent, one probe a second
+//! confirms that they still pass. If six in a row are lost and shorter ones are not, datagrams shrink.
+//! [`UdpConfig::datagram_bytes`] sets a fixed length instead, for networks whose MTU the operator knows.
 //!
-//! [`Hardware::mtu_to`](crate::hardware::Hardware::mtu_to) tells the firmware what one datagram to a peer
-//! carries now. Firmware that cuts its messages there loses one datagram's worth where a datagram is lost.
-//! A frame can be longer nevertheless: it was cut before the path grew shorter, or has a length that it
-//! keeps for its life, as a channel's packets have. It leaves in pieces, which the receiving NIC joins. That
-//! NIC keeps at most four incomplete frames a peer, 256 KiB; a new one replaces the oldest, which is
-//! counted as [`Incomplete`](crate::drops::DropCause::Incomplete).
+//! [`Hardware::mtu_to`](crate::hardware::Hardware::mtu_to) tells the firmware how much one datagram to a peer
+//! carries now. If firmware cuts its messages there, a lost datagram loses no more than its own bytes. A frame
+//! can still be longer: it was cut before the path's MTU shrank, or has a fixed length, such as a channel's
+//! packets. It leaves in pieces, which the receiving NIC reassembles. That NIC holds at most four incomplete
+//! frames of a peer, 256 KiB. A new one replaces the oldest, which is counted as
+//! [`Incomplete`](crate::drops::DropCause::Incomplete).
 //!
-//! Both are there because neither alone is sound: firmware can't cut again what a peer has half of, and
-//! pieces alone would lose 64 KiB with each lost datagram. IP's fragments have the second fault and one of
-//! their own: the receiving system keeps halves for 30 s in little memory, and refuses all others meanwhile.
+//! Both are needed. Firmware cannot cut a message again when its peer has received half of it. Pieces alone
+//! would lose 64 KiB with each lost datagram. IP fragments would as well, and have another fault: the receiving
+//! system holds incomplete ones for 30 s in little memory, and refuses all others meanwhile.
 //!
-//! # Who is heard
+//! # Which frames are accepted
 //!
-//! A frame whose source address is not that of the peer it claims to be from (or of the switch),
-//! or which is malformed, of another version, or for another node, is dropped and counted, never
-//! answered.
+//! A frame is dropped and counted, and never answered, if its source address is not that of the peer it claims
+//! to be from (or of the switch). The same holds for a frame that is malformed, of another version, or for
+//! another node.
 //!
-//! With keys of the nodes' own ([`UdpConfig::identity`]), one of the fabric ([`UdpConfig::key`]), or both,
-//! frames are sealed, and what is not sealed or comes twice is dropped and counted: see
-//! [`seal`](crate::seal). Without any the NIC says at its start, as a warning of `tracing`, that it
-//! trusts its network, and with the fabric's alone that it trusts all who have that.
+//! With identities of the nodes ([`UdpConfig::identity`]), a key of the fabric ([`UdpConfig::key`]), or both,
+//! frames are sealed. A frame that is not sealed, or comes twice, is dropped and counted: see
+//! [`seal`](crate::seal). At its start, the NIC emits a warning of `tracing` if it has neither, and so trusts
+//! its network. It also warns if it has only the fabric's key, and so trusts all holders of that key.
 
 mod batch;
 mod config;
-mod desk;
 pub mod discovery;
 mod driver;
 mod engine;
@@ -50,6 +49,7 @@ mod observe;
 mod path;
 mod paths;
 mod pieces;
+mod shared;
 mod soft_switch;
 mod watched;
 
@@ -63,7 +63,7 @@ use tracing::warn;
 use crate::drops::Drops;
 use crate::hardware::Firmware;
 use crate::live::Tasks;
-use crate::live::{alarm, clock, looks};
+use crate::live::{adaptive_spin, alarm, clock};
 use crate::time::nanos;
 
 pub use config::{
@@ -77,34 +77,34 @@ pub use soft_switch::{
     SwitchCounters,
 };
 
-use desk::{Desk, Ending};
 use driver::Driver;
 use nic::Nic;
+use shared::{Ending, Shared};
 
-/// What went through a NIC.
+/// Counters of a NIC over UDP.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct UdpCounters {
-    /// Datagrams that the system took: frames, pieces of longer ones, probes of paths and handshakes
-    /// about keys; not frames to the own node.
+    /// Datagrams that the system accepted: frames, pieces of longer ones, path probes, and handshakes about
+    /// keys, without frames to the own node.
     pub frames_sent: u64,
-    /// Their bytes, with headers, without the wire's framing.
+    /// Bytes of those datagrams, with headers, without the wire's framing.
     pub bytes_sent: u64,
-    /// Frames that the firmware was handed; frames from the own node are none of them.
+    /// Frames passed to the firmware, without frames from the own node.
     pub frames_received: u64,
-    /// Their bytes, with headers.
+    /// Bytes of those frames, with headers.
     pub bytes_received: u64,
-    /// Datagrams that went no further, either way, by cause. What the system dropped in front of
-    /// the socket is among them, as [`System`](crate::drops::DropCause::System), on Linux only;
-    /// several that one call sent are one to the system.
+    /// Dropped datagrams in both directions, by cause. On Linux they include those that the system dropped in
+    /// front of the socket, as [`System`](crate::drops::DropCause::System). The system counts several datagrams
+    /// that were sent in one call as one.
     pub drops: Drops,
 }
 
-/// A NIC over a UDP socket. Dropping it stops it at once; what waits for its line is lost then.
+/// A NIC over a UDP socket. Dropping it stops it at once; frames that wait for its line are then lost.
 #[derive(Debug)]
 pub struct UdpNic {
     host: UdpHost,
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
     address: SocketAddr,
     is_sealed: bool,
     is_identified: bool,
@@ -113,16 +113,16 @@ pub struct UdpNic {
 }
 
 impl UdpNic {
-    /// Starts a NIC that runs `firmware`. Applications that [`UdpHost::spawn`] starts run on the
-    /// current runtime, and the firmware too if the configuration says so.
+    /// Starts a NIC that runs `firmware`. Applications that [`UdpHost::spawn`] starts run on the current
+    /// runtime, and so does the firmware if the configuration says so.
     ///
     /// [`UdpHost::spawn`]: crate::host::Host::spawn
     ///
     /// # Errors
-    /// [`StartError`] says what to do about it; nothing runs then.
+    /// [`StartError`] says how to fix it; nothing then runs.
     ///
     /// # Panics
-    /// If the current runtime's I/O or time is not enabled and the coprocessor is a task of it.
+    /// If the coprocessor is a task and the current runtime's I/O or time is not enabled.
     pub fn start<F>(config: UdpConfig, firmware: F) -> Result<Self, StartError>
     where
         F: Firmware + Send + 'static,
@@ -132,11 +132,11 @@ impl UdpNic {
         let failed = |error: std::io::Error| StartError::from_io(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
-        let desk = Desk::new(config.node, config.port_depth);
+        let shared = Shared::new(config.node, config.port_depth);
         let seals = nic::seals(&config)?;
         let (is_sealed, is_identified) = (seals.is_some(), config.identity.is_some());
         if !is_sealed {
-            warn!(node = config.node.0, %address, "no key: the network is trusted");
+            warn!(node = config.node.0, %address, "no key: the NIC trusts its network");
         } else if !is_identified {
             warn!(
                 node = config.node.0, %address,
@@ -150,7 +150,7 @@ impl UdpNic {
         let nic = move |socket| Nic::new(&config, seals, socket);
         match coprocessor {
             Coprocessor::Task => {
-                let driver = Driver::new(nic, socket, firmware, Arc::clone(&desk));
+                let driver = Driver::new(nic, socket, firmware, Arc::clone(&shared));
                 let mut driver = driver.map_err(failed)?;
                 driver.serve_inline(spin);
                 runtime.spawn(async move {
@@ -159,74 +159,76 @@ impl UdpNic {
                 });
             }
             Coprocessor::Thread => {
-                let desk = Arc::clone(&desk);
-                let driver = || Ok(Driver::new(nic, socket, firmware, desk)?.run());
+                let shared = Arc::clone(&shared);
+                let driver = || Ok(Driver::new(nic, socket, firmware, shared)?.run());
                 run_on_thread(format!("nic {node}"), end, driver).map_err(failed)?;
             }
         }
-        let host = UdpHost::new(tasks, Arc::clone(&desk));
-        Ok(Self { host, desk, address, is_sealed, is_identified, mtu, ended })
+        let host = UdpHost::new(tasks, Arc::clone(&shared));
+        Ok(Self { host, shared, address, is_sealed, is_identified, mtu, ended })
     }
 
-    /// The application's side of the NIC.
+    /// Returns the application's side of the NIC.
     #[must_use]
     pub fn host(&self) -> UdpHost {
         self.host.clone()
     }
 
-    /// The address that the socket is bound to.
+    /// Returns the address that the socket is bound to.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Most payload bytes of one frame.
+    /// Returns the most payload bytes of one frame.
     #[must_use]
     pub const fn mtu(&self) -> usize {
         self.mtu
     }
 
-    /// Whether frames are sealed; if not, the NIC trusts its network, and has said so at its start.
+    /// Returns whether frames are sealed. If not, the NIC trusts its network, and has warned of it at its
+    /// start.
     #[must_use]
     pub const fn is_sealed(&self) -> bool {
         self.is_sealed
     }
 
-    /// Whether each frame's source is certain: nodes have keys of their own. If not, whoever can send at all (holds
-    /// the fabric's key, where there is one) can claim to be any node.
+    /// Returns whether each frame's source is certain, because nodes have identities. If not, any host that can
+    /// send (or has the fabric's key, if there is one) can claim to be any node.
     #[must_use]
     pub const fn is_identified(&self) -> bool {
         self.is_identified
     }
 
-    /// Serves this NIC's ports to other processes of this host, until the result is dropped; Linux
+    /// Serves this NIC's ports to other processes of this host, until the returned server is dropped; Linux
     /// only.
     ///
     /// # Errors
-    /// [`ServeError`](crate::nicd::ServeError) says what to do about it.
+    /// [`ServeError`](crate::nicd::ServeError) says how to fix it.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub fn serve_ports(
         &self,
         config: crate::nicd::ServerConfig,
     ) -> Result<crate::nicd::PortServer, crate::nicd::ServeError> {
-        crate::nicd::PortServer::open(config, Arc::clone(&self.desk) as _)
+        crate::nicd::PortServer::open(config, Arc::clone(&self.shared) as _)
     }
 
-    /// What has gone through the NIC, as of its last turn. Asks the system, too: some 100 us.
+    /// Returns the NIC's counters, as of its last turn. It also reads counters of the system, which takes some
+    /// 100 us.
     #[must_use]
     pub fn counters(&self) -> UdpCounters {
-        self.desk.counters(self.address)
+        self.shared.counters(self.address)
     }
 
-    /// Stops the NIC: what waits for its line leaves first, for a second at most where the system
-    /// takes nothing. Its ports are closed and its address is free when this returns. The result
-    /// is the last of its counters.
+    /// Stops the NIC, and returns its last counters. Frames that wait for its line leave first; if the system
+    /// accepts none, the NIC waits for 1 s at most. When this returns, its ports are closed and its address is
+    /// free.
     ///
     /// # Cancel safety
     /// Dropping the future stops the NIC at once.
     pub async fn shutdown(mut self) -> UdpCounters {
-        self.desk.end(Ending::Flush);
-        // An error means that the firmware panicked: the driver has ended just the same.
+        self.shared.end(Ending::Flush);
+        // An error means that the firmware panicked, which ends the driver as well.
         let _ = (&mut self.ended).await;
         self.counters()
     }
@@ -234,11 +236,11 @@ impl UdpNic {
 
 impl Drop for UdpNic {
     fn drop(&mut self) {
-        self.desk.end(Ending::Now);
+        self.shared.end(Ending::Now);
     }
 }
 
-/// Runs a driver on a thread and a runtime of its own; it is made inside of that runtime.
+/// Runs a driver on a new thread with its own runtime; the driver is created inside that runtime.
 fn run_on_thread<D>(
     name: String,
     end: oneshot::Sender<()>,

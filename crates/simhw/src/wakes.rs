@@ -1,4 +1,4 @@
-//! Wakes a process that waits: by itself, and by each of its peers through a channel of its own.
+//! Wake-ups of a waiting process: by itself, and by each of its peers through a separate channel.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,15 +11,15 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::passing::Socket;
 
-/// Channels that one call of the system reports.
+/// Most events that one system call reports.
 const BATCH: usize = 64;
-/// The number of the process's own event; channels have the numbers below.
+/// Number of the process's own event; channels have lower numbers.
 const OWN: u64 = u64::MAX;
 
-/// The wake-ups of one process: a descriptor that can be read when there are any.
+/// The wake-ups of one process: a descriptor that is readable when there are any.
 ///
-/// No peer has a copy of it, nor of another peer's channel: what a peer does to its own channel keeps no wake-up of
-/// another peer from coming.
+/// No peer has a copy of it, or of another peer's channel. Whatever a peer does to its own channel, it cannot
+/// block the wake-ups of another.
 #[derive(Debug)]
 pub(crate) struct Wakes {
     ready: OwnedFd,
@@ -38,7 +38,7 @@ impl Wakes {
 
     /// Wakes this process.
     pub(crate) fn signal(&self) {
-        // It fails after 2^64 - 1 wake-ups, which is never.
+        // This fails only after 2^64 - 1 wake-ups.
         let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
     }
 
@@ -46,7 +46,7 @@ impl Wakes {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a channel, instead of the former one of that number.
+    /// Adds a channel; it replaces an earlier one with the same number.
     pub(crate) fn add(&self, number: u64, channel: Arc<Socket>) -> io::Result<()> {
         self.remove(number);
         let (data, flags) = (EventData::new_u64(number), EventFlags::IN | EventFlags::ET);
@@ -55,15 +55,15 @@ impl Wakes {
         Ok(())
     }
 
-    /// Removes a channel: its wake-ups no longer count.
+    /// Removes a channel, and ignores its wake-ups.
     pub(crate) fn remove(&self, number: u64) {
         if let Some(channel) = self.channels().remove(&number) {
-            // Dropping it is not enough: while the peer has a copy of this end, the system keeps it in the set.
+            // Closing it is not enough: while the peer has a copy of this end, the system keeps it in the set.
             let _ = epoll::delete(&self.ready, &*channel);
         }
     }
 
-    /// Takes all wake-ups that have come; returns whether one was this process's own.
+    /// Takes all pending wake-ups; returns whether one was this process's own.
     pub(crate) fn take(&self) -> bool {
         let mut was_own = false;
         loop {
@@ -84,8 +84,8 @@ impl Wakes {
         }
     }
 
-    /// Takes all wake-ups that have come: calls `each` with the number of each channel that has any, and whether the
-    /// peer has ended it, or misuses it.
+    /// Takes all pending wake-ups: calls `each` with the number of each channel that has any, and whether the
+    /// peer has closed or misused it.
     pub(crate) fn take_each(&self, mut each: impl FnMut(u64, bool)) {
         loop {
             let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
@@ -178,7 +178,7 @@ mod tests {
         wakes.take();
         honest.wake();
         assert!(is_ready(&wakes));
-        // Nor does a peer that sends descriptors, or ends its channel.
+        // Nor does a peer that sends descriptors, or closes its channel.
         hostile.send(&[0], &[hostile.as_fd()]).unwrap();
         wakes.take();
         drop(hostile);

@@ -1,35 +1,35 @@
-//! Typed messages: the one module that knows the codec.
+//! Typed messages; only this module uses the codec.
 //!
-//! The format is bincode's legacy encoding: little-endian, fixed-width integers, `u32` enum tags,
-//! `u64` lengths, no trailing bytes. Each number has exactly one encoding. Types on the wire are
-//! plain: no recursion, no sequences of zero-sized elements, no maps.
+//! The format is bincode's legacy encoding: little-endian, fixed-width integers, `u32` enum tags, `u64`
+//! lengths, no trailing bytes. Each number has exactly one encoding. Types on the wire are plain: no recursion,
+//! no sequences of zero-sized elements, no maps.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// Most bytes that one typed message may have.
+/// Most bytes of a typed message.
 pub const LIMIT: usize = 65_536;
 
-/// Why a typed message could not be written or read.
+/// The reason why a typed message could not be written or read.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The message needs more than the room given, or more than [`LIMIT`].
+    /// The message needs more than the given space, or more than [`LIMIT`].
     #[error("the message needs more than {room} bytes")]
     TooLong {
-        /// Bytes that were there for it.
+        /// Bytes of the given space.
         room: usize,
     },
-    /// The bytes are no such message.
-    #[error("the bytes are no such message")]
+    /// The bytes do not decode to a message of this type.
+    #[error("the bytes do not decode to this type of message")]
     Malformed,
-    /// A message, and bytes after it.
+    /// Bytes follow the message.
     #[error("{0} bytes after the message")]
     Trailing(usize),
 }
 
-/// Most bytes that what is kept in a file may have.
+/// Most bytes of a value in a file.
 pub const LONG_LIMIT: usize = 1 << 30;
 
 const fn config() -> impl bincode::config::Config {
@@ -40,19 +40,19 @@ const fn long() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<LONG_LIMIT>()
 }
 
-/// Writes what is kept in a file, not sent, to a buffer of its own.
+/// Encodes a value for a file, not for the wire, into a new buffer.
 ///
 /// # Errors
-/// [`WireError::TooLong`] beyond [`LONG_LIMIT`].
+/// [`WireError::TooLong`] above [`LONG_LIMIT`].
 pub fn encode_long<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
     bincode::serde::encode_to_vec(value, long())
         .map_err(|_| WireError::TooLong { room: LONG_LIMIT })
 }
 
-/// Reads what [`encode_long`] wrote, and nothing after it.
+/// Decodes a value of [`encode_long`] that fills `bytes` exactly.
 ///
 /// # Errors
-/// [`WireError::Malformed`] for bytes that are no `T`, [`WireError::Trailing`] for more than one.
+/// [`WireError::Malformed`] if the bytes do not decode to a `T`, [`WireError::Trailing`] if bytes follow it.
 pub fn decode_long<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     let (value, used) =
         bincode::serde::decode_from_slice(bytes, long()).map_err(|_| WireError::Malformed)?;
@@ -69,10 +69,10 @@ const fn value() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<VALUE_LIMIT>()
 }
 
-/// Writes an application's value, which may be longer than [`LIMIT`], to a buffer of its own.
+/// Encodes an application's value, which may be longer than [`LIMIT`], into a new buffer.
 ///
 /// # Errors
-/// [`WireError::TooLong`] beyond [`VALUE_LIMIT`]; also for a value that serde can't write.
+/// [`WireError::TooLong`] above [`VALUE_LIMIT`], and for a value that serde cannot encode.
 pub fn encode_value<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
     bincode::serde::encode_to_vec(message, value())
         .ok()
@@ -80,10 +80,11 @@ pub fn encode_value<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
         .ok_or(WireError::TooLong { room: VALUE_LIMIT })
 }
 
-/// Reads what [`encode_value`] wrote, and nothing after it. A hostile sender makes it reserve [`VALUE_LIMIT`] at most.
+/// Decodes a value of [`encode_value`] that fills `bytes` exactly. A hostile sender can make it reserve at most
+/// [`VALUE_LIMIT`] bytes.
 ///
 /// # Errors
-/// [`WireError::Malformed`] for bytes that are no `T`, [`WireError::Trailing`] for more than one.
+/// [`WireError::Malformed`] if the bytes do not decode to a `T`, [`WireError::Trailing`] if bytes follow it.
 pub fn decode_value<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     let (message, used) =
         bincode::serde::decode_from_slice(bytes, value()).map_err(|_| WireError::Malformed)?;
@@ -93,30 +94,31 @@ pub fn decode_value<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     }
 }
 
-/// Writes `message` to the start of `buffer`; returns the bytes used. Allocates nothing.
+/// Encodes `message` at the start of `buffer`; returns the number of bytes used. It does not allocate.
 ///
 /// # Errors
-/// [`WireError::TooLong`] if it does not fit.
+/// [`WireError::TooLong`] if the message does not fit.
 pub fn encode_into<T: Serialize>(message: &T, buffer: &mut [u8]) -> Result<usize, WireError> {
     let room = buffer.len().min(LIMIT);
     bincode::serde::encode_into_slice(message, &mut buffer[..room], config())
         .map_err(|_| WireError::TooLong { room })
 }
 
-/// Writes `message` to a buffer of its own.
+/// Encodes `message` into a new buffer.
 ///
 /// # Errors
-/// [`WireError::TooLong`] beyond [`LIMIT`].
+/// [`WireError::TooLong`] above [`LIMIT`].
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
     let bytes = bincode::serde::encode_to_vec(message, config())
         .map_err(|_| WireError::TooLong { room: LIMIT })?;
     if bytes.len() > LIMIT { Err(WireError::TooLong { room: LIMIT }) } else { Ok(bytes) }
 }
 
-/// Reads one message that fills `bytes` exactly.
+/// Decodes one message that fills `bytes` exactly.
 ///
 /// # Errors
-/// [`WireError::Malformed`] for bytes that are no `T`, [`WireError::Trailing`] for more than one.
+/// [`WireError::Malformed`] if the bytes do not decode to a `T`, [`WireError::Trailing`] if bytes follow it,
+/// [`WireError::TooLong`] above [`LIMIT`].
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     if bytes.len() > LIMIT {
         return Err(WireError::TooLong { room: LIMIT });
@@ -129,10 +131,11 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     }
 }
 
-/// Reads one message at the start of `bytes`, and ignores what follows: a later version may have appended to it.
+/// Decodes one message at the start of `bytes`, and ignores what follows: a later version may have appended to
+/// it.
 ///
 /// # Errors
-/// [`WireError::Malformed`] for bytes that begin with no `T`, [`WireError::TooLong`] beyond [`LIMIT`].
+/// [`WireError::Malformed`] if the bytes do not begin with a `T`, [`WireError::TooLong`] above [`LIMIT`].
 pub fn decode_first<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     if bytes.len() > LIMIT {
         return Err(WireError::TooLong { room: LIMIT });

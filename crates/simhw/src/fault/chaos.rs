@@ -1,4 +1,4 @@
-//! Incidents drawn from a seed.
+//! Draws incidents from a seed.
 
 use std::time::Duration;
 
@@ -8,31 +8,34 @@ use crate::rng::Rng;
 use crate::time::{Instant, nanos};
 use crate::topology::{End, LinkId, SwitchId, Topology};
 
-/// What a random script is drawn from.
+/// The parameters from which a random script is drawn.
 #[derive(Clone, Debug)]
 pub struct Chaos {
     /// Kinds that may occur.
     pub kinds: Vec<FaultKind>,
-    /// Incidents.
+    /// Number of incidents.
     pub incidents: usize,
-    /// They begin before this.
+    /// All incidents begin before this time.
     pub within: Duration,
-    /// The longest; all are shorter, and most much shorter.
+    /// Longest duration of an incident; most are much shorter.
     pub longest: Duration,
-    /// Most that a delay, a stall of a turn, or a wake-up takes longer.
+    /// Longest extra time of a delay, a stall of a turn, or a wake-up.
     pub delay: Duration,
-    /// Millionths that a clock may be wrong by.
+    /// Largest error of a clock, in millionths.
     pub ppm: u32,
 }
 
 impl Chaos {
-    /// Incidents in `topology`, in the order in which they begin: the same for the same seed.
+    /// Draws incidents in `topology`, sorted by their begin. The same seed gives the same script.
     ///
     /// # Panics
     /// If no kind may occur, or the topology has no hosts.
     #[must_use]
     pub fn script(&self, topology: &Topology, seed: u64) -> Vec<Incident> {
-        assert!(!self.kinds.is_empty() && topology.hosts() > 0, "there is nothing to draw from");
+        assert!(
+            !self.kinds.is_empty() && topology.hosts() > 0,
+            "chaos needs a kind of fault and a host"
+        );
         let mut draw = Draw { rng: Rng::new(seed, "chaos"), chaos: self, topology };
         let mut script: Vec<_> = (0..self.incidents).map(|_| draw.incident()).collect();
         script.sort_by_key(|incident| incident.at);
@@ -54,7 +57,7 @@ impl Draw<'_> {
         Incident { at, lasts, fault: self.fault(kind) }
     }
 
-    /// A duration that is as likely to be of any magnitude.
+    /// Draws a duration of at most `longest`; each order of magnitude is equally likely.
     fn short(&mut self, longest: Duration) -> Duration {
         let longest = nanos(longest).max(2);
         let magnitude = self.rng.below(u64::from(longest.ilog2()).min(12));
@@ -81,7 +84,7 @@ impl Draw<'_> {
         LinkId(self.rng.below(self.topology.links.len() as u64) as u32)
     }
 
-    /// A link that begins at a switch.
+    /// Draws a link that begins at a switch.
     fn output(&mut self) -> LinkId {
         let from_switch =
             |link: &LinkId| matches!(self.topology.links[link.0 as usize].from, End::Switch(_));

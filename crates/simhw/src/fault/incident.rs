@@ -1,4 +1,4 @@
-//! One fault at one place, for a while; the catalogue of all kinds.
+//! One fault at one place for some time, and the catalogue of all kinds.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use crate::id::NodeId;
 use crate::time::Instant;
 use crate::topology::{LinkId, SwitchId};
 
-/// A fault from `at` on, for `lasts`; it heals itself then.
+/// A fault that begins at `at` and ends after `lasts`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Incident {
     /// When it begins.
     pub at: Instant,
-    /// How long it lasts. What happens once, such as a reset, has no use for it.
+    /// Its duration. Faults that happen once, such as a reset, ignore it.
     pub lasts: Duration,
-    /// What goes wrong.
+    /// The fault that it causes.
     pub fault: Fault,
 }
 
 macro_rules! catalogue {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ty),* } = $text:literal,)*) => {
-        /// What goes wrong, and where. Probabilities are fractions from 0 to 1.
+        /// A fault and the place where it occurs. Probabilities are from 0 to 1.
         #[derive(Clone, Copy, Debug, PartialEq)]
         #[non_exhaustive]
         pub enum Fault {
@@ -47,7 +47,7 @@ macro_rules! catalogue {
                 }
             }
 
-            /// The parameters of such a fault, by name.
+            /// Returns the names of the parameters of such a fault.
             #[must_use]
             pub const fn parameters(self) -> &'static [&'static str] {
                 match self {
@@ -57,7 +57,7 @@ macro_rules! catalogue {
         }
 
         impl Fault {
-            /// Which kind it is of.
+            /// Returns the kind of this fault.
             #[must_use]
             pub const fn kind(&self) -> FaultKind {
                 match self {
@@ -71,274 +71,275 @@ macro_rules! catalogue {
 catalogue! {
     /// A link loses each piece of a frame with a probability.
     Loss {
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// Of each piece.
+        /// Probability for each piece.
         probability: f64
     } = "loss",
-    /// A link loses pieces in bursts (Gilbert, "Capacity of a Burst-Noise Channel", 1960): all of
-    /// them while it is in its bad state.
+    /// A link loses pieces in bursts: all pieces while it is in its bad state (Gilbert, "Capacity of a
+    /// Burst-Noise Channel", 1960).
     BurstLoss {
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// That it turns bad, at each piece.
+        /// Probability, at each piece, that the link turns bad.
         enter: f64,
-        /// That it turns good again, at each piece.
+        /// Probability, at each piece, that the link turns good again.
         leave: f64
     } = "burst-loss",
-    /// A link damages pieces, which the receiver's checksum tells.
+    /// A link damages pieces; the receiver's checksum detects it.
     Corrupt {
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// Of each piece.
+        /// Probability for each piece.
         probability: f64
     } = "corrupt",
-    /// A link cuts pieces short, which the receiver tells from their length. Their time on the wire
-    /// is charged in full.
+    /// A link cuts pieces short; the receiver detects it from their length. They take their full time on the
+    /// wire.
     Truncate {
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// Of each piece.
+        /// Probability for each piece.
         probability: f64
     } = "truncate",
     /// A node's frames arrive twice.
     Duplicate {
         /// The sender.
         node: NodeId,
-        /// Of each frame.
+        /// Probability for each frame.
         probability: f64
     } = "duplicate",
-    /// A node's frames are held up, and overtaken by later ones.
+    /// A node's frames are delayed, and later ones overtake them.
     Reorder {
         /// The sender.
         node: NodeId,
-        /// Of each frame.
+        /// Probability for each frame.
         probability: f64,
-        /// Most that one is held up by.
+        /// Longest delay of a frame.
         by: Duration
     } = "reorder",
-    /// A link takes longer than usual. What comes after the end of it may overtake what came before.
+    /// A link has a higher propagation delay. Frames sent after the incident may overtake those sent during it.
     DelaySpike {
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// By how much.
+        /// The extra delay.
         by: Duration
     } = "delay-spike",
-    /// What one node sends to another takes longer.
+    /// Frames from one node to another take longer.
     SlowPair {
         /// The sender.
         from: NodeId,
         /// The receiver.
         to: NodeId,
-        /// By how much.
+        /// The extra delay.
         by: Duration
     } = "slow-pair",
-    /// A link is slower than usual. What was given to it before keeps its time.
+    /// A link has a lower rate. Frames queued on it before keep their times.
     RateChange {
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// Of its rate, from 1.
+        /// Percentage of its rate that remains, from 1.
         percent: u8
     } = "rate-change",
-    /// A link is down for one period and up for the next, in turns.
+    /// A link alternates between one period down and one period up.
     Flap {
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// How long it is down.
+        /// Length of the period.
         period: Duration
     } = "flap",
-    /// Nothing passes from one node to another; the other way is open.
+    /// All frames from one node to another are lost; the opposite direction works.
     OneWay {
         /// The sender.
         from: NodeId,
         /// The receiver.
         to: NodeId
     } = "one-way",
-    /// Nothing passes between two nodes.
+    /// All frames between two nodes are lost.
     Partition {
-        /// One of them.
+        /// One of the nodes.
         from: NodeId,
-        /// The other.
+        /// The other node.
         to: NodeId
     } = "partition",
-    /// The buffer of a switch's output shrinks; what is in it stays.
+    /// The buffer of a switch's output shrinks; pieces already in it stay.
     QueueShrink {
-        /// The link after the output.
+        /// The link that leaves the output.
         link: LinkId,
-        /// Of its buffer, from 0.
+        /// Percentage of its buffer that remains, from 0.
         percent: u8
     } = "queue-shrink",
     /// A switch's output sends nothing; its buffer fills.
     PortStuck {
-        /// The link after the output.
+        /// The link that leaves the output.
         link: LinkId
     } = "port-stuck",
-    /// A switch leads frames to the wrong one of its nodes.
+    /// A switch forwards frames to a wrong one of its nodes.
     Misroute {
-        /// Which switch.
+        /// The switch.
         switch: SwitchId,
-        /// Of each frame.
+        /// Probability for each frame.
         probability: f64
     } = "misroute",
-    /// A switch's table has room for so many circuits from one node to another; others are dropped.
+    /// A switch's table has room for at most `most` circuits from one node to another; frames of others are
+    /// dropped.
     CircuitTable {
-        /// Which switch.
+        /// The switch.
         switch: SwitchId,
-        /// Circuits.
+        /// Most circuits.
         most: u16
     } = "circuit-table",
-    /// A switch loses what is in its buffers, and drops what comes until it runs again.
+    /// A switch loses its buffers, and drops frames until it has restarted.
     SwitchReboot {
-        /// Which switch.
+        /// The switch.
         switch: SwitchId
     } = "switch-reboot",
-    /// A NIC has less memory for frames that arrive.
+    /// A NIC has less memory for received frames.
     NicMemory {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// Bytes that are left.
+        /// Bytes that remain.
         bytes: u32
     } = "nic-memory",
-    /// A NIC's DMA engines stand still.
+    /// A NIC's DMA engines stop.
     DmaStall {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId
     } = "dma-stall",
-    /// Accesses of a NIC to host memory fail.
+    /// A NIC's accesses to host memory fail.
     DmaError {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// Of each access.
+        /// Probability for each access.
         probability: f64
     } = "dma-error",
-    /// Doorbells are lost: the NIC does not look until the next one.
+    /// Doorbells are lost: the NIC does not poll the port until the next one.
     DoorbellLost {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// Of each doorbell.
+        /// Probability for each doorbell.
         probability: f64
     } = "doorbell-lost",
     /// Doorbells ring twice.
     DoorbellDoubled {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// Of each doorbell.
+        /// Probability for each doorbell.
         probability: f64
     } = "doorbell-doubled",
-    /// A NIC's doorbell queue is short: what rings while it is full is lost.
+    /// A NIC's doorbell queue is short; a doorbell that finds it full is lost.
     DoorbellQueue {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// Doorbells that it holds.
+        /// Doorbells that the queue holds.
         depth: u16
     } = "doorbell-queue",
-    /// Completions are not written, as by a queue that has run over. Nothing above the hardware can
-    /// tell or mend it.
+    /// Completions are lost, as in a queue that has overrun. Software above the hardware can neither detect nor
+    /// repair it.
     CompletionLost {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// Of each completion.
+        /// Probability for each completion.
         probability: f64
     } = "completion-lost",
-    /// Completions are written, and nobody is woken for them.
+    /// Completions are written, but the waiting task is not woken.
     InterruptLost {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// Of each completion.
+        /// Probability for each completion.
         probability: f64
     } = "interrupt-lost",
-    /// Whoever waits for a completion is woken late.
+    /// A task that waits for a completion is woken late.
     InterruptLate {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// By how much.
+        /// The extra delay.
         by: Duration
     } = "interrupt-late",
-    /// Those who wait for completions are woken for nothing, again and again.
+    /// Tasks that wait for completions are woken again and again without one.
     InterruptSpurious {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// From one to the next.
+        /// Time from one such wake-up to the next.
         every: Duration
     } = "interrupt-spurious",
-    /// A bit of a command flips, in its memory handle or its extension, as the NIC reads it.
+    /// A bit of a command's memory handle or extension flips as the NIC reads it.
     CommandDamaged {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// Of each command.
+        /// Probability for each command.
         probability: f64
     } = "command-damaged",
-    /// A NIC starts anew, under a host that goes on: its ports close.
+    /// A NIC restarts while its host continues; the NIC's ports close.
     NicReset {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId
     } = "nic-reset",
-    /// A coprocessor stands still until its watchdog resets the NIC, at the end of the incident.
+    /// A coprocessor stops; at the end of the incident its watchdog resets the NIC.
     Trap {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId
     } = "trap",
-    /// One turn of a coprocessor takes far too long.
+    /// One turn of a coprocessor takes far longer.
     Overrun {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// How much longer.
+        /// The extra time.
         by: Duration
     } = "overrun",
-    /// A coprocessor is slow.
+    /// A coprocessor runs slowly.
     SlowClock {
-        /// Which NIC.
+        /// The NIC.
         node: NodeId,
-        /// How many times as long an instruction takes.
+        /// Factor by which an instruction takes longer.
         times: u16
     } = "slow-clock",
-    /// A node crashes, host and NIC, and restarts at the end of the incident.
+    /// A node, host and NIC, crashes; it restarts at the end of the incident.
     Crash {
-        /// Which node.
+        /// The node.
         node: NodeId
     } = "crash",
-    /// A host's tasks stand still; its NIC goes on.
+    /// A host's tasks are suspended; its NIC continues.
     Pause {
-        /// Which host.
+        /// The host.
         node: NodeId
     } = "pause",
     /// A host's tasks run late.
     SlowHost {
-        /// Which host.
+        /// The host.
         node: NodeId,
-        /// From being woken to running.
+        /// Extra time from the wake-up of a task until it runs.
         by: Duration
     } = "slow-host",
-    /// A host's registered memory is not there for its NIC: it was unpinned.
+    /// A host's registered memory is inaccessible to its NIC, as if unpinned.
     Unpinned {
-        /// Which host.
+        /// The host.
         node: NodeId
     } = "unpinned",
-    /// The processes of a host end with whatever they have posted, and start anew at the end of the
-    /// incident; its NIC goes on.
+    /// The processes of a host exit, whatever they have posted, and restart at the end of the incident. The NIC
+    /// continues.
     ProcessExit {
-        /// Which host.
+        /// The host.
         node: NodeId
     } = "process-exit",
-    /// A node that starts in this time has a clock that is wrong.
+    /// A node that starts during the incident has a wrong clock.
     ClockSkew {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Nanoseconds that it is ahead; behind where negative.
+        /// Nanoseconds by which the clock is ahead; negative if behind.
         ahead_ns: i64
     } = "clock-skew",
-    /// A node's clock is fast or slow.
+    /// A node's clock runs too fast or too slow.
     ClockDrift {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Millionths that it is too fast; too slow where negative. From -500,000 to 500,000.
+        /// Millionths by which the clock is too fast, negative if too slow: from -500,000 to 500,000.
         ppm: i32
     } = "clock-drift",
-    /// A node's clock leaps ahead.
+    /// A node's clock jumps ahead.
     ClockStep {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// How far.
+        /// Length of the jump.
         by: Duration
     } = "clock-step",
 }
@@ -349,8 +350,8 @@ impl fmt::Display for FaultKind {
     }
 }
 
-/// How often each kind of fault has had an effect: frames it took, doorbells it lost, tasks it held
-/// up. An incident that met nothing counts nothing.
+/// Counts how often each kind of fault has had an effect, such as a lost frame, a lost doorbell or a delayed
+/// task. An incident without effect is not counted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FaultCounts([u64; FaultKind::ALL.len()]);
 
@@ -365,19 +366,19 @@ impl FaultCounts {
         self.0[kind as usize] += 1;
     }
 
-    /// How often `kind` has had an effect.
+    /// Returns how often `kind` has had an effect.
     #[must_use]
     pub const fn of(&self, kind: FaultKind) -> u64 {
         self.0[kind as usize]
     }
 
-    /// Effects of all kinds.
+    /// Returns the number of effects of all kinds.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Kinds that had an effect, and how often.
+    /// Iterates over the kinds that had an effect, each with its count.
     pub fn iter(&self) -> impl Iterator<Item = (FaultKind, u64)> + '_ {
         FaultKind::ALL.iter().map(|kind| (*kind, self.of(*kind))).filter(|(_, count)| *count > 0)
     }

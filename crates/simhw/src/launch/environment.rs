@@ -1,23 +1,23 @@
-//! What started this process, by the variables that it left.
+//! Finds the launcher that started this process, from the variables that it set.
 
 use super::{Launch, LaunchError, MAX_RANKS, hosts};
 
-/// What a launcher says of this process.
+/// The values that a launcher gives this process.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Started {
-    /// By whom, for people.
+    /// The launcher's name, for messages.
     pub(super) launcher: &'static str,
     pub(super) rank: u16,
-    /// `None` where the launcher does not tell.
+    /// `None` if the launcher does not say.
     pub(super) size: Option<usize>,
-    /// The host of each rank, where the launcher tells.
+    /// The host of each rank, if the launcher says.
     pub(super) hosts: Option<Vec<String>>,
     /// This process's number among those of its host.
     local: Option<usize>,
 }
 
 impl Started {
-    /// The launcher nearest to this process: one that another one started goes first.
+    /// Finds the innermost launcher: if one launcher started another, the second is used.
     pub(super) fn find(
         flags: &Launch,
         environment: impl Fn(&str) -> Option<String>,
@@ -28,7 +28,7 @@ impl Started {
         }
         let slurm = environment.slurm()?;
         if let Some(mut started) = environment.pmi()? {
-            // Under `srun --mpi` both speak of this process; under `mpiexec`, of different ones.
+            // Under `srun --mpi` both describe this process; under `mpiexec` they describe different ones.
             if let Some(slurm) = slurm
                 && (slurm.rank, slurm.size) == (started.rank, started.size)
             {
@@ -42,7 +42,7 @@ impl Started {
         }
     }
 
-    /// Whether this process is where `hosts` says, as far as its launcher tells.
+    /// Checks that this process is on the host that `hosts` gives its rank, as far as its launcher says.
     pub(super) fn check(&self, hosts: &[String]) -> Result<(), LaunchError> {
         let own = hosts.get(usize::from(self.rank));
         let (Some(local), Some(own)) = (self.local, own) else { return Ok(()) };
@@ -66,7 +66,7 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
         }
     }
 
-    /// Rank and size from two variables, where both are there.
+    /// Reads rank and size from two variables, if both are set.
     fn rank_of_size(
         &self,
         rank: &'static str,
@@ -84,7 +84,7 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
         }
     }
 
-    /// A launcher that tells how many of its processes are here, not where the others are.
+    /// Describes a launcher that says how many of its processes run on this host, but not where the others run.
     fn by_counts(
         &self,
         launcher: &'static str,
@@ -110,7 +110,7 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
         self.by_counts("PMI", place, ["MPI_LOCALNRANKS", "MPI_LOCALRANKID"]).map(Some)
     }
 
-    /// A step of `srun`; a batch script has a rank as well, and no step.
+    /// Reads a step of `srun`. A batch script has a rank as well, but no step.
     fn slurm(&self) -> Result<Option<Started>, LaunchError> {
         let Some((rank, size)) = self.rank_of_size("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")? else {
             return Ok(None);
@@ -140,7 +140,7 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
             return Ok(None);
         }
         let placed = hosts::place(&names, &counts, distribution.starts_with("cyclic"));
-        // The step says on which node this process is.
+        // The step gives the node of this process.
         let own = self.number("SLURM_NODEID")?.and_then(|node| names.get(node));
         let rank = self.number("SLURM_PROCID")?.unwrap_or_default();
         match own {
@@ -151,7 +151,7 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
         }
     }
 
-    /// A pod of an indexed job: its host name is the job's, a dash and its index.
+    /// Reads a pod of an indexed job: its host name is the job's name, a dash and its index.
     fn kubernetes(&self, flags: &Launch) -> Result<Option<Started>, LaunchError> {
         let Some(index) = self.number("JOB_COMPLETION_INDEX")? else { return Ok(None) };
         let rank = u16::try_from(index).unwrap_or(u16::MAX);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{HOSTFILE, LaunchError, MAX_RANKS};
 
-/// The host of each rank, by the slots of a hostfile.
+/// Reads a hostfile, and returns the host of each rank.
 pub(super) fn read(path: &Path, lines: &[String]) -> Result<Vec<String>, LaunchError> {
     let mut hosts = Vec::new();
     for (number, line) in (1..).zip(lines) {
@@ -24,7 +24,7 @@ pub(super) fn read(path: &Path, lines: &[String]) -> Result<Vec<String>, LaunchE
     Ok(hosts)
 }
 
-/// `HOST`, `HOST:N`, or `HOST slots=N` with other words beside it; IPv6 in brackets.
+/// Parses `HOST`, `HOST:N`, or `HOST slots=N` with other `key=value` words; IPv6 addresses are in brackets.
 fn host_and_slots(line: &str) -> Option<(String, usize)> {
     let mut words = line.split_whitespace();
     let name = words.next()?;
@@ -32,7 +32,7 @@ fn host_and_slots(line: &str) -> Option<(String, usize)> {
         Some((host, count)) if !count.ends_with(']') => (host, count.parse().ok()?),
         _ => (name, 1),
     };
-    // An address of many colons is an IPv6 one without its brackets.
+    // An address with several colons is an IPv6 address without its brackets.
     if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
         return None;
     }
@@ -45,7 +45,7 @@ fn host_and_slots(line: &str) -> Option<(String, usize)> {
     (!host.is_empty() && (1..=MAX_RANKS).contains(&slots)).then(|| (host.into(), slots))
 }
 
-/// `host:port` for each rank: the ranks of one host count up from `first`.
+/// Returns `host:port` for each rank: the ports of one host's ranks count up from `first`.
 pub(super) fn with_ports(hosts: &[String], first: u16) -> Result<Vec<String>, LaunchError> {
     let mut used: BTreeMap<&str, u16> = BTreeMap::new();
     let mut peers = Vec::with_capacity(hosts.len());
@@ -61,7 +61,7 @@ pub(super) fn with_ports(hosts: &[String], first: u16) -> Result<Vec<String>, La
     Ok(peers)
 }
 
-/// Slurm's short form of a list of hosts, `a[01-03,7]b,login`, at length; `None` if it is none.
+/// Expands Slurm's compressed list of hosts, such as `a[01-03,7]b,login`; `None` if it is malformed.
 pub(super) fn expand(list: &str) -> Option<Vec<String>> {
     let mut hosts = Vec::new();
     for word in split_outside(list)? {
@@ -70,7 +70,7 @@ pub(super) fn expand(list: &str) -> Option<Vec<String>> {
     (!hosts.is_empty()).then_some(hosts)
 }
 
-/// Splits at the commas that are in no brackets.
+/// Splits at the commas outside of brackets.
 fn split_outside(list: &str) -> Option<Vec<&str>> {
     let (mut words, mut begin, mut inside) = (Vec::new(), 0, false);
     for (at, character) in list.char_indices() {
@@ -90,7 +90,7 @@ fn split_outside(list: &str) -> Option<Vec<&str>> {
     (!inside && words.iter().all(|word| !word.is_empty())).then_some(words)
 }
 
-/// Expands the first brackets of a word, and those after them.
+/// Expands the first brackets of a word, and then those after them.
 fn expand_word(word: &str, hosts: &mut Vec<String>) -> Option<()> {
     let Some((before, rest)) = word.split_once('[') else {
         hosts.push(word.into());
@@ -111,7 +111,7 @@ fn expand_word(word: &str, hosts: &mut Vec<String>) -> Option<()> {
     Some(())
 }
 
-/// Slurm's short form of counts, `2(x3),1`, at length; `None` if it is none.
+/// Expands Slurm's compressed list of counts, such as `2(x3),1`; `None` if it is malformed.
 pub(super) fn counts(list: &str) -> Option<Vec<usize>> {
     let mut counts = Vec::new();
     for word in list.split(',') {
@@ -128,7 +128,7 @@ pub(super) fn counts(list: &str) -> Option<Vec<usize>> {
     Some(counts)
 }
 
-/// The host of each rank: one host full after the other, or in turns.
+/// Returns the host of each rank: hosts filled one after another, or round-robin if `in_turns`.
 pub(super) fn place(hosts: &[String], counts: &[usize], in_turns: bool) -> Vec<String> {
     let each = || hosts.iter().zip(counts);
     if !in_turns {

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use proptest::prelude::*;
 
-/// An environment of these variables.
+/// An environment with these variables.
 fn of<'a>(variables: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
     |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into())
 }
 
-/// A file with these lines, gone with the test.
+/// A file with these lines; removed when dropped.
 struct File(PathBuf);
 
 impl File {
@@ -42,7 +42,7 @@ fn place(rank: u16, peers: &[&str]) -> Result<Option<Place>, LaunchError> {
 #[test]
 fn without_a_word_from_anybody_a_process_is_alone() {
     assert_eq!(Launch::new().place_in(of(&[])), Ok(None));
-    // A batch script of Slurm has a rank, and is no step.
+    // A batch script of Slurm has a rank, but is no step.
     let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "a[1-4]")];
     assert_eq!(Launch::new().place_in(of(&batch)), Ok(None));
     let one = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
@@ -65,7 +65,7 @@ fn flags_go_before_the_environment() {
         list.clone().rank(Some(0)).size(Some(3)).place_in(of(&[])),
         Err(LaunchError::Size { ranks: 3, peers: 2 })
     );
-    // The environment says what the flags leave open.
+    // The environment gives what the flags leave open.
     let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
     assert_eq!(list.place_in(of(&pmi)), place(1, &["a:1", "b:2"]));
     let nowhere = Launch::new().rank(Some(3));
@@ -92,7 +92,7 @@ fn a_step_of_slurm_says_everything() {
     let cyclic = ["n09:7", "n10:7", "login:7", "n09:8", "n10:8"];
     let in_turns = ("SLURM_DISTRIBUTION", "cyclic:block");
     assert_eq!(step("3", "0", "1", in_turns), place(3, &cyclic));
-    // It is not where the list would put it: no guess.
+    // The process is not where the list puts it: an error, not a guess.
     assert_eq!(step("3", "0", "1", ("", "")), Err(LaunchError::Placement { rank: 3 }));
     assert_eq!(step("3", "1", "0", ("", "")), Err(LaunchError::Placement { rank: 3 }));
     let by_file = ("SLURM_DISTRIBUTION", "arbitrary");
@@ -107,7 +107,7 @@ fn open_mpi_and_pmi_need_a_hostfile_past_one_host() {
         ("OMPI_COMM_WORLD_SIZE", "2"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-        // Of the daemon that started it, on another node.
+        // The values of the daemon that started it, on another node.
         ("SLURM_PROCID", "0"),
         ("SLURM_STEP_NUM_TASKS", "1"),
     ];
@@ -158,7 +158,7 @@ fn what_is_wrong_is_named() {
     let error = Launch::new().place_in(of(&rank)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "OMPI_COMM_WORLD_RANK=\"2\" is no rank below the size; mend it, or give --rank and --peers"
+        "OMPI_COMM_WORLD_RANK=\"2\" is no rank below the size; fix it, or give --rank and --peers"
     );
     let tasks = [
         ("SLURM_PROCID", "0"),

@@ -1,7 +1,7 @@
-//! One alarm, as fine as the system has it: never early.
+//! An alarm of the system's finest resolution; it never fires early.
 //!
-//! tokio's timers have a millisecond; frames of 1 KB at 100 Mb/s are 80 us apart. Linux has
-//! timerfd, exact to some 10 us on an idle core; elsewhere an alarm is tokio's.
+//! tokio's timers have a resolution of 1 ms, but frames of 1 KB at 100 Mb/s are 80 us apart. Linux has timerfd,
+//! exact to some 10 us on an idle core. Elsewhere an alarm is tokio's.
 
 use std::io;
 use std::task::{Context, Poll, ready};
@@ -29,7 +29,7 @@ mod system {
         pub(super) fn new() -> io::Result<Self> {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
             let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            // Not all versions of tokio that will do deprecate it.
+            // Some supported versions of tokio deprecate it.
             #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
             let timer = AsyncFd::with_interest(fd, Interest::READABLE)?;
             Ok(Self(timer))
@@ -48,7 +48,7 @@ mod system {
             Ok(())
         }
 
-        /// Ready once it has expired, or did before it was last armed.
+        /// Ready once the timer has expired, now or before it was last armed.
         pub(super) fn poll_expired(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
             // The count of expirations is not read: arming the timer again clears it.
             ready!(self.0.poll_read_ready(context))?.clear_ready();
@@ -89,12 +89,12 @@ mod system {
 #[derive(Debug)]
 pub(crate) struct Alarm {
     timer: system::Timer,
-    /// What the timer is armed for.
+    /// The instant for which the timer is armed.
     armed: Option<Instant>,
 }
 
 impl Alarm {
-    /// An alarm on the current runtime.
+    /// Creates an alarm on the current runtime.
     ///
     /// # Panics
     /// Outside of a runtime, or if its I/O or its timers are not enabled.
@@ -102,15 +102,14 @@ impl Alarm {
         Ok(Self { timer: system::Timer::new()?, armed: None })
     }
 
-    /// Ready once it is `at`. An error of the system counts as "now": the caller looks at the
-    /// clock in any case.
+    /// Ready at `at`. An error of the system counts as ready: the caller reads the clock in any case.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>, at: Instant) -> Poll<()> {
         if at == Instant::FAR_FUTURE {
             return Poll::Pending;
         }
         loop {
-            // Setting the system's timer costs more than a wake-up before its time now and then: an
-            // earlier one is left as it is, and set anew when it has gone off.
+            // Arming the timer costs more than an occasional early wake-up. A timer that is armed for an
+            // earlier instant therefore stays, and is armed anew when it expires.
             if self.armed.is_none_or(|armed| armed > at) {
                 let left = at.nanos_since(Clock::now());
                 if left == 0 || self.timer.arm(left).is_err() {

@@ -1,4 +1,4 @@
-//! The one place that reads the machine's clocks.
+//! Reads the machine's clocks; no other module does.
 
 #[cfg(not(target_os = "linux"))]
 use std::sync::OnceLock;
@@ -13,17 +13,17 @@ use crate::time::Instant;
 static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
 static LAST_LIFE: AtomicU32 = AtomicU32::new(0);
 
-/// The clock that all fabrics of this process share. On Linux all processes of the host do: its
-/// nanoseconds are the machine's. Elsewhere it starts at its first reading.
+/// The clock that all fabrics of this process share. On Linux it is the machine's monotonic clock, so that all
+/// processes of the host share it. Elsewhere it starts at its first reading.
 pub(crate) struct Clock;
 
 impl Clock {
-    /// Half of what the standard library's takes, which has to answer errors and borrows.
+    /// Takes half the time of the standard library's clock, which handles errors as well.
     #[cfg(target_os = "linux")]
     #[inline]
     pub(crate) fn now() -> Instant {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        // Neither is ever negative, and the sum holds 584 years.
+        // Neither part is ever negative, and the sum holds 584 years.
         let nanos = (now.tv_sec as u64).wrapping_mul(1_000_000_000);
         Instant::from_nanos(nanos.wrapping_add(now.tv_nsec as u64))
     }
@@ -36,26 +36,26 @@ impl Clock {
         Instant::from_nanos(crate::time::nanos(now.saturating_duration_since(*origin)))
     }
 
-    /// Time of day since 1970.
+    /// Returns the time of day since 1970.
     #[expect(clippy::disallowed_methods, reason = "kernel timestamps and incarnations use it")]
     fn wall() -> Duration {
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
     }
 
-    /// What turns the kernel's timestamps of datagrams into instants. Read once a batch.
+    /// Reads both clocks, to convert the kernel's timestamps of datagrams to instants. Called once a batch.
     pub(crate) fn stamps() -> Stamps {
         Stamps { now: Self::now(), wall: Self::wall() }
     }
 
-    /// The same for a batch without any: the time alone.
+    /// Reads the monotonic clock alone, for a batch without timestamps.
     pub(crate) fn stamps_of_none() -> Stamps {
         Stamps { now: Self::now(), wall: Duration::ZERO }
     }
 
-    /// A life newer than those of earlier processes, and than all of this process so far.
+    /// Returns an incarnation newer than those of earlier processes, and than all of this process so far.
     ///
-    /// The time of day in units of 64 ms: it wraps after 8.7 years, so that the order of two lives
-    /// is known for 4.3. Processes that follow each other within 64 ms would share a number.
+    /// It is the time of day in units of 64 ms. It wraps after 8.7 years, so that two incarnations compare
+    /// correctly for 4.3 years. Two processes that start within 64 ms may have the same one.
     pub(crate) fn incarnation() -> Incarnation {
         #[expect(clippy::cast_possible_truncation, reason = "wraps, as incarnations do")]
         let wall = Incarnation(((Self::wall().as_millis() / 64) as u32).max(1));
@@ -76,12 +76,13 @@ pub(crate) struct Stamps {
 }
 
 impl Stamps {
-    /// When these readings were taken.
+    /// Returns when the clocks were read.
     pub(crate) const fn now(self) -> Instant {
         self.now
     }
 
-    /// When the kernel took in what it stamped with `stamp`; now, where there is no stamp.
+    /// Returns when the kernel received a datagram with timestamp `stamp`; the time of reading if there is
+    /// none.
     pub(crate) fn arrival(self, stamp: Option<Duration>) -> Instant {
         match stamp {
             Some(stamp) => self.now - self.wall.saturating_sub(stamp),

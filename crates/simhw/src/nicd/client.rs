@@ -20,7 +20,7 @@ use crate::id::NodeId;
 use crate::live::Tasks;
 use crate::live::clock::Clock;
 use crate::passing::{Passed, Socket};
-use crate::port::{Lender, Loan, Port, PortName, PortOptions, Registrar, borrowed_port};
+use crate::port::{Lender, Loan, Port, PortName, PortOptions, PortShared, borrowed_port};
 use crate::rng::Rng;
 use crate::segment::{Kind, Segment};
 use crate::time::Instant;
@@ -259,14 +259,14 @@ impl Lender for Connection {
 struct Watch {
     channel: AsyncFd<Arc<Socket>>,
     socket: AsyncFd<Arc<Socket>>,
-    registrar: Arc<Registrar>,
+    registrar: Arc<PortShared>,
 }
 
 impl Watch {
     fn new(
         channel: Arc<Socket>,
         socket: Arc<Socket>,
-        registrar: Arc<Registrar>,
+        registrar: Arc<PortShared>,
     ) -> io::Result<Self> {
         // Not all versions of tokio that will do deprecate it.
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]

@@ -18,7 +18,7 @@ use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::live::clock::Clock;
 use crate::passing::Socket;
-use crate::port::{Arenas, Grant, PortOptions, Words};
+use crate::port::{Arenas, Grant, PortControlBlock, PortOptions};
 use crate::segment::{Kind, Segment};
 use crate::sync::{Ordering, fence};
 use crate::time::{Instant, nanos};
@@ -197,7 +197,7 @@ struct Served {
     process: u32,
     /// Bytes of its rings.
     rings: usize,
-    words: Words,
+    words: PortControlBlock,
     arenas: Arc<Arenas>,
     is_gone: Arc<AtomicBool>,
 }
@@ -231,9 +231,9 @@ impl Room {
         loop {
             self.spin();
             self.nic.rest();
-            let may_sleep = self.fall_asleep();
+            let may_sleep = self.arm_wakeup();
             let ready = self.wait(if may_sleep { self.patience() } else { Duration::ZERO });
-            self.stay_awake();
+            self.disarm_wakeup();
             if ready.stop {
                 return;
             }
@@ -249,7 +249,7 @@ impl Room {
         }
     }
 
-    /// Looks at bells and gives the NIC turns for as long as that pays.
+    /// AdaptiveSpin at bells and gives the NIC turns for as long as that pays.
     fn spin(&self) {
         let mut until = Clock::now().plus_nanos(self.spin_nanos.into());
         for look in 1_u32.. {
@@ -288,14 +288,14 @@ impl Room {
     }
 
     /// Clients wake this thread from now on; `false` if one has rung meanwhile, and does not.
-    fn fall_asleep(&self) -> bool {
-        self.served().for_each(|served| served.words.fall_asleep());
+    fn arm_wakeup(&self) -> bool {
+        self.served().for_each(|served| served.words.arm_wakeup());
         fence(Ordering::SeqCst);
         !self.ring_rung()
     }
 
-    fn stay_awake(&self) {
-        self.served().for_each(|served| served.words.stay_awake());
+    fn disarm_wakeup(&self) {
+        self.served().for_each(|served| served.words.disarm_wakeup());
     }
 
     /// Until the next who has said nothing is given up, or who knocks is heard again.
@@ -305,7 +305,7 @@ impl Room {
             Stage::Expected(until) => Some(until.since(now)),
             Stage::Open(_) => None,
         });
-        let left = left.chain(self.acceptor.rests_until().map(|until| until.since(now)));
+        let left = left.chain(self.acceptor.paused_until().map(|until| until.since(now)));
         left.min().map_or(Duration::MAX, |left| left.max(Duration::from_millis(1)))
     }
 

@@ -1,4 +1,4 @@
-//! The doorbells of one NIC's ports: ringing one costs one atomic operation, mostly.
+//! The doorbells of one NIC's ports. Ringing one mostly costs one atomic operation.
 
 use crate::id::PortId;
 use crate::sync::{AtomicU64, Ordering};
@@ -6,8 +6,8 @@ use crate::sync::{AtomicU64, Ordering};
 /// Bits of a word.
 const WORD: usize = 64;
 
-/// Which ports were rung since the NIC last looked: a bit each, and above them a bit for each word
-/// that has any.
+/// The set of ports that were rung since the NIC last took it: one bit a port, and a summary bit for each word
+/// that is not zero.
 #[derive(Debug)]
 pub(crate) struct Bells {
     words: Box<[AtomicU64]>,
@@ -15,17 +15,18 @@ pub(crate) struct Bells {
 }
 
 impl Bells {
-    /// Bells of the ports below `ports`.
+    /// Creates doorbells for port numbers below `ports`.
     pub(crate) fn new(ports: usize) -> Self {
         let words = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
         let count = ports.div_ceil(WORD);
         Self { words: words(count), summary: words(count.div_ceil(WORD)) }
     }
 
-    /// Rings; whether the NIC has to be told, for nobody has told it since it last looked.
+    /// Rings a doorbell. Returns `true` if the caller must notify the NIC: no ringer has done so since the NIC
+    /// last took the doorbells.
     ///
-    /// Whoever finds its bit set need not tell anybody: who set it does, or has, and the NIC looks
-    /// at the port after it has taken the bit. The operations order what was posted before them.
+    /// If the bit is set already, the thread that set it notifies the NIC, and the NIC polls the port after it
+    /// has cleared the bit. The atomic operations order earlier posts before it.
     pub(crate) fn ring(&self, port: PortId) -> bool {
         let (word, bit) = (port.index() / WORD, port.index() % WORD);
         if self.words[word].fetch_or(1 << bit, Ordering::AcqRel) & 1 << bit != 0 {
@@ -34,12 +35,12 @@ impl Bells {
         self.summary[word / WORD].fetch_or(1 << (word % WORD), Ordering::AcqRel) == 0
     }
 
-    /// Whether none was rung.
+    /// Returns whether no doorbell is rung.
     pub(crate) fn is_silent(&self) -> bool {
         self.summary.iter().all(|word| word.load(Ordering::Acquire) == 0)
     }
 
-    /// Takes all that were rung, in the order of their numbers.
+    /// Takes all rung doorbells, in the order of port numbers.
     pub(crate) fn take(&self, mut each: impl FnMut(PortId)) {
         for (high, summary) in self.summary.iter().enumerate() {
             if summary.load(Ordering::Relaxed) == 0 {
@@ -56,7 +57,7 @@ impl Bells {
     }
 }
 
-/// The places of the bits that are set.
+/// Iterates over the positions of the set bits.
 fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let place = word.trailing_zeros() as usize;

@@ -1,50 +1,50 @@
-//! What goes through a port's rings: commands one way, completions the other.
+//! The entries of a port's rings: commands in one direction, completions in the other.
 
 use crate::id::{ExtensionId, NodeId, PortId};
 use crate::region::RegionRef;
 use crate::ring::Entry;
 
-/// What an application asks of its NIC: 56 bytes in the submission ring.
+/// A request of an application to its NIC: 56 bytes in the submission ring.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Command {
-    /// The extension that is to carry it out.
+    /// The extension that executes it.
     pub extension: ExtensionId,
-    /// Which of the extension's commands.
+    /// Selects one of the extension's commands.
     pub opcode: u8,
-    /// The extension's own.
+    /// Flags that the extension defines.
     pub flags: u16,
     /// The other node, where there is one.
     pub node: NodeId,
     /// The other node's port, where there is one.
     pub port: PortId,
-    /// Comes back in the completion, untouched.
+    /// Returned unchanged in the completion.
     pub cookie: u64,
-    /// The memory that it is about.
+    /// The memory that the command reads or writes.
     pub region: RegionRef,
-    /// The extension's own.
+    /// Arguments that the extension defines.
     pub args: [u64; 3],
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
+    /// The command succeeded.
     #[default]
     Done = 0,
-    /// No such extension or command, or arguments it does not take.
+    /// There is no such extension or command, or it does not take these arguments.
     Invalid = 1,
-    /// The region is not the port's, or not that large.
+    /// The region is not the port's, or is smaller.
     Region = 2,
-    /// The message was longer than the memory for it; the memory holds its beginning.
+    /// The message was longer than its memory; the memory holds its beginning.
     Truncated = 3,
-    /// The peer is dead, or has restarted since.
+    /// The peer has failed, or has restarted since.
     PeerLost = 4,
-    /// There is no room for it now; try again later.
+    /// The NIC has no resources for the command now; try again later.
     Refused = 5,
-    /// The extension failed or was withdrawn.
+    /// The extension failed or was removed.
     ExtensionDown = 6,
-    /// Given up before it was done.
+    /// The command was cancelled before it was done.
     Cancelled = 7,
 }
 
@@ -60,31 +60,31 @@ impl Status {
         Self::Cancelled,
     ];
 
-    /// The status with this number; `None` if there is none.
+    /// Returns the status with this number; `None` if there is none.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
 }
 
-/// How a command ended: 56 bytes in the completion ring.
+/// The result of a command: 56 bytes in the completion ring.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Completion {
-    /// How it ended.
+    /// The command's result.
     pub status: Status,
-    /// The command's.
+    /// The command's opcode.
     pub opcode: u8,
-    /// The extension's own.
+    /// Flags that the extension defines.
     pub flags: u16,
     /// The other node, where there is one.
     pub node: NodeId,
     /// The other node's port, where there is one.
     pub port: PortId,
-    /// The command's.
+    /// The command's cookie.
     pub cookie: u64,
-    /// Bytes that were moved.
+    /// Number of bytes that were moved.
     pub length: u64,
-    /// The extension's own.
+    /// Results that the extension defines.
     pub args: [u64; 4],
 }
 
@@ -133,7 +133,8 @@ impl Command {
 }
 
 impl Completion {
-    /// A command's, with its opcode, flags, node, port and cookie; of no bytes, and without arguments.
+    /// Creates a completion with the command's opcode, flags, node, port and cookie; its length and arguments
+    /// are zero.
     #[inline]
     #[must_use]
     pub const fn of(command: &Command, status: Status) -> Self {

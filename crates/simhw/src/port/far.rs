@@ -1,16 +1,16 @@
-//! A port whose two ends are in two processes: what lies in its segment beside the two rings, and
-//! the NIC's end of that. The [application's](super::ground) registers memory through a third ring.
+//! A port with its two ends in two processes: the layout of its segment, and the NIC's end. The [application's
+//! end](super::remote_allocator) registers memory through a third ring.
 //!
-//! Neither side waits for the other, so that either may be stopped or killed at any instruction;
-//! and neither believes the other: an entry that makes no sense changes nothing.
+//! Neither side waits for the other, so that either may be stopped or killed at any instruction. Neither trusts
+//! the other: a malformed entry is ignored.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::control_block::PortControlBlock;
 use super::nic::NicPort;
-use super::registrar::Registration;
-use super::words::Words;
+use super::shared::Registration;
 use super::{MAX_DEPTH, PortName};
 use crate::host::OpenError;
 use crate::passing::Socket;
@@ -19,13 +19,13 @@ use crate::ring::{Consumer, Entry, Producer, ring, ring_bytes};
 use crate::segment::{Kind, Segment, SegmentError};
 use crate::sync::{Ordering, fence};
 
-/// Changes of registration that may be under way.
+/// Changes of registration that may be in flight.
 pub(super) const REGISTRATIONS: usize = 1_024;
 
-/// Where the parts of a port's segment lie.
+/// Offsets of the parts of a port's segment.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
-    /// Commands under way at once; a power of two.
+    /// Commands that may be in flight; a power of two.
     depth: usize,
 }
 
@@ -35,7 +35,7 @@ impl Layout {
     }
 
     const fn commands() -> usize {
-        Words::BYTES
+        PortControlBlock::BYTES
     }
 
     const fn completions(self) -> usize {
@@ -51,12 +51,12 @@ impl Layout {
     }
 }
 
-/// The segments that a port's regions lie in, in the NIC's process.
+/// The segments that hold a port's regions, in the NIC's process.
 #[derive(Debug, Default)]
 pub(crate) struct Arenas(Mutex<Vec<Lent>>);
 
-/// A segment that was lent. It takes memory for as long as a region is registered in it, whatever the
-/// application says of it.
+/// A segment that an application uses. Its memory counts for as long as a region is registered in it, even if
+/// the application has released it.
 #[derive(Debug, Default)]
 struct Lent {
     arena: Option<Arc<Segment>>,
@@ -68,12 +68,12 @@ impl Arenas {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of all of them.
+    /// Returns the bytes of all segments.
     pub(crate) fn bytes(&self) -> usize {
         self.lock().iter().filter_map(|lent| lent.alive.upgrade()).map(|arena| arena.len()).sum()
     }
 
-    /// Adds one; its number.
+    /// Adds a segment and returns its number.
     pub(crate) fn add(&self, arena: Arc<Segment>) -> usize {
         let mut lent = self.lock();
         let is_free = |lent: &Lent| lent.alive.strong_count() == 0;
@@ -96,19 +96,19 @@ impl Arenas {
     }
 }
 
-/// A change of registration, as it goes through the ring.
+/// A change of registration, as encoded in the ring.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Change {
     Register { slot: u16, generation: u32, options: RegionOptions, at: Place, bytes: usize },
     Deregister { slot: u16, generation: u32, at: Place },
 }
 
-/// Where a region lies.
+/// Position of a region.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Place {
     pub(super) arena: u32,
     pub(super) offset: usize,
-    /// The arena is the region's alone, and ends with it.
+    /// True if the arena holds this region only, and ends with it.
     pub(super) is_alone: bool,
 }
 
@@ -116,8 +116,8 @@ const REGISTER: u64 = 1;
 const DEREGISTER: u64 = 2;
 
 impl Change {
-    /// Word 0: which, 8 bits; alone, 8; slot, 16; generation, 32. Word 1: arena; word 2: offset;
-    /// word 3: bytes; word 4: rights; word 5: tag.
+    /// Encodes the change. Word 0: which, 8 bits; alone, 8; slot, 16; generation, 32. Word 1: arena; word 2:
+    /// offset; word 3: bytes; word 4: rights; word 5: tag.
     pub(super) fn emit(&self) -> Entry {
         let (which, slot, generation, at) = match *self {
             Self::Register { slot, generation, at, .. } => (REGISTER, slot, generation, at),
@@ -137,7 +137,7 @@ impl Change {
         [place[0], place[1], place[2], rest[0], rest[1], rest[2], 0]
     }
 
-    /// What the entry says; `None` if that is nothing.
+    /// Decodes an entry; `None` if it is malformed.
     #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
     fn parse(entry: &Entry) -> Option<Self> {
         let [head, arena, offset, bytes, rights, tag, _] = *entry;
@@ -161,40 +161,41 @@ impl Change {
     }
 }
 
-/// What the process of a NIC keeps of a port that another process has: it rings, lends and ends.
+/// A port of another process, as the NIC's process keeps it: it rings the doorbell, gives memory, and closes
+/// the port.
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) name: PortName,
-    /// Commands that may be under way at once.
+    /// Commands that may be in flight.
     pub(crate) depth: usize,
     /// Bytes of the segment of its rings.
     pub(crate) bytes: usize,
-    /// The segment's descriptor, to be passed on.
+    /// The segment's descriptor, to be passed to the application.
     pub(crate) file: OwnedFd,
     /// The NIC's end of the channel on which application and NIC wake each other.
     pub(crate) channel: Arc<Socket>,
-    /// The application's end, to be passed on.
+    /// The application's end of the channel, to be passed on.
     pub(crate) theirs: OwnedFd,
-    pub(crate) words: Words,
+    pub(crate) words: PortControlBlock,
     pub(crate) arenas: Arc<Arenas>,
-    /// To be set when the application is gone; the NIC has to be rung then.
+    /// Set when the application has closed the port or exited; the NIC must then be rung.
     pub(crate) is_gone: Arc<AtomicBool>,
 }
 
-/// The NIC's end of what lies beside a port's two rings.
+/// The NIC's end of a port's registrations, flags and wake-ups.
 #[derive(Debug)]
 pub(crate) struct FarEnd {
-    words: Words,
+    words: PortControlBlock,
     registrations: Consumer,
     arenas: Arc<Arenas>,
     channel: Arc<Socket>,
     is_gone: Arc<AtomicBool>,
-    /// The application's end was told of.
+    /// True once the close was reported.
     is_over: bool,
     taken: u64,
 }
 
-/// A port for another process.
+/// Creates a port for another process.
 pub(crate) fn far_port(name: PortName, depth: usize) -> Result<(NicPort, Grant), OpenError> {
     let (channel, theirs) = Socket::pair().map_err(|error| OpenError::System(error.kind()))?;
     let channel = Arc::new(channel);
@@ -205,7 +206,7 @@ pub(crate) fn far_port(name: PortName, depth: usize) -> Result<(NicPort, Grant),
     let (_, commands) = ring(&segment, Layout::commands(), 2 * layout.depth);
     let (completions, _) = ring(&segment, layout.completions(), 2 * layout.depth);
     let (_, registrations) = ring(&segment, layout.registrations(), REGISTRATIONS);
-    let words = Words::new(segment);
+    let words = PortControlBlock::new(segment);
     let (arenas, is_gone) = (Arc::<Arenas>::default(), Arc::<AtomicBool>::default());
     let end = FarEnd {
         words: words.clone(),
@@ -221,18 +222,18 @@ pub(crate) fn far_port(name: PortName, depth: usize) -> Result<(NicPort, Grant),
     Ok((NicPort::far(commands, completions, end), grant))
 }
 
-/// The application's ends of a mapped port: commands, completions, registrations, words.
+/// Opens the application's ends of a mapped port: commands, completions, registrations, control block.
 pub(super) fn open(
     file: &OwnedFd,
     depth: usize,
     admits: impl Fn(u32) -> bool,
-) -> Result<(Producer, Consumer, Producer, Words), SegmentError> {
+) -> Result<(Producer, Consumer, Producer, PortControlBlock), SegmentError> {
     let layout = Layout::of(depth);
     let segment = Arc::new(Segment::open(file, Kind::Port, layout.bytes(), admits)?);
     let (commands, _) = ring(&segment, Layout::commands(), 2 * layout.depth);
     let (_, completions) = ring(&segment, layout.completions(), 2 * layout.depth);
     let (registrations, _) = ring(&segment, layout.registrations(), REGISTRATIONS);
-    Ok((commands, completions, registrations, Words::new(segment)))
+    Ok((commands, completions, registrations, PortControlBlock::new(segment)))
 }
 
 impl FarEnd {
@@ -241,12 +242,12 @@ impl FarEnd {
         !self.registrations.is_empty() || self.is_closing()
     }
 
-    /// Whether the application is gone, and the NIC has not taken note of it.
+    /// Returns whether the application has closed its end, and the NIC has yet to handle that.
     pub(super) fn is_closing(&self) -> bool {
         !self.is_over && self.is_gone.load(Ordering::Acquire)
     }
 
-    /// What was registered and deregistered since the last time. [`FarEnd::settle`] must follow.
+    /// Takes the changes of registration since the last call. [`FarEnd::settle`] must follow.
     pub(super) fn take(&mut self) -> Vec<Registration> {
         let mut changes = Vec::new();
         for _ in 0..REGISTRATIONS {
@@ -277,13 +278,13 @@ impl FarEnd {
         }
     }
 
-    /// What was taken has taken effect: memory that was given up is the application's again.
+    /// Publishes that the taken changes are in effect: released memory is the application's again.
     pub(super) fn settle(&self) {
         self.words.set_taken(self.taken);
     }
 
     pub(super) fn wake(&self) {
-        // Between what was completed and the look at who waits; see `Words::wait`.
+        // Orders the completion before the load of the waiting flag; see `PortControlBlock::wait`.
         fence(Ordering::SeqCst);
         self.wake_waiting();
     }
@@ -317,7 +318,7 @@ mod tests {
         let options = RegionOptions::default();
         let changes = [
             Change::Register { slot: 1, generation: 1, options, at, bytes },
-            // There is no such region: the memory is given back in words alone.
+            // There is no such region: the application only claims to have released the memory.
             Change::Deregister { slot: 9, generation: 1, at },
         ];
         for change in changes {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 use super::far::FarEnd;
-use super::registrar::{Registrar, Registration};
+use super::shared::{PortShared, Registration};
 use super::{Command, Completion};
 use crate::id::PortId;
 use crate::region::{Access, Payload, RegionError, RegionRef, RegionTable};
@@ -15,48 +15,44 @@ use crate::ring::{Consumer, Producer};
 pub(crate) struct NicPort {
     commands: Consumer,
     completions: Producer,
-    beside: Beside,
+    backend: PortBackend,
     regions: RegionTable,
     open: bool,
-    /// Commands that were taken and not completed.
+    /// Commands that were taken and not yet completed.
     owed: usize,
-    /// Completions that are written and not published.
+    /// Completions that are written but not yet published.
     staged: usize,
 }
 
-/// What a port has beside its two rings.
+/// The NIC's end of a port's registrations, flags and wake-ups.
 #[derive(Debug)]
-enum Beside {
+enum PortBackend {
     /// The application is in this process.
-    Near(Arc<Registrar>),
-    /// It is in another.
+    Near(Arc<PortShared>),
+    /// The application is in another process.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     Far(Box<FarEnd>),
 }
 
 impl NicPort {
-    pub(super) fn new(
-        commands: Consumer,
-        completions: Producer,
-        registrar: Arc<Registrar>,
-    ) -> Self {
-        Self::with(commands, completions, Beside::Near(registrar))
+    pub(super) fn new(commands: Consumer, completions: Producer, shared: Arc<PortShared>) -> Self {
+        Self::with(commands, completions, PortBackend::Near(shared))
     }
 
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(super) fn far(commands: Consumer, completions: Producer, end: FarEnd) -> Self {
-        Self::with(commands, completions, Beside::Far(Box::new(end)))
+        Self::with(commands, completions, PortBackend::Far(Box::new(end)))
     }
 
-    fn with(commands: Consumer, completions: Producer, beside: Beside) -> Self {
+    fn with(commands: Consumer, completions: Producer, backend: PortBackend) -> Self {
         let regions = RegionTable::default();
-        Self { commands, completions, beside, regions, open: true, owed: 0, staged: 0 }
+        Self { commands, completions, backend, regions, open: true, owed: 0, staged: 0 }
     }
 
-    /// Takes note of what was registered and deregistered. `false` once the port is dropped.
+    /// Applies pending registrations and deregistrations. Returns `false` once the port is dropped.
     #[inline]
     pub(crate) fn sync(&mut self) -> bool {
-        if self.beside.has_changed() {
+        if self.backend.has_changed() {
             self.take_changes();
         }
         self.open
@@ -64,7 +60,7 @@ impl NicPort {
 
     #[cold]
     fn take_changes(&mut self) {
-        for change in self.beside.take() {
+        for change in self.backend.take() {
             match change {
                 Registration::Register { slot, generation, memory, options } => {
                     self.regions.insert(slot, generation, memory, options);
@@ -75,19 +71,19 @@ impl NicPort {
                 Registration::Close => self.open = false,
             }
         }
-        self.beside.settle();
+        self.backend.settle();
     }
 
     #[inline]
     pub(crate) fn next_command(&mut self) -> Option<Command> {
         let entry = self.commands.pop()?;
-        // What was registered before the command was posted is known from here on.
+        // Applies what was registered before the command was posted.
         self.sync();
         self.owed += 1;
         Some(Command::parse(&entry))
     }
 
-    /// Whether a command waits.
+    /// Returns whether a command waits.
     pub(crate) fn has_command(&self) -> bool {
         !self.commands.is_empty()
     }
@@ -96,42 +92,41 @@ impl NicPort {
         &self.regions
     }
 
-    /// Writes a completion that nobody sees before [`NicPort::publish`]; `false`, and nothing is
-    /// written, if no command is left that it could be for.
+    /// Writes a completion that becomes visible at [`NicPort::publish`]. If all taken commands are completed
+    /// already, writes nothing and returns `false`.
     pub(crate) fn stage(&mut self, completion: &Completion) -> bool {
-        // One for which no command was taken is an extension's mistake: it would take another's
-        // place.
+        // A completion without a command is an extension's mistake: it would take the slot of another.
         let has_room =
             self.staged < self.owed && self.completions.stage(&completion.emit()).is_ok();
         self.staged += usize::from(has_room);
         has_room
     }
 
-    /// Publishes what is staged; nobody is woken.
+    /// Publishes the staged completions without waking the application.
     pub(crate) fn publish(&mut self) {
         self.owed -= std::mem::take(&mut self.staged);
         self.completions.publish();
     }
 
-    /// What is staged never was.
+    /// Discards the staged completions.
     pub(crate) fn unstage(&mut self) {
         self.staged = 0;
         self.completions.unstage();
     }
 
-    /// Wakes the application, if it waits. A fence must lie between publishing and this.
+    /// Wakes the application if it waits. The caller must fence between publishing and this call.
     pub(crate) fn wake(&self) {
-        self.beside.wake_waiting();
+        self.backend.wake_waiting();
     }
 
-    /// Publishes a completion and wakes whoever waits for it.
+    /// Publishes a completion and wakes the application if it waits.
     pub(crate) fn complete(&mut self, completion: &Completion) {
         if self.complete_silently(completion) {
-            self.beside.wake();
+            self.backend.wake();
         }
     }
 
-    /// Publishes a completion and wakes nobody; `false` if there was none to publish.
+    /// Publishes a completion without waking the application; `false` if there was nothing to publish.
     pub(crate) fn complete_silently(&mut self, completion: &Completion) -> bool {
         let staged = self.stage(completion);
         if staged {
@@ -143,22 +138,22 @@ impl NicPort {
 
 impl Drop for NicPort {
     fn drop(&mut self) {
-        self.beside.close();
+        self.backend.close();
     }
 }
 
-/// Calls the same of whichever it is.
+/// Calls the same method of either variant.
 macro_rules! either {
-    ($beside:expr, $end:ident => $call:expr) => {
-        match $beside {
-            Beside::Near($end) => $call,
+    ($backend:expr, $end:ident => $call:expr) => {
+        match $backend {
+            PortBackend::Near($end) => $call,
             #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-            Beside::Far($end) => $call,
+            PortBackend::Far($end) => $call,
         }
     };
 }
 
-impl Beside {
+impl PortBackend {
     #[inline]
     fn has_changed(&self) -> bool {
         either!(self, end => end.has_changed())
@@ -168,7 +163,7 @@ impl Beside {
         either!(self, end => end.take())
     }
 
-    /// What was taken has taken effect.
+    /// Publishes that the taken changes are in effect.
     fn settle(&self) {
         match self {
             Self::Near(_) => {}
@@ -211,33 +206,33 @@ impl Ports {
         self.0.get_mut(id.index())?.as_mut()
     }
 
-    /// Takes note of registrations; forgets a port that was dropped.
+    /// Applies pending registrations; removes a port that was dropped.
     pub(crate) fn sync(&mut self, id: PortId) {
         if self.at(id).is_some_and(|port| !port.sync() && !port.has_command()) {
             self.0[id.index()] = None;
         }
     }
 
-    /// Ports that are open.
+    /// Returns the number of open ports.
     pub(crate) fn open(&self) -> usize {
         self.0.iter().flatten().count()
     }
 
-    /// Whether the application's end of a port is gone.
+    /// Returns whether a port's application has closed its end.
     pub(crate) fn is_closing(&self, id: PortId) -> bool {
         let port = self.0.get(id.index()).and_then(Option::as_ref);
-        port.is_some_and(|port| port.beside.is_closing())
+        port.is_some_and(|port| port.backend.is_closing())
     }
 
-    /// Wakes everybody who waits for a completion.
+    /// Wakes all applications that wait for a completion.
     pub(crate) fn wake_all(&self) {
-        self.0.iter().flatten().for_each(|port| port.beside.wake());
+        self.0.iter().flatten().for_each(|port| port.backend.wake());
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {
         let port = self.at(id)?;
         let command = port.next_command();
-        // One that was dropped has no more to say.
+        // A dropped port has no further commands.
         if command.is_none() && !port.sync() {
             self.sync(id);
         }
@@ -248,7 +243,7 @@ impl Ports {
         self.table(at)?.read(at)
     }
 
-    /// Whether `access` may be had to a range.
+    /// Checks that `access` to a range is granted.
     pub(crate) fn check(&self, at: RegionRef, access: Access) -> Result<(), RegionError> {
         let table = self.table(at)?;
         if access.owner.is_some_and(|owner| owner != at.port) {
@@ -257,7 +252,7 @@ impl Ports {
         table.check(at, access)
     }
 
-    /// Whether `bytes` may be written at the start of a range.
+    /// Checks that `bytes` may be written at the start of a range.
     pub(crate) fn check_write(&self, at: RegionRef, bytes: usize) -> Result<(), RegionError> {
         self.table(at)?.check_write(at, bytes)
     }

@@ -1,4 +1,4 @@
-//! The numbers of one NIC's ports.
+//! Allocates the numbers of one NIC's ports.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -7,32 +7,32 @@ use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::port::{MAX_DEPTH, PortOptions};
 
-/// Numbers that only who asks for one is given; there are services known by them.
+/// Numbers for well-known services: a port has one only if its options ask for it.
 pub const WELL_KNOWN: Range<u16> = 1_024..2_048;
 
-/// A port's number, and which use of the NIC's ports it is.
+/// A port's number, and the epoch that tells its successive uses apart.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct PortName {
     pub(crate) id: PortId,
-    /// Regions' generations count from here: the number may have been another port's before, and
-    /// what firmware still knows of that one's regions must not name this one's.
+    /// Generations of the port's regions count from here. The number may have been another port's before, and
+    /// stale handles of that port's regions must not match this one's.
     pub(crate) epoch: u32,
 }
 
-/// Which numbers of a NIC are free: the lowest is given first.
+/// The free numbers of a NIC; the lowest is given first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PortNumbers {
-    /// Those from here on were never given, but for what is in `ahead`.
+    /// Numbers from here on were never given, except those in `ahead`.
     unused_from: u16,
-    /// Given back, below `unused_from`.
+    /// Released numbers, below `unused_from`.
     freed: BTreeSet<PortId>,
-    /// In use, from `unused_from` on or well known.
+    /// Numbers in use that are well known or not below `unused_from`.
     ahead: BTreeSet<PortId>,
     opened: u32,
 }
 
 impl PortNumbers {
-    /// A number for a port of `node` that is opened with `options`.
+    /// Claims a number for a port of `node` that is opened with `options`.
     pub(crate) fn claim(
         &mut self,
         node: NodeId,
@@ -71,14 +71,14 @@ impl PortNumbers {
         None
     }
 
-    /// The port is gone, and its number free.
+    /// Releases the number of a closed port.
     pub(crate) fn release(&mut self, id: PortId) {
         if !self.ahead.remove(&id) {
             self.freed.insert(id);
         }
     }
 
-    /// All ports are gone at once.
+    /// Releases all numbers, because all ports have closed.
     pub(crate) fn release_all(&mut self) {
         *self = Self { opened: self.opened, ..Self::default() };
     }

@@ -1,51 +1,51 @@
-//! What hosts cost: their kernels, their processors, their way to the NIC.
+//! Costs of hosts: their kernels, their processors, their access to the NIC.
 
 use crate::profile::DmaCost;
 
-/// How a host rings a doorbell.
+/// The way in which a host rings a doorbell.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Ringing {
-    /// With a write to memory that is mapped: user level, nothing but the NIC's own cost.
+    /// By a write to mapped memory, at user level; it costs only the NIC's own delay.
     #[default]
     Mapped,
-    /// With a system call.
+    /// By a system call.
     SystemCall,
 }
 
-/// How a host learns of completions.
+/// The way in which a host is notified of completions.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Notice {
-    /// It looks: nothing is spent, and who waits knows at once.
+    /// The host polls: at no cost, a waiting task sees a completion at once.
     #[default]
     Polled,
-    /// The kernel is interrupted, and wakes who waits.
+    /// The NIC interrupts the kernel, which wakes the waiting task.
     Interrupt,
-    /// The kernel is interrupted, and runs a handler of the process.
+    /// The NIC interrupts the kernel, which runs a signal handler of the process.
     Signal,
 }
 
-/// What a frame to the own node costs where the kernel hands it from one process to another: nothing of it
-/// meets the NIC or the line.
+/// The costs of a frame to the own node, if the kernel passes it from one process to another without the NIC
+/// and the line.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Loopback {
-    /// Nanoseconds of a frame, beside what follows.
+    /// Nanoseconds of each frame, without the costs below.
     pub frame_ns: u32,
-    /// Payload bytes above which a frame takes `long_ns` more.
+    /// Most payload bytes of a short frame; a longer one takes `long_ns` more.
     pub short_bytes: u32,
-    /// Nanoseconds that a longer frame takes more.
+    /// Extra nanoseconds of a longer frame.
     pub long_ns: u32,
-    /// Bytes up to which a copy, by the kernel or by a process, finds everything in the nearest cache.
+    /// Most bytes of a copy, by the kernel or a process, whose data is all in the nearest cache.
     pub near_bytes: u32,
     /// Picoseconds of each byte of such a copy.
     pub near_byte_ps: u32,
-    /// Picoseconds of each byte of a longer one.
+    /// Picoseconds of each byte of a longer copy.
     pub far_byte_ps: u32,
 }
 
 impl Loopback {
-    /// Nanoseconds to copy `bytes` that this host's processor has written or read last.
+    /// Returns the nanoseconds to copy `bytes` that this host's processor wrote or read last.
     #[must_use]
     pub const fn copy_ns(&self, bytes: usize) -> u64 {
         let near = bytes <= self.near_bytes as usize;
@@ -53,7 +53,7 @@ impl Loopback {
         DmaCost { setup_ns: 0, byte_ps }.nanos(bytes)
     }
 
-    /// Nanoseconds to hand over a frame with so many bytes, which are copied once.
+    /// Returns the nanoseconds to pass on a frame of `bytes`, which are copied once.
     #[must_use]
     pub const fn frame_ns(&self, bytes: usize) -> u64 {
         let long = if bytes > self.short_bytes as usize { self.long_ns } else { 0 };
@@ -61,38 +61,38 @@ impl Loopback {
     }
 }
 
-/// What a host's one processor spends on what. Only the simulated fabric charges it, and nothing
-/// unless [`World::set_hosts`](crate::sim::World::set_hosts) says so. Registering memory costs nothing.
+/// The costs of a host with one processor. Only the simulated fabric charges them, after
+/// [`World::set_hosts`](crate::sim::World::set_hosts). Registering memory costs nothing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct HostProfile {
-    /// Nanoseconds into the kernel and back.
+    /// Nanoseconds to enter the kernel and return.
     pub system_call_ns: u32,
-    /// A copy within memory: of each, and of each byte.
+    /// A copy within memory: setup, and each byte.
     pub copy: DmaCost,
-    /// Nanoseconds that an interrupt takes from what runs, if the kernel's handler serves it.
+    /// Nanoseconds that an interrupt takes from the running task, if the kernel's handler serves it.
     pub interrupt_ns: u32,
-    /// Nanoseconds that it takes if a signal handler of the process serves it.
+    /// Nanoseconds that an interrupt takes if a signal handler of the process serves it.
     pub signal_ns: u32,
-    /// Nanoseconds until another task than the last one runs.
+    /// Nanoseconds to switch to another task.
     pub context_switch_ns: u32,
     /// Picoseconds to read a byte of the NIC's memory over the bus.
     pub io_read_ps: u32,
-    /// Picoseconds to write one.
+    /// Picoseconds to write a byte of the NIC's memory over the bus.
     pub io_write_ps: u32,
-    /// How doorbells are rung.
+    /// The way in which doorbells are rung.
     pub ringing: Ringing,
-    /// How completions are seen.
+    /// The way in which the host is notified of completions.
     pub notice: Notice,
-    /// The firmware runs on this processor, in the kernel: its instructions are the processor's, an
-    /// interrupt leads to it when a frame comes, and it writes into memory by copying.
+    /// True if the firmware runs on this processor, in the kernel. Its instructions then take the processor's
+    /// time, a received frame raises an interrupt, and the firmware writes to memory by copying.
     pub runs_firmware: bool,
-    /// How frames to the own node pass within the host; `None` where they leave on the line as all others
-    /// do, and come back.
+    /// Costs of frames to the own node, if the host passes them internally. `None` if they go out on the line
+    /// and come back.
     pub loopback: Option<Loopback>,
 }
 
 impl HostProfile {
-    /// A host that costs nothing.
+    /// A host without costs.
     pub const FREE: Self = Self {
         system_call_ns: 0,
         copy: DmaCost { setup_ns: 0, byte_ps: 0 },
@@ -107,20 +107,20 @@ impl HostProfile {
         loopback: None,
     };
 
-    /// Nanoseconds to read `bytes` of the NIC's memory.
+    /// Returns the nanoseconds to read `bytes` of the NIC's memory.
     #[must_use]
     pub const fn io_read_ns(&self, bytes: usize) -> u64 {
         (bytes as u64 * self.io_read_ps as u64).div_ceil(1000)
     }
 
-    /// Nanoseconds to write them.
+    /// Returns the nanoseconds to write `bytes` of the NIC's memory.
     #[must_use]
     pub const fn io_write_ns(&self, bytes: usize) -> u64 {
         (bytes as u64 * self.io_write_ps as u64).div_ceil(1000)
     }
 
-    /// Nanoseconds that a completion takes from what runs. Firmware in the kernel was interrupted
-    /// for the frame already.
+    /// Returns the nanoseconds that a completion takes from the running task. Firmware in the kernel was
+    /// interrupted for the frame already.
     pub(crate) const fn notice_ns(&self) -> u64 {
         match self.notice {
             _ if self.runs_firmware => 0,

@@ -1,8 +1,7 @@
-//! Whole machines: hosts, NICs and the network between them, as the papers had them and as they
-//! are today.
+//! Whole machines, of the papers and of today: hosts, NICs, and the network between them.
 //!
-//! Of each constant it says whether it was read in a paper or a manual, derived from such figures,
-//! or fitted so that a published result comes out; `examples/anchors` measures those results.
+//! Each constant's comment says whether it was read in a paper or a manual, derived from such figures, or
+//! fitted so that a published result is reproduced. `examples/anchors` measures those results.
 
 use std::time::Duration;
 
@@ -14,31 +13,31 @@ use crate::switch::{Buffer, DiscardPolicy, Forwarding, SwitchProfile};
 use crate::time::LineRate;
 use crate::topology::Topology;
 
-/// What joins the hosts.
+/// The network that connects the hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Attachment {
-    /// A link each to one switch.
+    /// Every host has a link to one switch.
     Switched(LinkProfile, SwitchProfile),
-    /// One cable.
+    /// All hosts share one cable.
     Shared(MediumProfile),
 }
 
 /// A cluster's hardware.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Machine {
-    /// What it is called in reports.
+    /// Name in reports.
     pub name: &'static str,
     /// The NICs.
     pub nic: NicProfile,
     /// The hosts.
     pub host: HostProfile,
-    /// What joins them.
+    /// The network that connects the hosts.
     pub attachment: Attachment,
 }
 
 impl Machine {
-    /// Every machine here.
+    /// All machines of this module.
     pub const ALL: [Self; 8] = [
         Self::DVCM_ATM,
         Self::PM_MYRINET,
@@ -50,7 +49,7 @@ impl Machine {
         Self::ETHERNET_100G,
     ];
 
-    /// So many of these hosts on one switch or cable.
+    /// Returns a topology of `hosts` such hosts on one switch or cable.
     #[must_use]
     pub fn topology(&self, hosts: u16) -> Topology {
         match self.attachment {
@@ -62,13 +61,12 @@ impl Machine {
     /// UltraSPARC-I workstations with FORE SBA-200E cards on an ASX-200WG switch (DVCM paper,
     /// section 4.2).
     ///
-    /// Read: interrupt 9 us in a kernel handler and 50 us in a signal handler (section 3); the
-    /// coprocessor's clock ([`NicProfile::SBA_200E`]); 2,560 cells at each output (ForeRunner
-    /// manual). Derived: 149.76 Mb/s of cells in an OC-3; 100 m of fibre; copies as the same
-    /// processors make them in the pipelines paper, Table 1. Fitted to 18 us from coprocessor to
-    /// coprocessor: the switch's latency; to 60 us from application to application: doorbell and
-    /// completion, with the library's work at both ends. Estimated, with no figure to fit to: system
-    /// call and context switch of Solaris.
+    /// Read: interrupt 9 us in a kernel handler and 50 us in a signal handler (section 3); the coprocessor's
+    /// clock ([`NicProfile::SBA_200E`]); 2,560 cells at each output (ForeRunner manual). Derived: 149.76 Mb/s
+    /// of cells in an OC-3; 100 m of fibre; copies as the same processors make them in the pipelines paper,
+    /// Table 1. Fitted to 18 us from coprocessor to coprocessor: the switch's latency. Fitted to 60 us from
+    /// application to application: doorbell and completion, with the library's work at both ends. Estimated,
+    /// without a figure to fit to: system call and context switch of Solaris.
     pub const DVCM_ATM: Self = Self {
         name: "dvcm-atm",
         nic: NicProfile {
@@ -97,12 +95,11 @@ impl Machine {
 
     /// PentiumPro PCs of 200 MHz with PM on Myrinet: RWC PC Cluster II (SCore-D paper, Table 2).
     ///
-    /// Read: 160 MB/s of the link. Derived: a LANai of 33 MHz, the bus's clock; a switch that cuts
-    /// through after the route byte in 0.5 us (Myrinet paper, Boden 1995). Fitted to 117.6 MB/s: the
-    /// DMA's byte; to 7.5 us through a channel of `midplane-gang`, as the paper has them through
-    /// PM's: instructions of an event, DMA setup, completion; to Table 3: reading and writing the
-    /// NIC's memory over PCI. Estimated: NetBSD's system call, interrupt and context
-    /// switch.
+    /// Read: 160 MB/s of the link. Derived: a LANai of 33 MHz, the bus's clock; a switch that forwards after
+    /// the route byte in 0.5 us (Myrinet paper, Boden 1995). Fitted to 117.6 MB/s: the DMA's time per byte.
+    /// Fitted to 7.5 us through a channel of `midplane-gang`, as in the paper through PM's: instructions of an
+    /// event, DMA setup, completion. Fitted to Table 3: reading and writing the NIC's memory over PCI.
+    /// Estimated: NetBSD's system call, interrupt and context switch.
     pub const PM_MYRINET: Self = Self {
         name: "pm-myrinet",
         nic: NicProfile {
@@ -132,10 +129,9 @@ impl Machine {
     /// UltraSPARC 170 workstations with M2F Myrinet cards under Generic Active Messages: Berkeley
     /// NOW (pipelines paper, section 5.2).
     ///
-    /// Read: LANai of 37.5 MHz, 160 MB/s of the link (section 5.2); the hosts' copies and the host
-    /// DMA into the card are stages 0, 3 and 1 of Table 1, the copies taken as the mean of both
-    /// ends. Derived: the receiving DMA is stage 2 less the link. Fitted to the stages' overheads:
-    /// instructions of an event and DMA setups.
+    /// Read: LANai of 37.5 MHz, 160 MB/s of the link (section 5.2). The hosts' copies and the host DMA to the
+    /// card are stages 0, 3 and 1 of Table 1; the copies are the mean of both ends. Derived: the receiving DMA
+    /// is stage 2 minus the link. Fitted to the stages' overheads: instructions of an event and DMA setups.
     pub const GAM_MYRINET: Self = Self {
         name: "gam-myrinet",
         nic: NicProfile {
@@ -163,13 +159,13 @@ impl Machine {
     /// Pentium II PCs of 450 MHz with DC21140 cards under M-VIA, on a Fast Ethernet switch
     /// (LAM-VIA paper, section 5).
     ///
-    /// M-VIA's firmware runs on the host, in the kernel: a fast trap rings the doorbell, frames
-    /// interrupt, received bytes are copied once. Read: the processor's clock. Derived: 32-bit PCI
-    /// of 132 MB/s; copies of 150 MB/s over 100 MHz memory. Fitted to 61 us: the interrupt, the
-    /// instructions of an event, the DMA's setup, the switch's latency. Fitted to the table's local column:
-    /// the loopback, whose near copies are those of which all three fit the 16 KiB of the first cache; with 64 bytes for what LAM puts before a message. The step
-    /// above 128 bytes is in the table, which gives no reason for it. Estimated: context switch of
-    /// Linux 2.2.
+    /// M-VIA's firmware runs on the host, in the kernel: a fast trap rings the doorbell, frames interrupt,
+    /// received bytes are copied once. Read: the processor's clock. Derived: 32-bit PCI of 132 MB/s; copies of
+    /// 150 MB/s over 100 MHz memory. Fitted to 61 us: the interrupt, the instructions of an event, the DMA's
+    /// setup, the switch's latency. Fitted to the table's local column, with 64 bytes for LAM's message header:
+    /// the loopback. Its near copies are those of which all three fit the 16 KiB of the first-level cache. The
+    /// step above 128 bytes is in the table, which gives no reason for it. Estimated: context switch of Linux
+    /// 2.2.
     pub const MVIA_FAST_ETHERNET: Self = Self {
         name: "mvia-fast-ethernet",
         nic: DC21140,
@@ -190,9 +186,9 @@ impl Machine {
 
     /// SPARCstation 1+ workstations on a private Ethernet of 10 Mb/s (Warp paper, section 5.3).
     ///
-    /// Read: the cable's rate. Derived: 25 MHz, an instruction a cycle; the cable is
-    /// [`MediumProfile::ETHERNET_10`]. Estimated, for the paper gives no figure of one message:
-    /// everything else; a packet through SunOS takes about half a millisecond at each end.
+    /// Read: the cable's rate. Derived: 25 MHz, one instruction a cycle; the cable is
+    /// [`MediumProfile::ETHERNET_10`]. Estimated, as the paper gives no figure for one message: everything
+    /// else. A packet takes about 0.5 ms through SunOS at each end.
     pub const WARP_ETHERNET: Self = Self {
         name: "warp-ethernet",
         nic: NicProfile {
@@ -220,11 +216,11 @@ impl Machine {
         attachment: Attachment::Shared(MediumProfile::ETHERNET_10),
     };
 
-    /// Servers of today on 25 Gb/s. Derived from data sheets, fitted to nothing: a cut-through
-    /// switch of 0.6 us with 256 KiB a port, 100 ns of error correction and 10 m of cable.
+    /// Servers of today on 25 Gb/s. Derived from data sheets, fitted to nothing: a cut-through switch of 0.6 us
+    /// with 256 KiB a port, 100 ns of error correction and 10 m of cable.
     pub const ETHERNET_25G: Self = Self::today("ethernet-25g", LineRate::mbps(25_000));
 
-    /// The same on 100 Gb/s.
+    /// Servers of today on 100 Gb/s; otherwise as [`Machine::ETHERNET_25G`].
     pub const ETHERNET_100G: Self = Self::today("ethernet-100g", LineRate::mbps(100_000));
 
     const fn today(name: &'static str, rate: LineRate) -> Self {
@@ -253,11 +249,11 @@ impl Machine {
     }
 }
 
-/// 1.28 Gb/s and 25 m of cable.
+/// Link of 1.28 Gb/s with 25 m of cable.
 const MYRINET_LINK: LinkProfile =
     LinkProfile::plain(LineRate::mbps(1_280), Duration::from_nanos(125));
 
-/// Eight ports that cut through.
+/// Cut-through switch of eight ports.
 const MYRINET_SWITCH: SwitchProfile = SwitchProfile {
     latency: Duration::from_nanos(500),
     forwarding: Forwarding::CutThrough { header: 8 },
@@ -297,7 +293,7 @@ const MVIA_LOOPBACK: Loopback = Loopback {
     far_byte_ps: 3_870,
 };
 
-/// Raw Ethernet frames, our header in the place of the protocol's.
+/// Raw Ethernet frames, with the frame header in the place of a protocol's.
 const FAST_ETHERNET: Attachment = Attachment::Switched(
     LinkProfile {
         rate: LineRate::mbps(100),

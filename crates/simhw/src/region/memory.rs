@@ -5,28 +5,28 @@ use std::sync::Arc;
 use super::Payload;
 use crate::segment::Segment;
 
-/// Where a region lies in a segment.
+/// The memory of a region: a range of a segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     segment: Arc<Segment>,
-    /// Where it begins.
+    /// First byte of the range.
     base: usize,
     bytes: usize,
 }
 
 impl Memory {
-    /// Memory of this process, zeroed.
+    /// Allocates zeroed memory in this process.
     pub(crate) fn new(bytes: usize) -> Self {
         Self { segment: Arc::new(Segment::private(bytes)), base: 0, bytes }
     }
 
-    /// A part of a segment; `None` where it passes the end.
+    /// Returns a range of a segment; `None` if it exceeds the segment.
     pub(crate) fn within(segment: Arc<Segment>, base: usize, bytes: usize) -> Option<Self> {
         segment.view(base, bytes)?;
         Some(Self { segment, base, bytes })
     }
 
-    /// Makes all of it zero.
+    /// Overwrites the memory with zeroes.
     pub(crate) fn clear(&self) {
         const ZEROES: [u8; 4_096] = [0; 4_096];
         for at in (0..self.bytes).step_by(ZEROES.len()) {
@@ -35,7 +35,7 @@ impl Memory {
         }
     }
 
-    /// Tells all processes that have it mapped that it is nobody's any more.
+    /// Notifies all processes that have mapped the memory that its region is deregistered.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(crate) fn revoke(&self) {
         self.segment.revoke();

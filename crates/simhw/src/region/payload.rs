@@ -1,25 +1,25 @@
-//! How bytes get in and out of memory that two parties may touch at once.
+//! Access to memory that two parties may use at once.
 
 use std::ops::Range;
 
 use crate::segment::View;
 
-/// Bytes that another process may be writing at this moment: copied out, never borrowed.
+/// Bytes that another process may be writing at this moment: they are copied out, never borrowed.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a>(Inner<'a>);
 
 #[derive(Clone, Copy, Debug)]
 enum Inner<'a> {
-    /// Nobody else can be writing them.
+    /// Bytes that no other process can write.
     Bytes(&'a [u8]),
     Shared(View<'a>),
 }
 
 impl<'a> Payload<'a> {
-    /// No bytes.
+    /// A payload without bytes.
     pub const EMPTY: Self = Self(Inner::Bytes(&[]));
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         match self.0 {
@@ -28,13 +28,13 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A part of the bytes; `None` where the range passes their end.
+    /// Returns a part of the bytes; `None` if the range exceeds them.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         Some(Self(match self.0 {
@@ -43,12 +43,12 @@ impl<'a> Payload<'a> {
         }))
     }
 
-    /// Copies the bytes out, as many as both have; returns how many.
+    /// Copies as many bytes as fit into `out`; returns how many.
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         self.view().copy_to(out)
     }
 
-    /// The bytes, copied.
+    /// Copies the bytes into a vector.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
@@ -56,7 +56,7 @@ impl<'a> Payload<'a> {
         bytes
     }
 
-    /// The bytes themselves, where nobody else can be writing them.
+    /// Borrows the bytes, if no other process can write them.
     pub(crate) const fn as_bytes(&self) -> Option<&'a [u8]> {
         match self.0 {
             Inner::Bytes(bytes) => Some(bytes),
@@ -64,7 +64,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// The bytes, wherever they are, to copy from.
+    /// Returns a view to copy the bytes from.
     pub(crate) fn view(&self) -> View<'a> {
         match self.0 {
             Inner::Bytes(bytes) => View::from(bytes),

@@ -1,4 +1,4 @@
-//! Memory of another process.
+//! Registered memory of another process.
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -7,24 +7,26 @@ use std::sync::Arc;
 use super::{MAX_REGION, Memory, Payload, RegionError};
 use crate::segment::{Kind, Segment};
 
-/// Memory that another process has registered, mapped here.
+/// Memory that another process has registered, mapped into this one.
 ///
-/// What it holds may change at any moment: the other process and its NIC write to it. It stays mapped until this is
-/// dropped, but is nobody's once the other has dropped its region: see [`SharedMemory::is_revoked`].
+/// The bytes may change at any moment: the other process and its NIC write to them. The memory stays mapped
+/// until this value is dropped. Once the other process has dropped its region, the memory has no further use:
+/// see [`SharedMemory::is_revoked`].
 #[derive(Debug)]
 pub struct SharedMemory(Memory);
 
 impl SharedMemory {
-    /// Maps the file that [`Region::file`](super::Region::file) gave, which must be of so many bytes, and this user's.
+    /// Maps the file of [`Region::file`](super::Region::file), which must have exactly `bytes` and belong to
+    /// this user.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidData`] if it is another file, or of another length.
+    /// [`ErrorKind::InvalidData`] if it is another file, or has another length or owner.
     pub fn map(file: &OwnedFd, bytes: usize) -> Result<Self, Error> {
         let own = rustix::process::geteuid().as_raw();
         Self::open(file, bytes, |user| user == own)
     }
 
-    /// The same of any user that `admits` admits.
+    /// Does what [`SharedMemory::map`] does, for files of any user that `admits` admits.
     pub(crate) fn open(
         file: &OwnedFd,
         bytes: usize,
@@ -39,14 +41,14 @@ impl SharedMemory {
         memory.map(Self).ok_or_else(|| ErrorKind::InvalidData.into())
     }
 
-    /// Bytes of the memory.
+    /// Returns the bytes of the memory.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "nobody registers memory without bytes")]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether the other process has deregistered it: what is written now nobody reads.
+    /// Returns whether the other process has deregistered the memory: bytes written from now on are not read.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.0.is_revoked()
@@ -55,7 +57,7 @@ impl SharedMemory {
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// [`RegionError::OutOfRange`] if they would pass its end; nothing is written then.
+    /// [`RegionError::OutOfRange`] if they exceed the memory; nothing is then written.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
         self.store(offset, Payload::from(bytes))
     }
@@ -63,24 +65,24 @@ impl SharedMemory {
     /// Copies `from`, which may be in shared memory itself, to `offset`.
     ///
     /// # Errors
-    /// As [`SharedMemory::write`].
+    /// Those of [`SharedMemory::write`].
     #[inline]
     pub fn store(&self, offset: usize, from: Payload<'_>) -> Result<(), RegionError> {
         let out_of_range = RegionError::OutOfRange { bytes: self.0.len() };
         self.0.store(offset, from).ok_or(out_of_range)
     }
 
-    /// Copies bytes from `offset` on, filling `out`.
+    /// Fills `out` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// [`RegionError::OutOfRange`] if there are not that many; `out` is untouched then.
+    /// [`RegionError::OutOfRange`] if the memory has fewer; `out` is then unchanged.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RegionError> {
         let out_of_range = RegionError::OutOfRange { bytes: self.0.len() };
         self.0.view(offset, out.len()).ok_or(out_of_range)?.copy_to(out);
         Ok(())
     }
 
-    /// The bytes of a range where they lie, to be copied out; `None` where it passes the end.
+    /// Returns a view of a range, to copy the bytes out; `None` if it exceeds the memory.
     #[must_use]
     pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
         self.0.view(offset, length)

@@ -1,8 +1,8 @@
-//! The regions of one port, as its NIC knows them.
+//! The regions of one port, in its NIC.
 
 use super::{Access, Memory, Payload, RegionError, RegionOptions, RegionRef, Rights};
 
-/// A region: which use of its slot it is, its memory, and who may do what with it.
+/// A region: the generation of its slot, its memory, its rights and tag.
 #[derive(Debug)]
 struct Entry {
     generation: u32,
@@ -10,15 +10,15 @@ struct Entry {
     options: RegionOptions,
 }
 
-/// One port's regions, as its NIC knows them.
+/// The regions of one port, in its NIC.
 #[derive(Debug, Default)]
 pub(crate) struct RegionTable {
     slots: Vec<Option<Entry>>,
 }
 
-/// One of them must be given before anything is read.
+/// A region must grant one of these rights before it is read.
 const READ: Rights = Rights::LOCAL_READ.and(Rights::REMOTE_READ);
-/// One of them must be given before anything is written.
+/// A region must grant one of these rights before it is written.
 const WRITE: Rights = Rights::LOCAL_WRITE.and(Rights::REMOTE_WRITE);
 
 impl RegionTable {
@@ -51,7 +51,7 @@ impl RegionTable {
         }
     }
 
-    /// The range, if all that `access` asks for is granted; the owner is the caller's to compare.
+    /// Checks that all of `access` is granted, except the owner, which the caller compares.
     pub(crate) fn check(&self, at: RegionRef, access: Access) -> Result<(), RegionError> {
         let entry = self.entry(at)?;
         if access.tag.is_some_and(|tag| tag != entry.options.tag) {
@@ -71,7 +71,7 @@ impl RegionTable {
         entry.view(at)
     }
 
-    /// Whether `bytes` may be written at the start of the range.
+    /// Checks that `bytes` may be written at the start of the range.
     pub(crate) fn check_write(&self, at: RegionRef, bytes: usize) -> Result<(), RegionError> {
         self.writable(at, bytes).map(drop)
     }

@@ -1,26 +1,26 @@
-//! The keys that a handshake uses: the fabric's, the two nodes' own, or both.
+//! The keys of a handshake: the fabric's, those of the two nodes, or both.
 
 use snow::Builder;
 
 use super::{Identity, Key};
 use crate::id::NodeId;
 
-/// The handshake of those who share a key: two messages, the key mixed in before the first.
+/// The handshake between holders of one key: two messages, with the key mixed in before the first.
 const SHARED: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
-/// That of two nodes who know each other's keys as well. Both are known beforehand, so none is sent: its
-/// messages are as long as the other's.
+/// The handshake between two nodes that also know each other's public keys. No key is sent, so that its
+/// messages are as long as those of [`SHARED`].
 const NAMED: &str = "Noise_KKpsk0_25519_ChaChaPoly_BLAKE2s";
 
 /// The secrets of one handshake between this node and another.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Basis<'a> {
     pub(super) key: &'a Key,
-    /// This node's own keys and who the other is, where nodes are told apart.
+    /// This node's identity and the other node, if nodes have identities.
     pub(super) named: Option<(&'a Identity, NodeId)>,
 }
 
 impl<'a> Basis<'a> {
-    /// A handshake that is bound to `prologue`; `None` if the list does not name the other node.
+    /// Builds a handshake that is bound to `prologue`; `None` if the list does not name the other node.
     pub(super) fn builder(self, prologue: &'a [u8]) -> Option<Builder<'a>> {
         let pattern = if self.named.is_some() { NAMED } else { SHARED };
         let builder = Builder::new(pattern.parse().ok()?);

@@ -1,4 +1,4 @@
-//! What stands before a sealed body: for whom it is, and what opens it.
+//! The clear header of a sealed body: its sender, its receiver, and the session that opens it.
 
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -13,52 +13,52 @@ const VERSION: u8 = 1;
 /// Bytes of an envelope.
 pub const ENVELOPE_BYTES: usize = 24;
 
-/// What the body is.
+/// The kind of the body.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum EnvelopeKind {
-    /// A sealed frame, or none: then it only shows that its sender has the session's keys.
+    /// A sealed frame. An empty one only proves that its sender has the session's keys.
     Frame = 0,
     /// The first message of a handshake.
     Begin = 1,
-    /// The second and last.
+    /// The second and last message of a handshake.
     Answer = 2,
 }
 
-/// The part of a sealed datagram that everybody may read: only valid ones exist.
+/// The clear part of a sealed datagram; only valid ones exist.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Envelope {
-    /// What the body is.
+    /// The kind of the body.
     pub kind: EnvelopeKind,
-    /// Switches that it may still pass.
+    /// Switches that the datagram may still cross.
     pub hop_limit: u8,
-    /// Who sent it.
+    /// The node that sent it.
     pub source: NodeId,
-    /// Whom it is for.
+    /// The node that it is for.
     pub destination: NodeId,
-    /// The receiver's number of the session; to begin, the key's.
+    /// The receiver's number of the session; in [`EnvelopeKind::Begin`], the key's number.
     pub session: u32,
-    /// Whether it may pass others on their way.
+    /// True if the datagram may overtake others.
     pub urgent: bool,
-    /// What the body is sealed under; 0 in a handshake.
+    /// The counter under which the body is sealed; 0 in a handshake.
     pub counter: u64,
 }
 
-/// Why bytes are no envelope and body.
+/// The reason why bytes do not parse as an envelope and a body.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum EnvelopeError {
-    /// Too short for an envelope and a tag.
-    #[error("{0} bytes are no sealed frame")]
+    /// The bytes are too few for an envelope and a tag.
+    #[error("{0} bytes are fewer than a sealed frame has")]
     Truncated(usize),
-    /// Not sealed.
+    /// The first byte is not that of a sealed frame.
     #[error("not a sealed frame")]
     Magic,
-    /// Another version.
+    /// The envelope has another version.
     #[error("seal version {0}, not {VERSION}")]
     Version(u8),
-    /// A field says what it can't, or reserved bits are set.
-    #[error("the envelope contradicts itself")]
+    /// A field has an invalid value, or reserved bits are set.
+    #[error("a field of the envelope is invalid")]
     Field,
 }
 
@@ -80,10 +80,10 @@ struct Raw {
 const _: () = assert!(size_of::<Raw>() == ENVELOPE_BYTES);
 
 impl Envelope {
-    /// Reads and checks an envelope; everything after it is the body.
+    /// Reads and checks an envelope, and returns it with the body after it.
     ///
     /// # Errors
-    /// [`EnvelopeError`] says what is wrong.
+    /// [`EnvelopeError`] if the envelope is invalid.
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), EnvelopeError> {
         let truncated = EnvelopeError::Truncated(datagram.len());
         let (raw, body) = Raw::read_from_prefix(datagram).map_err(|_| truncated)?;
@@ -119,7 +119,7 @@ impl Envelope {
         Ok((envelope, body))
     }
 
-    /// Its bytes.
+    /// Returns the envelope's bytes.
     #[must_use]
     pub fn emit(&self) -> [u8; ENVELOPE_BYTES] {
         let raw = Raw {

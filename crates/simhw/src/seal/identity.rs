@@ -1,4 +1,4 @@
-//! Keys by which the nodes of a fabric tell each other apart: one pair a node, and the list of all public ones.
+//! Identities of nodes: a key pair for each node, and the list of all public keys.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,34 +10,34 @@ use thiserror::Error;
 
 use crate::id::NodeId;
 
-/// Bytes of a key of Curve25519.
+/// Bytes of a Curve25519 key.
 const BYTES: usize = 32;
 
-/// A node's own secret, by which it proves who it is: a private key of X25519.
+/// A node's secret key, with which it proves its identity: a private key of X25519.
 ///
-/// As text it is 64 hexadecimal digits. It belongs in a file that the node's user alone may read.
+/// Its text form is 64 hexadecimal digits. Keep it in a file that only the node's user can read.
 #[derive(Clone, Eq, PartialEq)]
 pub struct SecretKey([u8; BYTES]);
 
-/// Identifies a node to the others: the public key of its [`SecretKey`]. As text it is 64 hexadecimal digits.
+/// A node's public key, which identifies it to its peers. Its text form is 64 hexadecimal digits.
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PublicKey([u8; BYTES]);
 
-/// Why there is no new key.
+/// The error of making a key without a source of randomness.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the system has no random numbers to make a key of")]
 pub struct NoRandom;
 
-/// Why a text is no key of a node.
+/// The error of a text that is not a node's key.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("a node's key is 64 hexadecimal digits")]
 pub struct NodeKeyError;
 
-/// Why a node's keys do not fit together.
+/// The reason why a node's keys do not match.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum IdentityError {
-    /// The list has no place for the node.
+    /// The list has no entry for the node.
     #[error("node {node} is outside the list of {keys} keys; give one a node")]
     Outside {
         /// The node.
@@ -45,19 +45,19 @@ pub enum IdentityError {
         /// Number of keys.
         keys: usize,
     },
-    /// The list has another key for the node than its own.
+    /// The list has another key for the node than that of its secret.
     #[error(
         "the list has key {listed} for node {node}, whose own is {own}; correct the list or the secret key"
     )]
     NotOwn {
         /// The node.
         node: NodeId,
-        /// The public key that the list has.
+        /// The public key on the list.
         listed: PublicKey,
-        /// The public key of its secret.
+        /// The public key of the node's secret.
         own: PublicKey,
     },
-    /// Two nodes with one key could speak as each other.
+    /// Two nodes have the same key, and could impersonate each other.
     #[error("nodes {first} and {second} have one key; make one for each")]
     Shared {
         /// The first of the two.
@@ -68,10 +68,10 @@ pub enum IdentityError {
 }
 
 impl SecretKey {
-    /// Makes a new key of the system's randomness.
+    /// Makes a new key from the system's randomness.
     ///
     /// # Errors
-    /// [`NoRandom`].
+    /// [`NoRandom`] if the system has none.
     pub fn generate() -> Result<Self, NoRandom> {
         let mut bytes = [0; BYTES];
         let mut random = DefaultResolver.resolve_rng().ok_or(NoRandom)?;
@@ -79,10 +79,10 @@ impl SecretKey {
         Ok(Self(bytes))
     }
 
-    /// Returns the key that others know the node by.
+    /// Returns the public key that identifies the node to its peers.
     ///
     /// # Panics
-    /// Never: this build has Curve25519.
+    /// Never panics: this build has Curve25519.
     #[must_use]
     pub fn public(&self) -> PublicKey {
         let mut curve = DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("it is built in");
@@ -92,13 +92,13 @@ impl SecretKey {
         PublicKey(public)
     }
 
-    /// Returns the secret as text, for a file of keys: anybody who reads it can be the node.
+    /// Returns the secret as text, for a key file. Anyone who can read it can impersonate the node.
     #[must_use]
     pub fn to_text(&self) -> String {
         hex(&self.0)
     }
 
-    /// Returns the secret, for handshakes of other layers; never print it.
+    /// Returns the secret, for handshakes of other layers. Never print it.
     #[must_use]
     pub const fn bytes(&self) -> &[u8; BYTES] {
         &self.0
@@ -113,7 +113,7 @@ impl FromStr for SecretKey {
     }
 }
 
-/// The public key alone.
+/// Prints the public key only.
 impl fmt::Debug for SecretKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SecretKey").field("public", &self.public()).finish_non_exhaustive()
@@ -121,7 +121,7 @@ impl fmt::Debug for SecretKey {
 }
 
 impl PublicKey {
-    /// Makes a key of its bytes, which another node has sent or proven to have.
+    /// Creates a key from the bytes that a node has sent or proven to own.
     #[must_use]
     pub const fn new(bytes: [u8; BYTES]) -> Self {
         Self(bytes)
@@ -178,7 +178,7 @@ pub(super) fn unhex(digits: &str) -> Option<[u8; BYTES]> {
 
 /// A node's identity: its secret key, and the list of all nodes' public keys.
 ///
-/// The list admits: a key that is not on it joins nothing, and a key speaks for its own node only.
+/// A node with a key that is not on the list is refused, and a key is valid for its own node only.
 #[derive(Clone)]
 pub struct Identity(Arc<Parts>);
 
@@ -189,7 +189,7 @@ struct Parts {
 }
 
 impl Identity {
-    /// The identity of `node`; `peers[i]` is the public key of node `i`, this one's own among them.
+    /// Creates the identity of `node`; `peers[i]` is the public key of node `i`, including this one's.
     ///
     /// # Errors
     /// [`IdentityError`] says which key is wrong.
@@ -213,7 +213,7 @@ impl Identity {
         Ok(Self(Arc::new(Parts { node, secret, peers })))
     }
 
-    /// The node whose identity it is.
+    /// Returns the node of this identity.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.0.node
@@ -229,13 +229,13 @@ impl Identity {
         &self.0.secret
     }
 
-    /// The public key of a node, if the list names it.
+    /// Returns the public key of a node, if it is on the list.
     pub(super) fn peer(&self, node: NodeId) -> Option<&PublicKey> {
         self.0.peers.get(node.index())
     }
 }
 
-/// Public keys alone.
+/// Prints public keys only.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Parts { node, peers, .. } = &*self.0;

@@ -1,37 +1,37 @@
-//! What a node has to do with one other: handshakes, sessions, frames that wait for keys.
+//! The state of one peer: handshakes, sessions, and frames that wait for keys.
 
 use std::collections::VecDeque;
 
 use super::session::{Answered, Attempt, Beginning, Session};
 use crate::time::Instant;
 
-/// A frame that waits for keys.
+/// A frame that waits for session keys.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) frame: Vec<u8>,
     pub(super) urgent: bool,
 }
 
-/// One other node.
+/// The state of one peer.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// A handshake that this node has begun and that has not been answered.
+    /// A handshake that this node has begun and the peer has not answered.
     pub(super) beginning: Option<Beginning>,
-    /// When to send its datagram again; far in the future if there is none.
+    /// When to send the handshake's datagram again; far in the future if there is none.
     pub(super) retry_at: Instant,
-    /// When to stop that.
+    /// When to give the handshake up.
     pub(super) give_up_at: Instant,
-    /// What frames are sealed with.
+    /// The session that seals frames.
     pub(super) current: Option<Session>,
-    /// What they were sealed with before: some may be on their way.
+    /// The session before `current`: frames sealed with it may still arrive.
     pub(super) previous: Option<Session>,
-    /// One that the peer has begun and not used yet: a replayed beginning gets no further.
+    /// A session that the peer has begun but not used yet: a replayed first message gets no further.
     pub(super) pending: Option<Answered>,
-    /// The last attempt of the peer's that it did use.
+    /// The peer's last attempt whose session it has used.
     pub(super) confirmed: Option<Attempt>,
     pub(super) held: VecDeque<Held>,
     pub(super) held_bytes: usize,
-    /// When a frame of the peer's was last opened.
+    /// When a frame of the peer was last opened.
     pub(super) heard_at: Option<Instant>,
 }
 
@@ -51,26 +51,26 @@ impl Peer {
         }
     }
 
-    /// From here on frames are sealed with `session`.
+    /// Seals frames with `session` from now on.
     pub(super) fn adopt(&mut self, session: Session) {
         self.previous = self.current.replace(session);
     }
 
-    /// No handshake of this node's is under way.
+    /// Ends this node's own handshake, if one is under way.
     pub(super) fn stop_beginning(&mut self) {
         self.beginning = None;
         self.retry_at = Instant::FAR_FUTURE;
     }
 
-    /// The session that this node calls by that number.
+    /// Returns the session with this node's number `index`.
     pub(super) fn session(&mut self, index: u32) -> Option<&mut Session> {
         let pending = self.pending.as_mut().map(|answered| &mut answered.session);
         let known = [self.current.as_mut(), self.previous.as_mut(), pending];
         known.into_iter().flatten().find(|session| session.index == index)
     }
 
-    /// The peer has used the session of that number: if it has begun it and not used it before, it
-    /// has the keys, and from here on they are used. Whether that is so.
+    /// Handles a frame that opened in session `index`. If the peer began that session and this is its first
+    /// use, the peer has the keys: adopts the session and returns `true`.
     pub(super) fn confirm(&mut self, index: u32) -> bool {
         let first = self.pending.take_if(|answered| answered.session.index == index);
         let Some(Answered { session, attempt, .. }) = first else { return false };
@@ -80,10 +80,11 @@ impl Peer {
         true
     }
 
-    /// Whether the peer has begun so before, and used the session: what it says now is a replay.
+    /// Returns whether the peer has used this attempt's session, or a later one: its first message is then a
+    /// replay.
     pub(super) fn is_replay(&self, attempt: Attempt) -> bool {
-        // Numbers count within one life. What comes of a beginning of another life is of no use to
-        // anybody but who has that handshake's own secrets.
+        // Attempts are numbered within one incarnation. A replay from another incarnation gives a session that
+        // only the owner of that handshake's secrets could use.
         self.confirmed
             .is_some_and(|last| last.life == attempt.life && attempt.number <= last.number)
     }

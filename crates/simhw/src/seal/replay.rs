@@ -1,14 +1,14 @@
-//! Which counters of a session have been seen: a window over the newest (RFC 6479's shape).
+//! Records which counters of a session have been seen: a window over the newest ones (as in RFC 6479).
 
-/// Counters behind the newest that are still told apart: at 64 bytes a frame and 10 Gb/s, 2 ms.
+/// Width of the window in counters: at 64 bytes a frame and 10 Gb/s, 2 ms.
 pub(super) const WINDOW: u64 = 4_096;
 const WORDS: usize = WINDOW as usize / 64 + 1;
 
-/// Counters that were seen.
+/// The set of counters that have been seen.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// One bit a counter, at the counter modulo the window; a word more, so that the newest word
-    /// can be cleared without forgetting any within the window.
+    /// One bit a counter, at the counter modulo the window. One extra word lets the newest word be cleared
+    /// without losing any within the window.
     words: [u64; WORDS],
     /// The newest counter seen, plus one.
     next: u64,
@@ -19,7 +19,7 @@ impl Window {
         Self { words: [0; WORDS], next: 0 }
     }
 
-    /// Whether `counter` was seen, or is too old to tell.
+    /// Returns whether `counter` was seen, or is behind the window.
     pub(super) fn has_seen(&self, counter: u64) -> bool {
         if counter >= self.next {
             return false;
@@ -31,7 +31,7 @@ impl Window {
         self.words[word] & bit != 0
     }
 
-    /// Takes note of `counter`, which was not seen before.
+    /// Records `counter`, which must be new.
     pub(super) fn note(&mut self, counter: u64) {
         if counter >= self.next {
             let newest = self.next.saturating_sub(1) / 64;

@@ -1,4 +1,4 @@
-//! One node's keys with all others: what it seals, opens, holds and sends to agree on them.
+//! The sessions of one node: seals and opens frames, holds frames without keys, and runs handshakes.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -7,74 +7,74 @@ use thiserror::Error;
 use super::basis::Basis;
 use super::envelope::{Envelope, EnvelopeKind};
 use super::peer::{Held, Peer};
-use super::session::{Asked, Attempt, Beginning, Ends, draw};
+use super::session::{Attempt, Beginning, Ends, FirstMessage, draw};
 use super::{Identity, Key};
 use crate::drops::DropCause;
 use crate::frame::DEFAULT_HOP_LIMIT;
 use crate::id::NodeId;
 use crate::time::Instant;
 
-/// Nanoseconds after which an unanswered handshake is sent again: longer than any round trip that
-/// the protocols above bear.
+/// Nanoseconds after which an unanswered handshake is sent again. It is longer than any round trip that the
+/// protocols above tolerate.
 pub const RETRY: u64 = 100_000_000;
-/// Nanoseconds after which a node stops to ask; what waits for keys is dropped then.
+/// Nanoseconds after which a node gives a handshake up and drops the frames that wait for it.
 pub const GIVE_UP: u64 = 3_000_000_000;
-/// Nanoseconds without a frame that could be opened, after which one that can't makes the node begin
-/// a handshake: its peer, or itself, has lost the session.
+/// Nanoseconds without an opened frame, after which a frame that fails to open makes the node begin a
+/// handshake: one of the two nodes has lost the session.
 pub const SILENCE: u64 = 500_000_000;
-/// Frames to one node that may wait for keys.
+/// Most frames to one node that may wait for keys.
 pub const HELD_FRAMES: usize = 1_024;
-/// Their bytes.
+/// Most bytes of frames to one node that may wait for keys.
 pub const HELD_BYTES: usize = 1 << 20;
 
-/// Why keys can't be used.
+/// The reason why keys cannot be used.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SealConfigError {
-    /// Nothing to seal with.
+    /// There is no key.
     #[error("there is no key; give one")]
     NoKey,
-    /// Nobody could tell which of two was meant.
+    /// Two keys have the same number.
     #[error("two keys have the number {0}; give each its own")]
     DuplicateKey(u32),
-    /// The node's own keys are another node's, or for another number of nodes.
+    /// The identity is another node's, or its list has another number of nodes.
     #[error(
         "the keys are of node {named} of {keys}, and this is node {node} of {nodes}; give each peer one, in their order"
     )]
     Identity {
-        /// The node that the keys are of.
+        /// The node of the identity.
         named: NodeId,
-        /// Number of nodes that have a key.
+        /// Number of nodes on its list.
         keys: usize,
         /// The node.
         node: NodeId,
         /// Number of nodes.
         nodes: usize,
     },
-    /// Session keys need them.
+    /// The system has no random numbers, which session keys need.
     #[error("the system has no random numbers to make session keys of")]
     NoRandom,
 }
 
-/// What became of a frame that was to be sealed.
+/// The result of sealing a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// It is sealed, and at the end of the buffer.
+    /// The sealed frame is at the end of the buffer.
     Sealed,
-    /// There are no keys yet: it has to be held.
+    /// There are no session keys yet; the caller must hold the frame.
     Hold,
 }
 
-/// What a datagram was.
+/// The content of an opened datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Opened {
     /// A frame of this many bytes, at the start of the buffer.
     Frame(usize),
-    /// A word about keys.
+    /// A message about keys.
     Handshake,
 }
 
-/// Sessions of one node with all others.
+/// The sessions of one node with all others.
 ///
 /// After [`Seals::hold`], [`Seals::open`] and [`Seals::handle_timeout`], drain
 /// [`Seals::poll_transmit`] and re-read [`Seals::poll_timeout`]. The time never goes back.
@@ -82,29 +82,29 @@ pub enum Opened {
 pub struct Seals {
     node: NodeId,
     life: u64,
-    /// The first is the one to begin with; all are accepted.
+    /// The first key begins handshakes; all are accepted.
     keys: Vec<Key>,
-    /// The node's identity, if nodes have keys of their own.
+    /// The node's identity, if nodes have identities.
     identity: Option<Identity>,
     peers: Vec<Peer>,
-    /// Nodes with which a handshake is under way that this node has begun.
+    /// Nodes with which this node has begun a handshake that is under way.
     asking: BTreeSet<NodeId>,
-    /// Datagrams of handshakes that should leave.
+    /// Datagrams of handshakes that wait to be sent.
     handshakes: VecDeque<(NodeId, Vec<u8>)>,
-    /// Nodes whose held frames can be sealed.
+    /// Nodes whose held frames can now be sealed.
     released: VecDeque<NodeId>,
     next_index: u32,
     attempts: u32,
-    /// Frames that were held and are no more.
+    /// Held frames that were dropped since the last report.
     given_up: u64,
 }
 
 impl Seals {
-    /// The keys of `node`, one of `peers` nodes. It begins handshakes with the
-    /// first key, and answers those with any.
+    /// Creates the sessions of `node`, one of `peers` nodes. It begins handshakes with the first key, and
+    /// answers those with any key.
     ///
     /// # Errors
-    /// [`SealConfigError`]: there must be a key, their numbers differ, and the system has random numbers.
+    /// [`SealConfigError`] if there is no key, two keys have one number, or the system has no random numbers.
     pub fn new(node: NodeId, peers: usize, keys: Vec<Key>) -> Result<Self, SealConfigError> {
         check_keys(&keys)?;
         let life = draw().ok_or(SealConfigError::NoRandom)?;
@@ -117,18 +117,18 @@ impl Seals {
             asking: BTreeSet::new(),
             handshakes: VecDeque::new(),
             released: VecDeque::new(),
-            // What is on its way from a former life most likely names no session of this one.
+            // Datagrams from an earlier incarnation then most likely name no session of this one.
             next_index: life as u32,
             attempts: 0,
             given_up: 0,
         })
     }
 
-    /// The same for nodes that are told apart: only the node that `identity` names so speaks as that node.
-    /// `keys` of the fabric may be there as well; none need be.
+    /// Does what [`Seals::new`] does, for nodes with identities: only the node that `identity` names can speak
+    /// as that node. `keys` of the fabric are optional.
     ///
     /// # Errors
-    /// As [`Seals::new`], and [`SealConfigError::Identity`].
+    /// Those of [`Seals::new`], and [`SealConfigError::Identity`].
     pub fn identified(
         node: NodeId,
         peers: usize,
@@ -142,7 +142,7 @@ impl Seals {
         Ok(Self { identity: Some(identity), ..Self::new(node, peers, keys)? })
     }
 
-    /// Seals `frame` for node `to`, to the end of `out`, if there are keys.
+    /// Seals `frame` for node `to` to the end of `out`, if there are session keys.
     ///
     /// # Panics
     /// If there is no node `to`, or the frame is longer than 65,511 bytes.
@@ -164,7 +164,7 @@ impl Seals {
             counter: 0,
         };
         let peer = &mut self.peers[to.index()];
-        // What waits goes first.
+        // Frames that wait go first.
         if !peer.held.is_empty() {
             return Verdict::Hold;
         }
@@ -177,8 +177,8 @@ impl Seals {
         }
     }
 
-    /// Holds a frame for node `to` until there are keys, and asks for them; `false` if too much
-    /// waits already.
+    /// Holds a frame for node `to` until there are session keys, and begins a handshake for them. Returns
+    /// `false` if [`HELD_FRAMES`] or [`HELD_BYTES`] is reached.
     ///
     /// # Panics
     /// If there is no node `to`.
@@ -191,7 +191,7 @@ impl Seals {
         peer.held_bytes = bytes;
         peer.held.push_back(Held { frame, urgent });
         if peer.current.as_ref().is_some_and(|session| !session.is_used_up()) {
-            // They have just come.
+            // The keys have just been agreed on.
             self.released.push_back(to);
         } else {
             self.begin(now, to);
@@ -199,11 +199,11 @@ impl Seals {
         true
     }
 
-    /// Opens a datagram for this node into `plain`, which is as long as any datagram. What a handshake
-    /// has to be answered with is told by [`Seals::poll_transmit`].
+    /// Opens a datagram for this node into `plain`, which must be as long as any datagram.
+    /// [`Seals::poll_transmit`] returns the answer to a handshake.
     ///
     /// # Errors
-    /// Why it goes no further.
+    /// The cause for which the datagram must be dropped.
     pub fn open(
         &mut self,
         now: Instant,
@@ -228,7 +228,7 @@ impl Seals {
         opened
     }
 
-    /// Sends again what was not answered, and gives up what was not for too long.
+    /// Sends unanswered handshakes again, and gives up those that have been unanswered for [`GIVE_UP`].
     pub fn handle_timeout(&mut self, now: Instant) {
         let Self { peers, asking, handshakes, given_up, .. } = self;
         asking.retain(|&to| {
@@ -249,14 +249,14 @@ impl Seals {
         });
     }
 
-    /// When [`Seals::handle_timeout`] has to be called; far in the future if never.
+    /// Returns when to call [`Seals::handle_timeout`]; far in the future if never.
     #[must_use]
     pub fn poll_timeout(&self) -> Instant {
         let retries = self.asking.iter().map(|to| self.peers[to.index()].retry_at);
         retries.fold(Instant::FAR_FUTURE, Instant::min)
     }
 
-    /// The next datagram that should leave, at the end of `out`: for whom, and whether it is urgent.
+    /// Writes the next datagram to send to the end of `out`; returns its receiver, and whether it is urgent.
     #[must_use]
     pub fn poll_transmit(&mut self, out: &mut Vec<u8>) -> Option<(NodeId, bool)> {
         if let Some((to, datagram)) = self.handshakes.pop_front() {
@@ -273,12 +273,12 @@ impl Seals {
         None
     }
 
-    /// Frames given up for want of keys since the last time.
+    /// Returns the number of frames dropped for lack of keys since the last call.
     pub const fn take_given_up(&mut self) -> u64 {
         std::mem::replace(&mut self.given_up, 0)
     }
 
-    /// Whether keys are being asked for: frames may wait for them.
+    /// Returns whether a handshake is under way; frames may wait for its keys.
     #[must_use]
     pub fn is_asking(&self) -> bool {
         !self.asking.is_empty()
@@ -287,7 +287,7 @@ impl Seals {
     fn seal_held(&mut self, to: NodeId, urgent: bool, frame: &[u8], out: &mut Vec<u8>) {
         let envelope = Envelope {
             kind: EnvelopeKind::Frame,
-            // A frame that waits for keys is the firmware's own: its header says how far it goes.
+            // A held frame is the firmware's own: its header has the hop limit.
             hop_limit: crate::frame::Header::parse(frame)
                 .map_or(DEFAULT_HOP_LIMIT, |(header, _)| header.hop_limit),
             source: self.node,
@@ -298,7 +298,7 @@ impl Seals {
         };
         let session = self.peers[to.index()].current.as_mut();
         session
-            .expect("released when there was one, and it is only replaced")
+            .expect("a peer is released once it has a session, which is only replaced")
             .seal(envelope, frame, out);
     }
 
@@ -318,7 +318,7 @@ impl Seals {
         self.asking.insert(to);
         peer.retry_at = now.plus_nanos(RETRY);
         peer.give_up_at = now.plus_nanos(GIVE_UP);
-        // Without random numbers nothing is sent, and what waits is given up in time.
+        // Without random numbers nothing is sent, and the held frames are dropped at the timeout.
         peer.beginning = Beginning::new(basis, ends, index, attempt);
         let datagram = peer.beginning.as_ref().map(|begun| (to, begun.datagram.clone()));
         self.handshakes.extend(datagram);
@@ -329,20 +329,20 @@ impl Seals {
         let ends = Ends { initiator: envelope.source, responder: self.node };
         let named = self.identity.as_ref().map(|identity| (identity, envelope.source));
         let basis = key.map(|key| Basis { key, named }).ok_or(DropCause::Unsealed)?;
-        let asked = Asked::open(basis, ends, body).ok_or(DropCause::Unsealed)?;
+        let first = FirstMessage::open(basis, ends, body).ok_or(DropCause::Unsealed)?;
         let peer = &mut self.peers[envelope.source.index()];
-        if peer.is_replay(asked.attempt) {
+        if peer.is_replay(first.attempt) {
             return Err(DropCause::Replayed);
         }
-        // The same once more: its answer was lost, or is on its way.
-        let again = peer.pending.as_ref().filter(|pending| pending.attempt == asked.attempt);
+        // The same attempt came again: its answer was lost, or is on its way.
+        let again = peer.pending.as_ref().filter(|pending| pending.attempt == first.attempt);
         if let Some(pending) = again {
             self.handshakes.push_back((envelope.source, pending.datagram.clone()));
             return Ok(Opened::Handshake);
         }
         let index = self.next_index;
         self.next_index = index.wrapping_add(1);
-        let answered = asked.answer(index).ok_or(DropCause::Unsealed)?;
+        let answered = first.answer(index).ok_or(DropCause::Unsealed)?;
         self.handshakes.push_back((envelope.source, answered.datagram.clone()));
         peer.pending = Some(answered);
         Ok(Opened::Handshake)
@@ -364,7 +364,7 @@ impl Seals {
                 peer.heard_at = Some(now);
                 peer.stop_beginning();
                 self.asking.remove(&envelope.source);
-                // At least one frame shows the peer that this node has the keys.
+                // At least one frame must show the peer that this node has the keys.
                 if peer.held.is_empty() {
                     peer.held.push_back(Held { frame: Vec::new(), urgent: true });
                 }
@@ -396,7 +396,7 @@ impl Seals {
         Ok(if length == 0 { Opened::Handshake } else { Opened::Frame(length) })
     }
 
-    /// What can't be opened may be of a session that one of the two has lost.
+    /// Begins a handshake if a frame failed to open because one of the two nodes may have lost the session.
     fn on_unsealed(&mut self, now: Instant, envelope: &Envelope) {
         let peer = &self.peers[envelope.source.index()];
         let silent = peer.heard_at.is_none_or(|at| now.nanos_since(at) > SILENCE);
@@ -406,7 +406,7 @@ impl Seals {
     }
 }
 
-/// Checks that there is one key for each node.
+/// Checks that the identity is of `node` and its list has `nodes` keys.
 pub(crate) fn check_identity(
     node: NodeId,
     nodes: usize,
@@ -419,7 +419,7 @@ pub(crate) fn check_identity(
     Err(SealConfigError::Identity { named, keys, node, nodes })
 }
 
-/// Whether keys can be used together.
+/// Checks that there is a key, and that no two keys have the same number.
 pub(crate) fn check_keys(keys: &[Key]) -> Result<(), SealConfigError> {
     if keys.is_empty() {
         return Err(SealConfigError::NoKey);

@@ -1,4 +1,4 @@
-//! Two nodes' keys: agreed on by a handshake, used with each counter once.
+//! Session keys of two nodes: a handshake agrees on them, and each counter is used once.
 
 use snow::resolvers::{CryptoResolver as _, DefaultResolver};
 use snow::{HandshakeState, StatelessTransportState};
@@ -11,27 +11,27 @@ use crate::drops::DropCause;
 use crate::frame::DEFAULT_HOP_LIMIT;
 use crate::id::NodeId;
 
-/// Bytes that a handshake message has around its payload: a public key of Curve25519, and a tag.
+/// Bytes of a handshake message without its payload: a public key of Curve25519, and a tag.
 const AROUND: usize = 32 + TAG_BYTES;
-/// Frames that one session seals; past them it is given up, long before its counter could wrap.
+/// Most frames that one session seals; it is given up long before its counter could wrap.
 const FRAMES: u64 = 1 << 60;
 
-/// The two ends of a handshake and what it is based on: all of it is bound to the handshake.
+/// The two nodes of a handshake; the handshake is bound to them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Ends {
     pub(super) initiator: NodeId,
     pub(super) responder: NodeId,
 }
 
-/// Which of a node's attempts to begin it was.
+/// Identifies one attempt of a node to begin a handshake.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Attempt {
-    /// Drawn at random at each start: no clock is asked.
+    /// Drawn at random at each start of the node, without a clock.
     pub(super) life: u64,
     pub(super) number: u32,
 }
 
-/// Random bits of the system's, if it has any.
+/// Draws random bits from the system; `None` if it has none.
 pub(super) fn draw() -> Option<u64> {
     let mut bytes = [0; 8];
     DefaultResolver.resolve_rng()?.try_fill_bytes(&mut bytes).ok()?;
@@ -42,21 +42,21 @@ pub(super) fn draw() -> Option<u64> {
 #[derive(Debug)]
 pub(super) struct Beginning {
     handshake: HandshakeState,
-    /// This node's number for the session.
+    /// This node's number of the session.
     pub(super) index: u32,
-    /// What was sent, to be sent again.
+    /// The datagram that was sent, to be sent again.
     pub(super) datagram: Vec<u8>,
 }
 
-/// Keys that both ends have.
+/// Session keys that both nodes have.
 #[derive(Debug)]
 pub(super) struct Session {
     transport: StatelessTransportState,
-    /// This node's number for it.
+    /// This node's number of the session.
     pub(super) index: u32,
-    /// The other node's.
+    /// The other node's number of the session.
     remote: u32,
-    /// Frames sealed so far: the next one's counter.
+    /// Number of frames sealed so far, which is the next frame's counter.
     sealed: u64,
     opened: Window,
 }
@@ -69,7 +69,7 @@ fn prologue(key: &Key, ends: Ends) -> [u8; 18] {
     bytes
 }
 
-/// A handshake's datagram around its message.
+/// Writes a handshake message, and returns the datagram around it.
 fn datagram(envelope: Envelope, handshake: &mut HandshakeState, payload: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = envelope.emit().to_vec();
     bytes.resize(ENVELOPE_BYTES + AROUND + payload.len(), 0);
@@ -79,7 +79,7 @@ fn datagram(envelope: Envelope, handshake: &mut HandshakeState, payload: &[u8]) 
 }
 
 impl Beginning {
-    /// Begins; `None` if the system has no random numbers.
+    /// Begins a handshake; `None` if the system has no random numbers.
     pub(super) fn new(basis: Basis<'_>, ends: Ends, index: u32, attempt: Attempt) -> Option<Self> {
         let prologue = prologue(basis.key, ends);
         let mut handshake = basis.builder(&prologue)?.build_initiator().ok()?;
@@ -100,7 +100,7 @@ impl Beginning {
         Some(Self { handshake, index, datagram })
     }
 
-    /// The session that an answer makes of it; itself again if the answer is none.
+    /// Completes the handshake with an answer; returns it unchanged in `Err` if the answer is invalid.
     pub(super) fn finish(mut self, body: &[u8]) -> Result<Session, Box<Self>> {
         let mut remote = [0; 4];
         if body.len() != AROUND + remote.len() {
@@ -111,7 +111,7 @@ impl Beginning {
             _ => return Err(Box::new(self)),
         }
         let Self { handshake, index, datagram } = self;
-        // A handshake of two messages has ended with the second.
+        // A handshake of two messages ends with the second.
         match handshake.into_stateless_transport_mode() {
             Ok(transport) => Ok(Session::new(transport, index, u32::from_le_bytes(remote))),
             Err(_) => unreachable!("{} bytes began it, and it has ended", datagram.len()),
@@ -119,7 +119,7 @@ impl Beginning {
     }
 }
 
-/// A session that another node has begun, and what answers it.
+/// A session that another node has begun, and the answer to it.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) session: Session,
@@ -127,17 +127,18 @@ pub(super) struct Answered {
     pub(super) datagram: Vec<u8>,
 }
 
-/// What a node says that begins.
-pub(super) struct Asked {
+/// The first message of a handshake, opened but not answered.
+pub(super) struct FirstMessage {
     handshake: HandshakeState,
     remote: u32,
     pub(super) attempt: Attempt,
     ends: Ends,
 }
 
-impl Asked {
-    /// Opens the first message of a handshake: only a holder of the key has made it, and of the initiator's own if
-    /// nodes are told apart. Cheap with the key alone, else two multiplications on the curve.
+impl FirstMessage {
+    /// Opens the first message of a handshake. Only a holder of the key can have made it and, with identities,
+    /// only the initiator. It is cheap with the key alone; with identities it takes two multiplications on the
+    /// curve.
     pub(super) fn open(basis: Basis<'_>, ends: Ends, body: &[u8]) -> Option<Self> {
         let mut payload = [0; 16];
         if body.len() != AROUND + payload.len() {
@@ -152,7 +153,7 @@ impl Asked {
         Some(Self { handshake, remote: word(0), attempt, ends })
     }
 
-    /// Answers it.
+    /// Answers the handshake.
     pub(super) fn answer(mut self, index: u32) -> Option<Answered> {
         let envelope = Envelope {
             kind: EnvelopeKind::Answer,
@@ -175,13 +176,13 @@ impl Session {
         Self { transport, index, remote, sealed: 0, opened: Window::new() }
     }
 
-    /// Whether it has sealed all that it may.
+    /// Returns whether the session has sealed as many frames as it may.
     pub(super) const fn is_used_up(&self) -> bool {
         self.sealed >= FRAMES
     }
 
-    /// Seals `frame`, which may be empty, to the end of `out`; the envelope's session and counter
-    /// are this session's.
+    /// Seals `frame`, which may be empty, to the end of `out`. Session and counter in the envelope are replaced
+    /// by this session's.
     pub(super) fn seal(&mut self, envelope: Envelope, frame: &[u8], out: &mut Vec<u8>) {
         let counter = self.sealed;
         self.sealed += 1;
@@ -192,7 +193,7 @@ impl Session {
         sealed.expect("a frame and its tag are below Noise's 65535 bytes, and there is room");
     }
 
-    /// Opens a body into `plain`, which is as long as a datagram; returns the frame's length.
+    /// Opens a body into `plain`, which must be as long as a datagram; returns the frame's length.
     pub(super) fn open(
         &mut self,
         counter: u64,
@@ -207,7 +208,7 @@ impl Session {
         }
         let opened = self.transport.read_message(counter, body, plain);
         let length = opened.map_err(|_| DropCause::Unsealed)?;
-        // Only now is it certain that the counter is the peer's.
+        // Only a body that opens proves that the counter is the peer's.
         self.opened.note(counter);
         Ok(length)
     }

@@ -1,12 +1,11 @@
-//! Byte streams that only holders of a key can read, make or change: TCP between programs that share one.
+//! Sealed byte streams, such as TCP between two programs: only holders of a key can read, make or change them.
 //!
-//! No I/O here. The dialing side sends [`Dial`]'s message, the other answers it with [`answer`]; after
-//! that each piece of up to [`PIECE_BYTES`] is sealed under a counter of its own direction. Pieces have
-//! to be opened in the order in which they were sealed. An end knows that the other has the key once
-//! the first piece of it opens.
+//! No I/O here. The dialing side sends [`Dial`]'s message, and the other answers it with [`answer`]. Each piece
+//! of up to [`PIECE_BYTES`] is then sealed under a counter of its direction, and pieces must be opened in the
+//! order in which they were sealed. An end knows that the other has the key once that end's first piece opens.
 //!
-//! Where nodes have keys of their own ([`Identity`]), [`Dial::to`] and [`answer_named`] agree on a stream
-//! between two nodes by name: nobody else can read it, and neither end can be another node than it says.
+//! Where nodes have an [`Identity`], [`Dial::to`] and [`answer_named`] make a stream between two named nodes.
+//! Only the two can read it, and neither end can be another node than it claims.
 
 use std::sync::Arc;
 
@@ -17,19 +16,19 @@ use super::basis::Basis;
 use super::{Identity, Key, TAG_BYTES};
 use crate::id::NodeId;
 
-/// Most bytes of a piece; sealed, and with two bytes of length before it, it fits 64 KiB.
+/// Most bytes of a piece; a sealed piece with two bytes of length before it fits 64 KiB.
 pub const PIECE_BYTES: usize = 32 << 10;
-/// Bytes of each message of the handshake: a public key of Curve25519, and a tag.
+/// Bytes of each handshake message: a public key of Curve25519, and a tag.
 pub const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
-/// Bytes of the first message between nodes that are told apart: the number of the node that dials,
-/// little-endian, comes before it.
+/// Bytes of the first message between nodes with identities: the dialing node's number, little-endian, then the
+/// handshake message.
 pub const NAMED_BYTES: usize = 2 + HANDSHAKE_BYTES;
 
-/// Why a stream ends here.
+/// The reason why a stream cannot be established or continued.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The other side has another key, or none, or somebody changed what was sent.
+    /// The other side has another key or none, or the bytes were changed on the way.
     #[error("the other side does not have this key; give both the same")]
     Key,
     /// The system has no random numbers.
@@ -43,7 +42,7 @@ fn prologue(key: &Key) -> [u8; 21] {
     bytes
 }
 
-/// The same between two nodes: which of them dials is bound to the handshake.
+/// Does what [`prologue`] does, for two nodes: it binds the handshake to both and to which of them dials.
 fn named_prologue(key: &Key, dials: NodeId, answers: NodeId) -> [u8; 25] {
     let mut bytes = *b"midplane stream 1........";
     bytes[17..21].copy_from_slice(&key.id.to_le_bytes());
@@ -73,23 +72,23 @@ fn respond(
     Ok((ends(handshake)?, answer))
 }
 
-/// The side that dials, until it has its answer.
+/// The dialing side of a stream, until the answer arrives.
 #[derive(Debug)]
 pub struct Dial {
     handshake: HandshakeState,
 }
 
 impl Dial {
-    /// Begins a stream; and what to send.
+    /// Begins a stream; returns it with the message to send.
     ///
     /// # Errors
-    /// [`StreamError::Random`].
+    /// [`StreamError::Random`] if the system has no random numbers.
     pub fn new(key: &Key) -> Result<(Self, [u8; HANDSHAKE_BYTES]), StreamError> {
         begin(Basis { key, named: None }, &prologue(key))
     }
 
-    /// Begins a stream to node `to`, and to no other; and what to send. `key` is the fabric's, if there is
-    /// one.
+    /// Begins a stream to node `to` only; returns it with the message to send. `key` is the fabric's, if there
+    /// is one.
     ///
     /// # Errors
     /// [`StreamError::Key`] if the list names no such node; [`StreamError::Random`].
@@ -107,20 +106,20 @@ impl Dial {
         Ok((dial, message))
     }
 
-    /// Takes the answer.
+    /// Completes the handshake with the answer.
     ///
     /// # Errors
-    /// [`StreamError::Key`] if whoever answers does not have the key.
+    /// [`StreamError::Key`] if the answering side does not have the key.
     pub fn finish(mut self, answer: &[u8; HANDSHAKE_BYTES]) -> Result<Ends, StreamError> {
         self.handshake.read_message(answer, &mut []).map_err(|_| StreamError::Key)?;
         ends(self.handshake)
     }
 }
 
-/// Answers who dials; and what to send back.
+/// Answers the dialing side; returns the stream's ends with the message to send back.
 ///
 /// # Errors
-/// [`StreamError::Key`] if whoever dials does not have the key.
+/// [`StreamError::Key`] if the dialing side does not have the key.
 pub fn answer(
     key: &Key,
     message: &[u8; HANDSHAKE_BYTES],
@@ -128,11 +127,12 @@ pub fn answer(
     respond(Basis { key, named: None }, &prologue(key), message)
 }
 
-/// Answers a node that dials by name; which one it is, and what to send back. `key` is the fabric's, if there is
-/// one. That the node is alive and says so itself is certain once its first piece opens.
+/// Answers a node that dials by name; returns that node, the stream's ends, and the message to send back. `key`
+/// is the fabric's, if there is one. The first piece that opens proves that the node itself sent the message,
+/// and not a replay of it.
 ///
 /// # Errors
-/// [`StreamError::Key`] if whoever dials does not have that node's key, or the list names no such node.
+/// [`StreamError::Key`] if the dialing side does not have that node's key, or the list names no such node.
 pub fn answer_named(
     identity: &Identity,
     key: Option<&Key>,
@@ -149,7 +149,7 @@ pub fn answer_named(
     Ok((node, ends, answer))
 }
 
-/// The two directions of a stream, as one side has them.
+/// The two directions of a stream at one side.
 pub type Ends = (Sealer, Opener);
 
 fn ends(handshake: HandshakeState) -> Result<Ends, StreamError> {
@@ -159,7 +159,7 @@ fn ends(handshake: HandshakeState) -> Result<Ends, StreamError> {
     Ok((sealer, Opener { transport, counter: 0 }))
 }
 
-/// What this side sends.
+/// The outgoing direction: seals pieces.
 #[derive(Debug)]
 pub struct Sealer {
     transport: Arc<StatelessTransportState>,
@@ -170,18 +170,18 @@ impl Sealer {
     /// Seals a piece to the end of `out`.
     ///
     /// # Panics
-    /// If it is longer than [`PIECE_BYTES`].
+    /// If the piece is longer than [`PIECE_BYTES`].
     pub fn seal(&mut self, piece: &[u8], out: &mut Vec<u8>) {
         assert!(piece.len() <= PIECE_BYTES, "a piece of {} bytes", piece.len());
         let begin = out.len();
         out.resize(begin + piece.len() + TAG_BYTES, 0);
         let sealed = self.transport.write_message(self.counter, piece, &mut out[begin..]);
-        sealed.expect("a piece is short enough, and there is room for it");
+        sealed.expect("a piece is short enough, and there is space for it");
         self.counter += 1;
     }
 }
 
-/// What the other side sends.
+/// The incoming direction: opens pieces.
 #[derive(Debug)]
 pub struct Opener {
     transport: Arc<StatelessTransportState>,
@@ -192,7 +192,7 @@ impl Opener {
     /// Opens the next piece to the end of `out`.
     ///
     /// # Errors
-    /// [`StreamError::Key`]; nothing that comes after it can be trusted either.
+    /// [`StreamError::Key`]; later pieces cannot be trusted either.
     pub fn open(&mut self, sealed: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
         let begin = out.len();
         out.resize(begin + sealed.len(), 0);
@@ -268,7 +268,8 @@ mod tests {
         let (nodes, fabric) = (identities(), Key::new(1, [7; 32]));
         let key = Some(&fabric);
         let (dial, first) = Dial::to(&nodes[2], key, NodeId(0)).unwrap();
-        // Who dials says that it is node 1; another node answers; the same to itself; without the fabric's key.
+        // The dialer claims to be node 1; another node answers; a node dials itself; the fabric's key is
+        // missing.
         let mut claims = first;
         claims[..2].copy_from_slice(&1_u16.to_le_bytes());
         assert_eq!(answer_named(&nodes[0], key, &claims).unwrap_err(), StreamError::Key);
@@ -277,11 +278,11 @@ mod tests {
         assert_eq!(answer_named(&nodes[0], None, &first).unwrap_err(), StreamError::Key);
         claims[..2].copy_from_slice(&9_u16.to_le_bytes());
         assert_eq!(answer_named(&nodes[0], key, &claims).unwrap_err(), StreamError::Key);
-        // A stranger with the fabric's key, whose own list says that it is node 2.
+        // An unknown node with the fabric's key, whose own list says that it is node 2.
         let stranger = identities();
         let (_, first) = Dial::to(&stranger[2], key, NodeId(0)).unwrap();
         assert_eq!(answer_named(&nodes[0], key, &first).unwrap_err(), StreamError::Key);
-        // Nor can one answer for node 0.
+        // Nor can one answer as node 0.
         assert!(Dial::to(&nodes[2], key, NodeId(3)).is_err());
         let (_, first) = Dial::to(&nodes[2], key, NodeId(1)).unwrap();
         let (_, _, second) = answer_named(&nodes[1], key, &first).unwrap();

@@ -13,7 +13,7 @@ fn key(id: u32) -> Key {
     Key::new(id, [id as u8; 32])
 }
 
-/// Two nodes that know each other.
+/// Two nodes that have each other's keys.
 fn identities() -> [Identity; 2] {
     let secrets = [0, 1].map(|_| SecretKey::generate().unwrap());
     let list = secrets.each_ref().map(SecretKey::public).to_vec();
@@ -22,23 +22,23 @@ fn identities() -> [Identity; 2] {
     [of(0, first), of(1, second)]
 }
 
-/// Both kinds of pairs.
+/// Pairs with the fabric's key, and pairs with identities.
 fn pairs() -> [fn() -> Pair; 2] {
     [Pair::new, Pair::identified]
 }
 
-/// Two nodes and all that was ever on the wire between them.
+/// Two nodes and all datagrams that were ever on the wire between them.
 struct Pair {
     nodes: [Seals; 2],
     keys: [Vec<Key>; 2],
-    /// Where they are told apart.
+    /// Set if the nodes have identities.
     identities: Option<[Identity; 2]>,
     now: Instant,
-    /// On their way, with their receivers.
+    /// Datagrams on their way, each with its receiver.
     wire: Vec<(usize, Vec<u8>)>,
     /// All datagrams so far.
     record: Vec<(usize, Vec<u8>)>,
-    /// Frames that each has received.
+    /// Frames that each node has received.
     received: [Vec<Vec<u8>>; 2],
     drops: Vec<DropCause>,
 }
@@ -52,7 +52,7 @@ impl Pair {
         Self::of(keys, None)
     }
 
-    /// Nodes with keys of their own, and none of the fabric.
+    /// Creates nodes with identities and without a key of the fabric.
     fn identified() -> Self {
         Self::of([vec![], vec![]], Some(identities()))
     }
@@ -132,7 +132,7 @@ impl Pair {
         }
     }
 
-    /// Delivers all that is on its way, and what comes of it.
+    /// Delivers all datagrams on their way, and those that result.
     fn settle(&mut self) {
         while !self.wire.is_empty() {
             let (to, datagram) = self.wire.remove(0);
@@ -196,7 +196,8 @@ fn a_lost_answer_or_a_slow_one_makes_one_session() {
     let (_, begin) = pair.wire.remove(0);
     pair.deliver(1, &begin);
     pair.wire.clear();
-    // It comes again before its answer has: the same answer, so that any of them will do.
+    // The handshake is sent again before its answer has arrived: the answer is the same, so that either will
+    // do.
     pair.deliver(1, &begin);
     pair.deliver(1, &begin);
     assert_eq!(pair.wire[0], pair.wire[1]);
@@ -212,7 +213,7 @@ fn whoever_restarts_is_heard_again() {
         pair.settle();
         pair.restart(restarted);
         pair.advance(SILENCE + 1);
-        // What is sent with the keys that the other has lost makes it ask for new ones.
+        // A frame sealed with keys that the other has lost makes that node begin a handshake.
         pair.send(0, b"b");
         pair.settle();
         pair.send(0, b"c");
@@ -238,7 +239,7 @@ fn replay_all(mut pair: Pair) {
     }
     assert_eq!(pair.drops.len(), record.len(), "{:?}", pair.drops);
     let replayed = pair.drops.iter().filter(|cause| **cause == DropCause::Replayed).count();
-    // All but the answer, for which nobody waits any more.
+    // All but the answer, which no node waits for.
     assert_eq!(replayed, record.len() - 1);
     pair.restart(1);
     for (to, datagram) in record.iter().filter(|(to, _)| *to == 1) {
@@ -250,7 +251,7 @@ fn replay_all(mut pair: Pair) {
 #[test]
 fn damage_anywhere_is_noticed_but_in_the_hop_limit() {
     const HOP_LIMIT: usize = 3;
-    // Which the firmware's own header says again.
+    // The firmware's own header repeats it.
     const URGENT: usize = 12;
     let mut pair = Pair::new();
     pair.send(0, b"a");
@@ -351,7 +352,7 @@ proptest! {
     }
 }
 
-/// What happens to two nodes whose network is anybody's.
+/// Runs two nodes over a network that an attacker controls.
 fn run_hostile(mut pair: Pair, seed: u64, steps: usize, unique: bool) -> Pair {
     let mut rng = Rng::new(seed, "hostile");
     for step in 0..steps {
@@ -361,7 +362,7 @@ fn run_hostile(mut pair: Pair, seed: u64, steps: usize, unique: bool) -> Pair {
                 let text = if unique { format!("{node} {step}") } else { "same".into() };
                 pair.send(node, text.as_bytes());
             }
-            // One of those on their way arrives, is lost, or arrives twice.
+            // One of the datagrams on their way arrives, is lost, or arrives twice.
             choice @ 5..9 if !pair.wire.is_empty() => {
                 let at = rng.below(pair.wire.len() as u64) as usize;
                 let (to, datagram) = pair.wire.remove(at);
@@ -369,7 +370,7 @@ fn run_hostile(mut pair: Pair, seed: u64, steps: usize, unique: bool) -> Pair {
                     pair.deliver(to, &datagram);
                 }
             }
-            // Anything ever sent comes again, perhaps damaged, perhaps to its sender.
+            // An old datagram comes again, perhaps damaged, perhaps to its sender.
             9 if !pair.record.is_empty() => {
                 let at = rng.below(pair.record.len() as u64) as usize;
                 let (to, mut datagram) = pair.record[at].clone();
@@ -386,7 +387,7 @@ fn run_hostile(mut pair: Pair, seed: u64, steps: usize, unique: bool) -> Pair {
     pair
 }
 
-/// How many frames two nodes received, each at most once and as the other sent it.
+/// Counts the frames that two nodes received; checks that each came at most once, as its peer sent it.
 fn check_received(seed: u64) -> usize {
     let pair = run_hostile(pairs()[seed as usize % 2](), seed, 300, true);
     for (to, frames) in pair.received.iter().enumerate() {
@@ -406,7 +407,8 @@ fn every_frame_is_received_once_at_most_and_as_its_peer_sent_it() {
     assert!(received > 500, "{received} frames prove little");
 }
 
-/// Adds what a run sealed to what others did: the same frame under the same key and counter would be the same bytes.
+/// Adds the bodies sealed in a run to those of other runs. Equal bodies would mean that a key and counter were
+/// used twice.
 fn check_sealed(seed: u64, sealed: &mut BTreeSet<Vec<u8>>) {
     for (_, datagram) in run_hostile(pairs()[seed as usize % 2](), seed, 300, false).record {
         let (envelope, body) = Envelope::parse(&datagram).unwrap();
@@ -465,11 +467,11 @@ proptest! {
     }
 }
 
-/// What node 0 of `pair` would be in the hands of one who has every key but node 0's own.
+/// Returns node 0 of `pair` as an attacker would run it who has every key except node 0's own.
 fn impostor(pair: &Pair) -> Seals {
     let secret = SecretKey::generate().unwrap();
     let other = *pair.identities.as_ref().unwrap()[1].peer(NodeId(1)).unwrap();
-    // Its own list is its own affair.
+    // The attacker makes its own list.
     let identity = Identity::new(NodeId(0), secret.clone(), vec![secret.public(), other]).unwrap();
     Seals::identified(NodeId(0), 2, pair.keys[0].clone(), identity).unwrap()
 }
@@ -483,7 +485,7 @@ fn nobody_begins_as_another_node() {
         pair.settle();
         assert_eq!(pair.received[1], [b""; 0]);
         assert_eq!(pair.drops, [DropCause::Unsealed]);
-        // While it tries, the node itself is heard.
+        // While the attacker tries, the node itself is still served.
         pair.restart(0);
         pair.send(0, b"node 0");
         pair.settle();
@@ -515,7 +517,7 @@ fn the_fabrics_key_alone_joins_nothing_where_nodes_have_their_own() {
     }
 }
 
-/// Three nodes: what one has sealed for another under its own name does not open under a third's.
+/// Three nodes: a frame that one has sealed under its own name does not open under a third node's name.
 #[test]
 fn a_sealed_frame_says_whose_it_is() {
     let secrets: Vec<SecretKey> = (0..3).map(|_| SecretKey::generate().unwrap()).collect();
@@ -551,7 +553,7 @@ fn a_sealed_frame_says_whose_it_is() {
             record.extend(sent);
         }
     }
-    // Node 2 says that what it sends is node 0's, whichever of what was ever sent it takes.
+    // Node 2 claims that its frame is from node 0, with each datagram ever sent.
     let mut out = Vec::new();
     assert_eq!(nodes[2].seal(NodeId(1), (9, false), b"lie", &mut out), Verdict::Sealed);
     record.push((1, out));

@@ -1,8 +1,7 @@
-//! Segments that processes share: a file without a name, passed from one to the other.
+//! Segments that processes share: an unnamed file, passed from one process to the other.
 //!
-//! Nothing is left of one when the last process that has it ends, however it ends. Its length is
-//! sealed, so that nobody can cut it while it is mapped. The first page says what it is; the rest
-//! is what [`Segment`] shows.
+//! When the last process that has it exits, in whatever way, the segment is freed. Its length is sealed, so
+//! that no process can truncate it while it is mapped. The first page is a header; [`Segment`] shows the rest.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -17,63 +16,63 @@ use super::Segment;
 
 /// "MIDPLANE" in ASCII, as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"MIDPLANE");
-/// Version of all layouts that lie in segments.
+/// Version of all layouts in segments.
 const VERSION: u64 = 1;
-/// Bytes before the content: one page, so that the content begins at one.
+/// Bytes of the header: one page, so that the content begins at a page.
 const HEADER: usize = 4_096;
-/// The word of the header that says whether its owner has taken it back.
+/// Index of the header word that is nonzero once the owner has revoked the segment.
 const REVOKED: usize = 4;
-/// Nobody may change the length.
+/// Seals that fix the length.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// The file system of a file of `memfd_create` without huge pages.
+/// Magic number of the file system of `memfd_create` without huge pages.
 const TMPFS: FsWord = 0x0102_1994;
 
-/// What lies in a segment.
+/// The content of a segment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u64)]
 pub(crate) enum Kind {
     /// The two directions between two NICs.
     Link = 1,
-    /// The rings of a port that another process maps.
+    /// The rings of a port whose application is in another process.
     Port = 2,
-    /// Memory that such a port's regions lie in.
+    /// Memory for the regions of such a port.
     Arena = 3,
     /// The two byte rings between two processes.
     Rings = 4,
 }
 
-/// Why a segment was refused.
+/// The reason why a segment was refused.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub(crate) enum SegmentError {
     /// The file belongs to another user.
     #[error("the segment belongs to user {owner}, who is not admitted; run as one user")]
     Owner {
-        /// Who made it.
+        /// The user who made it.
         owner: u32,
     },
-    /// It is not as long as it should be.
+    /// The segment has another length than expected.
     #[error("the segment has {found} bytes, not {expected}; give both sides one configuration")]
     Size {
-        /// Its length, header included.
+        /// Its length in bytes, including the header.
         found: u64,
-        /// What it should be.
+        /// The expected length.
         expected: u64,
     },
-    /// Its length could be changed while it is in use.
+    /// The length of the segment is not sealed.
     #[error("the segment is not sealed: its length could be changed while it is in use")]
     Unsealed,
-    /// Not a segment of this fabric, or another kind.
+    /// The file is not a segment of this fabric, or is of another kind.
     #[error("not a segment of this fabric, or of another kind")]
     Magic,
-    /// Another version of the layouts.
+    /// The segment has another version of the layouts.
     #[error("segment version {found}, not {VERSION}; run one version on both sides")]
     Version {
         /// Its version.
         found: u64,
     },
-    /// The system failed.
+    /// A system call failed.
     #[error("the system refused shared memory: {0}")]
     System(std::io::ErrorKind),
 }
@@ -85,7 +84,7 @@ impl From<rustix::io::Errno> for SegmentError {
 }
 
 impl Segment {
-    /// Zeroed memory in a file of its own, for its owner alone to open, and the file.
+    /// Creates zeroed memory in a new file that only its owner may open; returns it with the file.
     pub(crate) fn shared(kind: Kind, bytes: usize) -> Result<(Self, OwnedFd), SegmentError> {
         let length = file_length(bytes);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -102,8 +101,8 @@ impl Segment {
         Ok((Self::map(file.as_fd(), length, HEADER)?, file))
     }
 
-    /// Maps a segment that another process made: one of `kind`, of `bytes`, and made by a user that
-    /// `admits` admits.
+    /// Maps a segment that another process made. It must have `kind` and `bytes`, and its owner must be a user
+    /// that `admits` admits.
     pub(crate) fn open(
         file: &OwnedFd,
         kind: Kind,
@@ -111,12 +110,12 @@ impl Segment {
         admits: impl Fn(u32) -> bool,
     ) -> Result<Self, SegmentError> {
         let length = file_length(bytes);
-        // A file that knows no seals says so with an error, and at once: of any other file the following might wait for
-        // who serves it.
+        // For a file without seals, this call fails at once. The calls below might block on any other file,
+        // until its file system answers.
         if !fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS)) {
             return Err(SegmentError::Unsealed);
         }
-        // Huge pages can run out when they are touched, which ends the process.
+        // Huge pages may run out when they are touched, which kills the process.
         if fstatfs(file)?.f_type != TMPFS {
             return Err(SegmentError::Magic);
         }
@@ -145,20 +144,20 @@ impl Segment {
         Ok(Self::map(file.as_fd(), length, HEADER)?)
     }
 
-    /// Tells all who have it mapped that it is nobody's memory any more.
+    /// Marks the segment as revoked, for all processes that have mapped it.
     pub(crate) fn revoke(&self) {
         if let Some(header) = self.header() {
             header[REVOKED].store(1, Ordering::Release);
         }
     }
 
-    /// Whether it was taken back.
+    /// Returns whether the owner has revoked the segment.
     pub(crate) fn is_revoked(&self) -> bool {
         self.header().is_some_and(|header| header[REVOKED].load(Ordering::Acquire) != 0)
     }
 }
 
-/// Bytes of the file for a content of `bytes`.
+/// Returns the length of the file for `bytes` of content.
 const fn file_length(bytes: usize) -> usize {
     HEADER + bytes.next_multiple_of(HEADER)
 }

@@ -1,4 +1,4 @@
-//! Sending from memory that others may be writing: the system copies, and nobody else.
+//! Sends datagrams from memory that other parties may be writing; only the system copies the bytes.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,10 +10,10 @@ use socket2::SockAddr;
 
 use super::View;
 
-/// Sends one datagram of `head` and the bytes of `rest`, as they are now, to `to`; never waits.
+/// Sends one datagram of `head` and the current bytes of `rest` to `to`; never blocks.
 ///
 /// # Errors
-/// What the system says; nothing is sent then.
+/// The error of the operating system; nothing is then sent.
 pub(crate) fn send_gathered(
     socket: impl AsFd,
     to: SocketAddr,
@@ -33,9 +33,9 @@ pub(crate) fn send_gathered(
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len();
     loop {
-        // SAFETY: the name and the parts are live until the call returns, and the system only reads
-        // them. Whoever writes the rest meanwhile does so as to any other copy: the system's is made
-        // outside of what the compiler knows, each byte read once.
+        // SAFETY: the name and the parts are live until the call returns, and the system only reads them. A
+        // party that writes `rest` meanwhile races with the system's copy, which the compiler does not see and
+        // which reads each byte once, as any other copy does.
         let sent = unsafe { sendmsg(socket.as_fd().as_raw_fd(), &raw const message, MSG_DONTWAIT) };
         if sent >= 0 {
             return Ok(());

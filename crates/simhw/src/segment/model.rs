@@ -1,4 +1,4 @@
-//! A segment of a model checker's words: lines alone, for what is checked copies no bytes.
+//! A segment for the model checker: it has lines only, as the checked code copies no bytes.
 
 use super::{LINE, Line, View};
 use crate::sync::AtomicU64;

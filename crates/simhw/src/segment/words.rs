@@ -1,26 +1,28 @@
-//! Copies into and out of segments, a word at a time: for processors that [`copy`](super::copy) has no assembly for.
+//! Copies into and out of segments a word at a time, for processors for which [`copy`](super::copy) has no
+//! assembly.
 //!
-//! Every access to a segment is an atomic one of the aligned 8-byte word that a byte lies in: two accesses of different
-//! sizes to the same bytes at the same time would be a data race, whatever each of them is. A word of which a copy
-//! writes a part is exchanged, so that what others write into the rest of it stays.
+//! Every access to a segment is an atomic access to the aligned 8-byte word that contains a byte. Two
+//! concurrent accesses of different sizes to the same bytes would be a data race, even if each is atomic. If a
+//! copy writes only a part of a word, it updates the word by compare-and-exchange, so that concurrent writes to
+//! the rest stay.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a word.
 const WORD: usize = size_of::<AtomicU64>();
-/// Bytes that are copied from one segment to another at once.
+/// Bytes that one step copies from one segment to another.
 const CHUNK: usize = 64;
 
-/// Copies bytes of a segment out.
+/// Copies bytes out of a segment.
 ///
 /// # Safety
-/// `from` lies in a live segment, which does not end before as many bytes as `to` has.
+/// `from` must lie in a live segment that has at least as many bytes from there on as `to`.
 pub(super) unsafe fn load(from: *const u8, to: &mut [u8]) {
     let skip = from.addr() % WORD;
     let (mut at, mut word, mut rest) = (skip, from.wrapping_sub(skip).cast::<AtomicU64>(), to);
     while !rest.is_empty() {
-        // SAFETY: an aligned word of a segment, for segments begin and end at multiples of lines; all access it as
-        // this does.
+        // SAFETY: an aligned word of a segment, because segments begin and end at multiples of lines; every
+        // access to it is of this kind.
         let bytes = unsafe { &*word }.load(Ordering::Relaxed).to_ne_bytes();
         let (part, left) = rest.split_at_mut(rest.len().min(WORD - at));
         part.copy_from_slice(&bytes[at..at + part.len()]);
@@ -31,12 +33,12 @@ pub(super) unsafe fn load(from: *const u8, to: &mut [u8]) {
 /// Copies bytes into a segment.
 ///
 /// # Safety
-/// `to` lies in a live segment, which does not end before as many bytes as `from` has.
+/// `to` must lie in a live segment that has at least as many bytes from there on as `from`.
 pub(super) unsafe fn store(from: &[u8], to: *mut u8) {
     let skip = to.addr() % WORD;
     let (mut at, mut word, mut rest) = (skip, to.wrapping_sub(skip).cast::<AtomicU64>(), from);
     while !rest.is_empty() {
-        // SAFETY: as of `load`.
+        // SAFETY: as in `load`.
         let shared = unsafe { &*word };
         let (part, left) = rest.split_at(rest.len().min(WORD - at));
         if let Ok(whole) = <[u8; WORD]>::try_from(part) {
@@ -47,25 +49,25 @@ pub(super) unsafe fn store(from: &[u8], to: *mut u8) {
                 bytes[at..at + part.len()].copy_from_slice(part);
                 Some(u64::from_ne_bytes(bytes))
             };
-            // It fails only where there is nothing to write.
+            // This fails only if the closure returns `None`, which it never does.
             let _ = shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, merged);
         }
         (at, word, rest) = (0, word.wrapping_add(1), left);
     }
 }
 
-/// Copies bytes from one segment to another; whole words of the second are written whole.
+/// Copies bytes from one segment to another; whole words of the destination are written whole.
 ///
 /// # Safety
-/// Both ranges lie in live segments.
+/// Both ranges must lie in live segments.
 pub(super) unsafe fn carry(from: *const u8, to: *mut u8, length: usize) {
     let mut done = 0;
     while done < length {
         let (from, to) = (from.wrapping_add(done), to.wrapping_add(done));
         let mut bytes = [0; CHUNK];
-        // Up to the end of a word, where there is another.
+        // Ends at a word's end, unless it is the last part.
         let part = (CHUNK - to.addr() % WORD).min(length - done);
-        // SAFETY: parts of the ranges that the caller vouches for.
+        // SAFETY: parts of the ranges for which the caller vouches.
         unsafe {
             load(from, &mut bytes[..part]);
             store(&bytes[..part], to);
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Words that stand for a segment.
+    /// Returns words that stand for a segment.
     fn words(bytes: &[u8]) -> Vec<AtomicU64> {
         let words = bytes.as_chunks::<WORD>().0.iter();
         words.map(|word| AtomicU64::new(u64::from_ne_bytes(*word))).collect()
@@ -101,7 +103,7 @@ mod tests {
         ) {
             let source = words(&content);
             let mut out = vec![0; length];
-            // SAFETY: 256 bytes that this test alone has.
+            // SAFETY: 256 bytes that only this test uses.
             unsafe { load(start(&source, from), &mut out) };
             prop_assert_eq!(&out, &content[from..from + length]);
             let (stored, carried) = (words(&[7; 256]), words(&[7; 256]));

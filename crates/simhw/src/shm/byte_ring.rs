@@ -1,12 +1,14 @@
-//! One direction between two processes: records of up to a quarter of the ring, one behind the other in shared memory.
+//! One direction between two processes: a ring of records in shared memory, each of up to a quarter of the
+//! ring.
 //!
-//! A record begins at a cache line. Its first word has the length of its payload and a flag that says that it is
-//! published; two words of the caller's follow, then the payload. The producer writes the payload, the caller's words
-//! and a zero in the line behind the record first, and the first word last, with release. So the consumer, which polls
-//! that word, sees a whole record or none, and a producer that is killed at any instruction leaves no half of one.
+//! A record begins at a cache line. Its first word contains the length of its payload and a flag that says that
+//! it is published. Two words of the caller follow, then the payload. The producer first writes the payload,
+//! the caller's words, and a zero in the line behind the record. It then writes the first word with release
+//! order. The consumer polls that word, and therefore sees a whole record or none. A producer that is killed at
+//! any instruction leaves no half record.
 //!
-//! The consumer returns bytes by a count that only grows. A side that parks sets a flag, and the other side takes the
-//! flag when it has something for it: each park costs one wake-up at most.
+//! The consumer returns bytes by a count that only grows. A side that parks sets a flag, and the other side
+//! takes the flag when it has something for it: each park costs at most one wake-up.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -16,28 +18,28 @@ use tokio::io::ReadBuf;
 use crate::segment::{LINE, Line, Segment, View};
 use crate::sync::{Ordering, fence};
 
-/// Words of a record that are the sender's.
+/// Words of a record that the sender defines.
 const WORDS: usize = 2;
 /// Bytes of a record before its payload.
 const HEAD: usize = (1 + WORDS) * 8;
-/// Lines before the records: bytes returned, who has parked, where the producer runs.
+/// Lines before the records: returned bytes, park flags, the producer's processor.
 const LINES: usize = 3 * LINE;
-/// The flag of a first word that says that its record is published.
+/// Flag in a first word: the record is published.
 const PUBLISHED: u64 = 1 << 63;
 /// Least bytes of a ring.
 pub const LEAST_CAPACITY: usize = 4_096;
 
-/// Bytes of memory that a ring of `capacity` takes.
+/// Returns the bytes of memory that a ring of `capacity` takes.
 pub(crate) const fn ring_bytes(capacity: usize) -> usize {
     LINES + capacity
 }
 
-/// Bytes that a record with a payload of `length` takes.
+/// Returns the bytes that a record with a payload of `length` takes.
 const fn record_bytes(length: usize) -> usize {
     (HEAD + length).next_multiple_of(LINE)
 }
 
-/// The place of a ring in its segment.
+/// The position of a ring in its segment.
 #[derive(Clone, Debug)]
 struct Place {
     segment: Arc<Segment>,
@@ -60,17 +62,19 @@ impl Place {
         self.segment.line(self.offset)
     }
 
-    /// Word 0: the consumer has parked. Word 1: the producer waits for room.
+    /// Word 0: the consumer has parked. Word 1: the producer waits for space.
     fn parked(&self) -> &Line {
         self.segment.line(self.offset + LINE)
     }
 
-    /// Word 0: the processor on which the producer's process has run last, plus 1; 0 before it has told.
+    /// Word 0: the processor on which the producer's process ran last, plus 1; 0 until the producer publishes
+    /// it.
     fn processor(&self) -> &Line {
         self.segment.line(self.offset + 2 * LINE)
     }
 
-    /// The two parts of `length` bytes at `at`: offsets in the segment, and the length of the first.
+    /// Splits `length` bytes at `at` at the end of the ring. Returns the first part's offset in the segment,
+    /// and its length.
     fn parts(&self, at: u64, length: usize) -> (usize, usize) {
         let index = self.index(at);
         (self.offset + LINES + index, length.min(self.capacity - index))
@@ -103,13 +107,13 @@ impl Place {
 const CONSUMER: usize = 0;
 const PRODUCER: usize = 1;
 
-/// Returns whether that side has parked; true once for each park.
+/// Takes the park flag of a side: returns true once for each park.
 fn takes(parked: &Line, side: usize) -> bool {
     let word = &parked[side];
     word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0
 }
 
-/// The writing end of a ring.
+/// The producer's end of a ring.
 #[derive(Debug)]
 pub struct RingSender {
     place: Place,
@@ -118,7 +122,7 @@ pub struct RingSender {
     returned: u64,
 }
 
-/// The reading end of a ring.
+/// The consumer's end of a ring.
 #[derive(Debug)]
 pub struct RingReceiver {
     place: Place,
@@ -126,20 +130,20 @@ pub struct RingReceiver {
     returned: u64,
 }
 
-/// A record that is published.
+/// A published record.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Record {
-    /// The words that the sender gave with it.
+    /// The words that the sender passed with it.
     pub words: [u64; 2],
     /// Bytes of the payload.
     pub length: usize,
 }
 
-/// The peer has written what no correct process writes: nothing more can be read.
+/// The error of a ring whose peer has written what no correct process writes; it cannot be read further.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Corrupt;
 
-/// Both ends of a ring of `capacity` bytes, a power of two, at `offset` of a zeroed segment.
+/// Creates both ends of a ring of `capacity` bytes, a power of two, at `offset` of a zeroed segment.
 pub(crate) fn ring(
     segment: &Arc<Segment>,
     offset: usize,
@@ -154,13 +158,14 @@ pub(crate) fn ring(
 }
 
 impl RingSender {
-    /// Bytes of the longest record that is taken: a quarter of the ring.
+    /// Returns the longest payload that a record may have; its record takes a quarter of the ring.
     #[must_use]
     pub const fn most(&self) -> usize {
         self.place.capacity / 4 - HEAD
     }
 
-    /// Bytes of payload that [`RingSender::push`] takes now; `None` if it takes no record.
+    /// Returns the bytes of payload that [`RingSender::push`] accepts now; `None` if there is no space for a
+    /// record.
     #[must_use]
     pub fn room(&mut self) -> Option<usize> {
         let most = self.most();
@@ -171,7 +176,7 @@ impl RingSender {
         Some((self.free() - LINE - HEAD).min(most))
     }
 
-    /// Bytes that are known to be free.
+    /// Returns the bytes that are known to be free.
     #[expect(clippy::cast_possible_truncation, reason = "at most the capacity")]
     const fn free(&self) -> usize {
         self.place.capacity - (self.tail - self.returned) as usize
@@ -179,21 +184,21 @@ impl RingSender {
 
     fn see_returned(&mut self) {
         let returned = self.place.returned()[0].load(Ordering::Acquire);
-        // The other side may write anything: what it can't have returned, it has not.
+        // The other side may write any count: one that it cannot have reached is ignored.
         if returned > self.returned && returned <= self.tail && returned.is_multiple_of(LINE as u64)
         {
             self.returned = returned;
         }
     }
 
-    /// Publishes a record whose payload is the bytes of `parts`, one after the other.
+    /// Publishes a record whose payload is the concatenation of `parts`.
     ///
     /// # Panics
-    /// If the parts are longer than [`RingSender::room`] has said.
+    /// If the parts are longer than [`RingSender::room`] returned.
     pub fn push(&mut self, words: [u64; 2], parts: &[IoSlice<'_>]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         let bytes = record_bytes(length);
-        assert!(bytes + LINE <= self.free(), "no room was promised for {length} bytes");
+        assert!(bytes + LINE <= self.free(), "the ring has no space for {length} bytes");
         let next = self.tail + bytes as u64;
         self.place.line(next)[0].store(0, Ordering::Relaxed);
         let mut at = self.tail + HEAD as u64;
@@ -209,27 +214,27 @@ impl RingSender {
         self.tail = next;
     }
 
-    /// Returns whether the consumer has parked since it was last woken, and must be woken now. Call it after the last of a
-    /// batch of records.
+    /// Returns whether the consumer has parked and must be woken now; true once for each park. Call it after
+    /// the last of a batch of records.
     #[must_use]
     pub fn must_wake(&self) -> bool {
         fence(Ordering::SeqCst);
         takes(self.place.parked(), CONSUMER)
     }
 
-    /// Returns whether the consumer has parked, and was not woken since.
+    /// Returns whether the consumer has parked and was not woken since.
     #[must_use]
     pub fn is_parked(&self) -> bool {
         self.place.parked()[CONSUMER].load(Ordering::Relaxed) != 0
     }
 
-    /// Asks the consumer for a wake-up once there is room. Check [`RingSender::room`] again afterwards.
+    /// Requests a wake-up from the consumer once there is space. Check [`RingSender::room`] again afterwards.
     pub fn await_room(&self) {
         self.place.parked()[PRODUCER].store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Publishes on which processor this process runs.
+    /// Publishes the processor on which this process runs.
     pub fn publish_processor(&self, processor: usize) {
         let word = &self.place.processor()[0];
         let value = processor as u64 + 1;
@@ -240,10 +245,10 @@ impl RingSender {
 }
 
 impl RingReceiver {
-    /// The next record, if one is published.
+    /// Returns the next record, if one is published.
     ///
     /// # Errors
-    /// [`Corrupt`] if the peer has written a record that no ring has.
+    /// [`Corrupt`] if the peer has written an invalid record.
     pub fn peek(&self) -> Result<Option<Record>, Corrupt> {
         let line = self.place.line(self.next);
         let first = line[0].load(Ordering::Acquire);
@@ -261,23 +266,23 @@ impl RingReceiver {
     /// Copies bytes of the payload of the [next](RingReceiver::peek) record, from `offset` on.
     ///
     /// # Panics
-    /// If they are more than the ring has.
+    /// If they exceed the ring.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         assert!(offset + out.len() <= self.place.capacity, "a record is shorter than its ring");
         self.place.load(self.next + (HEAD + offset) as u64, out);
     }
 
-    /// Copies `length` bytes of the payload of the [next](RingReceiver::peek) record, from `offset` on, behind those that
-    /// `out` has, as far as it has room.
+    /// Appends `length` bytes of the payload of the [next](RingReceiver::peek) record, from `offset` on, to
+    /// `out`, as far as they fit.
     ///
     /// # Panics
-    /// If they are more than the ring has.
+    /// If they exceed the ring.
     pub fn append(&self, offset: usize, length: usize, out: &mut ReadBuf<'_>) {
         assert!(offset + length <= self.place.capacity, "a record is shorter than its ring");
         self.place.append(self.next + (HEAD + offset) as u64, length, out);
     }
 
-    /// Ends the use of the next record, `record`; whether the producer waits for room and must be woken now.
+    /// Releases the next record, `record`. Returns whether the producer waits for space and must be woken now.
     #[must_use]
     pub fn advance(&mut self, record: Record) -> bool {
         self.next += record_bytes(record.length) as u64;
@@ -287,7 +292,8 @@ impl RingReceiver {
         self.return_room()
     }
 
-    /// Returns all bytes that were read; whether the producer waits for them and must be woken now.
+    /// Returns all read bytes to the producer. Returns whether the producer waits for space and must be woken
+    /// now.
     fn return_room(&mut self) -> bool {
         self.returned = self.next;
         self.place.returned()[0].store(self.next, Ordering::Release);
@@ -295,8 +301,8 @@ impl RingReceiver {
         takes(self.place.parked(), PRODUCER)
     }
 
-    /// Returns what was read and asks for a wake-up: with the next record the producer wakes this side. Check
-    /// [`RingReceiver::peek`] again afterwards. Whether the producer waits for room and must be woken now.
+    /// Parks: returns all read bytes, and requests a wake-up at the next record. Check [`RingReceiver::peek`]
+    /// again afterwards. Returns whether the producer waits for space and must be woken now.
     #[must_use]
     pub fn park(&mut self) -> bool {
         self.place.parked()[CONSUMER].store(1, Ordering::Relaxed);
@@ -307,7 +313,7 @@ impl RingReceiver {
         self.return_room()
     }
 
-    /// Takes back the request for a wake-up.
+    /// Withdraws the request for a wake-up.
     pub fn unpark(&self) {
         let word = &self.place.parked()[CONSUMER];
         if word.load(Ordering::Relaxed) != 0 {
@@ -315,7 +321,7 @@ impl RingReceiver {
         }
     }
 
-    /// The processor on which the peer's process has run last, if it has told.
+    /// Returns the processor on which the peer's process ran last, if the peer has published it.
     #[must_use]
     pub fn processor(&self) -> Option<usize> {
         let word = self.place.processor()[0].load(Ordering::Relaxed);

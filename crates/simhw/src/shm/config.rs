@@ -1,4 +1,4 @@
-//! What a NIC over shared memory is like.
+//! The configuration of a NIC over shared memory.
 
 use std::time::Duration;
 
@@ -11,33 +11,33 @@ use crate::port;
 use crate::segment::LINE;
 use crate::time::LineRate;
 
-/// 16 KiB: large enough that what a frame costs beside its copy is a tenth of it, small enough that
-/// the two copies of a longer message overlap.
+/// Default MTU: 16 KiB. It is large enough that the cost of a frame without its copy is a tenth of it, and
+/// small enough that the two copies of a longer message overlap.
 pub const DEFAULT_MTU: usize = 16 << 10;
-/// 64 frames: 8 KiB a direction.
+/// Default number of slots a direction: 64 frames in 8 KiB.
 pub const DEFAULT_SLOTS: usize = 64;
-/// 2 MiB of longer frames a direction: more than a core's own cache, so that what is written next has left the
-/// reader's. A line that is there still must be taken from it first: with 256 KiB, frames of 64 KiB take twice as long
-/// (Zen 4, 1 MiB a core); with 8 MiB they take longer again.
+/// Default memory for longer frames a direction: 2 MiB. It is more than a core's own cache, so that memory that
+/// is written next has left the reader's cache. A line that is still there must be taken from it first: with
+/// 256 KiB, frames of 64 KiB take twice as long (Zen 4, 1 MiB a core). With 8 MiB they take longer again.
 pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
-/// 16 MiB of them to all peers: with more than eight, each has less.
+/// Default memory for longer frames to all peers together: 16 MiB. With more than eight peers, each has less.
 pub const DEFAULT_AREA_BYTES_OF_ALL: usize = 16 << 20;
-/// Longer frames a direction that there are at least, unless fewer are asked for.
+/// Least number of longer frames a direction, unless fewer are configured.
 pub const MIN_AREAS: usize = 16;
-/// 100 Gb/s: about what one core copies.
+/// Default rate: 100 Gb/s, about what one core copies.
 pub const DEFAULT_RATE: LineRate = LineRate::mbps(100_000);
-/// 20 us: about what parking and being woken costs.
+/// Default spin time: 20 us, about the cost of parking and being woken.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(20);
-/// A minute: what people start by hand one after the other is together by then.
+/// Default time to connect: a minute, enough for processes that a person starts by hand one after the other.
 pub const DEFAULT_JOIN_WITHIN: Duration = Duration::from_secs(60);
 /// Most nodes of one fabric.
 pub const MAX_NODES: u16 = 1_024;
-/// Most slots, and most areas, of one direction.
+/// Most slots, and most areas, of a direction.
 pub const MAX_SLOTS: usize = 65_536;
 /// Most bytes of a fabric's name.
 pub const MAX_NAME: usize = 64;
 
-/// What a NIC over shared memory is like, and which fabric it is of.
+/// The configuration of a NIC over shared memory, and of the fabric that it belongs to.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
     pub(super) node: NodeId,
@@ -56,8 +56,8 @@ pub struct ShmConfig {
 }
 
 impl ShmConfig {
-    /// The NIC of `node`, one of `nodes`, of the fabric `name`: processes of this host (and of its
-    /// network namespace) with one name meet.
+    /// Creates the configuration of `node`, one of `nodes`, in the fabric `name`. Processes of this host (and
+    /// of its network namespace) with the same name connect to each other.
     #[must_use]
     pub fn new(name: impl Into<String>, node: NodeId, nodes: u16) -> Self {
         Self {
@@ -77,22 +77,22 @@ impl ShmConfig {
         }
     }
 
-    /// What the host's random streams are drawn from, together with the node. Default: 0.
+    /// Sets the seed of the host's random streams, which also depend on the node. Default: 0.
     #[must_use]
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Which life of the NIC this is. Default: from the time of day in units of 64 ms, so that it
-    /// is newer than that of any process before; a clock that was set back breaks that.
+    /// Sets the incarnation of the NIC. Default: the time of day in units of 64 ms, so that it is newer than
+    /// that of any earlier process. Setting the clock back breaks that.
     #[must_use]
     pub const fn incarnation(mut self, incarnation: Incarnation) -> Self {
         self.incarnation = Some(incarnation);
         self
     }
 
-    /// Most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`]; the same on all nodes. Default:
+    /// Sets the most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`]; the same on all nodes. Default:
     /// [`DEFAULT_MTU`].
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
@@ -100,7 +100,7 @@ impl ShmConfig {
         self
     }
 
-    /// Frames that may be under way to one peer, from 4 to [`MAX_SLOTS`], rounded up to a power of
+    /// Sets how many frames may be in flight to one peer, from 4 to [`MAX_SLOTS`], rounded up to a power of
     /// two; the same on all nodes. Memory: 128 bytes each. Default: [`DEFAULT_SLOTS`].
     #[must_use]
     pub const fn slots(mut self, frames: usize) -> Self {
@@ -108,9 +108,9 @@ impl ShmConfig {
         self
     }
 
-    /// Frames of more than 64 bytes that may be under way to one peer, from 4 to [`MAX_SLOTS`],
-    /// rounded up to a power of two; the same on all nodes. Memory: the MTU each, once it is used.
-    /// Default: as many as [`DEFAULT_AREA_BYTES`] hold, and [`DEFAULT_AREA_BYTES_OF_ALL`] to all peers together, but
+    /// Sets how many frames of more than 64 bytes may be in flight to one peer, from 4 to [`MAX_SLOTS`],
+    /// rounded up to a power of two; the same on all nodes. Memory: the MTU each, once it is used. Default: as
+    /// many as fit [`DEFAULT_AREA_BYTES`] and the peer's share of [`DEFAULT_AREA_BYTES_OF_ALL`], but at least
     /// [`MIN_AREAS`].
     #[must_use]
     pub const fn areas(mut self, frames: usize) -> Self {
@@ -118,39 +118,38 @@ impl ShmConfig {
         self
     }
 
-    /// The rate that the firmware takes the line to have; nothing is held back to it. Default:
-    /// [`DEFAULT_RATE`].
+    /// Sets the line rate that the firmware assumes; frames are not paced to it. Default: [`DEFAULT_RATE`].
     #[must_use]
     pub const fn rate(mut self, rate: LineRate) -> Self {
         self.rate = rate;
         self
     }
 
-    /// Commands that may be under way on one port. Default: [`port::DEFAULT_DEPTH`].
+    /// Sets how many commands may be in flight on one port. Default: [`port::DEFAULT_DEPTH`].
     #[must_use]
     pub const fn port_depth(mut self, commands: usize) -> Self {
         self.port_depth = commands;
         self
     }
 
-    /// How long who waits for a completion looks for it before it parks, at most; less where
-    /// looking was in vain lately. Zero parks at once. Default: [`DEFAULT_SPIN`].
+    /// Sets how long a waiting task busy-polls for a completion before it parks, at most; it polls for less
+    /// time if recent polls found nothing. Zero parks at once. Default: [`DEFAULT_SPIN`].
     #[must_use]
     pub const fn spin(mut self, time: Duration) -> Self {
         self.spin = time;
         self
     }
 
-    /// How long [lanes](super::lanes::Lanes) wait for a process that something is sent to, or waited for from, and
-    /// that is not there yet; then it is gone for good. NICs have no such limit: their extensions see to it. Default:
-    /// [`DEFAULT_JOIN_WITHIN`].
+    /// Sets how long [lanes](super::lanes::Lanes) wait for a process that has not connected, once they send to
+    /// it or wait for it. They then treat it as gone for good. NICs have no such limit: their extensions set
+    /// their own. Default: [`DEFAULT_JOIN_WITHIN`].
     #[must_use]
     pub const fn join_within(mut self, time: Duration) -> Self {
         self.join_within = time;
         self
     }
 
-    /// Admits processes of this user, too. Default: those of the own user only.
+    /// Admits processes of this user as well. Default: those of the own user only.
     #[must_use]
     pub fn admit(mut self, user: u32) -> Self {
         self.admitted.push(user);
@@ -173,7 +172,7 @@ impl ShmConfig {
         if areas < MIN_AREAS { MIN_AREAS } else { (areas + 1).next_power_of_two() / 2 }
     }
 
-    /// Whether everything is in order.
+    /// Checks that all values are in range.
     pub(super) fn check(&self) -> Result<(), StartError> {
         if self.nodes > MAX_NODES {
             return Err(StartError::TooManyNodes(self.nodes));
@@ -195,11 +194,11 @@ impl ShmConfig {
     }
 }
 
-/// Why a NIC did not start.
+/// The reason why a NIC did not start.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The rank is outside of the fabric.
+    /// The rank is not below the number of nodes.
     #[error("rank {node} is outside a fabric of {nodes} nodes; ranks count from 0")]
     Rank {
         /// The rank.
@@ -207,19 +206,19 @@ pub enum StartError {
         /// Nodes of the fabric.
         nodes: u16,
     },
-    /// Every NIC has a segment with every other.
+    /// The fabric has too many nodes: every NIC shares a segment with every other.
     #[error("{0} nodes are too many for one host; name at most {MAX_NODES}")]
     TooManyNodes(u16),
-    /// The name is part of an address.
+    /// The name has an unusable length; it is part of a socket's address.
     #[error("the fabric's name has {0} bytes; it must have 1 to {MAX_NAME}")]
     Name(usize),
-    /// No frame may be that long, or none would fit.
+    /// The MTU is out of range.
     #[error("a payload of {0} bytes is outside 1 to {MAX_PAYLOAD}")]
     Mtu(usize),
-    /// Slots come back in quarters.
+    /// The number of slots or areas is out of range.
     #[error("{0} slots or areas are outside 4 to {MAX_SLOTS}")]
     Slots(usize),
-    /// Another process is that node.
+    /// Another process runs as that node.
     #[error("node {node} of fabric {name:?} runs already; stop it or choose another name")]
     Occupied {
         /// The rank.
@@ -227,10 +226,10 @@ pub enum StartError {
         /// The fabric.
         name: String,
     },
-    /// There is no tokio runtime here.
+    /// The caller is outside of a tokio runtime.
     #[error("no tokio runtime here; call it from a task, or inside Runtime::enter")]
     NoRuntime,
-    /// The operating system failed otherwise.
+    /// Another call of the operating system failed.
     #[error("the system refused a socket, an event or a thread: {0}")]
     System(std::io::ErrorKind),
 }

@@ -1,4 +1,4 @@
-//! What the NIC's applications, its driver and its meeting place share.
+//! The state that a NIC's applications, its driver and its rendezvous share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::ShmCounters;
 use super::engine::Engine;
-use super::rendezvous::{Link, Lobby};
+use super::rendezvous::{Link, PeerListener};
 use crate::deferred::{self, Held};
 use crate::hardware::Firmware;
 use crate::host::OpenError;
@@ -18,14 +18,14 @@ use crate::port::{Bell, Grant, Port, PortOptions};
 use crate::time::Instant;
 use crate::wakes::Wakes;
 
-/// News of peers.
+/// A change of the connected peers.
 #[derive(Debug)]
-enum News {
+enum PeerEvent {
     Joined(Link),
     Left(NodeId),
 }
 
-/// The peers that are there.
+/// The connected peers.
 struct Peers {
     joined: Mutex<Vec<NodeId>>,
     shown: watch::Sender<Vec<NodeId>>,
@@ -39,7 +39,8 @@ impl Peers {
 }
 
 impl Wake for Peers {
-    /// Shows the peers that are there by now to tasks that watch: once no lock is held, as that wakes those tasks.
+    /// Publishes the connected peers to watching tasks. It runs when no lock is held, because it wakes those
+    /// tasks.
     fn wake(self: Arc<Self>) {
         self.shown.send_modify(|shown| {
             shown.clone_from(&self.joined.lock().unwrap_or_else(PoisonError::into_inner));
@@ -47,15 +48,15 @@ impl Wake for Peers {
     }
 }
 
-/// A NIC, to all who run it. The engine is gone once the NIC has stopped.
+/// A NIC that its applications and its driver run. The engine is `None` once the NIC has stopped.
 pub(super) struct Core<F> {
     node: NodeId,
     engine: Mutex<Option<Engine<F>>>,
-    news: Mutex<Vec<News>>,
-    has_news: AtomicBool,
+    events: Mutex<Vec<PeerEvent>>,
+    has_events: AtomicBool,
     /// Wake-ups of the driver.
     wakes: Arc<Wakes>,
-    /// The driver looks, every tick, whether applications still give the NIC its turns.
+    /// True while the driver checks, every tick, that applications still give the NIC turns.
     is_watched: AtomicBool,
     /// When the driver wakes by itself, in nanoseconds.
     driver_wakes: AtomicU64,
@@ -65,22 +66,22 @@ pub(super) struct Core<F> {
     spin_nanos: u32,
 }
 
-/// What the core is to those who need not know the firmware.
-pub(super) trait Station: Source + std::fmt::Debug {
+/// The interface of [`Core`] that does not depend on the firmware's type.
+pub(super) trait NicHandle: Source + std::fmt::Debug {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError>;
     fn counters(&self) -> ShmCounters;
     fn end(&self);
     fn peers(&self) -> watch::Receiver<Vec<NodeId>>;
 }
 
-/// What the driver is to do next.
+/// The driver's next step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Next {
-    /// Another turn.
+    /// Take another turn.
     Again,
-    /// Wait for an event, or until then.
+    /// Wait for an event, or until this instant.
     Wait(Instant),
-    /// The NIC has stopped.
+    /// End: the NIC has stopped.
     End,
 }
 
@@ -89,8 +90,8 @@ impl<F: Firmware> Core<F> {
         Self {
             node,
             engine: Mutex::new(Some(engine)),
-            news: Mutex::default(),
-            has_news: AtomicBool::new(false),
+            events: Mutex::default(),
+            has_events: AtomicBool::new(false),
             wakes,
             is_watched: AtomicBool::new(false),
             driver_wakes: AtomicU64::new(0),
@@ -101,9 +102,10 @@ impl<F: Firmware> Core<F> {
         }
     }
 
-    /// The engine; what becomes due to be woken waits for this to be released. One whose firmware has panicked is thrown away: its ports close.
+    /// Locks the engine. Wakers that become due meanwhile run after the lock is released. An engine whose
+    /// firmware has panicked is dropped, and its ports close.
     fn engine(&self) -> Held<'_, Option<Engine<F>>> {
-        Held::new(|| self.engine.lock().unwrap_or_else(thrown_away))
+        Held::new(|| self.engine.lock().unwrap_or_else(discard_engine))
     }
 
     /// Wakes the driver.
@@ -111,24 +113,28 @@ impl<F: Firmware> Core<F> {
         self.wakes.signal();
     }
 
-    fn add_news(&self, news: News) {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner).push(news);
-        self.has_news.store(true, Ordering::Release);
+    fn add_event(&self, event: PeerEvent) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        self.has_events.store(true, Ordering::Release);
         self.signal();
     }
 
-    /// Takes in what the meeting place has told.
-    fn take_news(&self, engine: &mut Engine<F>) {
-        if !self.has_news.load(Ordering::Relaxed) || !self.has_news.swap(false, Ordering::Acquire) {
+    /// Handles the changes that the rendezvous has reported.
+    fn take_events(&self, engine: &mut Engine<F>) {
+        if !self.has_events.load(Ordering::Relaxed)
+            || !self.has_events.swap(false, Ordering::Acquire)
+        {
             return;
         }
-        let news = std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner));
-        for news in news {
-            match news {
-                News::Joined(link) => {
+        let events =
+            std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+        for event in events {
+            match event {
+                PeerEvent::Joined(link) => {
                     let node = link.node;
                     if self.wakes.add(node.0.into(), Arc::clone(&link.channel)).is_err() {
-                        // The system has no room for it: it is tried again.
+                        // The system has no resources for the peer's wake-ups: closes the connection, to be
+                        // tried again.
                         link.refuse();
                         continue;
                     }
@@ -139,7 +145,7 @@ impl<F: Firmware> Core<F> {
                         peers.sort_unstable();
                     });
                 }
-                News::Left(node) => {
+                PeerEvent::Left(node) => {
                     self.wakes.remove(node.0.into());
                     engine.leave(node);
                     self.peers.change(|peers| peers.retain(|peer| *peer != node));
@@ -148,24 +154,24 @@ impl<F: Firmware> Core<F> {
         }
     }
 
-    /// An application looks: the NIC takes a turn, unless somebody else gives it one.
+    /// Gives the NIC a turn from an application that polls, unless another thread has the engine.
     #[inline]
     fn visit(&self) -> bool {
         let engine = Held::try_new(|| match self.engine.try_lock() {
             Ok(engine) => Some(engine),
             Err(TryLockError::WouldBlock) => None,
-            Err(TryLockError::Poisoned(poisoned)) => Some(thrown_away(poisoned)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(discard_engine(poisoned)),
         });
         let Some(mut engine) = engine else { return false };
         let Some(engine) = &mut *engine else { return false };
-        self.take_news(engine);
+        self.take_events(engine);
         let was_any = engine.visit();
         if was_any && engine.is_stopping() {
-            // It may have been what the driver waits for.
+            // The driver may wait for what this turn did.
             self.signal();
         }
         if engine.is_polled_asleep() {
-            // Should it stop looking without a word, the driver notices.
+            // If the application stops polling without parking, the driver notices.
             if !self.is_watched.swap(true, Ordering::Relaxed) {
                 self.signal();
             }
@@ -174,12 +180,13 @@ impl<F: Firmware> Core<F> {
         was_any
     }
 
-    /// One turn of the driver; `tick` nanoseconds later it looks again while it is watching.
+    /// Gives the NIC one turn of the driver, and returns the driver's next step. While the driver watches the
+    /// applications, it waits for at most `tick` nanoseconds.
     pub(super) fn drive(&self, last_visits: &mut u64, now: Instant, tick: u64) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
-        // What a peer that is gone has left may be all that an ending NIC waits for.
-        self.take_news(engine);
+        // An ending NIC may wait for no more than what a disconnected peer has left.
+        self.take_events(engine);
         if self.is_ending.load(Ordering::Acquire) && engine.may_stop() {
             *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
                 engine.nic.counters;
@@ -197,7 +204,7 @@ impl<F: Firmware> Core<F> {
             }
             self.is_watched.store(false, Ordering::Relaxed);
         }
-        // Asleep already, it may have been woken: a peer that does so does it once.
+        // An engine that has armed its wake-up already may have been woken: a peer does so only once.
         if !engine.fall_asleep() {
             return Next::Again;
         }
@@ -209,19 +216,19 @@ impl<F: Firmware> Core<F> {
         Next::Wait(until)
     }
 
-    /// Whoever gave the NIC its turns waits from now on: peers wake it.
+    /// Arms the NIC's wake-up, because the application that gave it turns parks.
     fn settle_down(&self) {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return };
         if !engine.is_asleep() && !engine.fall_asleep() {
-            // It may go on coming: this application waits no longer for it than one turn.
+            // Frames may keep arriving; the application gives no more than one further turn.
             engine.turn();
             self.signal();
         }
         self.set_driver(engine);
     }
 
-    /// The driver wakes no later than the next alarm of an engine that nobody looks after.
+    /// Makes the driver wake by the next alarm of an engine that no application polls.
     fn set_driver(&self, engine: &Engine<F>) {
         let wakes = self.driver_wakes.load(Ordering::Relaxed);
         if engine.is_asleep() && engine.next_alarm().as_nanos() < wakes {
@@ -230,8 +237,8 @@ impl<F: Firmware> Core<F> {
     }
 }
 
-/// An engine whose firmware has panicked is gone: its ports close.
-fn thrown_away<F>(
+/// Drops an engine whose firmware has panicked, so that its ports close.
+fn discard_engine<F>(
     poisoned: PoisonError<MutexGuard<'_, Option<Engine<F>>>>,
 ) -> MutexGuard<'_, Option<Engine<F>>> {
     let mut engine = poisoned.into_inner();
@@ -245,13 +252,13 @@ impl<F> std::fmt::Debug for Core<F> {
     }
 }
 
-impl<F: Firmware + Send> Lobby for Core<F> {
+impl<F: Firmware + Send> PeerListener for Core<F> {
     fn joined(&self, link: Link) {
-        self.add_news(News::Joined(link));
+        self.add_event(PeerEvent::Joined(link));
     }
 
     fn left(&self, node: NodeId) {
-        self.add_news(News::Left(node));
+        self.add_event(PeerEvent::Left(node));
     }
 }
 
@@ -283,7 +290,7 @@ impl<F: Firmware + Send + 'static> Source for Core<F> {
     }
 }
 
-impl<F: Firmware + Send + 'static> Station for Core<F> {
+impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let bell = Box::new(PortBell(Arc::clone(&self)));
         match &mut *self.engine() {
@@ -309,12 +316,12 @@ impl<F: Firmware + Send + 'static> Station for Core<F> {
     }
 }
 
-/// The doorbell of one NIC's ports: it runs the NIC where it is rung.
+/// The doorbell of one NIC's ports: it runs the NIC on the ringing thread.
 struct PortBell<F>(Arc<Core<F>>);
 
 impl<F: Firmware + Send> Bell for PortBell<F> {
     fn ring(&self, port: PortId) {
-        // A port that was never handed out, for it could not be opened, rings under the lock.
+        // A port that was dropped while it was being opened rings under the lock.
         if let Some(engine) = &mut *self.0.engine() {
             engine.ring(port);
             self.0.set_driver(engine);

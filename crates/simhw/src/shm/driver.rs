@@ -1,4 +1,4 @@
-//! The task that runs a NIC when no application does: woken by peers, by alarms, by news.
+//! The task that runs a NIC when no application does; peers, alarms and changes of peers wake it.
 
 use std::future::poll_fn;
 use std::io;
@@ -15,28 +15,28 @@ use crate::live::clock::Clock;
 use crate::time::Instant;
 use crate::wakes::Wakes;
 
-/// How often it looks whether an application that looked after the NIC still does.
+/// Nanoseconds between the driver's checks that an application still polls the NIC.
 const TICK_NANOS: u64 = 5_000_000;
 
-/// What the driver waits on.
+/// The events that the driver waits for.
 pub(super) struct Driver {
     wakes: AsyncFd<Arc<Wakes>>,
     alarm: Alarm,
 }
 
 impl Driver {
-    /// A driver on the current runtime.
+    /// Creates a driver on the current runtime.
     ///
     /// # Panics
     /// Outside of a runtime, or if its I/O is not enabled.
     pub(super) fn new(wakes: Arc<Wakes>) -> io::Result<Self> {
-        // Not all versions of tokio that will do deprecate it.
+        // Some supported versions of tokio deprecate it.
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let wakes = AsyncFd::with_interest(wakes, Interest::READABLE)?;
         Ok(Self { wakes, alarm: Alarm::new()? })
     }
 
-    /// Runs until the core says to end.
+    /// Runs until the core ends.
     pub(super) async fn run<F: Firmware>(mut self, core: Arc<Core<F>>) {
         let mut visits = 0;
         loop {
@@ -48,16 +48,16 @@ impl Driver {
         }
     }
 
-    /// Ready at a wake-up, or `until`.
+    /// Ready at a wake-up, or at `until`.
     fn poll(&mut self, context: &mut Context<'_>, until: Instant) -> Poll<()> {
         match self.wakes.poll_read_ready(context) {
             Poll::Ready(Ok(mut ready)) => {
-                // In this order: what comes after the last was taken is told anew.
+                // In this order: a wake-up that comes after `take` makes the descriptor ready again.
                 ready.clear_ready();
                 self.wakes.get_ref().take();
                 return Poll::Ready(());
             }
-            // The runtime shuts down; nothing wakes this task any more.
+            // The runtime shuts down; only the alarm is left.
             Poll::Ready(Err(_)) | Poll::Pending => {}
         }
         self.alarm.poll(context, until)

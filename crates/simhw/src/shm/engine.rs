@@ -17,7 +17,7 @@ use crate::time::Instant;
 const FRAMES_PER_TURN: usize = 32;
 /// Frames to itself, ends of transfers and alarms that one turn handles.
 const WORK_PER_TURN: usize = 32;
-/// Looks of one visit.
+/// AdaptiveSpin of one visit.
 const LOOKS: u32 = 4;
 /// Visits in vain between two readings of the clock: they take half a microsecond.
 const LOOKS_PER_READING: u32 = 8;
@@ -42,7 +42,7 @@ pub(super) struct Engine<F> {
     leaving: Vec<PortId>,
     /// Peers wake this NIC: nobody looks.
     is_asleep: bool,
-    /// Looks in vain since the last that was not.
+    /// AdaptiveSpin in vain since the last that was not.
     vain_looks: u32,
     /// Turns that applications have given the NIC.
     pub(super) visits: u64,

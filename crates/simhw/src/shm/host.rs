@@ -1,9 +1,9 @@
-//! Applications on a NIC over shared memory: tokio's tasks, the machine's time.
+//! Applications on a NIC over shared memory: tokio's tasks and the machine's clock.
 
 use std::future::Future;
 use std::sync::Arc;
 
-use super::core::Station;
+use super::core::NicHandle;
 use crate::host::{Host, OpenError};
 use crate::id::NodeId;
 use crate::live::Tasks;
@@ -13,16 +13,16 @@ use crate::time::Instant;
 
 /// The application's side of a [`ShmNic`](super::ShmNic).
 ///
-/// Its sleeps are as fine as the system's timers: some 50 us; never early.
+/// Its sleeps have the resolution of the system's timers, some 50 us, and never end early.
 #[derive(Clone, Debug)]
 pub struct ShmHost {
     tasks: Arc<Tasks>,
-    station: Arc<dyn Station>,
+    handle: Arc<dyn NicHandle>,
 }
 
 impl ShmHost {
-    pub(super) fn new(tasks: Tasks, station: Arc<dyn Station>) -> Self {
-        Self { tasks: Arc::new(tasks), station }
+    pub(super) fn new(tasks: Tasks, handle: Arc<dyn NicHandle>) -> Self {
+        Self { tasks: Arc::new(tasks), handle }
     }
 }
 
@@ -31,7 +31,7 @@ impl Host for ShmHost {
         self.tasks.node()
     }
 
-    /// The machine's monotonic clock, which all processes of the host share.
+    /// Returns the time of the machine's monotonic clock, which all processes of the host share.
     fn now(&self) -> Instant {
         self.tasks.now()
     }
@@ -40,7 +40,7 @@ impl Host for ShmHost {
         self.tasks.sleep_until(at).await;
     }
 
-    /// Starts a task of the runtime in which the NIC was started.
+    /// Starts a task on the runtime in which the NIC was started.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
     }
@@ -50,6 +50,6 @@ impl Host for ShmHost {
     }
 
     fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
-        Arc::clone(&self.station).open(options)
+        Arc::clone(&self.handle).open(options)
     }
 }

@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use super::config::{ShmConfig, StartError};
 use super::rendezvous::{Link, Rendezvous, pass};
 use crate::id::{Incarnation, NodeId};
-use crate::live::looks::Looks;
+use crate::live::adaptive_spin::AdaptiveSpin;
 use crate::region::{Payload, Region, SharedMemory};
 use crate::sync::{Ordering, fence};
 use crate::time::nanos;
@@ -130,7 +130,7 @@ pub struct Lanes {
     turn: usize,
     /// The frame that was handed out last: whose, and its length.
     lent: Option<(usize, usize)>,
-    looks: Looks,
+    spin_state: AdaptiveSpin,
     /// Some may be leaving, have returned, or have shown memory.
     has_tidings: bool,
     /// Processes that have returned and that no poll has reported yet.
@@ -147,7 +147,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Looks for the other processes of the fabric that `config` names; no NIC may have the name.
+    /// AdaptiveSpin for the other processes of the fabric that `config` names; no NIC may have the name.
     ///
     /// # Errors
     /// [`StartError`] says what to do about it.
@@ -173,7 +173,7 @@ impl Lanes {
             awaited: Awaited::new(config.join_within),
             turn: 0,
             lent: None,
-            looks: Looks::default(),
+            spin_state: AdaptiveSpin::default(),
             has_tidings: false,
             returned: VecDeque::new(),
             shown: VecDeque::new(),
@@ -480,15 +480,15 @@ impl Lanes {
             })
     }
 
-    /// Looks for as long as that pays; then `waker` is woken once something has come, or there is room
+    /// AdaptiveSpin for as long as that pays; then `waker` is woken once something has come, or there is room
     /// where a frame was refused. `false` if that is so already, and nothing is armed; also now and
     /// then where it is not.
     pub fn arm(&mut self, waker: &Waker) -> bool {
         self.take_back();
-        let mut looks = std::mem::take(&mut self.looks);
+        let mut spin = std::mem::take(&mut self.spin_state);
         let found = self.has_any().then_some(());
-        let found = found.or_else(|| looks.look(self.spin, || self.has_any().then_some(())));
-        self.looks = looks;
+        let found = found.or_else(|| spin.spin(self.spin, || self.has_any().then_some(())));
+        self.spin_state = spin;
         if found.is_some() {
             return false;
         }

@@ -1,31 +1,31 @@
-//! The slots alone, without a NIC: what benches compare with.
+//! The slots without a NIC, as a baseline for benches.
 
 use std::sync::mpsc::{self, Receiver as Inbox, Sender as Outbox};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::config::{ShmConfig, StartError};
-use super::rendezvous::{Link, Lobby, Rendezvous};
+use super::rendezvous::{Link, PeerListener, Rendezvous};
 use crate::frame::Header;
 use crate::id::{Incarnation, NodeId};
 use crate::segment::View;
 
-/// How long to wait for the other side.
+/// Longest wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Both directions between two processes, and nothing around them.
+/// Both directions between two processes, without a NIC.
 #[derive(Debug)]
 pub struct Bare {
     link: Link,
     _rendezvous: Rendezvous,
 }
 
-struct Door(Mutex<Outbox<Link>>);
+struct PeerInbox(Mutex<Outbox<Link>>);
 
-impl Lobby for Door {
+impl PeerListener for PeerInbox {
     fn joined(&self, link: Link) {
         let outbox = self.0.lock().expect("nothing panics while it holds this lock");
-        // The other end is gone once it has one.
+        // The receiver is dropped once it has a link.
         let _ = outbox.send(link);
     }
 
@@ -33,21 +33,21 @@ impl Lobby for Door {
 }
 
 impl Bare {
-    /// Waits for the other of the two nodes of the fabric; blocks for 20 s at most.
+    /// Waits for the other one of the fabric's two nodes; blocks for 20 s at most.
     ///
     /// # Errors
-    /// [`StartError`] if this side can't open its place, or nobody comes.
+    /// [`StartError`] if this side cannot open its socket, or the other does not connect.
     pub fn meet(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
         let (outbox, inbox): (Outbox<Link>, Inbox<Link>) = mpsc::channel();
-        let door = Arc::new(Door(Mutex::new(outbox)));
-        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, door)?;
+        let peer_inbox = Arc::new(PeerInbox(Mutex::new(outbox)));
+        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, peer_inbox)?;
         let late = |_| StartError::System(std::io::ErrorKind::TimedOut);
         let link = inbox.recv_timeout(PATIENCE).map_err(late)?;
         Ok(Self { link, _rendezvous: rendezvous })
     }
 
-    /// Publishes one frame; `false` while there is no slot.
+    /// Publishes one frame; `false` if there is no free slot.
     #[inline]
     pub fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
         let is_staged = self.link.sender.stage(&header.emit(), View::from(payload)).is_ok();
@@ -55,7 +55,8 @@ impl Bare {
         is_staged
     }
 
-    /// Takes the next frame and copies its payload out; its length, if there is one.
+    /// Takes the next frame and copies its payload out. Returns the payload's length, or `None` without a
+    /// frame.
     #[inline]
     pub fn receive(&mut self, out: &mut [u8]) -> Option<usize> {
         if !self.link.receiver.has_frame() {

@@ -1,11 +1,11 @@
-//! How NICs find each other: a socket in the abstract namespace, descriptors passed over it.
+//! Connects NICs to each other: a socket in the abstract namespace, over which descriptors are passed.
 //!
-//! Each node listens under a name made of the fabric's and its own; each connects to those
-//! with lower numbers until it has them all, makes the segment of the two and passes it on, with one end
-//! of a channel on which the two wake each other. Who is at the other end, the system says (peer credentials). The connection
-//! stays open: its end is the end of the peer, however that came, and memory that peers show each other beside the
-//! segment is passed over it. Nothing
-//! here has a name in the file system, and nothing is left when a process is killed.
+//! Each node listens under a name made of the fabric's name and its own number. It connects to the nodes with
+//! lower numbers until it has them all. The connecting node makes the segment of the two and passes it on, with
+//! one end of a channel on which the two wake each other. The system identifies the process at the other end
+//! (peer credentials). The connection stays open: its end is the end of the peer, whatever the cause. Memory
+//! that peers share besides the segment is passed over it. Nothing here has a name in the file system, and
+//! nothing is left when a process is killed.
 
 mod greeting;
 
@@ -30,11 +30,11 @@ use crate::time::Instant;
 pub(super) use greeting::pass;
 use greeting::{Greeting, Kind as Message, receive, send, take};
 
-/// How long after a failed attempt the next one follows.
+/// Pause after a failed attempt to connect.
 const RETRY: Duration = Duration::from_millis(20);
-/// How long a connection may take to say what it is.
+/// Longest time that a new connection may take to send its greeting.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Connections of one process beside those of peers: of tries that have failed, until they are closed.
+/// Connections of one process besides those of peers: failed attempts that are not yet closed.
 const SPARE: usize = 16;
 
 /// Both directions to a peer.
@@ -45,30 +45,30 @@ pub(super) struct Link {
     pub(super) receiver: Receiver,
     /// Channel on which the two processes wake each other.
     pub(super) channel: Arc<Socket>,
-    /// Where memory is passed on.
+    /// The connection, over which memory is passed.
     pub(super) socket: Arc<Socket>,
 }
 
 impl Link {
-    /// Nobody uses it: both ends learn so from the end of its connection.
+    /// Closes the connection unused; both ends are notified by its end.
     pub(super) fn refuse(&self) {
         self.socket.hang_up();
     }
 }
 
-/// What the rendezvous tells the NIC.
-pub(super) trait Lobby: Send + Sync {
-    /// A peer is there; a former one of the number is not.
+/// Receives the rendezvous's reports of peers.
+pub(super) trait PeerListener: Send + Sync {
+    /// Handles a peer that has connected; it replaces an earlier one with its number.
     fn joined(&self, link: Link);
-    /// A peer is gone: its connection has ended.
+    /// Handles a peer whose connection has ended.
     fn left(&self, node: NodeId);
-    /// A peer shows memory of its own; `false` if that is not wanted, and ends the connection.
+    /// Handles memory that a peer shares; `false` refuses it and ends the connection.
     fn shown(&self, _: NodeId, _name: [u64; 2], _: SharedMemory) -> bool {
         false
     }
 }
 
-/// What every greeting says, and is checked for.
+/// The values that every greeting carries and checks.
 #[derive(Clone, Debug)]
 struct Terms {
     node: NodeId,
@@ -83,32 +83,32 @@ impl Terms {
     }
 }
 
-/// A connection, and how far it is.
+/// A connection and its state in the handshake.
 #[derive(Debug)]
 struct Connection {
     socket: Arc<Socket>,
     stage: Stage,
-    /// When it must have said what it is.
+    /// When its greeting is overdue.
     until: Instant,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// It connected, and has not said who it is.
+    /// It has connected, and has yet to send its greeting.
     Expected,
-    /// It was sent this segment and the other end of this channel, and has not answered.
+    /// This node has sent it this segment and the other end of this channel; the answer is pending.
     Offered { node: NodeId, segment: Arc<Segment>, channel: Arc<Socket> },
-    /// It is a peer.
+    /// The handshake is complete.
     Joined(NodeId),
 }
 
-/// The end of one handshake step.
+/// The result of a handshake step.
 enum Step {
     Keep,
     Close,
 }
 
-/// The meeting place of one NIC; it ends when this is dropped.
+/// The rendezvous of one NIC; dropping it ends it.
 #[derive(Debug)]
 pub(super) struct Rendezvous {
     stop: OwnedFd,
@@ -116,17 +116,17 @@ pub(super) struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Opens the meeting place of the node that `config` says.
+    /// Opens the rendezvous of the node in `config`.
     pub(super) fn open(
         config: &ShmConfig,
         incarnation: Incarnation,
-        lobby: Arc<dyn Lobby>,
+        listener: Arc<dyn PeerListener>,
     ) -> Result<Self, StartError> {
         let terms =
             Terms { node: config.node, nodes: config.nodes, incarnation, shape: config.shape() };
         let system = |error: rustix::io::Errno| StartError::System(error.kind());
         let address = address(&config.name, config.node).map_err(system)?;
-        // A process may be all peers, each of which starts again.
+        // One process may run all peers, each of which may restart.
         let most = 2 * usize::from(config.nodes) + SPARE;
         let acceptor = Acceptor::open(&address, config.admitted.clone(), most);
         let acceptor = acceptor.map_err(|error| match error.kind() {
@@ -137,25 +137,26 @@ impl Rendezvous {
         })?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?;
         let stopped = stop.try_clone().map_err(|error| StartError::System(error.kind()))?;
-        let mut room = Room {
+        let mut event_loop = EventLoop {
             terms,
             name: config.name.clone(),
             acceptor,
             stopped,
-            lobby,
+            listener,
             connections: Vec::new(),
             next_attempt: Instant::ZERO,
         };
         let thread = std::thread::Builder::new().name(format!("shm {}", config.node));
-        let thread =
-            thread.spawn(move || room.run()).map_err(|error| StartError::System(error.kind()))?;
+        let thread = thread
+            .spawn(move || event_loop.run())
+            .map_err(|error| StartError::System(error.kind()))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
 
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        // Both can only fail if the thread has ended already.
+        // Both calls fail only if the thread has ended already.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -163,23 +164,23 @@ impl Drop for Rendezvous {
     }
 }
 
-/// Where a node listens: one of a name in a network namespace, whoever runs it.
+/// Returns the address at which a node listens: unique in a network namespace, across all users.
 fn address(name: &str, node: NodeId) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("midplane/{name}/{node}").as_bytes())
 }
 
-/// The thread's own.
-struct Room {
+/// The state of the rendezvous's thread.
+struct EventLoop {
     terms: Terms,
     name: String,
     acceptor: Acceptor,
     stopped: OwnedFd,
-    lobby: Arc<dyn Lobby>,
+    listener: Arc<dyn PeerListener>,
     connections: Vec<Connection>,
     next_attempt: Instant,
 }
 
-impl Room {
+impl EventLoop {
     fn run(&mut self) {
         loop {
             let now = Clock::now();
@@ -189,7 +190,7 @@ impl Room {
             if ready[0] {
                 return;
             }
-            // From the back, so that those before keep their places.
+            // From the back, so that a removal moves no index that is still to come.
             for index in (0..self.connections.len()).rev() {
                 if ready[2 + index]
                     && let Step::Close = self.on_readable(index)
@@ -201,26 +202,26 @@ impl Room {
         }
     }
 
-    /// Waits until something can be read, or tried again; says of the stop, the listener and every
-    /// connection whether it can be read.
+    /// Waits until a descriptor is readable or an attempt is due. Returns for the stop event, the listener and
+    /// each connection whether it is readable.
     fn wait(&self, now: Instant) -> Vec<bool> {
         let first = [PollFd::new(&self.stopped, PollFlags::IN), self.acceptor.polled()];
         let sockets = self.connections.iter();
         let sockets = sockets.map(|connection| PollFd::new(&*connection.socket, PollFlags::IN));
         let mut polled: Vec<_> = first.into_iter().chain(sockets).collect();
         let deadlines = self.connections.iter().filter(|c| !matches!(c.stage, Stage::Joined(_)));
-        let deadlines = deadlines.map(|c| c.until).chain(self.acceptor.rests_until());
+        let deadlines = deadlines.map(|c| c.until).chain(self.acceptor.paused_until());
         let next = deadlines.fold(self.next_attempt, Instant::min);
         let left = next.since(now).max(Duration::from_millis(1));
         let timeout = Timespec::try_from(left).ok().filter(|_| next != Instant::FAR_FUTURE);
         if poll(&mut polled, timeout.as_ref()).is_err() {
-            // Interrupted: nothing is known to be ready.
+            // The wait was interrupted: no descriptor is known to be ready.
             return vec![false; polled.len()];
         }
         polled.iter().map(|one| !one.revents().is_empty()).collect()
     }
 
-    /// Connects to the peers with lower numbers that are not there.
+    /// Connects to the peers with lower numbers that are not connected.
     fn connect_missing(&mut self, now: Instant) {
         if now < self.next_attempt {
             return;
@@ -229,7 +230,7 @@ impl Room {
         for node in (0..self.terms.node.0).map(NodeId) {
             if !self.connections.iter().any(|connection| connection.node() == Some(node)) {
                 self.next_attempt = now + RETRY;
-                // It is not there yet, or refuses: the next attempt will tell.
+                // A failure means that the peer is not there yet or refuses; the next attempt follows.
                 if let Ok(connection) = self.offer(node, now) {
                     self.connections.push(connection);
                 }
@@ -273,24 +274,24 @@ impl Room {
         let Ok(link) = step else { return Step::Close };
         let node = link.node;
         self.connections[index].stage = Stage::Joined(node);
-        // A peer that was killed and started again may be faster than the news of its end.
+        // A peer that was killed and restarted may connect before the end of its old connection is noticed.
         for other in (0..self.connections.len()).rev().filter(|other| *other != index) {
             if matches!(self.connections[other].stage, Stage::Joined(former) if former == node) {
                 self.connections[other].stage = Stage::Expected;
                 self.connections[other].until = Instant::ZERO;
             }
         }
-        self.lobby.joined(link);
+        self.listener.joined(link);
         Step::Keep
     }
 
-    /// Takes memory that a peer shows; else it has ended, or is not one of ours.
+    /// Takes memory that a peer shares. Any other message, or the end of the connection, closes it.
     fn take_memory(&self, socket: &Socket, node: NodeId) -> Step {
         let admits = |user| self.acceptor.admits(user);
         let memory = take(socket).and_then(|(name, bytes, file)| {
             Ok((name, SharedMemory::open(&file, bytes, admits).map_err(|_| Refusal)?))
         });
-        match memory.is_ok_and(|(name, memory)| self.lobby.shown(node, name, memory)) {
+        match memory.is_ok_and(|(name, memory)| self.listener.shown(node, name, memory)) {
             true => Step::Keep,
             false => Step::Close,
         }
@@ -354,7 +355,7 @@ impl Room {
     fn close(&mut self, index: usize) {
         let closed = self.connections.swap_remove(index);
         if let Stage::Joined(node) = closed.stage {
-            self.lobby.left(node);
+            self.listener.left(node);
         }
         if closed.node().is_some() {
             self.next_attempt = self.next_attempt.min(Clock::now() + RETRY);
@@ -363,7 +364,7 @@ impl Room {
 }
 
 impl Connection {
-    /// The peer that it is of, as far as is known.
+    /// Returns the connection's peer, if it is known.
     const fn node(&self) -> Option<NodeId> {
         match self.stage {
             Stage::Expected => None,
@@ -372,7 +373,7 @@ impl Connection {
     }
 }
 
-/// A handshake came to nothing; its connection is closed, and tried again.
+/// The error of a handshake that failed: its connection is closed, and tried again.
 #[derive(Debug)]
 struct Refusal;
 

@@ -1,14 +1,14 @@
-//! When a peer whose slots are full is looked at again: nobody tells when one comes back.
+//! Schedules polls of a peer whose slots are full: a peer does not notify when it returns one.
 
 use crate::time::Instant;
 
-/// The first time.
+/// Nanoseconds until the first poll.
 const FIRST_NANOS: u64 = 2_000;
-/// Each time in vain, twice as long, up to this: whoever is to empty the slots may need the core that
-/// the looks take.
+/// Each failed poll doubles the time, up to this: the process that is to empty the slots may need the core on
+/// which the polls run.
 const LONGEST_NANOS: u64 = 64_000;
 
-/// The looks at one peer.
+/// The polls of one peer.
 #[derive(Debug)]
 pub(super) struct Retry {
     at: Instant,
@@ -22,7 +22,7 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// The slots are full: when to look again.
+    /// Handles full slots: returns when to poll again.
     pub(super) fn on_full(&mut self, now: Instant) -> Instant {
         if now >= self.at {
             self.at = now.plus_nanos(self.nanos);
@@ -31,7 +31,7 @@ impl Retry {
         self.at
     }
 
-    /// There was room.
+    /// Handles a successful send: the next time begins at the shortest.
     pub(super) const fn on_room(&mut self) {
         self.nanos = FIRST_NANOS;
     }
@@ -46,7 +46,7 @@ mod tests {
         let (mut retry, mut now, mut looks) = (Retry::default(), Instant::from_nanos(5), 0);
         let until = now.plus_nanos(1_000_000);
         while now < until {
-            // Several frames find it full at once.
+            // Several frames may find the slots full at the same instant.
             let at = retry.on_full(now);
             assert_eq!((retry.on_full(now), at > now), (at, true));
             now = at;

@@ -1,9 +1,9 @@
-//! Pairs of byte rings between processes of one host: how they are made, and how they wake each other.
+//! Pairs of byte rings between processes of one host: how they connect and wake each other.
 //!
-//! A process listens at a name in the abstract namespace of Unix sockets, so nothing is left in a file system when it
-//! ends, however it ends. Another process connects, makes the memory of both rings and passes it on, with one end of a
-//! channel on which the two wake each other. Only processes of the same user are admitted, as the system knows them.
-//! The connection ends with that; the end of the channel is the end of the peer.
+//! A process listens at a name in the abstract namespace of Unix sockets, which leaves nothing in a file system
+//! however the process ends. Another process connects, makes the memory of both rings and passes it on, with
+//! one end of a channel on which the two wake each other. Only processes of the same user are admitted, as
+//! identified by the system. The connection is then closed; the end of the channel is the end of the peer.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -20,14 +20,14 @@ use crate::wakes::Wakes;
 
 /// Version of the greeting and of the rings' layout.
 const VERSION: u64 = 1;
-/// Words of a greeting: what it is, its version, bytes of each ring, and a word of the caller's.
+/// Words of a greeting: magic, version, bytes of each ring, and a word of the caller.
 const WORDS: usize = 4;
 /// Connections that one process may have to a listener.
 const PER_PROCESS: usize = 256;
 /// Most bytes of a ring.
 pub const MOST_CAPACITY: usize = 16 << 20;
 
-/// Both directions between two processes. Dropping it ends it for both.
+/// Both directions between two processes. Dropping it ends the pair for both.
 #[derive(Debug)]
 pub struct RingPair {
     /// The direction to the peer.
@@ -43,10 +43,10 @@ impl RingPair {
         self.channel.wake();
     }
 
-    /// Makes the ends of two processes that are threads of this one.
+    /// Makes both ends for two threads of this process.
     ///
     /// # Errors
-    /// The system's: it has no descriptors.
+    /// The error of the operating system, such as no free descriptor.
     pub fn local(capacity: usize) -> io::Result<[Self; 2]> {
         let segment = Arc::new(Segment::private(2 * ring_bytes(capacity)));
         let [there, back] = rings(&segment, capacity);
@@ -60,7 +60,7 @@ impl RingPair {
 
 impl Drop for RingPair {
     fn drop(&mut self) {
-        // A set of wake-ups may still have it.
+        // A set of wake-ups may still hold the channel.
         self.channel.hang_up();
     }
 }
@@ -69,14 +69,14 @@ fn rings(segment: &Arc<Segment>, capacity: usize) -> [(RingSender, RingReceiver)
     [0, ring_bytes(capacity)].map(|offset| ring(segment, offset, capacity))
 }
 
-/// Connects to the process that listens at `name` in the abstract namespace, by rings of `capacity` bytes, and passes it
-/// `word`.
+/// Connects to the process that listens at `name` in the abstract namespace, with rings of `capacity` bytes,
+/// and passes it `word`.
 ///
 /// # Errors
-/// The system's: `ConnectionRefused` if no process listens at the name.
+/// The error of the operating system: `ConnectionRefused` if no process listens at the name.
 ///
 /// # Panics
-/// If `capacity` is no power of two from [`LEAST_CAPACITY`] to [`MOST_CAPACITY`].
+/// If `capacity` is not a power of two from [`LEAST_CAPACITY`] to [`MOST_CAPACITY`].
 pub fn connect(name: &[u8], capacity: usize, word: u64) -> io::Result<RingPair> {
     assert!(is_capacity(capacity), "a power of two within bounds");
     let socket = Socket::connect(&SocketAddrUnix::new_abstract_name(name)?)?;
@@ -92,7 +92,7 @@ const fn is_capacity(bytes: usize) -> bool {
     bytes.is_power_of_two() && bytes >= LEAST_CAPACITY && bytes <= MOST_CAPACITY
 }
 
-/// A process's name in the abstract namespace, where others connect.
+/// A process's name in the abstract namespace, to which other processes connect.
 #[derive(Debug)]
 pub struct RingListener(Acceptor);
 
@@ -100,13 +100,13 @@ impl RingListener {
     /// Listens at `name`, for processes of the same user.
     ///
     /// # Errors
-    /// The system's: `AddrInUse` if another process listens there.
+    /// The error of the operating system: `AddrInUse` if another process listens at the name.
     pub fn bind(name: &[u8]) -> io::Result<Self> {
         let address = SocketAddrUnix::new_abstract_name(name)?;
         Ok(Self(Acceptor::open(&address, Vec::new(), PER_PROCESS)?))
     }
 
-    /// Accepts the connections that wait, a batch at most. Call it when the descriptor is readable.
+    /// Accepts the waiting connections, at most one batch. Call it when the descriptor is readable.
     pub fn accept(&mut self) -> Vec<RingRequest> {
         self.0.accept(true, Clock::now()).into_iter().map(RingRequest).collect()
     }
@@ -118,15 +118,17 @@ impl AsRawFd for RingListener {
     }
 }
 
-/// A connection whose greeting has not been read.
+/// An accepted connection whose greeting has not been read.
 #[derive(Debug)]
 pub struct RingRequest(Socket);
 
 impl RingRequest {
-    /// Reads the greeting, once the descriptor is readable: the rings, and the word that the peer has passed.
+    /// Reads the greeting, once the descriptor is readable. Returns the rings, and the word that the peer
+    /// passed.
     ///
     /// # Errors
-    /// `WouldBlock` if it has not come; `InvalidData` if it is none, or its memory is not what it says.
+    /// `WouldBlock` if the greeting has not come; `InvalidData` if it is malformed. Another error if its memory
+    /// cannot be mapped as described.
     pub fn accept(&self) -> io::Result<(RingPair, u64)> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
         let (words, passed) = self.0.receive::<WORDS>()?.ok_or_else(invalid)?;
@@ -152,23 +154,23 @@ impl AsRawFd for RingRequest {
     }
 }
 
-/// The wake-ups of a process: one descriptor that is readable when a peer has woken it.
+/// The wake-ups of a process: one descriptor that is readable when a peer has woken the process.
 #[derive(Clone, Debug)]
 pub struct WakeSet(Arc<Wakes>);
 
 impl WakeSet {
-    /// A set without peers.
+    /// Creates a set without pairs.
     ///
     /// # Errors
-    /// The system's: it has no descriptors.
+    /// The error of the operating system, such as no free descriptor.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Wakes::new()?))
     }
 
-    /// Adds the wake-ups of a pair under `number`, which no other pair of the set has.
+    /// Adds the wake-ups of a pair under `number`, which must be unique in the set.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     pub fn add(&self, number: u64, pair: &RingPair) -> io::Result<()> {
         self.0.add(number, Arc::clone(&pair.channel))
     }
@@ -178,7 +180,8 @@ impl WakeSet {
         self.0.remove(number);
     }
 
-    /// Takes the wake-ups that have come: calls `each` with the number of a pair, and whether its peer is gone.
+    /// Takes the pending wake-ups: calls `each` with the number of a pair, and whether its peer has
+    /// disconnected.
     pub fn take(&self, each: impl FnMut(u64, bool)) {
         self.0.take_each(each);
     }

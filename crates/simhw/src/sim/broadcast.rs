@@ -1,4 +1,4 @@
-//! Frames to everybody: a cable carries one once, a switch makes a copy for each host.
+//! Broadcast frames: a cable carries one once, a switch makes a copy for each host.
 
 use super::event_queue::{Event, EventQueue};
 use super::network::Network;
@@ -9,8 +9,8 @@ use crate::time::{Instant, nanos};
 use crate::topology::{LinkId, MediumId, SwitchId};
 
 impl Network {
-    /// A piece of a frame to everybody has reached a switch, which copies the frame when all of it
-    /// is there. The first switch on the way makes all copies.
+    /// Handles a piece of a broadcast frame at a switch, which copies the frame once it has all pieces. The
+    /// first switch on the way makes all copies.
     pub(super) fn copy_at_switch(
         &mut self,
         queue: &mut EventQueue,
@@ -35,7 +35,7 @@ impl Network {
         });
     }
 
-    /// A piece of a frame to everybody has crossed a medium; its last bit arrives at `at`.
+    /// Handles a piece of a broadcast frame that has crossed a medium; its last bit arrives at `at`.
     pub(super) fn copy_on_medium(
         &mut self,
         queue: &mut EventQueue,
@@ -53,14 +53,15 @@ impl Network {
         self.copy(key, heard, |network, copy, ()| {
             let frame = network.frames.at(copy);
             let link = network.hosts[frame.header.destination.index()].1;
-            // All of it is there at once: what came before waited for the end.
+            // All pieces arrive as one: earlier ones have waited for the last.
             (frame.pieces, frame.outstanding) = (1, 1);
             let late = network.rng.between(0, nanos(network.faults.jitter));
             queue.schedule(at.plus_nanos(late), Event::Piece { link, frame: copy, index: 0 });
         });
     }
 
-    /// Whether all pieces have come; one that was lost takes the frame with it.
+    /// Counts a piece as arrived; returns whether the frame is complete. If a piece was lost, drops the frame
+    /// with the last one.
     fn is_whole(&mut self, key: u32) -> bool {
         let frame = self.frames.at(key);
         frame.outstanding -= 1;
@@ -74,7 +75,7 @@ impl Network {
         }
     }
 
-    /// Gives each node but the sender a copy of its own, instead of the frame itself.
+    /// Sends a copy to each node except the sender, in place of the frame itself.
     fn copy<W>(
         &mut self,
         key: u32,
@@ -89,7 +90,7 @@ impl Network {
             self.traffic.sent += 1;
             send(self, copy, way);
         }
-        // The copies count, as the frames that are sent: nobody gets the frame itself.
+        // Only the copies count as sent, because the frame itself reaches no node.
         self.traffic.sent -= 1;
         self.frames.free(key);
     }

@@ -1,22 +1,22 @@
-//! What a node takes the time to be.
+//! The clocks of nodes.
 
 use crate::time::Instant;
 
-/// A node's clock: right unless a fault has touched it.
+/// A node's clock; it is exact unless a fault has changed it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Clock {
-    /// The world's time at which it last changed, and what it showed then.
+    /// The world's time of the last change, and what the clock showed then (`showed`).
     since: Instant,
     showed: Instant,
-    /// Millionths that it is too fast.
+    /// Millionths by which it is too fast.
     ppm: i32,
 }
 
 const MILLION: u128 = 1_000_000;
 
 impl Clock {
-    /// A clock that starts at `now` and is ahead by so many nanoseconds; behind where negative, but
-    /// not before the start of time.
+    /// Creates a clock that starts at `now` and is ahead by `ahead_ns` nanoseconds, or behind if negative, but
+    /// not before time 0.
     pub(super) const fn starting(now: Instant, ahead_ns: i64) -> Self {
         let showed = now.as_nanos().saturating_add_signed(ahead_ns);
         Self { since: now, showed: Instant::from_nanos(showed), ppm: 0 }
@@ -26,7 +26,7 @@ impl Clock {
         (1_000_000 + self.ppm as i64) as u128
     }
 
-    /// What it shows at `now`.
+    /// Returns the clock's time at the world's time `now`.
     pub(super) const fn read(self, now: Instant) -> Instant {
         let passed = now.nanos_since(self.since);
         if self.ppm == 0 {
@@ -35,7 +35,7 @@ impl Clock {
         self.showed.plus_nanos((passed as u128 * self.rate() / MILLION) as u64)
     }
 
-    /// The first instant of the world at which it shows `at`, or more.
+    /// Returns the first instant of the world at which the clock shows at least `at`.
     pub(super) const fn when(self, at: Instant) -> Instant {
         if at.as_nanos() == u64::MAX {
             return at;
@@ -47,7 +47,7 @@ impl Clock {
         self.since.plus_nanos((ahead as u128 * MILLION).div_ceil(self.rate()) as u64)
     }
 
-    /// From `now` on it is so much too fast, and leaps ahead by `step`.
+    /// Sets the clock's drift to `ppm` from `now` on, and moves it ahead by `step`.
     pub(super) fn change(&mut self, now: Instant, ppm: i32, step: std::time::Duration) {
         *self = Self { since: now, showed: self.read(now) + step, ppm };
     }

@@ -1,9 +1,9 @@
-//! What happens next: a queue ordered by time, priority and sequence.
+//! The event queue, ordered by time, priority and sequence.
 //!
-//! A wheel of wheels: level 0 has a slot for each of the next 64 ns, every level above one for each
-//! 64 times as long. An event goes to the level of the highest digit in which its time differs from
-//! the queue's; the events of one slot are spread over the levels below once the slot's time comes.
-//! Scheduling, cancelling and taking cost the same however many events are pending.
+//! It is a hierarchical timing wheel: level 0 has a slot for each of the next 64 ns, and every level above has
+//! slots 64 times as long. An event goes to the level of the highest digit in which its time differs from the
+//! queue's. When a slot's time comes, its events move to the levels below. Scheduling, cancelling and taking
+//! cost the same for any number of pending events.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,47 +12,48 @@ use crate::id::{DmaId, NodeId, PortId, TimerId};
 use crate::time::Instant;
 use crate::topology::{LinkId, MediumId};
 
-/// What may happen. Events of a NIC carry its life: those of a former one are void.
+/// An event of the simulation. Events of a NIC carry its `life`, the number of its restarts: those of an
+/// earlier one are ignored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Event {
     /// A piece of a frame reaches the end of a link.
     Piece { link: LinkId, frame: u32, index: u16 },
     /// A switch output has sent its piece.
     OutputFree { link: LinkId },
-    /// Something happens on a shared medium.
+    /// The state of a shared medium changes.
     Medium { medium: MediumId },
-    /// A frame has come from its own node.
+    /// A frame arrives from its own node.
     Looped { node: NodeId, frame: u32, life: u16 },
     /// A coprocessor is free for its next event.
     Coprocessor { node: NodeId, life: u16 },
-    /// A doorbell is seen.
+    /// A NIC sees a doorbell.
     Doorbell { node: NodeId, port: PortId, life: u16 },
-    /// An alarm goes off.
+    /// An alarm of a NIC is due.
     Timer { node: NodeId, timer: TimerId, life: u16 },
-    /// A transfer has ended.
+    /// A DMA transfer has ended.
     DmaDone { node: NodeId, dma: DmaId, life: u16 },
-    /// A NIC's next completion is seen.
+    /// A NIC's next completion becomes visible.
     Completion { node: NodeId, life: u16 },
-    /// A sleeper wakes.
+    /// A sleeping task wakes.
     Wake { slot: u32 },
-    /// An incident begins, goes on or ends.
+    /// An incident begins, repeats or ends.
     Incident { index: u32, phase: Phase },
-    /// A task that was held up runs.
+    /// A delayed task runs.
     Task { task: u32 },
-    /// A completion's interrupt comes, late.
+    /// A completion's late interrupt arrives.
     Interrupt { node: NodeId, port: PortId, life: u16 },
 }
 
-/// What an incident does.
+/// The phase of an incident.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Phase {
     Begins,
-    GoesOn,
+    Repeats,
     Ends,
 }
 
 impl Event {
-    /// Events of one instant happen in this order: what arrives before what it may delay.
+    /// Returns the priority: events of one instant happen in this order, arrivals before what they may delay.
     const fn priority(self) -> u64 {
         match self {
             Self::OutputFree { .. } | Self::Medium { .. } => 0,
@@ -60,13 +61,13 @@ impl Event {
             Self::DmaDone { .. } | Self::Completion { .. } | Self::Interrupt { .. } => 2,
             Self::Doorbell { .. } | Self::Coprocessor { .. } => 3,
             Self::Timer { .. } | Self::Wake { .. } => 4,
-            // Who is done with its work gives the processor to who waits for it.
+            // A task that has finished its work frees the processor for the one that waits.
             Self::Task { .. } => 5,
             Self::Incident { .. } => 6,
         }
     }
 
-    /// A number for the digest.
+    /// Returns a number for the digest.
     pub(super) const fn fingerprint(self) -> u64 {
         match self {
             Self::Piece { link, frame, index } => {
@@ -88,7 +89,7 @@ impl Event {
     }
 }
 
-/// Names one scheduled event, to cancel it. A name outlives its event harmlessly.
+/// Names one scheduled event, to cancel it. Using it after the event has no effect.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Scheduled {
     index: u32,
@@ -96,7 +97,7 @@ pub(super) struct Scheduled {
 }
 
 impl Scheduled {
-    /// Names nothing.
+    /// Names no event.
     pub(super) const NEVER: Self = Self { index: END, order: 0 };
 }
 
@@ -110,7 +111,7 @@ struct Entry {
     next: u32,
 }
 
-/// The end of a list.
+/// Index that ends a list.
 const END: u32 = u32::MAX;
 const DIGIT_BITS: u32 = 6;
 const SLOTS: usize = 1 << DIGIT_BITS;
@@ -119,15 +120,15 @@ const LEVELS: usize = 64_usize.div_ceil(DIGIT_BITS as usize);
 #[derive(Debug)]
 pub(super) struct EventQueue {
     entries: Vec<Entry>,
-    /// First of the free entries, linked by `next`.
+    /// First free entry; the others follow by `next`.
     free: u32,
     /// First entry of each slot.
     heads: Box<[[u32; SLOTS]; LEVELS]>,
-    /// Bit for each slot that has entries.
+    /// One bit for each slot that has entries.
     occupied: [u64; LEVELS],
-    /// Bit for each level that has entries.
+    /// One bit for each level that has entries.
     levels: u32,
-    /// No pending event is earlier. Those at this very instant are in `due`.
+    /// No pending event is earlier than this. Those at exactly this time are in `due`.
     base: u64,
     due: BinaryHeap<Reverse<(u64, u32)>>,
     sequence: u64,
@@ -151,10 +152,9 @@ impl Default for EventQueue {
 }
 
 impl EventQueue {
-    /// Schedules an event; what is meant for the past happens now, what is meant for
-    /// [`Instant::FAR_FUTURE`] never.
-    // Inlined, an event is written where it stays; passed on, its parts are written one by one and
-    // read back as one word, which stalls the processor.
+    /// Schedules an event. One in the past happens now, and one at [`Instant::FAR_FUTURE`] never.
+    // Inlined, because an event is then written once, in its place. Passed on, its parts are written one by one
+    // and read back as one word, which stalls the processor.
     #[inline(always)]
     pub(super) fn schedule(&mut self, at: Instant, event: Event) -> Scheduled {
         if at == Instant::FAR_FUTURE {
@@ -176,7 +176,7 @@ impl EventQueue {
         Scheduled { index, order }
     }
 
-    /// Makes a free entry.
+    /// Adds a free entry.
     #[cold]
     fn grow(&mut self) {
         let index = u32::try_from(self.entries.len()).expect("fewer events than 2^32");
@@ -185,7 +185,7 @@ impl EventQueue {
         self.free = index;
     }
 
-    /// Takes back what was scheduled, if it has not happened.
+    /// Cancels a scheduled event, if it has not happened.
     pub(super) fn cancel(&mut self, scheduled: Scheduled) {
         let Some(entry) = self.entries.get_mut(scheduled.index as usize) else { return };
         if entry.order != scheduled.order || entry.order == 0 {
@@ -193,7 +193,7 @@ impl EventQueue {
         }
         entry.order = 0;
         if entry.at == self.base {
-            // It is freed when its turn comes.
+            // It is freed when it is taken.
             return;
         }
         let Entry { at, previous, next, .. } = *entry;
@@ -232,7 +232,7 @@ impl EventQueue {
         }
     }
 
-    /// Frees an entry of this instant; `None` if it was cancelled.
+    /// Frees an entry of this instant and returns its event; `None` if it was cancelled.
     fn take(&mut self, index: u32) -> Option<(Instant, Event)> {
         let entry = &mut self.entries[index as usize];
         let (order, event) = (std::mem::replace(&mut entry.order, 0), entry.event);
@@ -240,18 +240,18 @@ impl EventQueue {
         (order != 0).then_some((Instant::from_nanos(self.base), event))
     }
 
-    /// The time is `now`: nothing is scheduled before it any more.
+    /// Sets the time: no event is scheduled before `now` from here on.
     pub(super) const fn set_now(&mut self, now: Instant) {
         self.now = now.as_nanos();
     }
 
-    /// The time, as [`EventQueue::set_now`] was told it.
+    /// Returns the time of the last [`EventQueue::set_now`].
     pub(super) const fn now(&self) -> Instant {
         Instant::from_nanos(self.now)
     }
 
-    /// Moves on to the first slot that has entries, and spreads them; `None` if that is after
-    /// `limit`. An entry that is alone in its slot and due is handed over at once.
+    /// Advances to the first slot that has entries, and moves them to lower levels. `None` if that slot is
+    /// after `limit`. An entry that is alone in its slot and due is returned at once.
     fn turn(&mut self, limit: u64) -> Option<u32> {
         if self.levels == 0 {
             return None;
@@ -321,7 +321,7 @@ impl EventQueue {
     }
 }
 
-/// The level and slot of `at`, which is after `base`.
+/// Returns the level and slot of `at`, which is after `base`.
 const fn place(at: u64, base: u64) -> (usize, usize) {
     let level = (63 - (at ^ base).leading_zeros()) / DIGIT_BITS;
     let slot = (at >> (level * DIGIT_BITS)) as usize % SLOTS;

@@ -1,4 +1,4 @@
-//! Applications in virtual time: tasks, sleepers, and what hosts ask of the world.
+//! Applications in virtual time: tasks, sleepers, and the requests of hosts to the world.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,11 +17,11 @@ use crate::time::Instant;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What tasks ask for while they run, taken up by the world after each of them.
+/// Requests of tasks, which the world handles after each task turn.
 #[derive(Default)]
 pub(super) struct Requests {
     pub(super) spawned: Vec<(NodeId, Task)>,
-    /// Sleepers to schedule: when, which, and which use of its slot.
+    /// Sleepers to schedule: instant, slot, and generation of the slot.
     sleeps: Vec<(Instant, u32, u32)>,
     /// Events of sleepers that were dropped.
     cancelled: Vec<Scheduled>,
@@ -32,7 +32,7 @@ pub(super) struct Requests {
     gates: Vec<Gate>,
 }
 
-/// A port of one life of a NIC was rung.
+/// A doorbell, for one life of a NIC.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doorbell {
     pub(super) node: NodeId,
@@ -42,7 +42,7 @@ pub(super) struct Doorbell {
     pub(super) at: Instant,
 }
 
-/// What hosts know of their NIC.
+/// A NIC's state, as its host sees it.
 #[derive(Clone, Default)]
 struct Gate {
     life: u16,
@@ -57,19 +57,19 @@ struct Sleeper {
     waiting: Waiting,
 }
 
-/// Whom a sleeper wakes.
+/// The task or waker that a sleeper wakes.
 #[derive(Default)]
 enum Waiting {
     #[default]
     Nobody,
-    /// The task itself: nothing is counted and nothing is locked.
+    /// The task itself: this needs no reference count and no lock.
     Task(u32),
-    /// Something between the sleeper and its task.
+    /// A waker that is not the task's own.
     Waker(Waker),
 }
 
 impl Requests {
-    /// Schedules who fell asleep, and cancels who gave up.
+    /// Schedules new sleepers, and cancels dropped ones.
     pub(super) fn schedule_sleepers(&mut self, queue: &mut EventQueue) {
         for scheduled in self.cancelled.drain(..) {
             queue.cancel(scheduled);
@@ -93,7 +93,7 @@ impl Requests {
         (slot, generation)
     }
 
-    /// Frees a sleeper's slot; returns its event and whom to wake.
+    /// Frees a sleeper's slot; returns its event and its waker.
     fn free_sleeper(&mut self, slot: u32) -> (Scheduled, Waiting) {
         let sleeper = &mut self.sleepers[slot as usize];
         sleeper.generation = sleeper.generation.wrapping_add(1);
@@ -103,26 +103,26 @@ impl Requests {
     }
 }
 
-/// What the world and its hosts share.
+/// The state that the world and its hosts share.
 pub(super) struct Shared {
     now: AtomicU64,
     seed: u64,
-    /// Some node's clock is wrong.
+    /// True if some node's clock is not exact.
     skewed: AtomicBool,
-    /// Hosts cost something; their processors, if so.
+    /// True if work costs time on the hosts' processors.
     charged: AtomicBool,
     processors: Mutex<Option<Processors>>,
-    /// Something was asked for.
+    /// True if there are requests.
     asked: AtomicBool,
-    /// The task that was woken last, and through [`TaskWaker::next`] those before it.
+    /// The task that was woken last; [`TaskWaker::next`] links those before it.
     ready: AtomicU32,
-    /// The task that runs, and the address of its waker.
+    /// The running task, and the address of its waker (`running_waker`).
     running: AtomicU32,
     running_waker: AtomicUsize,
     requests: Mutex<Requests>,
 }
 
-/// The end of the list of ready tasks.
+/// Marks the end of the list of ready tasks.
 const NO_TASK: u32 = u32::MAX;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -155,12 +155,12 @@ impl Shared {
         self.charged.store(true, Ordering::Relaxed);
     }
 
-    /// Whether hosts cost something.
+    /// Returns whether work costs time on the hosts' processors.
     pub(super) fn is_charged(&self) -> bool {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// What `ask` says of the processors; `None` where hosts cost nothing.
+    /// Calls `ask` on the processors; `None` if work costs no time.
     pub(super) fn processors<T>(&self, ask: impl FnOnce(&mut Processors) -> T) -> Option<T> {
         if self.is_charged() { lock(&self.processors).as_mut().map(ask) } else { None }
     }
@@ -174,10 +174,10 @@ impl Shared {
         self.asked.store(true, Ordering::Release);
     }
 
-    /// What was asked for since the last time, if anything.
+    /// Takes the requests since the last call; `None` if there are none.
     pub(super) fn take_requests(&self) -> Option<MutexGuard<'_, Requests>> {
-        // Whoever puts the flag up has pushed under the lock before, and this looks under it after
-        // taking the flag down: nothing is missed without a swap.
+        // A thread sets the flag after it has pushed under the lock; this one clears the flag before it takes
+        // the lock. No request is therefore missed without a swap.
         if !self.asked.load(Ordering::Relaxed) {
             return None;
         }
@@ -185,12 +185,12 @@ impl Shared {
         Some(lock(&self.requests))
     }
 
-    /// The node's NIC has stopped.
+    /// Marks the node's NIC as stopped.
     pub(super) fn set_down(&self, node: NodeId) {
         lock(&self.requests).gates[node.index()].down = true;
     }
 
-    /// The node's NIC runs its `life`, with all its ports free.
+    /// Marks the node's NIC as running its `life`, with all its port numbers free.
     pub(super) fn set_up(&self, node: NodeId, life: u16, clock: Clock) {
         let gate = &mut lock(&self.requests).gates[node.index()];
         gate.numbers.release_all();
@@ -200,7 +200,7 @@ impl Shared {
         self.skewed.fetch_or(clock != Clock::default(), Ordering::Relaxed);
     }
 
-    /// The node's clock has changed.
+    /// Replaces the node's clock.
     pub(super) fn set_clock(&self, node: NodeId, clock: Clock) {
         lock(&self.requests).gates[node.index()].clock = clock;
         self.skewed.store(true, Ordering::Relaxed);
@@ -214,7 +214,7 @@ impl Shared {
         }
     }
 
-    /// The node's NIC has seen a port go.
+    /// Releases the number of a port whose close the NIC has handled.
     pub(super) fn release_port(&self, node: NodeId, port: PortId) {
         lock(&self.requests).gates[node.index()].numbers.release(port);
     }
@@ -223,7 +223,7 @@ impl Shared {
 struct TaskWaker {
     task: u32,
     queued: AtomicBool,
-    /// While it is queued: the task that was woken before it.
+    /// While queued: the task that was woken before this one.
     next: AtomicU32,
     shared: Arc<Shared>,
 }
@@ -269,7 +269,7 @@ impl Executor {
         Self { shared, slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Takes in a task; it runs when its turn comes.
+    /// Adds a task and makes it ready.
     pub(super) fn spawn(&mut self, node: NodeId, task: Task) {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -292,8 +292,8 @@ impl Executor {
         entry.std_waker.wake_by_ref();
     }
 
-    /// Hands over who is ready, in the order in which they were woken, if anybody is; `ready` must
-    /// be empty.
+    /// Moves the ready tasks to `ready`, in the order in which they were woken. `ready` must be empty. Returns
+    /// `false` if there are none.
     pub(super) fn take_ready(&self, ready: &mut Vec<u32>) -> bool {
         if self.shared.ready.load(Ordering::Relaxed) == NO_TASK {
             return false;
@@ -307,7 +307,7 @@ impl Executor {
         true
     }
 
-    /// A sleeper's instant has come.
+    /// Wakes a sleeper whose instant has come.
     pub(super) fn wake_sleeper(&self, slot: u32) {
         let (_, waiting) = lock(&self.shared.requests).free_sleeper(slot);
         match waiting {
@@ -317,7 +317,7 @@ impl Executor {
         }
     }
 
-    /// Runs one task as far as it goes.
+    /// Polls one task.
     pub(super) fn poll(&mut self, slot: u32) {
         let entry = &mut self.slots[slot as usize];
         entry.waker.queued.store(false, Ordering::Release);
@@ -330,12 +330,12 @@ impl Executor {
         }
     }
 
-    /// Whose task it is.
+    /// Returns the node of a task.
     pub(super) fn node_of(&self, slot: u32) -> NodeId {
         self.slots[slot as usize].node
     }
 
-    /// A task that was ready and held up is ready again, or nobody's any more.
+    /// Makes a suspended task ready again; it may have been dropped meanwhile.
     pub(super) fn thaw(&self, slot: u32) {
         let waker = &self.slots[slot as usize].waker;
         waker.queued.store(false, Ordering::Release);
@@ -351,13 +351,13 @@ impl Executor {
         }
     }
 
-    /// Tasks that have not ended.
+    /// Returns the number of tasks that have not ended.
     pub(super) fn tasks(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 }
 
-/// A node of the simulated fabric, to applications.
+/// A node of the simulated fabric, as its applications see it.
 #[derive(Clone)]
 pub struct SimHost {
     pub(super) node: NodeId,
@@ -388,7 +388,7 @@ impl Host for SimHost {
     }
 
     async fn sleep_until(&self, at: Instant) {
-        // A clock that is made slow meanwhile is not there yet.
+        // A clock that was slowed down meanwhile may not have reached `at` yet.
         while self.now() < at {
             let at = self.shared.clock(self.node).when(at);
             Sleep { shared: &self.shared, at, slot: None }.await;
@@ -434,11 +434,11 @@ impl Bell for SimBell {
     }
 }
 
-/// Waits for an instant of virtual time.
+/// Waits until an instant of virtual time.
 pub(super) struct Sleep<'a> {
     pub(super) shared: &'a Shared,
     pub(super) at: Instant,
-    /// Where it is asleep, and which use of the slot that is.
+    /// The sleeper's slot and its generation, once it has one.
     pub(super) slot: Option<(u32, u32)>,
 }
 
@@ -471,7 +471,7 @@ impl Drop for Sleep<'_> {
     fn drop(&mut self) {
         let Some((slot, generation)) = self.slot else { return };
         if self.shared.now() >= self.at {
-            // It was woken, which freed the slot, or will be in this instant.
+            // It was woken, which freed the slot, or will be at this instant.
             return;
         }
         let mut requests = lock(&self.shared.requests);
@@ -482,7 +482,7 @@ impl Drop for Sleep<'_> {
         requests.cancelled.push(scheduled);
         drop(requests);
         self.shared.asked.store(true, Ordering::Release);
-        // A waker may be the last that holds a task, which then comes back here.
+        // A waker may be the last reference to a task, whose drop comes back here.
         drop(waiting);
     }
 }

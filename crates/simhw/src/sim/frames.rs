@@ -1,4 +1,4 @@
-//! Frames under way: a pool that is filled once and used again.
+//! A pool of frames in flight, whose slots are reused.
 
 use crate::drops::DropCause;
 use crate::frame::Header;
@@ -10,40 +10,40 @@ use crate::trace::Sighting;
 const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 
-/// A frame somewhere in the network.
+/// A frame in flight.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) header: Header,
-    /// Counts all frames there ever were.
+    /// Sequence number among all frames of the run.
     pub(super) number: u64,
-    /// The link that it was last seen at the end of.
+    /// The last link whose end it has reached.
     pub(super) link: Option<LinkId>,
     /// The link at whose end its hop limit ended.
     pub(super) ends_at: Option<LinkId>,
-    /// The NIC that sends it, whoever the header says it is from.
+    /// The NIC that sends it, whatever source the header names.
     pub(super) origin: NodeId,
     pub(super) payload: Vec<u8>,
     pub(super) pieces: u16,
     /// Pieces that have neither arrived nor been dropped.
     pub(super) outstanding: u16,
-    /// Whether it has its own place on its NIC's line.
+    /// True if the frame has a reservation on its NIC's line.
     pub(super) reserved: bool,
-    /// Whether a piece has arrived.
+    /// True if a piece has arrived.
     pub(super) arrived: bool,
-    /// It passes within its node.
+    /// True if it stays within its node.
     pub(super) looped: bool,
-    /// Why the first lost piece was lost.
+    /// The cause for which the first lost piece was lost.
     pub(super) lost: Option<DropCause>,
-    /// The line that the pieces leave the NIC on, as it was after the last one that left.
+    /// The line on which its pieces leave the NIC, as of the last piece that left.
     pub(super) line: Serializer,
-    /// Delay of a fault, in nanoseconds.
+    /// Extra delay in nanoseconds, from faults.
     pub(super) delay: u64,
     /// When its first piece began to leave its NIC.
     pub(super) sent: Instant,
-    /// When the piece that is on its way over the uplink leaves it.
+    /// When the piece that is now on the uplink leaves it.
     pub(super) leaves: Instant,
-    /// Urgent frames that its pieces have waited for, as the uplink counts them.
-    pub(super) thefts: u64,
+    /// Preemptions by urgent frames that its pieces have accounted for, as the uplink counts them.
+    pub(super) preemptions: u64,
 }
 
 impl InFlight {
@@ -52,7 +52,7 @@ impl InFlight {
     }
 }
 
-/// The frames under way. A key names one use of a slot.
+/// The frames in flight. A key names one use of a slot.
 #[derive(Debug, Default)]
 pub(super) struct FramePool {
     slots: Vec<(u32, InFlight)>,
@@ -61,7 +61,7 @@ pub(super) struct FramePool {
 }
 
 impl FramePool {
-    /// A new frame; its payload is whatever the slot's last one was, for the caller to replace.
+    /// Allocates a frame. Its payload is that of the slot's last frame, for the caller to replace.
     pub(super) fn allocate(&mut self, origin: NodeId, header: Header, line: Serializer) -> u32 {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -69,7 +69,7 @@ impl FramePool {
                 let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
                 assert!(
                     slot <= SLOT_MASK,
-                    "a million frames are under way: the network has no bound"
+                    "a million frames are in flight: the network has no bound"
                 );
                 let frame = InFlight {
                     header,
@@ -88,7 +88,7 @@ impl FramePool {
                     delay: 0,
                     sent: Instant::ZERO,
                     leaves: Instant::ZERO,
-                    thefts: 0,
+                    preemptions: 0,
                 };
                 self.slots.push((slot, frame));
                 slot
@@ -110,11 +110,11 @@ impl FramePool {
         *key
     }
 
-    /// A frame that carries the same.
+    /// Allocates a copy of a frame.
     pub(super) fn duplicate(&mut self, key: u32) -> u32 {
         let original = self.at(key);
         let (origin, header, line) = (original.origin, original.header, original.line);
-        let (pieces, sent, thefts) = (original.pieces, original.sent, original.thefts);
+        let (pieces, sent, preemptions) = (original.pieces, original.sent, original.preemptions);
         let payload = std::mem::take(&mut self.at(key).payload);
         let copy = self.allocate(origin, header, line);
         let frame = self.at(copy);
@@ -122,20 +122,20 @@ impl FramePool {
         frame.pieces = pieces;
         frame.outstanding = pieces;
         frame.sent = sent;
-        frame.thefts = thefts;
+        frame.preemptions = preemptions;
         self.at(key).payload = payload;
         copy
     }
 
     /// # Panics
-    /// If the frame was freed: nobody keeps a key longer than the frame.
+    /// If the frame was freed.
     pub(super) fn at(&mut self, key: u32) -> &mut InFlight {
         let (live, frame) = &mut self.slots[(key & SLOT_MASK) as usize];
-        assert!(*live == key, "a freed frame is nobody's");
+        assert!(*live == key, "a frame is not used after it is freed");
         frame
     }
 
-    /// Whether the key names a frame that is under way.
+    /// Returns whether `key` names a frame in flight.
     pub(super) fn is_live(&self, key: u32) -> bool {
         self.slots[(key & SLOT_MASK) as usize].0 == key
     }
@@ -148,21 +148,21 @@ impl FramePool {
         self.free.push(key & SLOT_MASK);
     }
 
-    /// Takes an allocation back, as if it had never been; the newest first.
+    /// Undoes an allocation; the newest must be undone first.
     pub(super) fn unallocate(&mut self, key: u32) {
         let (live, frame) = &mut self.slots[(key & SLOT_MASK) as usize];
-        assert!(*live == key, "only what was allocated is taken back");
+        assert!(*live == key, "only a live allocation is undone");
         frame.outstanding = 0;
         self.free.push(key & SLOT_MASK);
     }
 
-    /// Frames of which some pieces have arrived and others have not.
+    /// Iterates over frames of which some pieces have arrived and others have not.
     pub(super) fn partly_arrived(&mut self) -> impl Iterator<Item = &mut InFlight> {
         let frames = self.slots.iter_mut().map(|(_, frame)| frame);
         frames.filter(|frame| frame.outstanding > 0 && frame.arrived)
     }
 
-    /// Frames under way.
+    /// Returns the number of frames in flight.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

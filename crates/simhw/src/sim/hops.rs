@@ -1,4 +1,4 @@
-//! Frames that may go no further: their headers come back from the switch where they end.
+//! Hop limits: a switch returns the header of a frame whose hop limit has ended.
 
 use super::event_queue::EventQueue;
 use super::network::Network;
@@ -7,8 +7,8 @@ use crate::time::{Instant, Serializer};
 use crate::topology::{LinkId, SwitchId};
 
 impl Network {
-    /// Whether the frame ends at the switch at the end of `link`; its first piece takes one from its
-    /// hop limit there.
+    /// Returns whether the frame ends at the switch at the end of `link`. Its first piece decrements the hop
+    /// limit there.
     pub(super) fn ends_at(&mut self, link: LinkId, key: u32, index: u16) -> bool {
         let frame = self.frames.at(key);
         if index == 0 {
@@ -20,8 +20,8 @@ impl Network {
         frame.ends_at == Some(link)
     }
 
-    /// A piece of a frame that may go no further has reached a switch; with the last of them, if all
-    /// came, its header goes back.
+    /// Drops a piece of a frame whose hop limit has ended at a switch. With the last piece, if all came,
+    /// returns the header to the sender.
     pub(super) fn end(&mut self, queue: &mut EventQueue, now: Instant, switch: SwitchId, key: u32) {
         let frame = self.frames.at(key);
         let is_last = frame.outstanding == 1;
@@ -36,7 +36,7 @@ impl Network {
         let frame = self.frames.at(key);
         frame.payload.clear();
         (frame.pieces, frame.outstanding) = (pieces, pieces);
-        (frame.sent, frame.thefts) = (now, 0);
+        (frame.sent, frame.preemptions) = (now, 0);
         self.watch.sent(frame);
         self.traffic.sent += 1;
         let route = &self.routes[usize::from(switch.0)];

@@ -1,10 +1,10 @@
-//! What goes wrong, on purpose: crashes, restarts, partitions, faults, and scripts of them.
+//! Injected failures: crashes, restarts, partitions, faults, and scripts of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::World;
-use super::ailments::Telling;
+use super::active_faults::CompletionFault;
 use super::clock::Clock;
 use super::event_queue::{Event, Phase};
 use super::executor::SimHost;
@@ -17,17 +17,17 @@ use crate::profile::Notice;
 use crate::time::nanos;
 use crate::trace::Record;
 
-/// Incidents that were scheduled, and what their ends have to mend.
+/// The scheduled incidents, and the state that their ends restore.
 #[derive(Default)]
 pub(super) struct Script {
     incidents: Vec<Incident>,
-    /// Those that were called off.
+    /// Incidents with a lower index were called off.
     void_before: usize,
-    /// Nodes that incidents took down, and which life then ended: the NIC's, or the processes'.
+    /// By incident: the node that it took down, and the NIC's life or the count of process exits then.
     down: BTreeMap<usize, (NodeId, u32)>,
-    /// How often the processes of a host were ended.
+    /// Number of times that the processes of each host were ended.
     exits: BTreeMap<NodeId, u32>,
-    /// Tasks that were ready while their host stood still.
+    /// Tasks that became ready while their host was paused.
     frozen: Vec<u32>,
     boot: Option<Boot>,
 }
@@ -36,8 +36,8 @@ pub(super) struct Script {
 type Boot = Box<dyn FnMut(SimHost) + Send>;
 
 impl<F: Firmware> World<F> {
-    /// Takes a node down, its host and its NIC: tasks end, ports close, frames to it are dropped. What
-    /// its NIC had been told to send still leaves it. Nothing happens if it is down.
+    /// Crashes a node, host and NIC: its tasks end, its ports close, and frames to it are dropped. Frames that
+    /// its NIC had been told to send still leave it. Does nothing if the node is down.
     pub fn crash(&mut self, node: NodeId) {
         if !self.nics[node.index()].up && !self.is_trapped(node) {
             return;
@@ -47,9 +47,9 @@ impl<F: Firmware> World<F> {
         self.stop_nic(node);
     }
 
-    /// All tasks of a node end. Its NIC learns that their ports are closed.
+    /// Ends all tasks of a node. Its NIC sees their ports close.
     fn end_processes(&mut self, node: NodeId) {
-        // What was asked for before is part of what ends.
+        // Earlier requests belong to what ends.
         self.take_requests();
         self.executor.kill(node);
         self.shared.processors(|processors| processors.reset(node));
@@ -64,7 +64,7 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// Whether its coprocessor stands still, under a host that runs.
+    /// Returns whether the node's coprocessor is trapped while its host runs.
     fn is_trapped(&self, node: NodeId) -> bool {
         let nic = &self.nics[node.index()];
         let trapped =
@@ -90,14 +90,14 @@ impl<F: Firmware> World<F> {
         self.network.hold_nic(&mut self.queue, self.now, node, false);
     }
 
-    /// Brings a node back that [`World::crash`] took down, with a new incarnation of its firmware;
-    /// tasks are the caller's to start.
+    /// Restarts a node after [`World::crash`], with a new incarnation of its firmware. The caller starts its
+    /// tasks.
     ///
     /// # Panics
     /// If the node is up.
     pub fn restart(&mut self, node: NodeId) {
         assert!(!self.nics[node.index()].up, "node {node} is up");
-        let skew = self.network.ailments.skew(node);
+        let skew = self.network.active_faults.skew(node);
         if skew != 0 {
             self.nics[node.index()].clock = Clock::starting(self.now, skew);
         }
@@ -115,17 +115,17 @@ impl<F: Firmware> World<F> {
         self.dispatch(node, Work::Start);
     }
 
-    /// Lets nothing pass between two nodes any more, what is under way included.
+    /// Partitions two nodes: drops all frames between them, including those in flight.
     pub fn cut(&mut self, a: NodeId, b: NodeId) {
         self.network.partitions.insert((a.min(b), a.max(b)));
     }
 
-    /// Joins two nodes again that [`World::cut`] had cut off from each other.
+    /// Ends the partition that [`World::cut`] made between two nodes.
     pub fn heal(&mut self, a: NodeId, b: NodeId) {
         self.network.partitions.remove(&(a.min(b), a.max(b)));
     }
 
-    /// Sets what goes wrong on the links from now on.
+    /// Sets the faults of the links from now on.
     pub fn set_faults(&mut self, faults: Faults) {
         self.network.faults = faults;
     }
@@ -138,30 +138,30 @@ impl<F: Firmware> World<F> {
         self.queue.schedule(incident.at, event);
     }
 
-    /// Ends all incidents, and calls off those that are to come. Nodes that they took down restart.
+    /// Ends all active incidents, and calls off pending ones. Nodes that they took down restart.
     pub fn heal_all(&mut self) {
         self.script.void_before = self.script.incidents.len();
-        for index in self.network.ailments.incidents() {
+        for index in self.network.active_faults.incidents() {
             self.end_incident(index);
         }
     }
 
-    /// What starts the tasks of a host whose node an incident has restarted, or whose processes it has
-    /// ended.
+    /// Sets a function that starts a host's tasks after an incident has restarted the node or ended its
+    /// processes.
     pub fn on_boot(&mut self, boot: impl FnMut(SimHost) + Send + 'static) {
         self.script.boot = Some(Box::new(boot));
     }
 
-    /// How often each kind of fault has had an effect.
+    /// Returns how often each kind of fault has had an effect.
     #[must_use]
     pub const fn faults_fired(&self) -> &FaultCounts {
-        &self.network.ailments.fired
+        &self.network.active_faults.fired
     }
 
     pub(super) fn on_incident(&mut self, index: usize, phase: Phase) {
         match phase {
             Phase::Begins if index >= self.script.void_before => self.begin_incident(index),
-            Phase::GoesOn if self.network.ailments.is_active(index) => self.go_on(index),
+            Phase::Repeats if self.network.active_faults.is_active(index) => self.repeat(index),
             Phase::Ends => self.end_incident(index),
             _ => {}
         }
@@ -169,7 +169,7 @@ impl<F: Firmware> World<F> {
 
     fn begin_incident(&mut self, index: usize) {
         let Incident { lasts, fault, .. } = self.script.incidents[index];
-        self.network.ailments.begin(index, fault, self.now);
+        self.network.active_faults.begin(index, fault, self.now);
         let (at, kind) = (self.now, fault.kind());
         self.network.watch.show(&Record::Fault { at, kind, begins: true });
         let ends = Event::Incident { index: index as u32, phase: Phase::Ends };
@@ -187,7 +187,7 @@ impl<F: Firmware> World<F> {
                 self.take_requests();
                 self.stop_nic(node);
                 self.start_nic(node);
-                self.network.ailments.fired.add(fault.kind());
+                self.network.active_faults.fired.add(fault.kind());
             }
             Fault::ProcessExit { node } if self.nics[node.index()].up => {
                 self.end_processes(node);
@@ -195,18 +195,18 @@ impl<F: Firmware> World<F> {
             }
             Fault::DmaStall { node } => {
                 self.nics[node.index()].stall(self.now + lasts);
-                self.network.ailments.fired.add(fault.kind());
+                self.network.active_faults.fired.add(fault.kind());
             }
             Fault::SwitchReboot { switch } => {
                 self.network.flush(switch);
-                self.network.ailments.fired.add(fault.kind());
+                self.network.active_faults.fired.add(fault.kind());
             }
             _ => self.change(fault, true),
         }
-        self.go_on(index);
+        self.repeat(index);
     }
 
-    /// Notes that an incident has taken a node down.
+    /// Records that an incident has taken a node down.
     fn fired(&mut self, index: usize, node: NodeId) {
         let fault = self.script.incidents[index].fault;
         let life = match fault {
@@ -214,10 +214,10 @@ impl<F: Firmware> World<F> {
             _ => u32::from(self.nics[node.index()].life),
         };
         self.script.down.insert(index, (node, life));
-        self.network.ailments.fired.add(fault.kind());
+        self.network.active_faults.fired.add(fault.kind());
     }
 
-    /// What changes when a fault begins and when it ends.
+    /// Applies what changes when a fault begins and when it ends.
     fn change(&mut self, fault: Fault, begins: bool) {
         match fault {
             Fault::RateChange { link, .. }
@@ -225,7 +225,7 @@ impl<F: Firmware> World<F> {
             | Fault::PortStuck { link } => {
                 self.network.refresh(&mut self.queue, self.now, link);
                 if begins {
-                    self.network.ailments.fired.add(fault.kind());
+                    self.network.active_faults.fired.add(fault.kind());
                 }
             }
             Fault::ClockDrift { node, .. } => self.change_clock(fault, node, Duration::ZERO),
@@ -237,26 +237,26 @@ impl<F: Firmware> World<F> {
     fn change_clock(&mut self, fault: Fault, node: NodeId, step: Duration) {
         let nic = &mut self.nics[node.index()];
         let mut clock = nic.clock;
-        clock.change(self.now, self.network.ailments.drift(node), step);
+        clock.change(self.now, self.network.active_faults.drift(node), step);
         nic.set_clock(&mut self.queue, clock);
         self.shared.set_clock(node, clock);
-        self.network.ailments.fired.add(fault.kind());
+        self.network.active_faults.fired.add(fault.kind());
     }
 
-    /// What a fault does again and again.
-    fn go_on(&mut self, index: usize) {
+    /// Applies the effect of a fault that repeats.
+    fn repeat(&mut self, index: usize) {
         let fault = self.script.incidents[index].fault;
         if let Fault::InterruptSpurious { node, every } = fault {
             self.nics[node.index()].ports.wake_all();
-            self.network.ailments.fired.add(fault.kind());
+            self.network.active_faults.fired.add(fault.kind());
             let at = self.now.plus_nanos(nanos(every).max(1));
-            let event = Event::Incident { index: index as u32, phase: Phase::GoesOn };
+            let event = Event::Incident { index: index as u32, phase: Phase::Repeats };
             self.queue.schedule(at, event);
         }
     }
 
     fn end_incident(&mut self, index: usize) {
-        if !self.network.ailments.end(index) {
+        if !self.network.active_faults.end(index) {
             return;
         }
         let fault = self.script.incidents[index].fault;
@@ -278,7 +278,7 @@ impl<F: Firmware> World<F> {
                 self.stop_nic(node);
                 return self.start_nic(node);
             }
-            // Whoever ended them once more since starts them.
+            // If the processes were ended again since, the later incident starts them.
             Fault::ProcessExit { .. } if self.script.exits[&node] == life => {}
             _ => return,
         }
@@ -287,37 +287,37 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// Whether a task that is ready has to wait: its host stands still, or is slow.
+    /// Returns whether a ready task must wait because its host is paused or slow; if so, postpones it.
     pub(super) fn put_off(&mut self, task: u32) -> bool {
         let node = self.executor.node_of(task);
-        if self.network.ailments.is_paused(node) {
+        if self.network.active_faults.is_paused(node) {
             self.script.frozen.push(task);
             return true;
         }
-        let Some(by) = self.network.ailments.run_late(node) else { return false };
+        let Some(by) = self.network.active_faults.run_late(node) else { return false };
         self.queue.schedule(self.now + by, Event::Task { task });
         true
     }
 
-    /// A task of a slow host has its turn.
+    /// Runs a task of a slow host, once its delay is over.
     pub(super) fn on_late_task(&mut self, task: u32) {
-        if self.network.ailments.is_paused(self.executor.node_of(task)) {
+        if self.network.active_faults.is_paused(self.executor.node_of(task)) {
             self.script.frozen.push(task);
         } else {
             self.run_task(task);
         }
     }
 
-    /// A NIC's next completion is there to be seen.
+    /// Makes a NIC's next completion visible.
     pub(super) fn publish_completion(&mut self, node: NodeId) {
         let nic = &mut self.nics[node.index()];
         let Some((port, completion)) = nic.next_completion() else { return };
-        let told = self.network.ailments.telling(node);
+        let told = self.network.active_faults.completion_fault(node);
         let (now, host) = (self.now, &nic.host);
         let telling = match told {
-            Telling::Usual if host.notice != Notice::Polled => {
+            CompletionFault::None if host.notice != Notice::Polled => {
                 let ends = self.shared.processors(|p| p.notify(node, now, host.notice_ns()));
-                Telling::Late(ends.unwrap_or(now).since(now))
+                CompletionFault::Late(ends.unwrap_or(now).since(now))
             }
             told => told,
         };

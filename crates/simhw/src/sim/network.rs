@@ -1,12 +1,12 @@
-//! The wires and switches: where frames go, and what becomes of them.
+//! The wires and switches: routes frames, and records their outcome.
 
+mod back_pressure;
 mod endings;
 mod looped;
-mod standstill;
 
 use std::collections::BTreeSet;
 
-use super::ailments::{Ailments, Damage};
+use super::active_faults::{ActiveFaults, Damage};
 use super::event_queue::{Event, EventQueue};
 use super::frames::FramePool;
 use super::shared::SharedMedia;
@@ -23,30 +23,30 @@ use crate::time::{Instant, Serializer, nanos};
 use crate::topology::{End, Link, LinkId, SwitchId, Topology};
 use crate::trace::Engine;
 
-use standstill::Standstill;
+use back_pressure::BackPressure;
 
-/// Frames, by what became of them. `sent == delivered + drops.total() + under way`, always.
+/// Counts of frames, by outcome. At any time, `sent == delivered + drops.total() + frames in flight`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Traffic {
-    /// Frames that NICs sent, and those that faults doubled.
+    /// Frames that NICs sent, and duplicates from faults.
     pub sent: u64,
     /// Frames that arrived whole.
     pub delivered: u64,
-    /// Frames that did not, by cause.
+    /// Frames that were dropped, by cause.
     pub drops: Drops,
 }
 
-/// A link as the network runs it.
+/// The state of a link.
 #[derive(Debug)]
 struct Wire {
     link: Link,
-    /// The switch output before it; `None` where it begins at a NIC.
+    /// The switch output that feeds the link; `None` if it begins at a NIC.
     output: Option<Output>,
-    /// Nanoseconds from a piece's last bit to its place in the next queue.
+    /// Nanoseconds from a piece's last bit until it enters the next queue.
     delay_ns: u64,
-    /// Bytes after which a cut-through switch at its end goes on; 0: after all of them.
+    /// Bytes after which a cut-through switch at the link's end forwards; 0 if it waits for the whole piece.
     cut_through: u32,
-    /// What the output's buffer holds, in its unit, unless a fault makes it smaller.
+    /// Capacity of the output's buffer, in its unit, without faults.
     capacity: u32,
 }
 
@@ -55,31 +55,31 @@ pub(super) struct Network {
     pub(super) frames: FramePool,
     pub(super) traffic: Traffic,
     pub(super) faults: Faults,
-    pub(super) ailments: Ailments,
+    pub(super) active_faults: ActiveFaults,
     pub(super) watch: Watch,
-    /// Pairs of nodes that are cut off from each other, in both directions, the lower first.
+    /// Partitioned pairs of nodes, each with the lower node first.
     pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
     pub(super) uplinks: Vec<Uplink>,
     wires: Vec<Wire>,
-    pub(super) standstill: Standstill,
+    pub(super) back_pressure: BackPressure,
     pub(super) shared: SharedMedia,
     pub(super) routes: Vec<Vec<Option<LinkId>>>,
     pub(super) hosts: Vec<(LinkId, LinkId)>,
     pub(super) framing: Framing,
     pub(super) rng: Rng,
-    /// Random stream of the secrets of all NICs' firmware.
+    /// Random stream for the secrets of all NICs' firmware.
     pub(super) secrets: Rng,
-    /// With cells, for each node: the frames whose last piece has not arrived, one for each NIC that
-    /// sends to it, in the order of those.
+    /// With cells, for each node: the frames whose last piece has not arrived, at most one for each sending
+    /// NIC, sorted by NIC.
     unfinished: Vec<Vec<(NodeId, u32)>>,
 }
 
-/// What a piece's arrival at a NIC means.
+/// The outcome of a piece's arrival.
 #[derive(Debug)]
 pub(super) enum Arrival {
-    /// The frame is whole.
+    /// The frame is complete at its NIC.
     Whole { node: NodeId, frame: u32 },
-    /// It goes on, or was dropped, or has more pieces to come.
+    /// The piece was forwarded or dropped, or more pieces must come.
     Nothing,
 }
 
@@ -97,12 +97,12 @@ impl Network {
             frames: FramePool::default(),
             traffic: Traffic::default(),
             faults: Faults::NONE,
-            ailments: Ailments::new(seed),
+            active_faults: ActiveFaults::new(seed),
             watch: Watch::default(),
             partitions: BTreeSet::new(),
             uplinks,
             wires,
-            standstill: Standstill::new(topology),
+            back_pressure: BackPressure::new(topology),
             shared,
             routes: topology.routes(),
             hosts: topology.hosts.clone(),
@@ -113,12 +113,12 @@ impl Network {
         }
     }
 
-    /// Bytes on the wire of a frame with `payload` bytes.
+    /// Returns the bytes on the wire of a frame with `payload` bytes.
     pub(super) const fn wire_bytes(&self, payload: usize) -> u32 {
         self.framing.wire_bytes((HEADER_BYTES + payload) as u32)
     }
 
-    /// Bytes of the first piece of a frame with `payload` bytes, and how many pieces it has.
+    /// Returns the bytes of the first piece of a frame with `payload` bytes, and its number of pieces.
     pub(super) const fn pieces(&self, payload: usize) -> (u32, u32) {
         let bytes = (HEADER_BYTES + payload) as u32;
         (self.framing.piece_bytes(bytes, 0), self.framing.pieces(bytes))
@@ -128,8 +128,8 @@ impl Network {
         self.wires.get(link.0 as usize)?.output.as_ref()
     }
 
-    /// A frame that will leave its NIC's line once it is there, at `ready`; it is on its way once
-    /// [`Network::launch`] is called. Returns when its last bit leaves.
+    /// Allocates a frame that is ready for its NIC's line at `ready`; [`Network::launch`] sends it. Returns its
+    /// key, and when its last bit leaves.
     pub(super) fn prepare(
         &mut self,
         origin: NodeId,
@@ -146,7 +146,7 @@ impl Network {
         } else {
             uplink.reserve(ready, on_wire, self.framing.piece_bytes(bytes, 0))
         };
-        let thefts = uplink.thefts();
+        let preemptions = uplink.preemptions();
         let key = self.frames.allocate(origin, header, line);
         let pieces = self.framing.pieces(bytes);
         let frame = self.frames.at(key);
@@ -154,11 +154,11 @@ impl Network {
         frame.outstanding = pieces as u16;
         frame.reserved = !header.is_urgent();
         frame.sent = sent;
-        frame.thefts = thefts;
+        frame.preemptions = preemptions;
         (key, leaves)
     }
 
-    /// Puts a prepared frame on its way.
+    /// Sends a prepared frame.
     pub(super) fn launch(&mut self, queue: &mut EventQueue, key: u32) {
         self.traffic.sent += 1;
         let frame = self.frames.at(key);
@@ -168,7 +168,7 @@ impl Network {
             let uplink = &mut self.uplinks[origin.index()];
             let on_wire = self.framing.wire_bytes(frame.header.frame_bytes() as u32);
             let nanos = uplink.rate().nanos_for(u64::from(on_wire));
-            frame.sent = uplink.steal(frame.sent, nanos);
+            frame.sent = uplink.preempt(frame.sent, nanos);
         }
         if self.is_cut(origin, destination) {
             self.leave_line(queue.now(), key);
@@ -178,16 +178,16 @@ impl Network {
         if !self.faults.is_none() && !self.apply_faults(queue, key) {
             return;
         }
-        if !self.ailments.is_none() {
-            self.frames.at(key).delay += self.ailments.held_up(origin, destination);
-            if self.ailments.is_doubled(origin) {
+        if !self.active_faults.is_none() {
+            self.frames.at(key).delay += self.active_faults.held_up(origin, destination);
+            if self.active_faults.is_doubled(origin) {
                 self.send_copy(queue, key, 0);
             }
         }
         self.send_piece(queue, key, 0);
     }
 
-    /// Sends the same frame once more.
+    /// Sends a copy of a frame.
     fn send_copy(&mut self, queue: &mut EventQueue, key: u32, delay: u64) {
         let copy = self.frames.duplicate(key);
         self.frames.at(copy).delay = delay;
@@ -196,7 +196,7 @@ impl Network {
         self.send_piece(queue, copy, 0);
     }
 
-    /// Draws this frame's faults; `false` if it is lost.
+    /// Draws this frame's faults; returns `false` if it is lost.
     fn apply_faults(&mut self, queue: &mut EventQueue, key: u32) -> bool {
         let faults = self.faults;
         if self.rng.chance(faults.loss) {
@@ -220,7 +220,7 @@ impl Network {
     fn is_cut(&mut self, from: NodeId, to: NodeId) -> bool {
         let pair = (from.min(to), from.max(to));
         !self.partitions.is_empty() && self.partitions.contains(&pair)
-            || !self.ailments.is_none() && self.ailments.is_cut(from, to)
+            || !self.active_faults.is_none() && self.active_faults.is_cut(from, to)
     }
 
     /// Schedules the arrival of a piece at the end of its NIC's uplink.
@@ -236,23 +236,23 @@ impl Network {
         let mut leaves = frame.line.send(frame.sent, bytes);
         if !frame.header.is_urgent() {
             let uplink_state = &self.uplinks[frame.origin.index()];
-            let (late, seen) = uplink_state.delayed(frame.thefts, leaves);
+            let (late, seen) = uplink_state.delayed(frame.preemptions, leaves);
             frame.line.delay(late);
-            frame.thefts = seen;
+            frame.preemptions = seen;
             leaves = leaves.plus_nanos(late);
         }
         frame.leaves = leaves;
         let mut at = self.arrival(uplink, destination, leaves, bytes);
         if !self.faults.jitter.is_zero() {
             let late = self.rng.between(0, nanos(self.faults.jitter));
-            // The next piece is scheduled when this one arrives, and never before that.
+            // The next piece is scheduled when this one arrives, so that the order is kept.
             at = at.plus_nanos(late);
         }
         at = at.plus_nanos(delay);
         queue.schedule(at, Event::Piece { link: uplink, frame: key, index });
     }
 
-    /// A piece reaches the end of a link.
+    /// Handles a piece at the end of a link.
     pub(super) fn on_piece(
         &mut self,
         queue: &mut EventQueue,
@@ -274,7 +274,7 @@ impl Network {
                 self.send_piece(queue, key, index + 1);
             }
         }
-        if !self.ailments.is_none() && self.is_lost_at(now, link, to, key) {
+        if !self.active_faults.is_none() && self.is_lost_at(now, link, to, key) {
             return Arrival::Nothing;
         }
         if last {
@@ -283,9 +283,9 @@ impl Network {
         self.arrive(queue, now, link, (key, index))
     }
 
-    /// Whether a fault takes the piece at the end of a link.
+    /// Draws the faults of a piece at the end of a link; returns whether it is lost.
     fn is_lost_at(&mut self, now: Instant, link: LinkId, to: End, key: u32) -> bool {
-        let lost = match self.ailments.on_piece(now, link) {
+        let lost = match self.active_faults.on_piece(now, link) {
             Some(Damage::Spoilt(cause)) => {
                 self.frames.at(key).lost.get_or_insert(cause);
                 None
@@ -296,7 +296,7 @@ impl Network {
         let frame = self.frames.at(key);
         let (origin, destination) = (frame.origin, frame.header.destination);
         let lost = lost.or_else(|| match to {
-            End::Switch(switch) => self.ailments.at_switch(switch, origin, destination),
+            End::Switch(switch) => self.active_faults.at_switch(switch, origin, destination),
             End::Nic(_) | End::Medium(_) => None,
         });
         if let Some(cause) = lost {
@@ -305,10 +305,10 @@ impl Network {
         lost.is_some()
     }
 
-    /// The link out of `switch` that leads to `destination`, unless a fault leads elsewhere.
+    /// Returns the link from `switch` to `destination`, or a wrong one if a fault misroutes the frame.
     fn way_out(&mut self, switch: SwitchId, destination: NodeId, key: u32) -> Option<LinkId> {
-        if !self.ailments.is_none()
-            && let Some(draw) = self.ailments.misroute(switch, key)
+        if !self.active_faults.is_none()
+            && let Some(draw) = self.active_faults.misroute(switch, key)
         {
             let to_node = |wire: &&Wire| {
                 wire.link.from == End::Switch(switch) && matches!(wire.link.to, End::Nic(_))
@@ -322,22 +322,22 @@ impl Network {
         self.routes[usize::from(switch.0)].get(destination.index()).copied().flatten()
     }
 
-    /// The faults of a link, or those of the output before it, have changed.
+    /// Applies changed faults of a link, or of the output that feeds it.
     pub(super) fn refresh(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
         let Some(wire) = self.wires.get_mut(link.0 as usize) else { return };
-        let rate = wire.link.profile.rate.percent(self.ailments.rate_percent(link));
+        let rate = wire.link.profile.rate.percent(self.active_faults.rate_percent(link));
         if let End::Nic(node) = wire.link.from {
             self.uplinks[node.index()].set_rate(rate);
         }
         let Some(output) = &mut wire.output else { return };
         output.set_rate(rate);
         let capacity =
-            u64::from(wire.capacity) * u64::from(self.ailments.buffer_percent(link)) / 100;
+            u64::from(wire.capacity) * u64::from(self.active_faults.buffer_percent(link)) / 100;
         output.set_buffer(capacity as u32);
-        self.set_still(queue, now, link);
+        self.update_stop(queue, now, link);
     }
 
-    /// A switch loses what waits in its outputs.
+    /// Drops all pieces that wait in a switch's outputs.
     pub(super) fn flush(&mut self, switch: SwitchId) {
         let mut pieces = Vec::new();
         for wire in self.wires.iter_mut().filter(|wire| wire.link.from == End::Switch(switch)) {
@@ -348,8 +348,8 @@ impl Network {
         }
     }
 
-    /// Whether an urgent frame took the line after this piece was scheduled and before it left; it
-    /// then comes later.
+    /// Returns whether an urgent frame preempted the line after this piece was scheduled and before it left. If
+    /// so, schedules its later arrival.
     fn was_delayed(
         &mut self,
         queue: &mut EventQueue,
@@ -363,12 +363,12 @@ impl Network {
             return false;
         }
         let uplink = &self.uplinks[frame.origin.index()];
-        let (late, seen) = uplink.delayed(frame.thefts, frame.leaves);
+        let (late, seen) = uplink.delayed(frame.preemptions, frame.leaves);
         if late == 0 {
             return false;
         }
         frame.line.delay(late);
-        frame.thefts = seen;
+        frame.preemptions = seen;
         frame.leaves = frame.leaves.plus_nanos(late);
         queue.schedule(now.plus_nanos(late), Event::Piece { link, frame: key, index });
         true
@@ -401,7 +401,7 @@ impl Network {
         }
     }
 
-    /// A piece has left its NIC.
+    /// Reports that a piece has left its NIC.
     fn watch_uplink(&mut self, link: LinkId, key: u32, index: u16) {
         if self.watch.is_on() {
             let frame = self.frames.at(key);
@@ -414,7 +414,7 @@ impl Network {
         }
     }
 
-    /// A switch output has sent its piece.
+    /// Handles a switch output that has sent its piece.
     pub(super) fn on_output_free(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
         let wire = &mut self.wires[link.0 as usize];
         let output = wire.output.as_mut().expect("only outputs become free");
@@ -422,8 +422,8 @@ impl Network {
             Some(departure) => self.depart(queue, link, departure),
             None => self.watch_queue(link),
         }
-        if self.standstill.is_on() {
-            self.let_go(queue, now);
+        if self.back_pressure.is_on() {
+            self.resume_links(queue, now);
         }
     }
 
@@ -441,17 +441,17 @@ impl Network {
         queue.schedule(at, Event::Piece { link, frame: piece.frame, index: piece.index });
     }
 
-    /// When a piece whose last bit leaves at `leaves` can be sent on at the link's end.
+    /// Returns when a piece whose last bit leaves at `leaves` can be forwarded at the link's end.
     fn arrival(&mut self, link: LinkId, to: NodeId, leaves: Instant, bytes: u32) -> Instant {
-        let late = if self.ailments.is_none() { 0 } else { self.ailments.late(link) };
+        let late = if self.active_faults.is_none() { 0 } else { self.active_faults.late(link) };
         let leaves = leaves.plus_nanos(late);
         let wire = &self.wires[link.0 as usize];
         let ahead = if wire.cut_through == 0 { 0 } else { self.ahead(wire, to, bytes) };
         Instant::from_nanos(leaves.as_nanos().saturating_sub(ahead)).plus_nanos(wire.delay_ns)
     }
 
-    /// By how much a cut-through switch begins before it has the piece. Onto a faster line it waits
-    /// for all of it: the line would run dry otherwise.
+    /// Returns by how much a cut-through switch begins before it has the whole piece. Before a faster line it
+    /// waits for the whole piece, as the line would otherwise underrun.
     fn ahead(&self, wire: &Wire, to: NodeId, bytes: u32) -> u64 {
         let End::Switch(switch) = wire.link.to else { return 0 };
         let rate = wire.link.profile.rate;

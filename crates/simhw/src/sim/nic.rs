@@ -5,7 +5,7 @@ mod hardware;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::ailments::Telling;
+use super::active_faults::CompletionFault;
 use super::clock::Clock;
 use super::event_queue::{Event, EventQueue, Scheduled};
 use super::uplink::Checkpoint;
@@ -225,14 +225,14 @@ impl Nic {
         &mut self,
         port: PortId,
         completion: &Completion,
-        telling: Telling,
+        telling: CompletionFault,
     ) -> Option<std::time::Duration> {
         let at = self.ports.at(port)?;
         match telling {
-            Telling::Usual => at.complete(completion),
-            Telling::Never => {}
-            Telling::Unheard => drop(at.complete_silently(completion)),
-            Telling::Late(by) => {
+            CompletionFault::None => at.complete(completion),
+            CompletionFault::Lost => {}
+            CompletionFault::Silent => drop(at.complete_silently(completion)),
+            CompletionFault::Late(by) => {
                 at.complete_silently(completion);
                 return Some(by);
             }

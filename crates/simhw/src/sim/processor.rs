@@ -1,11 +1,11 @@
-//! The hosts' processors: one a host, that tasks, interrupts and firmware take turns on.
+//! The hosts' processors: one a host, shared by tasks, interrupts and firmware.
 
 use super::executor::{SimHost, Sleep};
 use crate::id::NodeId;
 use crate::profile::{HostProfile, Ringing};
 use crate::time::Instant;
 
-/// The processors of all hosts, and what everything costs on them.
+/// The processors of all hosts, and the costs of work on them.
 #[derive(Debug)]
 pub(super) struct Processors {
     pub(super) profile: HostProfile,
@@ -14,9 +14,9 @@ pub(super) struct Processors {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Processor {
-    /// What has been asked of it is done.
+    /// When all requested work is done.
     free_at: Instant,
-    /// The kernel's handlers are done.
+    /// When the kernel's handlers are done.
     handlers_until: Instant,
     /// The task that ran last.
     task: Option<u32>,
@@ -27,19 +27,19 @@ impl Processors {
         Self { profile, nodes: vec![Processor::default(); nodes] }
     }
 
-    /// When a host's processor is free, and not before `now`.
+    /// Returns when a host's processor is free, at least `now`.
     pub(super) fn free_at(&self, node: NodeId, now: Instant) -> Instant {
         self.nodes[node.index()].free_at.max(now)
     }
 
-    /// Takes the processor once it is free; when that work is done.
+    /// Occupies the processor for `nanos` once it is free; returns when that work is done.
     pub(super) fn take(&mut self, node: NodeId, now: Instant, nanos: u64) -> Instant {
         let processor = &mut self.nodes[node.index()];
         processor.free_at = processor.free_at.max(now).plus_nanos(nanos);
         processor.free_at
     }
 
-    /// Takes the processor from whatever runs but another handler; when the handler is done.
+    /// Preempts anything but another handler for `nanos`; returns when the handler is done.
     pub(super) fn interrupt(&mut self, node: NodeId, now: Instant, nanos: u64) -> Instant {
         let processor = &mut self.nodes[node.index()];
         processor.free_at = processor.free_at.max(now).plus_nanos(nanos);
@@ -47,14 +47,15 @@ impl Processors {
         processor.handlers_until
     }
 
-    /// Tells who waits of a completion; when it is told. Whoever ran has given way meanwhile.
+    /// Notifies the waiting task of a completion by an interrupt; returns when that is done. The next task pays
+    /// for a context switch.
     pub(super) fn notify(&mut self, node: NodeId, now: Instant, nanos: u64) -> Instant {
         self.nodes[node.index()].task = None;
         self.interrupt(node, now, nanos)
     }
 
-    /// When the task can run, if that is not now: another one is at work, or the processor turns to
-    /// this one first.
+    /// Returns when the task can run, if that is not now: the processor is busy, or must switch to this task
+    /// first.
     pub(super) fn switch_to(&mut self, node: NodeId, now: Instant, task: u32) -> Option<Instant> {
         let free_at = self.free_at(node, now);
         if free_at > now {
@@ -65,7 +66,7 @@ impl Processors {
         (!same && cost > 0).then(|| self.take(node, now, cost))
     }
 
-    /// Rings a doorbell; when it is written.
+    /// Rings a doorbell; returns when it is written.
     pub(super) fn ring(&mut self, node: NodeId, now: Instant) -> Instant {
         match self.profile.ringing {
             Ringing::Mapped => self.free_at(node, now),
@@ -73,19 +74,19 @@ impl Processors {
         }
     }
 
-    /// The host has crashed: nothing is at work.
+    /// Resets the processor of a crashed host: no work is left.
     pub(super) fn reset(&mut self, node: NodeId) {
         self.nodes[node.index()] = Processor::default();
     }
 }
 
 impl SimHost {
-    /// Takes this host's processor for `nanos` nanoseconds of work: later, if others are at work, and
-    /// longer, if interrupts and firmware take it meanwhile. Without a host profile
-    /// ([`World::set_hosts`](super::World::set_hosts)) that is nothing but a sleep.
+    /// Occupies this host's processor for `nanos` nanoseconds of work. It begins later if others have the
+    /// processor, and takes longer if interrupts or firmware preempt it. Without a host profile
+    /// ([`World::set_hosts`](super::World::set_hosts)), it only sleeps.
     ///
     /// # Cancel safety
-    /// The work is done even if the future is dropped.
+    /// The work is charged even if the future is dropped.
     pub async fn compute(&self, nanos: u64) {
         let now = self.shared.now();
         let taken = self.shared.processors(|processors| processors.take(self.node, now, nanos));
@@ -93,7 +94,7 @@ impl SimHost {
         Sleep { shared: &self.shared, at, slot: None }.await;
     }
 
-    /// What this host costs.
+    /// Returns the costs of this host.
     #[must_use]
     pub fn profile(&self) -> HostProfile {
         self.shared.processors(|processors| processors.profile).unwrap_or_default()

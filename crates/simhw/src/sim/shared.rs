@@ -1,4 +1,4 @@
-//! Shared media in the network: who is on which, and when something happens there.
+//! The shared media of the network: their stations and events.
 
 use super::event_queue::{Event, EventQueue, Scheduled};
 use super::network::Network;
@@ -13,14 +13,14 @@ use crate::topology::{End, MediumId, Topology};
 #[derive(Debug)]
 pub(super) struct SharedMedia {
     media: Vec<Cable>,
-    /// For each node: its medium, and its station there.
+    /// For each node, its medium and its station there.
     stations: Vec<Option<(MediumId, usize)>>,
 }
 
 #[derive(Debug)]
 struct Cable {
     medium: Medium,
-    /// The event of its next change, and when that is.
+    /// The event of the medium's next change, and its instant (`due`).
     scheduled: Scheduled,
     due: Instant,
 }
@@ -48,17 +48,17 @@ impl SharedMedia {
         Self { media: topology.media.iter().enumerate().map(cable).collect(), stations }
     }
 
-    /// Whether the node is on that one.
+    /// Returns whether the node is on `medium`.
     pub(super) fn is_on(&self, node: NodeId, medium: MediumId) -> bool {
         self.stations[node.index()].is_some_and(|(of, _)| of == medium)
     }
 
-    /// Whether the node sends over a shared medium.
+    /// Returns whether the node sends over a shared medium.
     pub(super) fn has(&self, node: NodeId) -> bool {
         self.stations[node.index()].is_some()
     }
 
-    /// `at`, or when something happens on the node's medium, if that is later: no frame leaves before.
+    /// Returns `at`, or the next event of the node's medium if that is later: no frame leaves before it.
     pub(super) fn not_before(&self, node: NodeId, at: Instant) -> Instant {
         let Some((medium, _)) = self.stations[node.index()] else { return at };
         let cable = &self.media[usize::from(medium.0)];
@@ -81,11 +81,11 @@ impl SharedMedia {
 }
 
 impl Network {
-    /// Hands all pieces of a frame to the station of its NIC.
+    /// Submits all pieces of a frame to the station of its NIC.
     pub(super) fn share(&mut self, queue: &mut EventQueue, key: u32) {
         let frame = self.frames.at(key);
         let (medium, station) =
-            self.shared.stations[frame.origin.index()].expect("asked by who is on one");
+            self.shared.stations[frame.origin.index()].expect("the sender is on a medium");
         let (now, ready, pieces) = (queue.now(), frame.sent, frame.pieces);
         let (urgent, bytes) = (frame.header.is_urgent(), frame.header.frame_bytes() as u32);
         let cable = &mut self.shared.media[usize::from(medium.0)].medium;
@@ -97,7 +97,7 @@ impl Network {
         self.shared.reschedule(queue, medium);
     }
 
-    /// A frame is lost before it was handed to its station.
+    /// Removes the reservation of a frame that is lost before it reaches its station.
     pub(super) fn leave_line(&mut self, now: Instant, key: u32) {
         let frame = self.frames.at(key);
         let (origin, reserved) = (frame.origin, frame.reserved);
@@ -106,7 +106,7 @@ impl Network {
         }
     }
 
-    /// Something happens on a shared medium.
+    /// Handles the events of a shared medium that are due.
     pub(super) fn on_medium(&mut self, queue: &mut EventQueue, now: Instant, medium: MediumId) {
         let cable = usize::from(medium.0);
         self.shared.media[cable].due = Instant::FAR_FUTURE;
@@ -127,7 +127,7 @@ impl Network {
         self.shared.reschedule(queue, medium);
     }
 
-    /// A piece has crossed the medium, if its destination is there.
+    /// Forwards a piece that has crossed the medium, if its destination is on it.
     fn pass(&mut self, queue: &mut EventQueue, piece: Piece, medium: MediumId, at: Instant) {
         let frame = self.frames.at(piece.frame);
         if frame.header.destination == NodeId::EVERYBODY {

@@ -1,4 +1,4 @@
-//! One turn of a NIC's firmware: what it is handed, what it takes, what comes of it.
+//! One turn of a NIC's firmware: its event, its requests, and their effects.
 
 use super::World;
 use super::event_queue::Event;
@@ -10,7 +10,7 @@ use crate::region::Payload;
 use crate::time::Instant;
 use crate::trace::Engine;
 
-/// The frame that a turn is about, out of the pool for as long; an empty one where it is about none.
+/// The frame that a turn handles, taken out of the pool meanwhile; empty if the turn handles none.
 #[derive(Default)]
 struct Current {
     header: Header,
@@ -20,7 +20,7 @@ struct Current {
 }
 
 impl<F: Firmware> World<F> {
-    /// Gives the coprocessor something to do, now or when it is free.
+    /// Gives the coprocessor an event, now or when it is free.
     pub(super) fn dispatch(&mut self, node: NodeId, work: Work) {
         let nic = &mut self.nics[node.index()];
         if nic.busy_until <= self.now && nic.inbox.is_empty() {
@@ -33,7 +33,7 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// The coprocessor is free: it takes up what waits for it.
+    /// Handles the next waiting event of a coprocessor that has become free.
     pub(super) fn on_coprocessor(&mut self, node: NodeId) {
         if let Some(work) = self.nics[node.index()].inbox.pop_front() {
             self.turn(node, work, false);
@@ -49,7 +49,7 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// One turn of one NIC's firmware, which was idle or not.
+    /// Runs one turn of a NIC's firmware. `idle` says that the coprocessor was not busy.
     fn turn(&mut self, node: NodeId, work: Work, idle: bool) {
         let nic = &mut self.nics[node.index()];
         let mut current = Current::default();
@@ -68,8 +68,8 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) if !nic.take_alarm(timer) => return,
             _ => {}
         }
-        let ailments = &mut self.network.ailments;
-        let times = if ailments.is_none() { 1 } else { ailments.instruction_times(node) };
+        let active_faults = &mut self.network.active_faults;
+        let times = if active_faults.is_none() { 1 } else { active_faults.instruction_times(node) };
         let mut hw = SimHardware {
             nic,
             network: &mut self.network,
@@ -100,15 +100,16 @@ impl<F: Firmware> World<F> {
             self.nics[node.index()].offered = false;
             self.network.deliver(key);
         }
-        if self.network.standstill.is_on() {
+        if self.network.back_pressure.is_on() {
             self.offer(node);
         }
     }
 
-    /// The coprocessor, or the host's processor in its place, is at work until `reached`, or longer.
+    /// Keeps the coprocessor, or the host's processor in its place, busy until `reached`, or longer with a
+    /// fault.
     fn keep_busy(&mut self, node: NodeId, work: Work, mut reached: Instant, frame: Option<u64>) {
-        if !self.network.ailments.is_none()
-            && let Some(by) = self.network.ailments.overrun(node)
+        if !self.network.active_faults.is_none()
+            && let Some(by) = self.network.active_faults.overrun(node)
         {
             reached += by;
         }
@@ -123,7 +124,7 @@ impl<F: Firmware> World<F> {
     }
 }
 
-/// Calls the handler for `work`; the port that is closed now, if one is.
+/// Calls the handler for `work`; returns the port that it has closed, if any.
 fn call<F: Firmware>(
     firmware: &mut F,
     hw: &mut SimHardware<'_>,
@@ -153,7 +154,7 @@ fn call<F: Firmware>(
         Work::DmaDone(dma) => firmware.on_dma_done(hw, dma),
         Work::Timer(timer) => {
             firmware.on_timer(hw, timer);
-            // The firmware may have taken the last that was posted just now.
+            // The firmware may just have taken a closed port's last command.
             let nic = &mut hw.nic;
             let gone = (0..nic.leaving.len()).find(|at| nic.ports.at(nic.leaving[*at]).is_none());
             if let Some(port) = gone.map(|at| nic.leaving.swap_remove(at)) {

@@ -1,29 +1,29 @@
-//! A NIC's line: frames leave it in the order in which they were given to it, and urgent ones
-//! between two pieces of others, as cells of one circuit pass between those of another.
+//! A NIC's line. Frames leave it in the order in which they were submitted; urgent ones leave between two
+//! pieces of others, as cells of one ATM circuit pass between those of another.
 
 use std::collections::VecDeque;
 
 use crate::time::{Instant, LineRate, Serializer};
 
-/// Times at which urgent frames took the line that are remembered for frames under way.
-const THEFTS: usize = 4096;
+/// Preemptions by urgent frames that are remembered for frames in flight.
+const PREEMPTIONS: usize = 4096;
 
-/// When a frame has the line.
+/// The reservation of a frame on the line.
 #[derive(Clone, Copy, Debug)]
 struct Reserved {
-    /// Its first bit leaves, or its first since an urgent frame passed it.
+    /// When its first bit leaves, or its first bit since an urgent frame preempted it.
     begins: Instant,
     leaves: Instant,
-    /// When it was to leave before urgent ones passed it.
+    /// When it was to leave before urgent frames preempted it.
     promised: Instant,
     piece_ns: u64,
 }
 
-/// What an abort puts back.
+/// The state that an abort restores.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checkpoint {
     line: Serializer,
-    /// Frames that were ever given the line.
+    /// Number of frames ever reserved.
     given: u64,
 }
 
@@ -31,15 +31,15 @@ pub(super) struct Checkpoint {
 pub(super) struct Uplink {
     line: Serializer,
     reserved: VecDeque<Reserved>,
-    /// Frames that have left.
+    /// Number of frames that have left.
     gone: u64,
-    /// The last urgent frame has left.
+    /// When the last urgent frame has left.
     urgent_free: Instant,
-    /// From which instant on all others were delayed, and by how many nanoseconds.
-    thefts: VecDeque<(Instant, u64)>,
-    /// Thefts that are forgotten.
+    /// Preemptions: from which instant on the other frames were delayed, and by how many nanoseconds.
+    preemptions: VecDeque<(Instant, u64)>,
+    /// Number of preemptions that were forgotten.
     forgotten: u64,
-    /// The line is a shared medium: frames leave when [`Uplink::depart`] says so.
+    /// True if the line is a shared medium: frames leave when [`Uplink::depart`] is called.
     shared: bool,
 }
 
@@ -50,7 +50,7 @@ impl Uplink {
             reserved: VecDeque::new(),
             gone: 0,
             urgent_free: Instant::ZERO,
-            thefts: VecDeque::new(),
+            preemptions: VecDeque::new(),
             forgotten: 0,
             shared,
         }
@@ -60,12 +60,12 @@ impl Uplink {
         self.line.rate()
     }
 
-    /// The line has another rate from now on; frames that were given it keep their times.
+    /// Changes the rate of the line from now on; frames with a reservation keep their times.
     pub(super) const fn set_rate(&mut self, rate: LineRate) {
         self.line.set_rate(rate);
     }
 
-    /// Frames that have not left, and when the first of them will have.
+    /// Returns the number of frames that have not left, and when the first of them leaves.
     pub(super) fn waiting(&mut self, now: Instant) -> (usize, Instant) {
         while !self.shared && self.reserved.front().is_some_and(|frame| frame.leaves <= now) {
             self.reserved.pop_front();
@@ -74,7 +74,8 @@ impl Uplink {
         (self.reserved.len(), self.reserved.front().map_or(now, |frame| frame.leaves))
     }
 
-    /// The first frame has left a shared medium, or was given up; all others leave so much later.
+    /// Removes the first frame, which has left a shared medium or was dropped. If it is late, all others are
+    /// late by the same time.
     pub(super) fn depart(&mut self, now: Instant) {
         let Some(first) = self.reserved.pop_front() else { return };
         self.gone += 1;
@@ -86,7 +87,7 @@ impl Uplink {
         self.line.delay(late);
     }
 
-    /// Nanoseconds by which the last frame leaves later than was said.
+    /// Returns by how many nanoseconds the last frame leaves later than promised.
     pub(super) fn lag(&self) -> u64 {
         self.reserved.back().map_or(0, |frame| frame.leaves.nanos_since(frame.promised))
     }
@@ -101,8 +102,8 @@ impl Uplink {
         self.reserved.truncate(usize::try_from(keep).unwrap_or(usize::MAX));
     }
 
-    /// Reserves the line for a frame that is there at `ready`; the line as it is before it, the
-    /// instant from which on it counts, and when its last bit leaves.
+    /// Reserves the line for a frame that is ready at `ready`. Returns the line as it is before the frame, the
+    /// instant from which the frame counts, and when its last bit leaves.
     pub(super) fn reserve(
         &mut self,
         ready: Instant,
@@ -118,7 +119,7 @@ impl Uplink {
         (before, ready, leaves)
     }
 
-    /// When an urgent frame that is there at `ready` could begin: at the next end of a piece.
+    /// Returns when an urgent frame that is ready at `ready` could begin: at the next end of a piece.
     pub(super) fn urgent_begin(&self, ready: Instant) -> Instant {
         let at = ready.max(self.urgent_free);
         match self.reserved.iter().find(|frame| frame.leaves > at) {
@@ -130,8 +131,8 @@ impl Uplink {
         }
     }
 
-    /// Gives an urgent frame the line for `nanos`; what has not left by then waits for it.
-    pub(super) fn steal(&mut self, ready: Instant, nanos: u64) -> Instant {
+    /// Preempts the line for an urgent frame of `nanos`; frames that have not left by then are delayed.
+    pub(super) fn preempt(&mut self, ready: Instant, nanos: u64) -> Instant {
         let begins = self.urgent_begin(ready);
         let ends = begins.plus_nanos(nanos);
         self.urgent_free = ends;
@@ -148,25 +149,25 @@ impl Uplink {
                 if frame.begins < begins { ends } else { frame.begins.plus_nanos(delay) };
         }
         self.line.delay(delay);
-        if self.thefts.len() == THEFTS {
-            self.thefts.pop_front();
+        if self.preemptions.len() == PREEMPTIONS {
+            self.preemptions.pop_front();
             self.forgotten += 1;
         }
-        self.thefts.push_back((begins, delay));
+        self.preemptions.push_back((begins, delay));
         begins
     }
 
-    /// How often urgent frames have taken the line.
-    pub(super) fn thefts(&self) -> u64 {
-        self.forgotten + self.thefts.len() as u64
+    /// Returns how often urgent frames have preempted the line.
+    pub(super) fn preemptions(&self) -> u64 {
+        self.forgotten + self.preemptions.len() as u64
     }
 
-    /// How much later a piece leaves that was to leave at `leaves`, for what was stolen since
-    /// `seen`; and what is seen now.
+    /// Returns by how much a piece that was to leave at `leaves` is later because of preemptions since `seen`,
+    /// and the count of those seen now.
     pub(super) fn delayed(&self, mut seen: u64, leaves: Instant) -> (u64, u64) {
         let mut delay = 0;
         while let Some(&(at, by)) =
-            self.thefts.get(usize::try_from(seen.saturating_sub(self.forgotten)).unwrap_or(0))
+            self.preemptions.get(usize::try_from(seen.saturating_sub(self.forgotten)).unwrap_or(0))
             && leaves.plus_nanos(delay) > at
         {
             delay += by;
@@ -189,12 +190,12 @@ mod tests {
         let at = Instant::from_nanos;
         let (_, _, leaves) = uplink.reserve(at(0), CELL * 10, CELL);
         assert_eq!(leaves, at(10_000));
-        assert_eq!(uplink.steal(at(2_500), 2_000), at(3_000));
+        assert_eq!(uplink.preempt(at(2_500), 2_000), at(3_000));
         assert_eq!(uplink.waiting(at(2_500)), (1, at(12_000)));
         // A piece that had left is not delayed; the next one is.
         assert_eq!(uplink.delayed(0, at(3_000)), (0, 0));
         assert_eq!(uplink.delayed(0, at(4_000)), (2_000, 1));
-        assert_eq!(uplink.steal(at(4_000), 2_000), at(5_000));
+        assert_eq!(uplink.preempt(at(4_000), 2_000), at(5_000));
         let (_, _, leaves) = uplink.reserve(at(4_000), CELL, CELL);
         assert_eq!(leaves, at(15_000));
     }
@@ -204,9 +205,9 @@ mod tests {
         let mut uplink = Uplink::new(LineRate::mbps(424), false);
         let at = Instant::from_nanos;
         uplink.reserve(at(5_000), CELL, CELL);
-        assert_eq!(uplink.steal(at(1_000), 1_000), at(1_000));
+        assert_eq!(uplink.preempt(at(1_000), 1_000), at(1_000));
         assert_eq!(uplink.waiting(at(1_000)), (1, at(6_000)));
-        assert_eq!(uplink.steal(at(4_500), 1_000), at(4_500));
+        assert_eq!(uplink.preempt(at(4_500), 1_000), at(4_500));
         assert_eq!(uplink.waiting(at(4_500)), (1, at(6_500)));
     }
 
@@ -224,7 +225,7 @@ mod tests {
                 now = now.plus_nanos(gap);
                 let nanos = u64::from(cells) * 1_000;
                 if urgent {
-                    let begins = uplink.steal(now, nanos);
+                    let begins = uplink.preempt(now, nanos);
                     prop_assert!(begins >= now && begins >= urgent_ends);
                     prop_assert!(begins.nanos_since(now.max(urgent_ends)) <= 1_000);
                     urgent_ends = begins.plus_nanos(nanos);

@@ -1,4 +1,4 @@
-//! What can be seen of a world, and set in it, from outside.
+//! The interface of a world for observing and configuring it.
 
 use super::network::Traffic;
 use super::processor::Processors;
@@ -13,7 +13,7 @@ use crate::topology::{LinkId, MediumId};
 use crate::trace::Record;
 
 impl<F: Firmware> World<F> {
-    /// Sets what hosts cost from now on, all of them; nothing until then.
+    /// Sets the costs of all hosts from now on; before, hosts cost nothing.
     pub fn set_hosts(&mut self, profile: HostProfile) {
         self.shared.set_processors(Processors::new(profile, self.nics.len()));
         for nic in &mut self.nics {
@@ -21,29 +21,29 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// Calls `tracer` for everything that happens from now on; it changes nothing.
+    /// Calls `tracer` for each event from now on; this does not affect the run.
     pub fn set_tracer(&mut self, tracer: impl FnMut(TraceEvent) + Send + 'static) {
         self.tracer = Some(Box::new(tracer));
     }
 
-    /// Shows `observer` everything that happens from now on; it changes nothing.
+    /// Passes each record from now on to `observer`; this does not affect the run.
     pub fn observe(&mut self, observer: impl FnMut(&Record<'_>) + Send + 'static) {
         self.network.watch.observer = Some(Box::new(observer));
     }
 
-    /// The time.
+    /// Returns the time.
     #[must_use]
     pub const fn now(&self) -> Instant {
         self.now
     }
 
-    /// Frames, by what became of them.
+    /// Returns counts of frames, by outcome.
     #[must_use]
     pub const fn traffic(&self) -> &Traffic {
         &self.network.traffic
     }
 
-    /// Whether a node's NIC runs.
+    /// Returns whether a node's NIC runs.
     ///
     /// # Panics
     /// If there is no such node.
@@ -52,7 +52,7 @@ impl<F: Firmware> World<F> {
         self.nics[node.index()].up
     }
 
-    /// Ports that the NIC of `node` has open.
+    /// Returns the number of open ports of `node`.
     ///
     /// # Panics
     /// If there is no such node.
@@ -61,31 +61,31 @@ impl<F: Firmware> World<F> {
         self.nics[node.index()].ports.open()
     }
 
-    /// Frames under way.
+    /// Returns the number of frames in flight.
     #[must_use]
     pub fn frames_under_way(&self) -> usize {
         self.network.frames.len()
     }
 
-    /// Tasks that have not ended.
+    /// Returns the number of tasks that have not ended.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.executor.tasks()
     }
 
-    /// The switch output before `link`; `None` where it begins at a NIC.
+    /// Returns the switch output that feeds `link`; `None` if the link begins at a NIC.
     #[must_use]
     pub fn output(&self, link: LinkId) -> Option<&Output> {
         self.network.output(link)
     }
 
-    /// What a shared medium has carried; `None` if there is no such medium.
+    /// Returns the counters of a shared medium; `None` if there is no such medium.
     #[must_use]
     pub fn medium(&self, medium: MediumId) -> Option<&MediumStats> {
         self.network.shared.stats(medium)
     }
 
-    /// The firmware of `node`, to look at.
+    /// Returns the firmware of `node`, to inspect it.
     ///
     /// # Panics
     /// If there is no such node.
@@ -94,19 +94,19 @@ impl<F: Firmware> World<F> {
         &self.firmware[node.index()]
     }
 
-    /// Events that have happened.
+    /// Returns the number of events so far.
     #[must_use]
     pub const fn events(&self) -> u64 {
         self.events
     }
 
-    /// Whether what happens from now on goes into the digest: it does, unless somebody measures what
-    /// that costs.
+    /// Sets whether events from now on go into the digest. Default: on; turn it off only to measure the
+    /// digest's cost.
     pub const fn set_digesting(&mut self, on: bool) {
         self.digesting = on;
     }
 
-    /// A number that everything that happened has gone into.
+    /// Returns the digest of all events so far.
     #[must_use]
     pub const fn digest(&self) -> u64 {
         self.digest

@@ -1,4 +1,4 @@
-//! What the world shows to whoever observes it.
+//! Reports a world's records to its observer.
 
 use super::frames::InFlight;
 use crate::drops::DropCause;

@@ -1,19 +1,19 @@
-//! What a full switch port drops: tail drop, partial and early packet discard.
+//! Discard rules of a full switch port: tail drop, partial and early packet discard.
 //!
-//! Early packet discard is Romanow and Floyd's ("Dynamics of TCP traffic over ATM networks", 1995):
-//! a frame is refused at its first piece, whole, so that a congested line carries no corpses.
+//! Early packet discard follows Romanow and Floyd ("Dynamics of TCP traffic over ATM networks", 1995): a frame
+//! is refused whole, at its first piece, so that a congested line carries no useless pieces.
 
 use std::fmt;
 
 use crate::drops::DropCause;
 use crate::switch::Piece;
 
-/// How full a port's buffer is, in the buffer's unit.
+/// The occupancy of a port's buffer, in the buffer's unit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Occupancy {
-    /// In the buffer, with what is being sent.
+    /// Occupied space, including the piece that is being sent.
     pub used: u32,
-    /// What it holds.
+    /// Capacity.
     pub capacity: u32,
 }
 
@@ -23,47 +23,47 @@ impl Occupancy {
     }
 }
 
-/// Which pieces a port refuses.
+/// A rule that selects the pieces that a port refuses.
 pub trait Discard: fmt::Debug + Send {
-    /// Whether a piece that costs `cost` is taken in. A rule must refuse what does not fit.
+    /// Decides on a piece that takes `cost` of the buffer. A rule must refuse a piece that does not fit.
     ///
     /// # Errors
-    /// The cause for which it is dropped.
+    /// The cause for which the piece is dropped.
     fn admit(&mut self, piece: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause>;
 
-    /// No more pieces of `frame` come; a rule that remembers frames forgets this one.
+    /// Notifies the rule that no more pieces of `frame` follow, so that it can forget the frame.
     fn forget(&mut self, frame: u32) {
         let _ = frame;
     }
 }
 
-/// A shipped rule, by name.
+/// One of the discard rules of this module.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum DiscardPolicy {
-    /// What does not fit is dropped.
+    /// Drops a piece that does not fit.
     #[default]
     Tail,
-    /// ... and the rest of its frame with it.
+    /// Drops a piece that does not fit, and the rest of its frame.
     Partial,
-    /// Frames are refused whole while the buffer is fuller than this many thousandths.
+    /// Refuses whole frames while the buffer is fuller than a threshold.
     Early {
         /// Thousandths of the capacity.
         threshold: u16,
     },
-    /// Nothing is dropped: what does not fit stays on its link, which stands still with all behind it, as a
-    /// Myrinet's do, and so does the link to a NIC that has no room or whose firmware
-    /// [leaves](crate::hardware::Hardware::leave) a frame there. In `sim` only, and copies of frames to
-    /// everybody are dropped all the same; a switch in real time has no link to hold, and drops what does not
-    /// fit.
+    /// Drops nothing (back-pressure): a piece that does not fit stays on its link, which stalls with all pieces
+    /// behind it, as in Myrinet. The link to a NIC stalls as well, if the NIC has no space or its firmware
+    /// [leaves](crate::hardware::Hardware::leave) a frame there. Only `sim` supports it, and copies of
+    /// broadcast frames are dropped nevertheless. A switch in real time cannot stall a link, and drops pieces
+    /// that do not fit.
     HoldUp,
 }
 
 impl DiscardPolicy {
-    /// Early discard from four fifths on, a common setting of ATM switches.
+    /// Early discard from four fifths of the capacity, a common setting of ATM switches.
     pub const EARLY: Self = Self::Early { threshold: 800 };
 
-    /// The rule, ready to be used by one port.
+    /// Creates the rule for one port.
     #[must_use]
     pub fn build(self) -> Box<dyn Discard> {
         match self {
@@ -74,7 +74,7 @@ impl DiscardPolicy {
     }
 }
 
-/// Drops what does not fit.
+/// Drops a piece that does not fit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TailDrop;
 
@@ -84,16 +84,16 @@ impl Discard for TailDrop {
     }
 }
 
-/// Most frames that a rule remembers at once; past that it forgets the oldest. A port that is told of
-/// frames that end elsewhere ([`Discard::forget`]) remembers at most one of each sender.
+/// Most frames that a rule remembers; beyond that it forgets the oldest. A port that is notified of frames that
+/// end elsewhere ([`Discard::forget`]) remembers at most one per sender.
 const MOST_REMEMBERED: usize = 1024;
 
-/// Some of the frames that are passing.
+/// A set of passing frames.
 #[derive(Debug, Default)]
 struct Frames(Vec<u32>);
 
 impl Frames {
-    /// Remembers the piece's frame, if more of it is to come.
+    /// Adds the piece's frame, if more of it follows.
     fn remember(&mut self, piece: &Piece) {
         if piece.last {
             return;
@@ -104,7 +104,7 @@ impl Frames {
         self.0.push(piece.frame);
     }
 
-    /// Whether the piece's frame is remembered; it is forgotten with its last piece.
+    /// Returns whether the piece's frame is in the set; its last piece removes it.
     fn recall(&mut self, piece: &Piece) -> bool {
         let known = self.0.contains(&piece.frame);
         if known && piece.last {
@@ -118,11 +118,11 @@ impl Frames {
     }
 }
 
-/// Drops what does not fit, and the rest of its frame but for the last piece, so that the receiver
-/// can tell where the next frame begins.
+/// Drops a piece that does not fit, and the rest of its frame except the last piece, by which the receiver
+/// recognizes where the next frame begins.
 #[derive(Debug, Default)]
 pub struct PartialPacketDiscard {
-    /// Frames of which a piece was dropped and the last has not passed.
+    /// Frames that have lost a piece and whose last piece has not passed.
     broken: Frames,
 }
 
@@ -144,18 +144,18 @@ impl Discard for PartialPacketDiscard {
     }
 }
 
-/// Refuses whole frames, at their first piece, while the buffer is fuller than a threshold. What
-/// was let in and then does not fit is discarded in part.
+/// Refuses whole frames, at their first piece, while the buffer is fuller than a threshold. If a later piece of
+/// an admitted frame does not fit, the frame is discarded in part.
 #[derive(Debug)]
 pub struct EarlyPacketDiscard {
     threshold: u16,
-    /// Frames that were refused whole and whose last piece has not come.
+    /// Frames that were refused and whose last piece has not come.
     refused: Frames,
     admitted: PartialPacketDiscard,
 }
 
 impl EarlyPacketDiscard {
-    /// Refuses from `threshold` thousandths of the capacity on.
+    /// Creates a rule that refuses frames from `threshold` thousandths of the capacity on.
     #[must_use]
     pub fn new(threshold: u16) -> Self {
         let (refused, admitted) = Default::default();

@@ -1,4 +1,4 @@
-//! A run as a pcapng file: a frame at the end of each link that it passed, and where it was lost.
+//! Writes a run as a pcapng file: each frame at the end of each link that it passed, and where it was dropped.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -16,19 +16,19 @@ use super::{Record, Sighting};
 use crate::time::Instant;
 use crate::topology::{End, LinkId, Topology};
 
-/// LINKTYPE_USER0: what private captures use; the dissector claims it.
+/// LINKTYPE_USER0, for private captures; the dissector registers it.
 const LINK_TYPE: u32 = 147;
 /// Nanoseconds, as an exponent of ten.
 const RESOLUTION: u8 = 9;
-/// Flags of a packet: seen on its way in, and out.
+/// Flags of a packet: inbound and outbound.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 
-/// Writes frames with nanosecond stamps: an interface for each link, named after its ends, and one
-/// more, `drops`, for frames that were lost, each with its cause as a comment.
+/// Writes frames with nanosecond timestamps. Each link is an interface, named after its ends. One more
+/// interface, `drops`, has the dropped frames, each with its cause as a comment.
 pub struct PcapngWriter<W: Write> {
     out: PcapNgWriter<W>,
-    /// For each link, how its frames are marked.
+    /// For each link, the flags of its frames.
     flags: Vec<u32>,
     names: Vec<String>,
     bytes: Vec<u8>,
@@ -51,7 +51,7 @@ impl<W: Write> PcapngWriter<W> {
     /// Begins a file for runs on `topology`.
     ///
     /// # Errors
-    /// What the writer answers.
+    /// Errors of the underlying writer.
     pub fn new(out: W, topology: &Topology) -> io::Result<Self> {
         let mut writer = Self {
             out: PcapNgWriter::new(out).map_err(failed)?,
@@ -86,10 +86,10 @@ impl<W: Write> PcapngWriter<W> {
         self.out.write_pcapng_block(block).map(drop).map_err(failed)
     }
 
-    /// Writes what a record says of a frame, if it does.
+    /// Writes the frame of a record, if the record has one to write.
     ///
     /// # Errors
-    /// What the writer answers.
+    /// Errors of the underlying writer.
     pub fn record(&mut self, record: &Record<'_>) -> io::Result<()> {
         match *record {
             Record::Passed { at, link, frame } => {
@@ -127,7 +127,7 @@ impl<W: Write> PcapngWriter<W> {
         self.out.write_pcapng_block(block).map(drop).map_err(failed)
     }
 
-    /// What was written to.
+    /// Returns the underlying writer.
     pub fn into_inner(self) -> W {
         self.out.into_inner()
     }

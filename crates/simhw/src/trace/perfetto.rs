@@ -1,9 +1,8 @@
-//! A run as a Perfetto trace: a track for each engine of each NIC, for each link and each queue, and
-//! arrows that follow each frame across them.
+//! Writes a run as a Perfetto trace: a track for each engine of each NIC, each link and each queue, and arrows
+//! that follow each frame across them.
 //!
-//! The format is Perfetto's own, a stream of `TracePacket`s with synthetic track events. The messages
-//! below have the fields that are written, under the numbers of `protos/perfetto/trace` in Perfetto's
-//! sources.
+//! The format is Perfetto's own, a stream of `TracePacket`s with synthetic track events. The messages below
+//! have only the fields that are written, with the numbers of `protos/perfetto/trace` in Perfetto's sources.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -86,7 +85,7 @@ const SLICE_END: i32 = 2;
 const INSTANT: i32 = 3;
 const COUNTER: i32 = 4;
 
-/// One lane of the picture.
+/// One track of the trace.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Track {
     Engine(Engine),
@@ -97,17 +96,17 @@ enum Track {
     Faults,
 }
 
-/// Writes tracks: one process for each node, with its engines and its uplink, and one for the network,
-/// with the switches' links and queues, the drops and the faults.
+/// Writes tracks: one process for each node, with its engines and its uplink, and one for the network, with the
+/// switches' links and queues, the drops and the faults.
 pub struct PerfettoWriter<W: Write> {
     out: W,
-    /// For each link, its name and the node that it leaves, if it leaves one.
+    /// For each link, its name, and the node that it leaves if it begins at one.
     links: Vec<(String, Option<u16>)>,
-    /// Each track's number, and the end of its last slice.
+    /// For each track, its number and the end of its last slice.
     tracks: BTreeMap<Track, (u64, Instant)>,
     processes: BTreeMap<Option<u16>, u64>,
     next: u64,
-    /// What frames under way are called.
+    /// Names of frames in flight.
     names: BTreeMap<u64, String>,
 }
 
@@ -138,10 +137,10 @@ impl<W: Write> PerfettoWriter<W> {
         }
     }
 
-    /// Writes what a record says.
+    /// Writes a record.
     ///
     /// # Errors
-    /// What the writer answers.
+    /// Errors of the underlying writer.
     pub fn record(&mut self, record: &Record<'_>) -> io::Result<()> {
         match *record {
             Record::Sent { frame, .. } => {
@@ -188,11 +187,11 @@ impl<W: Write> PerfettoWriter<W> {
     ) -> io::Result<()> {
         let track = Track::Engine(engine);
         let (_, free) = self.track(track)?;
-        // Slices of a track follow each other: doorbells ring at once, and times on a line are
+        // Slices of a track must not overlap, but doorbells may ring at the same time, and times on a line are
         // rounded.
         let begins = begins.max(free);
         let ends = ends.max(begins);
-        self.tracks.get_mut(&track).expect("named above").1 = ends;
+        self.tracks.get_mut(&track).expect("created above").1 = ends;
         let known = frame.and_then(|number| self.names.get(&number));
         let name = known.map_or_else(|| what.to_owned(), |name| format!("{what} {name}"));
         let annotate =
@@ -235,7 +234,7 @@ impl<W: Write> PerfettoWriter<W> {
 
     fn packet(&mut self, packet: TracePacket) -> io::Result<()> {
         let packet = TracePacket { trusted_packet_sequence_id: Some(1), ..packet };
-        // A trace is a message of packets, and so the packets' messages one after another.
+        // A trace is a message of packets; the messages of single packets can therefore be concatenated.
         self.out.write_all(&Trace { packet: vec![packet] }.encode_to_vec())
     }
 
@@ -244,7 +243,7 @@ impl<W: Write> PerfettoWriter<W> {
         self.next
     }
 
-    /// The number of a track, and the end of its last slice.
+    /// Returns the number of a track and the end of its last slice; creates the track if it is new.
     fn track(&mut self, track: Track) -> io::Result<(u64, Instant)> {
         if let Some(known) = self.tracks.get(&track) {
             return Ok(*known);
@@ -301,7 +300,7 @@ impl<W: Write> PerfettoWriter<W> {
         Ok(uuid)
     }
 
-    /// What was written to.
+    /// Returns the underlying writer.
     pub fn into_inner(self) -> W {
         self.out
     }

@@ -1,4 +1,4 @@
-//! Datagrams by the batch: several in one system call where the system can.
+//! Sends and receives datagrams in batches: several in one system call if the system supports it.
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
@@ -15,82 +15,82 @@ use crate::region::Payload;
 use crate::segment::send_gathered;
 use crate::time::Instant;
 
-/// Bytes of one receive buffer: the largest datagram, and the most that the system joins.
+/// Bytes of one receive buffer: the largest datagram, and the most that the system coalesces.
 const BUFFER_BYTES: usize = 65_536;
-/// Buffers of one receive call: 1 MiB of memory, and 16 joined batches are plenty for one turn.
+/// Buffers of one receive call: 1 MiB of memory. 16 coalesced batches are enough for one turn.
 const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
-/// Most bytes of a datagram that is sent together with others: each must fit an Ethernet packet of 1,500 bytes, with
-/// its headers of UDP and IP.
+/// Most bytes of a datagram that is sent together with others. Each must fit an Ethernet packet of 1,500 bytes
+/// with its UDP and IP headers.
 const fn most_segment_bytes(to: SocketAddr) -> usize {
     if to.is_ipv4() { 1_472 } else { 1_452 }
 }
-/// Most bytes of datagrams sent in one call, headers excluded.
+/// Most bytes of the datagrams sent in one call, without headers.
 const SEND_BYTES: usize = 65_000;
 
-/// When the system took nothing, it is asked again this much later: what it holds then, at most a
-/// send buffer full, leaves within the time of a few frames.
+/// Pause in nanoseconds after the system accepted no datagram. What it then holds, at most one send buffer,
+/// leaves within the time of a few frames.
 pub(super) const RETRY_NANOS: u64 = 100_000;
 
-/// A bound socket, not yet on a runtime.
+/// Binds a socket that is not yet registered with a runtime.
 pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::net::UdpSocket> {
     let socket = std::net::UdpSocket::bind(address)?;
     let options = socket2::SockRef::from(&socket);
-    // The system gives less where its own limit is lower; that costs bursts, not function.
+    // The system grants less if its own limit is lower; bursts may then be lost, but nothing else fails.
     let _ = options.set_recv_buffer_size(buffer_bytes);
     let _ = options.set_send_buffer_size(buffer_bytes);
     Ok(socket)
 }
 
-/// A socket on a runtime.
+/// A socket that is registered with a runtime.
 #[derive(Debug)]
 pub(super) struct Socket {
     io: Arc<Watched>,
     state: UdpSocketState,
-    /// Datagrams sent together, one after another.
+    /// Datagrams that are sent together, concatenated.
     joined: Vec<u8>,
 }
 
-/// A frame that is to be sent.
+/// A datagram to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving<'a> {
     pub(super) to: SocketAddr,
     pub(super) bytes: &'a [u8],
-    /// What follows them, where it lies; Linux only.
+    /// Bytes that follow `bytes`, sent from where they are stored; Linux only.
     pub(super) rest: Payload<'a>,
 }
 
 impl<'a> Leaving<'a> {
-    /// A frame that lies in one piece.
+    /// Creates a datagram whose bytes are all in `bytes`.
     pub(super) const fn whole(to: SocketAddr, bytes: &'a [u8]) -> Self {
         Self { to, bytes, rest: Payload::EMPTY }
     }
 }
 
-/// What became of the frames at the front of a queue.
+/// The outcome for the datagrams at the front of a queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Sent {
-    /// The system took this many.
+    /// The system accepted this many.
     Taken(usize),
-    /// It takes none now.
+    /// The system accepts none now.
     Blocked,
-    /// It refused the first.
+    /// The system refused the first.
     Refused,
-    /// It refused the first as longer than its interface allows.
+    /// The system refused the first as longer than its interface allows.
     TooLong,
 }
 
 impl Socket {
-    /// Puts a socket on the current runtime.
+    /// Registers a socket with the current runtime.
     ///
     /// # Panics
     /// Outside of a runtime, or if its I/O is not enabled.
     pub(super) fn new(socket: std::net::UdpSocket) -> io::Result<Self> {
-        // It sets don't-fragment, and has the system believe no router about lengths.
+        // This sets don't-fragment, and makes the system ignore what routers report about MTUs.
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         Ok(Self { io: Arc::new(Watched::new(socket)?), state, joined: Vec::new() })
     }
 
-    /// The socket, to who waits for it.
+    /// Returns the socket, for a task that waits for it.
     pub(super) fn watched(&self) -> Arc<Watched> {
         Arc::clone(&self.io)
     }
@@ -99,13 +99,13 @@ impl Socket {
         self.io.poll_readable(context)
     }
 
-    /// Datagrams that the system had no room for, as far as it tells.
+    /// Returns the number of datagrams for which the system had no space, if it reports that.
     pub(super) fn dropped(&self) -> u64 {
         self.io.socket().local_addr().map_or(0, kernel::dropped)
     }
 
-    /// Sends one or more from the front of `frames`, which is not empty: as many as go to one
-    /// address and are of one size, and a shorter one after them.
+    /// Sends one or more datagrams from the front of `frames`, which must not be empty. Those that go together
+    /// have one destination and one length; the last may be shorter.
     pub(super) fn send<'a>(&mut self, frames: impl Iterator<Item = Leaving<'a>> + Clone) -> Sent {
         let mut all = frames.clone();
         let Some(first) = all.next() else {
@@ -116,7 +116,7 @@ impl Socket {
             match self.send_datagrams(first.to, &self.joined, Some(first.bytes.len())) {
                 Ok(()) => return Sent::Taken(alike),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Blocked,
-                // Some drivers cannot; quinn-udp then stops trying.
+                // Some drivers do not support it; quinn-udp then stops trying.
                 Err(_) => {}
             }
         }
@@ -128,7 +128,7 @@ impl Socket {
         }
     }
 
-    /// Gathers what can go with `first`; returns how many it is with it.
+    /// Collects the datagrams that can go with `first`; returns their number, including `first`.
     fn join<'a>(
         &mut self,
         first: &Leaving<'a>,
@@ -177,10 +177,11 @@ impl Socket {
         self.state.try_send(UdpSockRef::from(self.io.socket()), &transmit)
     }
 
-    /// Fills `inbox` with what has arrived, as the runtime has told; `false` if that is nothing.
+    /// Fills `inbox` with received datagrams if the runtime has reported any; returns `false` if there are
+    /// none.
     pub(super) fn receive(&self, inbox: &mut Inbox) -> bool {
         inbox.clear();
-        // What the system reports here is about datagrams sent before, or transient.
+        // Errors here concern datagrams sent before, or are transient.
         let _ = self.io.try_read(|io| {
             inbox.fill(&self.state, io)?;
             if inbox.emptied { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
@@ -188,7 +189,8 @@ impl Socket {
         inbox.stamp()
     }
 
-    /// The same, and asks the system: for who gives the runtime no turn to tell.
+    /// Does what [`Socket::receive`] does, but always asks the system: for callers that give the runtime no
+    /// turn to report.
     pub(super) fn receive_unasked(&self, inbox: &mut Inbox) -> bool {
         inbox.clear();
         let _ = inbox.fill(&self.state, self.io.socket());
@@ -196,7 +198,7 @@ impl Socket {
     }
 }
 
-/// The system refused a datagram as longer than its interface allows.
+/// Returns whether the system refused a datagram as longer than its interface allows.
 #[cfg(target_os = "linux")]
 fn is_too_long(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::errno::Errno::EMSGSIZE as i32)
@@ -207,23 +209,23 @@ const fn is_too_long(_: &io::Error) -> bool {
     false
 }
 
-/// Memory for one batch of datagrams.
+/// Memory for one batch of received datagrams.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    /// Shared with who still has to copy out of it, between two batches with nobody.
+    /// Shared with users that have yet to copy out of it; between two batches there are none.
     memory: Arc<Vec<u8>>,
     meta: [RecvMeta; BUFFERS],
     filled: usize,
-    /// Whether nothing more had arrived then.
+    /// True if no more datagrams waited after this batch.
     emptied: bool,
     stamps: Stamps,
 }
 
-/// A datagram that has arrived.
+/// A received datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Datagram<'a> {
     pub(super) from: SocketAddr,
-    /// When the system took it in, as far as it tells.
+    /// When the system received it, if the system reports that.
     pub(super) at: Instant,
     pub(super) bytes: &'a [u8],
 }
@@ -245,14 +247,14 @@ impl Inbox {
     }
 
     fn fill(&mut self, state: &UdpSocketState, socket: &std::net::UdpSocket) -> io::Result<()> {
-        let memory = Arc::get_mut(&mut self.memory).expect("a turn gives it back");
+        let memory = Arc::get_mut(&mut self.memory).expect("a turn drops its references");
         let mut chunks = memory.chunks_exact_mut(BUFFER_BYTES);
         let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
             IoSliceMut::new(chunks.next().expect("memory for every buffer"))
         });
         self.filled = state.recv(UdpSockRef::from(socket), &mut buffers, &mut self.meta[..])?;
-        // Fewer than there is room for are all that there are: to say so saves the call that
-        // would find nothing. What comes from here on makes the socket readable anew.
+        // If fewer arrived than fit, no more wait: remembering that saves a call that would find nothing. Later
+        // datagrams make the socket readable again.
         self.emptied = cfg!(target_os = "linux") && self.filled < BUFFERS;
         Ok(())
     }
@@ -263,34 +265,34 @@ impl Inbox {
         any
     }
 
-    /// Whether nothing had arrived.
+    /// Returns whether no datagram had arrived.
     pub(super) const fn is_empty(&self) -> bool {
         self.filled == 0
     }
 
-    /// Whether the last batch was all that there was.
+    /// Returns whether no more datagrams waited after the last batch.
     pub(super) const fn was_all(&self) -> bool {
         self.emptied
     }
 
-    /// When the batch was taken.
+    /// Returns when the batch was received.
     pub(super) const fn taken_at(&self) -> Instant {
         self.stamps.now()
     }
 
-    /// What the datagrams of the last batch lie in.
+    /// Returns the memory that holds the datagrams of the last batch.
     pub(super) const fn memory(&self) -> &Arc<Vec<u8>> {
         &self.memory
     }
 
-    /// The datagrams of the last batch, in order.
+    /// Iterates over the datagrams of the last batch, in order.
     pub(super) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
         let buffers = self.memory.chunks_exact(BUFFER_BYTES);
         self.meta[..self.filled].iter().zip(buffers).flat_map(|(meta, buffer)| {
             let bytes = &buffer[..meta.len];
             let stride = meta.stride.max(1);
             let at = self.stamps.arrival(meta.timestamp);
-            // No bytes are one datagram as well.
+            // An empty buffer is one datagram as well.
             let count = meta.len.div_ceil(stride).max(1);
             (0..count).map(move |index| {
                 let begin = (index * stride).min(bytes.len());
@@ -301,8 +303,8 @@ impl Inbox {
     }
 }
 
-/// An address in the form that addresses are compared in: IPv4 is IPv4 also where a socket for
-/// both shows it as IPv6, and labels of flows do not count.
+/// Returns an address in the form in which addresses are compared. IPv4 addresses that a dual-stack socket
+/// shows as IPv6 become IPv4, and flow labels are cleared.
 pub(super) fn plain(address: SocketAddr) -> SocketAddr {
     match address {
         SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_none() => {
@@ -318,7 +320,7 @@ pub(super) fn plain(address: SocketAddr) -> SocketAddr {
 mod tests {
     use super::*;
 
-    /// How many of four frames of so many bytes leave together.
+    /// Returns how many of four equal frames of `bytes` leave together.
     fn together(bytes: usize, to: &str) -> usize {
         let mut socket =
             Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();

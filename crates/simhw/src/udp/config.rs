@@ -1,4 +1,4 @@
-//! What a NIC over UDP is like, and where its peers are.
+//! The configuration of a NIC over UDP, and the addresses of its peers.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
@@ -15,10 +15,10 @@ use crate::port;
 use crate::seal::{Identity, Key, SealConfigError, check_identity, check_keys};
 use crate::time::LineRate;
 
-/// The setters of whatever has a socket.
+/// Setters that every configuration with a socket has.
 macro_rules! socket_setters {
     () => {
-        /// Bytes to ask the system for, for each of the socket's two buffers. Default:
+        /// Sets how many bytes to request from the system for each of the socket's two buffers. Default:
         /// [`DEFAULT_SOCKET_BUFFER`].
         #[must_use]
         pub const fn socket_buffer(mut self, bytes: usize) -> Self {
@@ -29,36 +29,37 @@ macro_rules! socket_setters {
 }
 pub(super) use socket_setters;
 
-/// What runs the firmware.
+/// The way in which the firmware runs.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Coprocessor {
-    /// A thread of its own: the application's load delays the NIC only through the scheduler.
+    /// On a thread of its own: the application's load delays the NIC only through the system's scheduler.
     #[default]
     Thread,
-    /// A task of the caller's runtime, and whoever rings or looks for completions: no thread more, and
-    /// no hand-over between cores or tasks on the way of a message. The least latency where
-    /// applications wait; what arrives waits while the runtime's tasks compute.
+    /// On a task of the caller's runtime, and on the threads that ring or poll for completions. There is no
+    /// additional thread, and a message passes between no cores or tasks on its way. It has the lowest latency
+    /// if applications wait; received frames wait while the runtime's tasks compute.
     Task,
 }
 
-/// 1 Gb/s Ethernet: what most hosts have at least.
+/// Default line: 1 Gb/s Ethernet, the least that most hosts have.
 pub const DEFAULT_LINE: LinkProfile = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::ZERO);
-/// Eight frames, or 32 of one Ethernet packet each: at 100 Mb/s those bridge 3.9 ms of lateness of the
-/// firmware, which a busy host has.
+/// Default depth of the transmit queue: eight frames, or 32 of one Ethernet packet each. At 100 Mb/s, 32 bridge
+/// 3.9 ms in which the firmware is late, as on a busy host.
 pub const DEFAULT_TRANSMIT_DEPTH: usize = 8;
-/// Half a millisecond: what a wake-up is commonly late by where processes share cores.
+/// Default catch-up: 0.5 ms, by which a wake-up is commonly late where processes share cores.
 pub const DEFAULT_CATCH_UP: Duration = Duration::from_micros(500);
-/// 200 us: longer than a peer that sleeps takes to be woken by a datagram and to answer, so that two that wait for
-/// each other do not both sleep for ever after they have once.
+/// Default spin time: 200 us. It is longer than a parked peer takes to be woken by a datagram and to answer.
+/// Two nodes that wait for each other therefore do not keep parking once both have parked.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
-/// 4 MiB: a third of a second at 100 Mb/s. Systems commonly grant less unless told otherwise.
+/// Default socket buffer: 4 MiB, a third of a second at 100 Mb/s. Systems commonly grant less unless
+/// configured.
 pub const DEFAULT_SOCKET_BUFFER: usize = 4 << 20;
 
 /// Bytes of the longest datagram over IPv4.
 const MOST_DATAGRAM: usize = 65_507;
 
-/// What a NIC over UDP is like.
+/// The configuration of a NIC over UDP.
 #[derive(Clone, Debug)]
 pub struct UdpConfig {
     pub(super) node: NodeId,
@@ -81,7 +82,7 @@ pub struct UdpConfig {
 }
 
 impl UdpConfig {
-    /// The NIC of `node`; `peers[i]` is the address of node `i`, this one's own among them.
+    /// Creates the configuration of `node`; `peers[i]` is the address of node `i`, including this one's.
     #[must_use]
     pub const fn new(node: NodeId, peers: Vec<SocketAddr>) -> Self {
         Self {
@@ -105,106 +106,104 @@ impl UdpConfig {
         }
     }
 
-    /// The node whose NIC it is.
+    /// Returns the node of the NIC.
     #[must_use]
     pub const fn node(&self) -> NodeId {
         self.node
     }
 
-    /// The local address. Default: the node's own among its peers, which is what they compare the
-    /// source of its frames with; another one is for hosts behind a translation of addresses.
+    /// Sets the local address. Default: the node's own among its peers, with which they compare the source of
+    /// its frames. Another one is for hosts behind network address translation.
     #[must_use]
     pub const fn bind(mut self, address: SocketAddr) -> Self {
         self.bind = Some(address);
         self
     }
 
-    /// Sends every frame to this soft switch and takes frames from nobody else. Default: straight
-    /// to the peers.
+    /// Sends every frame to this soft switch, and accepts frames from it only. Default: directly to the peers.
     #[must_use]
     pub const fn via(mut self, switch: SocketAddr) -> Self {
         self.via = Some(switch);
         self
     }
 
-    /// The NIC's line: frames leave no faster than its rate, framing counted. Its propagation is
-    /// the network's own. Default: [`DEFAULT_LINE`].
+    /// Sets the NIC's line: frames leave no faster than its rate, framing included. Its propagation delay is
+    /// ignored; the network has its own. Default: [`DEFAULT_LINE`].
     #[must_use]
     pub const fn line(mut self, line: LinkProfile) -> Self {
         self.line = line;
         self
     }
 
-    /// What runs the firmware. Default: [`Coprocessor::Thread`].
+    /// Sets how the firmware runs. Default: [`Coprocessor::Thread`].
     #[must_use]
     pub const fn coprocessor(mut self, coprocessor: Coprocessor) -> Self {
         self.coprocessor = coprocessor;
         self
     }
 
-    /// What the host's random streams are drawn from, together with the node. Default: 0.
+    /// Sets the seed of the host's random streams, which also depend on the node. Default: 0.
     #[must_use]
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Which life of the NIC this is. Default: from the time of day in units of 64 ms, so that it
-    /// is newer than that of any process before; a clock that was set back breaks that.
+    /// Sets the incarnation of the NIC. Default: the time of day in units of 64 ms, so that it is newer than
+    /// that of any earlier process. Setting the clock back breaks that.
     #[must_use]
     pub const fn incarnation(mut self, incarnation: Incarnation) -> Self {
         self.incarnation = Some(incarnation);
         self
     }
 
-    /// Most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`], which is the default. A frame that
-    /// is longer than a datagram on its path leaves in pieces, which the receiving NIC joins.
+    /// Sets the most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`], which is the default. A frame that
+    /// is longer than a datagram on its path leaves in pieces, which the receiving NIC reassembles.
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
         self
     }
 
-    /// Vouches for every path: each carries datagrams of `bytes`, from 548 to 65,507, UDP's and IP's
-    /// headers not counted, and nothing is probed. For networks whose owner knows: jumbo frames of 9,000
-    /// bytes carry 8,972 over IPv4 and 8,952 over IPv6. Don't-fragment is set all the same: what a router
-    /// can't pass on is lost, what the own interface can't is counted as
-    /// [`System`](crate::drops::DropCause::System). Default: 1,200 to begin with, and more once
-    /// [probes](super#how-long-datagrams-are) have shown that it passes.
+    /// Sets a fixed datagram length instead of probing: the caller guarantees that every path carries `bytes`,
+    /// from 548 to 65,507, without the UDP and IP headers. Jumbo frames of 9,000 bytes carry 8,972 over IPv4
+    /// and 8,952 over IPv6. Don't-fragment is set nevertheless. A datagram that a router cannot forward is
+    /// lost; one that the own interface cannot send is counted as [`System`](crate::drops::DropCause::System).
+    /// Default: 1,200 at first, and more once [probes](super#how-long-datagrams-are) have shown that it passes.
     #[must_use]
     pub const fn datagram_bytes(mut self, bytes: usize) -> Self {
         self.datagram_bytes = Some(bytes);
         self
     }
 
-    /// Commands that may be under way on one port. Default: [`port::DEFAULT_DEPTH`].
+    /// Sets how many commands may be in flight on one port. Default: [`port::DEFAULT_DEPTH`].
     #[must_use]
     pub const fn port_depth(mut self, commands: usize) -> Self {
         self.port_depth = commands;
         self
     }
 
-    /// Frames that may wait for the line before the NIC is busy; at least 1. Of frames that fit an
-    /// Ethernet packet four wait in the place of one. More of them bridge more lateness, and let the firmware decide earlier than it would have to. Default:
-    /// [`DEFAULT_TRANSMIT_DEPTH`].
+    /// Sets how many frames may wait for the line before the NIC is busy; at least 1. If they fit an Ethernet
+    /// packet, four times as many may wait. More frames bridge longer delays of the firmware, but make it
+    /// decide earlier than necessary. Default: [`DEFAULT_TRANSMIT_DEPTH`].
     #[must_use]
     pub const fn transmit_depth(mut self, frames: usize) -> Self {
         self.transmit_depth = frames;
         self
     }
 
-    /// Line time that an idle line may make up for, so that a late wake-up costs nothing: in any
-    /// window, no more leaves than the line carries in the window and this time, and one frame.
-    /// Default: [`DEFAULT_CATCH_UP`].
+    /// Sets how much idle line time may be made up for, so that a late wake-up loses no bandwidth. In any
+    /// window, no more leaves than the line carries in the window and this time, plus one frame. Default:
+    /// [`DEFAULT_CATCH_UP`].
     #[must_use]
     pub const fn catch_up(mut self, time: Duration) -> Self {
         self.catch_up = time;
         self
     }
 
-    /// How long a NIC that is a [task](Coprocessor::Task) looks for datagrams before it waits to be woken, at most;
-    /// less where looking was in vain lately. All other tasks have their turns meanwhile. Zero waits at once. Default:
-    /// [`DEFAULT_SPIN`].
+    /// Sets how long a NIC that is a [task](Coprocessor::Task) busy-polls for datagrams before it parks, at
+    /// most; it polls for less time if recent polls found nothing. All other tasks get turns meanwhile. Zero
+    /// parks at once. Default: [`DEFAULT_SPIN`].
     #[must_use]
     pub const fn spin(mut self, time: Duration) -> Self {
         self.spin = time;
@@ -213,27 +212,27 @@ impl UdpConfig {
 
     socket_setters!();
 
-    /// Seals every frame, and takes none that is not sealed: see [`seal`](crate::seal). Handshakes
-    /// begin with the first key that is given and are answered with any, so that keys can be
-    /// exchanged one node after the other. Holders of a key are not told apart: each can claim to be any
-    /// node, and the NIC says so at its start, unless there is an [`identity`](UdpConfig::identity).
-    /// Default: no key; without an identity the network is then trusted.
+    /// Seals every frame with session keys that `key` admits, and accepts no frame that is not sealed: see
+    /// [`seal`](crate::seal). Handshakes begin with the first given key and are answered with any, so that keys
+    /// can be exchanged one node after another. Holders of a key are not told apart: each can claim to be any
+    /// node. The NIC warns of that at its start, unless it has an [`identity`](UdpConfig::identity). Default:
+    /// no key; without an identity, the network is then trusted.
     #[must_use]
     pub fn key(mut self, key: Key) -> Self {
         self.keys.push(key);
         self
     }
 
-    /// Seals every frame by the keys of the two nodes, and takes none that is not sealed so: a node whose
-    /// key is not in the list joins nothing, and the source of each frame is the node that it says. A
-    /// [`key`](UdpConfig::key) of the fabric may be given as well, to all nodes. Default: none.
+    /// Seals every frame by the identities of the two nodes, and accepts no other. A node whose key is not on
+    /// the list is refused, and the source of each frame is certain. A [`key`](UdpConfig::key) of the fabric
+    /// may be given as well, to all nodes. Default: none.
     #[must_use]
     pub fn identity(mut self, identity: Identity) -> Self {
         self.identity = Some(identity);
         self
     }
 
-    /// The address to bind, once everything is found to be in order.
+    /// Checks the configuration; returns the address to bind.
     pub(super) fn check(&self) -> Result<SocketAddr, StartError> {
         let Some(own) = self.peers.get(self.node.index()) else {
             return Err(StartError::Rank { node: self.node, peers: self.peers.len() });
@@ -260,7 +259,7 @@ impl UdpConfig {
     }
 }
 
-/// Addresses are of nodes: not too many, and all different.
+/// Checks that there are not too many addresses, and that all differ.
 pub(super) fn check_peers(peers: &[SocketAddr]) -> Result<(), StartError> {
     if peers.len() > usize::from(u16::MAX) {
         return Err(StartError::TooManyPeers(peers.len()));
@@ -273,7 +272,7 @@ pub(super) fn check_peers(peers: &[SocketAddr]) -> Result<(), StartError> {
     }
 }
 
-/// A socket bound to `bind` can reach every one of `targets`.
+/// Checks that a socket bound to `bind` can reach each of `targets`.
 pub(super) fn check_family(bind: SocketAddr, targets: &[SocketAddr]) -> Result<(), StartError> {
     let other = |peer: &&SocketAddr| plain(**peer).is_ipv4() != plain(bind).is_ipv4();
     match targets.iter().find(other) {
@@ -282,11 +281,11 @@ pub(super) fn check_family(bind: SocketAddr, targets: &[SocketAddr]) -> Result<(
     }
 }
 
-/// Why a NIC or a switch did not start.
+/// The reason why a NIC or a switch did not start.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The rank is outside of the list of peers.
+    /// The rank is not below the number of peers.
     #[error("rank {node} is outside the list of {peers} peers; ranks count from 0")]
     Rank {
         /// The rank.
@@ -294,47 +293,47 @@ pub enum StartError {
         /// Length of the list.
         peers: usize,
     },
-    /// Nodes have 16-bit numbers.
+    /// There are too many peers: node numbers have 16 bits.
     #[error("{0} peers are too many; name at most 65535")]
     TooManyPeers(usize),
-    /// Two nodes have one address.
+    /// Two nodes have the same address.
     #[error("two peers have the address {0}; give each its own port")]
     Duplicate(SocketAddr),
-    /// One socket speaks IPv4 or IPv6.
+    /// A socket of one address family cannot reach a peer of the other.
     #[error("{peer} cannot be reached from {bind}: use IPv4 addresses only, or IPv6 only")]
     Family {
         /// The local address.
         bind: SocketAddr,
-        /// One that is of the other family.
+        /// A peer of the other family.
         peer: SocketAddr,
     },
-    /// No frame may be that long, or none would fit.
+    /// The MTU is out of range.
     #[error("a payload of {0} bytes is outside 1 to {MAX_PAYLOAD}")]
     Mtu(usize),
-    /// No datagram may be that long, or every path carries longer ones.
+    /// The datagram length is out of range.
     #[error("datagrams of {0} bytes are outside {LEAST_BYTES} to {MOST_DATAGRAM}")]
     Datagram(usize),
     /// The keys cannot be used together.
     #[error(transparent)]
     Keys(#[from] SealConfigError),
-    /// Another process has the port.
+    /// Another process has bound the port.
     #[error("{0} is in use; stop the other process or choose another port")]
     PortInUse(SocketAddr),
-    /// The address is not one of this host's.
+    /// The address does not belong to this host.
     #[error("{0} is no address of this host; check the rank, or bind another address")]
     NotLocal(SocketAddr),
     /// The system reserves the port.
     #[error("this user may not bind {0}; choose a port above 1023")]
     Denied(SocketAddr),
-    /// There is no tokio runtime here.
+    /// The caller is outside of a tokio runtime.
     #[error("no tokio runtime here; call it from a task, or inside Runtime::enter")]
     NoRuntime,
-    /// The operating system failed otherwise.
+    /// Another call of the operating system failed.
     #[error("the system refused a socket, a timer or a thread for {address}: {kind}")]
     System {
         /// The local address.
         address: SocketAddr,
-        /// What it said.
+        /// The error of the system.
         kind: std::io::ErrorKind,
     },
 }
@@ -351,45 +350,45 @@ impl StartError {
     }
 }
 
-/// Longest that names may take to resolve.
+/// Longest time for names to resolve.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(4);
 
-/// Why a list of peers names no addresses.
+/// The reason why a list of peers could not be resolved.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ResolveError {
-    /// There are no peers.
+    /// The list is empty.
     #[error("the list of peers is empty; give one host:port a node")]
     Empty,
-    /// It is no `host:port`, or the host is unknown.
+    /// The entry is not a `host:port`, or the host is unknown.
     #[error("peer {index}, {name:?}, is unknown; it must be host:port with a host that resolves")]
     Unknown {
-        /// Its place in the list.
+        /// Its index in the list.
         index: usize,
         /// The entry.
         name: String,
     },
-    /// Some have IPv4 addresses only and some IPv6 addresses only.
+    /// Some peers have IPv4 addresses only, and some IPv6 addresses only.
     #[error("the peers share no address family; use IPv4 addresses only, or IPv6 only")]
     Families,
-    /// The name service is slow or cannot be reached.
+    /// The name service is slow or unreachable.
     #[error("resolving the peers' names took longer than 4 s; use addresses instead of names")]
     TimedOut,
 }
 
-/// The addresses of `peers`, each `host:port`: all IPv4 where all have one, else all IPv6.
+/// Resolves `peers`, each a `host:port`: to IPv4 addresses if all have one, else to IPv6 addresses.
 ///
-/// Blocks for as long as the system's resolver takes, up to 4 s; call it once, at the start.
+/// Blocks while the system's resolver runs, up to 4 s; call it once, at the start.
 ///
 /// # Errors
-/// [`ResolveError`] names the entry that is wrong.
+/// [`ResolveError`] names the entry that failed.
 pub fn resolve_peers(peers: &[String]) -> Result<Vec<SocketAddr>, ResolveError> {
     if peers.is_empty() {
         return Err(ResolveError::Empty);
     }
     let (answer, resolved) = mpsc::sync_channel(1);
     let names = peers.to_vec();
-    // A resolver cannot be interrupted: past the limit, the thread is left to end by itself.
+    // A resolver cannot be interrupted: after the limit, its thread is left to end by itself.
     let resolver = std::thread::Builder::new().name("resolve".into()).spawn(move || {
         let _ = answer.send(resolve_all(&names));
     });

@@ -1,9 +1,9 @@
-//! Finds how long datagrams to one peer may be: packetisation-layer path MTU discovery (RFC 8899).
+//! Finds the longest datagram to one peer: packetization-layer path MTU discovery (RFC 8899).
 //!
-//! No I/O and no clock here. Probes are datagrams of the length in question, with don't-fragment set; the
-//! peer acknowledges each. No word of a router is needed, and none makes a datagram longer. The caller's
-//! limit may come from one, though (the system's MTU of a path): a forged word delays growth until the next
-//! search upwards.
+//! No I/O and no clock here. Probes are datagrams of the length to try, with don't-fragment set, and the peer
+//! acknowledges each. No report of a router is needed, and none makes a datagram longer. The caller's limit may
+//! come from one, though (the system's MTU of a path): a forged report delays growth until the next search
+//! upwards.
 //!
 //! ```text
 //!          full datagram sent            acknowledged              nothing left to try
@@ -14,8 +14,8 @@
 //!                                 Error: only the least length that every path carries
 //! ```
 //!
-//! Probing needs traffic: a machine acts when its sender reports a datagram that is as long as it may be.
-//! An idle path costs nothing, and neither does one of short datagrams.
+//! Probing needs traffic: the discovery acts when the sender reports a datagram that is as long as allowed. An
+//! idle path, or one of short datagrams, costs nothing.
 
 use std::collections::VecDeque;
 
@@ -23,19 +23,20 @@ use crate::time::Instant;
 
 /// Bytes of UDP payload that a sender starts with: RFC 8899's `BASE_PLPMTU`.
 pub const BASE_BYTES: usize = 1_200;
-/// Bytes of UDP payload that every path carries: IPv4's 576 less its header and UDP's.
+/// Bytes of UDP payload that every path carries: IPv4's 576 minus its header and UDP's.
 pub const LEAST_BYTES: usize = 548;
-/// Probes of one length that are lost before that length counts as too long: RFC 8899's `MAX_PROBES`.
+/// Lost probes of one length after which the length counts as too long: RFC 8899's `MAX_PROBES`.
 const MAX_PROBES: u32 = 3;
-/// The same of a length in use: a crowded path loses a few in a row, too.
+/// Lost probes of a length in use after which it counts as too long: a congested path loses a few in a row,
+/// too.
 const MAX_CONFIRMATIONS: u32 = 6;
-/// Confirmations in a row without any answer, after which the base length is tried anew.
+/// Unanswered confirmations in a row after which the base length is tried again.
 const MAX_SILENT: u32 = 3;
-/// Bytes between the longest that passes and the shortest that doesn't, at which a search ends.
+/// Bytes between the longest length that passes and the shortest that does not, at which a search ends.
 const GRAIN: usize = 16;
-/// Nanoseconds that a probe is waited for, while no round trip is known; doubled with each loss.
+/// Nanoseconds to wait for a probe while no round trip is known; doubled with each loss.
 const FIRST_TIMEOUT: u64 = 100_000_000;
-/// Least and most of that once one is: a busy host answers late.
+/// Least and most nanoseconds to wait for a probe once a round trip is known: a busy host answers late.
 const TIMEOUTS: (u64, u64) = (50_000_000, 1_000_000_000);
 /// Nanoseconds between two confirmations that full datagrams still pass, while some are sent.
 const CONFIRM: u64 = 1_000_000_000;
@@ -43,32 +44,32 @@ const CONFIRM: u64 = 1_000_000_000;
 const RAISE: (u64, u64) = (10_000_000_000, 600_000_000_000);
 /// Nanoseconds between two tries of the base length after it was lost: first, and at most.
 const ERROR_RETRY: (u64, u64) = (1_000_000_000, 30_000_000_000);
-/// Probes that are remembered: an answer that comes late still proves that its probe arrived.
+/// Most probes that are remembered: a late answer still proves that its probe arrived.
 const REMEMBERED: usize = 16;
-/// MTUs of common links, tunnels and overlays, IP's header counted: tried before others.
+/// MTUs of common links, tunnels and overlays, including IP's header; they are tried before others.
 const COMMON_MTUS: [usize; 7] = [9_000, 1_500, 1_492, 1_450, 1_420, 1_400, 1_280];
 
 /// State of the discovery on one path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Phase {
-    /// No full datagram was sent yet.
+    /// No full datagram has been sent yet.
     Idle,
-    /// The base length is being confirmed, and used meanwhile.
+    /// The base length is used, and is being confirmed.
     Base,
-    /// Longer ones are being tried.
+    /// Longer lengths are being tried.
     Search,
-    /// The longest is known; it is confirmed now and then.
+    /// The longest length is known, and is confirmed from time to time.
     Complete,
-    /// Not even the base length passes.
+    /// Even the base length does not pass.
     Error,
 }
 
-/// A length that is being probed.
+/// The probing of one length.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     bytes: usize,
     lost: u32,
-    /// Losses while a probe of the base length passed.
+    /// Answers to probes of the base length meanwhile.
     answered_below: u32,
     /// When the last probe counts as lost.
     expires: Instant,
@@ -91,28 +92,29 @@ pub struct Discovery {
     phase: Phase,
     /// Bytes of IP's and UDP's headers.
     headers: usize,
-    /// Bytes of the longest datagram that is worth a try: the interface takes no longer one.
+    /// Bytes of the longest datagram to try: the interface sends no longer one.
     limit: usize,
     confirmed: usize,
-    /// Bytes of the shortest datagram that is known not to pass; past the limit if there is none.
+    /// Bytes of the shortest datagram that is known not to pass; above the limit if there is none.
     too_long: usize,
     round: Option<Round>,
     due: VecDeque<usize>,
     sent: VecDeque<Sent>,
     next_number: u32,
     round_trip: Option<u64>,
-    /// When a full datagram starts the next confirmation, search or try of the base length.
+    /// When a full datagram starts the next confirmation or try of the base length, and the next search upwards
+    /// (`raise_at`).
     confirm_at: Instant,
     raise_at: Instant,
-    /// Nanoseconds to the next search upwards, and to the next try of the base length.
+    /// Nanoseconds to the next search upwards, and to the next try of the base length (`retry_after`).
     raise_after: u64,
     retry_after: u64,
     silent: u32,
 }
 
 impl Discovery {
-    /// A path on which datagrams of up to `limit` bytes are worth a try, behind `headers` bytes of IP's and
-    /// UDP's.
+    /// Creates the discovery of a path on which datagrams of up to `limit` bytes may be tried, with `headers`
+    /// bytes of IP and UDP headers.
     pub fn new(headers: usize, limit: usize) -> Self {
         let limit = limit.max(LEAST_BYTES);
         Self {
@@ -134,28 +136,28 @@ impl Discovery {
         }
     }
 
-    /// Bytes that a datagram may have now.
+    /// Returns the bytes that a datagram may have now.
     pub const fn usable(&self) -> usize {
         self.confirmed
     }
 
-    /// State of the discovery.
+    /// Returns the state of the discovery.
     #[cfg(test)]
     pub(super) const fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Whether the next full datagram starts a search upwards: the time to say anew what is worth a try.
+    /// Returns whether the next full datagram starts a search upwards; the caller then updates the limit.
     pub fn is_raising(&self, now: Instant) -> bool {
         self.phase == Phase::Complete && self.round.is_none() && self.raise_at <= now
     }
 
-    /// The interface takes datagrams of up to `limit` bytes now.
+    /// Sets the limit: the interface now sends datagrams of up to `limit` bytes.
     pub fn set_limit(&mut self, limit: usize) {
         self.limit = limit.max(self.confirmed);
     }
 
-    /// The sender has sent a datagram of `bytes`: if it was a full one, what is due begins.
+    /// Handles a sent datagram of `bytes`: a full one starts what is due.
     pub fn on_sent(&mut self, now: Instant, bytes: usize) {
         if bytes < self.confirmed || self.round.is_some() {
             return;
@@ -168,12 +170,12 @@ impl Discovery {
                 self.search(now);
             }
             Phase::Complete if self.confirm_at <= now => self.begin(now, self.confirmed),
-            // A search without a round has ended at once: it needs nothing.
+            // A search without a round has ended at once.
             _ => {}
         }
     }
 
-    /// The peer has received the probe `number`.
+    /// Handles the peer's acknowledgement of the probe `number`.
     pub fn handle_probed(&mut self, now: Instant, number: u32) {
         let Some(at) = self.sent.iter().position(|sent| sent.number == number) else { return };
         let Some(Sent { bytes, at, .. }) = self.sent.remove(at) else { return };
@@ -184,7 +186,7 @@ impl Discovery {
         if bytes > self.limit {
             return;
         }
-        // One that was given up and comes late refutes what was concluded from it.
+        // A late answer to a probe that counted as lost refutes the conclusion from it.
         if bytes >= self.too_long {
             self.too_long = self.limit + 1;
         }
@@ -210,7 +212,7 @@ impl Discovery {
         }
     }
 
-    /// The system has refused a datagram of `bytes` as longer than its interface allows.
+    /// Handles a datagram of `bytes` that the system refused as longer than its interface allows.
     pub fn handle_refused(&mut self, now: Instant, bytes: usize) {
         self.limit = self.limit.min(bytes.saturating_sub(1)).max(LEAST_BYTES);
         self.too_long = self.too_long.min(self.limit + 1);
@@ -224,7 +226,7 @@ impl Discovery {
         }
     }
 
-    /// Counts as lost what was not answered in time.
+    /// Counts a probe as lost that was not answered in time.
     pub fn handle_timeout(&mut self, now: Instant) {
         let patience = self.timeout();
         let Some(round) = &mut self.round else { return };
@@ -237,7 +239,7 @@ impl Discovery {
         if lost < if in_use { MAX_CONFIRMATIONS } else { MAX_PROBES } {
             round.expires = now.plus_nanos(patience << lost.min(MAX_PROBES - 1));
             self.due.push_back(bytes);
-            // Whether it is the length that is lost, a shorter one tells.
+            // A shorter probe tells whether the length is the cause of the loss.
             if in_use && bytes > BASE_BYTES {
                 self.due.push_back(BASE_BYTES);
             }
@@ -259,12 +261,12 @@ impl Discovery {
         }
     }
 
-    /// When [`Discovery::handle_timeout`] has to be called; far in the future if never.
+    /// Returns when to call [`Discovery::handle_timeout`]; far in the future if never.
     pub fn poll_timeout(&self) -> Instant {
         self.round.map_or(Instant::FAR_FUTURE, |round| round.expires)
     }
 
-    /// The next probe that should leave: its number and the bytes of its datagram.
+    /// Takes the next probe to send: its number and the bytes of its datagram.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<(u32, usize)> {
         let bytes = self.due.pop_front()?;
         let number = self.next_number;
@@ -276,7 +278,7 @@ impl Discovery {
         Some((number, bytes))
     }
 
-    /// Full datagrams were not confirmed: they are lost for their length if shorter ones pass.
+    /// Handles full datagrams that were not confirmed: their length is the cause if shorter ones pass.
     fn on_unconfirmed(&mut self, now: Instant, shorter_pass: bool) {
         if shorter_pass {
             self.too_long = self.confirmed;
@@ -286,7 +288,7 @@ impl Discovery {
             self.search(now);
             return;
         }
-        // A dead peer and a crowded path say nothing about lengths.
+        // A failed peer or a congested path says nothing about lengths.
         self.silent += 1;
         self.confirm_at = now.plus_nanos(CONFIRM);
         if self.silent >= MAX_SILENT {
@@ -318,7 +320,8 @@ impl Discovery {
         }
     }
 
-    /// The longest first; then common ones, the longest first; then the middle of what is left.
+    /// Returns the next length to try: the limit first, then common lengths from the longest down, then the
+    /// middle of the rest.
     fn next_length(&self) -> Option<usize> {
         if self.too_long > self.limit {
             return (self.confirmed < self.limit).then_some(self.limit);
@@ -341,7 +344,7 @@ impl Discovery {
         self.due.clear();
     }
 
-    /// Nanoseconds that a probe is waited for.
+    /// Returns the nanoseconds to wait for a probe.
     fn timeout(&self) -> u64 {
         self.round_trip.map_or(FIRST_TIMEOUT, |took| (4 * took).clamp(TIMEOUTS.0, TIMEOUTS.1))
     }

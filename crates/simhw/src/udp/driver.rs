@@ -1,62 +1,63 @@
-//! Who runs a NIC: a task, which is woken by datagrams, bells and alarms; and, where that is a task of
-//! the application's runtime, applications themselves. What they ring for is carried out where they
-//! are, so that no switch of tasks lies between them and the system.
+//! Runs a NIC: on a task, which datagrams, doorbells and alarms wake. If it is a task of the application's
+//! runtime, applications run the NIC as well: they handle their own doorbells, so that no task switch lies
+//! between them and the system.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Poll;
 
+use super::adaptive_spin::AdaptiveSpin;
 use super::alarm::Alarm;
 use super::batch::Socket;
 use super::clock::Clock;
-use super::desk::{Desk, Ending};
 use super::engine::Engine;
-use super::looks::Looks;
 use super::nic::Nic;
+use super::shared::{Ending, Shared};
 use super::watched::Watched;
 use crate::deferred::Held;
 use crate::hardware::Firmware;
 use crate::time::Instant;
 
-/// How long an ending NIC waits for the system to take its last frames.
+/// Longest time in nanoseconds that an ending NIC waits for the system to accept its last frames.
 const FLUSH_NANOS: u64 = 1_000_000_000;
-/// Looks in vain after which who looks for completions gives the NIC its turns: each asks the system.
-const LOOKS_OF_A_POLLER: u32 = 8;
+/// Failed polls after which an application that polls for completions gives the NIC turns; each turn is a
+/// system call.
+const FAILED_POLLS: u32 = 8;
 
 /// A NIC that applications run.
 pub(super) trait Inline: Send + Sync {
-    /// Carries out what was rung for; `false` if somebody else runs the NIC, and is to be told.
+    /// Handles rung doorbells. Returns `false` if another thread runs the NIC, which the caller must then wake.
     fn ring(&self) -> bool;
 
-    /// An application looks, and finds nothing.
+    /// Called when an application polls and finds no completion.
     fn progress(&self);
 
-    /// It has looked for the last time before it waits.
+    /// Called after an application's last poll, before it parks.
     fn rest(&self);
 }
 
-/// A NIC, to all who run it. The engine is gone once the NIC has stopped.
+/// A NIC that its driver and applications run. The engine is `None` once the NIC has stopped.
 struct Core<F> {
     engine: Mutex<Option<Engine<F>>>,
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
     /// When the driver wakes by itself, in nanoseconds.
     wakes: AtomicU64,
-    /// The driver is to look at the engine anew.
+    /// True if the driver must check the engine again.
     is_called: AtomicBool,
-    /// Looks in vain since an application last waited.
+    /// Failed polls since an application last parked.
     vain: AtomicU32,
 }
 
-/// What the driver is to do next.
+/// The driver's next step.
 enum Next {
-    /// Another turn.
+    /// Take another turn.
     Again,
-    /// The same, later: looking has paid.
+    /// Take another turn: busy-polling has found datagrams.
     Found,
-    /// Wait for something to do, or until then.
+    /// Wait for work, or until this instant.
     Wait(Instant),
-    /// The same without new errands: the NIC ends.
+    /// Wait without new work, because the NIC ends.
     Linger(Instant),
     /// Send what is left, and end.
     Flush,
@@ -65,25 +66,26 @@ enum Next {
 }
 
 impl<F: Firmware> Core<F> {
-    /// The engine; what becomes due to be woken waits for this to be released. One whose firmware has panicked is thrown away: its ports close.
+    /// Locks the engine. Wakers that become due meanwhile run after the lock is released. An engine whose
+    /// firmware has panicked is dropped, and its ports close.
     fn engine(&self) -> Held<'_, Option<Engine<F>>> {
-        Held::new(|| self.engine.lock().unwrap_or_else(thrown_away))
+        Held::new(|| self.engine.lock().unwrap_or_else(discard_engine))
     }
 
-    /// The same, unless somebody has it.
+    /// Locks the engine, unless another thread has it.
     fn free_engine(&self) -> Option<Held<'_, Option<Engine<F>>>> {
         Held::try_new(|| match self.engine.try_lock() {
             Ok(engine) => Some(engine),
             Err(TryLockError::WouldBlock) => None,
-            Err(TryLockError::Poisoned(poisoned)) => Some(thrown_away(poisoned)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(discard_engine(poisoned)),
         })
     }
 
-    /// A turn of the NIC, which asks the system by itself if it `looks`.
-    fn turn(&self, looks: bool) -> Next {
+    /// Gives the NIC a turn; if `polls` is true, it asks the system for datagrams by itself.
+    fn turn(&self, polls: bool) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
-        match engine.turn(looks) {
+        match engine.turn(polls) {
             Ending::Running => {}
             Ending::Flush => return engine.lingers().map_or(Next::Flush, Next::Linger),
             Ending::Now => return Next::End,
@@ -92,7 +94,7 @@ impl<F: Firmware> Core<F> {
         if engine.has_more() {
             return Next::Again;
         }
-        if looks && engine.has_received() {
+        if polls && engine.has_received() {
             return Next::Found;
         }
         let until = engine.next_due();
@@ -100,12 +102,12 @@ impl<F: Firmware> Core<F> {
         Next::Wait(until)
     }
 
-    /// What is left to do after an application has run the engine is the driver's.
+    /// Wakes the driver for what is left after an application has run the engine.
     fn leave(&self, engine: &Engine<F>) {
         let is_early = || engine.next_due().as_nanos() < self.wakes.load(Ordering::Relaxed);
         if engine.has_more() || is_early() {
             self.is_called.store(true, Ordering::Relaxed);
-            self.desk.wake();
+            self.shared.wake();
         }
     }
 }
@@ -120,12 +122,12 @@ impl<F: Firmware + Send> Inline for Core<F> {
     }
 
     fn progress(&self) {
-        if self.vain.fetch_add(1, Ordering::Relaxed) < LOOKS_OF_A_POLLER {
+        if self.vain.fetch_add(1, Ordering::Relaxed) < FAILED_POLLS {
             return;
         }
         let Some(mut guard) = self.free_engine() else { return };
         let Some(engine) = &mut *guard else { return };
-        // The end is the driver's.
+        // Only the driver ends the NIC.
         engine.turn(true);
         self.leave(engine);
     }
@@ -135,8 +137,8 @@ impl<F: Firmware + Send> Inline for Core<F> {
     }
 }
 
-/// An engine whose firmware has panicked is gone: its ports close.
-fn thrown_away<F>(
+/// Drops an engine whose firmware has panicked, so that its ports close.
+fn discard_engine<F>(
     poisoned: PoisonError<MutexGuard<'_, Option<Engine<F>>>>,
 ) -> MutexGuard<'_, Option<Engine<F>>> {
     let mut engine = poisoned.into_inner();
@@ -149,52 +151,53 @@ pub(super) struct Driver<F: Firmware> {
     core: Arc<Core<F>>,
     io: Arc<Watched>,
     alarm: Alarm,
-    /// How long it looks before it waits, at most, in nanoseconds.
+    /// Longest time of busy-polling before it parks, in nanoseconds.
     spin: u32,
-    looks: Looks,
+    spin_state: AdaptiveSpin,
 }
 
 impl<F: Firmware + Send + 'static> Driver<F> {
-    /// A driver on the current runtime.
+    /// Creates a driver on the current runtime.
     pub(super) fn new(
         nic: impl FnOnce(Socket) -> Nic,
         socket: std::net::UdpSocket,
         firmware: F,
-        desk: Arc<Desk>,
+        shared: Arc<Shared>,
     ) -> std::io::Result<Self> {
         let (socket, alarm) = (Socket::new(socket)?, Alarm::new()?);
         let io = socket.watched();
-        let engine = Engine::new(nic(socket), firmware, Arc::clone(&desk));
+        let engine = Engine::new(nic(socket), firmware, Arc::clone(&shared));
         let core = Core {
             engine: Mutex::new(Some(engine)),
-            desk,
+            shared,
             wakes: AtomicU64::new(0),
             is_called: AtomicBool::new(false),
             vain: AtomicU32::new(0),
         };
-        Ok(Self { core: Arc::new(core), io, alarm, spin: 0, looks: Looks::default() })
+        Ok(Self { core: Arc::new(core), io, alarm, spin: 0, spin_state: AdaptiveSpin::default() })
     }
 
-    /// Lets applications run the NIC where they ring, and looks for so many nanoseconds before it waits.
+    /// Lets applications run the NIC where they ring, and sets how many nanoseconds the driver busy-polls
+    /// before it parks.
     pub(super) fn serve_inline(&mut self, spin: u32) {
         self.spin = spin;
         let core: Arc<dyn Inline> = Arc::clone(&self.core) as _;
-        self.core.desk.set_inline(Arc::downgrade(&core));
+        self.core.shared.set_inline(Arc::downgrade(&core));
     }
 
-    /// Runs until the desk says to end.
+    /// Runs until the shared state requests the end.
     pub(super) async fn run(mut self) {
-        // Until when it looks by itself.
-        let mut looks = None;
+        // The end of the current busy-poll, if there is one.
+        let mut polls_until = None;
         loop {
-            match self.core.turn(looks.is_some()) {
+            match self.core.turn(polls_until.is_some()) {
                 Next::Again => tokio::task::yield_now().await,
                 Next::Found => {
-                    self.looks.on_end(true);
-                    looks = Some(self.looks.until(self.spin));
+                    self.spin_state.on_end(true);
+                    polls_until = Some(self.spin_state.until(self.spin));
                     tokio::task::yield_now().await;
                 }
-                Next::Wait(until) => looks = self.look_or_wait(looks, until).await,
+                Next::Wait(until) => polls_until = self.spin_or_wait(polls_until, until).await,
                 Next::Linger(until) => self.linger(until).await,
                 Next::Flush => break,
                 Next::End => return,
@@ -203,20 +206,24 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         self.flush().await;
     }
 
-    /// With nothing to do: it looks for as long as that has paid lately, all other tasks of the runtime having their
-    /// turns between two looks; then it waits. Until when it looks from then on.
-    async fn look_or_wait(&mut self, looks: Option<Instant>, until: Instant) -> Option<Instant> {
-        match looks {
-            Some(rests) if Clock::now() < rests => {
+    /// Busy-polls for an adaptive time if there is no work; the runtime's other tasks get turns between two
+    /// polls. Then parks. Returns when the next busy-poll ends.
+    async fn spin_or_wait(
+        &mut self,
+        polls_until: Option<Instant>,
+        until: Instant,
+    ) -> Option<Instant> {
+        match polls_until {
+            Some(ends) if Clock::now() < ends => {
                 tokio::task::yield_now().await;
-                looks
+                polls_until
             }
             Some(_) => {
-                self.looks.on_end(false);
+                self.spin_state.on_end(false);
                 self.wait(until).await;
                 None
             }
-            None if self.spin > 0 => Some(self.looks.until(self.spin)),
+            None if self.spin > 0 => Some(self.spin_state.until(self.spin)),
             None => {
                 self.wait(until).await;
                 None
@@ -227,7 +234,7 @@ impl<F: Firmware + Send + 'static> Driver<F> {
     async fn wait(&mut self, until: Instant) {
         let Self { core, io, alarm, .. } = self;
         poll_fn(|context| {
-            if core.desk.is_waiting(context.waker())
+            if core.shared.is_waiting(context.waker())
                 || core.is_called.swap(false, Ordering::Relaxed)
                 || io.poll_readable(context).is_ready()
             {
@@ -238,7 +245,7 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         .await;
     }
 
-    /// While the NIC ends, and frames wait for keys or for answers: no longer than it asks for them.
+    /// Waits while the NIC ends and frames wait for keys or answers, for no longer than handshakes last.
     async fn linger(&mut self, until: Instant) {
         let Self { io, alarm, .. } = self;
         poll_fn(|context| match io.poll_readable(context) {
@@ -248,7 +255,7 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         .await;
     }
 
-    /// Sends what is staged, for a second past the line's own time at most.
+    /// Sends what is staged, for at most 1 s past the line's own time.
     async fn flush(&mut self) {
         let mut last = Clock::now().plus_nanos(FLUSH_NANOS);
         loop {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::batch::{Datagram, Inbox};
 use super::clock::Clock;
-use super::desk::{Desk, Ending};
 use super::nic::Nic;
+use super::shared::{Ending, Shared};
 use crate::drops::DropCause;
 use crate::frame::{Frame, Header, Kind};
 use crate::hardware::{Firmware, Hardware, STOP_PATIENCE, TIMERS};
@@ -27,7 +27,7 @@ pub(super) struct Engine<F> {
     inbox: Inbox,
     /// Where sealed frames are opened.
     plain: Arc<Vec<u8>>,
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
     /// Ports that close once the firmware has taken what was posted.
     leaving: Vec<PortId>,
     /// The firmware has given back what others wait for; until when they are waited for.
@@ -35,11 +35,11 @@ pub(super) struct Engine<F> {
 }
 
 impl<F: Firmware> Engine<F> {
-    pub(super) fn new(nic: Nic, firmware: F, desk: Arc<Desk>) -> Self {
+    pub(super) fn new(nic: Nic, firmware: F, shared: Arc<Shared>) -> Self {
         let plain = Arc::new(if nic.is_sealed() { vec![0; MAX_DATAGRAM] } else { Vec::new() });
         let inbox = Inbox::new();
         let mut engine =
-            Self { nic, firmware, inbox, plain, desk, leaving: Vec::new(), stopping: None };
+            Self { nic, firmware, inbox, plain, shared, leaving: Vec::new(), stopping: None };
         engine.call(|firmware, nic| firmware.on_start(nic));
         engine
     }
@@ -81,7 +81,7 @@ impl<F: Firmware> Engine<F> {
     }
 
     pub(super) fn report(&self) {
-        self.desk.report(&self.nic.counters);
+        self.shared.report(&self.nic.counters);
     }
 
     /// When the NIC has something to do by itself.
@@ -135,18 +135,18 @@ impl<F: Firmware> Engine<F> {
 
     /// What hosts have left: ports, bells, the end.
     fn run_errands(&mut self) -> Ending {
-        let errands = self.desk.collect();
-        for (id, port) in errands.opened {
+        let work = self.shared.collect();
+        for (id, port) in work.opened {
             self.nic.open_port(id, port);
         }
-        for id in errands.rung {
+        for id in work.rung {
             self.nic.sync_port(id);
             self.call(|firmware, nic| firmware.on_doorbell(nic, id));
             if !self.close(id) && self.nic.is_leaving(id) && !self.leaving.contains(&id) {
                 self.leaving.push(id);
             }
         }
-        errands.ending
+        work.ending
     }
 
     /// A port whose application is gone closes once all that it has posted is taken; whether that is so.
@@ -154,7 +154,7 @@ impl<F: Firmware> Engine<F> {
         let has_closed = self.nic.has_closed(id);
         if has_closed {
             self.call(|firmware, nic| firmware.on_port_closed(nic, id));
-            self.desk.release(id);
+            self.shared.release(id);
         }
         has_closed
     }
@@ -197,7 +197,7 @@ impl<F> Drop for Engine<F> {
         let dropped = self.nic.socket.dropped();
         let counters = &mut self.nic.counters;
         counters.drops.add_many(DropCause::System, dropped);
-        self.desk.close(counters);
+        self.shared.close(counters);
     }
 }
 

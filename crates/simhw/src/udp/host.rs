@@ -1,9 +1,9 @@
-//! Applications on a NIC over UDP: tokio's tasks, the machine's time.
+//! Applications on a NIC over UDP: tokio's tasks and the machine's clock.
 
 use std::future::Future;
 use std::sync::Arc;
 
-use super::desk::Desk;
+use super::shared::Shared;
 use crate::host::{Host, OpenError};
 use crate::id::NodeId;
 use crate::live::Tasks;
@@ -13,17 +13,17 @@ use crate::time::Instant;
 
 /// The application's side of a [`UdpNic`](super::UdpNic).
 ///
-/// Its sleeps are as fine as the system's timers: some 50 us on Linux, a millisecond elsewhere;
-/// never early.
+/// Its sleeps have the resolution of the system's timers, some 50 us on Linux and 1 ms elsewhere, and never end
+/// early.
 #[derive(Clone, Debug)]
 pub struct UdpHost {
     tasks: Arc<Tasks>,
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
 }
 
 impl UdpHost {
-    pub(super) fn new(tasks: Tasks, desk: Arc<Desk>) -> Self {
-        Self { tasks: Arc::new(tasks), desk }
+    pub(super) fn new(tasks: Tasks, shared: Arc<Shared>) -> Self {
+        Self { tasks: Arc::new(tasks), shared }
     }
 }
 
@@ -32,8 +32,8 @@ impl Host for UdpHost {
         self.tasks.node()
     }
 
-    /// On Linux the machine's monotonic clock, which all processes of the host share; elsewhere the
-    /// nanoseconds since the first fabric of this process started.
+    /// Returns the time: on Linux that of the machine's monotonic clock, which all processes of the host share;
+    /// elsewhere the nanoseconds since the first fabric of this process started.
     fn now(&self) -> Instant {
         self.tasks.now()
     }
@@ -42,7 +42,7 @@ impl Host for UdpHost {
         self.tasks.sleep_until(at).await;
     }
 
-    /// Starts a task of the runtime in which the NIC was started.
+    /// Starts a task on the runtime in which the NIC was started.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
     }
@@ -52,6 +52,6 @@ impl Host for UdpHost {
     }
 
     fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
-        self.desk.open(options)
+        self.shared.open(options)
     }
 }

@@ -1,11 +1,10 @@
-//! What the system itself lost, where it tells.
+//! Reads how many datagrams the system itself lost, if it reports that.
 
 use std::net::SocketAddr;
 
-/// Datagrams that the system dropped for the socket bound to `address`, for want of buffer space;
-/// several that a host of the same machine sent in one call count as one, so that it is a lower
-/// bound. 0 where it does not tell, which is everywhere but on Linux. Reads a file of the system: not for
-/// the path of frames.
+/// Returns the datagrams that the system dropped for the socket bound to `address`, for lack of buffer space.
+/// Several that a host of the same machine sent in one call count as one, so that it is a lower bound. Returns
+/// 0 on systems other than Linux. It reads a file of the system: do not call it for each frame.
 #[cfg(target_os = "linux")]
 pub(super) fn dropped(address: SocketAddr) -> u64 {
     let table = if address.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };
@@ -14,7 +13,7 @@ pub(super) fn dropped(address: SocketAddr) -> u64 {
     let of_socket = |line: &str| {
         let mut fields = line.split_whitespace();
         (fields.nth(1)? == key).then_some(())?;
-        // The last column.
+        // The count is in the last column.
         fields.last()?.parse::<u64>().ok()
     };
     lines.lines().skip(1).filter_map(of_socket).sum()
@@ -25,7 +24,7 @@ pub(super) const fn dropped(_: SocketAddr) -> u64 {
     0
 }
 
-/// The address as the table has it: words of the machine's byte order, in hexadecimal.
+/// Returns the address as in the table: words in the machine's byte order, in hexadecimal.
 #[cfg(target_os = "linux")]
 fn table_key(address: SocketAddr) -> String {
     use std::fmt::Write as _;

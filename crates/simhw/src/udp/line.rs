@@ -8,16 +8,16 @@ use super::batch::Leaving;
 use crate::region::{Payload, RegionRef};
 use crate::time::{Instant, LineRate, Serializer, nanos};
 
-/// A frame and when its first bit leaves.
+/// A frame, and when its first bit leaves.
 #[derive(Debug)]
 pub(super) struct Departing {
     pub(super) begins: Instant,
-    /// When its last bit was said to have left.
+    /// When its last bit was promised to leave.
     promised: Instant,
     wire_bytes: u32,
     pub(super) to: SocketAddr,
     pub(super) bytes: Vec<u8>,
-    /// What follows them, still where the application has it.
+    /// Memory that follows `bytes`, still in the application's region.
     pub(super) rest: Option<RegionRef>,
 }
 
@@ -27,7 +27,7 @@ impl Departing {
     }
 }
 
-/// A frame, to the system; `read` finds what is not with it.
+/// Converts a frame for the system; `read` returns the memory that follows its bytes.
 pub(super) fn leaving<'a>(
     frame: &'a Departing,
     read: impl Fn(RegionRef) -> Payload<'a>,
@@ -38,45 +38,45 @@ pub(super) fn leaving<'a>(
     }
 }
 
-/// A paced line with transactions: what is put on it counts from the next commit.
+/// A paced line with transactions: frames put on it count from the next commit.
 #[derive(Debug)]
 pub(super) struct Line {
     committed: Serializer,
     staged: Serializer,
-    /// Ordered by when they begin; those from `committed_frames` on are staged.
+    /// Frames in the order in which they begin; those from `committed_frames` on are staged.
     frames: VecDeque<Departing>,
     committed_frames: usize,
-    /// Urgent ones: they pass all others.
+    /// Urgent frames, which overtake all others.
     urgent: VecDeque<Departing>,
     committed_urgent: usize,
-    /// The line as what was really handed over fills it, however late.
+    /// The line as filled by frames that were really handed over, however late.
     actual: Serializer,
-    /// By how much the last frame left later than was said.
+    /// By how many nanoseconds the last frame left later than promised.
     lag: u64,
     depth: usize,
     catch_up: u64,
-    /// How long before their time frames are handed over: what is behind the line holds them.
+    /// Nanoseconds by which frames are handed over before their time; a switch holds them until their time.
     ahead: u64,
     /// Buffers of frames that have left.
     spare: Vec<Vec<u8>>,
-    /// Some frame's bytes are not all with it.
+    /// True if a frame has bytes in an application's region.
     borrows: bool,
 }
 
-/// Least bytes that are sent from where the application has them: copying fewer costs less than a second
-/// part of a datagram, and frames alike go together. None are where the system can't be told of both.
+/// Least bytes that are sent from the application's region. Copying fewer costs less than a second part of a
+/// datagram, and whole frames can be sent together. Unlimited on systems where a datagram has one part only.
 pub(super) const LEAST_LENT: usize =
     if cfg!(all(target_os = "linux", not(all(test, midplane_loom)))) { 4_096 } else { usize::MAX };
-/// Wire bytes of a short frame: one packet of an Ethernet ...
+/// Most wire bytes of a short frame: one Ethernet packet.
 const SHORT: usize = 1_600;
-/// ... and how many of them may wait in the place of a longer frame: a message of 8 KiB has about twice as many.
+/// Number of short frames that may wait in the place of a longer one: a message of 8 KiB has about twice as many.
 const SHORT_PER_DEPTH: usize = 4;
-/// Buffers that a line keeps for its next frames.
+/// Most buffers that a line keeps for later frames.
 const SPARES: usize = 16;
-/// Frames that may have begun and not yet be with the system, for each that may wait: the bound
-/// where the line is faster than the system.
+/// Most frames that have begun and are not yet with the system, for each that may wait. It is the bound if the
+/// line is faster than the system.
 const BEGUN_PER_DEPTH: usize = 4;
-/// When to try again past that bound: nobody knows, so soon.
+/// Nanoseconds until the next try beyond that bound: the instant is unknown, so the time is short.
 const RETRY_NANOS: u64 = 20_000;
 
 impl Line {
@@ -99,7 +99,7 @@ impl Line {
         }
     }
 
-    /// When a frame may be put on the line again, if it may not now.
+    /// Returns when a frame may be put on the line again; `None` if it may now.
     pub(super) fn busy_until(&self, now: Instant) -> Option<Instant> {
         if self.frames.len() < self.depth {
             return None;
@@ -108,7 +108,7 @@ impl Line {
         if self.frames.len() < depth {
             return None;
         }
-        // What has begun is about to leave: it waits no more.
+        // A frame that has begun is about to leave, and no longer counts as waiting.
         let until = self.handed_over(&self.frames[self.frames.len() - depth]);
         if until > now {
             return Some(until);
@@ -117,24 +117,25 @@ impl Line {
         (begun > BEGUN_PER_DEPTH * depth).then(|| now.plus_nanos(RETRY_NANOS))
     }
 
-    /// Frames that may wait, as long as those that do: what the queue is for is the time that it bridges.
+    /// Returns how many frames of the present lengths may wait: the queue is to bridge a time, not a number of
+    /// frames.
     fn depth_for_these(&self) -> usize {
         let bytes: usize = self.frames.iter().map(|frame| frame.wire_bytes as usize).sum();
         let are_short = bytes <= SHORT * self.frames.len();
         self.depth.saturating_mul(if are_short { SHORT_PER_DEPTH } else { 1 })
     }
 
-    /// When a frame is handed over.
+    /// Returns when a frame is handed over.
     fn handed_over(&self, frame: &Departing) -> Instant {
         frame.begins - Duration::from_nanos(self.ahead)
     }
 
-    /// A buffer for a frame's bytes, with those of a former one in it: to empty or to overwrite.
+    /// Returns a buffer for a frame's bytes; it may contain those of an earlier frame.
     pub(super) fn buffer(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes back a buffer that was not needed.
+    /// Returns an unused buffer.
     pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare.len() < SPARES {
             self.spare.push(buffer);
@@ -149,7 +150,7 @@ impl Line {
         to: SocketAddr,
         (bytes, rest): (Vec<u8>, Option<RegionRef>),
     ) -> Instant {
-        // A line that was idle may make up for some of it: who wakes late has not lost its time.
+        // A line that was idle may make up for some of that time, so that a late wake-up loses no bandwidth.
         let from = now - Duration::from_nanos(self.catch_up);
         let begins = self.staged.free_at().max(from);
         let promised = self.staged.send(from, wire_bytes).max(now);
@@ -158,7 +159,7 @@ impl Line {
         promised
     }
 
-    /// Puts an urgent frame on the line, before all others; what comes after gives it the time.
+    /// Puts an urgent frame on the line before all others, which are delayed by its time.
     pub(super) fn put_urgent(
         &mut self,
         now: Instant,
@@ -189,12 +190,12 @@ impl Line {
         self.urgent.truncate(self.committed_urgent);
     }
 
-    /// Whether frames on the line are not whole.
+    /// Returns whether a frame on the line has bytes in an application's region.
     pub(super) const fn borrows(&self) -> bool {
         self.borrows
     }
 
-    /// Makes every frame whole with what `read` finds; one whose memory is gone keeps zeroes.
+    /// Copies the bytes of each frame from its region with `read`; if the memory is gone, they stay zero.
     pub(super) fn make_whole<'a>(&mut self, read: impl Fn(RegionRef) -> Payload<'a>) {
         self.borrows = false;
         for frame in &mut self.frames {
@@ -206,8 +207,8 @@ impl Line {
         }
     }
 
-    /// Frames whose first bit may leave by `now`, in order: an urgent one passes those that are not
-    /// due when it comes, not those that should have left. Nothing may be staged.
+    /// Iterates over the frames whose first bit may leave by `now`, in order. An urgent frame overtakes those
+    /// that are not due when it comes, but not those that should have left. Nothing may be staged.
     pub(super) fn due(&self, now: Instant) -> impl Iterator<Item = &Departing> + Clone {
         let (mut urgent, mut others) = (0, 0);
         std::iter::from_fn(move || {
@@ -222,14 +223,14 @@ impl Line {
         })
     }
 
-    /// Whether an urgent frame is next after so many of them and of the others.
+    /// Returns whether an urgent frame is next after `urgent` urgent and `others` other ones.
     fn is_urgent_next(&self, urgent: usize, others: usize) -> bool {
         let other =
             self.frames.get(others).map_or(Instant::FAR_FUTURE, |frame| self.handed_over(frame));
         self.urgent.get(urgent).is_some_and(|frame| frame.begins < other)
     }
 
-    /// The first `count` frames have left at `now`; returns their bytes, headers counted.
+    /// Removes the first `count` frames, which have left at `now`; returns their bytes, with headers.
     pub(super) fn left(&mut self, now: Instant, count: usize) -> u64 {
         let mut total = 0;
         for _ in 0..count {
@@ -249,21 +250,21 @@ impl Line {
         total
     }
 
-    /// The first frame is not sent; for whom it was, and how long.
+    /// Drops the first frame; returns its destination and its length.
     pub(super) fn drop_first(&mut self, now: Instant) -> (Option<SocketAddr>, usize) {
         let queue = if self.is_urgent_next(0, 0) { &self.urgent } else { &self.frames };
         let first = queue.front().map(|frame| frame.to);
         (first, self.left(now, 1) as usize)
     }
 
-    /// By how many nanoseconds what was put on the line leaves later than was said.
+    /// Returns by how many nanoseconds frames leave later than promised.
     pub(super) fn lag(&self, now: Instant) -> u64 {
         let overdue = self.frames.front().map_or(0, |frame| now.nanos_since(frame.begins));
         let gone = self.frames.is_empty() && self.actual.free_at() <= now;
         if gone { 0 } else { self.lag.max(overdue) }
     }
 
-    /// When the next frame may leave; far in the future if there is none.
+    /// Returns when the next frame may leave; far in the future if there is none.
     pub(super) fn next_due(&self) -> Instant {
         let urgent = self.is_urgent_next(0, 0);
         let first = if urgent { self.urgent.front() } else { self.frames.front() };
@@ -404,7 +405,7 @@ mod tests {
                 let mut sum = 0;
                 for (at, bytes) in &left[first..] {
                     let window = at.nanos_since(left[first].0) + catch_up;
-                    // All but the one that begins at the window's end have passed within it.
+                    // All but the one that begins at the window's end have left within it.
                     prop_assert!(sum <= LineRate::mbps(100).bytes_in(window) + 1);
                     sum += bytes;
                 }

@@ -1,13 +1,12 @@
-//! What a live NIC tells whoever listens: events of `tracing`, and with the feature `metrics` counters.
+//! Reports a live NIC's drops as events of `tracing` and, with the feature `metrics`, its counters as metrics.
 //!
-//! Both are behind the counters that the driver reports anyway: nothing is added to the path of a
-//! frame.
+//! Both are derived from the counters that the driver reports anyway: they cost nothing per frame.
 
 use super::UdpCounters;
 use crate::drops::Drops;
 use crate::id::NodeId;
 
-/// The driver has reported `now` after `before`.
+/// Handles a report of the driver: `now` after `before`.
 pub(super) fn on_report(node: NodeId, before: &UdpCounters, now: &UdpCounters) {
     if before.drops != now.drops {
         on_drops(node, &before.drops, &now.drops);

@@ -1,17 +1,17 @@
-//! How long a packet may be that reaches a peer whole.
+//! Finds the longest packet that reaches a peer unfragmented.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Bytes of UDP's header.
+/// Bytes of the UDP header.
 const UDP_HEADER: usize = 8;
 
-/// Most bytes that one datagram to each of `peers` may have so that no router cuts it, as far as the
-/// system finds out within `wait`; `None` where it does not tell, which is everywhere but on Linux.
+/// Returns the most bytes that one datagram to each of `peers` may have without being fragmented, as far as the
+/// system finds out within `wait`. `None` on systems other than Linux.
 ///
-/// Classical path MTU discovery (RFC 1191, RFC 8201): packets of the length that the route allows go
-/// to the discard port of each host (RFC 863), forbidden to be cut; a router for which they are too
-/// long says so, and shorter ones follow. Routers that say nothing are not found out.
+/// Classical path MTU discovery (RFC 1191, RFC 8201). Packets of the length that the route allows go to the
+/// discard port of each host (RFC 863), with don't-fragment set. A router for which they are too long reports
+/// that, and shorter ones follow. Routers that report nothing are not detected.
 ///
 /// Blocks for `wait`, unless all peers are on this host.
 #[must_use]
@@ -29,19 +29,19 @@ pub fn path_mtus(peers: &[SocketAddr], wait: Duration) -> Vec<Option<usize>> {
     probes.iter().zip(peers).map(datagram).collect()
 }
 
-/// Bytes of the headers of IP and UDP before a datagram to `address`.
+/// Returns the bytes of the IP and UDP headers before a datagram to `address`.
 pub(super) fn headers(address: SocketAddr) -> usize {
     UDP_HEADER + if address.ip().to_canonical().is_ipv4() { 20 } else { 40 }
 }
 
-/// The MTU that the system has for datagrams to `address`, IP's header counted: the interface's, or less where a
-/// router has said so lately. `None` where the system does not tell, which is everywhere but on Linux.
+/// Returns the MTU that the system has for datagrams to `address`, including IP's header: the interface's, or
+/// less if a router has recently reported that. `None` on systems other than Linux.
 #[must_use]
 pub fn interface_mtu(address: SocketAddr) -> Option<usize> {
     system::Probe::new(address)?.mtu()
 }
 
-/// Lengths tried one after another: each router on the way may shorten it once more.
+/// Number of lengths tried in a row: each router on the way may shorten it once more.
 const ROUNDS: u32 = 5;
 
 #[cfg(target_os = "linux")]
@@ -85,13 +85,13 @@ mod system {
             Some(Self { socket, ip_header })
         }
 
-        /// What the system knows of the path now, IP's header counted.
+        /// Returns the MTU that the system has for the path now, including IP's header.
         pub(super) fn mtu(&self) -> Option<usize> {
-            // The option is IPv4's by its name, and tells of the route that the socket has.
+            // The option is IPv4's by name, but reports the MTU of the socket's route.
             usize::try_from(getsockopt(&self.socket, sockopt::IpMtu).ok()?).ok()
         }
 
-        /// Sends a packet as long as the path seems to allow. An error is news of an earlier one.
+        /// Sends a packet as long as the path seems to allow. An error reports an earlier packet.
         pub(super) fn send(&mut self) {
             let most = self.mtu().unwrap_or(0).saturating_sub(self.ip_header + UDP_HEADER);
             for _ in 0..2 {

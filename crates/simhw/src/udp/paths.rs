@@ -12,30 +12,30 @@ use crate::time::Instant;
 /// The paths from one NIC. Datagrams are counted with their seals.
 #[derive(Debug)]
 pub(super) struct Paths {
-    /// The configuration vouches for this many bytes on each path.
+    /// The configured length of datagrams on each path, if there is one.
     vouched: Option<usize>,
-    /// Bytes of the longest datagram that there is: a frame of the most bytes, and its seal.
+    /// Bytes of the longest possible datagram: a frame of the most bytes, and its seal.
     most: usize,
-    /// One for each peer that a full datagram was sent to.
+    /// One for each peer to which a full datagram was sent.
     machines: BTreeMap<NodeId, Discovery>,
-    /// Peers that probes are under way to, or due.
+    /// Peers to which probes are in flight or due.
     probing: BTreeSet<NodeId>,
 }
 
 impl Paths {
-    /// Paths of datagrams that are `around` bytes longer than their frames.
+    /// Creates the paths for datagrams that are `around` bytes longer than their frames.
     pub(super) const fn new(vouched: Option<usize>, around: usize) -> Self {
         let most = HEADER_BYTES + MAX_PAYLOAD + around;
         Self { vouched, most, machines: BTreeMap::new(), probing: BTreeSet::new() }
     }
 
-    /// Most bytes of a datagram to `to` now.
+    /// Returns the most bytes of a datagram to `to` now.
     pub(super) fn usable(&self, to: NodeId) -> usize {
         let found = || self.machines.get(&to).map_or(BASE_BYTES, Discovery::usable);
         self.vouched.unwrap_or_else(found)
     }
 
-    /// A datagram of `bytes` to `to`, at `address`, was put on the line.
+    /// Handles a datagram of `bytes` to `to`, at `address`, that was put on the line.
     pub(super) fn on_sent(&mut self, now: Instant, to: NodeId, address: SocketAddr, bytes: usize) {
         if self.vouched.is_some() || bytes < self.usable(to) {
             return;
@@ -53,7 +53,7 @@ impl Paths {
         self.probing.insert(to);
     }
 
-    /// A peer has received a probe of ours.
+    /// Handles a peer's acknowledgement of a probe.
     pub(super) fn handle_probed(&mut self, now: Instant, from: NodeId, number: u32) {
         if let Some(machine) = self.machines.get_mut(&from) {
             machine.handle_probed(now, number);
@@ -61,7 +61,8 @@ impl Paths {
         }
     }
 
-    /// The system has refused a datagram of `bytes` as too long for its interface, to one of those that `is_its` names.
+    /// Handles a datagram of `bytes` that the system refused as too long for its interface. Its destination is
+    /// one of the nodes for which `is_its` is true.
     pub(super) fn handle_refused(
         &mut self,
         now: Instant,
@@ -74,7 +75,7 @@ impl Paths {
         }
     }
 
-    /// Counts as lost what was not answered in time.
+    /// Counts probes as lost that were not answered in time.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         for to in &self.probing {
             if let Some(machine) = self.machines.get_mut(to) {
@@ -83,13 +84,13 @@ impl Paths {
         }
     }
 
-    /// When [`Paths::handle_timeout`] has to be called; far in the future if never.
+    /// Returns when to call [`Paths::handle_timeout`]; far in the future if never.
     pub(super) fn poll_timeout(&self) -> Instant {
         let machines = self.probing.iter().filter_map(|to| self.machines.get(to));
         machines.map(Discovery::poll_timeout).fold(Instant::FAR_FUTURE, Instant::min)
     }
 
-    /// The next probe that should leave: for whom, its number, and the bytes of its datagram.
+    /// Takes the next probe to send: its destination, its number, and the bytes of its datagram.
     pub(super) fn poll_transmit(&mut self, now: Instant) -> Option<(NodeId, u32, usize)> {
         let Self { machines, probing, .. } = self;
         let mut found = None;

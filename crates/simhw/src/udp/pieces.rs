@@ -1,18 +1,18 @@
-//! Frames that are longer than a datagram: cut by the sending NIC, joined by the receiving one.
+//! Frames that are longer than a datagram: the sending NIC cuts them, and the receiving one reassembles them.
 //!
 //! Each piece is a frame of its own, of kind [`Kind::Piece`]: routed, sealed and paced as any other. Its
-//! sequence is the number of the cut frame; its words say where in that frame, header counted, it belongs:
+//! sequence is the number of the cut frame. Its words give its position in that frame, header included:
 //!
 //! | word | bits | field |
 //! |---|---|---|
 //! | 0 | 0-31 | offset in bytes, a multiple of the stride |
 //! | 0 | 32-63 | bytes of the whole frame |
-//! | 1 | 0-31 | stride: bytes of each piece but the last |
+//! | 1 | 0-31 | stride: bytes of each piece except the last |
 //! | 1 | 32-63 | 0 |
 //!
-//! A lost piece loses its frame, as a lost frame is lost: whoever needs it whole sends it again. What is
-//! incomplete is bounded for each peer and gives way to what is newer, so that a flood of halves costs nothing
-//! that comes after it; IP's own reassembly would keep them for half a minute and refuse the rest.
+//! Losing a piece loses its frame, and the layers above send it again. Memory for incomplete frames is bounded
+//! for each peer, and newer frames replace older ones, so that a flood of incomplete frames blocks nothing that
+//! follows. IP's own reassembly would hold them for 30 s and refuse the rest.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -22,19 +22,19 @@ use crate::frame::{Frame, HEADER_BYTES, Header, Kind, MAX_PAYLOAD};
 use crate::id::{Incarnation, NodeId};
 use crate::time::Instant;
 
-/// Frames of one peer that may be incomplete at a time: pieces follow each other, so that more than two
-/// are so only where the network changes their order. Memory: 64 KiB each, a peer.
+/// Most incomplete frames of one peer. Pieces follow each other, so that more than two are incomplete only if
+/// the network reorders them. Memory: 64 KiB each, per peer.
 const INCOMPLETE: usize = 4;
-/// Nanoseconds after which an incomplete frame takes no piece any more: numbers come again, if late.
+/// Nanoseconds after which an incomplete frame accepts no more pieces: its number may be reused later.
 const PATIENCE: u64 = 1_000_000_000;
-/// Least bytes of a piece but the last.
+/// Least bytes of a piece, except the last.
 const LEAST_STRIDE: usize = 256;
 /// Most pieces of a frame.
 const MOST_PIECES: usize = (HEADER_BYTES + MAX_PAYLOAD).div_ceil(LEAST_STRIDE);
 const WORDS: usize = MOST_PIECES.div_ceil(64);
 
-/// The pieces of a frame of `bytes` that has the header `header` and the number `number`, for datagrams of
-/// at most `datagram` bytes: the header of each, and what of the frame it carries.
+/// Cuts a frame of `bytes` with the header `header` and the number `number` into pieces for datagrams of at
+/// most `datagram` bytes. Returns the header of each piece and its range of the frame.
 pub(super) fn cut(
     header: &Header,
     number: u32,
@@ -58,7 +58,7 @@ pub(super) fn cut(
     })
 }
 
-/// A checked piece's place in its frame.
+/// A checked piece's position in its frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Place {
     offset: usize,
@@ -89,7 +89,7 @@ impl Place {
     }
 }
 
-/// A frame of which pieces are missing.
+/// A frame with missing pieces.
 #[derive(Debug)]
 struct Partial {
     incarnation: Incarnation,
@@ -118,7 +118,7 @@ impl Partial {
         }
     }
 
-    /// Takes a piece in; whether the frame is whole now. One that is here already changes nothing.
+    /// Adds a piece; returns whether the frame is complete. A duplicate changes nothing.
     fn take(&mut self, place: Place, piece: &Frame<'_>) -> bool {
         let (word, bit) = (place.index() / 64, 1 << (place.index() % 64));
         if self.arrived[word] & bit == 0 {
@@ -132,21 +132,21 @@ impl Partial {
     }
 }
 
-/// Joins the pieces that peers send.
+/// Reassembles the pieces that peers send.
 #[derive(Debug, Default)]
 pub(super) struct Joiner {
-    /// Of each peer, the oldest first.
+    /// Incomplete frames of each peer, the oldest first.
     partial: BTreeMap<NodeId, VecDeque<Partial>>,
-    /// Memory of a frame that was handed on.
+    /// Memory of a frame that was passed on.
     spare: Vec<u8>,
 }
 
 impl Joiner {
-    /// Takes in a piece from `piece.header.source`; the frame's bytes if it was the last one missing. Counts
-    /// in `given_up` each frame that gives way to this one.
+    /// Adds a piece from `piece.header.source`; returns the frame's bytes if it is complete. Counts in
+    /// `given_up` each frame that is dropped as too old or for lack of space.
     ///
     /// # Errors
-    /// [`DropCause::Malformed`] if the piece belongs to no frame that there could be.
+    /// [`DropCause::Malformed`] if the piece fits no valid frame.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -182,7 +182,7 @@ impl Joiner {
         Ok(is_whole.then(|| partial.remove(at)).flatten().map(|known| known.bytes))
     }
 
-    /// Takes back the memory of a frame.
+    /// Returns the memory of a frame.
     pub(super) fn recycle(&mut self, bytes: Vec<u8>) {
         self.spare = bytes;
     }

@@ -26,16 +26,15 @@ use crate::time::{Instant, LineRate};
 
 use model::{Model, Offered};
 
-/// 100 Mb/s Ethernet with a microsecond of cable and adapters: slow enough for one core to keep
-/// time with.
+/// Default link: 100 Mb/s Ethernet with 1 us of cable and adapters, slow enough for one core to keep up.
 pub const DEFAULT_SWITCH_LINK: LinkProfile =
     LinkProfile::ethernet(LineRate::mbps(100), Duration::from_micros(1));
-/// 32 KiB a port: too small for a few senders of 10 KB messages, as in small switches it is.
+/// Default profile: 32 KiB a port, too small for a few senders of 10 KB messages, as in small switches.
 pub const DEFAULT_SWITCH_PROFILE: SwitchProfile = SwitchProfile::new(Buffer::Bytes(32 << 10));
-/// 4 MiB: a third of a second at 100 Mb/s, far more than paced senders ever leave there.
+/// Default ingress memory: 4 MiB, a third of a second at 100 Mb/s, far more than paced senders ever queue.
 pub const DEFAULT_INGRESS_MEMORY: usize = 4 << 20;
 
-/// What a switch in software is like.
+/// The configuration of a switch in software.
 #[derive(Clone, Debug)]
 pub struct SwitchConfig {
     bind: SocketAddr,
@@ -51,7 +50,7 @@ pub struct SwitchConfig {
 }
 
 impl SwitchConfig {
-    /// A switch at `bind` that joins `peers`: node `i`, at `peers[i]`, is on port `i`.
+    /// Creates a switch at `bind` that connects `peers`: node `i`, at `peers[i]`, is on port `i`.
     #[must_use]
     pub const fn new(bind: SocketAddr, peers: Vec<SocketAddr>) -> Self {
         Self {
@@ -68,60 +67,59 @@ impl SwitchConfig {
         }
     }
 
-    /// The links between the switch and its hosts, each way. Default: [`DEFAULT_SWITCH_LINK`].
+    /// Sets the links between the switch and its hosts, in both directions. Default: [`DEFAULT_SWITCH_LINK`].
     #[must_use]
     pub const fn link(mut self, link: LinkProfile) -> Self {
         self.link = link;
         self
     }
 
-    /// The rate at which hosts send into the switch, where it is another than the link's: with hosts
-    /// that are faster than the ports before them, senders meet at a port and not at their own NIC.
-    /// Default: the link's.
+    /// Sets the rate at which hosts send to the switch, if it differs from the link's. If hosts are faster than
+    /// the ports, senders congest a port and not their own NIC. Default: the link's rate.
     #[must_use]
     pub const fn rate_in(mut self, rate: LineRate) -> Self {
         self.rate_in = Some(rate);
         self
     }
 
-    /// Puts frames together as they come in and cuts them anew, as `framing` says, on their way out: what
-    /// a gateway does between two kinds of network. A frame leaves no sooner than it is there whole,
-    /// whatever the profile says of cutting through. Default: pieces leave as they come in.
+    /// Reassembles incoming frames and cuts them anew according to `framing`, as a gateway between two kinds of
+    /// network does. A frame leaves only once it is complete, even if the profile cuts through. Default: pieces
+    /// leave as they come.
     #[must_use]
     pub const fn recut(mut self, framing: Framing) -> Self {
         self.recut = Some(framing);
         self
     }
 
-    /// The switch itself. Default: [`DEFAULT_SWITCH_PROFILE`].
+    /// Sets the switch's parameters. Default: [`DEFAULT_SWITCH_PROFILE`].
     #[must_use]
     pub const fn profile(mut self, profile: SwitchProfile) -> Self {
         self.profile = profile;
         self
     }
 
-    /// Bytes of frames that may wait for one host's line into the switch, the one on it among
-    /// them; at least one frame always may. What comes beyond is dropped, as
-    /// [`System`](DropCause::System). Default: [`DEFAULT_INGRESS_MEMORY`].
+    /// Sets how many bytes of frames may wait for one host's line to the switch, including the frame on it; at
+    /// least one frame always may. Further frames are dropped, as [`System`](DropCause::System). Default:
+    /// [`DEFAULT_INGRESS_MEMORY`].
     #[must_use]
     pub const fn ingress_memory(mut self, bytes: usize) -> Self {
         self.ingress_memory = bytes;
         self
     }
 
-    /// Delays each piece on its way to its output by a random time up to this, in order on each
-    /// line. Default: what a full piece takes on the link.
+    /// Sets the longest random delay of each piece on its way to its output; the order on each line is kept.
+    /// Default: the time that a full piece takes on the link.
     ///
-    /// Hosts' clocks and adapters are never in step; the lines of this model are, to the
-    /// nanosecond. Of several senders at line rate, one would then find every free place in a full
-    /// buffer for ever, and a port that loses two frames of three would show no collapse.
+    /// Clocks and adapters of real hosts are never in phase; the lines of this model are, to the nanosecond.
+    /// Without jitter, one of several senders at line rate would get every free place in a full buffer, and a
+    /// port that loses two frames of three would show no collapse.
     #[must_use]
     pub const fn jitter(mut self, jitter: Duration) -> Self {
         self.jitter = Some(jitter);
         self
     }
 
-    /// What the jitter is drawn from. Default: 0.
+    /// Sets the seed of the jitter. Default: 0.
     #[must_use]
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -141,36 +139,36 @@ impl SwitchConfig {
     }
 }
 
-/// Bytes of a frame whose first piece is a full one, or one that is long enough to be late.
+/// Bytes of a frame whose first piece is a full one, or long enough to be delayed.
 const FULL_FRAME: u32 = 1_500;
 
-/// What went through a switch. `frames_in` is always the sum of `frames_out`, `frames_queued` and
-/// `frame_drops`; `pieces_in` that of `pieces_out`, of `piece_drops`, and of what is in buffers.
+/// Counters of a switch. `frames_in` is always the sum of `frames_out`, `frames_queued` and `frame_drops`.
+/// `pieces_in` is the sum of `pieces_out`, `piece_drops`, and the pieces in buffers.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct SwitchCounters {
-    /// Datagrams that arrived, whatever they were, and headers that were sent back; on Linux also those that the system had no room
-    /// for, which are dropped as [`System`](DropCause::System). Several that one call sent are one
-    /// to the system: what its hosts sent in all is in their counters.
+    /// Datagrams that arrived, and headers that were returned. On Linux they include those for which the system
+    /// had no space, which are dropped as [`System`](DropCause::System). The system counts several that one
+    /// call sent as one; the hosts' counters have what they sent.
     pub frames_in: u64,
-    /// Frames that were sent on.
+    /// Frames that were forwarded.
     pub frames_out: u64,
-    /// Frames that are in the switch.
+    /// Frames in the switch.
     pub frames_queued: u64,
-    /// Frames that went no further, by cause: for a frame in pieces, that of its first loss.
+    /// Dropped frames, by cause: for a frame in pieces, the cause of its first loss.
     pub frame_drops: Drops,
-    /// Pieces that reached an output's buffer, or would have.
+    /// Pieces that reached an output, including dropped ones.
     pub pieces_in: u64,
     /// Pieces that have left an output.
     pub pieces_out: u64,
-    /// Pieces that an output dropped, by cause.
+    /// Pieces dropped by outputs, by cause.
     pub piece_drops: Drops,
-    /// For each port, the most that its buffer ever held, in the buffer's unit.
+    /// For each port, the highest occupancy of its buffer, in the buffer's unit.
     pub peaks: Vec<u32>,
 }
 
 impl SwitchCounters {
-    /// The system lost datagrams in front of the socket.
+    /// Adds datagrams that the system lost in front of the socket.
     const fn add_lost(&mut self, count: u64) {
         self.frames_in += count;
         self.frame_drops.add_many(DropCause::System, count);
@@ -179,14 +177,13 @@ impl SwitchCounters {
 
 /// A running switch, on a thread of its own. Dropping it stops it at once.
 ///
-/// Each datagram of a host is a frame on that host's line, from the instant at which the system
-/// took it in. It is cut as the link says, its pieces pass the output's buffer as the profile
-/// says, and it is sent on when its last piece has reached the other end of its wire. With cells,
-/// a packet whose last cell was lost takes the next one of its sender with it
-/// ([`Merged`](DropCause::Merged)). The one byte of a frame that changes is its hop limit; a sealed
-/// one's envelope tells as much as the switch has to know. A frame whose hop limit ends here is dropped
-/// when it has arrived whole, and its header goes back to its sender with the time at which that was
-/// ([`Header::returned`]); of a sealed one the switch can make none.
+/// Each datagram of a host is a frame on that host's line, from the instant at which the system received it. It
+/// is cut according to the link, its pieces pass the output's buffer according to the profile, and it is sent
+/// on when its last piece has reached the other end of its wire. With cells, a packet whose last cell was lost
+/// also loses the next one of its sender ([`Merged`](DropCause::Merged)). The switch changes one byte of a
+/// frame, its hop limit; of a sealed frame it reads the envelope. A frame whose hop limit ends here is dropped
+/// once it has arrived completely, and its header is returned to its sender with that time
+/// ([`Header::returned`]). For a sealed frame, the switch cannot return one.
 #[derive(Debug)]
 pub struct SoftSwitch {
     shared: Arc<Shared>,
@@ -219,10 +216,10 @@ impl Shared {
 }
 
 impl SoftSwitch {
-    /// Starts a switch. It needs no runtime of the caller's.
+    /// Starts a switch. The caller needs no runtime.
     ///
     /// # Errors
-    /// [`StartError`] says what to do about it; nothing runs then.
+    /// [`StartError`] says how to fix it; nothing then runs.
     pub fn start(config: SwitchConfig) -> Result<Self, StartError> {
         let bind = config.bind;
         check_peers(&config.peers)?;
@@ -238,30 +235,31 @@ impl SoftSwitch {
         Ok(Self { shared, address, ended })
     }
 
-    /// The address that its hosts send to.
+    /// Returns the address that hosts send to.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What has gone through, as of a moment ago. Asks the system, too: some 100 us.
+    /// Returns the switch's counters, which may be 10 ms old. It also reads counters of the system, which takes
+    /// some 100 us.
     #[must_use]
     pub fn counters(&self) -> SwitchCounters {
         let lost = kernel::dropped(self.address);
         let notes = self.shared.notes();
         let mut counters = notes.counters.clone();
-        // The last report has it already, and the socket is gone.
+        // The last report includes them already, and the socket is closed.
         if !notes.stopped {
             counters.add_lost(lost);
         }
         counters
     }
 
-    /// Stops the switch; what is in it is lost. Its address is free when this returns. The result
-    /// is the last of its counters.
+    /// Stops the switch, and returns its last counters; frames in it are lost. When this returns, its address
+    /// is free.
     ///
     /// # Cancel safety
-    /// Dropping the future stops the switch all the same.
+    /// Dropping the future stops the switch nevertheless.
     pub async fn shutdown(mut self) -> SwitchCounters {
         self.shared.stop();
         let _ = (&mut self.ended).await;
@@ -275,15 +273,15 @@ impl Drop for SoftSwitch {
     }
 }
 
-/// Batches of datagrams that one turn takes in.
+/// Most batches of datagrams that one turn receives.
 const BATCHES_PER_TURN: usize = 8;
-/// Events that one turn carries out.
+/// Most events that one turn handles.
 const EVENTS_PER_TURN: usize = 8_192;
-/// Events closer than this are carried out together: a cell at 100 Mb/s takes 4 us, a wake-up more.
+/// Events closer than this are handled together: a cell at 100 Mb/s takes 4 us, a wake-up more.
 const GRAIN_NANOS: u64 = 20_000;
-/// Frames that may wait for the system to take them; the oldest are dropped then.
+/// Most frames that wait for the system; beyond that, the oldest are dropped.
 const OUTBOUND_FRAMES: usize = 4_096;
-/// How long the counters may be out of date while the switch is busy.
+/// Greatest age of the counters while the switch is busy, in nanoseconds.
 const REPORT_NANOS: u64 = 10_000_000;
 
 struct Forwarder {
@@ -292,9 +290,9 @@ struct Forwarder {
     inbox: Inbox,
     model: Model,
     peers: Vec<SocketAddr>,
-    /// Datagrams that never got as far as the model.
+    /// Datagrams that were dropped before they reached the model.
     refused: Drops,
-    /// Frames that left the model and were not taken by the system.
+    /// Frames that left the model but were dropped before the system accepted them.
     unsent: Drops,
     blocked: bool,
     reported: Instant,
@@ -341,7 +339,7 @@ impl Forwarder {
         notes.stopped = true;
     }
 
-    /// Takes in, carries out, sends on; whether all of it is done.
+    /// Receives, handles events, and sends; returns whether nothing is left.
     fn turn(&mut self) -> bool {
         let mut idle = false;
         for _ in 0..BATCHES_PER_TURN {
@@ -388,7 +386,7 @@ impl Forwarder {
     }
 
     async fn wait(&mut self) {
-        // The counters are up to date whenever the switch has nothing to do for long.
+        // Whenever the switch has long nothing to do, it updates the counters first.
         let next = self.model.next_due();
         let now = self.inbox.taken_at();
         if next.nanos_since(now) > REPORT_NANOS && self.reported != now {
@@ -427,17 +425,17 @@ impl Forwarder {
     }
 }
 
-/// What a switch reads of a datagram.
+/// The fields of a datagram that a switch reads.
 struct Route {
     source: NodeId,
     destination: NodeId,
     urgent: bool,
-    /// Where the hop limit is.
+    /// Byte offset of the hop limit.
     hop_limit: usize,
 }
 
 impl Route {
-    /// A frame's, or that of a sealed one, of which only the envelope can be read.
+    /// Reads the fields from a frame's header, or from the envelope of a sealed frame.
     fn parse(bytes: &[u8]) -> Result<Self, DropCause> {
         if let Ok((envelope, _)) = Envelope::parse(bytes) {
             let Envelope { source, destination, urgent, .. } = envelope;
@@ -449,7 +447,7 @@ impl Route {
     }
 }
 
-/// Hands a datagram to the model if it is a frame between two of the hosts.
+/// Passes a datagram to the model if it is a frame between two of the hosts.
 fn take_in(model: &mut Model, peers: &[SocketAddr], refused: &mut Drops, datagram: Datagram<'_>) {
     match check(peers, datagram) {
         Ok(route) => {

@@ -1,7 +1,7 @@
-//! A socket of which the runtime tells what arrives, and nothing else.
+//! A socket of which the runtime reports only readability.
 //!
-//! tokio's own is told each time that more could be sent as well: with it, every datagram that a
-//! peer takes wakes this host.
+//! tokio's own socket also reports each time that more can be sent: every datagram that a peer accepts would
+//! then wake this host.
 
 use std::io;
 use std::net::UdpSocket;
@@ -17,12 +17,12 @@ pub(super) struct Watched(Inner);
 
 #[cfg(unix)]
 impl Watched {
-    /// Puts a socket on the current runtime.
+    /// Registers a socket with the current runtime.
     ///
     /// # Panics
     /// Outside of a runtime, or if its I/O is not enabled.
     pub(super) fn new(socket: UdpSocket) -> io::Result<Self> {
-        // Not all versions of tokio that will do deprecate it.
+        // Some supported versions of tokio deprecate it.
         #[allow(deprecated, reason = "a UdpSocket stays open; the replacement is unsafe")]
         Inner::with_interest(socket, tokio::io::Interest::READABLE).map(Self)
     }
@@ -35,7 +35,7 @@ impl Watched {
         self.0.poll_read_ready(context).map(drop)
     }
 
-    /// Calls `read` if something may have arrived; `WouldBlock` from it says that nothing is left.
+    /// Calls `read` if datagrams may have arrived; `WouldBlock` from it means that none is left.
     pub(super) fn try_read(
         &self,
         read: impl FnOnce(&UdpSocket) -> io::Result<()>,
@@ -46,7 +46,7 @@ impl Watched {
 
 #[cfg(not(unix))]
 impl Watched {
-    /// As above.
+    /// Registers a socket with the current runtime.
     pub(super) fn new(socket: UdpSocket) -> io::Result<Self> {
         let other = socket.try_clone()?;
         Ok(Self((tokio::net::UdpSocket::from_std(socket)?, other)))

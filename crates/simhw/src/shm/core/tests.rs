@@ -14,7 +14,7 @@ use crate::shm::nic::Nic;
 const HERE: NodeId = NodeId(0);
 const THERE: NodeId = NodeId(1);
 
-/// Ends once it has seen one more frame.
+/// Allows the NIC to stop once it has received one more frame.
 struct Owed(bool);
 
 impl Firmware for Owed {
@@ -36,7 +36,7 @@ fn socket() -> Arc<Socket> {
     Arc::new(Socket::pair().unwrap().0)
 }
 
-/// A NIC with one peer, and what the peer sends with.
+/// A NIC with one peer, and the peer's sending end.
 fn joined() -> (Core<Owed>, Sender) {
     let config = ShmConfig::new("core", HERE, 2);
     let shape = config.shape();

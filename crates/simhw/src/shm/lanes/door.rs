@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::id::NodeId;
 use crate::region::SharedMemory;
-use crate::shm::rendezvous::{Link, Lobby};
+use crate::shm::rendezvous::{Link, PeerListener};
 use crate::sync::Ordering;
 use crate::wakes::Wakes;
 
@@ -46,7 +46,7 @@ impl Door {
     }
 }
 
-impl Lobby for Door {
+impl PeerListener for Door {
     fn joined(&self, link: Link) {
         self.tell(link.node, Tidings::Joined(Box::new(link)));
     }

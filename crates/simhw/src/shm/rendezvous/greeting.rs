@@ -1,4 +1,4 @@
-//! What two NICs say to each other before they share memory, and when they share more of it.
+//! The messages between two NICs before they share memory, and when they share more of it.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -7,22 +7,22 @@ use crate::id::{Incarnation, NodeId};
 use crate::passing::{MAGIC, Passed, Socket};
 use crate::shm::lane::Shape;
 
-/// Version of what is said, and of the directions' layout.
+/// Version of the messages, and of the directions' layout.
 const VERSION: u64 = 2;
 /// Words of a greeting.
 const WORDS: usize = 8;
 
-/// Which of the two it is.
+/// The kind of a greeting.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u64)]
 pub(super) enum Kind {
-    /// With the segment and the end of a channel for wake-ups: from who connects.
+    /// Sent by the connecting node, with the segment and the end of a channel for wake-ups.
     Hello = 1,
-    /// From who was connected to.
+    /// The answer of the listening node.
     Welcome = 2,
 }
 
-/// Who somebody is, and what it takes.
+/// A node's number and incarnation, and the shape of its directions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Greeting {
     pub(super) kind: Kind,
@@ -61,10 +61,10 @@ impl Greeting {
     }
 }
 
-/// The kind of a message that passes memory on.
+/// The kind of a message that passes memory.
 const MEMORY: u64 = 3;
 
-/// Passes memory of so many bytes on, with what its user calls it.
+/// Passes memory of `bytes`, under a name of two words.
 pub(in crate::shm) fn pass(
     socket: &Socket,
     [first, second]: [u64; 2],
@@ -75,7 +75,7 @@ pub(in crate::shm) fn pass(
     socket.send(&words, &[file])
 }
 
-/// Memory that was passed on: its name, its bytes and its file.
+/// Receives passed memory: its name, its bytes and its file.
 pub(super) fn take(socket: &Socket) -> Result<([u64; 2], usize, OwnedFd), Refusal> {
     let (words, descriptors) = socket.receive::<WORDS>()?.ok_or(Refusal)?;
     let [MAGIC, VERSION, MEMORY, first, second, bytes, 0, 0] = words else { return Err(Refusal) };
@@ -84,7 +84,7 @@ pub(super) fn take(socket: &Socket) -> Result<([u64; 2], usize, OwnedFd), Refusa
     Ok(([first, second], usize::try_from(bytes).map_err(|_| Refusal)?, file))
 }
 
-/// Sends a greeting and descriptors with it.
+/// Sends a greeting with descriptors.
 pub(super) fn send(
     socket: &Socket,
     greeting: &Greeting,

@@ -1,4 +1,4 @@
-//! A peer that turns what it shares with a NIC against it and its other peers.
+//! Tests a hostile peer that attacks a NIC and its other peers through their shared memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,13 +20,13 @@ const HONEST: NodeId = NodeId(1);
 const HOSTILE: NodeId = NodeId(2);
 /// Longer than any answer takes.
 const LONG: Duration = Duration::from_secs(10);
-/// Rounds without the hostile peer, and with it: ten seconds of that.
+/// Number of rounds without the hostile peer and with it: ten seconds with it.
 const ROUNDS: usize = 10;
 const CALM: Duration = Duration::from_millis(300);
 const HELD: Duration = Duration::from_secs(1);
 
-/// A command is a frame to the victim, which sends one back and another to the hostile peer; what comes back completes
-/// the command.
+/// Each command sends a frame to the victim, which returns one and sends another to the hostile peer. The
+/// returned frame completes the command.
 #[derive(Default)]
 struct Echo(Option<(PortId, Command)>);
 
@@ -64,7 +64,7 @@ fn config(name: &str, node: NodeId) -> ShmConfig {
     ShmConfig::new(name, node, 3).spin(Duration::ZERO)
 }
 
-/// Connects to the victim and greets it with a segment and `channel`.
+/// Connects to the victim and sends it a greeting with a segment and `channel`.
 fn greet(name: &str, channel: &OwnedFd) -> (Socket, Arc<Segment>, Shape) {
     let socket = Socket::connect(&address(name, VICTIM).unwrap()).unwrap();
     let shape = config(name, HOSTILE).shape();
@@ -75,7 +75,7 @@ fn greet(name: &str, channel: &OwnedFd) -> (Socket, Arc<Segment>, Shape) {
     (socket, Arc::new(segment), shape)
 }
 
-/// Waits for the answer; `None` if the connection ends instead.
+/// Waits for the answer; `None` if the connection ends first.
 fn answer(socket: &Socket) -> Option<Greeting> {
     let patience = Timespec::try_from(LONG).unwrap();
     assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).unwrap(), 1);
@@ -89,7 +89,7 @@ fn run(attack: Attack, name: &str, stop: &AtomicBool) {
     let theirs = Socket::new(theirs);
     let mut receiver = Receiver::new(segment, shape.lane_bytes(), shape);
     while !stop.load(Ordering::Relaxed) {
-        // Both ends are its own: it has made them.
+        // It has made both ends itself.
         abuse(&ours, attack);
         abuse(&theirs, attack);
         receiver.fall_asleep();
@@ -100,7 +100,7 @@ fn run(attack: Attack, name: &str, stop: &AtomicBool) {
     }
 }
 
-/// Requests one after the other for a round; the median of how long each took.
+/// Sends one request after another for a round; returns the median time of a request.
 async fn ask_for_a_round(port: &mut Port, round: Duration) -> Duration {
     let (mut took, begin) = (Vec::new(), Clock::now());
     while Clock::now().since(begin) < round {
@@ -163,7 +163,7 @@ fn a_peer_that_passes_what_may_block_is_refused() {
             Receiver::new(segment, shape.lane_bytes(), shape).fall_asleep();
             assert_eq!(answer(&socket), None, "it is no channel");
         }
-        // And the victim still takes turns.
+        // The victim still takes turns.
         let mut port = honest.host().open_port().unwrap();
         for _ in 0..100 {
             port.submit(&Command::default()).unwrap();

@@ -1,4 +1,4 @@
-//! How frames end: whole at a NIC, or dropped with a cause.
+//! The outcomes of frames: delivered whole at a NIC, or dropped with a cause.
 
 use super::{Arrival, Network};
 use crate::drops::DropCause;
@@ -27,15 +27,16 @@ impl Network {
         Arrival::Nothing
     }
 
-    /// AAL5 tells where a packet ends by its last cell alone: where that was lost, the next packet
-    /// of the same circuit is taken for the rest of it, and the checksum refuses both.
+    /// Marks a frame as lost if AAL5 would merge it with an incomplete one. AAL5 recognizes the end of a packet
+    /// by its last cell alone. If that cell is lost, the next packet of the same circuit is taken for the rest,
+    /// and the checksum refuses both.
     fn check_merge(&mut self, node: NodeId, key: u32, last: bool) {
         let origin = self.frames.at(key).origin;
         let open = &mut self.unfinished[node.index()];
         match open.binary_search_by_key(&origin, |(other, _)| *other) {
             Ok(at) => {
                 let unfinished = open[at].1;
-                // One that is still under way was overtaken by a fault, and its end will come.
+                // A fault has overtaken a frame that is still in flight; its end will come.
                 if unfinished != key && !self.frames.is_live(unfinished) {
                     self.frames.at(key).lost.get_or_insert(DropCause::Merged);
                 }
@@ -50,7 +51,7 @@ impl Network {
         }
     }
 
-    /// The NIC of `node` forgets the frames of which it has a part.
+    /// Makes the NIC of `node` forget frames of which it has received a part.
     pub(in crate::sim) fn forget_parts(&mut self, node: NodeId) {
         self.unfinished[node.index()].clear();
         for frame in self.frames.partly_arrived() {
@@ -83,7 +84,7 @@ impl Network {
         self.frames.free(key);
     }
 
-    /// No more pieces of the frame come to the outputs on its way.
+    /// Tells the outputs on the frame's way that none of its pieces follow.
     fn forget_broken(&mut self, key: u32) {
         let frame = self.frames.at(key);
         let destination = frame.header.destination.index();
@@ -106,7 +107,7 @@ impl Network {
     }
 }
 
-/// Whether the cause took a piece of a frame and not the frame.
+/// Returns whether the cause drops single pieces rather than whole frames.
 const fn cause_of_piece(cause: DropCause) -> bool {
     matches!(
         cause,

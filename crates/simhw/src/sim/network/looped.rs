@@ -1,4 +1,4 @@
-//! Frames to the own node that pass within their host.
+//! Frames to the own node that stay within their host.
 
 use super::Network;
 use crate::frame::Header;
@@ -6,7 +6,7 @@ use crate::id::NodeId;
 use crate::time::{Instant, Serializer};
 
 impl Network {
-    /// A frame to its own node, which never meets the line.
+    /// Allocates a frame to its own node, which bypasses the line.
     pub(in crate::sim) fn prepare_looped(
         &mut self,
         node: NodeId,

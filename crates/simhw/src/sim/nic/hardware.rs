@@ -1,6 +1,6 @@
 //! What a turn of the firmware is lent: the modelled NIC, and where its frames go.
 
-use super::super::ailments::Telling;
+use super::super::active_faults::CompletionFault;
 use super::super::event_queue::{Event, EventQueue};
 use super::super::network::Network;
 use super::{Effect, Nic, Saved, Stored, Way};
@@ -115,8 +115,9 @@ impl SimHardware<'_> {
     /// Whether the host's memory is there.
     #[inline]
     fn reach_host(&mut self) -> Result<(), RegionError> {
-        let ailments = &mut self.network.ailments;
-        let error = if ailments.is_none() { None } else { ailments.memory_error(self.nic.node) };
+        let active_faults = &mut self.network.active_faults;
+        let error =
+            if active_faults.is_none() { None } else { active_faults.memory_error(self.nic.node) };
         error.map_or(Ok(()), Err)
     }
 
@@ -124,7 +125,7 @@ impl SimHardware<'_> {
     fn claim_transmit_slot(&mut self) -> Result<(), TransmitRefused> {
         let node = self.nic.node;
         let (mut waiting, mut first) = self.network.uplinks[node.index()].waiting(self.now);
-        let standing = self.network.standstill.at_end_of(self.network.hosts[node.index()].0);
+        let standing = self.network.back_pressure.at_end_of(self.network.hosts[node.index()].0);
         if standing > 0 {
             // Nobody knows for how long.
             waiting += standing;
@@ -203,9 +204,9 @@ impl SimHardware<'_> {
             .max(engines.last_completion);
         engines.last_completion = seen;
         self.network.watch.show(&Record::Completed { at: seen, node: nic.node, port });
-        let at_once = self.network.ailments.is_none() && nic.host.notice == Notice::Polled;
+        let at_once = self.network.active_faults.is_none() && nic.host.notice == Notice::Polled;
         if seen <= self.now && nic.completions.is_empty() && at_once {
-            nic.publish(port, &completion, Telling::Usual);
+            nic.publish(port, &completion, CompletionFault::None);
             return;
         }
         nic.completions.push_back(Some((port, completion)));
@@ -352,8 +353,8 @@ impl Hardware for SimHardware<'_> {
 
     fn next_command(&mut self, port: PortId) -> Option<Command> {
         let mut command = self.nic.ports.next_command(port)?;
-        if !self.network.ailments.is_none() {
-            self.network.ailments.damage(self.nic.node, &mut command);
+        if !self.network.active_faults.is_none() {
+            self.network.active_faults.damage(self.nic.node, &mut command);
         }
         Some(command)
     }
@@ -364,7 +365,7 @@ impl Hardware for SimHardware<'_> {
     }
 
     fn leave(&mut self) -> bool {
-        self.left |= self.frame.is_some() && self.network.standstill.is_on();
+        self.left |= self.frame.is_some() && self.network.back_pressure.is_on();
         self.left
     }
 

@@ -1,4 +1,4 @@
-//! A machine on a simulated path: a length that passes, loss, a round trip.
+//! Runs a discovery on a simulated path with an MTU, losses and a round trip.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,13 +11,13 @@ const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
 const V4: usize = 28;
 
-/// A path, the machine that sends on it, and all that the peer has acknowledged.
+/// A path, the discovery that runs on it, and the peer's acknowledgements.
 struct Path {
     machine: Discovery,
     now: Instant,
     /// Bytes of the longest datagram that passes; 0 if none does.
     carries: usize,
-    /// Of 100 datagrams, each way.
+    /// Losses of 100 datagrams in each direction.
     loss: u64,
     round_trip: u64,
     rng: Rng,
@@ -47,7 +47,7 @@ impl Path {
         bytes > self.carries || self.rng.between(0, 99) < self.loss
     }
 
-    /// What the shell does after each call; checks that nothing longer than confirmed is in use.
+    /// Does what the shell does after each call; checks that no datagram longer than confirmed is used.
     fn settle(&mut self) {
         while let Some((number, bytes)) = self.machine.poll_transmit(self.now) {
             assert!(bytes <= self.machine.limit, "a probe of {bytes} is past the limit");
@@ -63,7 +63,7 @@ impl Path {
         );
     }
 
-    /// Full datagrams, one each five milliseconds, for `nanos`.
+    /// Sends a full datagram every 5 ms, for `nanos`.
     fn run(&mut self, nanos: u64) {
         let end = self.now.plus_nanos(nanos);
         while self.now < end {
@@ -103,7 +103,7 @@ impl Path {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the path carries, and with losses: its length is found, and nothing longer is ever used.
+    /// For any path and with losses, the path's length is found, and no longer datagram is ever used.
     #[test]
     fn the_length_of_a_path_is_found_under_loss(
         carries in BASE_BYTES..66_000, limit in BASE_BYTES..66_000, loss in 0_u64..20, seed: u64,
@@ -122,7 +122,7 @@ proptest! {
         prop_assert!(found, "{} of {}", path.machine.usable(), carries.min(limit));
     }
 
-    /// A path that carries less from now on: what is used fits again within seconds.
+    /// If a path shrinks, the length in use fits again within seconds.
     #[test]
     fn a_black_hole_is_found_and_left(
         before in 1_300_usize..9_000, after in BASE_BYTES..9_000, loss in 0_u64..10, seed: u64,
@@ -176,7 +176,7 @@ fn a_path_of_less_than_the_base_length_carries_the_least() {
     let mut path = Path::new(1_472, 900);
     path.run(SECOND);
     assert_eq!((path.machine.usable(), path.machine.phase()), (LEAST_BYTES, Phase::Error));
-    // The path grows: the base length is tried anew, and what is longer.
+    // The path grows: the base length is tried again, and then longer ones.
     path.carries = 1_472;
     path.run(10 * SECOND);
     assert_eq!(path.machine.usable(), 1_472);

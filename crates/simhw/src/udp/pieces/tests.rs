@@ -1,4 +1,4 @@
-//! What is cut is joined, in any order; nothing else is.
+//! Pieces are reassembled in any order; nothing else is.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn header(source: u16, length: usize) -> Header {
     }
 }
 
-/// The pieces of a frame of `length` bytes.
+/// Returns the pieces of a frame of `length` bytes.
 fn pieces(source: u16, number: u32, length: usize, datagram: usize) -> Vec<(Header, Vec<u8>)> {
     let bytes = frame(length);
     let header = header(source, length);
@@ -58,7 +58,7 @@ proptest! {
         });
         prop_assert!(fits);
         let count = all.len();
-        // One comes twice, and all in disorder.
+        // One comes twice, and all out of order.
         all.insert(0, all[again % count].clone());
         let mut rng = crate::rng::Rng::new(order, "order");
         for at in (1..all.len()).rev() {
@@ -73,7 +73,7 @@ proptest! {
         prop_assert!(joined[0] == frame(length));
     }
 
-    /// Any words: an error or a piece; no panic, and no more memory than is said.
+    /// Any words give an error or a piece; nothing panics or takes more memory than documented.
     #[test]
     fn whatever_peers_say_is_bounded(
         said in proptest::collection::vec((0_u16..3, 0_u32..6, 0_u16..2_000, any::<[u64; 2]>(), 0_usize..4), 1..200),

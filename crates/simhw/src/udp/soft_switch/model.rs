@@ -1,7 +1,7 @@
-//! The switch between the datagrams: what arrives when, what fits, what leaves when.
+//! The model of the switch without I/O: arrivals, buffers and departures.
 //!
-//! Time is an argument. An event that is due at t is carried out at t, however late the process
-//! wakes up for it: what is lost depends on when frames arrived, not on the scheduler.
+//! Time is an argument. An event due at t is handled with the time t, however late the process wakes up for it.
+//! Losses therefore depend on when frames arrived, and not on the scheduler.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -15,49 +15,49 @@ use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece, SwitchProfile};
 use crate::time::{Instant, LineRate, Serializer, nanos};
 
-/// What happens next. At one instant, places become free before pieces want them.
+/// The next events. At the same instant, space becomes free before pieces need it.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Event {
     /// An output has sent a piece.
     Sent { port: u16 },
-    /// A piece stands before its output.
+    /// A piece has reached its output.
     Arrived { ingress: u16 },
     /// A frame has reached the end of its wire.
     Delivered { frame: u32 },
 }
 
-/// One host's line into the switch.
+/// One host's line to the switch.
 #[derive(Debug)]
 struct Ingress {
     line: Serializer,
-    /// On the line and before it, the first partly taken in.
+    /// Frames on the line and waiting for it; the first may be partly received.
     frames: Waiting,
-    /// Urgent ones, which pass between two pieces of others.
+    /// Urgent frames, which leave between two pieces of others.
     urgent: Waiting,
-    /// Whether the piece on the line is an urgent frame's.
+    /// True if the piece on the line belongs to an urgent frame.
     urgent_on_line: bool,
-    /// Bytes of all of them.
+    /// Bytes of all these frames.
     held: usize,
-    /// When the piece before reached its output.
+    /// When the previous piece reached its output.
     arrived: Instant,
 }
 
-/// Frames before a line.
+/// Frames that wait for a line.
 #[derive(Debug, Default)]
 struct Waiting {
     frames: VecDeque<u32>,
-    /// The next piece of the first.
+    /// Index of the next piece of the first frame.
     piece: u32,
 }
 
 impl Ingress {
-    /// The frames of which the piece on the line is.
+    /// Returns the queue of the frame whose piece is on the line.
     const fn on_line(&mut self) -> &mut Waiting {
         if self.urgent_on_line { &mut self.urgent } else { &mut self.frames }
     }
 }
 
-/// One host's line out of the switch.
+/// One host's line from the switch.
 #[derive(Debug)]
 struct Egress {
     output: Output,
@@ -72,7 +72,7 @@ struct InFlight {
     /// When its first bit is ready to enter the line.
     ready: Instant,
     pieces: u32,
-    /// Its hop limit lets it go no further.
+    /// True if its hop limit ends at this switch.
     ends_here: bool,
     passed: u32,
     dropped: u32,
@@ -80,13 +80,13 @@ struct InFlight {
     last_dropped: bool,
 }
 
-/// A frame that has come.
+/// A frame that has arrived.
 #[derive(Debug)]
 pub(super) struct Offered {
     pub(super) source: u16,
     pub(super) destination: u16,
     pub(super) urgent: bool,
-    /// Its hop limit lets it go no further.
+    /// True if its hop limit ends at this switch.
     pub(super) ends_here: bool,
     pub(super) bytes: Vec<u8>,
 }
@@ -98,7 +98,7 @@ pub(super) struct Outbound {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Frames and pieces so far.
+/// Counts of frames and pieces so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) frames: u64,
@@ -108,13 +108,13 @@ pub(super) struct Tally {
     pub(super) pieces_passed: u64,
 }
 
-/// A switch of which each port is a host's.
+/// A switch with one host on each port.
 #[derive(Debug)]
 pub(super) struct Model {
     link: LinkProfile,
-    /// The rate of the lines in.
+    /// The rate of the lines to the switch.
     rate_in: LineRate,
-    /// How frames are cut on their way out, where that is another way than they came in.
+    /// Framing of outgoing frames, if it differs from that of incoming ones.
     recut: Option<Framing>,
     profile: SwitchProfile,
     memory: usize,
@@ -124,8 +124,8 @@ pub(super) struct Model {
     egresses: Vec<Egress>,
     frames: Vec<Option<InFlight>>,
     free: Vec<u32>,
-    /// With cells: whether the receiver of a pair still waits for the last cell of a packet, so
-    /// that the next packet's cells are taken for its rest. Row by source.
+    /// With cells, for each pair of nodes, by source: true if the receiver still waits for the last cell of a
+    /// packet, and takes the next packet's cells for its rest.
     merging: Vec<bool>,
     events: BinaryHeap<Reverse<(Instant, Event, u64)>>,
     sequence: u64,
@@ -173,7 +173,7 @@ impl Model {
         }
     }
 
-    /// The same, with lines in of another rate than those out.
+    /// Sets another rate for the lines to the switch.
     pub(super) fn rate_in(mut self, rate: Option<LineRate>) -> Self {
         if let Some(rate) = rate {
             self.rate_in = rate;
@@ -182,7 +182,7 @@ impl Model {
         self
     }
 
-    /// The same, which cuts frames anew on their way out.
+    /// Cuts frames anew on their way out.
     pub(super) fn recut(mut self, framing: Option<Framing>) -> Self {
         if let Some(Framing::Cells) = framing {
             self.merging = vec![false; self.egresses.len() * self.egresses.len()];
@@ -193,7 +193,7 @@ impl Model {
         self
     }
 
-    /// A frame has come at `now`.
+    /// Adds a frame that has arrived at `now`.
     pub(super) fn offer(&mut self, now: Instant, offered: Offered) {
         let Offered { source, destination, urgent, ends_here, bytes } = offered;
         self.tally.frames += 1;
@@ -208,7 +208,7 @@ impl Model {
             bytes,
             source,
             destination,
-            // What is past is past, also for a frame that was seen late.
+            // A frame that was noticed late cannot enter the line in the past.
             ready: now.max(self.reached),
             pieces: self.link.framing.pieces(length),
             ends_here,
@@ -226,7 +226,7 @@ impl Model {
         }
     }
 
-    /// Carries out what is due by `now`, at most `budget` events of it; whether that was all.
+    /// Handles the events due by `now`, at most `budget` of them; returns whether those were all.
     pub(super) fn advance(&mut self, now: Instant, budget: usize) -> bool {
         for _ in 0..budget {
             match self.events.peek() {
@@ -247,17 +247,17 @@ impl Model {
         false
     }
 
-    /// When the next event is due.
+    /// Returns when the next event is due.
     pub(super) fn next_due(&self) -> Instant {
         self.events.peek().map_or(Instant::FAR_FUTURE, |Reverse((at, _, _))| *at)
     }
 
-    /// Frames that are neither delivered nor lost.
+    /// Returns the number of frames that are neither delivered nor dropped.
     pub(super) fn in_flight(&self) -> usize {
         self.frames.len() - self.free.len()
     }
 
-    /// Pieces dropped by the outputs, by cause.
+    /// Returns the pieces that the outputs have dropped, by cause.
     pub(super) fn piece_drops(&self) -> Drops {
         let mut drops = Drops::default();
         for egress in &self.egresses {
@@ -266,7 +266,7 @@ impl Model {
         drops
     }
 
-    /// The most that each output's buffer ever held, in its unit.
+    /// Iterates over the highest occupancy of each output's buffer, in its unit.
     pub(super) fn peaks(&self) -> impl Iterator<Item = u32> {
         self.egresses.iter().map(|egress| egress.output.peak())
     }
@@ -285,7 +285,7 @@ impl Model {
     }
 
     fn frame(&mut self, slot: u32) -> &mut InFlight {
-        self.frames[slot as usize].as_mut().expect("its pieces are still under way")
+        self.frames[slot as usize].as_mut().expect("its pieces are still in flight")
     }
 
     fn schedule(&mut self, at: Instant, event: Event) {
@@ -293,21 +293,21 @@ impl Model {
         self.sequence += 1;
     }
 
-    /// Puts the next piece of an ingress on its line, where there is one.
+    /// Puts the next piece of an ingress on its line, if there is one.
     fn begin_piece(&mut self, source: u16) {
         let ingress = &mut self.ingresses[usize::from(source)];
         ingress.urgent_on_line = !ingress.urgent.frames.is_empty();
         let waiting = ingress.on_line();
         let Some(slot) = waiting.frames.front() else { return };
         let index = waiting.piece;
-        let frame = self.frames[*slot as usize].as_ref().expect("not yet taken in");
+        let frame = self.frames[*slot as usize].as_ref().expect("not yet received");
         let length = u32::try_from(frame.bytes.len()).expect("a datagram");
         let bytes = self.link.framing.piece_bytes(length, index);
         let begins = ingress.line.free_at().max(frame.ready);
         let ends = ingress.line.send(frame.ready, bytes);
         let known = match self.profile.forwarding {
             Forwarding::CutThrough { header } if self.recut.is_none() => {
-                // Onto a slower line it may begin at once; onto a faster one it would run dry.
+                // Before a slower line it may begin at once; a faster line would underrun.
                 let whole = if self.rate_in < self.link.rate { bytes } else { header.min(bytes) };
                 begins.plus_nanos(self.rate_in.nanos_for(u64::from(whole)))
             }
@@ -344,7 +344,7 @@ impl Model {
         let is_to_all = frame.destination == NodeId::EVERYBODY.0;
         match (frame.ends_here, self.recut) {
             (false, None) if !is_to_all => self.queue(now, piece),
-            // It waits until it is whole.
+            // These frames wait until they are complete.
             _ if !piece.last => {}
             (true, _) => self.send_back(now, slot),
             (false, _) if is_to_all => self.copy_to_all(now, slot),
@@ -354,11 +354,11 @@ impl Model {
         self.begin_piece(source);
     }
 
-    /// A frame to everybody is whole: each port but its sender's gets a copy, which counts as a frame.
+    /// Copies a complete broadcast frame to each port except its sender's; each copy counts as a frame.
     fn copy_to_all(&mut self, now: Instant, slot: u32) {
         let Some(frame) = self.forget(slot) else { return };
         let Ok((header, _)) = Header::parse(&frame.bytes) else {
-            // A sealed frame is for one node, whose key it is sealed with.
+            // A sealed frame is for one node, with whose key it is sealed.
             return self.tally.drops.add(DropCause::Malformed);
         };
         let framing = self.recut.unwrap_or(self.link.framing);
@@ -373,7 +373,7 @@ impl Model {
         }
     }
 
-    /// A frame is whole: all its pieces on the way out stand before its output.
+    /// Cuts a complete frame anew; all its pieces reach the output at once.
     fn cut_anew(&mut self, now: Instant, slot: u32, framing: Framing) {
         let frame = self.frame(slot);
         let length = u32::try_from(frame.bytes.len()).expect("a datagram");
@@ -390,7 +390,7 @@ impl Model {
         }
     }
 
-    /// A piece stands before its output.
+    /// Passes a piece to its output.
     fn queue(&mut self, now: Instant, piece: Piece) {
         self.tally.pieces += 1;
         let frame = self.frames[piece.frame as usize].as_mut().expect("a piece of it is here");
@@ -407,8 +407,8 @@ impl Model {
         }
     }
 
-    /// A frame has arrived whole that may go no further: its header goes back, past the buffer of its
-    /// sender's port.
+    /// Returns the header of a complete frame whose hop limit ends here to its sender, bypassing the buffer of
+    /// the sender's port.
     fn send_back(&mut self, now: Instant, slot: u32) {
         self.tally.drops.add(DropCause::HopLimit);
         let Some(frame) = self.forget(slot) else { return };
@@ -431,7 +431,8 @@ impl Model {
         };
         let bytes = self.link.framing.wire_bytes(HEADER_BYTES as u32);
         let slot = self.store(back);
-        // What a line takes for a header, and no queue: it is small, and what it measures is not.
+        // It takes the time of a header on the line but no queueing: it is small, and must not distort what it
+        // measures.
         let takes = self.link.rate.nanos_for(u64::from(bytes));
         let at = now.plus_nanos(takes) + self.link.propagation;
         self.schedule(at, Event::Delivered { frame: slot });
@@ -453,10 +454,10 @@ impl Model {
         self.settle(now, piece.frame);
     }
 
-    /// Decides a frame's fate, once nothing of it is under way.
+    /// Decides the outcome of a frame once none of its pieces is in flight.
     fn settle(&mut self, now: Instant, slot: u32) {
         let ports = self.egresses.len();
-        let frame = self.frames[slot as usize].as_mut().expect("something of it was under way");
+        let frame = self.frames[slot as usize].as_mut().expect("a piece of it was in flight");
         if frame.passed + frame.dropped < frame.pieces {
             return;
         }

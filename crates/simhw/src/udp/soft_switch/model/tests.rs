@@ -64,7 +64,7 @@ fn a_frame_that_ends_here_goes_back_with_the_time_at_which_it_was_here_whole() {
     assert_eq!(returned.words, [7, 500 + u64::from(on_wire) * 80 + 2_000]);
     assert_eq!(model.tally.drops.of(DropCause::HopLimit), 1);
     assert_eq!(model.tally.pieces, 0);
-    // Neither what is no frame nor what has come back makes another one.
+    // Neither bytes that are not a frame nor a returned header make a returned header.
     for bytes in [bytes[1..].to_vec(), returned.emit().to_vec()] {
         model.offer(Instant::from_nanos(900), Offered { ends_here, ..frame(0, 1, bytes) });
     }
@@ -82,7 +82,7 @@ fn a_frame_that_is_cut_anew_comes_in_one_way_and_leaves_another() {
     model = model.recut(Some(Framing::Cells));
     model.offer(Instant::ZERO, frame(0, 1, vec![3; length as usize]));
     let end = run(&mut model).as_nanos();
-    // Whole at the switch, and then all its cells.
+    // It is complete at the switch, and then all its cells leave.
     let bytes = Framing::ETHERNET.wire_bytes(length) + Framing::Cells.wire_bytes(length);
     let model_end = u64::from(bytes) * 80 + 2 * 2_000;
     assert!(end.abs_diff(model_end) <= 200, "{end} and {model_end}");
@@ -111,7 +111,7 @@ fn a_late_wake_up_changes_no_fate() {
 
 #[test]
 fn a_lost_last_cell_takes_the_next_packet_with_it() {
-    // Output 3 holds two cells, and hosts 1 and 2 have theirs there when host 0's last one comes.
+    // Output 3 holds two cells, and those of hosts 1 and 2 are in it when host 0's last one comes.
     let mut model = model(Framing::Cells, SwitchProfile::new(Buffer::Cells(2)));
     for (host, at, length) in [(1, 0, 40), (0, 3_000, 60), (2, 5_000, 40)] {
         model.offer(Instant::from_nanos(at), frame(host, 3, vec![1; length]));
@@ -128,7 +128,7 @@ fn a_lost_last_cell_takes_the_next_packet_with_it() {
     assert_eq!(survivors, [1, 1, 11]);
 }
 
-/// Frames delivered of 3 x 50 that three hosts send at line rate, each of 7 packets.
+/// Returns how many of 3 x 50 frames of 7 packets are delivered, sent by three hosts at line rate.
 fn survivors(jitter: u64) -> u64 {
     let profile = SwitchProfile::new(Buffer::Bytes(32 << 10));
     let mut model = jittery(Framing::ETHERNET, profile, jitter);
@@ -144,7 +144,7 @@ fn survivors(jitter: u64) -> u64 {
 
 #[test]
 fn equal_senders_collapse_unless_they_are_in_step_to_the_nanosecond() {
-    // In step, the same sender's pieces always come first after a place became free.
+    // In phase, the same sender's pieces always come first after a place became free.
     assert!(survivors(0) >= 25, "{}", survivors(0));
     assert!(survivors(120_000) <= 15, "{}", survivors(120_000));
 }
@@ -206,7 +206,7 @@ proptest! {
         prop_assert_eq!(frames, delivered + drops.total());
         prop_assert_eq!(pieces, pieces_passed + model.piece_drops().total());
         prop_assert_eq!(delivered, model.outbound.len() as u64);
-        // Whatever arrives is whole, and in order between any two hosts.
+        // Each frame that arrives is complete, and in order between any two hosts.
         for source in 0..4 {
             for destination in 0..4 {
                 let sent: Vec<u8> = (0_u8..).zip(&load)
@@ -232,10 +232,10 @@ fn a_frame_to_everybody_leaves_by_every_other_port_and_each_copy_counts() {
     let header = Header { length: 3_000, destination: to_all, ..Header::default() };
     let mut bytes = header.emit().to_vec();
     bytes.resize(header.frame_bytes(), 1);
-    // The second finds no room behind the first.
+    // The second finds no space behind the first.
     model.offer(Instant::ZERO, frame(1, to_all.0, bytes.clone()));
     model.offer(Instant::ZERO, frame(1, to_all.0, bytes.clone()));
-    // What is no frame can't be addressed anew.
+    // Bytes that are not a frame cannot be addressed anew.
     model.offer(Instant::ZERO, frame(1, to_all.0, bytes[1..].to_vec()));
     run(&mut model);
     let mut ports: Vec<u16> = model.outbound.iter().map(|out| out.to).collect();

@@ -1,4 +1,4 @@
-//! How a NIC takes frames off its link, or leaves them there.
+//! Accepts frames from a NIC's link, or leaves them there.
 
 use super::World;
 use super::nic::Work;
@@ -8,19 +8,19 @@ use crate::hardware::Firmware;
 use crate::id::NodeId;
 
 impl<F: Firmware> World<F> {
-    /// A frame has come to its NIC.
+    /// Handles a frame that has arrived at its NIC.
     pub(super) fn receive(&mut self, node: NodeId, key: u32) {
         let bytes = self.frame_bytes(key);
         let nic = &mut self.nics[node.index()];
         let is_full = nic.held + bytes > nic.profile.receive_memory;
         if !nic.up {
             self.network.drop_frame(key, DropCause::NicDown);
-        } else if self.network.standstill.is_on() && (is_full || !nic.on_link.is_empty()) {
+        } else if self.network.back_pressure.is_on() && (is_full || !nic.on_link.is_empty()) {
             nic.on_link.push_back(key);
             self.network.hold_nic(&mut self.queue, self.now, node, true);
         } else if is_full
-            || !self.network.ailments.is_none()
-                && self.network.ailments.is_memory_full(node, nic.held + bytes)
+            || !self.network.active_faults.is_none()
+                && self.network.active_faults.is_memory_full(node, nic.held + bytes)
         {
             self.network.drop_frame(key, DropCause::NicMemory);
         } else {
@@ -29,7 +29,7 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// A frame has come from its own node; one that a former life sent is lost with it.
+    /// Handles a frame from its own node; one that an earlier life of the NIC sent is dropped.
     pub(super) fn on_looped(&mut self, node: NodeId, key: u32, life: u16) {
         if self.nics[node.index()].life == life {
             self.receive(node, key);
@@ -42,7 +42,7 @@ impl<F: Firmware> World<F> {
         HEADER_BYTES as u32 + u32::from(self.network.frames.at(key).header.length)
     }
 
-    /// The firmware has left a frame on the link: it waits there, and all that came after it.
+    /// Leaves a frame on the link at the firmware's request; it waits there with all later frames.
     pub(super) fn leave(&mut self, node: NodeId, key: u32) {
         let inbox = std::mem::take(&mut self.nics[node.index()].inbox);
         let mut behind = vec![key];
@@ -64,8 +64,8 @@ impl<F: Firmware> World<F> {
         self.network.hold_nic(&mut self.queue, self.now, node, true);
     }
 
-    /// Something has happened: the firmware is handed the first frame that waits on the link; where none
-    /// does, the link goes on.
+    /// Offers the firmware the first frame that waits on the link, after another turn. If none waits, the link
+    /// resumes.
     pub(super) fn offer(&mut self, node: NodeId) {
         let nic = &self.nics[node.index()];
         if nic.offered {

@@ -1,4 +1,4 @@
-//! The application's end of a port that its NIC's process lends it: where its regions lie.
+//! The application's end of a port whose NIC is in another process: allocates its regions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -7,51 +7,56 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use range_alloc::RangeAllocator;
 
 use super::RegisterError;
+use super::control_block::PortControlBlock;
 use super::far::{Change, Place, REGISTRATIONS};
-use super::registrar::Bell;
-use super::words::Words;
+use super::shared::Bell;
 use crate::id::PortId;
 use crate::passing::Socket;
 use crate::region::{Memory, RegionOptions};
 use crate::ring::Producer;
 use crate::segment::{LINE, Segment};
 
-/// Regions up to here share arenas: 64 KiB.
+/// Regions of up to this size share arenas: 64 KiB.
 const SMALL: usize = 64 << 10;
 /// Bytes of a shared arena: 1 MiB.
 const ARENA: usize = 1 << 20;
 
-/// Where memory comes from: the NIC's process.
+/// The source of memory: the NIC's process.
 pub(crate) trait Lender: Send {
-    /// A new arena of `bytes`, and its number; `None` if there is none to be had. May wait for the NIC's process.
+    /// Gets a new arena of `bytes`, and its number; `None` if the NIC's process refuses. May block until that
+    /// process answers.
     fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)>;
 
-    /// The port is dropped.
+    /// Notifies the NIC's process that the port is dropped.
     fn hang_up(&self);
 }
 
-/// The application's end of what lies beside a port's two rings.
-pub(crate) struct Ground {
-    words: Words,
+/// Allocates the regions of a port whose NIC is in another process, and sends their registrations.
+pub(crate) struct RemoteAllocator {
+    words: PortControlBlock,
     inner: Mutex<Inner>,
-    /// Asked while `inner` is not locked: giving memory up waits for no answer.
+    /// Called while `inner` is not locked: releasing memory must not wait for an answer.
     lender: Mutex<Box<dyn Lender>>,
 }
 
 struct Inner {
     registrations: Producer,
-    /// Changes that were published.
+    /// Number of published changes.
     published: u64,
-    /// Those for which the ring had no room.
+    /// Changes for which the ring had no space.
     unsent: VecDeque<Change>,
     arenas: BTreeMap<u32, (Arc<Segment>, RangeAllocator<usize>)>,
     regions: BTreeMap<u16, (Place, usize)>,
-    /// Given up, and the NIC's until it has taken that many changes.
+    /// Released ranges that the NIC may use until it has taken that many changes: changes, arena, range.
     lingering: VecDeque<(u64, u32, Range<usize>)>,
 }
 
-impl Ground {
-    pub(super) fn new(words: Words, registrations: Producer, lender: Box<dyn Lender>) -> Self {
+impl RemoteAllocator {
+    pub(super) fn new(
+        words: PortControlBlock,
+        registrations: Producer,
+        lender: Box<dyn Lender>,
+    ) -> Self {
         let inner = Inner {
             registrations,
             published: 0,
@@ -63,7 +68,7 @@ impl Ground {
         Self { words, inner: Mutex::new(inner), lender: Mutex::new(lender) }
     }
 
-    pub(super) const fn words(&self) -> &Words {
+    pub(super) const fn words(&self) -> &PortControlBlock {
         &self.words
     }
 
@@ -71,7 +76,7 @@ impl Ground {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Zeroed memory that the NIC knows by slot and generation before any command that follows.
+    /// Allocates and registers zeroed memory. The NIC knows its slot and generation before any later command.
     pub(super) fn register(
         &self,
         slot: u16,
@@ -84,14 +89,14 @@ impl Ground {
         let mut inner = self.inner();
         inner.regions.insert(slot, (at, bytes));
         let change = Change::Register { slot, generation, options, at, bytes };
-        // Published at once or not at all: commands that follow must not overtake it.
+        // If the change cannot be published now, the registration fails: later commands must not overtake it.
         let is_known = inner.send() && inner.publish(&change);
         if !is_known {
             inner.give_up(slot, generation);
         }
         let waiting = inner.published.wrapping_sub(self.words.taken());
         drop(inner);
-        // Before the ring is full.
+        // Rings before the ring is full.
         if waiting >= REGISTRATIONS as u64 / 2 {
             bell();
         }
@@ -105,7 +110,7 @@ impl Ground {
         self.inner().give_up(slot, generation);
     }
 
-    /// Takes memory from an arena, or asks for a new arena.
+    /// Allocates from an arena, or gets a new arena.
     fn allocate(&self, bytes: usize) -> Option<(Memory, Place)> {
         if bytes <= SMALL {
             let mut inner = self.inner();
@@ -133,7 +138,7 @@ impl Ground {
 }
 
 impl Inner {
-    /// Publishes what waits; whether all of it was.
+    /// Publishes the unsent changes; returns `true` if all were published.
     fn send(&mut self) -> bool {
         while let Some(change) = self.unsent.front().copied() {
             if !self.publish(&change) {
@@ -144,19 +149,19 @@ impl Inner {
         true
     }
 
-    /// Publishes a change; `false` if there is no room for it.
+    /// Publishes a change; `false` if the ring has no space.
     fn publish(&mut self, change: &Change) -> bool {
         let has_room = self.registrations.push(&change.emit()).is_ok();
         self.published += u64::from(has_room);
         has_room
     }
 
-    /// Gives a region's memory up; tells the NIC once the ring has room.
+    /// Releases a region's memory, and notifies the NIC once the ring has space.
     fn give_up(&mut self, slot: u16, generation: u32) {
         let Some((at, bytes)) = self.regions.remove(&slot) else { return };
         self.unsent.push_back(Change::Deregister { slot, generation, at });
         self.send();
-        // All that is not sent yet is counted: the NIC takes this one last.
+        // Counts all unsent changes: the NIC takes this one last.
         let last = self.published + self.unsent.len() as u64;
         if at.is_alone {
             self.arenas.remove(&at.arena);
@@ -166,7 +171,7 @@ impl Inner {
         }
     }
 
-    /// Memory that the NIC has let go of is free.
+    /// Frees the ranges that the NIC has released.
     fn reclaim(&mut self, taken: u64) {
         while let Some((last, arena, range)) = self.lingering.front() {
             if *last > taken {
@@ -179,7 +184,7 @@ impl Inner {
         }
     }
 
-    /// Finds room in an arena that small regions share.
+    /// Finds space in an arena that small regions share.
     fn find(&mut self, bytes: usize) -> Option<(Arc<Segment>, Place)> {
         let wanted = bytes.next_multiple_of(LINE);
         self.arenas.iter_mut().find_map(|(arena, (segment, ranges))| {
@@ -190,7 +195,7 @@ impl Inner {
     }
 }
 
-/// Returns a place of an arena as zeroed memory.
+/// Returns a range of an arena as zeroed memory.
 fn clean(segment: Arc<Segment>, at: Place, bytes: usize) -> Option<(Memory, Place)> {
     let memory = Memory::within(segment, at.offset, bytes)?;
     if !at.is_alone {
@@ -201,7 +206,7 @@ fn clean(segment: Arc<Segment>, at: Place, bytes: usize) -> Option<(Memory, Plac
 
 /// The doorbell of a port whose NIC is in another process.
 pub(super) struct FarBell {
-    pub(super) words: Words,
+    pub(super) words: PortControlBlock,
     /// Wakes the NIC's process.
     pub(super) channel: Arc<Socket>,
     pub(super) spin_nanos: u32,
@@ -230,7 +235,7 @@ mod tests {
     use crate::segment::{Kind, View};
     use proptest::prelude::*;
 
-    /// The process of the NIC, within this one.
+    /// Plays the NIC's process, within this one.
     struct Here(Arc<Arenas>);
 
     impl Lender for Here {
@@ -244,11 +249,11 @@ mod tests {
         fn hang_up(&self) {}
     }
 
-    fn pair() -> (Ground, NicPort, Arc<Arenas>) {
+    fn pair() -> (RemoteAllocator, NicPort, Arc<Arenas>) {
         let (nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
         let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
         let lender = Here(Arc::clone(&grant.arenas));
-        (Ground::new(words, registrations, Box::new(lender)), nic, grant.arenas)
+        (RemoteAllocator::new(words, registrations, Box::new(lender)), nic, grant.arenas)
     }
 
     proptest! {
@@ -256,9 +261,9 @@ mod tests {
         fn memory_is_zero_and_its_own_until_the_nic_has_let_go_of_it(
             ops in proptest::collection::vec((0_u8..3, 1_usize..3_000, 0_usize..8), 1..80),
         ) {
-            let (ground, mut nic, _) = pair();
+            let (remote, mut nic, _) = pair();
             let mut live: Vec<(u16, u32, Memory)> = Vec::new();
-            // What the NIC has not let go of may still be written by it.
+            // The NIC may still write to memory that it has not released.
             let mut slots = 0_u16;
             let mut gone: Vec<RegionRef> = Vec::new();
             for (op, bytes, pick) in ops {
@@ -267,14 +272,14 @@ mod tests {
                         let (slot, generation) = (slots, 1);
                         slots += 1;
                         let options = RegionOptions::default();
-                        let memory = ground.register(slot, generation, bytes, options, &|| {}).unwrap();
+                        let memory = remote.register(slot, generation, bytes, options, &|| {}).unwrap();
                         prop_assert!(memory.view(0, bytes).unwrap().to_vec().iter().all(|b| *b == 0));
                         memory.store(0, Payload::from(&vec![slot as u8 + 1; bytes][..])).unwrap();
                         live.push((slot, generation, memory));
                     }
                     1 if !live.is_empty() => {
                         let (slot, generation, memory) = live.swap_remove(pick % live.len());
-                        ground.deregister(slot, generation);
+                        remote.deregister(slot, generation);
                         let length = u32::try_from(memory.len()).unwrap();
                         gone.push(RegionRef { slot, generation, length, ..RegionRef::default() });
                     }
@@ -296,26 +301,26 @@ mod tests {
 
     #[test]
     fn registering_waits_for_no_room() {
-        let (ground, mut nic, _) = pair();
+        let (remote, mut nic, _) = pair();
         let (mut slot, rung) = (0, std::cell::Cell::new(0));
         let mut register = || {
             slot += 1;
             let bell = || rung.set(rung.get() + 1);
-            ground.register(slot, 1, 8, RegionOptions::default(), &bell)
+            remote.register(slot, 1, 8, RegionOptions::default(), &bell)
         };
         for _ in 0..3 {
             let registered = (0..=REGISTRATIONS).map_while(|_| register().ok()).count();
             assert!((REGISTRATIONS / 2..=REGISTRATIONS).contains(&registered), "{registered}");
             assert_eq!(register().unwrap_err(), RegisterError::Busy);
-            assert!(rung.take() > 0, "the NIC is told that there is something to take");
-            // Sends deferred notices first.
+            assert!(rung.take() > 0, "the bell is rung before the ring is full");
+            // Sends deferred changes first.
             nic.sync();
             register().unwrap();
             nic.sync();
         }
     }
 
-    /// Lends only when the test says so.
+    /// Gives memory only when the test allows it.
     struct Slow(std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>);
 
     impl Lender for Slow {
@@ -334,16 +339,16 @@ mod tests {
         let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
         let (may, waits) = std::sync::mpsc::channel();
         let (asks, asked) = std::sync::mpsc::channel();
-        let ground = Ground::new(words, registrations, Box::new(Slow(waits, asks)));
+        let remote = RemoteAllocator::new(words, registrations, Box::new(Slow(waits, asks)));
         let register =
-            |slot, bytes| ground.register(slot, 1, bytes, RegionOptions::default(), &|| {});
+            |slot, bytes| remote.register(slot, 1, bytes, RegionOptions::default(), &|| {});
         may.send(()).unwrap();
         register(0, 8).unwrap();
         asked.recv().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| register(1, SMALL + 1).unwrap());
             asked.recv().unwrap();
-            ground.deregister(0, 1);
+            remote.deregister(0, 1);
             register(2, 8).unwrap();
             may.send(()).unwrap();
         });
@@ -351,10 +356,10 @@ mod tests {
 
     #[test]
     fn memory_that_was_given_up_is_lent_no_more() {
-        let (ground, mut nic, arenas) = pair();
+        let (remote, mut nic, arenas) = pair();
         for slot in 0..10 {
-            ground.register(slot, 1, SMALL + 1, RegionOptions::default(), &|| {}).unwrap();
-            ground.deregister(slot, 1);
+            remote.register(slot, 1, SMALL + 1, RegionOptions::default(), &|| {}).unwrap();
+            remote.deregister(slot, 1);
             nic.sync();
         }
         assert_eq!(arenas.bytes(), 0);

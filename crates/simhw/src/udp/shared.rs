@@ -1,4 +1,4 @@
-//! What the hosts of a NIC and its driver share: rung bells, opened ports, the end.
+//! The state that a NIC's hosts and its driver share: rung doorbells, opened ports, the request to end.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,27 +14,27 @@ use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::port::{Bell, Bells, NicPort, Port, PortNumbers, PortOptions, port};
 
-/// How a driver is asked to end.
+/// A request to the driver to end.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Ending {
-    /// It is not.
+    /// The driver continues.
     #[default]
     Running,
-    /// Once everything staged has left.
+    /// The driver ends once everything staged has left.
     Flush,
-    /// At once.
+    /// The driver ends at once.
     Now,
 }
 
-/// What hosts leave for the driver, and the driver for them.
-pub(super) struct Desk {
+/// State that hosts leave for the driver, and the driver for them.
+pub(super) struct Shared {
     bells: Bells,
     notes: Mutex<Notes>,
     waker: AtomicWaker,
     /// The NIC, if applications run it.
     inline: OnceLock<Weak<dyn Inline>>,
     node: NodeId,
-    /// Where a port's options do not say how deep it is.
+    /// Default depth of a port.
     port_depth: usize,
 }
 
@@ -47,15 +47,15 @@ struct Notes {
     counters: UdpCounters,
 }
 
-/// What there is to do.
+/// The driver's pending work.
 #[derive(Default)]
-pub(super) struct Errands {
+pub(super) struct PendingWork {
     pub(super) rung: Vec<PortId>,
     pub(super) opened: Vec<(PortId, NicPort)>,
     pub(super) ending: Ending,
 }
 
-impl Desk {
+impl Shared {
     pub(super) fn new(node: NodeId, port_depth: usize) -> Arc<Self> {
         Arc::new(Self {
             bells: Bells::new(1 << 16),
@@ -71,7 +71,7 @@ impl Desk {
         self.notes.lock().expect("nothing panics while it holds this lock")
     }
 
-    /// Opens a port on behalf of a host.
+    /// Opens a port for a host.
     pub(super) fn open(self: &Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let mut notes = self.notes();
         if notes.stopped {
@@ -86,18 +86,18 @@ impl Desk {
         Ok(port)
     }
 
-    /// Before any port is opened: applications run the NIC themselves.
+    /// Lets applications run the NIC; must be called before any port is opened.
     pub(super) fn set_inline(&self, nic: Weak<dyn Inline>) {
         let set = self.inline.set(nic);
-        set.expect("a desk has one NIC");
+        set.expect("only one NIC is set");
     }
 
-    /// The NIC, if applications run it.
+    /// Returns the NIC, if applications run it.
     fn inline(&self) -> Option<Arc<dyn Inline>> {
         self.inline.get()?.upgrade()
     }
 
-    /// A port was rung.
+    /// Handles the doorbell of a port.
     fn ring(&self, port: PortId) {
         let tells = self.bells.ring(port);
         let is_answered = self.inline().is_some_and(|nic| nic.ring());
@@ -116,46 +116,46 @@ impl Desk {
         self.waker.wake();
     }
 
-    /// The counters, with what the system lost in front of the socket at `address`.
+    /// Returns the counters, including datagrams that the system lost in front of the socket at `address`.
     pub(super) fn counters(&self, address: SocketAddr) -> UdpCounters {
         let lost = kernel::dropped(address);
         let notes = self.notes();
         let mut counters = notes.counters;
-        // The last report has it already, and the socket is gone.
+        // The last report includes them already, and the socket is closed.
         if !notes.stopped {
             counters.drops.add_many(DropCause::System, lost);
         }
         counters
     }
 
-    /// The driver's: its counters, for others to read.
+    /// For the driver: publishes its counters.
     pub(super) fn report(&self, counters: &UdpCounters) {
         let before = std::mem::replace(&mut self.notes().counters, *counters);
         observe::on_report(self.node, &before, counters);
     }
 
-    /// The driver's: what was left since the last time.
-    pub(super) fn collect(&self) -> Errands {
+    /// For the driver: takes the pending work.
+    pub(super) fn collect(&self) -> PendingWork {
         let mut rung = Vec::new();
         self.bells.take(|port| rung.push(port));
-        // After the bells: a port that was opened before it was rung is there when it is answered.
+        // Ports are taken after the bells: a port that was opened before it was rung is then present.
         let mut notes = self.notes();
-        Errands { rung, opened: std::mem::take(&mut notes.opened), ending: notes.ending }
+        PendingWork { rung, opened: std::mem::take(&mut notes.opened), ending: notes.ending }
     }
 
-    /// The driver's: whether something was left; if not, it is woken when something is.
+    /// For the driver: returns whether work is pending; if not, `waker` is woken when there is.
     pub(super) fn is_waiting(&self, waker: &Waker) -> bool {
         self.waker.register(waker);
         let notes = self.notes();
         !self.bells.is_silent() || !notes.opened.is_empty() || notes.ending != Ending::Running
     }
 
-    /// The driver's: the port is gone, its number free.
+    /// For the driver: releases the number of a closed port.
     pub(super) fn release(&self, id: PortId) {
         self.notes().numbers.release(id);
     }
 
-    /// The driver's last: no port opens from here on.
+    /// For the driver, as its last call: opens no more ports.
     pub(super) fn close(&self, counters: &UdpCounters) {
         self.report(counters);
         let opened = {
@@ -167,14 +167,14 @@ impl Desk {
     }
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("Shared").field("node", &self.node).finish_non_exhaustive()
     }
 }
 
 /// The doorbell of one NIC's ports.
-struct PortBell(Arc<Desk>);
+struct PortBell(Arc<Shared>);
 
 impl Bell for PortBell {
     fn ring(&self, port: PortId) {
@@ -195,7 +195,7 @@ impl Bell for PortBell {
 }
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-impl crate::nicd::Source for Desk {
+impl crate::nicd::Source for Shared {
     fn node(&self) -> NodeId {
         self.node
     }

@@ -1,4 +1,4 @@
-//! The doorbell, the sleepers and the end of a port whose two ends are in two processes.
+//! The flags that both processes of a port share: doorbell, waiting application, parked NIC, close.
 
 use std::sync::Arc;
 
@@ -13,74 +13,75 @@ const ASLEEP: usize = 0;
 const CLOSED: usize = 1;
 const TAKEN: usize = 2;
 
-/// The words of a port's segment that are no ring's.
+/// The words of a port's segment that belong to no ring.
 #[derive(Clone, Debug)]
-pub(crate) struct Words(Arc<Segment>);
+pub(crate) struct PortControlBlock(Arc<Segment>);
 
-impl Words {
-    /// Bytes that they take, at the beginning of their segment.
+impl PortControlBlock {
+    /// Bytes of the block, at the beginning of its segment.
     pub(super) const BYTES: usize = 2 * LINE;
 
     pub(crate) const fn new(segment: Arc<Segment>) -> Self {
         Self(segment)
     }
 
-    /// The application's: there is something to look at; whether the NIC's process has to be woken.
+    /// For the application: rings the doorbell. Returns `true` if the NIC's process must be woken.
     pub(crate) fn ring(&self) -> bool {
-        // Whoever finds it rung need not wake anybody: it has not been looked at since.
+        // If it is rung already, the NIC has yet to take it and needs no wake-up.
         if self.0.line(0)[RUNG].swap(1, Ordering::AcqRel) != 0 {
             return false;
         }
-        // Between ringing and the look at who sleeps; the sleeper has one the other way round.
+        // Orders the doorbell before the load of the parked flag; the parking side fences in the opposite
+        // order.
         fence(Ordering::SeqCst);
         let asleep = &self.0.line(LINE)[ASLEEP];
         asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// The NIC's process's: whether it was rung since the last time.
+    /// For the NIC's process: takes the doorbell; returns whether it was rung.
     pub(crate) fn take_bell(&self) -> bool {
         let rung = &self.0.line(0)[RUNG];
         rung.load(Ordering::Relaxed) != 0 && rung.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// The NIC's process's: it is to be woken from now on. A fence and another look must follow.
-    pub(crate) fn fall_asleep(&self) {
+    /// For the NIC's process: requests a wake-up at the next ring. A fence and another poll must follow.
+    pub(crate) fn arm_wakeup(&self) {
         self.0.line(LINE)[ASLEEP].store(1, Ordering::Relaxed);
     }
 
-    /// The NIC's process's: it looks by itself.
-    pub(crate) fn stay_awake(&self) {
+    /// For the NIC's process: withdraws the request for a wake-up, because it polls by itself.
+    pub(crate) fn disarm_wakeup(&self) {
         self.0.line(LINE)[ASLEEP].store(0, Ordering::Relaxed);
     }
 
-    /// The application's: it is woken at the next completion. A fence and another look must follow.
+    /// For the application: requests a wake-up at the next completion. A fence and another poll must follow.
     pub(crate) fn wait(&self) {
         self.0.line(0)[WAITING].store(1, Ordering::Relaxed);
     }
 
-    /// The application's: the NIC has stopped.
+    /// For the application: returns whether the NIC has stopped.
     pub(super) fn is_closed(&self) -> bool {
         self.0.line(LINE)[CLOSED].load(Ordering::Acquire) != 0
     }
 
-    /// The application's: changes of registration that the NIC has taken note of.
+    /// For the application: returns how many changes of registration the NIC has taken.
     pub(super) fn taken(&self) -> u64 {
         self.0.line(LINE)[TAKEN].load(Ordering::Acquire)
     }
 
-    /// The NIC's: whether the application waits and has to be woken; it is told once. A fence must
-    /// lie between what was completed and this.
+    /// For the NIC: takes the application's request for a wake-up; `true` if it must be woken. The caller must
+    /// fence between publishing and this call.
     pub(crate) fn takes_wake(&self) -> bool {
         let waiting = &self.0.line(0)[WAITING];
         waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// The NIC's: it has taken note of so many changes of registration.
+    /// For the NIC: publishes how many changes of registration it has taken.
     pub(super) fn set_taken(&self, changes: u64) {
         self.0.line(LINE)[TAKEN].store(changes, Ordering::Release);
     }
 
-    /// The NIC's: it has stopped.
+    /// For the NIC: marks the port as closed, because the NIC has stopped.
     pub(super) fn close(&self) {
         self.0.line(LINE)[CLOSED].store(1, Ordering::Release);
     }

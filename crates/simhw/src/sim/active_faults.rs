@@ -1,4 +1,4 @@
-//! The faults that are active, and what they do to whoever asks.
+//! The active faults and their effects.
 
 use std::time::Duration;
 
@@ -11,45 +11,45 @@ use crate::rng::Rng;
 use crate::time::{Instant, nanos};
 use crate::topology::{LinkId, SwitchId};
 
-/// One fault while it is active.
+/// One active fault.
 #[derive(Debug)]
 struct Active {
-    /// Which incident of the script.
+    /// Index of the incident in the script.
     incident: usize,
     fault: Fault,
     begun: Instant,
-    /// A link is in its bad state; a turn has overrun.
+    /// Of a link: it is in its bad state. Of a coprocessor: a turn has overrun.
     flag: bool,
-    /// Circuits that a table has room for.
+    /// Circuits that have a place in the switch's table.
     circuits: Vec<(NodeId, NodeId)>,
 }
 
-/// What a link does to a piece.
+/// The effect of a fault on a piece.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Damage {
     Lost(DropCause),
-    /// It goes on, of no use to its receiver.
+    /// The piece arrives, but its frame is damaged.
     Spoilt(DropCause),
 }
 
-/// How a completion is told.
+/// The effect of a fault on a completion.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Telling {
-    Usual,
-    Never,
-    Unheard,
+pub(super) enum CompletionFault {
+    None,
+    Lost,
+    Silent,
     Late(Duration),
 }
 
-/// The faults that are active: a short list, and mostly empty.
+/// The active faults: a short list, and mostly empty.
 #[derive(Debug)]
-pub(super) struct Ailments {
+pub(super) struct ActiveFaults {
     active: Vec<Active>,
     pub(super) fired: FaultCounts,
     rng: Rng,
 }
 
-impl Ailments {
+impl ActiveFaults {
     pub(super) fn new(seed: u64) -> Self {
         Self { active: Vec::new(), fired: FaultCounts::default(), rng: Rng::new(seed, "faults") }
     }
@@ -63,7 +63,7 @@ impl Ailments {
         self.active.push(Active { incident, fault, begun: now, flag: false, circuits });
     }
 
-    /// Ends an incident; `false` if it was not active.
+    /// Ends an incident; returns `false` if it was not active.
     pub(super) fn end(&mut self, incident: usize) -> bool {
         let before = self.active.len();
         self.active.retain(|active| active.incident != incident);
@@ -74,12 +74,12 @@ impl Ailments {
         self.active.iter().any(|active| active.incident == incident)
     }
 
-    /// The incidents that are active, in the order in which they began.
+    /// Returns the active incidents, in the order in which they began.
     pub(super) fn incidents(&self) -> Vec<usize> {
         self.active.iter().map(|active| active.incident).collect()
     }
 
-    /// Counts the first fault for which `effect` has a value, and returns that.
+    /// Finds the first fault for which `effect` returns a value; counts that fault, and returns the value.
     fn first<T>(
         &mut self,
         mut effect: impl FnMut(&mut Active, &mut Rng) -> Option<T>,
@@ -94,7 +94,7 @@ impl Ailments {
 
     // ---- links ----
 
-    /// A piece is at the end of `link`.
+    /// Draws the damage to a piece at the end of `link`.
     pub(super) fn on_piece(&mut self, now: Instant, link: LinkId) -> Option<Damage> {
         self.first(|active, rng| match active.fault {
             Fault::Loss { link: at, probability } if at == link && rng.chance(probability) => {
@@ -119,7 +119,7 @@ impl Ailments {
         })
     }
 
-    /// Nanoseconds that a piece is late on `link`.
+    /// Returns by how many nanoseconds a piece is late on `link`.
     pub(super) fn late(&mut self, link: LinkId) -> u64 {
         let late = self.first(|active, _| match active.fault {
             Fault::DelaySpike { link: at, by } if at == link => Some(nanos(by)),
@@ -128,7 +128,7 @@ impl Ailments {
         late.unwrap_or(0)
     }
 
-    /// Nanoseconds that a frame is held up at its sender.
+    /// Returns by how many nanoseconds a frame is delayed at its sender.
     pub(super) fn held_up(&mut self, origin: NodeId, destination: NodeId) -> u64 {
         let held_up = self.first(|active, rng| match active.fault {
             Fault::SlowPair { from, to, by } if from == origin && to == destination => {
@@ -165,7 +165,7 @@ impl Ailments {
         cut.is_some()
     }
 
-    /// The link's rate now, in hundredths of its own.
+    /// Returns the link's present rate, in percent of its own.
     pub(super) fn rate_percent(&self, link: LinkId) -> u8 {
         let percents = self.active.iter().filter_map(|active| match active.fault {
             Fault::RateChange { link: at, percent } if at == link => Some(percent.clamp(1, 100)),
@@ -176,7 +176,7 @@ impl Ailments {
 
     // ---- switches ----
 
-    /// The buffer's size now, in hundredths of its own.
+    /// Returns the buffer's present size, in percent of its own.
     pub(super) fn buffer_percent(&self, link: LinkId) -> u8 {
         let percents = self.active.iter().filter_map(|active| match active.fault {
             Fault::QueueShrink { link: at, percent } if at == link => Some(percent.min(100)),
@@ -189,7 +189,7 @@ impl Ailments {
         self.active.iter().any(|active| active.fault == Fault::PortStuck { link })
     }
 
-    /// A piece of frame `key` is at a switch: why it goes no further.
+    /// Returns the cause for which a switch drops a piece, if it does.
     pub(super) fn at_switch(
         &mut self,
         switch: SwitchId,
@@ -213,7 +213,8 @@ impl Ailments {
         })
     }
 
-    /// A number to choose a wrong way by, if frame `key` takes one: the same for all its pieces.
+    /// Draws a number that selects a wrong output, if frame `key` is misrouted; it is the same for all pieces
+    /// of the frame.
     pub(super) fn misroute(&mut self, switch: SwitchId, key: u32) -> Option<u64> {
         self.first(|active, _| match active.fault {
             Fault::Misroute { switch: at, probability } if at == switch => {
@@ -227,7 +228,7 @@ impl Ailments {
 
     // ---- NICs ----
 
-    /// Whether a NIC's memory is too small now for so many bytes.
+    /// Returns whether a NIC's memory is now too small for `needed` bytes.
     pub(super) fn is_memory_full(&mut self, node: NodeId, needed: u32) -> bool {
         let full = self.first(|active, _| match active.fault {
             Fault::NicMemory { node: at, bytes } if at == node => (needed > bytes).then_some(()),
@@ -236,7 +237,7 @@ impl Ailments {
         full.is_some()
     }
 
-    /// An access to host memory: why it fails.
+    /// Returns the error of an access to host memory, if it fails.
     pub(super) fn memory_error(&mut self, node: NodeId) -> Option<RegionError> {
         self.first(|active, rng| match active.fault {
             Fault::Unpinned { node: at } if at == node => Some(RegionError::NotResident),
@@ -247,7 +248,7 @@ impl Ailments {
         })
     }
 
-    /// How often a doorbell rings, at a NIC with `pending` of them.
+    /// Returns how often a doorbell rings at a NIC where `pending` others wait.
     pub(super) fn doorbells(&mut self, node: NodeId, pending: usize) -> u8 {
         let times = self.first(|active, rng| match active.fault {
             Fault::DoorbellLost { node: at, probability } if at == node => {
@@ -264,21 +265,21 @@ impl Ailments {
         times.unwrap_or(1)
     }
 
-    pub(super) fn telling(&mut self, node: NodeId) -> Telling {
+    pub(super) fn completion_fault(&mut self, node: NodeId) -> CompletionFault {
         let telling = self.first(|active, rng| match active.fault {
             Fault::CompletionLost { node: at, probability } if at == node => {
-                rng.chance(probability).then_some(Telling::Never)
+                rng.chance(probability).then_some(CompletionFault::Lost)
             }
             Fault::InterruptLost { node: at, probability } if at == node => {
-                rng.chance(probability).then_some(Telling::Unheard)
+                rng.chance(probability).then_some(CompletionFault::Silent)
             }
-            Fault::InterruptLate { node: at, by } if at == node => Some(Telling::Late(by)),
+            Fault::InterruptLate { node: at, by } if at == node => Some(CompletionFault::Late(by)),
             _ => None,
         });
-        telling.unwrap_or(Telling::Usual)
+        telling.unwrap_or(CompletionFault::None)
     }
 
-    /// Flips a bit of a command, in what is checked before it is used.
+    /// Flips a bit of a command, in a field that is checked before use.
     pub(super) fn damage(&mut self, node: NodeId, command: &mut Command) {
         self.first(|active, rng| match active.fault {
             Fault::CommandDamaged { node: at, probability } if at == node => {
@@ -296,7 +297,7 @@ impl Ailments {
 
     // ---- coprocessors, hosts, clocks ----
 
-    /// How many times as long as usual an instruction takes.
+    /// Returns the factor by which an instruction takes longer.
     pub(super) fn instruction_times(&mut self, node: NodeId) -> u64 {
         let times = self.first(|active, _| match active.fault {
             Fault::SlowClock { node: at, times } if at == node => Some(u64::from(times.max(1))),
@@ -305,7 +306,7 @@ impl Ailments {
         times.unwrap_or(1)
     }
 
-    /// How much longer this turn takes; told once an incident.
+    /// Returns by how much this turn takes longer; each incident affects one turn.
     pub(super) fn overrun(&mut self, node: NodeId) -> Option<Duration> {
         self.first(|active, _| match active.fault {
             Fault::Overrun { node: at, by } if at == node && !active.flag => {
@@ -320,7 +321,7 @@ impl Ailments {
         self.first(|active, _| (active.fault == Fault::Pause { node }).then_some(())).is_some()
     }
 
-    /// How late the tasks of a host run.
+    /// Returns how late the tasks of a host run.
     pub(super) fn run_late(&mut self, node: NodeId) -> Option<Duration> {
         self.first(|active, _| match active.fault {
             Fault::SlowHost { node: at, by } if at == node => Some(by),
@@ -328,7 +329,7 @@ impl Ailments {
         })
     }
 
-    /// Nanoseconds that the clock of a node that starts is ahead.
+    /// Returns by how many nanoseconds the clock of a starting node is ahead.
     pub(super) fn skew(&mut self, node: NodeId) -> i64 {
         let ahead = self.first(|active, _| match active.fault {
             Fault::ClockSkew { node: at, ahead_ns } if at == node => Some(ahead_ns),
@@ -337,7 +338,7 @@ impl Ailments {
         ahead.unwrap_or(0)
     }
 
-    /// Millionths that a clock is too fast.
+    /// Returns by how many millionths a clock is too fast.
     pub(super) fn drift(&self, node: NodeId) -> i32 {
         let drifts = self.active.iter().filter_map(|active| match active.fault {
             Fault::ClockDrift { node: at, ppm } if at == node => Some(ppm),

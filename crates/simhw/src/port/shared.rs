@@ -1,4 +1,4 @@
-//! What both ends of a port share beside its rings: registrations, the doorbell, the end.
+//! State that both ends of a port share besides its rings: registrations, the doorbell, the close.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
@@ -7,31 +7,31 @@ use std::task::Waker;
 use atomic_waker::AtomicWaker;
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-use super::ground::Ground;
+use super::remote_allocator::RemoteAllocator;
 use super::{PortName, RegisterError};
 use crate::deferred;
 use crate::id::PortId;
 use crate::region::{Memory, RegionOptions, RegionRef};
 
-/// What a port's doorbell rings.
+/// The doorbell of a NIC's ports.
 pub(crate) trait Bell: Send + Sync {
-    /// There are commands, or changes of registration, on `port`.
+    /// Notifies the NIC that `port` has commands or changes of registration.
     fn ring(&self, port: PortId);
 
-    /// The application looks for completions and finds none: an inline NIC takes a turn.
+    /// Called when the application polls and finds no completion: an inline NIC takes a turn.
     fn progress(&self) {}
 
-    /// The application has looked for the last time before it waits to be woken: an inline NIC is
-    /// to be woken by its peers from now on.
+    /// Called before the application parks, after its last poll: an inline NIC must be woken by its peers from
+    /// now on.
     fn rest(&self) {}
 
-    /// How many nanoseconds an application may look for a completion before it waits.
+    /// Returns for how many nanoseconds an application may busy-poll for a completion before it parks.
     fn spin_nanos(&self) -> u32 {
         0
     }
 }
 
-/// A change of what a port has registered: the control path, behind a lock.
+/// A change of a port's registrations; passed through a lock, as it is rare.
 #[derive(Debug)]
 pub(crate) enum Registration {
     Register { slot: u16, generation: u32, memory: Memory, options: RegionOptions },
@@ -39,21 +39,21 @@ pub(crate) enum Registration {
     Close,
 }
 
-/// What both ends of a port share beside its rings.
-pub(crate) struct Registrar {
+/// State that both ends of a port share besides its rings.
+pub(crate) struct PortShared {
     changed: AtomicBool,
     closed: AtomicBool,
     waker: AtomicWaker,
-    /// A waker was registered since the last time that it was woken.
+    /// True if a waker was registered since the last wake-up.
     waiting: AtomicBool,
     changes: Mutex<Changes>,
-    /// Where the NIC is in another process: registrations and the end go there.
+    /// Set if the NIC is in another process: registrations and the close go through it.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-    ground: Option<Ground>,
+    remote: Option<RemoteAllocator>,
     bell: Box<dyn Bell>,
     id: PortId,
-    /// Regions' generations count from here: a port's number may have been another's before, and
-    /// what firmware still knows of that one's regions must not name this one's.
+    /// Generations of the port's regions count from here. The number may have been another port's before, and
+    /// stale handles of that port's regions must not match this one's.
     first_generation: u32,
 }
 
@@ -64,13 +64,13 @@ struct Changes {
     free: Vec<u16>,
 }
 
-impl std::fmt::Debug for Registrar {
+impl std::fmt::Debug for PortShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registrar").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("PortShared").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-impl Registrar {
+impl PortShared {
     pub(super) fn new(name: PortName, bell: Box<dyn Bell>) -> Self {
         Self {
             changed: AtomicBool::new(false),
@@ -79,17 +79,17 @@ impl Registrar {
             waiting: AtomicBool::new(false),
             changes: Mutex::default(),
             #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-            ground: None,
+            remote: None,
             bell,
             id: name.id,
             first_generation: name.epoch << 16,
         }
     }
 
-    /// The application's side of a port whose NIC is in another process.
+    /// Creates the application's side of a port whose NIC is in another process.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-    pub(super) fn far(name: PortName, bell: Box<dyn Bell>, ground: Ground) -> Self {
-        Self { ground: Some(ground), ..Self::new(name, bell) }
+    pub(super) fn far(name: PortName, bell: Box<dyn Bell>, remote: RemoteAllocator) -> Self {
+        Self { remote: Some(remote), ..Self::new(name, bell) }
     }
 
     fn changes(&self) -> MutexGuard<'_, Changes> {
@@ -100,54 +100,54 @@ impl Registrar {
         self.bell.ring(self.id);
     }
 
-    /// The NIC's: whether the application's end is gone, which it has not taken note of.
+    /// For the NIC: returns whether the application has closed its end, and the NIC has yet to handle that.
     pub(super) fn is_closing(&self) -> bool {
         self.changes().pending.iter().any(|change| matches!(change, Registration::Close))
     }
 
-    /// The application's: it looks, and finds nothing.
+    /// For the application: it has polled and found no completion.
     pub(super) fn progress(&self) {
         self.bell.progress();
     }
 
-    /// The application's: it has looked for the last time before it waits.
+    /// For the application: it has polled for the last time before it parks.
     pub(super) fn rest(&self) {
         self.bell.rest();
     }
 
-    /// How many nanoseconds it may look before that.
+    /// For the application: returns for how many nanoseconds it may busy-poll before it parks.
     pub(super) fn spin_nanos(&self) -> u32 {
         self.bell.spin_nanos()
     }
 
-    /// The application's: its NIC has stopped.
+    /// For the application: returns whether its NIC has stopped.
     pub(super) fn is_closed(&self) -> bool {
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if self.ground.as_ref().is_some_and(|ground| ground.words().is_closed()) {
+        if self.remote.as_ref().is_some_and(|remote| remote.words().is_closed()) {
             return true;
         }
         self.closed.load(Ordering::Acquire)
     }
 
-    /// The application's: it is woken at the next completion, and at the end.
+    /// For the application: registers a waker for the next completion and for the close.
     pub(super) fn wait(&self, waker: &Waker) {
         self.waker.register(waker);
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if let Some(ground) = &self.ground {
-            ground.words().wait();
+        if let Some(remote) = &self.remote {
+            remote.words().wait();
         }
         self.waiting.store(true, Ordering::Relaxed);
-        // Between this and the last look at the ring; whoever wakes has one between publishing and
-        // its look at this.
+        // Orders the flag before the next poll of the ring. The waking side fences between publishing and its
+        // load of the flag.
         fence(Ordering::SeqCst);
     }
 
-    /// The NIC's: something was completed.
+    /// For the NIC: wakes the application after a completion.
     pub(crate) fn wake(&self) {
         deferred::wake(self.waker.take());
     }
 
-    /// The NIC's: something was completed, and a fence has passed since.
+    /// For the NIC: wakes the application if it waits. The caller has fenced after publishing.
     pub(super) fn wake_waiting(&self) {
         if self.waiting.load(Ordering::Relaxed) {
             self.waiting.store(false, Ordering::Relaxed);
@@ -155,25 +155,25 @@ impl Registrar {
         }
     }
 
-    /// The NIC's: it has stopped.
+    /// For the NIC: marks the port as closed, because the NIC has stopped.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// The NIC's: whether something was registered or deregistered since the last time.
+    /// For the NIC: returns whether registrations have changed since the last call of `take`.
     #[inline]
     pub(super) fn has_changed(&self) -> bool {
         self.changed.load(Ordering::Relaxed)
     }
 
-    /// The NIC's: what was registered and deregistered since the last time.
+    /// For the NIC: takes the changes of registration since the last call.
     pub(super) fn take(&self) -> Vec<Registration> {
         self.changed.swap(false, Ordering::AcqRel);
         std::mem::take(&mut self.changes().pending)
     }
 
-    /// The application's: zeroed memory that the NIC knows by a slot and a generation.
+    /// For the application: registers zeroed memory, and returns it with its slot and generation.
     pub(super) fn register(
         &self,
         bytes: usize,
@@ -181,8 +181,8 @@ impl Registrar {
     ) -> Result<(Memory, u16, u32), RegisterError> {
         let (slot, generation) = self.claim_slot()?;
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if let Some(ground) = &self.ground {
-            return match ground.register(slot, generation, bytes, options, &|| self.ring()) {
+        if let Some(remote) = &self.remote {
+            return match remote.register(slot, generation, bytes, options, &|| self.ring()) {
                 Ok(memory) => Ok((memory, slot, generation)),
                 Err(error) => {
                     self.changes().free.push(slot);
@@ -195,14 +195,14 @@ impl Registrar {
         Ok((memory, slot, generation))
     }
 
-    /// The application's: registers memory that there is; `None` where the NIC is in another process.
+    /// For the application: registers existing memory; `None` if the NIC is in another process.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(super) fn register_own(
         &self,
         memory: Memory,
         options: RegionOptions,
     ) -> Result<Option<(u16, u32)>, RegisterError> {
-        if self.ground.is_some() {
+        if self.remote.is_some() {
             return Ok(None);
         }
         let (slot, generation) = self.claim_slot()?;
@@ -210,7 +210,7 @@ impl Registrar {
         Ok(Some((slot, generation)))
     }
 
-    /// A slot for a region, and which use of it this is.
+    /// Claims a slot for a region, with the slot's next generation.
     fn claim_slot(&self) -> Result<(u16, u32), RegisterError> {
         let mut changes = self.changes();
         let slot = match changes.free.pop() {
@@ -235,8 +235,8 @@ impl Registrar {
     pub(crate) fn deregister(&self, region: RegionRef) {
         let (slot, generation) = (region.slot, region.generation);
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if let Some(ground) = &self.ground {
-            ground.deregister(slot, generation);
+        if let Some(remote) = &self.remote {
+            remote.deregister(slot, generation);
             self.changes().free.push(slot);
             return self.ring();
         }
@@ -245,11 +245,11 @@ impl Registrar {
         self.ring();
     }
 
-    /// The application's: the port is dropped.
+    /// For the application: closes the port.
     pub(super) fn drop_port(&self) {
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if let Some(ground) = &self.ground {
-            return ground.hang_up();
+        if let Some(remote) = &self.remote {
+            return remote.hang_up();
         }
         self.push(Registration::Close);
         self.ring();

@@ -1,5 +1,5 @@
-//! Links that stand still: with back-pressure, what finds no room waits at the end of its link, and all
-//! that comes after it behind it, as in a Myrinet.
+//! Back-pressure: a piece that finds no space waits at the end of its link, and all later pieces wait behind
+//! it, as in Myrinet.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,23 +11,23 @@ use crate::switch::DiscardPolicy;
 use crate::time::Instant;
 use crate::topology::{End, LinkId, Topology};
 
-/// A piece: its frame's key, and its number there.
+/// A waiting piece: its frame's key, and its index in the frame.
 type Waiting = (u32, u16);
 
-/// The links that stand still.
+/// The links that back-pressure has stopped.
 #[derive(Debug, Default)]
-pub(in crate::sim) struct Standstill {
-    /// Nothing stands still otherwise.
+pub(in crate::sim) struct BackPressure {
+    /// True if a switch uses back-pressure.
     on: bool,
-    /// What waits at a switch's end of each link that stands still, in the order in which it came.
+    /// For each stopped link, the pieces that wait at its switch, in order of arrival.
     waiting: BTreeMap<LinkId, VecDeque<Waiting>>,
-    /// Those links, in the order in which they stopped.
+    /// The stopped links, in the order in which they stopped.
     order: Vec<LinkId>,
-    /// Links whose NICs take nothing.
+    /// Links whose NICs accept nothing.
     held: BTreeSet<LinkId>,
 }
 
-impl Standstill {
+impl BackPressure {
     pub(super) fn new(topology: &Topology) -> Self {
         let mut switches = topology.switches.iter();
         let on = switches.any(|switch| switch.discard == DiscardPolicy::HoldUp);
@@ -38,19 +38,19 @@ impl Standstill {
         self.on
     }
 
-    /// Whether nothing more may begin to cross a link.
-    pub(super) fn is_still(&self, link: LinkId) -> bool {
+    /// Returns whether a link is stopped: no further piece may begin to cross it.
+    pub(super) fn is_stopped(&self, link: LinkId) -> bool {
         self.waiting.contains_key(&link) || self.held.contains(&link)
     }
 
-    /// Pieces that wait at a switch's end of a link.
+    /// Returns the number of pieces that wait at a switch's end of a link.
     pub(in crate::sim) fn at_end_of(&self, link: LinkId) -> usize {
         self.waiting.get(&link).map_or(0, VecDeque::len)
     }
 }
 
 impl Network {
-    /// A piece is at the end of a link.
+    /// Forwards a piece at the end of a link, or lets it wait there.
     pub(super) fn arrive(
         &mut self,
         queue: &mut EventQueue,
@@ -58,7 +58,7 @@ impl Network {
         link: LinkId,
         (key, index): Waiting,
     ) -> Arrival {
-        if let Some(waiting) = self.standstill.waiting.get_mut(&link) {
+        if let Some(waiting) = self.back_pressure.waiting.get_mut(&link) {
             waiting.push_back((key, index));
             return Arrival::Nothing;
         }
@@ -75,11 +75,11 @@ impl Network {
             }
             End::Switch(switch) => match self.way_out(switch, destination, key) {
                 Some(out) if self.is_full(out, key, index) => {
-                    self.standstill.waiting.insert(link, VecDeque::from([(key, index)]));
-                    if !self.standstill.order.contains(&link) {
-                        self.standstill.order.push(link);
+                    self.back_pressure.waiting.insert(link, VecDeque::from([(key, index)]));
+                    if !self.back_pressure.order.contains(&link) {
+                        self.back_pressure.order.push(link);
                     }
-                    self.set_still(queue, now, link);
+                    self.update_stop(queue, now, link);
                 }
                 Some(out) => self.enqueue(queue, now, out, key, index, last),
                 None => self.drop_piece(key, DropCause::NoRoute),
@@ -89,9 +89,9 @@ impl Network {
         Arrival::Nothing
     }
 
-    /// Whether a switch's output has no room for a piece, which then waits on its link.
+    /// Returns whether a switch's output has no space for a piece, which then waits on its link.
     fn is_full(&mut self, out: LinkId, key: u32, index: u16) -> bool {
-        if !self.standstill.on {
+        if !self.back_pressure.on {
             return false;
         }
         let bytes = self.frames.at(key).header.frame_bytes() as u32;
@@ -99,9 +99,9 @@ impl Network {
         self.wires[out.0 as usize].output.as_ref().is_some_and(|output| !output.has_room(bytes))
     }
 
-    /// The output before a link, if there is one, sends nothing while the link stands still.
-    pub(super) fn set_still(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
-        let still = self.ailments.is_stuck(link) || self.standstill.is_still(link);
+    /// Stops or restarts the output that feeds a link, according to the link's state.
+    pub(super) fn update_stop(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
+        let still = self.active_faults.is_stuck(link) || self.back_pressure.is_stopped(link);
         if let Some(output) = &mut self.wires[link.0 as usize].output
             && let Some(departure) = output.set_stuck(now, still)
         {
@@ -109,7 +109,7 @@ impl Network {
         }
     }
 
-    /// The NIC of `node` takes nothing more off its link, or something again.
+    /// Sets whether the NIC of `node` accepts frames from its link.
     pub(in crate::sim) fn hold_nic(
         &mut self,
         queue: &mut EventQueue,
@@ -119,40 +119,40 @@ impl Network {
     ) {
         let link = self.hosts[node.index()].1;
         let changed = match held {
-            true => self.standstill.held.insert(link),
-            false => self.standstill.held.remove(&link),
+            true => self.back_pressure.held.insert(link),
+            false => self.back_pressure.held.remove(&link),
         };
         if changed {
-            self.set_still(queue, now, link);
+            self.update_stop(queue, now, link);
         }
     }
 
-    /// An output has room again: what waited longest for it goes on, and what waited behind that.
-    pub(super) fn let_go(&mut self, queue: &mut EventQueue, now: Instant) {
-        for link in self.standstill.order.clone() {
-            while let Some(first) = self.first_that_may_go(link) {
-                let mut rest = self.standstill.waiting.remove(&link).unwrap_or_default();
+    /// Forwards waiting pieces, because an output has space again: the links that stopped first come first.
+    pub(super) fn resume_links(&mut self, queue: &mut EventQueue, now: Instant) {
+        for link in self.back_pressure.order.clone() {
+            while let Some(first) = self.first_unblocked(link) {
+                let mut rest = self.back_pressure.waiting.remove(&link).unwrap_or_default();
                 rest.pop_front();
                 self.arrive(queue, now, link, first);
-                let again = self.standstill.waiting.contains_key(&link);
+                let again = self.back_pressure.waiting.contains_key(&link);
                 if again || !rest.is_empty() {
-                    self.standstill.waiting.entry(link).or_default().extend(rest);
+                    self.back_pressure.waiting.entry(link).or_default().extend(rest);
                 }
-                // A fault has led it elsewhere, where there is none.
+                // A fault has misrouted it to an output that has no space either.
                 if again {
                     break;
                 }
             }
-            if !self.standstill.waiting.contains_key(&link) {
-                self.standstill.order.retain(|other| *other != link);
-                self.set_still(queue, now, link);
+            if !self.back_pressure.waiting.contains_key(&link) {
+                self.back_pressure.order.retain(|other| *other != link);
+                self.update_stop(queue, now, link);
             }
         }
     }
 
-    /// The first piece that waits at the end of a link, if there is room for it now.
-    fn first_that_may_go(&mut self, link: LinkId) -> Option<Waiting> {
-        let &(key, index) = self.standstill.waiting.get(&link)?.front()?;
+    /// Returns the first piece that waits at the end of a link, if there is now space for it.
+    fn first_unblocked(&mut self, link: LinkId) -> Option<Waiting> {
+        let &(key, index) = self.back_pressure.waiting.get(&link)?.front()?;
         let destination = self.frames.at(key).header.destination;
         let End::Switch(switch) = self.wires[link.0 as usize].link.to else { return None };
         let out = self.routes[usize::from(switch.0)].get(destination.index()).copied().flatten();
