@@ -1,12 +1,12 @@
 //! Programs: sequences of commands that an application builds once and triggers many times.
 //!
-//! After the Virtual Communication Machine (DVCM paper, sections 2 and 3): most instructions assemble
-//! a message from application memory, or take one apart into it. A program is checked when it is
-//! built, so that running it can't go wrong but for memory that is gone since; what it does takes
-//! effect when it ends, and nothing of it if it fails. Who holds a capability with the right to run
-//! one may trigger it from another node, and hears of its end.
+//! After the Virtual Communication Machine (DVCM paper, sections 2 and 3): most instructions assemble a message from
+//! application memory, or scatter one into it. A program is checked when it is built, so a run can fail only if its
+//! memory was deregistered since, it takes too many steps, or too few waits are posted. Its effects are carried out
+//! when it ends, and dropped if it fails. A holder of a capability with the right to run a program may trigger it from
+//! another node, and receives its completion.
 //!
-//! The paper does not give the instructions of its machine; these are ours.
+//! The paper does not list the instructions of its machine; these are our own.
 
 mod code;
 
@@ -29,38 +29,39 @@ pub use code::{CheckError, Condition, Instruction, Range, assemble, check, disas
 /// The number of the extension that runs programs.
 pub const PROGRAMS: ExtensionId = ExtensionId(8);
 
-/// Builds the program in `region` over the port's memory that the arguments 0 and 1 name (see
-/// [`RegionRef::to_words`]); completes with a capability to run it (arguments 0 to 2), or
-/// with [`Status::Invalid`] (argument 0: the instruction that is wrong, 1: a [`CheckError`]'s number).
+/// Opcode: builds the program encoded in `region`, over the port's memory that arguments 0 and 1 name (see
+/// [`RegionRef::to_words`]). Completes with a capability to run it (arguments 0 to 2), or with [`Status::Invalid`]
+/// (argument 0: index of the wrong instruction, argument 1: number of a [`CheckError`]).
 pub const BUILD: u8 = 1;
-/// Runs the program that the capability in the arguments names, wherever it is; completes with what it
-/// counted (argument 0) and how many instructions it took (argument 1).
+/// Opcode: runs the program that the capability in the arguments names, on any node. Completes with the program's count
+/// (argument 0) and the number of steps that it took (argument 1).
 pub const RUN: u8 = 2;
-/// Takes a program away: its capability is in the arguments.
+/// Opcode: removes the program whose capability is in the arguments.
 pub const DROP: u8 = 3;
-/// Lends `region` to the next message that a program sends to this port; completes with its length.
+/// Opcode: posts `region` as the buffer of the next message that a program sends to this port; completes with its
+/// length.
 pub const RECEIVE: u8 = 4;
-/// Waits for a program over this port's memory: the next one that signals completes it (argument 0: the
-/// signal's number), and the next one that gives another extension a command has that one's completion
-/// in its place. A run that has more of them to end than there are is refused.
+/// Opcode: waits for a program over this port's memory. The next signal completes it (argument 0: the signal's number).
+/// If a program passes another extension a command, that command's completion takes the place of the next wait's. A run
+/// that needs more waits than are posted is refused.
 pub const WAIT: u8 = 5;
 
 /// Most instructions of a program.
 pub const MAX_PROGRAM: usize = 256;
-/// Most instructions that one run takes: then it fails, and nothing of it has happened. A copy counts as
-/// one more for each 256 bytes.
+/// Most steps of one run: beyond that it fails, and its effects are dropped. A copy counts as one more step for each
+/// 256 bytes.
 pub const MAX_STEPS: u32 = 10_000;
-/// Most bytes of the memory that a program works on: each run takes them in.
+/// Most bytes of the memory that a program works on: each run copies them.
 pub const MAX_MEMORY: usize = 1 << 20;
-/// Most bytes of the message that a program assembles: as many as a control message has left.
+/// Most bytes of the message that a program assembles: a control message less 3 bytes of header.
 pub const MESSAGE: usize = MAX_MESSAGE - 3;
-/// How long what a program wrote is remembered: longer than it takes to get into memory. A host that
-/// writes the same bytes meanwhile is not seen.
+/// Time for which a program's writes are remembered: longer than they take to reach memory. Within that time, writes of
+/// the host to the same bytes are not seen by a run.
 const REMEMBERED: Duration = Duration::from_millis(1);
-/// Instructions of the coprocessor for each of a program's.
+/// Coprocessor instructions charged for each step of a program.
 const STEP_INSTRUCTIONS: u64 = 10;
 
-/// A command that builds a program over `memory`.
+/// Builds a command that builds a program over `memory`.
 #[must_use]
 pub fn build(code: RegionRef, memory: RegionRef, cookie: u64) -> Command {
     let [first, second] = memory.to_words();
@@ -68,52 +69,52 @@ pub fn build(code: RegionRef, memory: RegionRef, cookie: u64) -> Command {
     Command { extension: PROGRAMS, opcode: BUILD, region: code, cookie, args, ..Command::default() }
 }
 
-/// A command that runs a program, here or elsewhere.
+/// Builds a command that runs a program, on this node or another.
 #[must_use]
 pub fn run(program: &Capability, cookie: u64) -> Command {
     let args = program.to_words();
     Command { extension: PROGRAMS, opcode: RUN, cookie, args, ..Command::default() }
 }
 
-/// A command that waits for a signal.
+/// Builds a command that waits for a signal.
 #[must_use]
 pub fn wait(cookie: u64) -> Command {
     Command { extension: PROGRAMS, opcode: WAIT, cookie, ..Command::default() }
 }
 
-/// A command that lends memory to the next message of a program.
+/// Builds a command that posts a buffer for the next message of a program.
 #[must_use]
 pub fn receive(region: RegionRef, cookie: u64) -> Command {
     Command { extension: PROGRAMS, opcode: RECEIVE, region, cookie, ..Command::default() }
 }
 
-/// What the extension has seen.
+/// Counts the extension's runs and messages since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ProgramCounters {
-    /// Runs that came to their end.
+    /// Runs that completed.
     pub runs: u64,
     /// Runs that failed, or were not allowed.
     pub failed: u64,
     /// Messages that found no buffer.
     pub without_buffer: u64,
-    /// Messages that fit nothing.
+    /// Messages and frames that cannot be parsed.
     pub malformed: u64,
 }
 
-/// A program that is checked.
+/// A checked program.
 #[derive(Debug)]
 struct Program {
     code: Vec<Instruction>,
     memory: RegionRef,
-    /// What it wrote not long ago: it may be on its way into memory.
+    /// Its recent writes, which may still be on their way into memory.
     recent: Vec<(Range, Vec<u8>, Instant)>,
 }
 
-/// How a run ended: what it counted, and its steps.
+/// The result of a run: its count and its steps.
 type Ended = Result<(u64, u32), Status>;
 
-/// Runs programs, and takes their messages in.
+/// The extension that runs programs and receives their messages.
 #[derive(Debug)]
 pub struct Programs {
     table: Capabilities,
@@ -136,7 +137,8 @@ impl Default for Programs {
 }
 
 impl Programs {
-    /// No programs yet. The keys of their capabilities follow from what the NIC draws as it starts.
+    /// Creates the extension without programs. The keys of its capabilities derive from a secret that the NIC draws
+    /// when it starts.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -150,7 +152,7 @@ impl Programs {
         }
     }
 
-    /// What the extension has seen.
+    /// Returns the extension's counters.
     #[must_use]
     pub const fn counters(&self) -> ProgramCounters {
         self.counters
@@ -160,7 +162,7 @@ impl Programs {
         let port = command.region.port;
         let memory = RegionRef::from_words([command.args[0], command.args[1]]);
         let bytes = nic.read(command.region).ok().map(|bytes| bytes.to_vec());
-        // Another port's memory is nobody's to build over.
+        // A port may build only over its own memory.
         let lent = memory.port == port && nic.read(memory).is_ok();
         let (Some(bytes), true) = (bytes, lent) else {
             nic.refuse(command, Status::Region);
@@ -186,8 +188,7 @@ impl Programs {
         nic.complete(port, &Completion { args, ..Completion::of(command, Status::Done) });
     }
 
-    /// Runs a program of this node. Writes take effect after it: what it reads back of its own it
-    /// remembers.
+    /// Runs a program of this node. Its writes reach memory later, so it remembers them for the next run to read.
     fn execute(&mut self, nic: &mut Context<'_>, capability: &Capability) -> Ended {
         let checked = self.table.check(capability, Grant::RUN).is_ok();
         let program = self.programs.get_mut(&capability.entry);
@@ -288,7 +289,7 @@ impl Programs {
         Some(())
     }
 
-    /// A program's message goes into the next buffer of its port.
+    /// Writes a program's message into the next buffer of its port.
     fn take_in(&mut self, nic: &mut Context<'_>, from: NodeId, port: PortId, bytes: &[u8]) {
         let buffers = self.buffers.get_mut(&port).filter(|buffers| !buffers.is_empty());
         let Some(command) = buffers.map(|buffers| buffers.remove(0)) else {
@@ -309,7 +310,7 @@ impl Programs {
     }
 }
 
-/// What a run asked for beside its memory: it ends the next of `waits`, of which there are enough.
+/// Carries out one effect of a run. A signal or a call takes the next of `waits`, of which there are enough.
 fn take_effect(
     nic: &mut Context<'_>,
     effect: &code::Effect,
@@ -321,7 +322,7 @@ fn take_effect(
             let mut message = vec![MESSAGE_OF_IT];
             message.extend(port.to_le_bytes());
             message.extend(bytes);
-            // A queue that is full is that of a peer which is as good as gone.
+            // A full queue belongs to a peer that is down or about to be declared down.
             let _ = nic.send_control(NodeId(*node), &message);
         }
         code::Effect::Signal { cookie } => {

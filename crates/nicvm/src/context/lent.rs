@@ -1,4 +1,4 @@
-//! What a unit lends its extensions, and what they have asked of it.
+//! The services that a unit provides to its extensions, and the effects that handlers ask for.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +16,7 @@ use crate::timeout::{Service, Timeouts};
 use crate::transmit::{Message, Transmit, WaitingPacket};
 use crate::unit::ExtensionCounters;
 
-/// What a handler has asked for; it happens when the handler returns.
+/// One effect that a handler has asked for; it is carried out when the handler returns.
 pub(crate) enum Asked {
     Control { to: NodeId, length: u8, body: [u8; MAX_MESSAGE] },
     SetTimeout { timeout: TimeoutId, service: Service, at: Instant },
@@ -35,7 +35,7 @@ pub(crate) enum Asked {
     Change(Change),
 }
 
-/// What a handler has asked of its own unit.
+/// An effect within the handler's own unit.
 pub(crate) enum Own {
     /// A control message of the asking extension to itself.
     Control { epoch: Epoch, body: Body },
@@ -43,37 +43,37 @@ pub(crate) enum Own {
     Command(Command),
 }
 
-/// A change of the unit's extensions; carried out between two handlers.
+/// A change of the unit's extensions, carried out between two handlers.
 pub(crate) enum Change {
     Replace { number: ExtensionId, epoch: Epoch, extension: Box<dyn Extension> },
     Withdraw(ExtensionId),
 }
 
-/// The parts of a unit that its extensions are lent.
+/// The parts of a unit that its extensions use through their [`Context`](super::Context).
 pub(crate) struct Lent {
     pub(crate) control: Control,
     pub(crate) timeouts: Timeouts,
     pub(crate) transmit: Transmit,
     pub(crate) asked: Vec<Asked>,
-    /// Something was asked for, since the last turn's end, that the end of a turn has to see to.
+    /// True if, since the last turn's end, an effect was carried out that the end of a turn must attend to.
     pub(crate) is_stirred: bool,
-    /// The extension that steers the gate.
+    /// The extension that controls the gate.
     pub(crate) steersman: Option<ExtensionId>,
-    /// Control messages that were refused, for a peer's queue was full.
+    /// Control messages that were refused because a peer's queue was full.
     pub(crate) control_refused: u64,
-    /// What extensions have asked of this unit, oldest first.
+    /// Effects within this unit that are not yet dispatched, oldest first.
     pub(crate) own: VecDeque<(ExtensionId, Own)>,
-    /// Changes of the extensions that are yet to be made, oldest first.
+    /// Changes of the extensions that are not yet carried out, oldest first.
     pub(crate) changes: VecDeque<Change>,
-    /// What each extension has been called for, by its number.
+    /// Handler-call counts of each extension, by its number.
     pub(crate) counters: Box<[ExtensionCounters; 256]>,
-    /// Ports whose processes stand still, and since when.
+    /// Suspended ports, and since when.
     pub(crate) stopped: BTreeMap<PortId, Instant>,
-    /// What extensions are yet to be told of them.
+    /// Suspensions and resumptions of ports that extensions are not yet notified of.
     pub(crate) port_news: VecDeque<PortNews>,
 }
 
-/// A port's process stands still, or goes on.
+/// A port's process was suspended, or was resumed after the given time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PortNews {
     Stopped(PortId),
@@ -81,7 +81,7 @@ pub(crate) enum PortNews {
 }
 
 impl Lent {
-    /// A handler has returned: all that it asked for happens.
+    /// Carries out all effects of a handler that has returned.
     #[inline]
     pub(crate) fn commit(&mut self, hw: &mut dyn Hardware, extension: ExtensionId, epoch: Epoch) {
         if !self.asked.is_empty() {
@@ -153,13 +153,13 @@ impl Lent {
         }
     }
 
-    /// A port is closed: whether it was stopped means nothing any more.
+    /// Forgets a closed port's suspension.
     pub(crate) fn forget_port(&mut self, port: PortId) {
         self.stopped.remove(&port);
         self.transmit.unpark(port);
     }
 
-    /// A handler has failed: nothing that it asked for happens.
+    /// Drops all effects of a handler that has panicked or refused.
     pub(crate) fn abort(&mut self, hw: &mut dyn Hardware) {
         self.asked.clear();
         hw.abort();

@@ -1,10 +1,10 @@
-//! One peer: who it is now, and the connection with it.
+//! One peer: its present incarnation, and the connection with it.
 //!
 //! ```text
 //!            send: hello until welcomed            proof: a frame that names our number
 //!   Closed ------------------------------> Closed --------------------------------> Up
 //!     ^                                                                             |
-//!     +---- no news in time, or the peer has moved on: number + 1, queue dropped ---+
+//!     +-- no acknowledgement in time, or the peer restarted: number + 1, queue dropped
 //! ```
 
 use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Header, Kind};
@@ -21,7 +21,7 @@ use super::{Reports, Setting};
 use crate::extension::Epoch;
 use crate::planted::{self, Bug};
 
-/// One connection attempt of one life of a node: later ones are newer, none comes twice.
+/// One connection attempt of one incarnation of a node: later ones are newer, none repeats.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Life {
     pub(super) incarnation: Incarnation,
@@ -38,7 +38,7 @@ impl Life {
     }
 }
 
-/// What a peer's header says beside its kind.
+/// The protocol's fields of a peer's header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Words {
     pub(super) number: u32,
@@ -66,7 +66,7 @@ impl Words {
     }
 }
 
-/// A frame chosen to leave; the body is that of a message of the window.
+/// A frame chosen to leave; its body is that of a message of the window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chosen {
     pub(super) header: Header,
@@ -76,12 +76,12 @@ pub(super) struct Chosen {
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     node: NodeId,
-    /// Our number towards this peer: of the connection if up, else of the next one.
+    /// Our number towards this peer: of the connection if it is up, else of the next one.
     own: u32,
-    /// The newest life of the peer known to have begun.
+    /// The newest attempt of the peer known to have begun.
     latest: Life,
     up: bool,
-    /// Which life the application was told of last, unless it was told that the peer is down.
+    /// The incarnation reported to the application last; `None` if the peer was last reported down.
     reported: Option<Incarnation>,
     sending: SendWindow,
     receiving: ReceiveWindow,
@@ -91,9 +91,9 @@ pub(super) struct Peer {
     hellos: u32,
     hello_sent_at: Instant,
     welcome_due: bool,
-    /// A hello that nobody need answer: the peer has sent data to a former life of ours.
+    /// True if a hello is due that need not be answered: the peer has sent data to a former incarnation of ours.
     notice_due: bool,
-    /// Before this, frames that match nothing are not answered.
+    /// Until this instant, frames that match no connection are not answered.
     next_answer_at: Instant,
 }
 
@@ -118,15 +118,15 @@ impl Peer {
         }
     }
 
-    /// One more message; the caller has checked that there is room.
+    /// Queues a message; the caller has checked that there is room.
     pub(super) fn send(&mut self, now: Instant, setting: &Setting, to: Address, body: Body) {
         self.sending.push(to, body);
         self.timers.set_if_off(Timer::Death, now.plus_nanos(setting.config.dead_after_nanos()));
-        // A first hello: a later one waits for its timer.
+        // Only the first hello is sent at once: later ones wait for the resend timer.
         self.hello_due |= !self.up && self.hellos == 0;
     }
 
-    /// A frame of the control protocol, from this peer and for this node; `body` is checked.
+    /// Handles a frame of the control protocol from this peer and for this node; `body` is checked.
     pub(super) fn handle_frame(
         &mut self,
         now: Instant,
@@ -169,14 +169,14 @@ impl Peer {
         }
     }
 
-    /// A data frame for a former life of ours: if we have no connection, the peer must learn that.
+    /// Handles a data frame for a former incarnation of ours: if we have no connection, notifies the peer.
     pub(super) fn handle_stale_data(&mut self, now: Instant, setting: &Setting, header: &Header) {
         if !self.latest.incarnation.is_newer_than(header.incarnation) {
             self.notice_due |= self.may_answer(now, setting);
         }
     }
 
-    /// Timers that have gone off by `now` do what they are for.
+    /// Carries out the actions of the timers that have expired by `now`.
     pub(super) fn handle_timeout(&mut self, now: Instant, reports: &mut Reports) {
         if self.timers.take_expired(Timer::Death, now) {
             reports.counters.peers_down += 1;
@@ -196,7 +196,7 @@ impl Peer {
         }
     }
 
-    /// The next frame to this peer, if one is to leave now.
+    /// Returns the next frame to this peer, if one is to leave now.
     pub(super) fn poll_transmit(
         &mut self,
         now: Instant,
@@ -209,7 +209,7 @@ impl Peer {
             .or_else(|| self.transmit_acknowledgement(now, setting, counters))
     }
 
-    /// Whether [`Peer::poll_transmit`] has something.
+    /// Returns whether [`Peer::poll_transmit`] has a frame.
     pub(super) fn wants_to_transmit(&self, config: &ControlConfig) -> bool {
         self.welcome_due
             || self.hello_due
@@ -239,7 +239,7 @@ impl Peer {
         self.reported
     }
 
-    /// The peer has begun another life, or has given up the connection that it had.
+    /// Handles a newer attempt: the peer has restarted, or has given up its connection.
     fn on_newer_life(&mut self, life: Life, reports: &mut Reports) {
         let another = life.incarnation != self.latest.incarnation;
         self.latest = life;
@@ -253,7 +253,7 @@ impl Peer {
         }
     }
 
-    /// Not of a connection that we know. If we have none, the peer must learn that.
+    /// Handles a frame that names no connection of ours. If we have none, the peer must learn that.
     fn on_mismatch(
         &mut self,
         now: Instant,
@@ -266,13 +266,13 @@ impl Peer {
         } else {
             reports.counters.stale_incarnation += 1;
         }
-        // A welcome is never answered, so that two units cannot answer each other for ever.
+        // A welcome is never answered, so that two units cannot answer each other forever.
         if header.kind != Kind::Welcome {
             self.welcome_due |= self.may_answer(now, setting);
         }
     }
 
-    /// Whether a peer that we have no connection with is told who we are: not if it just was.
+    /// Returns whether to answer a peer that we have no connection with: at most once in `least_timeout`.
     fn may_answer(&mut self, now: Instant, setting: &Setting) -> bool {
         let may = !self.up && now >= self.next_answer_at;
         if may {
@@ -281,10 +281,10 @@ impl Peer {
         may
     }
 
-    /// The peer's present life has named our present number: it is alive, and both ends are new.
+    /// Establishes the connection: the peer's present incarnation has named our present number.
     fn on_proof(&mut self, now: Instant, setting: &Setting, reports: &mut Reports, kind: Kind) {
         self.up = true;
-        // Other frames may answer a welcome of ours that left before the hello.
+        // Other frames may answer a welcome of ours that left before the hello, so only a welcome gives a round trip.
         if self.hellos == 1 && kind == Kind::Welcome {
             self.estimate.on_sample(now.nanos_since(self.hello_sent_at));
             self.estimate.forget_doublings();
@@ -370,7 +370,7 @@ impl Peer {
         reports.events.push_back(Event::PeerDown { node: self.node });
     }
 
-    /// Drops the connection, or the attempt at one: its number never comes again.
+    /// Drops the connection, or the attempt at one; its number is never used again.
     fn close(&mut self, reports: &mut Reports) {
         if !planted::is(Bug::QueueSurvives) {
             reports.counters.dropped += self.sending.reset() as u64;

@@ -16,29 +16,29 @@ use crate::admission::{Admission, Gate, Steering, Verdict};
 use crate::extension::TransmitNews;
 use crate::planted::{self, Bug};
 
-/// Frames that one pump may hand over: a turn's work is bounded.
+/// Frames that one pump may hand over, so that a turn's work is bounded.
 const FRAMES_PER_PUMP: usize = 64;
-/// Instructions that handing one frame to the line costs the coprocessor.
+/// Instructions charged for handing one frame to the line.
 pub(crate) const TRANSMIT_INSTRUCTIONS: u64 = 40;
 
-/// What the scheduler has to tell.
+/// An event of the scheduler.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum News {
-    /// For whoever steers the gate.
+    /// For the gate's controller.
     Gate(TransmitNews),
-    /// For the extension that sent it.
+    /// For the extension that sent the packet.
     Sent(ExtensionId, Sent),
     /// For the unit: this extension's admission has panicked.
     Trapped(ExtensionId),
 }
 
 struct Installed {
-    /// Whose it is: who steers it.
+    /// The extension that steers it.
     owner: ExtensionId,
     admission: Box<dyn Admission>,
 }
 
-/// What waits to leave a unit, and who has a say in it.
+/// The frames that wait to leave a unit, and the admissions that decide about them.
 #[derive(Default)]
 pub(crate) struct Transmit {
     lanes: Lanes,
@@ -50,7 +50,7 @@ pub(crate) struct Transmit {
     /// When the last data frame that was handed to the line leaves it.
     line_free_at: Instant,
     news: VecDeque<News>,
-    /// Ports whose processes stand still: nothing of theirs leaves.
+    /// Suspended ports: none of their frames leaves.
     stopped: BTreeSet<PortId>,
 }
 
@@ -60,10 +60,10 @@ impl std::fmt::Debug for Transmit {
     }
 }
 
-/// What the admissions say together.
+/// The combined decision of the admissions.
 struct Answer {
     verdict: Verdict,
-    /// The gate is the one that holds.
+    /// True if the gate holds the frame.
     by_gate: bool,
 }
 
@@ -72,7 +72,7 @@ impl Transmit {
         self.admissions.push(Installed { owner, admission });
     }
 
-    /// Forgets the admission of an extension; what it held is asked about again.
+    /// Removes an extension's admission; the frames that it held are checked again.
     pub(crate) fn uninstall(&mut self, owner: ExtensionId) {
         self.admissions.retain(|installed| installed.owner != owner);
         self.lanes.stir();
@@ -109,7 +109,7 @@ impl Transmit {
         !self.news.is_empty()
     }
 
-    /// Nobody steers the gate any more.
+    /// Drops the gate's events, because no extension controls it any more.
     pub(crate) fn forget_gate_news(&mut self) {
         self.news.retain(|news| !matches!(news, News::Gate(_)));
     }
@@ -120,17 +120,17 @@ impl Transmit {
         self.lanes.push(key_of(&message), Outgoing::message(message, number));
     }
 
-    /// Whether nothing waits, and nothing is to be told.
+    /// Returns whether nothing waits, and no event is left.
     pub(crate) fn is_idle(&self) -> bool {
         self.lanes.is_empty() && self.news.is_empty()
     }
 
-    /// Whether a packet may go past the lanes.
+    /// Returns whether a packet may bypass the queue.
     pub(crate) fn is_open(&self, extension: ExtensionId, packet: &Packet<'_>) -> bool {
         self.is_free(&lane_of(extension, packet))
     }
 
-    /// Nobody has a say in what goes that way, and nothing is before it.
+    /// Returns whether frames of this flow may leave at once: no admission applies, and nothing is before them.
     fn is_free(&self, key: &Key) -> bool {
         !key.controlled
             && self.admissions.is_empty()
@@ -138,7 +138,7 @@ impl Transmit {
             && !self.lanes.contains(key)
     }
 
-    /// Sends a message of one frame past the lanes, if it may go there and the line takes it now.
+    /// Sends a message of one frame at once, if it may bypass the queue and the line takes it now.
     pub(crate) fn send_at_once(&mut self, hw: &mut dyn Hardware, message: &Message) -> bool {
         let outgoing = Outgoing::message(*message, self.next_number);
         let is_one = outgoing.next_length(hw.mtu_to(message.node) as u32) == message.source.length;
@@ -153,7 +153,7 @@ impl Transmit {
                 Status::Done
             }
             Err(TransmitRefused::Busy { .. }) => return false,
-            // The application has withdrawn the memory.
+            // The application has deregistered the memory.
             Err(_) => Status::Region,
         };
         self.next_number = self.next_number.wrapping_add(1);
@@ -161,7 +161,7 @@ impl Transmit {
         true
     }
 
-    /// Sends a packet past the lanes; nothing is remembered of it, so that it can be aborted.
+    /// Sends a packet bypassing the queue. It keeps no state here, so that the sending can be aborted.
     pub(crate) fn send_directly(
         hw: &mut dyn Hardware,
         extension: ExtensionId,
@@ -181,7 +181,7 @@ impl Transmit {
         self.line_free_at = self.line_free_at.max(leaves);
     }
 
-    /// What a packet waits as.
+    /// Prepares a packet for waiting in its flow.
     pub(crate) fn waiting(
         hw: &dyn Hardware,
         extension: ExtensionId,
@@ -207,7 +207,7 @@ impl Transmit {
         outgoing.owner().is_some_and(|owner| self.stopped.contains(&owner))
     }
 
-    /// Nothing of a port leaves from now on: its messages wait, its packets are withdrawn.
+    /// Suspends a port: its messages wait, its packets are withdrawn.
     pub(crate) fn park(&mut self, hw: &dyn Hardware, port: PortId) {
         self.stopped.insert(port);
         let (now, news) = (hw.now(), &mut self.news);
@@ -225,7 +225,7 @@ impl Transmit {
                 !its || !outgoing.is_packet()
             });
         });
-        // What was let through for it is given back.
+        // Returns the allowance that was granted for it.
         for node in parked {
             if self.gate.allowance(node) > 0 {
                 self.tell_if_drained(hw, node);
@@ -235,19 +235,19 @@ impl Transmit {
         }
     }
 
-    /// Whether anything waits under flow control for a node that may leave once it is let through.
+    /// Returns whether a frame under flow control waits for `node` that the gate could let through.
     fn has_moving(&self, node: NodeId) -> bool {
         let first = |queue: &Queue| queue.waiting.front().is_some_and(|it| !self.is_parked(it));
         self.lanes.to(node, true).any(first)
     }
 
-    /// What a port has waiting may leave again.
+    /// Resumes a port: its waiting messages may leave again.
     pub(crate) fn unpark(&mut self, port: PortId) {
         self.stopped.remove(&port);
         self.lanes.stir();
     }
 
-    /// What waits under flow control to `destination`, up to `limit`; `None` if nothing does.
+    /// Returns the backlog under flow control to `destination`, counted up to `limit`; `None` if nothing waits.
     pub(crate) fn backlog(
         &self,
         destination: NodeId,
@@ -269,13 +269,13 @@ impl Transmit {
         (backlog.messages > 0).then_some(backlog)
     }
 
-    /// What waits to leave to `destination`.
+    /// Returns how many messages and packets wait to leave to `destination`.
     pub(crate) fn waiting_to(&self, destination: NodeId) -> usize {
         let lanes = self.lanes.to(destination, false).chain(self.lanes.to(destination, true));
         lanes.map(|queue| queue.waiting.len()).sum()
     }
 
-    /// Takes out all that `which` names; it ends with `status`.
+    /// Removes the entries that `which` selects, and ends them with `status`.
     pub(crate) fn withdraw(
         &mut self,
         hw: &mut dyn Hardware,
@@ -309,22 +309,22 @@ impl Transmit {
         }
     }
 
-    /// When to pump again: the line is taken until then.
+    /// Sets when to pump again: the line is busy until then.
     pub(crate) const fn retry_at(&mut self, until: Instant) {
         self.retry = until;
     }
 
-    /// When to pump again, if nothing else happens.
+    /// Returns when to pump again, if nothing else happens.
     pub(crate) const fn next(&self) -> Instant {
         self.retry
     }
 
-    /// When the last data frame that was handed to the line leaves it.
+    /// Returns when the last data frame that was handed to the line leaves it.
     pub(crate) const fn line_free_at(&self) -> Instant {
         self.line_free_at
     }
 
-    /// Hands over what may leave now, lanes in turn.
+    /// Hands over the frames that may leave now, flow by flow in turn.
     pub(crate) fn pump(&mut self, hw: &mut dyn Hardware) {
         let now = hw.now();
         let next = self.lanes.wake(now);
@@ -339,10 +339,10 @@ impl Transmit {
         self.retry = now;
     }
 
-    /// Sends the next frame of the lane whose turn it is, or finds that it must wait.
+    /// Sends the next frame of the flow whose turn it is, or holds the flow.
     ///
     /// # Errors
-    /// The instant until which the line takes nothing more.
+    /// The instant until which the line is busy.
     fn attempt(&mut self, hw: &mut dyn Hardware, at: usize) -> Result<(), Instant> {
         let queue = self.lanes.queue(at);
         let key = queue.key;
@@ -399,7 +399,7 @@ impl Transmit {
                 return Ok(());
             }
             Err(TransmitRefused::Busy { until }) => return Err(until),
-            // The application has withdrawn the memory: the rest can't be sent.
+            // The application has deregistered the memory, so the rest can't be sent.
             Err(_) => (Status::Region, hw.now()),
         };
         if status != Status::Done || outgoing.on_sent(header.length) {
@@ -417,7 +417,7 @@ impl Transmit {
         Ok(())
     }
 
-    /// Tells the admissions.
+    /// Reports a sent frame to the gate and to all admissions.
     fn on_sent(&mut self, hw: &dyn Hardware, header: &Header, leaves: Instant) {
         let now = hw.now();
         self.line_free_at = self.line_free_at.max(leaves);
@@ -432,7 +432,7 @@ impl Transmit {
         }
     }
 
-    /// News for whoever steers the gate: nothing more to `destination` passes it as it is.
+    /// If no further frame to `destination` fits the gate's allowance, reports that to the gate's controller.
     fn tell_if_drained(&mut self, hw: &dyn Hardware, destination: NodeId) {
         let mtu = hw.mtu_to(destination) as u32;
         let allowance = self.gate.allowance(destination);
@@ -450,7 +450,7 @@ impl Transmit {
     }
 }
 
-/// What is known of a message or packet that waits.
+/// The properties by which waiting messages and packets are selected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) node: NodeId,
@@ -460,7 +460,7 @@ pub(crate) struct Waiting {
     pub(crate) port: Option<PortId>,
 }
 
-/// A packet that waits, ready for its lane.
+/// A packet that waits, prepared for its flow.
 #[derive(Debug)]
 pub(crate) struct WaitingPacket {
     key: Key,

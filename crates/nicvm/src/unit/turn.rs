@@ -1,4 +1,4 @@
-//! The end of every turn, and what alarms bring: news to those whom it concerns, frames to the line.
+//! The end of every turn and the alarm's work: dispatching events to extensions, and frames to the line.
 
 use midplane_simhw::hardware::{Hardware, Source, TransmitRefused};
 use midplane_simhw::port::Status;
@@ -14,7 +14,7 @@ use crate::planted::{self, Bug};
 use crate::transmit::{News, TRANSMIT_INSTRUCTIONS};
 
 impl Unit {
-    /// The end of a turn in which nothing but handlers of commands and data frames ran.
+    /// Ends a turn in which only handlers of commands and data frames ran.
     #[inline]
     pub(super) fn finish_handlers(&mut self, hw: &mut dyn Hardware) {
         if !self.is_quiet() {
@@ -22,8 +22,7 @@ impl Unit {
         }
     }
 
-    /// Whether the end of a turn has nothing to see to: nothing waits, nobody is to be told anything,
-    /// and no alarm has moved.
+    /// Returns whether the end of the turn has no work: nothing waits to be sent or dispatched, and no alarm has moved.
     #[inline]
     fn is_quiet(&self) -> bool {
         let lent = self.lent.as_ref().expect("the unit has started");
@@ -37,7 +36,7 @@ impl Unit {
             && self.abandoned.is_empty()
     }
 
-    /// The end of any turn: news to who steers the gate, frames to the line, the alarm.
+    /// Ends any turn: dispatches events, sends frames, sets the alarm.
     pub(super) fn finish(&mut self, hw: &mut dyn Hardware) {
         for _ in 0..ROUNDS_PER_TURN {
             self.settle(hw);
@@ -55,13 +54,13 @@ impl Unit {
         self.lent.as_mut().expect("the unit has started").is_stirred = false;
     }
 
-    /// Tells every extension of ports whose processes stand still or go on.
+    /// Notifies every extension of ports that were suspended or resumed.
     pub(super) fn tell_of_ports(&mut self, hw: &mut dyn Hardware) {
         while let Some(news) = self.lent.as_mut().and_then(|lent| lent.port_news.pop_front()) {
             if let PortNews::Resumed(port, _) = news
                 && !self.unfinished.contains(&port)
             {
-                // A process that was stopped before it rang has rung for nobody.
+                // Doorbells rung while the port was suspended were ignored, so its commands are polled again.
                 self.unfinished.push(port);
             }
             for number in self.numbers() {
@@ -95,7 +94,7 @@ impl Unit {
                 extension.on_transmit(nic, news);
             });
         } else if let TransmitNews::Held { destination } = news {
-            // Nobody would ever open the gate.
+            // No extension controls the gate, so it would never open.
             lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
                 waiting.controlled && waiting.node == destination
             });
@@ -113,7 +112,7 @@ impl Unit {
         hw.commit();
     }
 
-    /// Control messages go first. `false` if the line takes nothing more.
+    /// Sends control messages, which precede data frames. Returns `false` if the line takes no more now.
     pub(super) fn send_control(&mut self, hw: &mut dyn Hardware) -> bool {
         let lent = self.lent.as_mut().expect("the unit has started");
         loop {
@@ -132,7 +131,7 @@ impl Unit {
                     lent.transmit.retry_at(until);
                     return false;
                 }
-                // Not a frame that this NIC takes: as good as lost, and sent again by the window.
+                // The NIC does not take this frame: it counts as lost, and the send window resends it.
                 Err(_) => self.waiting = None,
             }
         }
