@@ -1,4 +1,4 @@
-//! Members that were away learn what runs, and fetch it.
+//! Members that were away learn which versions run, and fetch them.
 
 use std::collections::btree_map::Entry;
 
@@ -8,7 +8,7 @@ use super::wire::{Hash, Message};
 use super::{Context, Epoch, Installer, MAX_MODULE, Policy, Version, hash};
 
 impl Installer {
-    /// A member has started, or come back: what runs here is told.
+    /// Reports the versions that run here to a member that has started or come back.
     pub(super) fn on_what(&self, nic: &mut Context<'_>, to: NodeId) {
         for (number, version) in &self.versions {
             let length = self.modules.get(&version.hash).map_or(0, Vec::len) as u32;

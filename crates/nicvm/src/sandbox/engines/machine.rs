@@ -1,4 +1,4 @@
-//! A module on one engine: this file is read twice, once over each.
+//! A module on one engine. Each engine's module includes this file.
 
 use super::{api, engine, instantiate, out_of_fuel};
 use crate::sandbox::engines::{Machine, Stopped};
@@ -7,7 +7,7 @@ use crate::sandbox::{Handler, Limits, LoadError, MAILBOX_BYTES, MAX_FUEL, MAX_ST
 
 type Caller<'a> = api::Caller<'a, Lent>;
 
-/// What the engine keeps for us.
+/// The data that the engine stores for a module.
 struct Lent {
     state: State,
     memory: Option<api::Memory>,
@@ -147,7 +147,7 @@ fn global(store: &mut api::Store<Lent>, instance: &api::Instance, name: &str) ->
     }
 }
 
-/// A handler: there, not there, or there with other arguments.
+/// Returns a handler: `None` if the module does not export it, an error if its arguments have other types.
 fn function<P: api::WasmParams>(
     store: &mut api::Store<Lent>,
     instance: &api::Instance,
@@ -168,7 +168,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What modules may call.
+/// Links the functions that modules may call.
 fn linker() -> Result<api::Linker<Lent>, api::Error> {
     let mut linker = api::Linker::new(engine());
     ask(&mut linker)?;
@@ -178,7 +178,7 @@ fn linker() -> Result<api::Linker<Lent>, api::Error> {
     Ok(linker)
 }
 
-/// Where the functions are imported from.
+/// The module name from which the functions are imported.
 const NIC: &str = "nic";
 
 type Linked = Result<(), api::Error>;
@@ -278,7 +278,7 @@ fn answer(linker: &mut api::Linker<Lent>) -> Linked {
     Ok(())
 }
 
-/// Takes the price of a call from the handler's fuel.
+/// Charges a call's price to the handler's fuel.
 fn pay(caller: &mut Caller<'_>, fuel: u64) -> Result<(), api::Error> {
     let left = caller.get_fuel()?.checked_sub(fuel);
     let left = left.ok_or_else(out_of_fuel)?;
@@ -287,7 +287,7 @@ fn pay(caller: &mut Caller<'_>, fuel: u64) -> Result<(), api::Error> {
     Ok(())
 }
 
-/// Hands a call a part of the module's memory; -1 where it passes the end.
+/// Passes a range of the module's memory to `ask`; returns -1 if the range passes the end.
 fn with_bytes(
     caller: &mut Caller<'_>,
     fuel: u64,
