@@ -1,4 +1,4 @@
-//! The receiver's buffers in a token: which sender waits for them, and what it was last promised.
+//! The receiver's buffers in a token: which sender waits for them, and how many it was granted last.
 
 use midplane_simhw::time::{Instant, nanos};
 
@@ -16,31 +16,31 @@ pub(super) struct BufferRequest {
     pub(super) epoch: Epoch,
     /// Messages sent into buffers since the epoch began.
     pub(super) consumed: u32,
-    /// When the first of equal requests came.
+    /// When the first of equal requests arrived.
     pub(super) since: Instant,
 }
 
 impl BufferRequest {
-    /// Whether `other` asks for the same, again.
+    /// Returns whether `other` repeats this request.
     pub(super) fn repeats(&self, other: &Self) -> bool {
         (self.from, self.epoch, self.consumed) == (other.from, other.epoch, other.consumed)
     }
 }
 
-/// A promise of buffers.
+/// A grant of buffers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Promise {
     /// The epoch of the token that carries it.
     pub(super) epoch: Epoch,
-    /// Messages that had been sent in this epoch.
+    /// Messages that the sender had sent in this epoch.
     pub(super) sent: u32,
-    /// Messages that had arrived.
+    /// Messages that had arrived at the receiver.
     pub(super) arrived: u32,
 }
 
 impl Coordination {
-    /// Answers senders that wait for buffers, if there are any. Messages under way are still to
-    /// take theirs: what has not come within a while is lost.
+    /// Answers senders that wait for buffers, if there are any. Messages under way still need theirs; those that have
+    /// not arrived within a sixteenth of a lease count as lost.
     pub(super) fn lend_buffers(&mut self, nic: &mut Context<'_>) {
         let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
         let now = nic.now();

@@ -1,8 +1,8 @@
-//! The witness of a link: its destination, which makes a new token where the old one is lost.
+//! The witness of a link: its destination, which makes a new token if the old one is lost.
 //!
-//! It takes no part while no sender is lost. Only it can make tokens, so two of one epoch never
-//! exist; it makes one only when the old one is back in its hands, or a lease after a supporter of
-//! the old epoch has given that up, so two valid ones of different epochs never do.
+//! It takes no part while no sender is lost. Only the witness makes tokens, so two tokens of one epoch never exist. It
+//! makes one only when it has the old one back, or a lease after a supporter has given up the old epoch. So two valid
+//! tokens of different epochs never exist.
 
 use midplane_simhw::id::Incarnation;
 use midplane_simhw::time::Instant;
@@ -11,11 +11,11 @@ use super::link::Outbox;
 use super::member::{Parties, Party};
 use super::message::{Body, Epoch, Grant};
 
-/// A sender that was left out.
+/// The exclusion of a sender from the epochs.
 #[derive(Clone, Copy, Debug)]
 struct Exclusion {
     until: Instant,
-    /// How long it is left out the next time.
+    /// Duration of its next exclusion.
     backoff_ns: u64,
 }
 
@@ -23,9 +23,9 @@ struct Exclusion {
 pub(crate) struct Witness {
     senders: usize,
     lease_ns: u64,
-    /// The first epoch that this life may make, less one.
+    /// The epoch before the first one that this incarnation may make.
     base: Epoch,
-    /// Whether it never ran before.
+    /// True in the first incarnation.
     first_life: bool,
     /// The newest epoch that it knows of.
     epoch: Epoch,
@@ -34,9 +34,9 @@ pub(crate) struct Witness {
     excluded: Vec<Option<Exclusion>>,
     /// Senders that wait for the new token.
     wanting: Vec<Party>,
-    /// When the old token is surely void.
+    /// When the old token is certainly void.
     due: Option<Instant>,
-    /// Whom the newest token was given to; the witness itself while nobody wants it.
+    /// The sender to which the newest token was granted; the witness itself while no sender wants it.
     holder: Option<Party>,
     quiet_until: Instant,
     outbox: Outbox,
@@ -66,7 +66,7 @@ impl Witness {
             outbox: Outbox::new(),
         };
         if !genesis {
-            // Senders that wait for a former incarnation learn at once that this one is here.
+            // Senders that wait for a former incarnation so learn at once of this one.
             Parties::first(senders).iter().for_each(|party| witness.have_given_up(party));
         }
         witness
@@ -79,7 +79,7 @@ impl Witness {
             }
             Body::GrantLink(grant) => self.on_return(now, from, grant),
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
-            // In another life it comes back as one that was left out does.
+            // In its next incarnation it returns as an excluded sender does.
             Body::Leave { .. } => {
                 self.live = self.live.without(from);
                 self.exclude(now, from);
@@ -94,8 +94,8 @@ impl Witness {
         }
     }
 
-    /// A sender is up in another incarnation. It need not be left out any more; but if the token may have been
-    /// its former self's, it gives that up.
+    /// Handles a sender's restart. Its exclusion ends; but if its former incarnation may have held the token, the
+    /// sender must give that up.
     pub(crate) fn on_restarted(&mut self, party: Party) {
         if let Some(entry) = self.excluded.get_mut(usize::from(party.0)) {
             *entry = None;
@@ -159,7 +159,7 @@ impl Witness {
             self.wanting.push(from);
         }
         if outdated {
-            // Left out, and back: it has its turn when its time is over.
+            // The sender is excluded: it gets its turn when the exclusion is over.
             self.handle_timeout(now);
             return;
         }
@@ -167,14 +167,15 @@ impl Witness {
             self.exclude(now, suspect);
         }
         if gave_up && epoch < self.base {
-            // A former life of this witness may have made tokens that nobody has told us of.
+            // A former incarnation of this witness may have made tokens that this one does not know of.
             self.outbox.push_back((from, Body::GiveUp { epoch: self.base }));
         } else if gave_up && self.due.is_none() {
             self.recall(now);
         }
     }
 
-    /// A token comes back. One of a former life proves nothing: that life may have made a newer one.
+    /// Handles a token that is returned. A token of a former incarnation is no proof: that incarnation may have made a
+    /// newer one.
     fn on_return(&mut self, now: Instant, from: Party, grant: Grant) {
         if grant.epoch < self.epoch {
             return;
@@ -196,14 +197,14 @@ impl Witness {
         self.wanting.retain(|party| *party != suspect);
     }
 
-    /// Asks for the old token, and waits for it or for its lease to end.
+    /// Requests the old token, and waits for it or for the end of its lease.
     fn recall(&mut self, now: Instant) {
         self.given_up = self.given_up.max(self.epoch);
         if self.holder == Some(Party::WITNESS) {
             self.mint(now, Vec::new());
             return;
         }
-        // A thousandth for clocks that drift.
+        // A thousandth more, because clocks drift.
         let due = now.plus_nanos(self.lease_ns + self.lease_ns / 1000 + 1);
         self.due = Some(due.max(self.quiet_until));
         let body = Body::BcastReqLink { epoch: self.epoch, requester: Party::WITNESS };
@@ -212,7 +213,7 @@ impl Witness {
         }
     }
 
-    /// Makes a new token and gives it to the first who wants it.
+    /// Makes a new token and grants it to the first sender that wants it.
     fn mint(&mut self, now: Instant, queue: Vec<Party>) {
         self.due = None;
         self.epoch = Epoch(self.epoch.0.max(self.base.0) + 1);
@@ -260,7 +261,7 @@ impl Witness {
         self.outbox.push_back((to, Body::GrantLink(grant)));
     }
 
-    /// Somebody thinks that the token is here.
+    /// Handles a request from a sender that presumes the token here.
     fn on_request(&mut self, now: Instant, requester: Party) {
         if usize::from(requester.0) >= self.senders {
             return;
@@ -279,7 +280,7 @@ impl Witness {
         }
     }
 
-    /// Has a sender give up all tokens that may be; it says when it has.
+    /// Asks a sender to give up all older tokens; it answers when it has.
     fn have_given_up(&mut self, party: Party) {
         let epoch = if self.epoch == Epoch::default() { self.base } else { self.epoch };
         self.outbox.push_back((party, Body::GiveUp { epoch }));
