@@ -63,7 +63,7 @@ struct Passage {
     /// Bytes of frames, headers included, that may still leave.
     allowance: u64,
     /// True if the gate's controller was notified that a frame is held.
-    told: bool,
+    is_reported: bool,
     /// When the first and the last bit leave the line of all frames let through since the last `drain`.
     on_line: Option<(Instant, Instant)>,
 }
@@ -103,20 +103,20 @@ impl Gate {
     }
 
     /// Notes that a frame is held. Returns whether the gate's controller was not yet notified of that.
-    pub(crate) fn tell_held(&mut self, destination: NodeId) -> bool {
+    pub(crate) fn note_held(&mut self, destination: NodeId) -> bool {
         let passage = self.passages.entry(destination).or_default();
-        !std::mem::replace(&mut passage.told, true)
+        !std::mem::replace(&mut passage.is_reported, true)
     }
 
     /// Notes that no frame is held: the next held frame is reported anew.
     pub(crate) fn forget_held(&mut self, destination: NodeId) {
-        self.passages.entry(destination).or_default().told = false;
+        self.passages.entry(destination).or_default().is_reported = false;
     }
 
     /// Ends a period of the allowance. Returns when its first and last bits leave the line, if any frame left.
     pub(crate) fn drain(&mut self, destination: NodeId) -> Option<(Instant, Instant)> {
         let passage = self.passages.entry(destination).or_default();
-        passage.told = false;
+        passage.is_reported = false;
         passage.on_line.take()
     }
 }

@@ -58,7 +58,7 @@ pub const MAX_BROADCAST: usize = 1 << 20;
 
 /// Time without progress after which members are sent a message each, so that a dead one is detected. Longer than any
 /// round.
-const PATIENCE: Duration = Duration::from_millis(100);
+const PROBE_AFTER: Duration = Duration::from_millis(100);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
 /// Bytes of a message's header: opcode, round, operation number.
 const HEAD: usize = 6;
@@ -102,7 +102,7 @@ impl Group {
     }
 
     /// Sends a member a message of operation `number`.
-    fn tell(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
+    fn send(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
         let mut message = [0; MAX_MESSAGE];
         message[0] = head.0;
         message[1] = head.1;
@@ -143,7 +143,7 @@ impl Barrier {
             }
             if self.sent < rounds {
                 let to = tree::partners(group.rank, self.sent, group.size()).0;
-                group.tell(nic, to, (BARRIER, self.sent, number), &[]);
+                group.send(nic, to, (BARRIER, self.sent, number), &[]);
             }
             self.sent += 1;
         }
@@ -254,7 +254,7 @@ impl Collectives {
         };
         self.settle(nic, number, &progress);
         if !self.running.is_empty() {
-            nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+            nic.set_timeout(WATCH, Service::Coarse, PROBE_AFTER);
         }
     }
 
@@ -337,7 +337,7 @@ impl Collectives {
     /// Answers a member's probe about a broadcast that has ended here: this member needs nothing more.
     fn on_late(&self, nic: &mut Context<'_>, from: u16, opcode: u8, round: u8, number: u32) {
         if opcode == BROADCAST && round == broadcast::PROBE {
-            self.group.tell(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
+            self.group.send(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
         }
     }
 }
@@ -401,11 +401,11 @@ impl Extension for Collectives {
         if waits || self.holder.is_starting() {
             // A dead member will owe an acknowledgement now, and so be detected.
             for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
-                self.group.tell(nic, rank, (ASK, 0, 0), &[]);
+                self.group.send(nic, rank, (ASK, 0, 0), &[]);
             }
         }
         if !self.running.is_empty() || self.holder.is_starting() {
-            nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+            nic.set_timeout(WATCH, Service::Coarse, PROBE_AFTER);
         }
     }
 

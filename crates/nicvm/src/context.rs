@@ -1,6 +1,6 @@
 //! The interface that a unit gives to a handler: all that an extension may do.
 
-mod lent;
+mod services;
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::timeout::Service;
 use crate::transmit::{Backlog, BacklogLimit, Message, Packet, Sending, Transmit};
 use crate::unit::ExtensionCounters;
 
-pub(crate) use lent::{Asked, Change, Lent, Own, PortNews};
+pub(crate) use services::{Change, Effect, LocalEffect, PortEvent, UnitServices};
 
 /// Why a control message was not taken.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
@@ -46,7 +46,7 @@ pub enum ControlRefused {
 #[non_exhaustive]
 pub enum SteerRefused {
     /// Another extension controls the gate; it has one controller.
-    #[error("extension {0} steers the gate already")]
+    #[error("extension {0} controls the gate already")]
     Taken(ExtensionId),
     /// The extension has installed its admission already; it may have one.
     #[error("the extension has an admission already")]
@@ -56,7 +56,7 @@ pub enum SteerRefused {
 /// The operations that a handler may perform. Their effects are carried out when the handler returns.
 pub struct Context<'a> {
     pub(crate) hw: &'a mut dyn Hardware,
-    pub(crate) lent: &'a mut Lent,
+    pub(crate) services: &'a mut UnitServices,
     pub(crate) extension: ExtensionId,
     pub(crate) epoch: Epoch,
     pub(crate) heap: &'a Heap,
@@ -113,7 +113,7 @@ impl Context<'_> {
     /// Returns the handler-call counts of an extension of this unit, over all its versions.
     #[must_use]
     pub fn counters(&self, number: ExtensionId) -> ExtensionCounters {
-        self.lent.counters[number.index()]
+        self.services.counters[number.index()]
     }
 
     /// Returns the rate of the NIC's line.
@@ -125,7 +125,7 @@ impl Context<'_> {
     /// Returns when the last data frame that was handed to the line leaves it.
     #[must_use]
     pub const fn line_free_at(&self) -> Instant {
-        self.lent.transmit.line_free_at()
+        self.services.transmit.line_free_at()
     }
 
     /// Returns how many nanoseconds a frame with `payload` bytes occupies the NIC's line, framing included.
@@ -180,31 +180,33 @@ impl Context<'_> {
         part.copy_from_slice(message);
         if to == self.node() {
             let body = Body::new(message).expect("its length is checked");
-            self.lent.asked.push(Asked::Own(Own::Control { epoch: self.epoch, body }));
+            self.services
+                .effects
+                .push(Effect::Local(LocalEffect::Control { epoch: self.epoch, body }));
             return Ok(());
         }
         let staged =
-            |asked: &&Asked| matches!(asked, Asked::Control { to: other, .. } if *other == to);
-        let staged = self.lent.asked.iter().filter(staged).count();
-        if self.lent.control.room(to) <= staged {
-            self.lent.control_refused += 1;
-            let waiting = self.lent.control.pending(to) + staged;
+            |effect: &&Effect| matches!(effect, Effect::Control { to: other, .. } if *other == to);
+        let staged = self.services.effects.iter().filter(staged).count();
+        if self.services.control.room(to) <= staged {
+            self.services.control_refused += 1;
+            let waiting = self.services.control.pending(to) + staged;
             return Err(ControlRefused::QueueFull { to, waiting });
         }
         let length = message.len() as u8;
-        self.lent.asked.push(Asked::Control { to, length, body });
+        self.services.effects.push(Effect::Control { to, length, body });
         Ok(())
     }
 
     /// Returns the round-trip times of control messages to a peer; `None` before the first measurement.
     #[must_use]
     pub fn round_trip(&self, peer: NodeId) -> Option<RoundTrip> {
-        self.lent.control.round_trip(peer)
+        self.services.control.round_trip(peer)
     }
 
     /// Sends a message; its frames leave when every admission allows it.
     pub fn send(&mut self, message: Message) {
-        self.lent.asked.push(Asked::Send(message));
+        self.services.effects.push(Effect::Send(message));
     }
 
     /// Sends one frame. If nothing waits and no admission applies, it bypasses the queue and leaves at once.
@@ -213,17 +215,17 @@ impl Context<'_> {
     /// [`TransmitRefused::Length`] if it has more bytes than a frame may, [`TransmitRefused::Region`] if its memory may
     /// not be read. Then nothing is sent.
     pub fn send_packet(&mut self, packet: &Packet<'_>) -> Result<Sending, TransmitRefused> {
-        let staged = |asked: &Asked| matches!(asked, Asked::Send(_) | Asked::SendPacket(_));
-        let is_open = self.lent.transmit.is_open(self.extension, packet)
-            && !self.lent.asked.iter().any(staged);
+        let staged = |effect: &Effect| matches!(effect, Effect::Send(_) | Effect::SendPacket(_));
+        let is_open = self.services.transmit.is_open(self.extension, packet)
+            && !self.services.effects.iter().any(staged);
         if is_open
             && let Sending::Now(at) = Transmit::send_directly(self.hw, self.extension, packet)?
         {
-            self.lent.asked.push(Asked::SentDirectly(at));
+            self.services.effects.push(Effect::SentDirectly(at));
             return Ok(Sending::Now(at));
         }
         let waiting = Transmit::waiting(self.hw, self.extension, packet)?;
-        self.lent.asked.push(Asked::SendPacket(waiting));
+        self.services.effects.push(Effect::SendPacket(waiting));
         Ok(Sending::Queued)
     }
 
@@ -231,7 +233,7 @@ impl Context<'_> {
     /// or is down.
     #[must_use]
     pub fn peer_incarnation(&self, peer: NodeId) -> Option<Incarnation> {
-        self.lent.control.peer_incarnation(peer)
+        self.services.control.peer_incarnation(peer)
     }
 
     /// Checks that `region` grants `access`. For handles that arrived in a command's arguments or over the network.
@@ -279,18 +281,18 @@ impl Context<'_> {
     /// Passes a command to another extension of this unit, as if the application of `command.region.port` had posted
     /// it; that application receives the completion. Handled in the same turn, after this handler has returned.
     pub fn forward(&mut self, command: Command) {
-        self.lent.asked.push(Asked::Own(Own::Command(command)));
+        self.services.effects.push(Effect::Local(LocalEffect::Command(command)));
     }
 
     /// Replaces the extension under `number` with `extension`, as version `epoch`. A
     /// [`UnitEvent`](crate::extension::UnitEvent) reports the outcome.
     pub fn replace(&mut self, number: ExtensionId, epoch: Epoch, extension: Box<dyn Extension>) {
-        self.lent.asked.push(Asked::Change(Change::Replace { number, epoch, extension }));
+        self.services.effects.push(Effect::Change(Change::Replace { number, epoch, extension }));
     }
 
     /// Takes down the extension under `number`: its commands complete with an error from now on.
     pub fn withdraw(&mut self, number: ExtensionId) {
-        self.lent.asked.push(Asked::Change(Change::Withdraw(number)));
+        self.services.effects.push(Effect::Change(Change::Withdraw(number)));
     }
 
     /// Sets a timeout to `after` from now, replacing its former setting.
@@ -301,12 +303,12 @@ impl Context<'_> {
 
     /// Sets a timeout to an instant, replacing its former setting.
     pub fn set_timeout_at(&mut self, timeout: TimeoutId, service: Service, at: Instant) {
-        self.lent.asked.push(Asked::SetTimeout { timeout, service, at });
+        self.services.effects.push(Effect::SetTimeout { timeout, service, at });
     }
 
     /// Cancels a timeout.
     pub fn cancel_timeout(&mut self, timeout: TimeoutId) {
-        self.lent.asked.push(Asked::CancelTimeout(timeout));
+        self.services.effects.push(Effect::CancelTimeout(timeout));
     }
 
     /// Makes this extension the gate's controller, which receives the scheduler's
@@ -315,10 +317,10 @@ impl Context<'_> {
     /// # Errors
     /// [`SteerRefused::Taken`] if another extension controls the gate.
     pub fn steer_gate(&mut self) -> Result<(), SteerRefused> {
-        match self.lent.steersman {
+        match self.services.gate_controller {
             Some(other) if other != self.extension => Err(SteerRefused::Taken(other)),
             _ => {
-                self.lent.asked.push(Asked::Steer);
+                self.services.effects.push(Effect::Steer);
                 Ok(())
             }
         }
@@ -330,18 +332,18 @@ impl Context<'_> {
     ///
     /// A suspended port can't be closed: a caller that kills a suspended process resumes its ports first.
     pub fn stop_port(&mut self, port: PortId) {
-        self.lent.asked.push(Asked::StopPort(port));
+        self.services.effects.push(Effect::StopPort(port));
     }
 
     /// Resumes `port`, because its process runs again. Does nothing if the port is not suspended.
     pub fn resume_port(&mut self, port: PortId) {
-        self.lent.asked.push(Asked::ResumePort(port));
+        self.services.effects.push(Effect::ResumePort(port));
     }
 
     /// Returns whether `port` is suspended.
     #[must_use]
     pub fn is_stopped(&self, port: PortId) -> bool {
-        self.lent.stopped.contains_key(&port)
+        self.services.stopped.contains_key(&port)
     }
 
     /// Installs an admission in the transmit scheduler, which consults it about every data frame of this unit from now
@@ -353,40 +355,42 @@ impl Context<'_> {
         &mut self,
         admission: impl Admission + 'static,
     ) -> Result<(), SteerRefused> {
-        let staged = |asked: &Asked| matches!(asked, Asked::Install(_));
-        if self.lent.transmit.has_admission(self.extension) || self.lent.asked.iter().any(staged) {
+        let staged = |effect: &Effect| matches!(effect, Effect::Install(_));
+        if self.services.transmit.has_admission(self.extension)
+            || self.services.effects.iter().any(staged)
+        {
             return Err(SteerRefused::Installed);
         }
-        self.lent.asked.push(Asked::Install(Box::new(admission)));
+        self.services.effects.push(Effect::Install(Box::new(admission)));
         Ok(())
     }
 
     /// Passes `steering` to this extension's admission; the scheduler then asks again about all held frames.
     pub fn steer(&mut self, steering: Steering) {
-        self.lent.asked.push(Asked::Admission(steering));
+        self.services.effects.push(Effect::Admission(steering));
     }
 
     /// Sets the gate's allowance for `destination` to `bytes` of frames, headers included, replacing the former
     /// allowance; 0 closes the gate.
     pub fn allow(&mut self, destination: NodeId, bytes: u64) {
-        self.lent.asked.push(Asked::Allow { destination, bytes });
+        self.services.effects.push(Effect::Allow { destination, bytes });
     }
 
     /// Returns the bytes of frames that may still pass the gate to `destination`.
     #[must_use]
     pub fn allowance(&self, destination: NodeId) -> u64 {
-        self.lent.transmit.allowance(destination)
+        self.services.transmit.allowance(destination)
     }
 
     /// Returns the backlog that waits for the gate to `destination`, counted up to `limit`; `None` if nothing waits.
     #[must_use]
     pub fn backlog(&self, destination: NodeId, limit: BacklogLimit) -> Option<Backlog> {
-        self.lent.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
+        self.services.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
     }
 
     /// Ends with `status`, unsent, all messages and packets of this extension that wait to leave to `destination`. If
     /// this extension controls the gate, also ends all others that wait there for `destination`.
     pub fn give_up(&mut self, destination: NodeId, status: Status) {
-        self.lent.asked.push(Asked::GiveUp { destination, status });
+        self.services.effects.push(Effect::GiveUp { destination, status });
     }
 }

@@ -127,7 +127,7 @@ impl Control {
     /// If the incarnation is [`Incarnation::UNKNOWN`], which names none.
     #[must_use]
     pub fn new(node: NodeId, incarnation: Incarnation, config: ControlConfig) -> Self {
-        assert!(incarnation != Incarnation::UNKNOWN, "a unit knows which life it is in");
+        assert!(incarnation != Incarnation::UNKNOWN, "a unit's incarnation must be known");
         Self {
             setting: Setting { node, incarnation, config },
             reports: Reports::default(),

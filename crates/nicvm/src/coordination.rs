@@ -70,7 +70,7 @@ const CONTROL_INSTRUCTIONS: u64 = 80;
 /// The timeout of all links; the numbers after it belong to routes.
 const LINKS: TimeoutId = TimeoutId(0);
 /// The timeout after which messages under way count as lost, so that they need no buffer.
-const LENDING: TimeoutId = TimeoutId(u32::MAX);
+const BUFFERS: TimeoutId = TimeoutId(u32::MAX);
 
 /// Builds a command that sends `region` to `port` of `node`, coordinated with other senders.
 #[must_use]
@@ -124,7 +124,7 @@ pub struct Holding {
     pub link: u16,
     /// The token's epoch.
     pub epoch: Epoch,
-    /// Until when the holder may send, on its own clock.
+    /// The instant until which the holder may send, on its own clock.
     pub valid_until: Instant,
 }
 
@@ -256,7 +256,7 @@ impl Coordination {
             }
             for (party, body) in out {
                 if let Some(node) = place.node(party) {
-                    say(nic, node, place.config.number, body);
+                    send_about(nic, node, place.config.number, body);
                 }
             }
         }
@@ -280,7 +280,7 @@ impl Coordination {
             let request = BufferRequest { from: party, epoch, consumed, since: now };
             let known = place.wants_buffers.filter(|known| known.repeats(&request));
             place.wants_buffers = Some(known.unwrap_or(request));
-            self.lend_buffers(nic);
+            self.grant_buffers(nic);
             return;
         }
         if let Some(witness) = &mut place.witness {
@@ -371,7 +371,7 @@ fn grant_nanos(nic: &Context<'_>, senders: &[NodeId]) -> u64 {
 }
 
 /// Sends a control message about a link.
-fn say(nic: &mut Context<'_>, to: NodeId, link: u16, body: Body) {
+fn send_about(nic: &mut Context<'_>, to: NodeId, link: u16, body: Body) {
     let mut buffer = [0; MAX_MESSAGE];
     let length = LinkMessage { link, clock: nic.now().as_nanos(), body }.emit(&mut buffer);
     // A peer with a full queue is down or about to be declared down; its leases end by themselves.
@@ -385,7 +385,7 @@ impl Extension for Coordination {
         let extension = nic.extension();
         nic.steer_gate().map_err(|_| InitError::Refused {
             extension,
-            reason: "another extension steers the gate: install one of the two",
+            reason: "another extension controls the gate: install one of the two",
         })
     }
 
@@ -394,7 +394,7 @@ impl Extension for Coordination {
             SEND_WITH_FLOW_CONTROL => self.send_message(nic, &command),
             RECEIVE => {
                 self.receiver.on_command(nic, command);
-                self.lend_buffers(nic);
+                self.grant_buffers(nic);
             }
             COUNTERS => self.complete_counters(nic, &command),
             _ => nic.refuse(&command, Status::Invalid),
@@ -412,7 +412,7 @@ impl Extension for Coordination {
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         self.receiver.on_data(nic, from, frame);
         if self.places.iter().any(|place| place.wants_buffers.is_some()) {
-            self.lend_buffers(nic);
+            self.grant_buffers(nic);
         }
     }
 
@@ -436,8 +436,8 @@ impl Extension for Coordination {
                     witness.handle_timeout(now);
                 }
             }
-        } else if timeout == LENDING {
-            self.lend_buffers(nic);
+        } else if timeout == BUFFERS {
+            self.grant_buffers(nic);
         }
         self.settle(nic);
     }

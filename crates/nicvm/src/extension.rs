@@ -83,7 +83,7 @@ pub enum UnitEvent {
 
 /// Why an extension did not import its predecessor's state.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[error("the state of the version before does not fit: {0}")]
+#[error("the state of the previous version can't be imported: {0}")]
 pub struct ImportError(pub &'static str);
 
 /// An event of another node's unit.

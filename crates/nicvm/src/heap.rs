@@ -21,7 +21,7 @@ pub const VECTOR_BYTES: usize = 32;
 
 /// Why memory was not allocated.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[error("{wanted} bytes more, where {used} of {limit} are used")]
+#[error("the heap has no room for {wanted} more bytes: {used} of {limit} are used")]
 pub struct HeapFull {
     /// Bytes that were requested.
     pub wanted: usize,
@@ -101,7 +101,7 @@ impl Heap {
         }
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.0.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -161,7 +161,7 @@ impl<T> Vector<T> {
 
 impl<T> Drop for Vector<T> {
     fn drop(&mut self) {
-        self.heap.give_back(VECTOR_BYTES + self.room * size_of::<T>());
+        self.heap.release(VECTOR_BYTES + self.room * size_of::<T>());
     }
 }
 

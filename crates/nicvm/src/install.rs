@@ -45,7 +45,7 @@ pub const INSTALLER: ExtensionId = ExtensionId(7);
 /// Most bytes of a module that can be installed.
 pub const MAX_MODULE: usize = 64 << 10;
 /// Time without progress after which a change's members are queried.
-const PATIENCE: Duration = Duration::from_millis(200);
+const STALLED_AFTER: Duration = Duration::from_millis(200);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
 /// Delay of the first restart; doubles with each further one.
 const BACK_OFF: Duration = Duration::from_millis(10);
@@ -167,15 +167,15 @@ impl Installer {
         self.members.iter().position(|member| *member == node).map(|rank| rank as u16)
     }
 
-    fn tell(&self, nic: &mut Context<'_>, to: NodeId, message: &Message<'_>) {
+    fn send(&self, nic: &mut Context<'_>, to: NodeId, message: &Message<'_>) {
         // A full queue belongs to a peer that is down or about to be declared down.
         let _ = nic.send_control(to, &message.emit());
     }
 
-    fn tell_all(&self, nic: &mut Context<'_>, message: &Message<'_>) {
+    fn send_to_all(&self, nic: &mut Context<'_>, message: &Message<'_>) {
         for (rank, member) in self.members.iter().enumerate() {
             if rank != usize::from(self.rank) {
-                self.tell(nic, *member, message);
+                self.send(nic, *member, message);
             }
         }
     }
@@ -286,7 +286,7 @@ impl Installer {
                 if let Some(module) = self.modules.get(&hash) {
                     for (index, bytes) in module.chunks(wire::PIECE).enumerate() {
                         let at = (index * wire::PIECE) as u32;
-                        self.tell(nic, from, &Message::Piece { hash, at, bytes });
+                        self.send(nic, from, &Message::Piece { hash, at, bytes });
                     }
                 }
             }
@@ -310,7 +310,7 @@ impl Installer {
                 wire::ABORTED
             }
         };
-        self.tell(nic, from, &Message::Known { id, knows });
+        self.send(nic, from, &Message::Known { id, knows });
     }
 
     fn of(&mut self, id: ChangeId) -> Option<&mut Change> {
@@ -321,13 +321,13 @@ impl Installer {
         let id = offer.id;
         if self.ended.contains_key(&id) {
             let why = Refusal::Late as u8;
-            self.tell(nic, from, &Message::Refused { id, who: nic.node(), why });
+            self.send(nic, from, &Message::Refused { id, who: nic.node(), why });
             return;
         }
         if let Some(change) = &self.change {
             if change.offer.id != id {
                 let why = Refusal::Busy as u8;
-                self.tell(nic, from, &Message::Refused { id, who: nic.node(), why });
+                self.send(nic, from, &Message::Refused { id, who: nic.node(), why });
             }
             return;
         }
@@ -371,7 +371,7 @@ impl Extension for Installer {
             extension: nic.extension(),
             reason: "this node is not among the cluster's members, or they are more than 256",
         })?;
-        self.tell_all(nic, &Message::What);
+        self.send_to_all(nic, &Message::What);
         Ok(())
     }
 
@@ -385,7 +385,7 @@ impl Extension for Installer {
                     return;
                 };
                 let withdraw = Message::Withdraw { number, epoch: version.epoch };
-                self.tell_all(nic, &withdraw);
+                self.send_to_all(nic, &withdraw);
                 self.withdraw(nic, number, version.epoch);
                 nic.complete(command.region.port, &Completion::of(&command, Status::Done));
             }
@@ -429,7 +429,7 @@ impl Extension for Installer {
                 if self.rank_of(node).is_some() {
                     // Either side may have missed a version.
                     self.on_what(nic, node);
-                    self.tell(nic, node, &Message::What);
+                    self.send(nic, node, &Message::What);
                 }
             }
             PeerEvent::Down(node) => {

@@ -51,7 +51,7 @@ pub const COMPARE_AND_SWAP: u8 = 6;
 pub const FETCH_AND_ADD: u8 = 7;
 
 /// Time in which an owner has to answer, plus one microsecond per byte: an owner without this extension never answers.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const SWEEP: TimeoutId = TimeoutId(0);
 const RETRY: TimeoutId = TimeoutId(1);
 /// Delay before missing frames are requested: frames that were sent before a message may arrive after it, by the delay
@@ -421,7 +421,7 @@ impl Extension for Memory {
         let now = nic.now();
         let late = |asked: &Asked| {
             let bytes = u64::from(asked.command.region.length);
-            now >= asked.since + PATIENCE + Duration::from_micros(bytes)
+            now >= asked.since + ANSWER_TIMEOUT + Duration::from_micros(bytes)
         };
         let late = self.asked.iter().filter(|(_, asked)| late(asked)).map(|(number, _)| *number);
         let late: Vec<u32> = late.collect();

@@ -181,16 +181,16 @@ impl Messages {
             self.arrived = self.arrived.wrapping_add(controlled.into());
             return None;
         }
-        let (life, message) = (header.incarnation, fragment.message);
+        let (incarnation, message) = (header.incarnation, fragment.message);
         let key = (header.source, port, controlled);
         if self.streams.len() >= self.most_streams && !self.streams.contains_key(&key) {
             self.prune();
         }
         self.frames += 1;
-        let stream = self.streams.entry(key).or_insert_with(|| Stream::new(life, message));
-        let former = stream.on_life(life, message);
+        let stream = self.streams.entry(key).or_insert_with(|| Stream::new(incarnation, message));
+        let former = stream.on_incarnation(incarnation, message);
         stream.touched = self.frames;
-        let place = stream.place(life, fragment, length);
+        let place = stream.place(incarnation, fragment, length);
         let open = match place {
             Place::Open | Place::Newer => stream.open.take(),
             Place::Overtaken | Place::Void => None,
@@ -226,7 +226,7 @@ impl Messages {
     }
 
     /// Keeps a frame for a suspended process, whose memory must not be written.
-    fn put_by(
+    fn keep_unwritten(
         &mut self,
         header: &Header,
         mut assembly: Assembly,
@@ -327,7 +327,7 @@ impl Extension for Messages {
         let buffer = assembly.buffer;
         let completion = received(from, header.port, fragment, buffer);
         if nic.is_stopped(header.port) {
-            self.put_by(header, assembly, &frame.payload, (fragment.offset, completion));
+            self.keep_unwritten(header, assembly, &frame.payload, (fragment.offset, completion));
         } else if !write(nic, &frame.payload, fragment.offset, buffer) {
             nic.complete(header.port, &memory_gone(&completion));
         } else if assembly.is_whole() {

@@ -126,9 +126,9 @@ pub struct Programs {
     counters: ProgramCounters,
 }
 
-const RUN_IT: u8 = 1;
-const IT_RAN: u8 = 2;
-const MESSAGE_OF_IT: u8 = 3;
+const RUN_REQUEST: u8 = 1;
+const RUN_RESULT: u8 = 2;
+const PROGRAM_MESSAGE: u8 = 3;
 
 impl Default for Programs {
     fn default() -> Self {
@@ -163,8 +163,8 @@ impl Programs {
         let memory = RegionRef::from_words([command.args[0], command.args[1]]);
         let bytes = nic.read(command.region).ok().map(|bytes| bytes.to_vec());
         // A port may build only over its own memory.
-        let lent = memory.port == port && nic.read(memory).is_ok();
-        let (Some(bytes), true) = (bytes, lent) else {
+        let is_own = memory.port == port && nic.read(memory).is_ok();
+        let (Some(bytes), true) = (bytes, is_own) else {
             nic.refuse(command, Status::Region);
             return;
         };
@@ -237,7 +237,7 @@ impl Programs {
         }
         let number = self.next;
         self.next = self.next.wrapping_add(1);
-        let mut message = vec![RUN_IT];
+        let mut message = vec![RUN_REQUEST];
         message.extend(number.to_le_bytes());
         message.extend(capability.to_words().iter().flat_map(|word| word.to_le_bytes()));
         if nic.send_control(capability.node, &message).is_err() {
@@ -249,7 +249,7 @@ impl Programs {
 
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) -> Option<()> {
         let (kind, rest) = message.split_first()?;
-        if *kind == MESSAGE_OF_IT {
+        if *kind == PROGRAM_MESSAGE {
             let (port, bytes) = rest.split_first_chunk::<2>()?;
             self.take_in(nic, from, PortId(u16::from_le_bytes(*port)), bytes);
             return Some(());
@@ -257,7 +257,7 @@ impl Programs {
         let (number, rest) = rest.split_first_chunk::<4>()?;
         let number = u32::from_le_bytes(*number);
         match *kind {
-            RUN_IT => {
+            RUN_REQUEST => {
                 let mut words = [0; 3];
                 for (word, bytes) in words.iter_mut().zip(rest.as_chunks::<8>().0) {
                     *word = u64::from_le_bytes(*bytes);
@@ -267,14 +267,14 @@ impl Programs {
                     Ok(ended) => (Status::Done, ended),
                     Err(status) => (status, (0, 0)),
                 };
-                let mut answer = vec![IT_RAN];
+                let mut answer = vec![RUN_RESULT];
                 answer.extend(number.to_le_bytes());
                 answer.push(status as u8);
                 answer.extend(counted.to_le_bytes());
                 answer.extend(steps.to_le_bytes());
                 let _ = nic.send_control(from, &answer);
             }
-            IT_RAN => {
+            RUN_RESULT => {
                 let (head, steps) = rest.split_first_chunk::<9>()?;
                 let [status, counted @ ..] = *head;
                 let status = Status::from_number(status)?;
@@ -319,19 +319,19 @@ fn take_effect(
 ) -> Result<(), Status> {
     match effect {
         code::Effect::Send { node, port, bytes } => {
-            let mut message = vec![MESSAGE_OF_IT];
+            let mut message = vec![PROGRAM_MESSAGE];
             message.extend(port.to_le_bytes());
             message.extend(bytes);
             // A full queue belongs to a peer that is down or about to be declared down.
             let _ = nic.send_control(NodeId(*node), &message);
         }
         code::Effect::Signal { cookie } => {
-            let wait = waits.pop_front().expect("they are counted");
+            let wait = waits.pop_front().expect("there are enough waits");
             let args = [*cookie, 0, 0, 0];
             nic.complete(memory.port, &Completion { args, ..Completion::of(&wait, Status::Done) });
         }
         code::Effect::Call { extension, opcode, cookie, range } => {
-            waits.pop_front().expect("they are counted");
+            waits.pop_front().expect("there are enough waits");
             let region = memory.part(range.offset, range.length).ok_or(Status::Region)?;
             nic.forward(Command {
                 extension: ExtensionId(*extension),
@@ -415,9 +415,9 @@ impl Extension for Programs {
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         let asked = std::mem::take(&mut self.asked).into_values().map(|(_, command)| command);
-        let lent = std::mem::take(&mut self.buffers).into_values().flatten();
+        let buffers = std::mem::take(&mut self.buffers).into_values().flatten();
         let waits = std::mem::take(&mut self.waits).into_values().flatten();
-        for command in asked.chain(lent).chain(waits) {
+        for command in asked.chain(buffers).chain(waits) {
             nic.refuse(&command, Status::Cancelled);
         }
     }

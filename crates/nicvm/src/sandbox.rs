@@ -133,7 +133,7 @@ pub enum LoadError {
     #[error("a module has at most {MAX_MODULE} bytes, not {0}")]
     TooLong(usize),
     /// The engine does not accept the module.
-    #[error("no module for this NIC: {0}")]
+    #[error("not a valid module for this NIC: {0}")]
     Invalid(String),
     /// It imports a function that is not provided, or its limits are too small to start it.
     #[error("the module can't be started: {0}")]

@@ -60,7 +60,7 @@ pub use request::Request;
 
 /// Resumptions of the body in one handler; after that, it resumes in the next handler.
 const WAITS_PER_TURN: usize = 64;
-const GO_ON: TimeoutId = TimeoutId(u32::MAX);
+const RESUME: TimeoutId = TimeoutId(u32::MAX);
 /// Instructions charged for resuming a body once.
 const STEP_INSTRUCTIONS: u64 = 40;
 
@@ -121,7 +121,7 @@ impl Thread {
                 return;
             }
         }
-        nic.set_timeout(GO_ON, Service::Exact, Duration::ZERO);
+        nic.set_timeout(RESUME, Service::Exact, Duration::ZERO);
     }
 
     fn step(&mut self, nic: &mut Context<'_>) {
@@ -163,7 +163,7 @@ impl Extension for Thread {
         let kept = self.keep(nic, Kind::Control(from), message);
         assert!(
             kept,
-            "control messages are reliable, and the body takes none out of its full heap"
+            "the heap is full: the body takes no events, and a control message must not be lost"
         );
     }
 
@@ -174,7 +174,7 @@ impl Extension for Thread {
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
-        if timeout != GO_ON {
+        if timeout != RESUME {
             self.nic.shared().fired.insert(timeout);
             self.nic.wake();
         }
@@ -188,7 +188,10 @@ impl Extension for Thread {
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         let kept = self.keep(nic, Kind::Peer(event), &[]);
-        assert!(kept, "news of peers are few, and the body takes none out of its full heap");
+        assert!(
+            kept,
+            "the heap is full: the body takes no events, and a peer event must not be lost"
+        );
     }
 
     fn held(&mut self) -> Vec<Command> {

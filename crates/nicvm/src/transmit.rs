@@ -5,7 +5,7 @@
 //! extension to one node, frames leave in the order in which they were sent. Lanes take turns, frame by frame, so that
 //! a blocked lane blocks no other.
 
-mod lanes;
+mod flows;
 mod outgoing;
 mod scheduler;
 

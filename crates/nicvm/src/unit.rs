@@ -15,7 +15,7 @@ use midplane_simhw::id::{DmaId, ExtensionId, Incarnation, NodeId, PortId, TimerI
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::time::Instant;
 
-use crate::context::{Context, Lent};
+use crate::context::{Context, UnitServices};
 use crate::control::{self, Address, Body, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, UnitEvent};
 use crate::heap::{self, Heap};
@@ -73,7 +73,7 @@ const ANSWERS_FOR: Duration = Duration::from_millis(10);
 /// An execution unit with its extensions.
 pub struct Unit {
     slots: Vec<Option<Slot>>,
-    lent: Option<Lent>,
+    services: Option<UnitServices>,
     config: ControlConfig,
     counters: UnitCounters,
     failure: Option<InitError>,
@@ -116,7 +116,7 @@ impl Unit {
     pub fn new(config: ControlConfig) -> Self {
         Self {
             slots: Vec::new(),
-            lent: None,
+            services: None,
             config,
             counters: UnitCounters::default(),
             failure: None,
@@ -159,7 +159,7 @@ impl Unit {
     /// gets it too, if the NIC has not started. The default is [`heap::DEFAULT_BYTES`].
     pub fn set_heap(&mut self, number: ExtensionId, bytes: usize) {
         self.heaps.insert(number, bytes);
-        if let (None, Some(Some(slot))) = (&self.lent, self.slots.get_mut(number.index())) {
+        if let (None, Some(Some(slot))) = (&self.services, self.slots.get_mut(number.index())) {
             slot.heap = Heap::new(bytes);
         }
     }
@@ -173,7 +173,7 @@ impl Unit {
     /// Returns the unit's counters.
     #[must_use]
     pub fn counters(&self) -> UnitCounters {
-        let control_refused = self.lent.as_ref().map_or(0, |lent| lent.control_refused);
+        let control_refused = self.services.as_ref().map_or(0, |services| services.control_refused);
         UnitCounters { control_refused, ..self.counters }
     }
 
@@ -196,21 +196,21 @@ impl Unit {
     #[must_use]
     pub fn extension_counters(&self, number: ExtensionId) -> Option<ExtensionCounters> {
         self.slots.get(number.index())?.as_ref()?;
-        Some(self.lent.as_ref()?.counters[number.index()])
+        Some(self.services.as_ref()?.counters[number.index()])
     }
 
     /// Returns how many frames, messages and control messages to `node` still have to leave or be acknowledged.
     #[must_use]
     pub fn pending(&self, node: NodeId) -> usize {
-        self.lent
-            .as_ref()
-            .map_or(0, |lent| lent.control.pending(node) + lent.transmit.waiting_to(node))
+        self.services.as_ref().map_or(0, |services| {
+            services.control.pending(node) + services.transmit.waiting_to(node)
+        })
     }
 
     /// Returns the counters of the unit's control messages; `None` before the NIC has started.
     #[must_use]
     pub fn control_counters(&self) -> Option<&control::Counters> {
-        self.lent.as_ref().map(|lent| lent.control.counters())
+        self.services.as_ref().map(|services| services.control.counters())
     }
 
     /// Returns why an extension failed to initialise, if one did: that extension is quarantined.
@@ -242,31 +242,31 @@ impl Unit {
         kind: Handler,
         handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>) -> Result<(), InitError>,
     ) -> Result<(), Failure> {
-        let lent = self.lent.as_mut().expect("the unit has started");
+        let services = self.services.as_mut().expect("the unit has started");
         let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
         let Some(slot) = slot.filter(|slot| !slot.is_down) else {
             self.counters.without_extension += 1;
             return Err(Failure::Absent);
         };
         hw.charge(DISPATCH_INSTRUCTIONS);
-        lent.counters[number.index()].count(kind);
+        services.counters[number.index()].count(kind);
         let epoch = slot.epoch;
         let (extension, heap) = (&mut *slot.extension, &slot.heap);
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
+        let mut context = Context { hw: &mut *hw, services, extension: number, epoch, heap };
         let failure = match catch_unwind(AssertUnwindSafe(|| handler(extension, &mut context))) {
             Ok(Ok(())) => {
-                lent.commit(hw, number, epoch);
+                services.commit(hw, number, epoch);
                 return Ok(());
             }
             Ok(Err(refused)) => Failure::Refused(refused),
             Err(_) => Failure::Trapped,
         };
         if planted::is(Bug::TrapCommits) {
-            lent.commit(hw, number, epoch);
+            services.commit(hw, number, epoch);
         }
-        lent.abort(hw);
+        services.abort(hw);
         if matches!(failure, Failure::Trapped) {
-            lent.counters[number.index()].traps += 1;
+            services.counters[number.index()].traps += 1;
             self.counters.traps += 1;
             self.events.push_back(UnitEvent::Trapped(number));
         }
@@ -284,17 +284,17 @@ impl Unit {
                 self.abandoned.extend(slot::held_by(&mut *former.extension));
             }
         }
-        let lent = self.lent.as_mut().expect("the unit has started");
-        lent.timeouts.cancel_all(number);
-        lent.transmit.uninstall(number);
+        let services = self.services.as_mut().expect("the unit has started");
+        services.timeouts.cancel_all(number);
+        services.transmit.uninstall(number);
         // No extension opens the gate any more for the frames that wait there.
-        let steered = lent.steersman == Some(number);
-        lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
+        let steered = services.gate_controller == Some(number);
+        services.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
             waiting.extension == number || (steered && waiting.controlled)
         });
         if steered {
-            lent.steersman = None;
-            lent.transmit.forget_gate_news();
+            services.gate_controller = None;
+            services.transmit.forget_gate_news();
         }
         hw.commit();
     }
@@ -302,7 +302,7 @@ impl Unit {
     fn take_commands(&mut self, hw: &mut dyn Hardware, port: PortId) {
         for _ in 0..COMMANDS_PER_TURN {
             // A suspended process's commands stay in its ring: they are part of the state that it is resumed with.
-            if self.lent.as_ref().is_some_and(|lent| lent.stopped.contains_key(&port)) {
+            if self.services.as_ref().is_some_and(|services| services.stopped.contains_key(&port)) {
                 return;
             }
             let Some(mut command) = hw.next_command(port) else { return };
@@ -360,30 +360,30 @@ impl Unit {
         if self.is_stopping {
             self.quiet_at = hw.now() + ANSWERS_FOR;
         }
-        let lent = self.lent.as_mut().expect("the unit has started");
-        lent.control.handle_frame(hw.now(), &frame.header, &body[..length]);
+        let services = self.services.as_mut().expect("the unit has started");
+        services.control.handle_frame(hw.now(), &frame.header, &body[..length]);
         self.drain_control(hw);
     }
 
     fn drain_control(&mut self, hw: &mut dyn Hardware) {
         loop {
-            let lent = self.lent.as_mut().expect("the unit has started");
-            let Some(event) = lent.control.poll_event() else { return };
+            let services = self.services.as_mut().expect("the unit has started");
+            let Some(event) = services.control.poll_event() else { return };
             match event {
                 control::Event::Message { from, to, body } => self.on_control(hw, from, to, &body),
                 control::Event::PeerUp { node, incarnation } => {
-                    self.tell(hw, PeerEvent::Up(node, incarnation));
+                    self.notify(hw, PeerEvent::Up(node, incarnation));
                 }
                 control::Event::PeerRestarted { node, incarnation } => {
-                    self.tell(hw, PeerEvent::Restarted(node, incarnation));
+                    self.notify(hw, PeerEvent::Restarted(node, incarnation));
                 }
-                control::Event::PeerDown { node } => self.tell(hw, PeerEvent::Down(node)),
+                control::Event::PeerDown { node } => self.notify(hw, PeerEvent::Down(node)),
             }
         }
     }
 
     /// Notifies every extension of a peer's event.
-    fn tell(&mut self, hw: &mut dyn Hardware, event: PeerEvent) {
+    fn notify(&mut self, hw: &mut dyn Hardware, event: PeerEvent) {
         for number in self.numbers() {
             let _ = self
                 .run(hw, number, Handler::Other, |extension, nic| extension.on_peer(nic, event));
@@ -427,19 +427,19 @@ impl Unit {
 impl Firmware for Unit {
     fn on_start(&mut self, hw: &mut impl Hardware) {
         let control = Control::new(hw.node(), hw.incarnation(), self.config);
-        self.lent = Some(Lent {
+        self.services = Some(UnitServices {
             control,
             timeouts: Timeouts::default(),
             transmit: Transmit::default(),
-            asked: Vec::new(),
+            effects: Vec::new(),
             is_stirred: true,
-            steersman: None,
+            gate_controller: None,
             control_refused: 0,
             own: VecDeque::new(),
             changes: VecDeque::new(),
             counters: Box::new([ExtensionCounters::default(); 256]),
             stopped: BTreeMap::new(),
-            port_news: VecDeque::new(),
+            port_events: VecDeque::new(),
         });
         for number in self.numbers() {
             self.init(hw, number);
@@ -453,7 +453,8 @@ impl Firmware for Unit {
     }
 
     fn may_stop(&self) -> bool {
-        let is_settled = self.lent.as_ref().is_none_or(|lent| lent.control.is_settled());
+        let is_settled =
+            self.services.as_ref().is_none_or(|services| services.control.is_settled());
         is_settled && self.quiet_at == Instant::FAR_FUTURE
     }
 
@@ -469,9 +470,9 @@ impl Firmware for Unit {
             });
         }
         // A frame that still waits would later complete on the port that is given this number next.
-        let lent = self.lent.as_mut().expect("the unit has started");
-        lent.forget_port(port);
-        lent.transmit.withdraw(hw, Status::Cancelled, |waiting| waiting.port == Some(port));
+        let services = self.services.as_mut().expect("the unit has started");
+        services.forget_port(port);
+        services.transmit.withdraw(hw, Status::Cancelled, |waiting| waiting.port == Some(port));
         hw.commit();
         self.finish(hw);
     }
@@ -489,8 +490,8 @@ impl Firmware for Unit {
             self.finish_handlers(hw);
         } else {
             self.counters.stale_frames += 1;
-            let lent = self.lent.as_mut().expect("the unit has started");
-            lent.control.handle_stale_data(hw.now(), &header);
+            let services = self.services.as_mut().expect("the unit has started");
+            services.control.handle_stale_data(hw.now(), &header);
             self.finish(hw);
         }
     }

@@ -95,7 +95,7 @@ impl Broadcast {
         let mut body = root.to_le_bytes().to_vec();
         body.extend_from_slice(&self.bytes);
         for child in tree::children(tree::turned(group.rank, root, size), size) {
-            group.tell(nic, tree::back(child, root, size), (BROADCAST, BYTES, number), &body);
+            group.send(nic, tree::back(child, root, size), (BROADCAST, BYTES, number), &body);
         }
     }
 
@@ -163,7 +163,7 @@ impl Broadcast {
         if self.lacks == 0 {
             let parent = (tree::turned(group.rank, root, group.size()) - 1) / 2;
             let parent = tree::back(parent, root, group.size());
-            group.tell(nic, parent, (BROADCAST, DONE, number), &[]);
+            group.send(nic, parent, (BROADCAST, DONE, number), &[]);
             if !self.waiting.is_empty() {
                 nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
             }
@@ -202,7 +202,7 @@ impl Broadcast {
                     true => (DONE, Vec::new()),
                     false => (MISSING, self.bitmap()),
                 };
-                group.tell(nic, from, (BROADCAST, round, number), &bits);
+                group.send(nic, from, (BROADCAST, round, number), &bits);
                 Some((Progress::Waiting, 0))
             }
             _ => None,
@@ -246,7 +246,7 @@ impl Broadcast {
     /// Probes the children that have not reported that they have all.
     pub(super) fn probe(&self, nic: &mut Context<'_>, group: &Group, number: u32) {
         for child in &self.waiting {
-            group.tell(nic, *child, (BROADCAST, PROBE, number), &[]);
+            group.send(nic, *child, (BROADCAST, PROBE, number), &[]);
         }
         if !self.waiting.is_empty() {
             nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);

@@ -41,7 +41,7 @@ impl Gather {
         if group.size() == 1 {
             return Progress::Done;
         }
-        group.tell(nic, group.after(1), (ALL_GATHER, 0, number), &own);
+        group.send(nic, group.after(1), (ALL_GATHER, 0, number), &own);
         let mut progress = Progress::Waiting;
         for (round, part) in std::mem::take(&mut self.early) {
             progress = self.take(nic, group, round, &part);
@@ -67,7 +67,7 @@ impl Gather {
             return None;
         }
         if u16::from(round) + 2 < group.size() {
-            group.tell(nic, group.after(1), (ALL_GATHER, round + 1, number), body);
+            group.send(nic, group.after(1), (ALL_GATHER, round + 1, number), body);
         }
         if self.command.is_none() {
             self.early.insert(round, body.to_vec());

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use midplane_simhw::port::{Command, Completion, Status};
 
-use super::{Collectives, Context, HOLD, PATIENCE, PortId, Progress, Service, WATCH};
+use super::{Collectives, Context, HOLD, PROBE_AFTER, PortId, Progress, Service, WATCH};
 
 /// Rounds of a holder's messages.
 const HELD: u8 = 0;
@@ -102,7 +102,7 @@ impl Collectives {
                 self.holder.state = State::Held(command.region.port);
                 self.holder.lost.clear();
                 self.holder.others.retain(|_, other| !other.left);
-                self.tell_others(nic, (HOLD, HELD, self.next));
+                self.send_to_others(nic, (HOLD, HELD, self.next));
                 nic.complete(command.region.port, &Completion::of(command, Status::Done));
             }
             _ => nic.refuse(command, Status::Invalid),
@@ -114,7 +114,7 @@ impl Collectives {
             State::Held(port) if port == command.region.port => {
                 self.holder.state = State::Starting(command);
                 self.try_start(nic);
-                nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+                nic.set_timeout(WATCH, Service::Coarse, PROBE_AFTER);
             }
             _ => {
                 let refused = self.holder.admits(command.region.port).err();
@@ -194,7 +194,7 @@ impl Collectives {
             State::Free if self.running.is_empty() => {}
             State::Held(_) | State::Starting(_) if is_another && !held => {
                 // Its former incarnation received our hold and is gone, so we send it again.
-                self.group.tell(nic, rank, (HOLD, HELD, self.next), &[]);
+                self.group.send(nic, rank, (HOLD, HELD, self.next), &[]);
             }
             _ => self.lose(nic, rank, None),
         }
@@ -225,12 +225,12 @@ impl Collectives {
         for number in self.numbers(|number, _| !is_before(number, from)) {
             self.running.remove(&number);
         }
-        self.tell_others(nic, (HOLD, LEFT, from));
+        self.send_to_others(nic, (HOLD, LEFT, from));
     }
 
-    fn tell_others(&self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
+    fn send_to_others(&self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
         for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
-            self.group.tell(nic, rank, head, &[]);
+            self.group.send(nic, rank, head, &[]);
         }
     }
 }

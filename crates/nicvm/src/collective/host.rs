@@ -102,7 +102,7 @@ impl HostGroup {
             sending: false,
         };
         for slot in 0..BUFFERS {
-            group.lend(slot)?;
+            group.post_buffer(slot)?;
         }
         group.port.ring();
         Ok(group)
@@ -233,7 +233,7 @@ impl HostGroup {
     /// [`GroupError`] says why it failed.
     pub async fn flush(&mut self) -> Result<(), GroupError> {
         while self.sending {
-            self.look().await?;
+            self.take_completion().await?;
         }
         Ok(())
     }
@@ -242,7 +242,7 @@ impl HostGroup {
         self.number << 8 | u32::from(round)
     }
 
-    fn lend(&mut self, slot: usize) -> Result<(), GroupError> {
+    fn post_buffer(&mut self, slot: usize) -> Result<(), GroupError> {
         let range = self.memory.range((slot + 1) * self.bytes, self.bytes).expect("within it");
         Ok(self.port.post(&messages::receive(range, slot as u64))?)
     }
@@ -253,7 +253,7 @@ impl HostGroup {
         }
         // The memory of the previous message is read until that has completed.
         while self.sending {
-            self.look().await?;
+            self.take_completion().await?;
         }
         // A region must not be empty, so an empty message sends one byte.
         let length = bytes.len().max(1);
@@ -278,12 +278,12 @@ impl HostGroup {
                 }
                 return Ok(first);
             }
-            self.look().await?;
+            self.take_completion().await?;
         }
     }
 
     /// Takes one completion from the port.
-    async fn look(&mut self) -> Result<(), GroupError> {
+    async fn take_completion(&mut self) -> Result<(), GroupError> {
         let done = self.port.completion().await?;
         if done.status != Status::Done {
             return Err(GroupError::Ended(done.status));
@@ -296,7 +296,7 @@ impl HostGroup {
         let mut bytes = vec![0; done.length as usize];
         self.memory.read((slot + 1) * self.bytes, &mut bytes).expect("within it");
         self.early.entry((done.node, done.args[0] as u32)).or_default().push(bytes);
-        self.lend(slot)?;
+        self.post_buffer(slot)?;
         self.port.ring();
         Ok(())
     }

@@ -165,7 +165,7 @@ impl Reduce {
         while self.round < tree::rounds(group.size()) {
             let partner = group.rank ^ 1 << self.round;
             if !self.sent {
-                group.tell(nic, partner, (ALL_REDUCE, self.round, number), &self.value);
+                group.send(nic, partner, (ALL_REDUCE, self.round, number), &self.value);
                 self.sent = true;
             }
             let Some(part) = self.parts.remove(&(self.round, partner)) else {
@@ -209,7 +209,7 @@ impl Reduce {
             self.sent = true;
             if place > 0 {
                 let parent = tree::back(tree::parent(place), root, size);
-                group.tell(nic, parent, (opcode, 0, number), &self.value);
+                group.send(nic, parent, (opcode, 0, number), &self.value);
                 if !self.to_all {
                     return Progress::Done;
                 }
@@ -225,7 +225,7 @@ impl Reduce {
         if self.to_all {
             for child in tree::children(place, size) {
                 let rank = tree::back(child, root, size);
-                group.tell(nic, rank, (opcode, RESULT, number), &self.value);
+                group.send(nic, rank, (opcode, RESULT, number), &self.value);
             }
         }
         self.deliver(nic, command)

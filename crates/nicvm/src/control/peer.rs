@@ -4,7 +4,7 @@
 //!            send: hello until welcomed            proof: a frame that names our number
 //!   Closed ------------------------------> Closed --------------------------------> Up
 //!     ^                                                                             |
-//!     +-- no acknowledgement in time, or the peer restarted: number + 1, queue dropped
+//!     +-- no answer in time, or the peer restarted: number + 1, queue dropped ------+
 //! ```
 
 use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Header, Kind};
@@ -23,13 +23,13 @@ use crate::planted::{self, Bug};
 
 /// One connection attempt of one incarnation of a node: later ones are newer, none repeats.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Life {
+pub(super) struct Attempt {
     pub(super) incarnation: Incarnation,
     /// From 1, growing within the incarnation with wrap-around; 0 is none.
     pub(super) number: u32,
 }
 
-impl Life {
+impl Attempt {
     fn is_newer_than(self, other: Self) -> bool {
         if self.incarnation == other.incarnation {
             return self.number.wrapping_sub(other.number) as i32 > 0;
@@ -79,7 +79,7 @@ pub(super) struct Peer {
     /// Our number towards this peer: of the connection if it is up, else of the next one.
     own: u32,
     /// The newest attempt of the peer known to have begun.
-    latest: Life,
+    latest: Attempt,
     up: bool,
     /// The incarnation reported to the application last; `None` if the peer was last reported down.
     reported: Option<Incarnation>,
@@ -93,7 +93,7 @@ pub(super) struct Peer {
     welcome_due: bool,
     /// True if a hello is due that need not be answered: the peer has sent data to a former incarnation of ours.
     notice_due: bool,
-    /// Until this instant, frames that match no connection are not answered.
+    /// The instant until which frames that match no connection are not answered.
     next_answer_at: Instant,
 }
 
@@ -102,7 +102,7 @@ impl Peer {
         Self {
             node,
             own: 1,
-            latest: Life::default(),
+            latest: Attempt::default(),
             up: false,
             reported: None,
             sending: SendWindow::default(),
@@ -136,17 +136,17 @@ impl Peer {
         body: &Body,
     ) {
         let words = Words::read(header);
-        let life = Life { incarnation: header.incarnation, number: words.number };
-        if self.latest.is_newer_than(life) {
-            if life.incarnation == self.latest.incarnation {
+        let attempt = Attempt { incarnation: header.incarnation, number: words.number };
+        if self.latest.is_newer_than(attempt) {
+            if attempt.incarnation == self.latest.incarnation {
                 reports.counters.stale_connection += 1;
             } else {
                 reports.counters.stale_incarnation += 1;
             }
             return;
         }
-        if life.is_newer_than(self.latest) {
-            self.on_newer_life(life, reports);
+        if attempt.is_newer_than(self.latest) {
+            self.on_newer_attempt(attempt, reports);
         }
         if header.kind == Kind::Hello {
             self.welcome_due = true;
@@ -161,10 +161,10 @@ impl Peer {
         }
         match header.kind {
             Kind::Control => {
-                self.on_said(now, setting, reports, &words.said);
+                self.on_acknowledgement(now, setting, reports, &words.said);
                 self.on_message(now, setting, reports, header, body);
             }
-            Kind::Acknowledge => self.on_said(now, setting, reports, &words.said),
+            Kind::Acknowledge => self.on_acknowledgement(now, setting, reports, &words.said),
             _ => {}
         }
     }
@@ -240,13 +240,13 @@ impl Peer {
     }
 
     /// Handles a newer attempt: the peer has restarted, or has given up its connection.
-    fn on_newer_life(&mut self, life: Life, reports: &mut Reports) {
-        let another = life.incarnation != self.latest.incarnation;
-        self.latest = life;
+    fn on_newer_attempt(&mut self, attempt: Attempt, reports: &mut Reports) {
+        let another = attempt.incarnation != self.latest.incarnation;
+        self.latest = attempt;
         if another && self.reported.is_some() {
             self.close(reports);
-            self.reported = Some(life.incarnation);
-            let event = Event::PeerRestarted { node: self.node, incarnation: life.incarnation };
+            self.reported = Some(attempt.incarnation);
+            let event = Event::PeerRestarted { node: self.node, incarnation: attempt.incarnation };
             reports.events.push_back(event);
         } else if self.up {
             self.report_down(reports);
@@ -300,7 +300,7 @@ impl Peer {
         }
     }
 
-    fn on_said(
+    fn on_acknowledgement(
         &mut self,
         now: Instant,
         setting: &Setting,

@@ -60,7 +60,7 @@ pub(super) struct SendWindow {
     queue: VecDeque<Outgoing>,
     /// Number of the oldest.
     first: u32,
-    /// How many at the front have been on the wire.
+    /// Number of messages at the front that have been on the wire.
     begun: usize,
     orders: u64,
 }

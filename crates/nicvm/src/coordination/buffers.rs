@@ -4,7 +4,7 @@ use midplane_simhw::time::{Instant, nanos};
 
 use super::member::Party;
 use super::message::{Body, Epoch};
-use super::{Coordination, LENDING, say};
+use super::{BUFFERS, Coordination, send_about};
 use crate::context::Context;
 use crate::timeout::Service;
 
@@ -41,7 +41,7 @@ pub(super) struct Promise {
 impl Coordination {
     /// Answers senders that wait for buffers, if there are any. Messages under way still need theirs; those that have
     /// not arrived within a sixteenth of a lease count as lost.
-    pub(super) fn lend_buffers(&mut self, nic: &mut Context<'_>) {
+    pub(super) fn grant_buffers(&mut self, nic: &mut Context<'_>) {
         let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
         let now = nic.now();
         let patience_ns = nanos(self.config.lease) / 16;
@@ -53,14 +53,14 @@ impl Coordination {
                 && consumed.checked_sub(last.sent) == Some(arrived.wrapping_sub(last.arrived));
             let lost_by = request.since.plus_nanos(patience_ns);
             if !all_here && now < lost_by {
-                nic.set_timeout_at(LENDING, Service::Exact, lost_by);
+                nic.set_timeout_at(BUFFERS, Service::Exact, lost_by);
                 continue;
             }
             place.wants_buffers = None;
             place.promised = Promise { epoch, sent: consumed, arrived };
             let Some(node) = place.node(request.from) else { continue };
             let body = Body::AddBuffers { epoch, limit: consumed.saturating_add(free) };
-            say(nic, node, place.config.number, body);
+            send_about(nic, node, place.config.number, body);
         }
     }
 }

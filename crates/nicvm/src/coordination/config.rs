@@ -22,7 +22,7 @@ pub struct LinkConfig {
     pub senders: Vec<NodeId>,
 }
 
-/// How long one sender keeps a token while others wait.
+/// Time for which one sender keeps a token while others wait.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Hold {
@@ -91,7 +91,7 @@ pub enum ConfigError {
     DuplicateLink(u16),
     /// A route names a link that is not configured.
     #[error(
-        "the route to node {destination} names link {link}, which there is not; add the link first"
+        "the route to node {destination} names link {link}, which does not exist; add the link first"
     )]
     UnknownLink {
         /// The route's destination.
@@ -108,7 +108,9 @@ pub enum ConfigError {
         senders: usize,
     },
     /// A sender is listed twice, or is the link's own destination.
-    #[error("node {node} can't be a sender of link {link} once more, or to itself")]
+    #[error(
+        "node {node} is listed twice as a sender of link {link}, or is its destination: remove it"
+    )]
     Sender {
         /// The link.
         link: u16,

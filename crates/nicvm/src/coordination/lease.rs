@@ -115,7 +115,7 @@ impl Lease {
     }
 
     /// Returns when a holder should check its lease again.
-    pub(crate) fn next_look(&self, now: Instant, epoch: Epoch) -> Instant {
+    pub(crate) fn next_check(&self, now: Instant, epoch: Epoch) -> Instant {
         let asked = self.asked.map_or(Instant::ZERO, |at| at.plus_nanos(self.lease_ns / 4));
         let until = self.valid_until(epoch).as_nanos();
         let ending = Instant::from_nanos(until.saturating_sub(self.lease_ns / 2));

@@ -95,7 +95,7 @@ pub(crate) struct LinkMessage {
 impl LinkMessage {
     /// Writes the message's bytes and returns their number.
     pub(crate) fn emit(&self, buffer: &mut [u8; MAX_MESSAGE]) -> usize {
-        wire::encode_into(self, buffer).expect("every message is made to fit")
+        wire::encode_into(self, buffer).expect("every message fits the buffer")
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, WireError> {

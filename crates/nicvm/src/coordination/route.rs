@@ -310,7 +310,7 @@ impl Coordination {
         if due <= now {
             // A late timer delays the hand-over as a longer path would.
             let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
-            self.give_back(nic, at, more, late, due + early);
+            self.release(nic, at, more, late, due + early);
         } else {
             self.routes[at].alarm = Some(due);
             nic.set_timeout_at(Route::timeout(at), Service::Exact, due);
@@ -318,7 +318,7 @@ impl Coordination {
     }
 
     /// Releases the tokens, and begins anew if there is more to send. `ends`: when the last bit leaves.
-    fn give_back(
+    fn release(
         &mut self,
         nic: &mut Context<'_>,
         at: usize,

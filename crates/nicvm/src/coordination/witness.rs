@@ -26,7 +26,7 @@ pub(crate) struct Witness {
     /// The epoch before the first one that this incarnation may make.
     base: Epoch,
     /// True in the first incarnation.
-    first_life: bool,
+    is_first_incarnation: bool,
     /// The newest epoch that it knows of.
     epoch: Epoch,
     given_up: Epoch,
@@ -54,7 +54,7 @@ impl Witness {
             senders,
             lease_ns,
             base: Epoch::base(incarnation),
-            first_life: incarnation == Incarnation::FIRST,
+            is_first_incarnation: incarnation == Incarnation::FIRST,
             epoch: if genesis { Epoch::GENESIS } else { Epoch::default() },
             given_up: Epoch::default(),
             live: Parties::first(senders),
@@ -67,7 +67,7 @@ impl Witness {
         };
         if !genesis {
             // Senders that wait for a former incarnation so learn at once of this one.
-            Parties::first(senders).iter().for_each(|party| witness.have_given_up(party));
+            Parties::first(senders).iter().for_each(|party| witness.request_give_up(party));
         }
         witness
     }
@@ -101,7 +101,7 @@ impl Witness {
             *entry = None;
         }
         if self.holder.is_none_or(|holder| holder == party) {
-            self.have_given_up(party);
+            self.request_give_up(party);
         }
     }
 
@@ -180,7 +180,7 @@ impl Witness {
         if grant.epoch < self.epoch {
             return;
         }
-        if grant.epoch > self.base || self.first_life {
+        if grant.epoch > self.base || self.is_first_incarnation {
             self.mint(now, grant.queue);
         } else {
             self.outbox.push_back((from, Body::GiveUp { epoch: self.base }));
@@ -274,14 +274,14 @@ impl Witness {
         } else if self.holder == Some(Party::WITNESS) {
             self.grant(requester, Vec::new());
         } else if self.epoch == Epoch::default() {
-            self.have_given_up(requester);
+            self.request_give_up(requester);
         } else {
             self.hint(requester);
         }
     }
 
     /// Asks a sender to give up all older tokens; it answers when it has.
-    fn have_given_up(&mut self, party: Party) {
+    fn request_give_up(&mut self, party: Party) {
         let epoch = if self.epoch == Epoch::default() { self.base } else { self.epoch };
         self.outbox.push_back((party, Body::GiveUp { epoch }));
     }

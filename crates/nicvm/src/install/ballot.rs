@@ -38,7 +38,7 @@ impl Installer {
         let id = change.offer.id;
         if let Some(parent) = change.parent {
             change.phase = Phase::Voted;
-            self.tell(nic, parent, &Message::Ready { id });
+            self.send(nic, parent, &Message::Ready { id });
         } else {
             self.commit(nic);
         }
@@ -51,7 +51,7 @@ impl Installer {
         match change.parent {
             Some(parent) if change.phase != Phase::Recovering => {
                 let refused = Message::Refused { id, who, why: refusal as u8 };
-                self.tell(nic, parent, &refused);
+                self.send(nic, parent, &refused);
                 self.abort(nic, who, refusal);
             }
             _ => self.abort(nic, who, refusal),
@@ -63,7 +63,7 @@ impl Installer {
         let Some(change) = self.of(id) else {
             // The change is done here, but the sender does not know.
             if self.ended.get(&id) == Some(&true) {
-                self.tell(nic, from, &Message::Done { id });
+                self.send(nic, from, &Message::Done { id });
             }
             return;
         };
@@ -85,7 +85,7 @@ impl Installer {
         change.phase = Phase::Committed;
         change.waiting = change.children.iter().copied().collect();
         for child in change.children.clone() {
-            self.tell(nic, child, &Message::Commit { id: offer.id });
+            self.send(nic, child, &Message::Commit { id: offer.id });
         }
         self.end(offer.id, true);
         self.run(nic, offer.number, offer.epoch, offer.hash, offer.policy, extension);
@@ -127,7 +127,7 @@ impl Installer {
         let (command, offer) = (change.command.take(), change.offer);
         self.change = None;
         for node in whom.into_iter().flatten() {
-            self.tell(nic, node, &Message::Done { id });
+            self.send(nic, node, &Message::Done { id });
         }
         if let Some(command) = command {
             let members: u32 = offer.members.iter().map(|byte| byte.count_ones()).sum();
@@ -147,7 +147,7 @@ impl Installer {
         }
         for child in &change.children {
             let abort = Message::Abort { id, who, why: refusal as u8 };
-            self.tell(nic, *child, &abort);
+            self.send(nic, *child, &abort);
         }
         self.counters.aborted += 1;
         self.end(id, false);

@@ -19,7 +19,7 @@ impl Installer {
                 length,
                 policy: version.policy as u8,
             };
-            self.tell(nic, to, &runs);
+            self.send(nic, to, &runs);
         }
     }
 
@@ -43,7 +43,7 @@ impl Installer {
             self.catch_up(nic, number, version);
         } else if let Entry::Vacant(place) = self.fetching.entry(content) {
             place.insert((number, version, Vec::with_capacity(length as usize)));
-            self.tell(nic, from, &Message::Fetch { hash: content });
+            self.send(nic, from, &Message::Fetch { hash: content });
         }
     }
 

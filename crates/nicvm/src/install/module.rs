@@ -10,7 +10,7 @@ use midplane_simhw::region::Payload;
 
 use super::change::Phase;
 use super::wire::{ChangeId, Message};
-use super::{Context, Installer, PATIENCE, Refusal, Service, TimeoutId, WATCH, hash};
+use super::{Context, Installer, Refusal, STALLED_AFTER, Service, TimeoutId, WATCH, hash};
 use crate::transmit::Packet;
 
 /// Bytes of a frame: so few that all levels of the tree work at once.
@@ -24,9 +24,9 @@ impl Installer {
     pub(super) fn spread(&self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         for child in &change.children {
-            self.tell(nic, *child, &Message::Offer(change.offer));
+            self.send(nic, *child, &Message::Offer(change.offer));
         }
-        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+        nic.set_timeout(WATCH, Service::Coarse, STALLED_AFTER);
     }
 
     /// Sends a child the bytes of the module that are here, from `at` on.
@@ -95,7 +95,7 @@ impl Installer {
         let waits = change.phase == Phase::Preparing && change.ready.is_none();
         let Some(parent) = change.parent.filter(|_| waits) else { return };
         let (id, at) = (change.offer.id, change.module.len() as u32);
-        self.tell(nic, parent, &Message::Want { id, at });
+        self.send(nic, parent, &Message::Want { id, at });
         nic.set_timeout(LACKS, Service::Exact, ASK_AFTER);
     }
 }

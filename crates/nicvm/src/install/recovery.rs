@@ -7,7 +7,8 @@ use midplane_simhw::id::{ExtensionId, NodeId};
 use super::change::Phase;
 use super::wire::{self, ChangeId, Message};
 use super::{
-    BACK_OFF, Context, Installer, PATIENCE, Policy, RESTARTS, Refusal, Service, TimeoutId, WATCH,
+    BACK_OFF, Context, Installer, Policy, RESTARTS, Refusal, STALLED_AFTER, Service, TimeoutId,
+    WATCH,
 };
 
 impl Installer {
@@ -16,7 +17,7 @@ impl Installer {
         let Some(version) = self.versions.get_mut(&number) else { return };
         version.is_down = true;
         let (epoch, policy, restarts) = (version.epoch, version.policy, version.restarts);
-        self.tell_all(nic, &Message::Failed { number, epoch });
+        self.send_to_all(nic, &Message::Failed { number, epoch });
         self.on_report(nic, nic.node(), number, epoch);
         if policy == Policy::Restart && restarts < RESTARTS {
             let after = BACK_OFF * (1 << restarts);
@@ -48,9 +49,9 @@ impl Installer {
         whom.insert(id.coordinator);
         whom.remove(&nic.node());
         for node in whom {
-            self.tell(nic, node, &Message::What);
+            self.send(nic, node, &Message::What);
         }
-        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+        nic.set_timeout(WATCH, Service::Coarse, STALLED_AFTER);
     }
 
     /// Handles the loss of a member: ends all waiting for it.
@@ -86,7 +87,7 @@ impl Installer {
         let (id, takes_part) = (change.offer.id, change.takes_part(&self.members));
         if !self.gone.contains(&id.coordinator) {
             // The coordinator is alive, and decides; only the path to it is lost.
-            self.tell(nic, id.coordinator, &Message::Query { id });
+            self.send(nic, id.coordinator, &Message::Query { id });
             return;
         }
         let living: Vec<NodeId> =
@@ -101,12 +102,12 @@ impl Installer {
             change.waiting = others.iter().copied().collect();
             change.children = others.clone();
             for member in others {
-                self.tell(nic, member, &Message::Query { id });
+                self.send(nic, member, &Message::Query { id });
             }
             self.decide(nic);
         } else if let Some(leader) = living.first() {
             // The query makes the leader notice that the coordinator is down.
-            self.tell(nic, *leader, &Message::Query { id });
+            self.send(nic, *leader, &Message::Query { id });
         }
     }
 

@@ -99,7 +99,11 @@ impl Stream {
     }
 
     /// Restarts the stream if its sender has restarted. Returns the buffer of the message that was being assembled.
-    pub(super) fn on_life(&mut self, incarnation: Incarnation, message: u32) -> Option<Buffer> {
+    pub(super) fn on_incarnation(
+        &mut self,
+        incarnation: Incarnation,
+        message: u32,
+    ) -> Option<Buffer> {
         if !incarnation.is_newer_than(self.incarnation) {
             return None;
         }

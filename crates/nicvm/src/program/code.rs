@@ -103,10 +103,10 @@ pub enum CheckError {
     #[error("no such instruction")]
     Unknown = 2,
     /// It exceeds the program's memory.
-    #[error("it passes the end of the program's memory")]
+    #[error("it exceeds the program's memory")]
     Range = 3,
     /// Its target is not an instruction of the program.
-    #[error("it goes where there is no instruction")]
+    #[error("its branch target is not an instruction")]
     Target = 4,
     /// On some path through the program, the message would be longer than [`MESSAGE`] bytes.
     #[error("a message has {MESSAGE} bytes at most")]

@@ -75,7 +75,7 @@ pub(super) fn translated(engine: Engine, bytes: &[u8]) -> Result<Arc<Code>, Load
     static CODES: Mutex<BTreeMap<(Engine, Hash), Arc<Code>>> = Mutex::new(BTreeMap::new());
     let key = (engine, install::hash(bytes));
     // The lock is held during translation, so a second caller waits for the result.
-    let mut codes = CODES.lock().expect("nobody panics with it");
+    let mut codes = CODES.lock().expect("nothing panics while it is locked");
     if let Some(code) = codes.get(&key) {
         return Ok(Arc::clone(code));
     }

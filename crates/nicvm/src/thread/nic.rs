@@ -14,7 +14,7 @@ use midplane_simhw::port::Command;
 use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
 
-use super::GO_ON;
+use super::RESUME;
 use super::request::Request;
 use crate::context::{Context, ControlRefused};
 use crate::extension::{PeerEvent, TimeoutId};
@@ -343,7 +343,7 @@ impl Future for Sleep {
             None => {
                 let timeout = TimeoutId(shared.timeouts);
                 // The last number is the thread's own timeout.
-                shared.timeouts = (shared.timeouts + 1) % GO_ON.0;
+                shared.timeouts = (shared.timeouts + 1) % RESUME.0;
                 this.timeout = Some(timeout);
                 let (service, at) = (this.service, this.at);
                 shared.jobs.push_back(Box::new(move |nic| {

@@ -13,7 +13,7 @@ use midplane_simhw::time::Instant;
 
 use super::slot::{self, Former, Handler, PARKED, Parked, Slot};
 use super::{Address, Body, Epoch, Extension, InitError, Unit, UnitEvent};
-use crate::context::{Asked, Change, Context, Own};
+use crate::context::{Change, Context, Effect, LocalEffect};
 use crate::heap::{self, Heap};
 
 /// Time for which a replaced version still handles control messages of its own version. It is longer than a peer takes
@@ -23,8 +23,8 @@ pub const DRAIN: Duration = Duration::from_secs(1);
 impl Unit {
     /// Returns whether no local effect, change or event waits to be dispatched to this unit's extensions.
     pub(super) fn is_settled(&self) -> bool {
-        let lent = self.lent.as_ref().expect("the unit has started");
-        lent.own.is_empty() && lent.changes.is_empty() && self.events.is_empty()
+        let services = self.services.as_ref().expect("the unit has started");
+        services.own.is_empty() && services.changes.is_empty() && self.events.is_empty()
     }
 
     /// Dispatches the local messages, commands and changes that extensions asked for, then the unit's events.
@@ -32,16 +32,17 @@ impl Unit {
         if self.is_settled() {
             return;
         }
-        let lent = self.lent.as_mut().expect("the unit has started");
-        let (own, changes) = (std::mem::take(&mut lent.own), std::mem::take(&mut lent.changes));
+        let services = self.services.as_mut().expect("the unit has started");
+        let (own, changes) =
+            (std::mem::take(&mut services.own), std::mem::take(&mut services.changes));
         for (number, asked) in own {
             match asked {
-                Own::Control { epoch, body } => {
+                LocalEffect::Control { epoch, body } => {
                     let to = Address { extension: number, epoch };
                     let node = hw.node();
                     self.on_control(hw, node, to, &body);
                 }
-                Own::Command(mut command) => {
+                LocalEffect::Command(mut command) => {
                     self.command(hw, command.region.port, &mut command);
                 }
             }
@@ -104,28 +105,28 @@ impl Unit {
         mut former: Former,
         handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>),
     ) {
-        let lent = self.lent.as_mut().expect("the unit has started");
+        let services = self.services.as_mut().expect("the unit has started");
         let Former { extension, epoch, heap, .. } = &mut former;
         let epoch = *epoch;
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
+        let mut context = Context { hw: &mut *hw, services, extension: number, epoch, heap };
         let ended = catch_unwind(AssertUnwindSafe(|| handler(&mut **extension, &mut context)));
         if ended.is_err() {
-            lent.abort(hw);
+            services.abort(hw);
             self.counters.traps += 1;
             self.abandoned.extend(slot::held_by(&mut **extension));
             return;
         }
-        lent.asked.retain(|asked| {
+        services.effects.retain(|effect| {
             matches!(
-                asked,
-                Asked::Control { .. }
-                    | Asked::Own(_)
-                    | Asked::Send(_)
-                    | Asked::SendPacket(_)
-                    | Asked::SentDirectly(_)
+                effect,
+                Effect::Control { .. }
+                    | Effect::Local(_)
+                    | Effect::Send(_)
+                    | Effect::SendPacket(_)
+                    | Effect::SentDirectly(_)
             )
         });
-        lent.commit(hw, number, epoch);
+        services.commit(hw, number, epoch);
         if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
             slot.former = Some(former);
         }
@@ -216,19 +217,19 @@ impl Unit {
             None => Ok(None),
         };
         let Ok(state) = state else { return Err(InitError::Trapped(number)) };
-        let lent = self.lent.as_mut().expect("the unit has started");
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
+        let services = self.services.as_mut().expect("the unit has started");
+        let mut context = Context { hw: &mut *hw, services, extension: number, epoch, heap };
         let begun = catch_unwind(AssertUnwindSafe(|| {
             extension.init(&mut context)?;
             state.map_or(Ok(()), |state| extension.import(&state).map_err(InitError::from))
         }));
         let begun = begun.unwrap_or(Err(InitError::Trapped(number)));
         if begun.is_err() {
-            lent.abort(hw);
+            services.abort(hw);
             return begun;
         }
-        lent.timeouts.cancel_all(number);
-        lent.commit(hw, number, epoch);
+        services.timeouts.cancel_all(number);
+        services.commit(hw, number, epoch);
         Ok(())
     }
 }

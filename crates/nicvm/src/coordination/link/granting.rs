@@ -124,7 +124,7 @@ impl Link {
         true
     }
 
-    pub(super) fn announce(&mut self) {
+    pub(super) fn broadcast_hint(&mut self) {
         let (epoch, live) = (self.epoch, self.live);
         // Sent once while the token stays: a sender that knows it needs no repetition.
         if self.suspected != Some(self.setup.me) {
@@ -167,11 +167,11 @@ impl Link {
         self.token = Some(token);
         self.granted = Some(now);
         if self.is_unsupported() {
-            self.give_back(now);
+            self.return_token(now);
         } else if self.wants {
             self.keep_lease(now);
         } else if !self.pass_on(now) {
-            self.announce();
+            self.broadcast_hint();
         }
     }
 }

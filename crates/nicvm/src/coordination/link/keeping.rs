@@ -70,7 +70,7 @@ impl Link {
     }
 
     /// Returns a token that has just arrived to the witness, which excludes the parties that do not answer.
-    pub(super) fn give_back(&mut self, now: Instant) {
+    pub(super) fn return_token(&mut self, now: Instant) {
         let epoch = self.epoch;
         for suspect in self.live.without(self.setup.me).and(self.down).iter() {
             let body = Body::RecoverLink { epoch, suspect: Some(suspect), gave_up: false };

@@ -23,7 +23,7 @@ fn engine() -> &'static api::Engine {
             .memory_guard_size(0)
             .guard_before_linear_memory(false)
             .max_wasm_stack(256 << 10);
-        api::Engine::new(&config).expect("the settings suit each other")
+        api::Engine::new(&config).expect("the settings are consistent")
     })
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Queue {
 
 /// All flows that are not empty. Emptied queues are kept for reuse.
 #[derive(Debug, Default)]
-pub(super) struct Lanes {
+pub(super) struct Flows {
     queues: Vec<Queue>,
     by_key: BTreeMap<Key, usize>,
     /// Ready flows, in turn.
@@ -36,10 +36,10 @@ pub(super) struct Lanes {
     held: Vec<usize>,
     free: Vec<usize>,
     /// True if an admission's state has changed: all held flows are checked again.
-    stirred: bool,
+    must_recheck: bool,
 }
 
-impl Lanes {
+impl Flows {
     pub(super) fn push(&mut self, key: Key, outgoing: Outgoing) {
         if let Some(&at) = self.by_key.get(&key) {
             self.queues[at].waiting.push_back(outgoing);
@@ -65,18 +65,18 @@ impl Lanes {
     }
 
     /// Notes that an admission's state has changed.
-    pub(super) const fn stir(&mut self) {
-        self.stirred = true;
+    pub(super) const fn recheck(&mut self) {
+        self.must_recheck = true;
     }
 
     /// Moves held flows that may be asked again at `now` to the ready ones. Returns when the next of the others may.
     pub(super) fn wake(&mut self, now: Instant) -> Instant {
-        let stirred = std::mem::take(&mut self.stirred);
+        let must_recheck = std::mem::take(&mut self.must_recheck);
         let mut next = Instant::FAR_FUTURE;
         let mut index = 0;
         while let Some(&at) = self.held.get(index) {
             let until = self.queues[at].until;
-            if stirred || until <= now {
+            if must_recheck || until <= now {
                 self.held.remove(index);
                 self.active.push_back(at);
             } else {
