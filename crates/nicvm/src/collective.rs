@@ -56,8 +56,8 @@ pub const SMALL: usize = 88;
 /// Most bytes of a broadcast.
 pub const MAX_BROADCAST: usize = 1 << 20;
 
-/// Time without progress after which members are sent a message each, so that a dead one is detected. Longer than any
-/// round.
+/// Period after which, while operations run, each member is sent a message, so that a dead one is detected. Longer than
+/// any round.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
 /// Bytes of a message's header: opcode, round, operation number.

@@ -44,7 +44,7 @@ pub const INSTALLER: ExtensionId = ExtensionId(7);
 
 /// Most bytes of a module that can be installed.
 pub const MAX_MODULE: usize = 64 << 10;
-/// Time without progress after which a change's members are queried.
+/// Period after which the members that a change still waits for are sent a message, so that a dead one is detected.
 const STALLED_AFTER: Duration = Duration::from_millis(200);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
 /// Delay of the first restart; doubles with each further one.
@@ -81,7 +81,7 @@ pub struct InstallCounters {
     pub committed: u64,
     /// Changes that were aborted here.
     pub aborted: u64,
-    /// Versions that this node has fetched after it was away.
+    /// Versions that this node has caught up with after it was away.
     pub caught_up: u64,
     /// Failures reported to this node, its own included.
     pub reports: u64,

@@ -1,8 +1,8 @@
 //! Programs: sequences of commands that an application builds once and triggers many times.
 //!
 //! After the Virtual Communication Machine (DVCM paper, sections 2 and 3): most instructions assemble a message from
-//! application memory, or scatter one into it. A program is checked when it is built, so a run can fail only if its
-//! memory was deregistered since, it takes too many steps, or too few waits are posted. Its effects are carried out
+//! application memory, or scatter one into it. A program is checked when it is built. So a run fails only if its memory
+//! was deregistered, it exceeds a limit on steps or effects, or too few waits are posted. Its effects are carried out
 //! when it ends, and dropped if it fails. A holder of a capability with the right to run a program may trigger it from
 //! another node, and receives its completion.
 //!

@@ -218,7 +218,7 @@ impl CoordinationConfig {
         self
     }
 
-    /// Sets how long a sender waits for a token before it asks again, and as long again before it reports the token
+    /// Sets how long a sender waits for a token before it asks again. After twice as long again, it reports the token
     /// lost. It should exceed the time for which all others together may keep the token. At least 1 ms; two leases by
     /// default.
     pub fn patience(&mut self, patience: Duration) -> &mut Self {
