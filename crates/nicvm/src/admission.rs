@@ -59,7 +59,7 @@ pub trait Admission: Send {
 
 /// The gate's state for one destination.
 #[derive(Debug, Default)]
-struct Passage {
+struct GateState {
     /// Bytes of frames, headers included, that may still leave.
     allowance: u64,
     /// True if the gate's controller was notified that a frame is held.
@@ -71,19 +71,19 @@ struct Passage {
 /// Holds frames under flow control, by destination, until an extension lets them through.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    passages: BTreeMap<NodeId, Passage>,
+    destinations: BTreeMap<NodeId, GateState>,
 }
 
 impl Gate {
     /// Sets the allowance for `destination` to `bytes` of frames, headers included, replacing the former allowance; 0
     /// closes the gate.
     pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64) {
-        self.passages.entry(destination).or_default().allowance = bytes;
+        self.destinations.entry(destination).or_default().allowance = bytes;
     }
 
     /// Returns the bytes of frames that may still leave to `destination`.
     pub(crate) fn allowance(&self, destination: NodeId) -> u64 {
-        self.passages.get(&destination).map_or(0, |passage| passage.allowance)
+        self.destinations.get(&destination).map_or(0, |state| state.allowance)
     }
 
     /// Returns whether a frame may leave.
@@ -96,28 +96,28 @@ impl Gate {
         if header.flags & CONTROLLED == 0 {
             return;
         }
-        let passage = self.passages.entry(header.destination).or_default();
-        passage.allowance = passage.allowance.saturating_sub(frame_cost(header));
-        let first = passage.on_line.map_or(begins, |(first, _)| first);
-        passage.on_line = Some((first, leaves));
+        let state = self.destinations.entry(header.destination).or_default();
+        state.allowance = state.allowance.saturating_sub(frame_cost(header));
+        let first = state.on_line.map_or(begins, |(first, _)| first);
+        state.on_line = Some((first, leaves));
     }
 
     /// Notes that a frame is held. Returns whether the gate's controller was not yet notified of that.
     pub(crate) fn note_held(&mut self, destination: NodeId) -> bool {
-        let passage = self.passages.entry(destination).or_default();
-        !std::mem::replace(&mut passage.is_reported, true)
+        let state = self.destinations.entry(destination).or_default();
+        !std::mem::replace(&mut state.is_reported, true)
     }
 
     /// Notes that no frame is held: the next held frame is reported anew.
     pub(crate) fn forget_held(&mut self, destination: NodeId) {
-        self.passages.entry(destination).or_default().is_reported = false;
+        self.destinations.entry(destination).or_default().is_reported = false;
     }
 
     /// Ends a period of the allowance. Returns when its first and last bits leave the line, if any frame left.
     pub(crate) fn drain(&mut self, destination: NodeId) -> Option<(Instant, Instant)> {
-        let passage = self.passages.entry(destination).or_default();
-        passage.is_reported = false;
-        passage.on_line.take()
+        let state = self.destinations.entry(destination).or_default();
+        state.is_reported = false;
+        state.on_line.take()
     }
 }
 

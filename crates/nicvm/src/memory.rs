@@ -60,7 +60,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(1);
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// Time for which a changed word is remembered: longer than it takes to reach memory.
 const REMEMBERED: Duration = Duration::from_millis(1);
-/// Words at which outdated ones are removed.
+/// Number of remembered words at which outdated ones are removed.
 const WORDS: usize = 1_024;
 /// Large writes of one other node that may be under way here at once; further ones are refused.
 pub const ARRIVING: usize = 1_024;
@@ -111,7 +111,7 @@ pub struct MemoryCounters {
 
 /// An access that this node has requested.
 #[derive(Debug)]
-struct Asked {
+struct PendingAccess {
     command: Command,
     owner: NodeId,
     since: Instant,
@@ -131,7 +131,7 @@ struct Word {
 pub struct Memory {
     table: Capabilities,
     next: u32,
-    asked: BTreeMap<u32, Asked>,
+    pending: BTreeMap<u32, PendingAccess>,
     /// Large writes of other nodes, by node and number.
     arriving: BTreeMap<(NodeId, u32), Incoming>,
     words: BTreeMap<(PortId, u16, u32), Word>,
@@ -151,7 +151,7 @@ impl Memory {
         Self {
             table: Capabilities::unkeyed(),
             next: 0,
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             arriving: BTreeMap::new(),
             words: BTreeMap::new(),
             counters: MemoryCounters { served: 0, denied: 0, resent: 0, malformed: 0 },
@@ -167,7 +167,7 @@ impl Memory {
     /// Returns how many accesses of this node have not completed.
     #[must_use]
     pub fn pending(&self) -> usize {
-        self.asked.len()
+        self.pending.len()
     }
 
     /// Returns how many large writes of other nodes are under way here: up to [`ARRIVING`] of each node.
@@ -220,16 +220,17 @@ impl Memory {
         let number = self.next;
         self.next = self.next.wrapping_add(1);
         let length = command.region.length;
-        let mut asked = Asked { command, owner, since: nic.now(), incoming: None, outgoing: None };
+        let mut pending =
+            PendingAccess { command, owner, since: nic.now(), incoming: None, outgoing: None };
         let access = match command.opcode {
             READ if length <= capability.length && length > 0 => {
                 if length as usize > INLINE {
-                    asked.incoming = Some(Incoming::new(command.region));
+                    pending.incoming = Some(Incoming::new(command.region));
                 }
                 Access::Read
             }
             WRITE if length <= capability.length && length as usize > INLINE => {
-                asked.outgoing = Some(Outgoing::new(command.region, 0));
+                pending.outgoing = Some(Outgoing::new(command.region, 0));
                 Access::WriteMany
             }
             WRITE if length <= capability.length && length > 0 => Access::Write,
@@ -259,14 +260,14 @@ impl Memory {
             nic.refuse(&command, Status::Refused);
             return;
         }
-        if let Some(outgoing) = &asked.outgoing {
+        if let Some(outgoing) = &pending.outgoing {
             outgoing.send_all(nic, owner, number);
             let _ = nic.send_control(owner, &Message::Sent { number }.emit());
         }
-        if self.asked.is_empty() {
+        if self.pending.is_empty() {
             nic.set_timeout(SWEEP, Service::Coarse, SWEEP_EVERY);
         }
-        self.asked.insert(number, asked);
+        self.pending.insert(number, pending);
     }
 
     /// Carries out a large access to this node's own memory, by a copy.
@@ -294,8 +295,8 @@ impl Memory {
     }
 
     fn end(&mut self, nic: &mut Context<'_>, number: u32, status: Status, word: u64) {
-        let Some(asked) = self.asked.remove(&number) else { return };
-        let command = &asked.command;
+        let Some(pending) = self.pending.remove(&number) else { return };
+        let command = &pending.command;
         if status != Status::Done {
             nic.refuse(command, status);
             return;
@@ -307,12 +308,12 @@ impl Memory {
 
     /// Handles the owner's answer.
     fn on_answer(&mut self, nic: &mut Context<'_>, number: u32, status: Status, bytes: &[u8]) {
-        let Some(asked) = self.asked.get_mut(&number) else { return };
+        let Some(pending) = self.pending.get_mut(&number) else { return };
         if status != Status::Done {
             self.end(nic, number, status, 0);
             return;
         }
-        if let Some(incoming) = &mut asked.incoming {
+        if let Some(incoming) = &mut pending.incoming {
             incoming.on_all_sent();
             if incoming.is_whole() {
                 self.end(nic, number, Status::Done, 0);
@@ -321,13 +322,13 @@ impl Memory {
             }
             return;
         }
-        let region = asked.command.region;
+        let region = pending.command.region;
         let length = bytes.len().min(region.length as usize) as u32;
         let to = region.part(0, length).expect("no longer than it");
         let word =
             bytes.get(..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
         let landed = length == 0 || nic.write(to, Payload::from(&bytes[..length as usize])).is_ok();
-        let word = if matches!(asked.command.opcode, READ | WRITE) { 0 } else { word };
+        let word = if matches!(pending.command.opcode, READ | WRITE) { 0 } else { word };
         self.end(nic, number, if landed { Status::Done } else { Status::Region }, word);
     }
 
@@ -337,13 +338,13 @@ impl Memory {
                 self.serve(nic, from, number, (access, capability), inline);
             }
             Message::Answer { number, status, bytes } => {
-                if self.asked.get(&number)?.owner != from {
+                if self.pending.get(&number)?.owner != from {
                     return None;
                 }
                 self.on_answer(nic, number, status, bytes);
             }
             Message::Sent { number } => {
-                // Otherwise, the write was refused before.
+                // If there is no such write, it was refused before.
                 let Some(incoming) = self.arriving.get_mut(&(from, number)) else {
                     return Some(());
                 };
@@ -356,8 +357,8 @@ impl Memory {
             }
             Message::Lacking { number, first, count } => {
                 self.counters.resent += u64::from(count);
-                if let Some(asked) = self.asked.get(&number)
-                    && let Some(outgoing) = &asked.outgoing
+                if let Some(pending) = self.pending.get(&number)
+                    && let Some(outgoing) = &pending.outgoing
                 {
                     outgoing.send(nic, from, number, first, count);
                 }
@@ -376,8 +377,8 @@ impl Memory {
             }
             return Some(());
         }
-        let asked = self.asked.get_mut(&number).filter(|asked| asked.owner == from)?;
-        let incoming = asked.incoming.as_mut()?;
+        let pending = self.pending.get_mut(&number).filter(|pending| pending.owner == from)?;
+        let incoming = pending.incoming.as_mut()?;
         incoming.take(nic, frame)?;
         if incoming.is_whole() {
             self.end(nic, number, Status::Done, 0);
@@ -419,23 +420,24 @@ impl Extension for Memory {
             return;
         }
         let now = nic.now();
-        let late = |asked: &Asked| {
-            let bytes = u64::from(asked.command.region.length);
-            now >= asked.since + ANSWER_TIMEOUT + Duration::from_micros(bytes)
+        let late = |pending: &PendingAccess| {
+            let bytes = u64::from(pending.command.region.length);
+            now >= pending.since + ANSWER_TIMEOUT + Duration::from_micros(bytes)
         };
-        let late = self.asked.iter().filter(|(_, asked)| late(asked)).map(|(number, _)| *number);
+        let late =
+            self.pending.iter().filter(|(_, pending)| late(pending)).map(|(number, _)| *number);
         let late: Vec<u32> = late.collect();
         for number in late {
             self.end(nic, number, Status::PeerLost, 0);
         }
-        if !self.asked.is_empty() {
+        if !self.pending.is_empty() {
             nic.set_timeout(SWEEP, Service::Coarse, SWEEP_EVERY);
         }
     }
 
     fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
         self.table.forget(port);
-        self.asked.retain(|_, asked| asked.command.region.port != port);
+        self.pending.retain(|_, pending| pending.command.region.port != port);
         self.words.retain(|(of, ..), _| *of != port);
         self.arriving.retain(|_, incoming| incoming.port() != port);
     }
@@ -443,7 +445,7 @@ impl Extension for Memory {
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
             self.arriving.retain(|(from, _), _| *from != node);
-            let of = self.asked.iter().filter(|(_, asked)| asked.owner == node);
+            let of = self.pending.iter().filter(|(_, pending)| pending.owner == node);
             for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {
                 self.end(nic, number, Status::PeerLost, 0);
             }
@@ -451,7 +453,7 @@ impl Extension for Memory {
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for number in self.asked.keys().copied().collect::<Vec<_>>() {
+        for number in self.pending.keys().copied().collect::<Vec<_>>() {
             self.end(nic, number, Status::Cancelled, 0);
         }
     }

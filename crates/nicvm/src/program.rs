@@ -122,7 +122,7 @@ pub struct Programs {
     buffers: BTreeMap<PortId, Vec<Command>>,
     waits: BTreeMap<PortId, VecDeque<Command>>,
     next: u32,
-    asked: BTreeMap<u32, (NodeId, Command)>,
+    pending: BTreeMap<u32, (NodeId, Command)>,
     counters: ProgramCounters,
 }
 
@@ -147,7 +147,7 @@ impl Programs {
             buffers: BTreeMap::new(),
             waits: BTreeMap::new(),
             next: 0,
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             counters: ProgramCounters::default(),
         }
     }
@@ -244,7 +244,7 @@ impl Programs {
             nic.refuse(command, Status::Refused);
             return;
         }
-        self.asked.insert(number, (capability.node, *command));
+        self.pending.insert(number, (capability.node, *command));
     }
 
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) -> Option<()> {
@@ -279,8 +279,8 @@ impl Programs {
                 let [status, counted @ ..] = *head;
                 let status = Status::from_number(status)?;
                 let steps = u32::from_le_bytes(steps.try_into().ok()?);
-                self.asked.get(&number).filter(|(owner, _)| *owner == from)?;
-                let (_, command) = self.asked.remove(&number)?;
+                self.pending.get(&number).filter(|(owner, _)| *owner == from)?;
+                let (_, command) = self.pending.remove(&number)?;
                 let ran = (status == Status::Done).then_some((u64::from_le_bytes(counted), steps));
                 finish(nic, &command, ran.ok_or(status));
             }
@@ -399,14 +399,14 @@ impl Extension for Programs {
         self.programs.retain(|_, program| program.memory.port != port);
         self.buffers.remove(&port);
         self.waits.remove(&port);
-        self.asked.retain(|_, (_, command)| command.region.port != port);
+        self.pending.retain(|_, (_, command)| command.region.port != port);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
-            let of = self.asked.iter().filter(|(_, (owner, _))| *owner == node);
+            let of = self.pending.iter().filter(|(_, (owner, _))| *owner == node);
             for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {
-                if let Some((_, command)) = self.asked.remove(&number) {
+                if let Some((_, command)) = self.pending.remove(&number) {
                     nic.refuse(&command, Status::PeerLost);
                 }
             }
@@ -414,10 +414,10 @@ impl Extension for Programs {
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        let asked = std::mem::take(&mut self.asked).into_values().map(|(_, command)| command);
+        let pending = std::mem::take(&mut self.pending).into_values().map(|(_, command)| command);
         let buffers = std::mem::take(&mut self.buffers).into_values().flatten();
         let waits = std::mem::take(&mut self.waits).into_values().flatten();
-        for command in asked.chain(buffers).chain(waits) {
+        for command in pending.chain(buffers).chain(waits) {
             nic.refuse(&command, Status::Cancelled);
         }
     }

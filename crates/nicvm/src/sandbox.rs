@@ -26,7 +26,7 @@
 //! | `cancel_timeout(number)` | cancels a timeout |
 //! | `complete(ticket, status, length: i64, first: i64, second: i64)` | completes a command |
 //! | `write(ticket, offset, address, length)` | writes into a command's region |
-//! | `now() -> i64`, `node()`, `random() -> i64` | time in nanoseconds; this node; a random number, the same on each engine |
+//! | `now() -> i64`, `node()`, `random() -> i64` | time in ns; this node; random, the same on each engine |
 //!
 //! Functions with an effect return 0, or -1 if a limit is reached or a right is missing. A ticket names one command and
 //! its region until the command is completed; other tickets are refused.

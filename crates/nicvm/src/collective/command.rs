@@ -81,8 +81,9 @@ pub fn all_gather(bytes: usize, region: RegionRef, cookie: u64) -> Command {
 /// at the other members. While the port is open, so do all operations that follow the death of a member. The completion
 /// of such an operation has the lost member's rank as its first argument.
 ///
-/// [`Status::Invalid`]: midplane_simhw::port::Status::Invalid [`Status::Refused`]:
-/// midplane_simhw::port::Status::Refused [`Status::PeerLost`]: midplane_simhw::port::Status::PeerLost
+/// [`Status::Invalid`]: midplane_simhw::port::Status::Invalid
+/// [`Status::Refused`]: midplane_simhw::port::Status::Refused
+/// [`Status::PeerLost`]: midplane_simhw::port::Status::PeerLost
 #[must_use]
 pub fn hold(rank: u16, size: u16, cookie: u64) -> Command {
     let args = [rank.into(), size.into(), 0];

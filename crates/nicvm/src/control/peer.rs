@@ -307,18 +307,18 @@ impl Peer {
         reports: &mut Reports,
         said: &Acknowledgement,
     ) {
-        let Some(news) = self.sending.on_acknowledgement(now, said) else {
+        let Some(acknowledged) = self.sending.on_acknowledgement(now, said) else {
             reports.counters.refused += 1;
             return;
         };
-        if news.arrived == 0 {
+        if acknowledged.arrived == 0 {
             return;
         }
-        reports.counters.acknowledged += news.arrived;
-        if let Some(sample) = news.sample {
+        reports.counters.acknowledged += acknowledged.arrived;
+        if let Some(sample) = acknowledged.sample {
             self.estimate.on_sample(sample);
         }
-        if news.sent_once {
+        if acknowledged.sent_once {
             self.estimate.forget_doublings();
         }
         self.restart_death(now, setting);

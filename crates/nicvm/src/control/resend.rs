@@ -43,7 +43,7 @@ pub(super) struct Outbound {
 
 /// The result of one acknowledgement.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct News {
+pub(super) struct Acknowledged {
     /// Messages acknowledged for the first time.
     pub(super) arrived: u64,
     /// Round trip, in nanoseconds, of the highest-numbered message, if it was sent once and is acknowledged for the
@@ -114,10 +114,10 @@ impl SendWindow {
         &mut self,
         now: Instant,
         said: &Acknowledgement,
-    ) -> Option<News> {
+    ) -> Option<Acknowledged> {
         let before = said.expected.wrapping_sub(self.first);
         if (before as i32) < 0 {
-            return Some(News::default()); // overtaken by a later one
+            return Some(Acknowledged::default()); // overtaken by a later one
         }
         let before = before as usize;
         let beyond = (u32::BITS - said.beyond.leading_zeros()) as usize;
@@ -125,17 +125,17 @@ impl SendWindow {
             return None;
         }
         let mut orders = [0; 2 * MAX_WINDOW as usize];
-        let mut news = News::default();
+        let mut acknowledged = Acknowledged::default();
         for index in (0..before).chain(said.beyond_indices(before)) {
-            self.on_arrived(now, index, said.delay, &mut news, &mut orders);
+            self.on_arrived(now, index, said.delay, &mut acknowledged, &mut orders);
         }
-        self.note_lost(&orders[..news.arrived as usize]);
+        self.note_lost(&orders[..acknowledged.arrived as usize]);
         while self.queue.front().is_some_and(|message| message.fate == Fate::Arrived) {
             self.queue.pop_front();
             self.first = self.first.wrapping_add(1);
             self.begun -= 1;
         }
-        Some(news)
+        Some(acknowledged)
     }
 
     /// Marks the oldest message as lost, because no acknowledgement came in time.
@@ -176,21 +176,21 @@ impl SendWindow {
         now: Instant,
         index: usize,
         delay: u32,
-        news: &mut News,
+        acknowledged: &mut Acknowledged,
         orders: &mut [u64],
     ) {
         let message = &mut self.queue[index];
-        news.sample = None; // only the highest number's arrival goes with the delay
+        acknowledged.sample = None; // only the highest number's arrival goes with the delay
         if message.fate == Fate::Arrived {
             return;
         }
         message.fate = Fate::Arrived;
-        orders[news.arrived as usize] = message.order;
-        news.arrived += 1;
+        orders[acknowledged.arrived as usize] = message.order;
+        acknowledged.arrived += 1;
         if message.transmissions == 1 {
-            news.sent_once = true;
+            acknowledged.sent_once = true;
             let trip = now.nanos_since(message.sent_at);
-            news.sample = (delay < u32::MAX).then(|| trip.saturating_sub(u64::from(delay)));
+            acknowledged.sample = (delay < u32::MAX).then(|| trip.saturating_sub(u64::from(delay)));
         }
     }
 
@@ -263,8 +263,8 @@ mod tests {
         transmit_all(&mut window);
         window.on_timeout();
         assert_eq!(transmit_all(&mut window), [0]);
-        let news = window.on_acknowledgement(Instant::ZERO, &said(1, 0)).unwrap();
-        assert_eq!(news, News { arrived: 1, sample: None, sent_once: false });
+        let acknowledged = window.on_acknowledgement(Instant::ZERO, &said(1, 0)).unwrap();
+        assert_eq!(acknowledged, Acknowledged { arrived: 1, sample: None, sent_once: false });
         assert_eq!(transmit_all(&mut window), [1, 2, 3]);
     }
 

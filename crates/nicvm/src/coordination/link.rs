@@ -224,7 +224,7 @@ impl Link {
         }
     }
 
-    /// Returns once, after the token was away, when it had arrived and the line was due.
+    /// Returns when the token arrived and the line was due: once after each time that the token was away.
     pub(crate) fn granted_at(&mut self) -> Option<Instant> {
         let due = self.line_due();
         self.granted.take().map(|granted| granted.max(due))
@@ -403,7 +403,7 @@ impl Link {
         }
     }
 
-    /// Learns of an epoch; a newer one voids the token of ours.
+    /// Records an epoch that another party names; a newer one voids the token of the present one.
     fn learn_epoch(
         &mut self,
         now: Instant,

@@ -131,8 +131,9 @@ impl Memory {
     pub(super) fn retry(&self, nic: &mut Context<'_>) {
         let waits = |incoming: &Incoming| incoming.is_all_sent() && !incoming.is_whole();
         let mut any = false;
-        for (number, asked) in &self.asked {
-            let Some(incoming) = asked.incoming.as_ref().filter(|incoming| waits(incoming)) else {
+        for (number, pending) in &self.pending {
+            let Some(incoming) = pending.incoming.as_ref().filter(|incoming| waits(incoming))
+            else {
                 continue;
             };
             any = true;
@@ -140,11 +141,11 @@ impl Memory {
             let mut inline = [0; 8];
             inline[..4].copy_from_slice(&first.to_le_bytes());
             inline[4..].copy_from_slice(&count.to_le_bytes());
-            let capability = Capability::from_words(asked.command.args);
-            let capability = Capability { length: asked.command.region.length, ..capability };
+            let capability = Capability::from_words(pending.command.args);
+            let capability = Capability { length: pending.command.region.length, ..capability };
             let (number, access) = (*number, Access::ReadPart);
             let ask = Message::Ask { number, access, capability, inline: &inline };
-            let _ = nic.send_control(asked.owner, &ask.emit());
+            let _ = nic.send_control(pending.owner, &ask.emit());
         }
         for ((from, number), incoming) in &self.arriving {
             if waits(incoming) {
