@@ -1,4 +1,4 @@
-//! Which frames may leave now.
+//! Admission control: decides which data frames may leave now.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,22 @@ use midplane_simhw::frame::{HEADER_BYTES, Header};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::Instant;
 
-/// Flag of a data frame that is under flow control: the gate decides about it.
+/// Flag of a data frame that is under flow control: the gate decides when it leaves.
 pub const CONTROLLED: u8 = 0x80;
 
-/// What an admission says of a frame.
+/// An admission's decision about a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// It may leave.
+    /// The frame may leave.
     Now,
-    /// Ask again then.
+    /// The scheduler asks again at this instant.
     At(Instant),
-    /// It waits until the admission has been steered, or has told of something sent.
+    /// The frame waits until its admission is steered or a frame is reported sent.
     Hold,
 }
 
 impl Verdict {
-    /// What two say together: a frame leaves when neither objects.
+    /// Combines two verdicts: a frame leaves when neither objects.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -33,92 +33,91 @@ impl Verdict {
     }
 }
 
-/// What an extension tells its admission; what it means is between the two.
+/// A message from an extension to its admission; the two agree on its meaning.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Steering {
-    /// The node that it is about.
+    /// The node that it concerns.
     pub destination: NodeId,
-    /// A rate, an allowance, a weight.
+    /// Two parameters, such as a rate, an allowance or a weight.
     pub values: [u64; 2],
 }
 
-/// Decides which data frames may leave now. The unit's one transmit scheduler asks all that
-/// extensions have installed; a frame leaves when none objects. Control messages, which the unit
-/// sends itself, are not asked about: they are few, small, and what decisions travel by.
+/// Decides which data frames may leave now. The unit's one transmit scheduler consults every installed admission; a
+/// frame leaves when none objects. Control messages are exempt: they are few and small, and decisions travel in them.
 pub trait Admission: Send {
-    /// Whether a frame may leave. Asked as often as the scheduler likes, before the frame is sent or
-    /// without its ever being: what is used up is counted by [`Admission::on_sent`].
+    /// Returns whether a frame may leave. The scheduler may ask any number of times, even for a frame that is never
+    /// sent: usage is counted by [`Admission::on_sent`].
     fn admit(&self, now: Instant, header: &Header) -> Verdict;
 
-    /// A frame that was admitted has been handed to the line, which it leaves at `leaves`.
+    /// Counts an admitted frame that has been handed to the line, which it leaves at `leaves`.
     fn on_sent(&mut self, now: Instant, header: &Header, leaves: Instant);
 
-    /// Its extension steers it ([`Context::steer`](crate::context::Context::steer)). All that was
-    /// held is asked about again afterwards.
+    /// Applies a message from its extension ([`Context::steer`](crate::context::Context::steer)). The scheduler then
+    /// asks again about all held frames.
     fn steer(&mut self, now: Instant, steering: Steering);
 }
 
-/// What the gate lets through to one destination.
+/// The gate's state for one destination.
 #[derive(Debug, Default)]
-struct Passage {
-    /// Bytes of frames, with their headers, that may still leave.
+struct GateState {
+    /// Bytes of frames, headers included, that may still leave.
     allowance: u64,
-    /// Whether who steers the gate knows that something is held.
-    told: bool,
-    /// When the first and the last bit leave of what was let through since it was last used up.
+    /// True if the gate's controller was notified that a frame is held.
+    is_reported: bool,
+    /// When the first and the last bit leave the line of all frames let through since the last `drain`.
     on_line: Option<(Instant, Instant)>,
 }
 
-/// Holds frames under flow control until an extension lets them through, by destination.
+/// Holds frames under flow control, by destination, until an extension lets them through.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    passages: BTreeMap<NodeId, Passage>,
+    destinations: BTreeMap<NodeId, GateState>,
 }
 
 impl Gate {
-    /// Lets `bytes` of frames through to `destination`, headers included, instead of what was
-    /// allowed before; 0 closes the gate.
+    /// Sets the allowance for `destination` to `bytes` of frames, headers included, replacing the former allowance; 0
+    /// closes the gate.
     pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64) {
-        self.passages.entry(destination).or_default().allowance = bytes;
+        self.destinations.entry(destination).or_default().allowance = bytes;
     }
 
-    /// What may still leave to `destination`, in bytes of frames.
+    /// Returns the bytes of frames that may still leave to `destination`.
     pub(crate) fn allowance(&self, destination: NodeId) -> u64 {
-        self.passages.get(&destination).map_or(0, |passage| passage.allowance)
+        self.destinations.get(&destination).map_or(0, |state| state.allowance)
     }
 
-    /// Whether a frame may leave.
+    /// Returns whether a frame may leave.
     pub(crate) fn admits(&self, header: &Header) -> bool {
         header.flags & CONTROLLED == 0 || self.allowance(header.destination) >= frame_cost(header)
     }
 
-    /// A frame has been handed to the line.
+    /// Charges the allowance for a frame that has been handed to the line.
     pub(crate) fn on_frame(&mut self, header: &Header, begins: Instant, leaves: Instant) {
         if header.flags & CONTROLLED == 0 {
             return;
         }
-        let passage = self.passages.entry(header.destination).or_default();
-        passage.allowance = passage.allowance.saturating_sub(frame_cost(header));
-        let first = passage.on_line.map_or(begins, |(first, _)| first);
-        passage.on_line = Some((first, leaves));
+        let state = self.destinations.entry(header.destination).or_default();
+        state.allowance = state.allowance.saturating_sub(frame_cost(header));
+        let first = state.on_line.map_or(begins, |(first, _)| first);
+        state.on_line = Some((first, leaves));
     }
 
-    /// Something is held; whether that is news to who steers the gate.
-    pub(crate) fn tell_held(&mut self, destination: NodeId) -> bool {
-        let passage = self.passages.entry(destination).or_default();
-        !std::mem::replace(&mut passage.told, true)
+    /// Notes that a frame is held. Returns whether the gate's controller was not yet notified of that.
+    pub(crate) fn note_held(&mut self, destination: NodeId) -> bool {
+        let state = self.destinations.entry(destination).or_default();
+        !std::mem::replace(&mut state.is_reported, true)
     }
 
-    /// Nothing is held any more: what is next is news.
+    /// Notes that no frame is held: the next held frame is reported anew.
     pub(crate) fn forget_held(&mut self, destination: NodeId) {
-        self.passages.entry(destination).or_default().told = false;
+        self.destinations.entry(destination).or_default().is_reported = false;
     }
 
-    /// What was let through is used up: when it was on the line, if any of it was.
+    /// Ends a period of the allowance. Returns when its first and last bits leave the line, if any frame left.
     pub(crate) fn drain(&mut self, destination: NodeId) -> Option<(Instant, Instant)> {
-        let passage = self.passages.entry(destination).or_default();
-        passage.told = false;
-        passage.on_line.take()
+        let state = self.destinations.entry(destination).or_default();
+        state.is_reported = false;
+        state.on_line.take()
     }
 }
 

@@ -1,10 +1,9 @@
-//! Capabilities: who may do what with which memory, checked by its owner, taken back at once.
+//! Capabilities: rights to memory, checked by its owner and revocable at once.
 //!
-//! A capability names a node, an entry of its table, a range of that entry, rights and a generation;
-//! it is 24 bytes that travel as any others. The owner holds every check: an entry has a key that only
-//! its holders know, so that a capability can't be made up, and a generation, so that one that was
-//! taken back is refused. Who holds one may narrow its range for itself; one with fewer rights for
-//! somebody else is a new entry, below the old one, which goes with it.
+//! A capability names a node, an entry of its table, a range of that entry, rights and a generation; it is 24 bytes
+//! that travel as ordinary data. The owner makes every check. Each entry has a key that only its holders know, so a
+//! capability can't be forged, and a generation, so a revoked one is refused. A holder may narrow the range for itself.
+//! A capability with fewer rights for another holder is a new entry below the old one, and is revoked with it.
 
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::region::RegionRef;
@@ -12,36 +11,36 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use thiserror::Error;
 
-/// How often a capability may be passed on with fewer rights.
+/// Most times that a capability may be delegated in succession.
 pub const MAX_DEPTH: u8 = 8;
-/// Most entries of one node.
+/// Most entries of one node's table.
 pub const MAX_ENTRIES: usize = 65_536;
 
-/// What a capability allows: any of four bits.
+/// The rights of a capability: a set of five bits.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Grant(pub u8);
 
 impl Grant {
-    /// Its bytes may be read.
+    /// The bytes may be read.
     pub const READ: Self = Self(1);
-    /// Its bytes may be written.
+    /// The bytes may be written.
     pub const WRITE: Self = Self(2);
-    /// Its words may be compared, swapped and added to.
+    /// The words may be compared and swapped, and added to.
     pub const ATOMIC: Self = Self(4);
-    /// It may be passed on with fewer rights.
+    /// The capability may be delegated with fewer rights.
     pub const DELEGATE: Self = Self(8);
-    /// What it names, a program, may be run.
+    /// The program that the capability names may be run.
     pub const RUN: Self = Self(16);
-    /// All of these.
+    /// All rights.
     pub const ALL: Self = Self(31);
 
-    /// These and `other`.
+    /// Returns the union of the two sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` are among these.
+    /// Returns whether this set contains all rights of `other`.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -51,15 +50,15 @@ impl Grant {
 /// A right to some memory of some node.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Capability {
-    /// Whose memory it is.
+    /// The node that owns the memory.
     pub node: NodeId,
     /// The entry of that node's table.
     pub entry: u16,
-    /// Which use of the entry.
+    /// The generation of the entry; an entry gets a new one with each use.
     pub generation: u32,
-    /// 56 bits that only holders know: no number of other keys tells them.
+    /// 56 bits that only holders know; they can't be computed from other keys.
     pub key: u64,
-    /// What it allows, as far as its holder knows: the owner knows better.
+    /// The rights, as far as the holder knows; the owner's table decides.
     pub grant: Grant,
     /// First byte of the range, from the entry's start.
     pub offset: u32,
@@ -68,7 +67,7 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// As three words: what goes into a command's arguments, a completion or a message.
+    /// Encodes it as three words, for a command's arguments, a completion or a message.
     #[must_use]
     pub const fn to_words(self) -> [u64; 3] {
         [
@@ -78,7 +77,7 @@ impl Capability {
         ]
     }
 
-    /// What [`Capability::to_words`] made. Any words are some capability: its owner checks it.
+    /// Decodes the words of [`Capability::to_words`]. Any words decode to a capability; its owner checks it.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub const fn from_words([first, second, third]: [u64; 3]) -> Self {
@@ -93,7 +92,7 @@ impl Capability {
         }
     }
 
-    /// The same for a part of its range; `None` where that passes the end.
+    /// Returns the capability for a part of its range; `None` if that passes the end.
     #[must_use]
     pub fn part(self, offset: u32, length: u32) -> Option<Self> {
         (offset.checked_add(length)? <= self.length).then(|| Self {
@@ -108,22 +107,22 @@ impl Capability {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Denied {
-    /// It was taken back, or never given.
+    /// It was revoked, or never given.
     #[error("no such capability: taken back, or never given; ask its owner for another")]
     Stale,
-    /// It was made up.
+    /// Its key is wrong.
     #[error("the capability's key is wrong")]
     Forged,
-    /// It does not allow that.
+    /// It does not grant the right.
     #[error("the capability allows {0:?} only")]
     Rights(Grant),
-    /// It does not go that far.
+    /// Its range ends before.
     #[error("the capability ends after {length} bytes")]
     Range {
         /// Bytes of its entry.
         length: u32,
     },
-    /// It was passed on [`MAX_DEPTH`] times.
+    /// It was delegated [`MAX_DEPTH`] times.
     #[error("a capability is passed on {MAX_DEPTH} times at most")]
     Depth,
     /// The table is full.
@@ -139,29 +138,29 @@ struct Entry {
     generation: u32,
     is_live: bool,
     depth: u8,
-    /// What it was made from, and which use of that.
+    /// The entry that it was delegated from, and that entry's generation.
     above: Option<(u16, u32)>,
 }
 
-/// The capabilities that a node has given.
+/// The table of the capabilities that a node has given.
 pub struct Capabilities {
     node: NodeId,
-    /// ChaCha with 20 rounds, keyed by the node's secret: a holder of keys can neither compute the secret nor
-    /// another key. `None` until the NIC starts.
+    /// ChaCha with 20 rounds, keyed by the node's secret: a holder of keys can compute neither the secret nor another
+    /// key. `None` until the NIC starts.
     keys: Option<ChaCha20Rng>,
     entries: Vec<Entry>,
     free: Vec<u16>,
 }
 
 impl Capabilities {
-    /// Makes a table that has given nothing. Keys follow from `secret`, which must be drawn at random and stay with
-    /// this node: see [`Context::secret`](crate::context::Context::secret).
+    /// Creates an empty table. The keys derive from `secret`, which must be drawn at random and stay with this node:
+    /// see [`Context::secret`](crate::context::Context::secret).
     #[must_use]
     pub fn new(node: NodeId, secret: [u8; 32]) -> Self {
         Self { node, keys: Some(ChaCha20Rng::from_seed(secret)), ..Self::unkeyed() }
     }
 
-    /// Makes the table of a NIC that has not started: it gives nothing.
+    /// Creates the table of a NIC that has not started: it can give no capability.
     pub(crate) const fn unkeyed() -> Self {
         Self { node: NodeId(0), keys: None, entries: Vec::new(), free: Vec::new() }
     }
@@ -169,12 +168,12 @@ impl Capabilities {
     /// Gives a capability to a region.
     ///
     /// # Errors
-    /// [`Denied::Full`].
+    /// [`Denied::Full`] if the table is full.
     pub fn give(&mut self, region: RegionRef, grant: Grant) -> Result<Capability, Denied> {
         self.enter(region, grant, 0, None)
     }
 
-    /// Makes one with fewer rights, for a part of the range, from one that may be passed on.
+    /// Makes a capability with fewer rights, for a part of the range, from one with [`Grant::DELEGATE`].
     ///
     /// # Errors
     /// [`Denied`] says why not.
@@ -190,7 +189,8 @@ impl Capabilities {
         self.enter(region, grant, above.depth + 1, Some((from.entry, from.generation)))
     }
 
-    /// What a capability gives to, if it allows `wanted`. A comparison or two an entry on its way up.
+    /// Returns the region of a capability, if it grants `wanted`. Costs a comparison or two for each entry up to the
+    /// first ancestor.
     ///
     /// # Errors
     /// [`Denied`] says what is not granted.
@@ -211,10 +211,10 @@ impl Capabilities {
         entry.region.part(capability.offset, capability.length).ok_or(Denied::Range { length })
     }
 
-    /// Takes a capability back, with all that was made from it: whatever else holds it, or how many.
+    /// Revokes a capability with all that were delegated from it, however many holders there are.
     ///
     /// # Errors
-    /// [`Denied`] if it is none.
+    /// [`Denied`] if the capability is not valid.
     pub fn revoke(&mut self, capability: &Capability) -> Result<(), Denied> {
         let entry = self.live(capability.entry, capability.generation).ok_or(Denied::Stale)?;
         if entry.key != capability.key {
@@ -224,7 +224,7 @@ impl Capabilities {
         Ok(())
     }
 
-    /// Takes back all capabilities to a port's regions.
+    /// Revokes all capabilities to a port's regions.
     pub fn forget(&mut self, port: PortId) {
         for number in 0..self.entries.len() {
             let entry = &self.entries[number];
@@ -234,7 +234,7 @@ impl Capabilities {
         }
     }
 
-    /// The port whose region an entry gives to, if it is live.
+    /// Returns the port that owns the region of an entry, if the entry is live.
     #[must_use]
     pub fn owner(&self, capability: &Capability) -> Option<PortId> {
         let entry = self.live(capability.entry, capability.generation)?;
@@ -290,7 +290,7 @@ impl Capabilities {
     }
 }
 
-/// Shows no key, and nothing that keys follow from.
+/// Prints neither keys nor the secret.
 impl std::fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let given = self.entries.iter().filter(|entry| entry.is_live).count();
@@ -332,7 +332,7 @@ mod tests {
         ]
     }
 
-    /// What a capability is, without a table: where it starts, how long, what it may, what it is from.
+    /// A capability as the test models it.
     struct Model {
         capability: Capability,
         range: (u32, u32),
@@ -448,18 +448,18 @@ mod tests {
         }
     }
 
-    /// The `x` with `x ^ x >> by == y`.
+    /// Returns the `x` with `x ^ x >> by == y`.
     fn unshift(y: u64, by: u32) -> u64 {
         (0..64 / by).fold(y, |x, _| y ^ x >> by)
     }
 
-    /// The inverse of an odd number modulo 2^64: each round doubles the bits that are right.
+    /// Returns the inverse of an odd number modulo 2^64: each round doubles the number of correct bits.
     fn inverse(odd: u64) -> u64 {
         (0..6).fold(odd, |x, _| x.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(x))))
     }
 
-    /// Derives the next key from two that were drawn one after the other: the 8 bits that the first one lacks are
-    /// tried.
+    /// Derives the next key from two that were drawn in succession, by trying all values of the 8 bits that the first
+    /// one lacks.
     fn derive_next_key(first: u64, second: u64) -> Option<u64> {
         let mut guesses = (0..256).map(|low| SplitMix::after(first << 8 | low));
         let mut found =

@@ -1,22 +1,21 @@
-//! Collective operations between NICs: hosts begin one and hear of its end, nothing between.
+//! Collective operations between NICs: a host starts one and gets its completion; the NICs do all between.
 //!
-//! Every member of a group gives the same operations in the same order. What travels between two
-//! members of a small operation is one control message, so it is reliable and in order; a large
-//! broadcast is cut into data frames, which go on down the tree as they come, and what is lost is
-//! asked for. A member whose host is late holds up only what needs its contribution: it passes on
-//! what is for others at once.
+//! Every member of a group posts the same operations in the same order. Members exchange control messages for a small
+//! operation, so it is reliable and in order. A large broadcast is cut into data frames, which each member forwards
+//! down the tree on arrival; lost frames are sent again. A member whose host is late delays only the results that need
+//! its contribution: it forwards other members' data at once.
 //!
 //! | operation | algorithm |
 //! |---|---|
-//! | barrier | pairwise exchange: in round k with the member whose rank differs in bit k; dissemination where |
-//! | | there is no power of two: tell the member 2^k after, hear the one 2^k before |
-//! | broadcast | a binomial tree up to [`SMALL`] bytes, a binary one of frames above |
-//! | reduce | a binomial tree; who is not the root is done when its NIC has its words |
-//! | all-reduce | recursive doubling, or reduce and broadcast where there is no power of two |
+//! | barrier | pairwise exchange: in round k with the member whose rank differs in bit k; if the size is no power |
+//! | | of two, dissemination: signals the member 2^k after, waits for the one 2^k before |
+//! | broadcast | a binomial tree up to [`SMALL`] bytes, a binary tree of frames above |
+//! | reduce | a binomial tree; a member other than the root is done when its NIC has its words |
+//! | all-reduce | recursive doubling; if the size is no power of two, reduce and broadcast |
 //! | all-gather | a ring |
 //!
-//! After Buntinas, Panda and Sadayappan ("Fast NIC-Based Barrier over Myrinet/GM", IPDPS 2001), Yu,
-//! Buntinas and Panda (NIC-based multicast, ICPP 2003); [`host`] has the same algorithms run by hosts.
+//! After Buntinas, Panda and Sadayappan ("Fast NIC-Based Barrier over Myrinet/GM", IPDPS 2001), Yu, Buntinas and Panda
+//! (NIC-based multicast, ICPP 2003); [`host`] has the same algorithms run by hosts.
 
 mod broadcast;
 mod command;
@@ -49,30 +48,31 @@ pub use command::{
 };
 pub use reduce::Operation;
 
-/// The number of the collective operations.
+/// The extension number of the collective operations.
 pub const COLLECTIVES: ExtensionId = ExtensionId(5);
-/// Most bytes of a reduction, of one member's part of an all-gather, and of a broadcast in control
-/// messages: eleven words.
+/// Most bytes of a reduction, of one member's part of an all-gather, and of a broadcast in control messages: eleven
+/// 8-byte words.
 pub const SMALL: usize = 88;
 /// Most bytes of a broadcast.
 pub const MAX_BROADCAST: usize = 1 << 20;
 
-/// Longer than any round under way; then those that we wait for are asked whether they live.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Period after which, while operations run, each member is sent a message, so that a dead one is detected. Longer than
+/// any round.
+const PROBE_AFTER: Duration = Duration::from_millis(100);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
-/// Bytes before a message's own: operation, round, number.
+/// Bytes of a message's header: opcode, round, operation number.
 const HEAD: usize = 6;
 const ASK: u8 = 0;
-/// Instructions for what a handler does with a message, beside what it asks for.
+/// Instructions charged for handling a message, without its effects.
 const STEP_INSTRUCTIONS: u64 = 10;
 
-/// What a group has done.
+/// Counts a group's operations at this member.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct CollectiveCounters {
-    /// Operations that ended well here.
+    /// Operations that completed as done.
     pub done: u64,
-    /// Operations that ended otherwise.
+    /// Operations that completed otherwise.
     pub failed: u64,
     /// Messages and frames that fit no operation.
     pub malformed: u64,
@@ -80,7 +80,7 @@ pub struct CollectiveCounters {
     pub resent: u64,
 }
 
-/// Who takes part, and who this is.
+/// The members of the group, and this member's rank.
 #[derive(Clone, Debug)]
 struct Group {
     members: Vec<NodeId>,
@@ -92,7 +92,7 @@ impl Group {
         self.members.len() as u16
     }
 
-    /// The member `distance` after this one, in the ring of all.
+    /// Returns the rank `distance` after this one in the ring of all members.
     fn after(&self, distance: u16) -> u16 {
         ((u32::from(self.rank) + u32::from(distance)) % u32::from(self.size())) as u16
     }
@@ -101,36 +101,36 @@ impl Group {
         self.members.iter().position(|member| *member == node).map(|rank| rank as u16)
     }
 
-    /// Tells a member something of operation `number`.
-    fn tell(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
+    /// Sends a member a message of operation `number`.
+    fn send(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
         let mut message = [0; MAX_MESSAGE];
         message[0] = head.0;
         message[1] = head.1;
         message[2..HEAD].copy_from_slice(&head.2.to_le_bytes());
         message[HEAD..HEAD + body.len()].copy_from_slice(body);
-        // A queue that is full is that of a peer which is gone: its death ends the operation.
+        // A full queue belongs to a peer that is down or about to be: its death ends the operation.
         let _ = nic.send_control(self.members[usize::from(rank)], &message[..HEAD + body.len()]);
     }
 }
 
-/// How far an operation is.
+/// The progress of an operation.
 enum Progress {
     Waiting,
-    /// The NIC goes on without the host.
+    /// The host is done; the NIC continues without it.
     Released,
     Done,
     Failed(Status),
-    /// This member is gone.
+    /// The member of this rank is lost.
     Lost(u16),
-    /// Another member brings so many bytes, which is not what this one does.
+    /// Another member contributes this many bytes, but this one contributes another number.
     Differs(usize),
 }
 
 #[derive(Debug, Default)]
 struct Barrier {
-    /// Rounds begun by this member; none before its host has come.
+    /// Rounds begun by this member; none before its host has posted the operation.
     sent: u8,
-    /// Bit k: round k has been heard.
+    /// Bit k: the message of round k has arrived.
     heard: u32,
 }
 
@@ -143,7 +143,7 @@ impl Barrier {
             }
             if self.sent < rounds {
                 let to = tree::partners(group.rank, self.sent, group.size()).0;
-                group.tell(nic, to, (BARRIER, self.sent, number), &[]);
+                group.send(nic, to, (BARRIER, self.sent, number), &[]);
             }
             self.sent += 1;
         }
@@ -175,7 +175,7 @@ impl Kind {
 struct Running {
     opcode: u8,
     kind: Kind,
-    /// The host's command, from when it has come until it is completed.
+    /// The host's command, from its arrival until its completion.
     command: Option<Command>,
     begun: bool,
 }
@@ -192,7 +192,7 @@ pub struct Collectives {
 }
 
 impl Collectives {
-    /// The group of `members`, in the order of their ranks.
+    /// Creates the group of `members`, in the order of their ranks.
     #[must_use]
     pub fn new(members: Vec<NodeId>) -> Self {
         Self {
@@ -204,13 +204,13 @@ impl Collectives {
         }
     }
 
-    /// What the group has done here.
+    /// Returns the group's counters at this member.
     #[must_use]
     pub const fn counters(&self) -> CollectiveCounters {
         self.counters
     }
 
-    /// Operations that have begun somewhere and not ended here.
+    /// Returns how many operations have begun at some member and not ended here.
     #[must_use]
     pub fn running(&self) -> usize {
         self.running.len()
@@ -241,7 +241,7 @@ impl Collectives {
         running.command = Some(command);
         let group = &self.group;
         let progress = if running.opcode != opcode {
-            // Others have another operation here: nothing that follows would fit.
+            // Other members have posted another operation: all that follow would be out of step.
             Progress::Failed(Status::Invalid)
         } else {
             running.begun = true;
@@ -254,7 +254,7 @@ impl Collectives {
         };
         self.settle(nic, number, &progress);
         if !self.running.is_empty() {
-            nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+            nic.set_timeout(WATCH, Service::Coarse, PROBE_AFTER);
         }
     }
 
@@ -280,7 +280,7 @@ impl Collectives {
             };
             nic.complete(command.region.port, &completion);
         }
-        // A broadcast may have children that are not done.
+        // The NIC may still have to forward the broadcast to its children.
         let rest = matches!(&running.kind, Kind::Broadcast(broadcast) if !broadcast.is_over());
         let rest = rest || matches!(progress, Progress::Released);
         if status != Status::Done || !rest {
@@ -293,13 +293,13 @@ impl Collectives {
         let [opcode, round, number @ ..] = *head;
         let number = u32::from_le_bytes(number);
         if opcode == ASK {
-            // That it was asked shows that we live.
+            // A probe needs no answer: its acknowledgement shows that this member is alive.
             return Some(());
         }
         if opcode == HOLD {
             return self.on_holder(nic, from, round, number);
         }
-        // One that has ended here: an answer to it is late.
+        // The operation has ended here, so the message is late.
         if !self.running.contains_key(&number) && self.next.wrapping_sub(number) as i32 > 0 {
             self.on_late(nic, from, opcode, round, number);
             return Some(());
@@ -334,10 +334,10 @@ impl Collectives {
         Some(())
     }
 
-    /// A member asks after a broadcast that is over here: it has all that it needs of us.
+    /// Answers a member's probe about a broadcast that has ended here: this member needs nothing more.
     fn on_late(&self, nic: &mut Context<'_>, from: u16, opcode: u8, round: u8, number: u32) {
         if opcode == BROADCAST && round == broadcast::PROBE {
-            self.group.tell(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
+            self.group.send(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
         }
     }
 }
@@ -399,13 +399,13 @@ impl Extension for Collectives {
         }
         let waits = self.running.values().any(|running| running.command.is_some());
         if waits || self.holder.is_starting() {
-            // Whoever is dead owes an answer now, and will be found out.
+            // A dead member will owe an acknowledgement now, and so be detected.
             for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
-                self.group.tell(nic, rank, (ASK, 0, 0), &[]);
+                self.group.send(nic, rank, (ASK, 0, 0), &[]);
             }
         }
         if !self.running.is_empty() || self.holder.is_starting() {
-            nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+            nic.set_timeout(WATCH, Service::Coarse, PROBE_AFTER);
         }
     }
 
@@ -435,7 +435,8 @@ impl Extension for Collectives {
     }
 }
 
-/// Writes a result into a member's region; a region that is too small takes its beginning.
+/// Writes a result into a member's region. A region that is too small takes its beginning, and the operation ends as
+/// truncated.
 fn deliver(nic: &mut Context<'_>, command: &Command, bytes: &[u8]) -> Progress {
     let length = bytes.len().min(command.region.length as usize);
     if length == 0 {
@@ -449,7 +450,7 @@ fn deliver(nic: &mut Context<'_>, command: &Command, bytes: &[u8]) -> Progress {
     }
 }
 
-/// The bytes of a command's region.
+/// Returns the bytes of a command's region.
 fn taken(nic: &Context<'_>, command: &Command) -> Option<Vec<u8>> {
     if command.region.length == 0 {
         return Some(Vec::new());

@@ -1,6 +1,6 @@
-//! What a handler may do: everything that a unit lends its extensions.
+//! The interface that a unit gives to a handler: all that an extension may do.
 
-mod lent;
+mod services;
 
 use std::time::Duration;
 
@@ -20,16 +20,16 @@ use crate::timeout::Service;
 use crate::transmit::{Backlog, BacklogLimit, Message, Packet, Sending, Transmit};
 use crate::unit::ExtensionCounters;
 
-pub(crate) use lent::{Asked, Change, Lent, Own, PortNews};
+pub(crate) use services::{Change, Effect, LocalEffect, PortEvent, UnitServices};
 
 /// Why a control message was not taken.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ControlRefused {
-    /// A control message is small by design.
+    /// The message is longer than [`MAX_MESSAGE`] bytes.
     #[error("a control message has at most {MAX_MESSAGE} bytes, not {0}: send it in parts")]
     TooLong(usize),
-    /// The peer is slow, or gone and not declared dead yet.
+    /// The peer is slow, or dead and not declared down yet.
     #[error(
         "{waiting} control messages to node {to} wait already: send this when some have arrived"
     )]
@@ -41,22 +41,22 @@ pub enum ControlRefused {
     },
 }
 
-/// Why an extension may not steer.
+/// Why an extension may not control the gate or install an admission.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SteerRefused {
-    /// The gate has one steersman.
-    #[error("extension {0} steers the gate already")]
+    /// Another extension controls the gate; it has one controller.
+    #[error("extension {0} controls the gate already")]
     Taken(ExtensionId),
-    /// An extension has one admission.
+    /// The extension has installed its admission already; it may have one.
     #[error("the extension has an admission already")]
     Installed,
 }
 
-/// What a handler may do. All of it takes effect when the handler returns.
+/// The operations that a handler may perform. Their effects are carried out when the handler returns.
 pub struct Context<'a> {
     pub(crate) hw: &'a mut dyn Hardware,
-    pub(crate) lent: &'a mut Lent,
+    pub(crate) services: &'a mut UnitServices,
     pub(crate) extension: ExtensionId,
     pub(crate) epoch: Epoch,
     pub(crate) heap: &'a Heap,
@@ -69,13 +69,13 @@ impl std::fmt::Debug for Context<'_> {
 }
 
 impl Context<'_> {
-    /// This node.
+    /// Returns this node.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.hw.node()
     }
 
-    /// Which life of this NIC this is.
+    /// Returns this NIC's incarnation.
     #[must_use]
     pub fn incarnation(&self) -> Incarnation {
         self.hw.incarnation()
@@ -86,92 +86,92 @@ impl Context<'_> {
         self.hw.secret()
     }
 
-    /// The time; it does not move within a handler.
+    /// Returns the time; it does not advance within a handler.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.hw.now()
     }
 
-    /// The number of the extension whose handler this is.
+    /// Returns the number of the extension whose handler this is.
     #[must_use]
     pub const fn extension(&self) -> ExtensionId {
         self.extension
     }
 
-    /// The version of the extension whose handler this is.
+    /// Returns the version of the extension whose handler this is.
     #[must_use]
     pub const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// The memory of this version of the extension: bounded, and its own.
+    /// Returns the bounded memory of this version of the extension.
     #[must_use]
     pub const fn heap(&self) -> &Heap {
         self.heap
     }
 
-    /// What an extension of this unit has been called for, in all its versions.
+    /// Returns the handler-call counts of an extension of this unit, over all its versions.
     #[must_use]
     pub fn counters(&self, number: ExtensionId) -> ExtensionCounters {
-        self.lent.counters[number.index()]
+        self.services.counters[number.index()]
     }
 
-    /// The rate of the NIC's line.
+    /// Returns the rate of the NIC's line.
     #[must_use]
     pub fn line_rate(&self) -> LineRate {
         self.hw.line_rate()
     }
 
-    /// When the last data frame that was handed to the line leaves it.
+    /// Returns when the last data frame that was handed to the line leaves it.
     #[must_use]
     pub const fn line_free_at(&self) -> Instant {
-        self.lent.transmit.line_free_at()
+        self.services.transmit.line_free_at()
     }
 
-    /// Nanoseconds that a frame with `payload` bytes takes on the NIC's line, with its framing.
+    /// Returns how many nanoseconds a frame with `payload` bytes occupies the NIC's line, framing included.
     #[must_use]
     pub fn frame_nanos(&self, payload: usize) -> u64 {
         self.hw.line_rate().nanos_for(self.hw.wire_bytes(payload).into())
     }
 
-    /// How much later than was said what waits on the NIC's line leaves it.
+    /// Returns how much later the frames queued on the NIC's line leave it than was predicted.
     #[must_use]
     pub fn line_lag(&self) -> Duration {
         Duration::from_nanos(self.hw.line_lag())
     }
 
-    /// Most bytes of one frame, with its header.
+    /// Returns the largest frame in bytes, header included.
     #[must_use]
     pub fn mtu_bytes(&self) -> u64 {
         (self.hw.mtu() + midplane_simhw::frame::HEADER_BYTES) as u64
     }
 
-    /// Most bytes of one frame to `to`, with its header, that crosses the path there as one packet; at
-    /// most [`Context::mtu_bytes`]. It changes as paths do.
+    /// Returns the largest frame to `to` in bytes, header included, that crosses the path as one packet. It is at most
+    /// [`Context::mtu_bytes`], and changes as paths do.
     #[must_use]
     pub fn mtu_bytes_to(&self, to: NodeId) -> u64 {
         (self.hw.mtu_to(to) + midplane_simhw::frame::HEADER_BYTES) as u64
     }
 
-    /// What the NIC costs, where it is simulated; `None` where nobody has told.
+    /// Returns the cost model of a simulated NIC; `None` if the hardware has none.
     #[must_use]
     pub fn costs(&self) -> Option<Costs> {
         self.hw.costs()
     }
 
-    /// Counts instructions that the handler took: virtual time on a simulated NIC.
+    /// Charges instructions that the handler executed: virtual time on a simulated NIC.
     pub fn charge(&mut self, instructions: u64) {
         self.hw.charge(instructions);
     }
 
-    /// Sends a control message to the same extension of another node: reliable, in order. One to
-    /// this node is handled in the same turn, after this handler has returned.
+    /// Sends a control message to the same extension of another node: reliable, in order. A message to this node is
+    /// handled in the same turn, after this handler has returned.
     ///
-    /// A peer's queue holds bursts, not what one that is cut off misses (see
+    /// The queue to a peer is sized for bursts, not for the messages that a disconnected peer misses (see
     /// [`ControlConfig::queue`](crate::control::ControlConfig::queue)).
     ///
     /// # Errors
-    /// [`ControlRefused`] says why it is not sent.
+    /// [`ControlRefused`] says why the message is not sent.
     pub fn send_control(&mut self, to: NodeId, message: &[u8]) -> Result<(), ControlRefused> {
         let mut body = [0; MAX_MESSAGE];
         let Some(part) = body.get_mut(..message.len()) else {
@@ -180,71 +180,72 @@ impl Context<'_> {
         part.copy_from_slice(message);
         if to == self.node() {
             let body = Body::new(message).expect("its length is checked");
-            self.lent.asked.push(Asked::Own(Own::Control { epoch: self.epoch, body }));
+            self.services
+                .effects
+                .push(Effect::Local(LocalEffect::Control { epoch: self.epoch, body }));
             return Ok(());
         }
         let staged =
-            |asked: &&Asked| matches!(asked, Asked::Control { to: other, .. } if *other == to);
-        let staged = self.lent.asked.iter().filter(staged).count();
-        if self.lent.control.room(to) <= staged {
-            self.lent.control_refused += 1;
-            let waiting = self.lent.control.pending(to) + staged;
+            |effect: &&Effect| matches!(effect, Effect::Control { to: other, .. } if *other == to);
+        let staged = self.services.effects.iter().filter(staged).count();
+        if self.services.control.room(to) <= staged {
+            self.services.control_refused += 1;
+            let waiting = self.services.control.pending(to) + staged;
             return Err(ControlRefused::QueueFull { to, waiting });
         }
         let length = message.len() as u8;
-        self.lent.asked.push(Asked::Control { to, length, body });
+        self.services.effects.push(Effect::Control { to, length, body });
         Ok(())
     }
 
-    /// How long control messages take to a peer and back; `None` before the first came back.
+    /// Returns the round-trip times of control messages to a peer; `None` before the first measurement.
     #[must_use]
     pub fn round_trip(&self, peer: NodeId) -> Option<RoundTrip> {
-        self.lent.control.round_trip(peer)
+        self.services.control.round_trip(peer)
     }
 
-    /// Sends a message; its frames leave when every admission lets them.
+    /// Sends a message; its frames leave when every admission allows it.
     pub fn send(&mut self, message: Message) {
-        self.lent.asked.push(Asked::Send(message));
+        self.services.effects.push(Effect::Send(message));
     }
 
-    /// Sends one frame. It leaves at once, past the lanes, if nothing waits and nobody has a say.
+    /// Sends one frame. If nothing waits and no admission applies, it bypasses the queue and leaves at once.
     ///
     /// # Errors
-    /// [`TransmitRefused::Length`] if it has more bytes than a frame may,
-    /// [`TransmitRefused::Region`] if its memory may not be read; nothing is sent then.
+    /// [`TransmitRefused::Length`] if it has more bytes than a frame may, [`TransmitRefused::Region`] if its memory may
+    /// not be read. Then nothing is sent.
     pub fn send_packet(&mut self, packet: &Packet<'_>) -> Result<Sending, TransmitRefused> {
-        let staged = |asked: &Asked| matches!(asked, Asked::Send(_) | Asked::SendPacket(_));
-        let is_open = self.lent.transmit.is_open(self.extension, packet)
-            && !self.lent.asked.iter().any(staged);
+        let staged = |effect: &Effect| matches!(effect, Effect::Send(_) | Effect::SendPacket(_));
+        let is_open = self.services.transmit.is_open(self.extension, packet)
+            && !self.services.effects.iter().any(staged);
         if is_open
             && let Sending::Now(at) = Transmit::send_directly(self.hw, self.extension, packet)?
         {
-            self.lent.asked.push(Asked::SentDirectly(at));
+            self.services.effects.push(Effect::SentDirectly(at));
             return Ok(Sending::Now(at));
         }
         let waiting = Transmit::waiting(self.hw, self.extension, packet)?;
-        self.lent.asked.push(Asked::SendPacket(waiting));
+        self.services.effects.push(Effect::SendPacket(waiting));
         Ok(Sending::Queued)
     }
 
-    /// Which life of `peer`'s unit control messages have told of; `None` if it was never up, or is
-    /// down.
+    /// Returns the incarnation of `peer`'s unit, as last reported by control messages; `None` if the peer was never up,
+    /// or is down.
     #[must_use]
     pub fn peer_incarnation(&self, peer: NodeId) -> Option<Incarnation> {
-        self.lent.control.peer_incarnation(peer)
+        self.services.control.peer_incarnation(peer)
     }
 
-    /// Whether `region` may be used as `access` says: for handles that came in a command's arguments
-    /// or from the network.
+    /// Checks that `region` grants `access`. For handles that arrived in a command's arguments or over the network.
     ///
     /// # Errors
-    /// [`RegionError`] says what is not granted.
+    /// [`RegionError`] says which right is missing.
     pub fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {
         self.hw.check(region, access)
     }
 
-    /// The bytes of registered memory of an application of this node, as they are now: without
-    /// what this handler has asked to be written.
+    /// Reads registered memory of an application of this node, as it is now: writes of this handler are not visible
+    /// yet.
     ///
     /// # Errors
     /// [`RegionError`] if the range may not be read.
@@ -255,19 +256,19 @@ impl Context<'_> {
     /// Writes into registered memory of an application of this node.
     ///
     /// # Errors
-    /// [`RegionError`]; nothing is written then.
+    /// [`RegionError`]; then nothing is written.
     pub fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.hw.write(to, from)
     }
 
-    /// Leaves the data frame that this handler is called for on the link; nothing else crosses that until the
-    /// extension, which is handed the frame again after whatever else happens to its unit, takes it. `false`
-    /// where links don't wait ([`Hardware::leave`]): the frame ends with the handler, as any other.
+    /// Leaves the data frame of this handler on the link, and so blocks the link. After each later event of its unit,
+    /// the extension is handed the frame again until it takes it. If links cannot wait ([`Hardware::leave`]), returns
+    /// `false`, and the frame ends with this handler.
     pub fn leave_frame(&mut self) -> bool {
         self.hw.leave()
     }
 
-    /// Completes a command of `port`; its application sees it after all earlier writes.
+    /// Completes a command of `port`; its application sees the completion after all earlier writes.
     pub fn complete(&mut self, port: PortId, completion: &Completion) {
         self.hw.complete(port, completion);
     }
@@ -277,117 +278,119 @@ impl Context<'_> {
         self.hw.complete(command.region.port, &Completion::of(command, status));
     }
 
-    /// Gives a command to another extension of this unit, as if the application of
-    /// `command.region.port` had posted it, which hears of its end. Handled in the same turn, after
-    /// this handler has returned.
+    /// Passes a command to another extension of this unit, as if the application of `command.region.port` had posted
+    /// it; that application receives the completion. Handled in the same turn, after this handler has returned.
     pub fn forward(&mut self, command: Command) {
-        self.lent.asked.push(Asked::Own(Own::Command(command)));
+        self.services.effects.push(Effect::Local(LocalEffect::Command(command)));
     }
 
-    /// Has `extension` run under `number` from now on, as version `epoch`, instead of what runs there.
-    /// [`UnitEvent`](crate::extension::UnitEvent) tells what came of it.
+    /// Replaces the extension under `number` with `extension`, as version `epoch`. A
+    /// [`UnitEvent`](crate::extension::UnitEvent) reports the outcome.
     pub fn replace(&mut self, number: ExtensionId, epoch: Epoch, extension: Box<dyn Extension>) {
-        self.lent.asked.push(Asked::Change(Change::Replace { number, epoch, extension }));
+        self.services.effects.push(Effect::Change(Change::Replace { number, epoch, extension }));
     }
 
-    /// Takes down what runs under `number`: its commands end with an error from now on.
+    /// Takes down the extension under `number`: its commands complete with an error from now on.
     pub fn withdraw(&mut self, number: ExtensionId) {
-        self.lent.asked.push(Asked::Change(Change::Withdraw(number)));
+        self.services.effects.push(Effect::Change(Change::Withdraw(number)));
     }
 
-    /// Sets a timeout, instead of what it was set to.
+    /// Sets a timeout to `after` from now, replacing its former setting.
     pub fn set_timeout(&mut self, timeout: TimeoutId, service: Service, after: Duration) {
         let at = self.now() + after;
         self.set_timeout_at(timeout, service, at);
     }
 
-    /// Sets a timeout to an instant, instead of what it was set to.
+    /// Sets a timeout to an instant, replacing its former setting.
     pub fn set_timeout_at(&mut self, timeout: TimeoutId, service: Service, at: Instant) {
-        self.lent.asked.push(Asked::SetTimeout { timeout, service, at });
+        self.services.effects.push(Effect::SetTimeout { timeout, service, at });
     }
 
-    /// Takes a timeout back.
+    /// Cancels a timeout.
     pub fn cancel_timeout(&mut self, timeout: TimeoutId) {
-        self.lent.asked.push(Asked::CancelTimeout(timeout));
+        self.services.effects.push(Effect::CancelTimeout(timeout));
     }
 
-    /// Makes this extension the one that steers the gate and hears the scheduler's news.
+    /// Makes this extension the gate's controller, which receives the scheduler's
+    /// [`TransmitNews`](crate::extension::TransmitNews).
     ///
     /// # Errors
-    /// [`SteerRefused::Taken`] if another one does.
+    /// [`SteerRefused::Taken`] if another extension controls the gate.
     pub fn steer_gate(&mut self) -> Result<(), SteerRefused> {
-        match self.lent.steersman {
+        match self.services.gate_controller {
             Some(other) if other != self.extension => Err(SteerRefused::Taken(other)),
             _ => {
-                self.lent.asked.push(Asked::Steer);
+                self.services.effects.push(Effect::Steer);
                 Ok(())
             }
         }
     }
 
-    /// The process behind `port` stands still: from now on its commands stay in its ring, its messages
-    /// wait, its packets are withdrawn, what was let through the gate for it is given back, and every
-    /// extension is told. Nothing happens if it stands still already.
+    /// Suspends `port`, because its process is suspended. From now on its commands stay in its ring, its messages wait,
+    /// its packets are withdrawn, its gate allowance is returned, and every extension is notified. Does nothing if the
+    /// port is suspended already.
     ///
-    /// Its port can't be closed before it goes on: whoever ends a stopped process resumes its ports.
+    /// A suspended port can't be closed: a caller that kills a suspended process resumes its ports first.
     pub fn stop_port(&mut self, port: PortId) {
-        self.lent.asked.push(Asked::StopPort(port));
+        self.services.effects.push(Effect::StopPort(port));
     }
 
-    /// The process behind `port` goes on. Nothing happens if it does not stand still.
+    /// Resumes `port`, because its process runs again. Does nothing if the port is not suspended.
     pub fn resume_port(&mut self, port: PortId) {
-        self.lent.asked.push(Asked::ResumePort(port));
+        self.services.effects.push(Effect::ResumePort(port));
     }
 
-    /// Whether the process behind `port` stands still.
+    /// Returns whether `port` is suspended.
     #[must_use]
     pub fn is_stopped(&self, port: PortId) -> bool {
-        self.lent.stopped.contains_key(&port)
+        self.services.stopped.contains_key(&port)
     }
 
-    /// Gives the transmit scheduler an admission, which asks about every data frame of this unit
-    /// from now on. It goes with this extension.
+    /// Installs an admission in the transmit scheduler, which consults it about every data frame of this unit from now
+    /// on. The admission is removed with this extension.
     ///
     /// # Errors
-    /// [`SteerRefused::Installed`] if this extension has given it one before.
+    /// [`SteerRefused::Installed`] if this extension has installed one before.
     pub fn install_admission(
         &mut self,
         admission: impl Admission + 'static,
     ) -> Result<(), SteerRefused> {
-        let staged = |asked: &Asked| matches!(asked, Asked::Install(_));
-        if self.lent.transmit.has_admission(self.extension) || self.lent.asked.iter().any(staged) {
+        let staged = |effect: &Effect| matches!(effect, Effect::Install(_));
+        if self.services.transmit.has_admission(self.extension)
+            || self.services.effects.iter().any(staged)
+        {
             return Err(SteerRefused::Installed);
         }
-        self.lent.asked.push(Asked::Install(Box::new(admission)));
+        self.services.effects.push(Effect::Install(Box::new(admission)));
         Ok(())
     }
 
-    /// Tells this extension's admission something; all that is held is asked about again then.
+    /// Passes `steering` to this extension's admission; the scheduler then asks again about all held frames.
     pub fn steer(&mut self, steering: Steering) {
-        self.lent.asked.push(Asked::Admission(steering));
+        self.services.effects.push(Effect::Admission(steering));
     }
 
-    /// Lets frames of `bytes` in all, headers included, through the gate to `destination`, instead
-    /// of what was allowed before; 0 closes it.
+    /// Sets the gate's allowance for `destination` to `bytes` of frames, headers included, replacing the former
+    /// allowance; 0 closes the gate.
     pub fn allow(&mut self, destination: NodeId, bytes: u64) {
-        self.lent.asked.push(Asked::Allow { destination, bytes });
+        self.services.effects.push(Effect::Allow { destination, bytes });
     }
 
-    /// What may still pass the gate to `destination`, in bytes of frames.
+    /// Returns the bytes of frames that may still pass the gate to `destination`.
     #[must_use]
     pub fn allowance(&self, destination: NodeId) -> u64 {
-        self.lent.transmit.allowance(destination)
+        self.services.transmit.allowance(destination)
     }
 
-    /// What waits for the gate to `destination`, up to `limit`; `None` if nothing does.
+    /// Returns the backlog that waits for the gate to `destination`, counted up to `limit`; `None` if nothing waits.
     #[must_use]
     pub fn backlog(&self, destination: NodeId, limit: BacklogLimit) -> Option<Backlog> {
-        self.lent.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
+        self.services.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
     }
 
-    /// Ends all that this extension has waiting to leave to `destination` with `status`, unsent;
-    /// all that waits for the gate as well, if it steers that.
+    /// Ends with `status`, unsent, all messages and packets of this extension that wait to leave to `destination`. If
+    /// this extension controls the gate, also ends all others that wait there for `destination`.
     pub fn give_up(&mut self, destination: NodeId, status: Status) {
-        self.lent.asked.push(Asked::GiveUp { destination, status });
+        self.services.effects.push(Effect::GiveUp { destination, status });
     }
 }

@@ -1,11 +1,11 @@
 //! Reliable control messages between execution units: small, in order, exactly once.
 //!
-//! After the reliable messaging layer of the Distributed Virtual Communication Machine (Rosu and
-//! Schwan, "Sender Coordination in the Distributed Virtual Communication Machine", section 2): a
-//! sliding window between any pair of units. Nothing here does I/O, reads a clock or draws a random
-//! number; [`Control`] says how it is driven and what it promises.
+//! After the reliable messaging layer of the Distributed Virtual Communication Machine (Rosu and Schwan, "Sender
+//! Coordination in the Distributed Virtual Communication Machine", section 2): a sliding window between any pair of
+//! units. Nothing here does I/O, reads a clock or draws a random number; [`Control`] documents how to drive it and what
+//! it guarantees.
 //!
-//! Fields of the header that are ours, beside the usual ones:
+//! The protocol uses these header fields in its own way:
 //!
 //! | field | hello | welcome | acknowledge | control |
 //! |---|---|---|---|---|
@@ -13,9 +13,9 @@
 //! | `sequence` | 0 | 0 | 0 | of the message, from 0 in each connection |
 //! | `acknowledgement` | 0 | 0 | first number not received | first number not received |
 //! | `words[0]`, low half | 0 | 0 | bit i: `acknowledgement` + 1 + i was received | likewise |
-//! | `words[0]`, high half | 0 | 0 | ns since the highest number came | likewise |
+//! | `words[0]`, high half | 0 | 0 | ns since the highest number arrived | likewise |
 //! | `words[1]`, low half | sender's connection number | likewise | likewise | likewise |
-//! | `port` | 0 | 0 | 0 | which version of the extension speaks |
+//! | `port` | 0 | 0 | 0 | version of the sending extension |
 //! | `words[1]`, high half | 0 | the peer's connection number | likewise | likewise |
 
 mod alarms;
@@ -42,10 +42,10 @@ pub use self::round_trip::RoundTrip;
 use self::alarms::Alarms;
 use self::peer::{Peer, Words};
 
-/// Events that may wait to be taken before messages are refused; their senders send them again.
+/// Most events that may wait in the queue; beyond that, messages are refused and their senders resend them.
 const EVENT_ROOM: usize = 1_024;
 
-/// Who we are.
+/// This unit's identity and settings.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     node: NodeId,
@@ -53,7 +53,7 @@ struct Setting {
     config: ControlConfig,
 }
 
-/// What the application will read.
+/// The events and counters that the application reads.
 #[derive(Clone, Debug, Default)]
 struct Reports {
     events: VecDeque<Event>,
@@ -67,52 +67,47 @@ impl Reports {
     }
 }
 
-/// The control messages of one unit, with all its peers.
+/// The control messages between one unit and all its peers.
 ///
 /// # Driving it
-/// After any `&mut self` call: drain [`poll_transmit`](Self::poll_transmit), then
-/// [`poll_event`](Self::poll_event), then re-read [`poll_timeout`](Self::poll_timeout). `now` never
-/// goes back. An early [`handle_timeout`](Self::handle_timeout) does nothing. `poll_timeout() ==
-/// None` means that only a frame or a send can wake us. A frame that `poll_transmit` returned
-/// counts as sent: ask only when the wire has room. While [`Event`]s are left lying in their
-/// hundreds, messages are refused and sent again by their senders.
+/// After any `&mut self` call: drain [`poll_transmit`](Self::poll_transmit), then [`poll_event`](Self::poll_event),
+/// then re-read [`poll_timeout`](Self::poll_timeout). `now` never goes back. An early
+/// [`handle_timeout`](Self::handle_timeout) does nothing. `poll_timeout() == None` means that only a frame or a send
+/// changes the state. A frame that `poll_transmit` returned counts as sent: call it only when the wire has room. If
+/// 1,024 [`Event`]s wait to be taken, further messages are refused, and their senders resend them.
 ///
-/// # What it promises
-/// *Connections.* A pair of units speaks over one connection at a time, named by both
-/// [`Incarnation`]s and by a number that each end chose for it; an end never uses a number twice in
-/// one incarnation. A connection stands for an end once a frame arrives that names that end's own
-/// present number, which no frame sent before that number was chosen can do. So frames of former
-/// lives and former connections, however late and however often they come, neither make a
-/// connection nor pass for part of one. Where incarnations or numbers pass half their 32-bit range
-/// between a frame's sending and its arrival, this no longer holds.
+/// # Guarantees
+/// *Connections.* A pair of units has at most one connection at a time. Both [`Incarnation`]s and a number that each
+/// end chose name it; an end never uses a number twice in one incarnation. An end takes a connection as established
+/// once a frame arrives that names that end's own present number. No frame sent before that number was chosen can name
+/// it. So frames of former incarnations and former connections, however late or often they arrive, neither make a
+/// connection nor pass for part of one. The guarantee ends where incarnations or numbers advance by half their 32-bit
+/// range between a frame's sending and its arrival.
 ///
-/// *Order.* Within a connection messages are delivered exactly once and in the order of
-/// [`send`](Self::send). What was accepted but not acknowledged when it ends is dropped at the
-/// sender and never sent over another: what arrived is a prefix of what was sent.
+/// *Order.* Within a connection messages are delivered exactly once and in the order of [`send`](Self::send). When a
+/// connection ends, its sender drops the messages that were accepted but not acknowledged, and never sends them over
+/// another: the delivered messages are a prefix of the sent ones.
 ///
-/// *Beginning.* The first message to a peer starts the handshake: [`Kind::Hello`] with our number
-/// until [`Kind::Welcome`] names it. Messages wait meanwhile, and go to whichever life answers. Two
-/// hellos that cross make one connection. [`Event::PeerUp`] comes before any message.
+/// *Beginning.* The first message to a peer starts the handshake: [`Kind::Hello`] with our number, until
+/// [`Kind::Welcome`] names it. Messages wait meanwhile, and go to whichever incarnation answers. Two hellos that cross
+/// make one connection. [`Event::PeerUp`] comes before any message.
 ///
-/// *Ending.* A peer that owes acknowledgements (or a welcome) and sends no new one for the
-/// configured time, [`ControlConfig::dead_after`], is reported [`Event::PeerDown`] at that time,
-/// not before; if it lives, it learns at its next frame or ours that its connection is gone, and
-/// reports us down as well, then up. A later send begins anew.
+/// *Ending.* If a peer owes acknowledgements or a welcome and sends no new one for [`ControlConfig::dead_after`],
+/// [`Event::PeerDown`] reports it at that time, not before. If the peer is alive, the next frame in either direction
+/// shows it that its connection has ended; it then reports us down, and up again. A later send begins anew.
 ///
-/// *Restarts.* Any frame of a newer incarnation ends the connection with the former one:
-/// [`Event::PeerRestarted`] tells of it, and all that was sent before that event is dropped, never
-/// delivered to the new life. A frame for a former incarnation or connection of ours is answered
-/// by a welcome, at most one a peer and [`ControlConfig::least_timeout`], if we have no connection
-/// with its sender; frames of former incarnations of the sender are counted.
+/// *Restarts.* Any frame of a newer incarnation ends the connection with the former one. [`Event::PeerRestarted`]
+/// reports it; all messages sent before that event are dropped, never delivered to the new incarnation. A frame for a
+/// former incarnation or connection of ours is answered by a welcome if we have no connection with its sender: at most
+/// one welcome per peer and [`ControlConfig::least_timeout`]. Frames of former incarnations of the sender are counted.
 ///
-/// *Cost.* Acknowledgements ride on messages; one leaves alone after a delay, on every second
-/// message, and at once while something is missing. It names each message of the window, so one
-/// loss resends one message: after three later ones have arrived, or after a time-out that doubles
-/// up to an eighth of `dead_after`. Messages that come too early are kept. Peers that owe each
-/// other nothing exchange nothing. Queues grow to the most that they ever held; after that nothing
-/// is allocated.
+/// *Cost.* Acknowledgements ride on messages. One leaves alone after a delay, on every second message, and at once
+/// while a message is missing. It names each message of the window, so one loss resends one message: after three later
+/// ones have arrived, or after a time-out that doubles up to an eighth of `dead_after`. Messages that arrive too early
+/// are kept. Peers that owe each other nothing exchange nothing. Queues keep the largest capacity that they ever
+/// needed; after that nothing is allocated.
 ///
-/// Frames are not authenticated: a forged one may end or stall a connection, but never panics.
+/// Frames are not authenticated: a forged one may end or stall a connection, but never causes a panic.
 #[derive(Clone, Debug)]
 pub struct Control {
     setting: Setting,
@@ -120,19 +115,19 @@ pub struct Control {
     peers: Vec<Peer>,
     slots: BTreeMap<NodeId, u32>,
     alarms: Alarms,
-    /// Peers that have something to transmit, each once.
+    /// Peers that have a frame to transmit, each once.
     ready: VecDeque<u32>,
     is_ready: Vec<bool>,
 }
 
 impl Control {
-    /// The control messages of `node` in this life of it.
+    /// Creates the control-message state of `node` in this incarnation.
     ///
     /// # Panics
-    /// If the incarnation is [`Incarnation::UNKNOWN`], which is no life.
+    /// If the incarnation is [`Incarnation::UNKNOWN`], which names none.
     #[must_use]
     pub fn new(node: NodeId, incarnation: Incarnation, config: ControlConfig) -> Self {
-        assert!(incarnation != Incarnation::UNKNOWN, "a unit knows which life it is in");
+        assert!(incarnation != Incarnation::UNKNOWN, "a unit's incarnation must be known");
         Self {
             setting: Setting { node, incarnation, config },
             reports: Reports::default(),
@@ -144,11 +139,10 @@ impl Control {
         }
     }
 
-    /// Takes a message of up to [`MAX_MESSAGE`] bytes for an extension of another unit, in one of
-    /// its versions.
+    /// Queues a message of up to [`MAX_MESSAGE`] bytes for one version of an extension of another unit.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was taken then.
+    /// [`SendError`]; then nothing was queued.
     pub fn send(
         &mut self,
         now: Instant,
@@ -171,8 +165,8 @@ impl Control {
         Ok(())
     }
 
-    /// A frame has arrived. What is not for this node, not of the control protocol, or contradicts
-    /// itself, is counted as refused.
+    /// Handles a frame that has arrived. Counts it as refused if it is not for this node, not of the control protocol,
+    /// or contradicts itself.
     pub fn handle_frame(&mut self, now: Instant, header: &Header, body: &[u8]) {
         let Some(body) = self.check(header, body) else {
             self.reports.counters.refused += 1;
@@ -183,8 +177,8 @@ impl Control {
         self.settle(slot);
     }
 
-    /// A data frame has arrived for a former life of this unit: its sender learns of the present one,
-    /// as after a control message for a former one.
+    /// Handles a data frame for a former incarnation of this unit: if there is no connection with its sender, sends a
+    /// hello that names the present incarnation.
     pub fn handle_stale_data(&mut self, now: Instant, header: &Header) {
         let setting = self.setting;
         let meant = header.destination_incarnation;
@@ -197,7 +191,7 @@ impl Control {
         }
     }
 
-    /// The time is `now`: resends what was not acknowledged, declares peers dead.
+    /// Advances the time to `now`: resends unacknowledged messages and declares peers dead.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some((at, slot)) = self.alarms.first() {
             if at > now {
@@ -208,8 +202,8 @@ impl Control {
         }
     }
 
-    /// The next frame to put on the wire. Peers take turns. `None` comes after at most a window and
-    /// three frames a peer.
+    /// Returns the next frame to put on the wire. Peers take turns. At most a window and three frames a peer are
+    /// returned before `None`.
     #[must_use]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
         let (slot, chosen) = loop {
@@ -226,61 +220,61 @@ impl Control {
         Some(Transmit { header: chosen.header, body })
     }
 
-    /// Whether [`Control::poll_transmit`] has nothing to say.
+    /// Returns whether [`Control::poll_transmit`] has no frame to return.
     pub(crate) fn is_idle(&self) -> bool {
         self.ready.is_empty()
     }
 
-    /// What has happened, oldest first.
+    /// Returns the oldest event that was not taken.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.reports.events.pop_front()
     }
 
-    /// When to call [`Control::handle_timeout`] next.
+    /// Returns when to call [`Control::handle_timeout`] next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.alarms.first().map(|(at, _)| at)
     }
 
-    /// How long `peer` takes to answer; `None` until it has been measured.
+    /// Returns the round-trip times to `peer`; `None` until one has been measured.
     #[must_use]
     pub fn round_trip(&self, peer: NodeId) -> Option<RoundTrip> {
         self.peer(peer)?.estimate().read()
     }
 
-    /// Which life of `peer` the events have told of; `None` if it was never up, or is down.
+    /// Returns the incarnation of `peer` that the events reported last; `None` if the peer was never up, or is down.
     #[must_use]
     pub fn peer_incarnation(&self, peer: NodeId) -> Option<Incarnation> {
         self.peer(peer)?.reported()
     }
 
-    /// Messages to `peer` that are under way or wait.
+    /// Returns how many messages to `peer` are under way or wait.
     #[must_use]
     pub fn pending(&self, peer: NodeId) -> usize {
         self.peer(peer).map_or(0, |peer| peer.sending().len())
     }
 
-    /// Messages to `peer` that would be taken now.
+    /// Returns how many messages to `peer` would be accepted now.
     #[must_use]
     pub fn room(&self, peer: NodeId) -> usize {
         self.setting.config.limit().saturating_sub(self.pending(peer))
     }
 
-    /// Returns whether every message that was taken has been acknowledged, or dropped, and no peer waits for an
-    /// acknowledgement: a unit that ends before would leave that peer waiting.
+    /// Returns whether every accepted message was acknowledged or dropped, and no peer waits for an acknowledgement. A
+    /// unit that ends before would leave that peer waiting.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.peers.iter().all(|peer| peer.sending().len() == 0 && !peer.owes_acknowledgement())
     }
 
-    /// What this unit's control messages have done since it started.
+    /// Returns the counters since the unit started.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.reports.counters
     }
 
-    /// The frame's body, if it is one of the control protocol and for us.
+    /// Returns the frame's body, if the frame is of the control protocol and for this unit.
     fn check(&self, header: &Header, body: &[u8]) -> Option<Body> {
         let setting = &self.setting;
         let words = Words::read(header);
@@ -293,7 +287,7 @@ impl Control {
         };
         let ours = header.destination == setting.node && header.source != setting.node;
         let named = header.incarnation != Incarnation::UNKNOWN && words.number != 0;
-        // Of a life of ours that has not begun.
+        // Addressed to an incarnation of this unit that has not begun.
         let early = header.destination_incarnation.is_newer_than(setting.incarnation);
         let whole = usize::from(header.length) == body.len();
         if sound && ours && named && !early && whole { Body::new(body) } else { None }
@@ -314,7 +308,7 @@ impl Control {
         slot as usize
     }
 
-    /// After any change of a peer: its alarm, and its turn to transmit.
+    /// Updates a peer's alarm and its place in the transmit queue after any change.
     fn settle(&mut self, slot: usize) {
         let peer = &self.peers[slot];
         self.alarms.set(slot, peer.timers().next());

@@ -1,16 +1,15 @@
-//! Sender coordination (DVCM paper, section 4): many senders take turns on a link, so that a switch
-//! whose buffer is too small for all of them loses nothing.
+//! Sender coordination (DVCM paper, section 4): many senders take turns on a link, so that a switch whose buffer is too
+//! small for all of them loses nothing.
 //!
-//! A token stands for each link. A message leaves when its sender holds the tokens of all links on
-//! its way that have one; the tokens go from sender to sender, early enough that the next one's
-//! first bit follows the last one's last. The receiver hears nothing of it, unless its buffers are
-//! part of the token, or a token is lost.
+//! Each link has a token. A message leaves when its sender holds the tokens of all links on its path that have one. A
+//! sender releases its token early enough that the next sender's first bit follows its own last bit. The receiver takes
+//! part only if its buffers are carried in the token, or if a token is lost.
 //!
-//! A receiver that restarts tells all senders to give up the tokens of its former incarnation, and makes a new one a
-//! lease later. Messages that left for the former incarnation are lost.
+//! A receiver that restarts has all senders give up the tokens of its former incarnation, and makes a new one a lease
+//! later. Messages that left for the former incarnation are lost.
 //!
 //! - `buffers`: the receiver's buffers in a token
-//! - [`config`]: which links there are, and how they are used
+//! - [`config`]: the links, and how they are used
 //! - [`lead`]: how early a token is released
 //! - `link`: the token protocol of one link, at one sender
 
@@ -54,32 +53,32 @@ use message::{Body, LinkMessage};
 use route::{GRANT_BYTES, Route, State};
 use witness::Witness;
 
-/// The number of sender coordination.
+/// The extension number of sender coordination.
 pub const COORDINATION: ExtensionId = ExtensionId(2);
 
-/// `SEND_WITH_FLOW_CONTROL`: sends `region` to `port` of `node` when it may; completes when the
-/// memory has been read. Argument 0 is a tag of 32 bits that comes with the message.
+/// Opcode `SEND_WITH_FLOW_CONTROL`: sends `region` to `port` of `node` when the tokens allow it; completes when the
+/// memory has been read. Argument 0 is a 32-bit tag that travels with the message.
 pub const SEND_WITH_FLOW_CONTROL: u8 = 1;
-/// Lends `region` to the next such message for this port, as [`messages::RECEIVE`] does.
+/// Opcode: posts `region` as the buffer of the next coordinated message for this port, as [`messages::RECEIVE`] does.
 pub const RECEIVE: u8 = 2;
-/// Completes with this node's counts of all links: control messages, those among them for leases,
-/// tokens received, and tokens given up for lost, as arguments 0 to 3.
+/// Opcode: completes with this node's counts over all links, as arguments 0 to 3: control messages, those among them
+/// for leases, tokens received, and tokens given up as lost.
 pub const COUNTERS: u8 = 3;
 
-/// Instructions that one control message takes.
+/// Instructions charged for one control message.
 const CONTROL_INSTRUCTIONS: u64 = 80;
-/// The timeout of all links; those of routes follow.
+/// The timeout of all links; the numbers after it belong to routes.
 const LINKS: TimeoutId = TimeoutId(0);
-/// The timeout after which messages under way are lost, and take no buffer.
-const LENDING: TimeoutId = TimeoutId(u32::MAX);
+/// The timeout after which messages under way count as lost, so that they need no buffer.
+const BUFFERS: TimeoutId = TimeoutId(u32::MAX);
 
-/// A command that sends `region` to `port` of `node`, coordinated with other senders.
+/// Builds a command that sends `region` to `port` of `node`, coordinated with other senders.
 #[must_use]
 pub fn send(node: NodeId, port: PortId, region: RegionRef, cookie: u64) -> Command {
     Command { extension: COORDINATION, ..messages::send(node, port, region, cookie) }
 }
 
-/// A command that lends `region` to the next coordinated message.
+/// Builds a command that posts `region` as the buffer of the next coordinated message.
 #[must_use]
 pub fn receive(region: RegionRef, cookie: u64) -> Command {
     Command { extension: COORDINATION, ..messages::receive(region, cookie) }
@@ -89,15 +88,15 @@ pub fn receive(region: RegionRef, cookie: u64) -> Command {
 #[derive(Debug)]
 struct Place {
     config: LinkConfig,
-    /// Where this node is one of its senders.
+    /// The sender's side, if this node is one of the link's senders.
     link: Option<Link>,
-    /// Where this node is its destination.
+    /// The witness's side, if this node is the link's destination.
     witness: Option<Witness>,
     /// The route that uses it.
     user: Option<usize>,
-    /// Who waits for the receiver's buffers.
+    /// The sender that waits for the receiver's buffers.
     wants_buffers: Option<BufferRequest>,
-    /// The last promise of buffers to a sender.
+    /// The last grant of buffers to a sender.
     promised: Promise,
 }
 
@@ -123,9 +122,9 @@ impl Place {
 pub struct Holding {
     /// Its link's number.
     pub link: u16,
-    /// Which of the link's tokens it is.
+    /// The token's epoch.
     pub epoch: Epoch,
-    /// Until when its holder may send, on its own clock.
+    /// The instant until which the holder may send, on its own clock.
     pub valid_until: Instant,
 }
 
@@ -135,20 +134,20 @@ pub struct Coordination {
     config: CoordinationConfig,
     places: Vec<Place>,
     routes: Vec<Route>,
-    /// The route whose turn it is, where several wait for one link.
+    /// The first route to be tried, if several wait for one link.
     next_route: usize,
     receiver: Messages,
-    /// When the links want to be looked at.
+    /// When the links' timeout is due.
     alarm: Option<Instant>,
     /// The newest known incarnation of each party's unit.
     incarnations: BTreeMap<NodeId, Incarnation>,
 }
 
 impl Coordination {
-    /// Coordination as `config` says.
+    /// Creates the extension.
     ///
     /// # Errors
-    /// [`ConfigError`] says what does not fit together.
+    /// [`ConfigError`] says what is inconsistent in `config`.
     pub fn new(config: CoordinationConfig) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
@@ -162,7 +161,7 @@ impl Coordination {
         })
     }
 
-    /// The tokens that are here.
+    /// Iterates over the tokens that this node holds.
     pub fn tokens(&self) -> impl Iterator<Item = Holding> + '_ {
         self.places.iter().filter_map(|place| {
             let (epoch, valid_until) = place.link.as_ref()?.validity()?;
@@ -170,7 +169,7 @@ impl Coordination {
         })
     }
 
-    /// Buffers that are posted for coordinated messages, and not taken by one that has begun.
+    /// Returns how many buffers are posted for coordinated messages and not taken by one that has begun.
     #[must_use]
     pub fn free_buffers(&self) -> u32 {
         self.receiver.free_buffers()
@@ -213,7 +212,7 @@ impl Coordination {
         }
     }
 
-    /// The route to `destination`, where this node is a sender of one of its links.
+    /// Returns the route to `destination`, if this node is a sender of one of its links.
     fn route(&self, destination: NodeId) -> Option<usize> {
         let is_it = |route: &Route| route.destination == destination && !route.links.is_empty();
         self.routes.iter().position(is_it)
@@ -225,7 +224,7 @@ impl Coordination {
         if let Some(at) = self.route(command.node) {
             let small = self.config.uncontrolled;
             let bytes = command.region.length + HEADER_BYTES as u32;
-            // A buffer in the token is promised to one message: none may go without it.
+            // A buffer in the token is promised to one message, so no message may be sent without the token.
             let free = !self.config.buffers
                 && command.region.length <= small.message
                 && self.routes[at].borrow_debt(
@@ -241,7 +240,7 @@ impl Coordination {
         nic.send(message);
     }
 
-    /// What links and witnesses have to say goes out, and their alarm is set.
+    /// Sends the messages of links and witnesses, and sets their timeout.
     fn flush(&mut self, nic: &mut Context<'_>) {
         let mut next: Option<Instant> = None;
         let now = nic.now();
@@ -257,7 +256,7 @@ impl Coordination {
             }
             for (party, body) in out {
                 if let Some(node) = place.node(party) {
-                    say(nic, node, place.config.number, body);
+                    send_about(nic, node, place.config.number, body);
                 }
             }
         }
@@ -281,7 +280,7 @@ impl Coordination {
             let request = BufferRequest { from: party, epoch, consumed, since: now };
             let known = place.wants_buffers.filter(|known| known.repeats(&request));
             place.wants_buffers = Some(known.unwrap_or(request));
-            self.lend_buffers(nic);
+            self.grant_buffers(nic);
             return;
         }
         if let Some(witness) = &mut place.witness {
@@ -292,7 +291,7 @@ impl Coordination {
         }
     }
 
-    /// The unit of `node` is up in this incarnation; `restarted`: a former one was known here.
+    /// Handles a party's unit that is up in this incarnation; `restarted`: a former incarnation was known here.
     fn on_incarnation(
         &mut self,
         nic: &Context<'_>,
@@ -311,7 +310,7 @@ impl Coordination {
         }
     }
 
-    /// The unit of `node` does not answer any more, or has lost what it knew.
+    /// Handles a party's unit that no longer answers, or that has restarted and lost its state.
     fn on_lost(&mut self, nic: &Context<'_>, node: NodeId, restarted: bool) {
         let now = nic.now();
         for place in &mut self.places {
@@ -348,7 +347,7 @@ impl Coordination {
         nic.complete(command.region.port, &completion);
     }
 
-    /// Looks at every route that may go on.
+    /// Advances every route that may progress.
     fn settle(&mut self, nic: &mut Context<'_>) {
         for at in self.in_turn() {
             match self.routes[at].state {
@@ -361,21 +360,21 @@ impl Coordination {
     }
 }
 
-/// What a grant takes from one of `senders` to this one, as far as is known, and rather too little:
-/// a round trip that was seen once or twice may have waited for much else, but not all of them.
+/// Returns the nanoseconds that a grant takes from one of `senders` to this node, as a low estimate: the least round
+/// trip of all, because a single one may include waiting for other work.
 fn grant_nanos(nic: &Context<'_>, senders: &[NodeId]) -> u64 {
     let trips = senders.iter().filter_map(|sender| nic.round_trip(*sender));
     let least = trips.map(|trip| nanos(trip.least)).min();
-    // What answers a grant is shorter: the way here takes more than half of both.
+    // The answer to a grant is shorter than the grant, so the grant takes more than half of the round trip.
     let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
     least.map_or(0, |least| (least + longer) / 2)
 }
 
 /// Sends a control message about a link.
-fn say(nic: &mut Context<'_>, to: NodeId, link: u16, body: Body) {
+fn send_about(nic: &mut Context<'_>, to: NodeId, link: u16, body: Body) {
     let mut buffer = [0; MAX_MESSAGE];
     let length = LinkMessage { link, clock: nic.now().as_nanos(), body }.emit(&mut buffer);
-    // A peer that takes no more is as good as gone: its silence is found out, and its leases end.
+    // A peer with a full queue is down or about to be declared down; its leases end by themselves.
     let _ = nic.send_control(to, &buffer[..length]);
 }
 
@@ -386,7 +385,7 @@ impl Extension for Coordination {
         let extension = nic.extension();
         nic.steer_gate().map_err(|_| InitError::Refused {
             extension,
-            reason: "another extension steers the gate: install one of the two",
+            reason: "another extension controls the gate: install one of the two",
         })
     }
 
@@ -395,7 +394,7 @@ impl Extension for Coordination {
             SEND_WITH_FLOW_CONTROL => self.send_message(nic, &command),
             RECEIVE => {
                 self.receiver.on_command(nic, command);
-                self.lend_buffers(nic);
+                self.grant_buffers(nic);
             }
             COUNTERS => self.complete_counters(nic, &command),
             _ => nic.refuse(&command, Status::Invalid),
@@ -413,7 +412,7 @@ impl Extension for Coordination {
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         self.receiver.on_data(nic, from, frame);
         if self.places.iter().any(|place| place.wants_buffers.is_some()) {
-            self.lend_buffers(nic);
+            self.grant_buffers(nic);
         }
     }
 
@@ -437,15 +436,15 @@ impl Extension for Coordination {
                     witness.handle_timeout(now);
                 }
             }
-        } else if timeout == LENDING {
-            self.lend_buffers(nic);
+        } else if timeout == BUFFERS {
+            self.grant_buffers(nic);
         }
         self.settle(nic);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         match event {
-            // A peer that was down may be back in the same incarnation: it has kept what it knew.
+            // A peer that was down may come back in the same incarnation: then it has kept its state.
             PeerEvent::Up(node, incarnation) | PeerEvent::Restarted(node, incarnation) => {
                 if !self.places.iter().any(|place| place.party(node).is_some()) {
                     return;

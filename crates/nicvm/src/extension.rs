@@ -1,7 +1,7 @@
 //! Extensions: event handlers and state that a unit hosts.
 //!
-//! An extension is a module of the backplane (DVCM paper, section 3): handlers for commands,
-//! control messages, data and timeouts, an initialisation and a deactivation procedure.
+//! An extension is a module of the backplane (DVCM paper, section 3): handlers for commands, control messages, data and
+//! timeouts, and procedures for initialisation and deactivation.
 
 use std::any::Any;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use thiserror::Error;
 use crate::context::Context;
 use crate::transmit::Sent;
 
-/// First number for extensions that are not this crate's.
+/// The first number for extensions that do not belong to this crate.
 pub const FIRST_USER_EXTENSION: ExtensionId = ExtensionId(16);
 
-/// An extension's name for one of its timeouts; setting one again replaces it.
+/// An extension's identifier for one of its timeouts; setting one again replaces it.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct TimeoutId(pub u32);
 
-/// Which version of an extension: counted by the cluster, and carried by its control messages.
-/// Comparable as long as two are less than half their range apart.
+/// The version number of an extension: assigned by the cluster, and carried by its control messages. Two versions
+/// compare correctly while they are less than half the 16-bit range apart.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Epoch(pub u16);
 
@@ -31,13 +31,13 @@ impl Epoch {
     /// The version that a unit starts with.
     pub const FIRST: Self = Self(0);
 
-    /// Whether this is the later of the two.
+    /// Returns whether this version is later than `other`.
     #[must_use]
     pub const fn is_newer_than(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0) as i16 > 0
     }
 
-    /// The one after.
+    /// Returns the next version.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
@@ -54,140 +54,143 @@ pub enum InitError {
     /// The extension refused its configuration.
     #[error("extension {extension}: {reason}")]
     Refused {
-        /// Which one.
+        /// The extension.
         extension: ExtensionId,
-        /// What is wrong, and how to put it right.
+        /// What is wrong, and its remedy.
         reason: &'static str,
     },
     /// A handler panicked.
     #[error("extension {0} failed while it was initialised")]
     Trapped(ExtensionId),
-    /// It does not take over from the version before.
+    /// The new version did not import the old version's state.
     #[error(transparent)]
     Import(#[from] ImportError),
 }
 
-/// What happened to an extension of this unit.
+/// An event of an extension of this unit.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum UnitEvent {
-    /// A handler failed; the extension is quarantined.
+    /// A handler panicked; the extension is quarantined.
     Trapped(ExtensionId),
-    /// Another version of it runs from now on.
+    /// This version runs from now on.
     Replaced(ExtensionId, Epoch),
-    /// The version that was to run does not: what ran before still does.
+    /// The new version could not start; the old one still runs.
     NotReplaced(ExtensionId, Epoch, InitError),
-    /// It was taken down because somebody asked for it.
+    /// The extension was taken down on request.
     Withdrawn(ExtensionId),
 }
 
-/// Why an extension does not take what its predecessor left.
+/// Why an extension did not import its predecessor's state.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[error("the state of the version before does not fit: {0}")]
+#[error("the state of the previous version can't be imported: {0}")]
 pub struct ImportError(pub &'static str);
 
-/// What happened to another node's unit.
+/// An event of another node's unit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PeerEvent {
-    /// It answered for the first time, or again.
+    /// The peer answered for the first time, or again after it was down.
     Up(NodeId, Incarnation),
-    /// It has restarted: what was under way to its former life is lost.
+    /// The peer has restarted: messages under way to its former incarnation are lost.
     Restarted(NodeId, Incarnation),
-    /// It has not answered for too long: what was under way to it may be lost.
+    /// The peer has not answered for `dead_after`: messages under way to it may be lost.
     Down(NodeId),
 }
 
-/// News of the transmit scheduler, for the extension that steers the gate.
+/// An event of the transmit scheduler, for the extension that controls the gate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum TransmitNews {
     /// A message to `destination` waits for the gate to open.
     Held {
-        /// Whom it is for.
+        /// The node that it is for.
         destination: NodeId,
     },
-    /// All that the gate let through to `destination` has been handed to the line.
+    /// All frames that the gate allowed to `destination` have been handed to the line.
     Drained {
-        /// Whom it was for.
+        /// The node that they are for.
         destination: NodeId,
-        /// When the first bit of it left, or leaves.
+        /// When the first bit of them leaves or left the line.
         begins: Instant,
-        /// When the last bit of it leaves.
+        /// When the last bit of them leaves the line.
         leaves: Instant,
     },
 }
 
-/// A module of the backplane. Handlers run one at a time and to their end; what one asks of `nic`
-/// takes effect when it returns, and not at all if it panics. A handler that panics quarantines its
-/// extension: its commands complete with an error at once, its frames are dropped and counted.
+/// A module of the backplane. Handlers run one at a time and to completion. The effects that a handler asks for through
+/// `nic` are carried out when it returns, and dropped if it panics. A panic quarantines the extension: its commands
+/// complete with an error at once, and its frames are dropped and counted.
 pub trait Extension: Any + Send {
-    /// Called once, before anything else.
+    /// Initialises the extension. Called once, before any other handler.
     ///
     /// # Errors
     /// [`InitError::Refused`] says what is wrong with the configuration.
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError>;
 
-    /// A local application has posted a command. Every command is completed once, now or later.
+    /// Handles a command that a local application has posted. The extension must complete every command once, now or
+    /// later.
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command);
 
-    /// A control message of the same extension elsewhere: reliable, in order, at most 100 bytes.
+    /// Handles a control message of the same extension on another node: reliable, in order, at most 100 bytes.
     fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]);
 
-    /// A data frame of the same extension elsewhere: unreliable, not copied yet.
+    /// Handles a data frame of the same extension on another node: unreliable, and read in place.
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>);
 
-    /// A timeout has passed; never early.
+    /// Handles a timeout that has passed; never called early.
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId);
 
-    /// A local application has closed a port: what was lent through it is nobody's, and its number
-    /// may soon be another's.
+    /// Handles the closing of a port by its local application: memory registered through it belongs to nobody, and its
+    /// number may soon be reused.
     fn on_port_closed(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
-    /// The process behind a port stands still ([`Context::stop_port`]). Until it goes on: start no
-    /// frame for it, take none, complete nothing, write nothing into its memory; but answer those who
-    /// ask whether it is alive. Its packets that waited are withdrawn, with [`Status::Cancelled`]
-    /// where they have a token: they are the extension's to send anew.
+    /// Handles the suspension of a port ([`Context::stop_port`]). Until the port is resumed, the extension must start
+    /// no frame for it, accept none, complete nothing, and write nothing into its memory. It must still answer peers
+    /// that ask whether the port is alive. The port's waiting packets are withdrawn, with [`Status::Cancelled`] where
+    /// they have a token; the extension sends them anew after the resumption.
     ///
     /// [`Status::Cancelled`]: midplane_simhw::port::Status::Cancelled
     fn on_port_stopped(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
-    /// It goes on after it `stood` so long: silence in that time means nothing.
+    /// Handles the resumption of a port that was suspended for `stood`. A peer's silence in that time means nothing.
     fn on_port_resumed(&mut self, _nic: &mut Context<'_>, _port: PortId, _stood: Duration) {}
 
-    /// Something happened to another unit.
+    /// Handles an event of another unit.
     fn on_peer(&mut self, _nic: &mut Context<'_>, _event: PeerEvent) {}
 
-    /// Something happened to an extension of this unit, this one included.
+    /// Handles an event of an extension of this unit, including this one.
     fn on_unit(&mut self, _nic: &mut Context<'_>, _event: &UnitEvent) {}
 
-    /// The commands that it has taken and not completed: asked for once, when it is taken down, after a
-    /// failure as well, and completed with [`Status::ExtensionDown`]. Without a context, for nothing that
-    /// it could ask for would happen. One that holds commands says so, or their applications wait in vain.
+    /// Returns the commands that the extension has taken and not completed. Called once when the extension is taken
+    /// down, even after a panic; the unit completes them with [`Status::ExtensionDown`]. There is no context, because
+    /// no effect would be carried out. An extension that holds commands must implement this, or their applications wait
+    /// forever.
     ///
     /// [`Status::ExtensionDown`]: midplane_simhw::port::Status::ExtensionDown
     fn held(&mut self) -> Vec<Command> {
         Vec::new()
     }
 
-    /// Its state, for the version that follows; `None` if that begins anew.
+    /// Returns the extension's state for the next version; `None` if that starts without it.
     fn export(&mut self) -> Option<Vec<u8>> {
         None
     }
 
-    /// Takes over what the version before has [exported](Self::export), after its own
-    /// initialisation.
+    /// Imports the state that the previous version [exported](Self::export). Called after `init`.
     ///
     /// # Errors
-    /// [`ImportError`]: the version before stays then.
+    /// [`ImportError`]; then the previous version stays.
     fn import(&mut self, _state: &[u8]) -> Result<(), ImportError> {
         Ok(())
     }
 
-    /// The gate holds something back, or has let all through. Only for the extension that steers it.
+    /// Handles the scheduler's report that the gate holds a frame or has let all through. Called only on the gate's
+    /// controller.
     fn on_transmit(&mut self, _nic: &mut Context<'_>, _news: TransmitNews) {}
 
-    /// A packet that had to wait, and has a token, has left or never will.
+    /// Handles the end of a packet that had to wait and has a token: it has left, or never will.
     fn on_sent(&mut self, _nic: &mut Context<'_>, _sent: Sent) {}
 
-    /// Called once, last: what others wait for is given back here.
+    /// Deactivates the extension: returns credits, grants and commands that others wait for. Called once, as the last
+    /// handler.
     fn deactivate(&mut self, nic: &mut Context<'_>);
 }

@@ -1,11 +1,11 @@
-//! An extension's own memory: so many bytes, lent by its unit, and no more.
+//! An extension's own memory: a bounded number of bytes, allocated by its unit.
 //!
-//! A NIC has little memory (the paper's cards 256 KiB), and an extension that keeps what it is sent must
-//! not take its neighbours'. Each version of an extension has a [`Heap`] of its own, of
-//! [`DEFAULT_BYTES`] unless [`Unit::set_heap`](crate::unit::Unit::set_heap) says otherwise: state is kept
-//! in [`Vector`]s of it, which are refused where they would pass its bound, and give back what they took
-//! when they are dropped, however the extension ends. (DVCM paper, section 3: "a heap mechanism provided by
-//! the framework".) What a native extension keeps elsewhere is not counted: it is trusted code.
+//! A NIC has little memory (the paper's cards have 256 KiB), and an extension that keeps what peers send must not use
+//! its neighbours' share. Each version of an extension has its own [`Heap`] of [`DEFAULT_BYTES`], unless
+//! [`Unit::set_heap`](crate::unit::Unit::set_heap) sets another size. State is kept in the heap's [`Vector`]s. A vector
+//! that would exceed the bound is refused; a dropped vector returns its bytes, however the extension ends. (DVCM paper,
+//! section 3: "a heap mechanism provided by the framework".) Memory that a native extension keeps elsewhere is not
+//! counted: it is trusted code.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -14,20 +14,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 
-/// Bytes of a heap, unless said otherwise: what a sandbox has.
+/// Default size of a heap in bytes; a sandbox has the same.
 pub const DEFAULT_BYTES: usize = 64 << 10;
-/// Bytes that each vector costs beside its elements, so that empty ones are bounded as well.
+/// Bytes that each vector costs in addition to its elements, so that empty vectors are bounded as well.
 pub const VECTOR_BYTES: usize = 32;
 
-/// Why memory was not lent.
+/// Why memory was not allocated.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[error("{wanted} bytes more, where {used} of {limit} are used")]
+#[error("the heap has no room for {wanted} more bytes: {used} of {limit} are used")]
 pub struct HeapFull {
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     pub wanted: usize,
-    /// Bytes that are lent.
+    /// Bytes that are allocated.
     pub used: usize,
-    /// Bytes that there are.
+    /// Size of the heap in bytes.
     pub limit: usize,
 }
 
@@ -38,22 +38,22 @@ struct Account {
     most: AtomicUsize,
 }
 
-/// So many bytes of a NIC's memory. Clones are the same heap.
+/// A bounded account of a NIC's memory. Clones share the same heap.
 #[derive(Clone, Debug)]
 pub struct Heap(Arc<Account>);
 
 impl Heap {
-    /// A heap of `limit` bytes.
+    /// Creates a heap of `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         let (used, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Self(Arc::new(Account { limit, used, most }))
     }
 
-    /// An empty vector with room for `capacity` elements.
+    /// Allocates an empty vector with room for `capacity` elements.
     ///
     /// # Errors
-    /// [`HeapFull`]; nothing is lent then.
+    /// [`HeapFull`]; then nothing is allocated.
     pub fn vector<T>(&self, capacity: usize) -> Result<Vector<T>, HeapFull> {
         let bytes = capacity.saturating_mul(size_of::<T>());
         self.take(bytes.saturating_add(VECTOR_BYTES))?;
@@ -61,29 +61,29 @@ impl Heap {
         Ok(Vector { heap: self.clone(), elements, room: capacity })
     }
 
-    /// A copy of `elements`.
+    /// Allocates a copy of `elements`.
     ///
     /// # Errors
-    /// [`HeapFull`]; nothing is lent then.
+    /// [`HeapFull`]; then nothing is allocated.
     pub fn copy<T: Clone>(&self, elements: &[T]) -> Result<Vector<T>, HeapFull> {
         let mut vector = self.vector(elements.len())?;
         vector.elements.extend_from_slice(elements);
         Ok(vector)
     }
 
-    /// Bytes that there are.
+    /// Returns the size of the heap in bytes.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.0.limit
     }
 
-    /// Bytes that are lent, up to [`limit`](Self::limit).
+    /// Returns the bytes that are allocated, at most [`limit`](Self::limit).
     #[must_use]
     pub fn used(&self) -> usize {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were ever lent at once.
+    /// Returns the most bytes that were ever allocated at once.
     #[must_use]
     pub fn most(&self) -> usize {
         self.0.most.load(Ordering::Relaxed)
@@ -101,37 +101,37 @@ impl Heap {
         }
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.0.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-/// Elements in a heap's memory. Reads and writes as a slice; grows as far as the heap goes.
+/// A vector in a heap's memory. Reads and writes as a slice; grows as far as the heap allows.
 pub struct Vector<T> {
     heap: Heap,
     elements: Vec<T>,
-    /// Elements that there is room for.
+    /// Elements that it has paid for.
     room: usize,
 }
 
 impl<T> Vector<T> {
-    /// Adds an element at the end.
+    /// Appends an element.
     ///
     /// # Errors
-    /// [`HeapFull`]; nothing has changed then.
+    /// [`HeapFull`]; then nothing has changed.
     pub fn push(&mut self, element: T) -> Result<(), HeapFull> {
         if self.elements.len() == self.room {
-            // Twice as many, and where that is too much, one more.
+            // Doubles the capacity; if that does not fit, adds one element.
             self.reserve(self.room.max(4)).or_else(|_| self.reserve(1))?;
         }
         self.elements.push(element);
         Ok(())
     }
 
-    /// Makes room for `more` elements than there are.
+    /// Reserves capacity for `more` elements beyond those present.
     ///
     /// # Errors
-    /// [`HeapFull`]; nothing has changed then.
+    /// [`HeapFull`]; then nothing has changed.
     pub fn reserve(&mut self, more: usize) -> Result<(), HeapFull> {
         let lacks = more.saturating_sub(self.room - self.elements.len());
         self.heap.take(lacks.saturating_mul(size_of::<T>()))?;
@@ -140,20 +140,20 @@ impl<T> Vector<T> {
         Ok(())
     }
 
-    /// Takes the last element out.
+    /// Removes and returns the last element.
     pub fn pop(&mut self) -> Option<T> {
         self.elements.pop()
     }
 
-    /// Takes an element out and puts the last one in its place.
+    /// Removes and returns the element at `at`, and moves the last element into its place.
     ///
     /// # Panics
-    /// If there is no element `at`.
+    /// If there is no element at `at`.
     pub fn swap_remove(&mut self, at: usize) -> T {
         self.elements.swap_remove(at)
     }
 
-    /// Takes all elements out; its memory stays lent.
+    /// Removes all elements; the capacity stays allocated.
     pub fn clear(&mut self) {
         self.elements.clear();
     }
@@ -161,7 +161,7 @@ impl<T> Vector<T> {
 
 impl<T> Drop for Vector<T> {
     fn drop(&mut self) {
-        self.heap.give_back(VECTOR_BYTES + self.room * size_of::<T>());
+        self.heap.release(VECTOR_BYTES + self.room * size_of::<T>());
     }
 }
 

@@ -1,15 +1,14 @@
 //! Extensions installed across a cluster while it runs: on all nodes or on none, in one version.
 //!
-//! Whoever is asked to coordinates: the module goes down a tree of the members as it comes, each
-//! prepares it (checks, translates, starts it, aside) and votes; when all have, they commit, and the
-//! new version runs under the next [`Epoch`], which its control messages carry; when one refuses,
-//! nothing has changed anywhere. The version before stays ready: rolling back is one commit. A member
-//! that was away asks, and catches up. If the coordinator dies in between, the living member of the
-//! lowest rank asks all others what they know, and ends it the same way for all: committed if any has,
-//! otherwise not at all.
+//! The node that receives the command coordinates. The module travels down a tree of the members; each member checks,
+//! translates and prepares it, and votes. When all have voted for it, they commit. The new version runs under the next
+//! [`Epoch`], which its control messages carry. If one member refuses, nothing changes anywhere. The previous version's
+//! module is kept: rolling back is one commit. A member that was away asks for the installed versions and fetches them.
+//! If the coordinator dies before the end, the living member of the lowest rank queries all others and ends the change
+//! the same way for all: committed if any has committed, otherwise aborted.
 //!
-//! An extension that fails is quarantined on its node, its commands end with an error at once, and all
-//! members are told; what follows is its [`Policy`].
+//! An extension that fails is quarantined on its node, its commands complete with an error at once, and all members are
+//! notified; its [`Policy`] decides what follows.
 
 mod ballot;
 mod catch_up;
@@ -40,25 +39,25 @@ pub use command::{INSTALL, LIST, Policy, QUARANTINE, ROLL_BACK, Refusal, about, 
 pub use listed::Listed;
 pub use wire::{ChangeId, Hash, MAX_MEMBERS};
 
-/// The number of the installer.
+/// The extension number of the installer.
 pub const INSTALLER: ExtensionId = ExtensionId(7);
 
-/// Most bytes of a module that is installed.
+/// Most bytes of a module that can be installed.
 pub const MAX_MODULE: usize = 64 << 10;
-/// How long a change may stand still before somebody asks after it.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// Period after which the members that a change still waits for are sent a message, so that a dead one is detected.
+const STALLED_AFTER: Duration = Duration::from_millis(200);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
-/// How long a restart waits at first; twice as long each time after.
+/// Delay of the first restart; doubles with each further one.
 const BACK_OFF: Duration = Duration::from_millis(10);
-/// Restarts after which it stays down.
+/// Restarts after which an extension stays down.
 const RESTARTS: u32 = 8;
 
-/// What makes extensions of modules.
+/// Loads extensions from modules.
 pub trait Loader: Send {
-    /// An extension that is ready to be initialised.
+    /// Loads a module into an extension that is ready to be initialised.
     ///
     /// # Errors
-    /// One line that says what is wrong with it.
+    /// One line that says what is wrong with the module.
     fn load(&self, module: &[u8]) -> Result<Box<dyn Extension>, String>;
 }
 
@@ -68,31 +67,31 @@ impl<F: Fn(&[u8]) -> Result<Box<dyn Extension>, String> + Send> Loader for F {
     }
 }
 
-/// The hash of a module's content.
+/// Returns the hash of a module's bytes.
 #[must_use]
 pub fn hash(module: &[u8]) -> Hash {
     Hash(Sha256::digest(module).into())
 }
 
-/// What a node's installer has done.
+/// Counts the work of a node's installer since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct InstallCounters {
     /// Changes that were committed here.
     pub committed: u64,
-    /// Changes that were given up here.
+    /// Changes that were aborted here.
     pub aborted: u64,
-    /// Versions that were caught up with.
+    /// Versions that this node has caught up with after it was away.
     pub caught_up: u64,
-    /// Failures that this node was told of, its own included.
+    /// Failures reported to this node, its own included.
     pub reports: u64,
     /// Restarts after failures.
     pub restarts: u64,
-    /// Messages that fit nothing.
+    /// Messages that cannot be parsed or fit no change.
     pub malformed: u64,
 }
 
-/// What runs under a number.
+/// The version that runs under a number.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     epoch: Epoch,
@@ -110,13 +109,13 @@ pub struct Installer {
     loader: Box<dyn Loader>,
     versions: BTreeMap<ExtensionId, Version>,
     modules: BTreeMap<Hash, Vec<u8>>,
-    /// Members that are known to be gone.
+    /// Members that are known to be down.
     gone: BTreeSet<NodeId>,
     change: Option<Change>,
-    /// How changes ended: the last ones.
+    /// The outcomes of the last 64 changes; true if committed.
     ended: BTreeMap<ChangeId, bool>,
     serial: u32,
-    /// What is being fetched, and for which number.
+    /// Modules that are being fetched, with the number and version that they are for.
     fetching: BTreeMap<Hash, (ExtensionId, Version, Vec<u8>)>,
     counters: InstallCounters,
 }
@@ -128,7 +127,7 @@ impl std::fmt::Debug for Installer {
 }
 
 impl Installer {
-    /// The installer of a cluster of `members`, up to [`MAX_MEMBERS`]; `loader` makes extensions.
+    /// Creates the installer of a cluster of up to [`MAX_MEMBERS`] `members`; `loader` loads their modules.
     #[must_use]
     pub fn new(members: Vec<NodeId>, loader: impl Loader + 'static) -> Self {
         Self {
@@ -146,19 +145,19 @@ impl Installer {
         }
     }
 
-    /// What it has done.
+    /// Returns the installer's counters.
     #[must_use]
     pub const fn counters(&self) -> InstallCounters {
         self.counters
     }
 
-    /// The version and the content of what runs under a number.
+    /// Returns the version that runs under a number, and its module's hash.
     #[must_use]
     pub fn installed(&self, number: ExtensionId) -> Option<(Epoch, Hash)> {
         self.versions.get(&number).map(|version| (version.epoch, version.hash))
     }
 
-    /// Whether a change is under way.
+    /// Returns whether a change is under way.
     #[must_use]
     pub const fn is_changing(&self) -> bool {
         self.change.is_some()
@@ -168,20 +167,20 @@ impl Installer {
         self.members.iter().position(|member| *member == node).map(|rank| rank as u16)
     }
 
-    fn tell(&self, nic: &mut Context<'_>, to: NodeId, message: &Message<'_>) {
-        // A queue that is full is that of a peer which is as good as gone.
+    fn send(&self, nic: &mut Context<'_>, to: NodeId, message: &Message<'_>) {
+        // A full queue belongs to a peer that is down or about to be declared down.
         let _ = nic.send_control(to, &message.emit());
     }
 
-    fn tell_all(&self, nic: &mut Context<'_>, message: &Message<'_>) {
+    fn send_to_all(&self, nic: &mut Context<'_>, message: &Message<'_>) {
         for (rank, member) in self.members.iter().enumerate() {
             if rank != usize::from(self.rank) {
-                self.tell(nic, *member, message);
+                self.send(nic, *member, message);
             }
         }
     }
 
-    /// A host wants a change.
+    /// Begins the change that a host's command asks for, as its coordinator.
     fn begin(&mut self, nic: &mut Context<'_>, command: Command) {
         let number = ExtensionId(command.args[0] as u8);
         let runs = self.versions.get(&number).copied();
@@ -229,7 +228,7 @@ impl Installer {
         self.prepare(nic);
     }
 
-    /// The members that are not known to be gone, as bits by rank.
+    /// Returns the members that are not known to be down, as bits by rank.
     fn living(&self, own: NodeId) -> [u8; 32] {
         let mut bits = [0; 32];
         for (rank, member) in self.members.iter().enumerate() {
@@ -287,7 +286,7 @@ impl Installer {
                 if let Some(module) = self.modules.get(&hash) {
                     for (index, bytes) in module.chunks(wire::PIECE).enumerate() {
                         let at = (index * wire::PIECE) as u32;
-                        self.tell(nic, from, &Message::Piece { hash, at, bytes });
+                        self.send(nic, from, &Message::Piece { hash, at, bytes });
                     }
                 }
             }
@@ -298,7 +297,7 @@ impl Installer {
         Some(())
     }
 
-    /// Somebody asks how a change ends.
+    /// Answers a member's query about the outcome of a change.
     fn on_query(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId) {
         let is_here = self.of(id).is_some();
         let knows = match (self.ended.get(&id), is_here) {
@@ -306,12 +305,12 @@ impl Installer {
             (Some(false), _) => wire::ABORTED,
             (None, true) => wire::PREPARED,
             (None, false) => {
-                // It will never take part now.
+                // Having answered that it is aborted, this node never takes part in it.
                 self.end(id, false);
                 wire::ABORTED
             }
         };
-        self.tell(nic, from, &Message::Known { id, knows });
+        self.send(nic, from, &Message::Known { id, knows });
     }
 
     fn of(&mut self, id: ChangeId) -> Option<&mut Change> {
@@ -322,13 +321,13 @@ impl Installer {
         let id = offer.id;
         if self.ended.contains_key(&id) {
             let why = Refusal::Late as u8;
-            self.tell(nic, from, &Message::Refused { id, who: nic.node(), why });
+            self.send(nic, from, &Message::Refused { id, who: nic.node(), why });
             return;
         }
         if let Some(change) = &self.change {
             if change.offer.id != id {
                 let why = Refusal::Busy as u8;
-                self.tell(nic, from, &Message::Refused { id, who: nic.node(), why });
+                self.send(nic, from, &Message::Refused { id, who: nic.node(), why });
             }
             return;
         }
@@ -343,7 +342,7 @@ impl Installer {
         }
     }
 
-    /// What runs under a number is taken down here.
+    /// Takes down the version that runs under a number here.
     fn withdraw(&mut self, nic: &mut Context<'_>, number: ExtensionId, epoch: Epoch) {
         if let Some(version) = self.versions.get_mut(&number)
             && version.epoch == epoch
@@ -354,11 +353,11 @@ impl Installer {
         }
     }
 
-    /// An extension has failed on some node.
+    /// Handles the report that an extension has failed on some node.
     fn on_report(&mut self, nic: &mut Context<'_>, on: NodeId, number: ExtensionId, epoch: Epoch) {
         self.counters.reports += 1;
         let Some(version) = self.versions.get(&number).filter(|v| v.epoch == epoch) else { return };
-        // The node that it failed on sees to it.
+        // The node on which it failed carries out the policy.
         if on == nic.node() && version.policy == Policy::RollBack && version.former.is_some() {
             self.begin(nic, about(ROLL_BACK, number, 0));
         }
@@ -372,7 +371,7 @@ impl Extension for Installer {
             extension: nic.extension(),
             reason: "this node is not among the cluster's members, or they are more than 256",
         })?;
-        self.tell_all(nic, &Message::What);
+        self.send_to_all(nic, &Message::What);
         Ok(())
     }
 
@@ -386,7 +385,7 @@ impl Extension for Installer {
                     return;
                 };
                 let withdraw = Message::Withdraw { number, epoch: version.epoch };
-                self.tell_all(nic, &withdraw);
+                self.send_to_all(nic, &withdraw);
                 self.withdraw(nic, number, version.epoch);
                 nic.complete(command.region.port, &Completion::of(&command, Status::Done));
             }
@@ -428,9 +427,9 @@ impl Extension for Installer {
             PeerEvent::Up(node, _) => {
                 self.gone.remove(&node);
                 if self.rank_of(node).is_some() {
-                    // It may have missed something, or we have.
+                    // Either side may have missed a version.
                     self.on_what(nic, node);
-                    self.tell(nic, node, &Message::What);
+                    self.send(nic, node, &Message::What);
                 }
             }
             PeerEvent::Down(node) => {

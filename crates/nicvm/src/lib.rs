@@ -1,20 +1,20 @@
-//! The firmware that hosts event-handler extensions: the Distributed Virtual Communication Machine.
+//! The firmware that hosts event-handler extensions: the Distributed Virtual Communication Machine (DVCM).
 //!
-//! Everything here is a state machine that a NIC's coprocessor runs: no I/O, no clock, no task. A
-//! [`Unit`](unit::Unit) runs on each NIC and lends its extensions what they need; unreliable
-//! messages and sender coordination are extensions that ship with it. Written once, it runs on
-//! every fabric of `midplane-simhw`.
+//! Every module is a state machine that a NIC's coprocessor runs: no I/O, no clock, no task. One [`Unit`](unit::Unit)
+//! runs on each NIC and provides its extensions with timers, memory and messages. Unreliable messages and sender
+//! coordination are extensions that ship with this crate. Extensions are written once and run on every fabric of
+//! `midplane-simhw`.
 //!
 //! - [`mod@unit`], [`extension`], [`context`]: start here: the execution unit, and how to extend it
 //! - [`control`]: reliable control messages between units
 //! - [`install`]: extensions installed across a cluster while it runs
-//! - [`memory`], [`capability`]: what nodes let each other read and write, and for how long
+//! - [`memory`], [`capability`]: memory that nodes read and write remotely, and the revocable rights to it
 //! - [`collective`]: barrier, broadcast, reduce, all-reduce and all-gather between NICs
 //! - [`coordination`]: many senders take turns on a link
 //! - [`messages`]: the default service, unreliable messages between ports
-//! - [`admission`], [`transmit`]: what waits to leave, and who decides when it may
-//! - [`planted`]: bugs on purpose, for tests
-//! - `sandbox` (feature `wasm`): extensions that may come from anybody
+//! - [`admission`], [`transmit`]: the transmit queue, and the policies that decide when a frame may leave it
+//! - [`planted`]: deliberate bugs, for tests
+//! - `sandbox` (feature `wasm`): untrusted extensions, as WebAssembly modules
 //! - [`program`]: sequences of commands, built once and triggered many times
 //! - [`timeout`]: the two timeout services
 //! - [`heap`]: an extension's own memory, bounded

@@ -1,12 +1,11 @@
-//! The distributed address space: what a node has given capabilities to, others read, write, compare
-//! and swap, and add to, without its host.
+//! The distributed address space: nodes that hold a capability read, write, compare-and-swap and add to a node's
+//! memory, without its host.
 //!
-//! Small accesses are one control message each way; large ones are frames, which are asked for, or
-//! sent, again until all are there. Every access ends: done, refused by the owner, or with
-//! [`Status::PeerLost`]. Accesses of one node to another's memory are carried out in the order in
-//! which they were posted, small ones; a large one may end after small ones that follow it. Words that
-//! were changed by others in the last millisecond are taken from the NIC, not from memory: a host that
-//! shares words with others changes them by commands, too.
+//! A small access is one control message each way. A large one is sent in frames; lost frames are requested or sent
+//! again until all have arrived. Every access completes: done, refused by the owner, or with [`Status::PeerLost`].
+//! Small accesses of one node to another's memory are carried out in the order in which they were posted; a large one
+//! may end after small ones that follow it. Words that were changed remotely in the last millisecond are read from the
+//! NIC, not from memory. So a host that shares words with other nodes must change them by commands, too.
 
 mod bulk;
 mod owner;
@@ -30,89 +29,89 @@ use wire::{Access, Message};
 
 pub use wire::INLINE;
 
-/// The number of the distributed address space.
+/// The extension number of the distributed address space.
 pub const MEMORY: ExtensionId = ExtensionId(6);
 
-/// Gives a capability to `region` with the rights of argument 0, a [`Grant`]; completes with its three
-/// words (arguments 0 to 2).
+/// Opcode: gives a capability to `region` with the rights of argument 0, a [`Grant`]; completes with its three words
+/// (arguments 0 to 2).
 pub const GIVE: u8 = 1;
-/// Takes a capability back (its words are the arguments), with all that was made of it.
+/// Opcode: revokes the capability in the arguments, with all that were delegated from it.
 pub const REVOKE: u8 = 2;
-/// Makes a capability with the rights in `flags` for the range that the one in the arguments names.
+/// Opcode: delegates the capability in the arguments, for its range, with the rights in `flags`.
 pub const DELEGATE: u8 = 3;
-/// Reads what a capability names into `region`, as far as that goes.
+/// Opcode: reads the capability's memory into `region`, for the region's length.
 pub const READ: u8 = 4;
-/// Writes `region` to where a capability begins.
+/// Opcode: writes `region` to the beginning of the capability's range.
 pub const WRITE: u8 = 5;
-/// Compares the capability's word with the region's first, and puts the region's second in its place
-/// if they are the same; completes with what was there (argument 0), which is written to the region's
-/// first as well.
+/// Opcode: compares the capability's word with the region's first word, and if they are equal, replaces it by the
+/// region's second word. Completes with the previous value (argument 0), which is written to the region's first word as
+/// well.
 pub const COMPARE_AND_SWAP: u8 = 6;
-/// Adds the region's word to the capability's; completes with what was there, as before.
+/// Opcode: adds the region's word to the capability's word; completes with the previous value, as above.
 pub const FETCH_AND_ADD: u8 = 7;
 
-/// How long an owner has to answer, and a microsecond a byte: one without this extension never does.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time in which an owner has to answer, plus one microsecond per byte: an owner without this extension never answers.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const SWEEP: TimeoutId = TimeoutId(0);
 const RETRY: TimeoutId = TimeoutId(1);
-/// Frames that were sent before a message may come after it, by as much as a queue holds.
+/// Delay before missing frames are requested: frames that were sent before a message may arrive after it, by the delay
+/// of a queue.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
-/// How long a changed word is remembered: longer than it takes to get into memory.
+/// Time for which a changed word is remembered: longer than it takes to reach memory.
 const REMEMBERED: Duration = Duration::from_millis(1);
-/// Words that are remembered at once.
+/// Number of remembered words at which outdated ones are removed.
 const WORDS: usize = 1_024;
-/// Large writes of one other node that may be under way here at once; one more is refused.
+/// Large writes of one other node that may be under way here at once; further ones are refused.
 pub const ARRIVING: usize = 1_024;
-/// Instructions for what a handler does, beside what it asks for.
+/// Instructions charged for a handler itself, without its effects.
 const STEP_INSTRUCTIONS: u64 = 20;
 
-/// A command that gives a capability to `region`.
+/// Builds a command that gives a capability to `region`.
 #[must_use]
 pub fn give(region: RegionRef, grant: Grant, cookie: u64) -> Command {
     let args = [grant.0.into(), 0, 0];
     Command { extension: MEMORY, opcode: GIVE, region, cookie, args, ..Command::default() }
 }
 
-/// A command about a capability: [`REVOKE`], [`READ`], [`WRITE`], [`COMPARE_AND_SWAP`],
-/// [`FETCH_AND_ADD`].
+/// Builds a command that uses a capability: [`REVOKE`], [`READ`], [`WRITE`], [`COMPARE_AND_SWAP`] or [`FETCH_AND_ADD`].
 #[must_use]
 pub fn access(opcode: u8, capability: &Capability, region: RegionRef, cookie: u64) -> Command {
     let args = capability.to_words();
     Command { extension: MEMORY, opcode, region, cookie, args, ..Command::default() }
 }
 
-/// A command that makes a capability with fewer rights.
+/// Builds a command that delegates a capability with fewer rights.
 #[must_use]
 pub fn delegate(capability: &Capability, grant: Grant, cookie: u64) -> Command {
     let flags = grant.0.into();
     Command { flags, ..access(DELEGATE, capability, RegionRef::default(), cookie) }
 }
 
-/// The capability in a completion of [`GIVE`] or [`DELEGATE`].
+/// Returns the capability in a completion of [`GIVE`] or [`DELEGATE`].
 #[must_use]
 pub const fn given(completion: &Completion) -> Capability {
     let [first, second, third, _] = completion.args;
     Capability::from_words([first, second, third])
 }
 
-/// What the extension has seen.
+/// Counts the accesses of this node since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct MemoryCounters {
-    /// Accesses of others, and of this node, that were carried out here.
+    /// Accesses, remote and local, that were carried out here.
     pub served: u64,
-    /// Accesses that were refused here: no right, no memory.
+    /// Accesses that were refused here, for want of a right or of memory.
     pub denied: u64,
     /// Frames that were sent again.
     pub resent: u64,
-    /// Messages and frames that fit nothing.
+    /// Messages that cannot be parsed or match no access.
     pub malformed: u64,
 }
 
-/// An access that this node has asked for.
+/// An access that this node has requested.
 #[derive(Debug)]
-struct Asked {
+struct PendingAccess {
     command: Command,
     owner: NodeId,
     since: Instant,
@@ -120,20 +119,20 @@ struct Asked {
     outgoing: Option<Outgoing>,
 }
 
-/// A word of this node that was changed not long ago.
+/// A word of this node that was changed recently.
 #[derive(Clone, Copy, Debug)]
 struct Word {
     value: u64,
     until: Instant,
 }
 
-/// The part of the distributed address space that a node has.
+/// One node's part of the distributed address space.
 #[derive(Debug)]
 pub struct Memory {
     table: Capabilities,
     next: u32,
-    asked: BTreeMap<u32, Asked>,
-    /// Large writes of others: by node and number.
+    pending: BTreeMap<u32, PendingAccess>,
+    /// Large writes of other nodes, by node and number.
     arriving: BTreeMap<(NodeId, u32), Incoming>,
     words: BTreeMap<(PortId, u16, u32), Word>,
     counters: MemoryCounters,
@@ -146,38 +145,38 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// A part that has given nothing. The keys of its capabilities follow from what the NIC draws as it starts.
+    /// Creates a node's part without capabilities. Their keys derive from a secret that the NIC draws when it starts.
     #[must_use]
     pub const fn new() -> Self {
         Self {
             table: Capabilities::unkeyed(),
             next: 0,
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             arriving: BTreeMap::new(),
             words: BTreeMap::new(),
             counters: MemoryCounters { served: 0, denied: 0, resent: 0, malformed: 0 },
         }
     }
 
-    /// What the extension has seen.
+    /// Returns the extension's counters.
     #[must_use]
     pub const fn counters(&self) -> MemoryCounters {
         self.counters
     }
 
-    /// Accesses that this node has asked for and that have not ended.
+    /// Returns how many accesses of this node have not completed.
     #[must_use]
     pub fn pending(&self) -> usize {
-        self.asked.len()
+        self.pending.len()
     }
 
-    /// Large writes of others that are under way here: up to [`ARRIVING`] of each node.
+    /// Returns how many large writes of other nodes are under way here: up to [`ARRIVING`] of each node.
     #[must_use]
     pub fn arriving(&self) -> usize {
         self.arriving.len()
     }
 
-    /// Gives, makes or takes back: all within this node's own table.
+    /// Gives, delegates or revokes a capability: all within this node's own table.
     fn change(&mut self, nic: &mut Context<'_>, command: &Command) {
         let capability = Capability::from_words(command.args);
         let port = command.region.port;
@@ -187,7 +186,7 @@ impl Memory {
                 nic.refuse(command, Status::Invalid);
                 return;
             }
-            // Only who lent the memory takes it back.
+            // Only the port that owns the memory may revoke its capabilities.
             REVOKE if self.table.owner(&capability) != Some(port) => {
                 nic.refuse(command, Status::Region);
                 return;
@@ -208,7 +207,7 @@ impl Memory {
         }
     }
 
-    /// Asks the owner.
+    /// Sends an access to the memory's owner; a large access to own memory is copied at once.
     fn ask(&mut self, nic: &mut Context<'_>, command: Command) {
         let capability = Capability::from_words(command.args);
         let owner = capability.node;
@@ -221,16 +220,17 @@ impl Memory {
         let number = self.next;
         self.next = self.next.wrapping_add(1);
         let length = command.region.length;
-        let mut asked = Asked { command, owner, since: nic.now(), incoming: None, outgoing: None };
+        let mut pending =
+            PendingAccess { command, owner, since: nic.now(), incoming: None, outgoing: None };
         let access = match command.opcode {
             READ if length <= capability.length && length > 0 => {
                 if length as usize > INLINE {
-                    asked.incoming = Some(Incoming::new(command.region));
+                    pending.incoming = Some(Incoming::new(command.region));
                 }
                 Access::Read
             }
             WRITE if length <= capability.length && length as usize > INLINE => {
-                asked.outgoing = Some(Outgoing::new(command.region, 0));
+                pending.outgoing = Some(Outgoing::new(command.region, 0));
                 Access::WriteMany
             }
             WRITE if length <= capability.length && length > 0 => Access::Write,
@@ -260,17 +260,17 @@ impl Memory {
             nic.refuse(&command, Status::Refused);
             return;
         }
-        if let Some(outgoing) = &asked.outgoing {
+        if let Some(outgoing) = &pending.outgoing {
             outgoing.send_all(nic, owner, number);
             let _ = nic.send_control(owner, &Message::Sent { number }.emit());
         }
-        if self.asked.is_empty() {
+        if self.pending.is_empty() {
             nic.set_timeout(SWEEP, Service::Coarse, SWEEP_EVERY);
         }
-        self.asked.insert(number, asked);
+        self.pending.insert(number, pending);
     }
 
-    /// A large access to this node's own memory: there is no wire between.
+    /// Carries out a large access to this node's own memory, by a copy.
     fn copy(&mut self, nic: &mut Context<'_>, command: &Command, capability: Capability) {
         let length = command.region.length;
         let grant = if command.opcode == READ { Grant::READ } else { Grant::WRITE };
@@ -295,8 +295,8 @@ impl Memory {
     }
 
     fn end(&mut self, nic: &mut Context<'_>, number: u32, status: Status, word: u64) {
-        let Some(asked) = self.asked.remove(&number) else { return };
-        let command = &asked.command;
+        let Some(pending) = self.pending.remove(&number) else { return };
+        let command = &pending.command;
         if status != Status::Done {
             nic.refuse(command, status);
             return;
@@ -306,14 +306,14 @@ impl Memory {
         nic.complete(command.region.port, &completion);
     }
 
-    /// The owner has answered.
+    /// Handles the owner's answer.
     fn on_answer(&mut self, nic: &mut Context<'_>, number: u32, status: Status, bytes: &[u8]) {
-        let Some(asked) = self.asked.get_mut(&number) else { return };
+        let Some(pending) = self.pending.get_mut(&number) else { return };
         if status != Status::Done {
             self.end(nic, number, status, 0);
             return;
         }
-        if let Some(incoming) = &mut asked.incoming {
+        if let Some(incoming) = &mut pending.incoming {
             incoming.on_all_sent();
             if incoming.is_whole() {
                 self.end(nic, number, Status::Done, 0);
@@ -322,13 +322,13 @@ impl Memory {
             }
             return;
         }
-        let region = asked.command.region;
+        let region = pending.command.region;
         let length = bytes.len().min(region.length as usize) as u32;
         let to = region.part(0, length).expect("no longer than it");
         let word =
             bytes.get(..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
         let landed = length == 0 || nic.write(to, Payload::from(&bytes[..length as usize])).is_ok();
-        let word = if matches!(asked.command.opcode, READ | WRITE) { 0 } else { word };
+        let word = if matches!(pending.command.opcode, READ | WRITE) { 0 } else { word };
         self.end(nic, number, if landed { Status::Done } else { Status::Region }, word);
     }
 
@@ -338,13 +338,13 @@ impl Memory {
                 self.serve(nic, from, number, (access, capability), inline);
             }
             Message::Answer { number, status, bytes } => {
-                if self.asked.get(&number)?.owner != from {
+                if self.pending.get(&number)?.owner != from {
                     return None;
                 }
                 self.on_answer(nic, number, status, bytes);
             }
             Message::Sent { number } => {
-                // Refused before, otherwise.
+                // If there is no such write, it was refused before.
                 let Some(incoming) = self.arriving.get_mut(&(from, number)) else {
                     return Some(());
                 };
@@ -357,8 +357,8 @@ impl Memory {
             }
             Message::Lacking { number, first, count } => {
                 self.counters.resent += u64::from(count);
-                if let Some(asked) = self.asked.get(&number)
-                    && let Some(outgoing) = &asked.outgoing
+                if let Some(pending) = self.pending.get(&number)
+                    && let Some(outgoing) = &pending.outgoing
                 {
                     outgoing.send(nic, from, number, first, count);
                 }
@@ -377,8 +377,8 @@ impl Memory {
             }
             return Some(());
         }
-        let asked = self.asked.get_mut(&number).filter(|asked| asked.owner == from)?;
-        let incoming = asked.incoming.as_mut()?;
+        let pending = self.pending.get_mut(&number).filter(|pending| pending.owner == from)?;
+        let incoming = pending.incoming.as_mut()?;
         incoming.take(nic, frame)?;
         if incoming.is_whole() {
             self.end(nic, number, Status::Done, 0);
@@ -410,7 +410,7 @@ impl Extension for Memory {
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         nic.charge(STEP_INSTRUCTIONS);
-        // Late ones, of what is over, are many after a loss: they are nobody's.
+        // After a loss, many late frames of completed accesses arrive: they are ignored.
         let _ = self.on_frame(nic, from, frame);
     }
 
@@ -420,23 +420,24 @@ impl Extension for Memory {
             return;
         }
         let now = nic.now();
-        let late = |asked: &Asked| {
-            let bytes = u64::from(asked.command.region.length);
-            now >= asked.since + PATIENCE + Duration::from_micros(bytes)
+        let late = |pending: &PendingAccess| {
+            let bytes = u64::from(pending.command.region.length);
+            now >= pending.since + ANSWER_TIMEOUT + Duration::from_micros(bytes)
         };
-        let late = self.asked.iter().filter(|(_, asked)| late(asked)).map(|(number, _)| *number);
+        let late =
+            self.pending.iter().filter(|(_, pending)| late(pending)).map(|(number, _)| *number);
         let late: Vec<u32> = late.collect();
         for number in late {
             self.end(nic, number, Status::PeerLost, 0);
         }
-        if !self.asked.is_empty() {
+        if !self.pending.is_empty() {
             nic.set_timeout(SWEEP, Service::Coarse, SWEEP_EVERY);
         }
     }
 
     fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
         self.table.forget(port);
-        self.asked.retain(|_, asked| asked.command.region.port != port);
+        self.pending.retain(|_, pending| pending.command.region.port != port);
         self.words.retain(|(of, ..), _| *of != port);
         self.arriving.retain(|_, incoming| incoming.port() != port);
     }
@@ -444,7 +445,7 @@ impl Extension for Memory {
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
             self.arriving.retain(|(from, _), _| *from != node);
-            let of = self.asked.iter().filter(|(_, asked)| asked.owner == node);
+            let of = self.pending.iter().filter(|(_, pending)| pending.owner == node);
             for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {
                 self.end(nic, number, Status::PeerLost, 0);
             }
@@ -452,7 +453,7 @@ impl Extension for Memory {
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for number in self.asked.keys().copied().collect::<Vec<_>>() {
+        for number in self.pending.keys().copied().collect::<Vec<_>>() {
             self.end(nic, number, Status::Cancelled, 0);
         }
     }

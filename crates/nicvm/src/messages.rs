@@ -1,9 +1,9 @@
 //! The default service (DVCM paper, section 2): zero-copy, unreliable messages between ports.
 //!
-//! A message goes from registered memory of one application into a posted buffer of another. Large
-//! ones are cut into frames; where one is lost the message is, and its buffer takes the next one.
-//! What the network doubles arrives once, unless 64 messages of its sender lie between. What comes while the
-//! receiver's process stands still takes its buffer, and is written there when the process goes on.
+//! A message goes from registered memory of one application into a posted buffer of another. A large message is cut
+//! into frames; if one frame is lost, the message is lost and its buffer takes the next one. A message that the network
+//! duplicates is delivered once, unless 64 messages of its sender lie between the copies. A message for a suspended
+//! process takes its buffer at once, and is written there when the process is resumed.
 
 mod stream;
 
@@ -22,36 +22,36 @@ use crate::planted::{self, Bug};
 use crate::transmit::{Fragment, Lane, Message};
 use stream::{Assembly, Buffer, Place, Stream};
 
-/// The number of the default service.
+/// The extension number of the default service.
 pub const MESSAGES: ExtensionId = ExtensionId(1);
 
-/// Sends `region` to `port` of `node`; completes when the memory has been read. Argument 0 is a tag
-/// of 32 bits that comes with the message.
+/// Opcode: sends `region` to `port` of `node`; completes when the memory has been read. Argument 0 is a 32-bit tag that
+/// travels with the message.
 pub const SEND: u8 = 1;
-/// Lends `region` to the next message for this port; completes with its source, its length and its
-/// tag (argument 0), [`Status::Truncated`] where it was longer (argument 1 is then its length).
+/// Opcode: posts `region` as the buffer of the next message for this port. Completes with the message's source, length
+/// and tag (argument 0). If the message was longer, the status is [`Status::Truncated`] and argument 1 its length.
 pub const RECEIVE: u8 = 2;
 
-/// A command that sends `region` to `port` of `node`.
+/// Builds a command that sends `region` to `port` of `node`.
 #[must_use]
 pub fn send(node: NodeId, port: PortId, region: RegionRef, cookie: u64) -> Command {
     Command { extension: MESSAGES, opcode: SEND, node, port, region, cookie, ..Command::default() }
 }
 
-/// A command that lends `region` to the next message.
+/// Builds a command that posts `region` as a receive buffer.
 #[must_use]
 pub fn receive(region: RegionRef, cookie: u64) -> Command {
     Command { extension: MESSAGES, opcode: RECEIVE, region, cookie, ..Command::default() }
 }
 
-/// The message of a send command, as the transmit scheduler takes it.
+/// Converts a send command into a message for the transmit scheduler.
 pub(crate) fn outgoing(command: &Command) -> Message {
     let length = u64::from(command.region.length);
     let completion = Completion { length, ..Completion::of(command, Status::Done) };
     Message {
         extension: MESSAGES,
         node: command.node,
-        // What is held of one port's messages holds no other's: those of a destination keep their order.
+        // One flow per destination port: a blocked port blocks no other, and messages of a port keep their order.
         lane: Lane(command.port.0),
         port: command.port,
         source: command.region,
@@ -62,10 +62,10 @@ pub(crate) fn outgoing(command: &Command) -> Message {
     }
 }
 
-/// Streams, each of one sender and port, that are remembered.
+/// Default number of streams that are remembered, each of one sender and port.
 pub const DEFAULT_STREAMS: usize = 4096;
 
-/// What the service has seen.
+/// Counts the service's messages and frames since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MessageCounters {
     /// Messages delivered.
@@ -74,27 +74,28 @@ pub struct MessageCounters {
     pub without_buffer: u64,
     /// Messages of which a part was lost.
     pub incomplete: u64,
-    /// Frames that had come before, or too late.
+    /// Frames that had arrived before, or arrived too late.
     pub void_frames: u64,
     /// Frames that contradict themselves or their message.
     pub malformed: u64,
-    /// Frames that waited on the NIC, as the processes that they were for stood still.
+    /// Frames kept on the NIC because the receiving process was suspended.
     pub stopped: u64,
 }
 
-/// The port's messages of one sender that leave it in order: those under flow control, or the others.
+/// A stream: sender, receiving port, and whether it is under flow control. Messages of one stream leave the sender in
+/// order.
 type StreamKey = (NodeId, PortId, bool);
 
 /// The default service.
 #[derive(Debug)]
 pub struct Messages {
     buffers: BTreeMap<PortId, VecDeque<Buffer>>,
-    /// One message of each arrives at a time.
+    /// Each stream assembles one message at a time.
     streams: BTreeMap<StreamKey, Stream>,
     most_streams: usize,
-    /// Frames that have come for any stream.
+    /// Frames received in all streams.
     frames: u64,
-    /// Messages that have arrived whole for processes that stand still, in order.
+    /// Whole messages for suspended processes, in order of arrival.
     unread: BTreeMap<PortId, Vec<(Assembly, Completion)>>,
     /// Messages under flow control that have begun to arrive, or found no buffer.
     arrived: u32,
@@ -108,7 +109,7 @@ impl Default for Messages {
 }
 
 impl Messages {
-    /// The service without buffers.
+    /// Creates the service without buffers.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -129,16 +130,16 @@ impl Messages {
         }
     }
 
-    /// Streams that are remembered, each of one sender and port, at least 1; those of which a message
-    /// has begun count beside them. Some 100 bytes each. If more senders than this take turns, a frame
-    /// that the network doubles may arrive twice. Default: [`DEFAULT_STREAMS`].
+    /// Sets how many streams are remembered, each of one sender and port; at least 1. Streams with a partly received
+    /// message count in addition. Each takes some 100 bytes. If more senders than this alternate, a frame that the
+    /// network duplicates may be delivered twice. Default: [`DEFAULT_STREAMS`].
     #[must_use]
     pub const fn streams(mut self, most: usize) -> Self {
         self.most_streams = if most == 0 { 1 } else { most };
         self
     }
 
-    /// Makes room for another stream: the older half of those without a message that has begun goes.
+    /// Makes room for another stream: drops the older half of those without a partly received message.
     fn prune(&mut self) {
         let idle = self.streams.values().filter(|stream| stream.open.is_none());
         let mut touched: Vec<_> = idle.map(|stream| stream.touched).collect();
@@ -147,18 +148,18 @@ impl Messages {
         self.streams.retain(|_, stream| stream.open.is_some() || stream.touched > last);
     }
 
-    /// Buffers that are posted, on all ports, and not taken by a message that has begun.
+    /// Returns how many buffers are posted, on all ports, and not taken by a message that has begun.
     #[must_use]
     pub fn free_buffers(&self) -> u32 {
         self.buffers.values().map(|buffers| buffers.len() as u32).sum()
     }
 
-    /// Messages under flow control that have begun to arrive, or found no buffer.
+    /// Returns how many messages under flow control have begun to arrive, or found no buffer; wraps around.
     pub(crate) const fn arrived(&self) -> u32 {
         self.arrived
     }
 
-    /// What the service has seen.
+    /// Returns the service's counters.
     #[must_use]
     pub const fn counters(&self) -> MessageCounters {
         self.counters
@@ -170,26 +171,26 @@ impl Messages {
         buffer
     }
 
-    /// The message that a frame belongs to, if it still counts: it is no longer the stream's.
+    /// Takes out the assembly that a frame belongs to; `None` if the frame is void or no buffer is posted.
     fn assembly(&mut self, header: &Header, fragment: Fragment, length: u32) -> Option<Assembly> {
         let port = header.port;
         let controlled = header.flags & CONTROLLED != 0;
         if !self.buffers.contains_key(&port) {
-            // Nobody ever listened there: nothing is remembered of what comes.
+            // No buffer was ever posted on this port, so no stream state is kept for it.
             self.counters.without_buffer += u64::from(fragment.offset == 0);
             self.arrived = self.arrived.wrapping_add(controlled.into());
             return None;
         }
-        let (life, message) = (header.incarnation, fragment.message);
+        let (incarnation, message) = (header.incarnation, fragment.message);
         let key = (header.source, port, controlled);
         if self.streams.len() >= self.most_streams && !self.streams.contains_key(&key) {
             self.prune();
         }
         self.frames += 1;
-        let stream = self.streams.entry(key).or_insert_with(|| Stream::new(life, message));
-        let former = stream.on_life(life, message);
+        let stream = self.streams.entry(key).or_insert_with(|| Stream::new(incarnation, message));
+        let former = stream.on_incarnation(incarnation, message);
         stream.touched = self.frames;
-        let place = stream.place(life, fragment, length);
+        let place = stream.place(incarnation, fragment, length);
         let open = match place {
             Place::Open | Place::Newer => stream.open.take(),
             Place::Overtaken | Place::Void => None,
@@ -207,7 +208,7 @@ impl Messages {
         }
         self.arrived = self.arrived.wrapping_add(controlled.into());
         let buffer = match open {
-            // The rest of the message before was lost: its buffer takes this one.
+            // The rest of the previous message was lost: its buffer takes this one.
             Some(abandoned) => {
                 self.counters.incomplete += 1;
                 abandoned.buffer
@@ -224,8 +225,8 @@ impl Messages {
         }
     }
 
-    /// Keeps what came for a process that stands still: its memory is not touched.
-    fn put_by(
+    /// Keeps a frame for a suspended process, whose memory must not be written.
+    fn keep_unwritten(
         &mut self,
         header: &Header,
         mut assembly: Assembly,
@@ -245,14 +246,14 @@ impl Messages {
         }
     }
 
-    /// Tells of a message that is whole.
+    /// Completes the buffer of a whole message.
     fn deliver(&mut self, nic: &mut Context<'_>, completion: &Completion) {
         self.counters.delivered += 1;
         nic.complete(completion.port, completion);
     }
 }
 
-/// Writes bytes where they belong, as far as the buffer goes; `false` if the memory is gone.
+/// Writes bytes at their offset, as far as the buffer goes. Returns `false` if the memory is no longer registered.
 fn write(nic: &mut Context<'_>, payload: &Payload<'_>, offset: u32, buffer: Buffer) -> bool {
     let room = buffer.region.length.saturating_sub(offset);
     let length = room.min(payload.len() as u32);
@@ -263,19 +264,20 @@ fn write(nic: &mut Context<'_>, payload: &Payload<'_>, offset: u32, buffer: Buff
     length == 0 || nic.write(to, payload).is_ok()
 }
 
-/// Writes what came while the buffer's process stood still; `false` if the memory is gone.
+/// Writes the frames kept while the buffer's process was suspended. Returns `false` if the memory is no longer
+/// registered.
 fn catch_up(nic: &mut Context<'_>, assembly: &mut Assembly) -> bool {
     let pieces = std::mem::take(&mut assembly.unwritten);
     let buffer = assembly.buffer;
     pieces.iter().all(|(offset, bytes)| write(nic, &Payload::from(&bytes[..]), *offset, buffer))
 }
 
-/// How a message ends whose buffer's memory is gone.
+/// Returns the completion of a message whose buffer is no longer registered.
 fn memory_gone(completion: &Completion) -> Completion {
     Completion { status: Status::Region, length: 0, ..*completion }
 }
 
-/// The completion of the buffer that a message came into.
+/// Returns the completion of the buffer that received a message.
 fn received(from: NodeId, port: PortId, fragment: Fragment, buffer: Buffer) -> Completion {
     let room = buffer.region.length;
     Completion {
@@ -325,7 +327,7 @@ impl Extension for Messages {
         let buffer = assembly.buffer;
         let completion = received(from, header.port, fragment, buffer);
         if nic.is_stopped(header.port) {
-            self.put_by(header, assembly, &frame.payload, (fragment.offset, completion));
+            self.keep_unwritten(header, assembly, &frame.payload, (fragment.offset, completion));
         } else if !write(nic, &frame.payload, fragment.offset, buffer) {
             nic.complete(header.port, &memory_gone(&completion));
         } else if assembly.is_whole() {
@@ -358,7 +360,7 @@ impl Extension for Messages {
         }
         let open = self.streams.iter_mut().filter(|((_, to, _), _)| *to == port);
         for assembly in open.filter_map(|(_, stream)| stream.open.as_mut()) {
-            // Memory that is gone is so when the rest comes as well, which tells of it.
+            // If the memory is no longer registered, the rest of the message finds that too, and completes the buffer.
             let _ = catch_up(nic, assembly);
         }
     }

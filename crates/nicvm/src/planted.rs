@@ -1,13 +1,13 @@
-//! Bugs on purpose: what the tests are tested with.
+//! Deliberate bugs, to check that the tests find them.
 //!
-//! None is there unless the crate is built with the feature `planted` and one is asked for.
+//! None is active unless the crate is built with the feature `planted` and [`plant`] selects one.
 
 #[cfg(feature = "planted")]
 use std::sync::atomic::{AtomicU8, Ordering};
 
 macro_rules! bugs {
     ($($(#[$doc:meta])* $bug:ident = $name:literal: $what:literal,)*) => {
-        /// A bug, by name.
+        /// A deliberate bug.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         #[repr(u8)]
         pub enum Bug {
@@ -15,10 +15,10 @@ macro_rules! bugs {
         }
 
         impl Bug {
-            /// All of them.
+            /// All bugs.
             pub const ALL: &[Self] = &[$(Self::$bug,)*];
 
-            /// Its name on command lines.
+            /// Returns its name on command lines.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -26,7 +26,7 @@ macro_rules! bugs {
                 }
             }
 
-            /// What is wrong.
+            /// Returns a description of the bug.
             #[must_use]
             pub const fn what(self) -> &'static str {
                 match self {
@@ -41,7 +41,7 @@ bugs! {
     DuplicateDelivered = "duplicate-delivered": "a control message that had arrived is delivered again",
     EarlyDelivered = "early-delivered": "a control message that comes too early is delivered at once",
     QueueSurvives = "queue-survives": "messages of an ended connection are sent over the next",
-    TokenCopied = "token-copied": "whoever grants a token keeps it",
+    TokenCopied = "token-copied": "a node that grants a token keeps it",
     GapIgnored = "gap-ignored": "a message whose middle is missing is delivered",
     MessageTwice = "message-twice": "a message that was doubled is delivered twice",
     BusyForgotten = "busy-forgotten": "a message that finds the line busy is forgotten",
@@ -53,7 +53,8 @@ bugs! {
 #[cfg(feature = "planted")]
 static PLANTED: AtomicU8 = AtomicU8::new(u8::MAX);
 
-/// Plants a bug in all units of this process, or takes it away; nothing without the feature.
+/// Activates a bug in all units of this process, or deactivates it with `None`. Without the feature `planted`, does
+/// nothing.
 pub fn plant(bug: Option<Bug>) {
     #[cfg(feature = "planted")]
     PLANTED.store(bug.map_or(u8::MAX, |bug| bug as u8), Ordering::Relaxed);
@@ -61,13 +62,13 @@ pub fn plant(bug: Option<Bug>) {
     let _ = bug;
 }
 
-/// Whether `bug` is planted.
+/// Returns whether `bug` is active.
 #[cfg(feature = "planted")]
 pub(crate) fn is(bug: Bug) -> bool {
     PLANTED.load(Ordering::Relaxed) == bug as u8
 }
 
-/// Whether `bug` is planted.
+/// Returns whether `bug` is active.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn is(_: Bug) -> bool {
     false

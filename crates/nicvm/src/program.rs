@@ -1,12 +1,12 @@
 //! Programs: sequences of commands that an application builds once and triggers many times.
 //!
-//! After the Virtual Communication Machine (DVCM paper, sections 2 and 3): most instructions assemble
-//! a message from application memory, or take one apart into it. A program is checked when it is
-//! built, so that running it can't go wrong but for memory that is gone since; what it does takes
-//! effect when it ends, and nothing of it if it fails. Who holds a capability with the right to run
-//! one may trigger it from another node, and hears of its end.
+//! After the Virtual Communication Machine (DVCM paper, sections 2 and 3): most instructions assemble a message from
+//! application memory, or scatter one into it. A program is checked when it is built. So a run fails only if its memory
+//! was deregistered, it exceeds a limit on steps or effects, or too few waits are posted. Its effects are carried out
+//! when it ends, and dropped if it fails. A holder of a capability with the right to run a program may trigger it from
+//! another node, and receives its completion.
 //!
-//! The paper does not give the instructions of its machine; these are ours.
+//! The paper does not list the instructions of its machine; these are our own.
 
 mod code;
 
@@ -29,38 +29,39 @@ pub use code::{CheckError, Condition, Instruction, Range, assemble, check, disas
 /// The number of the extension that runs programs.
 pub const PROGRAMS: ExtensionId = ExtensionId(8);
 
-/// Builds the program in `region` over the port's memory that the arguments 0 and 1 name (see
-/// [`RegionRef::to_words`]); completes with a capability to run it (arguments 0 to 2), or
-/// with [`Status::Invalid`] (argument 0: the instruction that is wrong, 1: a [`CheckError`]'s number).
+/// Opcode: builds the program encoded in `region`, over the port's memory that arguments 0 and 1 name (see
+/// [`RegionRef::to_words`]). Completes with a capability to run it (arguments 0 to 2), or with [`Status::Invalid`]
+/// (argument 0: index of the wrong instruction, argument 1: number of a [`CheckError`]).
 pub const BUILD: u8 = 1;
-/// Runs the program that the capability in the arguments names, wherever it is; completes with what it
-/// counted (argument 0) and how many instructions it took (argument 1).
+/// Opcode: runs the program that the capability in the arguments names, on any node. Completes with the program's count
+/// (argument 0) and the number of steps that it took (argument 1).
 pub const RUN: u8 = 2;
-/// Takes a program away: its capability is in the arguments.
+/// Opcode: removes the program whose capability is in the arguments.
 pub const DROP: u8 = 3;
-/// Lends `region` to the next message that a program sends to this port; completes with its length.
+/// Opcode: posts `region` as the buffer of the next message that a program sends to this port; completes with its
+/// length.
 pub const RECEIVE: u8 = 4;
-/// Waits for a program over this port's memory: the next one that signals completes it (argument 0: the
-/// signal's number), and the next one that gives another extension a command has that one's completion
-/// in its place. A run that has more of them to end than there are is refused.
+/// Opcode: waits for a program over this port's memory. The next signal completes it (argument 0: the signal's number).
+/// If a program passes another extension a command, that command's completion takes the place of the next wait's. A run
+/// that needs more waits than are posted is refused.
 pub const WAIT: u8 = 5;
 
 /// Most instructions of a program.
 pub const MAX_PROGRAM: usize = 256;
-/// Most instructions that one run takes: then it fails, and nothing of it has happened. A copy counts as
-/// one more for each 256 bytes.
+/// Most steps of one run: beyond that it fails, and its effects are dropped. A copy counts as one more step for each
+/// 256 bytes.
 pub const MAX_STEPS: u32 = 10_000;
-/// Most bytes of the memory that a program works on: each run takes them in.
+/// Most bytes of the memory that a program works on: each run copies them.
 pub const MAX_MEMORY: usize = 1 << 20;
-/// Most bytes of the message that a program assembles: as many as a control message has left.
+/// Most bytes of the message that a program assembles: a control message less 3 bytes of header.
 pub const MESSAGE: usize = MAX_MESSAGE - 3;
-/// How long what a program wrote is remembered: longer than it takes to get into memory. A host that
-/// writes the same bytes meanwhile is not seen.
+/// Time for which a program's writes are remembered: longer than they take to reach memory. Within that time, writes of
+/// the host to the same bytes are not seen by a run.
 const REMEMBERED: Duration = Duration::from_millis(1);
-/// Instructions of the coprocessor for each of a program's.
+/// Coprocessor instructions charged for each step of a program.
 const STEP_INSTRUCTIONS: u64 = 10;
 
-/// A command that builds a program over `memory`.
+/// Builds a command that builds a program over `memory`.
 #[must_use]
 pub fn build(code: RegionRef, memory: RegionRef, cookie: u64) -> Command {
     let [first, second] = memory.to_words();
@@ -68,52 +69,52 @@ pub fn build(code: RegionRef, memory: RegionRef, cookie: u64) -> Command {
     Command { extension: PROGRAMS, opcode: BUILD, region: code, cookie, args, ..Command::default() }
 }
 
-/// A command that runs a program, here or elsewhere.
+/// Builds a command that runs a program, on this node or another.
 #[must_use]
 pub fn run(program: &Capability, cookie: u64) -> Command {
     let args = program.to_words();
     Command { extension: PROGRAMS, opcode: RUN, cookie, args, ..Command::default() }
 }
 
-/// A command that waits for a signal.
+/// Builds a command that waits for a signal.
 #[must_use]
 pub fn wait(cookie: u64) -> Command {
     Command { extension: PROGRAMS, opcode: WAIT, cookie, ..Command::default() }
 }
 
-/// A command that lends memory to the next message of a program.
+/// Builds a command that posts a buffer for the next message of a program.
 #[must_use]
 pub fn receive(region: RegionRef, cookie: u64) -> Command {
     Command { extension: PROGRAMS, opcode: RECEIVE, region, cookie, ..Command::default() }
 }
 
-/// What the extension has seen.
+/// Counts the extension's runs and messages since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ProgramCounters {
-    /// Runs that came to their end.
+    /// Runs that completed.
     pub runs: u64,
     /// Runs that failed, or were not allowed.
     pub failed: u64,
     /// Messages that found no buffer.
     pub without_buffer: u64,
-    /// Messages that fit nothing.
+    /// Messages and frames that cannot be parsed.
     pub malformed: u64,
 }
 
-/// A program that is checked.
+/// A checked program.
 #[derive(Debug)]
 struct Program {
     code: Vec<Instruction>,
     memory: RegionRef,
-    /// What it wrote not long ago: it may be on its way into memory.
+    /// Its recent writes, which may still be on their way into memory.
     recent: Vec<(Range, Vec<u8>, Instant)>,
 }
 
-/// How a run ended: what it counted, and its steps.
+/// The result of a run: its count and its steps.
 type Ended = Result<(u64, u32), Status>;
 
-/// Runs programs, and takes their messages in.
+/// The extension that runs programs and receives their messages.
 #[derive(Debug)]
 pub struct Programs {
     table: Capabilities,
@@ -121,13 +122,13 @@ pub struct Programs {
     buffers: BTreeMap<PortId, Vec<Command>>,
     waits: BTreeMap<PortId, VecDeque<Command>>,
     next: u32,
-    asked: BTreeMap<u32, (NodeId, Command)>,
+    pending: BTreeMap<u32, (NodeId, Command)>,
     counters: ProgramCounters,
 }
 
-const RUN_IT: u8 = 1;
-const IT_RAN: u8 = 2;
-const MESSAGE_OF_IT: u8 = 3;
+const RUN_REQUEST: u8 = 1;
+const RUN_RESULT: u8 = 2;
+const PROGRAM_MESSAGE: u8 = 3;
 
 impl Default for Programs {
     fn default() -> Self {
@@ -136,7 +137,8 @@ impl Default for Programs {
 }
 
 impl Programs {
-    /// No programs yet. The keys of their capabilities follow from what the NIC draws as it starts.
+    /// Creates the extension without programs. The keys of its capabilities derive from a secret that the NIC draws
+    /// when it starts.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -145,12 +147,12 @@ impl Programs {
             buffers: BTreeMap::new(),
             waits: BTreeMap::new(),
             next: 0,
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             counters: ProgramCounters::default(),
         }
     }
 
-    /// What the extension has seen.
+    /// Returns the extension's counters.
     #[must_use]
     pub const fn counters(&self) -> ProgramCounters {
         self.counters
@@ -160,9 +162,9 @@ impl Programs {
         let port = command.region.port;
         let memory = RegionRef::from_words([command.args[0], command.args[1]]);
         let bytes = nic.read(command.region).ok().map(|bytes| bytes.to_vec());
-        // Another port's memory is nobody's to build over.
-        let lent = memory.port == port && nic.read(memory).is_ok();
-        let (Some(bytes), true) = (bytes, lent) else {
+        // A port may build only over its own memory.
+        let is_own = memory.port == port && nic.read(memory).is_ok();
+        let (Some(bytes), true) = (bytes, is_own) else {
             nic.refuse(command, Status::Region);
             return;
         };
@@ -186,8 +188,7 @@ impl Programs {
         nic.complete(port, &Completion { args, ..Completion::of(command, Status::Done) });
     }
 
-    /// Runs a program of this node. Writes take effect after it: what it reads back of its own it
-    /// remembers.
+    /// Runs a program of this node. Its writes reach memory later, so it remembers them for the next run to read.
     fn execute(&mut self, nic: &mut Context<'_>, capability: &Capability) -> Ended {
         let checked = self.table.check(capability, Grant::RUN).is_ok();
         let program = self.programs.get_mut(&capability.entry);
@@ -236,19 +237,19 @@ impl Programs {
         }
         let number = self.next;
         self.next = self.next.wrapping_add(1);
-        let mut message = vec![RUN_IT];
+        let mut message = vec![RUN_REQUEST];
         message.extend(number.to_le_bytes());
         message.extend(capability.to_words().iter().flat_map(|word| word.to_le_bytes()));
         if nic.send_control(capability.node, &message).is_err() {
             nic.refuse(command, Status::Refused);
             return;
         }
-        self.asked.insert(number, (capability.node, *command));
+        self.pending.insert(number, (capability.node, *command));
     }
 
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) -> Option<()> {
         let (kind, rest) = message.split_first()?;
-        if *kind == MESSAGE_OF_IT {
+        if *kind == PROGRAM_MESSAGE {
             let (port, bytes) = rest.split_first_chunk::<2>()?;
             self.take_in(nic, from, PortId(u16::from_le_bytes(*port)), bytes);
             return Some(());
@@ -256,7 +257,7 @@ impl Programs {
         let (number, rest) = rest.split_first_chunk::<4>()?;
         let number = u32::from_le_bytes(*number);
         match *kind {
-            RUN_IT => {
+            RUN_REQUEST => {
                 let mut words = [0; 3];
                 for (word, bytes) in words.iter_mut().zip(rest.as_chunks::<8>().0) {
                     *word = u64::from_le_bytes(*bytes);
@@ -266,20 +267,20 @@ impl Programs {
                     Ok(ended) => (Status::Done, ended),
                     Err(status) => (status, (0, 0)),
                 };
-                let mut answer = vec![IT_RAN];
+                let mut answer = vec![RUN_RESULT];
                 answer.extend(number.to_le_bytes());
                 answer.push(status as u8);
                 answer.extend(counted.to_le_bytes());
                 answer.extend(steps.to_le_bytes());
                 let _ = nic.send_control(from, &answer);
             }
-            IT_RAN => {
+            RUN_RESULT => {
                 let (head, steps) = rest.split_first_chunk::<9>()?;
                 let [status, counted @ ..] = *head;
                 let status = Status::from_number(status)?;
                 let steps = u32::from_le_bytes(steps.try_into().ok()?);
-                self.asked.get(&number).filter(|(owner, _)| *owner == from)?;
-                let (_, command) = self.asked.remove(&number)?;
+                self.pending.get(&number).filter(|(owner, _)| *owner == from)?;
+                let (_, command) = self.pending.remove(&number)?;
                 let ran = (status == Status::Done).then_some((u64::from_le_bytes(counted), steps));
                 finish(nic, &command, ran.ok_or(status));
             }
@@ -288,7 +289,7 @@ impl Programs {
         Some(())
     }
 
-    /// A program's message goes into the next buffer of its port.
+    /// Writes a program's message into the next buffer of its port.
     fn take_in(&mut self, nic: &mut Context<'_>, from: NodeId, port: PortId, bytes: &[u8]) {
         let buffers = self.buffers.get_mut(&port).filter(|buffers| !buffers.is_empty());
         let Some(command) = buffers.map(|buffers| buffers.remove(0)) else {
@@ -309,7 +310,7 @@ impl Programs {
     }
 }
 
-/// What a run asked for beside its memory: it ends the next of `waits`, of which there are enough.
+/// Carries out one effect of a run. A signal or a call takes the next of `waits`, of which there are enough.
 fn take_effect(
     nic: &mut Context<'_>,
     effect: &code::Effect,
@@ -318,19 +319,19 @@ fn take_effect(
 ) -> Result<(), Status> {
     match effect {
         code::Effect::Send { node, port, bytes } => {
-            let mut message = vec![MESSAGE_OF_IT];
+            let mut message = vec![PROGRAM_MESSAGE];
             message.extend(port.to_le_bytes());
             message.extend(bytes);
-            // A queue that is full is that of a peer which is as good as gone.
+            // A full queue belongs to a peer that is down or about to be declared down.
             let _ = nic.send_control(NodeId(*node), &message);
         }
         code::Effect::Signal { cookie } => {
-            let wait = waits.pop_front().expect("they are counted");
+            let wait = waits.pop_front().expect("there are enough waits");
             let args = [*cookie, 0, 0, 0];
             nic.complete(memory.port, &Completion { args, ..Completion::of(&wait, Status::Done) });
         }
         code::Effect::Call { extension, opcode, cookie, range } => {
-            waits.pop_front().expect("they are counted");
+            waits.pop_front().expect("there are enough waits");
             let region = memory.part(range.offset, range.length).ok_or(Status::Region)?;
             nic.forward(Command {
                 extension: ExtensionId(*extension),
@@ -398,14 +399,14 @@ impl Extension for Programs {
         self.programs.retain(|_, program| program.memory.port != port);
         self.buffers.remove(&port);
         self.waits.remove(&port);
-        self.asked.retain(|_, (_, command)| command.region.port != port);
+        self.pending.retain(|_, (_, command)| command.region.port != port);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
-            let of = self.asked.iter().filter(|(_, (owner, _))| *owner == node);
+            let of = self.pending.iter().filter(|(_, (owner, _))| *owner == node);
             for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {
-                if let Some((_, command)) = self.asked.remove(&number) {
+                if let Some((_, command)) = self.pending.remove(&number) {
                     nic.refuse(&command, Status::PeerLost);
                 }
             }
@@ -413,10 +414,10 @@ impl Extension for Programs {
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        let asked = std::mem::take(&mut self.asked).into_values().map(|(_, command)| command);
-        let lent = std::mem::take(&mut self.buffers).into_values().flatten();
+        let pending = std::mem::take(&mut self.pending).into_values().map(|(_, command)| command);
+        let buffers = std::mem::take(&mut self.buffers).into_values().flatten();
         let waits = std::mem::take(&mut self.waits).into_values().flatten();
-        for command in asked.chain(lent).chain(waits) {
+        for command in pending.chain(buffers).chain(waits) {
             nic.refuse(&command, Status::Cancelled);
         }
     }

@@ -1,40 +1,39 @@
-//! Extensions that may come from anybody: core WebAssembly modules, metered and bounded.
+//! Untrusted extensions: core WebAssembly modules, metered and bounded.
 //!
-//! A module has the handlers of [`Extension`], each if it needs it, and is lent what the table
-//! below says, nothing else: no clock but the unit's, no threads, no floating point. What a handler
-//! asks for is staged and takes effect when it returns; when it traps, or runs out of fuel, nothing
-//! of it ever happened, and the extension is quarantined. Numbers are 32 bits wide unless marked.
+//! A module exports the handlers of [`Extension`] that it needs, and may use only the functions in the table below: no
+//! clock but the unit's, no threads, no floating point. The effects of a handler are carried out when it returns. If it
+//! traps or runs out of fuel, they are dropped, and the extension is quarantined. Numbers are 32 bits wide unless
+//! marked.
 //!
-//! | a module exports | what it is |
+//! | a module exports | meaning |
 //! |---|---|
 //! | `memory` | its memory, up to [`Limits::memory`] |
 //! | global `nicvm` | [`VERSION`] of this interface |
-//! | global `mailbox` | address of [`MAILBOX_BYTES`] bytes that handlers find their message in |
-//! | `init()`, `deactivate()` | first and last |
+//! | global `mailbox` | address of [`MAILBOX_BYTES`] bytes in which handlers find their message |
+//! | `init()`, `deactivate()` | the first and the last handler |
 //! | `on_command(ticket, opcode, flags, node, port, length)` | a command: its three arguments and its cookie, 8 bytes each, then up to [`COMMAND_BYTES`] bytes of its region, `length` of them |
 //! | `on_control(from, length)` | a control message |
-//! | `on_data(from, port, length)` | a data frame: up to the mailbox's bytes of it |
+//! | `on_data(from, port, length)` | a data frame: its bytes up to the mailbox's size |
 //! | `on_timeout(number)` | a timeout |
-//! | globals `state`, `state_bytes` | memory that goes over to the next version, and how much |
-//! | `export()`, `import(length)` | before the state is read, and after it is put in place |
+//! | globals `state`, `state_bytes` | address and size of the memory that is passed to the next version |
+//! | `export()`, `import(length)` | called before the state is read, and after it was written |
 //!
-//! | a module may import from `nic` | what it does |
+//! | a module may import from `nic` | meaning |
 //! |---|---|
 //! | `send_control(to, address, length)` | sends a control message |
 //! | `send_data(to, port, address, length)` | sends a data frame, up to [`MAILBOX_BYTES`] |
 //! | `set_timeout(number, coarse, nanoseconds: i64)` | sets a timeout |
-//! | `cancel_timeout(number)` | takes one back |
-//! | `complete(ticket, status, length: i64, first: i64, second: i64)` | ends a command |
+//! | `cancel_timeout(number)` | cancels a timeout |
+//! | `complete(ticket, status, length: i64, first: i64, second: i64)` | completes a command |
 //! | `write(ticket, offset, address, length)` | writes into a command's region |
-//! | `now() -> i64`, `node()`, `random() -> i64` | nanoseconds; this node; the same on each engine |
+//! | `now() -> i64`, `node()`, `random() -> i64` | time in ns; this node; random, the same on each engine |
 //!
-//! Those that do something return 0, or -1 where a limit or a right is missing. A ticket stands for
-//! one command and its region until that is completed: others are refused.
+//! Functions with an effect return 0, or -1 if a limit is reached or a right is missing. A ticket names one command and
+//! its region until the command is completed; other tickets are refused.
 //!
-//! Modules run on either of two [`Engine`]s, which agree on all that a module does within its fuel.
-//! They count fuel a little differently, by operator or by block of operators; so the time that a
-//! handler takes on a simulated NIC is priced by its calls, not by its fuel, and all of its fuel's
-//! worth after a trap.
+//! Modules run on either of two [`Engine`]s, which agree on all that a module does within its fuel. They count fuel a
+//! little differently, by operator or by block of operators. So the time that a handler takes on a simulated NIC is
+//! computed from its calls, not from its fuel; after a trap, it is that of all its fuel.
 
 mod engines;
 mod state;
@@ -64,20 +63,20 @@ pub use engines::{Code, Engine};
 pub const VERSION: i32 = 1;
 /// Bytes of a module's mailbox.
 pub const MAILBOX_BYTES: usize = 256;
-/// Bytes of a command's region that its handler finds in its mailbox.
+/// Bytes of a command's region that its handler finds in the mailbox.
 pub const COMMAND_BYTES: usize = MAILBOX_BYTES - 32;
 /// Most bytes of a module.
 pub const MAX_MODULE: usize = 1 << 20;
-/// Most bytes that go over from one version to the next.
+/// Most bytes of state that pass from one version to the next.
 pub const MAX_STATE: usize = 64 << 10;
-/// Fuel of a handler, unless said otherwise: some microseconds.
+/// Default fuel of a handler: some microseconds.
 pub const DEFAULT_FUEL: u64 = 10_000;
-/// The most fuel that a handler may be given.
+/// Most fuel that a handler may be given.
 pub const MAX_FUEL: u64 = 1_000_000;
-/// Instructions of the coprocessor that a call of a handler takes, its own calls aside.
+/// Instructions charged for calling a handler, without the handler's own calls.
 const CALL_INSTRUCTIONS: u64 = 100;
 
-/// What a module may use.
+/// Resource limits of a module.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
     fuel: u64,
@@ -94,49 +93,49 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Fuel of one handler, about one for each of its operators, with the prices of its calls; up
-    /// to [`MAX_FUEL`]. Default: [`DEFAULT_FUEL`].
+    /// Sets the fuel of one handler: about one for each of its operators, plus the prices of its calls. From 1 to
+    /// [`MAX_FUEL`]. Default: [`DEFAULT_FUEL`].
     pub fn fuel(&mut self, fuel: u64) -> &mut Self {
         self.fuel = fuel.clamp(1, MAX_FUEL);
         self
     }
 
-    /// Bytes of its memory. Default: 65,536.
+    /// Sets the most bytes of its memory. Default: 65,536.
     pub const fn memory(&mut self, bytes: usize) -> &mut Self {
         self.memory = bytes;
         self
     }
 
-    /// Things that one handler may ask for. Default: 64.
+    /// Sets the most effects that one handler may ask for. Default: 64.
     pub const fn effects(&mut self, count: usize) -> &mut Self {
         self.effects = count;
         self
     }
 
-    /// Timeouts that may be set at once. Default: 64.
+    /// Sets the most timeouts that may be set at once. Default: 64.
     pub const fn timers(&mut self, count: usize) -> &mut Self {
         self.timers = count;
         self
     }
 
-    /// Commands that it may hold at once; more are refused. Default: 1,024.
+    /// Sets the most commands that it may hold at once; further ones are refused. Default: 1,024.
     pub const fn commands(&mut self, count: usize) -> &mut Self {
         self.commands = count;
         self
     }
 }
 
-/// Why bytes are no extension.
+/// Why a module can't be loaded.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// More than [`MAX_MODULE`].
+    /// More than [`MAX_MODULE`] bytes.
     #[error("a module has at most {MAX_MODULE} bytes, not {0}")]
     TooLong(usize),
-    /// Not a module that the engine takes.
-    #[error("no module for this NIC: {0}")]
+    /// The engine does not accept the module.
+    #[error("not a valid module for this NIC: {0}")]
     Invalid(String),
-    /// What it wants is not lent, or its limits are too small to start it.
+    /// It imports a function that is not provided, or its limits are too small to start it.
     #[error("the module can't be started: {0}")]
     Start(String),
     /// It lacks an export, or has it with another type.
@@ -147,8 +146,8 @@ pub enum LoadError {
     Version(i32),
 }
 
-/// A loader for [`install`](crate::install): modules run on `engine` within `limits`. A module that was
-/// translated in this process once is not again.
+/// Returns a loader for [`install`](crate::install): modules run on `engine` within `limits`. A module is translated
+/// once per process and kept.
 pub fn loader(engine: Engine, limits: Limits) -> impl Loader {
     move |bytes: &[u8]| {
         let code = engines::translated(engine, bytes).map_err(|error| error.to_string())?;
@@ -161,7 +160,7 @@ pub fn loader(engine: Engine, limits: Limits) -> impl Loader {
 pub struct Sandbox {
     machine: Box<dyn Machine>,
     limits: Limits,
-    /// What is being carried out, out of the machine's sight.
+    /// The effects that are being carried out, moved out of the machine.
     effects: Vec<Effect>,
 }
 
@@ -171,20 +170,20 @@ impl std::fmt::Debug for Sandbox {
     }
 }
 
-/// Why a handler has failed: it unwinds to the unit, without a word to the panic hook.
+/// The panic payload of a failed handler: it unwinds to the unit without calling the panic hook.
 struct Trapped;
 
 impl Sandbox {
     /// Starts a module.
     ///
     /// # Errors
-    /// [`LoadError`] says why it can't be.
+    /// [`LoadError`] says why it can't be started.
     pub fn new(code: &Arc<Code>, limits: Limits) -> Result<Self, LoadError> {
         let machine = code.start(State::new(limits), limits)?;
         Ok(Self { machine, limits, effects: Vec::new() })
     }
 
-    /// Runs one handler and carries out what it asked for.
+    /// Runs one handler and carries out its effects.
     fn call(&mut self, nic: &mut Context<'_>, handler: Handler) {
         let state = self.machine.state();
         state.begin(nic.node(), nic.now());
@@ -204,12 +203,12 @@ impl Sandbox {
             let state = self.machine.state();
             match *effect {
                 Effect::Control { to, start, length } => {
-                    // A full queue is as good as a lost peer: counted by the unit.
+                    // The unit counts messages that a full queue refuses.
                     let _ = nic.send_control(to, state.bytes(start, length));
                 }
                 Effect::Data { to, port, start, length } => {
                     let source = Source::Bytes(Payload::from(state.bytes(start, length)));
-                    // Unreliable: what does not leave is lost.
+                    // Data frames are unreliable: one that does not leave is lost.
                     let _ = nic.send_packet(&Packet { port, source, ..Packet::to(to) });
                 }
                 Effect::Set { timeout, service, nanos } => {
@@ -219,7 +218,7 @@ impl Sandbox {
                 Effect::Complete { port, completion } => nic.complete(port, &completion),
                 Effect::Write { to, start, length } => {
                     if nic.write(to, Payload::from(state.bytes(start, length))).is_err() {
-                        // The memory is gone since: so is the one that would read it.
+                        // The memory was deregistered, so no application waits for it.
                     }
                 }
             }

@@ -1,9 +1,9 @@
 //! An `async fn` as an extension: a thread on the coprocessor.
 //!
-//! An extension may be a collection of event handlers, or fit "into the multi-threaded programming model,
-//! with one or more threads running on the communication coprocessor" (DVCM paper, section 5). A
-//! [`Thread`] is such an extension: its body waits for commands, control messages, frames, peers and
-//! time where it needs them, and the framework's handlers carry it from one wait to the next.
+//! An extension may be a collection of event handlers, or fit "into the multi-threaded programming model, with one or
+//! more threads running on the communication coprocessor" (DVCM paper, section 5). A [`Thread`] is such an extension:
+//! its body awaits commands, control messages, frames, peers and timeouts where it needs them, and the framework's
+//! handlers resume it at each.
 //!
 //! ```
 //! use std::time::Duration;
@@ -13,7 +13,7 @@
 //! use midplane_nicvm::timeout::Service;
 //! use midplane_nicvm::unit::Unit;
 //!
-//! /// Tells the node that a command names, and ends the command when it has answered, or not in time.
+//! /// For each command, notifies the node that it names, and replies to the command 50 us later.
 //! async fn ask(nic: Nic) {
 //!     loop {
 //!         let request = nic.command().await;
@@ -30,12 +30,12 @@
 //! # Ok::<(), midplane_nicvm::extension::InitError>(())
 //! ```
 //!
-//! What the body does between two waits is one handler: it takes effect together, when the body waits
-//! again, and not at all if it panics; then the commands that it holds end with an error. What comes while
-//! it waits for something else is kept for it, in the extension's [`Heap`](crate::heap::Heap).
+//! The part of the body between two awaits is one handler: its effects are carried out together when the body awaits
+//! again, and dropped if it panics. After a panic, the commands that the body holds complete with an error. Events that
+//! arrive while the body awaits something else are kept in the extension's [`Heap`](crate::heap::Heap).
 //!
-//! Any future may be used, those of other crates' combinators as well, as long as what wakes it is this
-//! [`Nic`]: a waker that another thread of the process calls is seen when the next event comes.
+//! The body may await any future, including other crates' combinators, if this [`Nic`] wakes it. A wake-up by another
+//! thread of the process takes effect at the unit's next event.
 
 mod nic;
 mod request;
@@ -58,13 +58,13 @@ use nic::{Kept, Kind};
 pub use nic::{Event, Message, Nic, Sleep};
 pub use request::Request;
 
-/// Waits that a body may pass in one handler; after that it goes on in the next one.
+/// Resumptions of the body in one handler; after that, it resumes in the next handler.
 const WAITS_PER_TURN: usize = 64;
-const GO_ON: TimeoutId = TimeoutId(u32::MAX);
-/// Instructions for what carries a body from one wait to the next.
+const RESUME: TimeoutId = TimeoutId(u32::MAX);
+/// Instructions charged for resuming a body once.
 const STEP_INSTRUCTIONS: u64 = 40;
 
-/// Whether the body has something to do.
+/// True if the body has been woken.
 #[derive(Debug)]
 struct Flag(AtomicBool);
 
@@ -78,7 +78,7 @@ impl Wake for Flag {
     }
 }
 
-/// An extension whose body is an `async fn`. When that returns the extension is taken down.
+/// An extension whose body is an `async fn`. When the body returns, the extension is taken down.
 pub struct Thread {
     nic: Nic,
     body: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -92,7 +92,7 @@ impl std::fmt::Debug for Thread {
 }
 
 impl Thread {
-    /// An extension that runs `body`, from its initialisation on.
+    /// Creates an extension that runs `body` from its initialisation on.
     pub fn new<F>(body: impl FnOnce(Nic) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -102,7 +102,7 @@ impl Thread {
         Self { body: Some(Box::pin(body(nic.clone()))), nic, flag }
     }
 
-    /// One handler: the body goes on until it waits for what has not come.
+    /// Runs one handler: resumes the body until it awaits an event that has not arrived.
     fn run(&mut self, nic: &mut Context<'_>) {
         self.nic.shared().now = nic.now();
         for _ in 0..WAITS_PER_TURN {
@@ -121,7 +121,7 @@ impl Thread {
                 return;
             }
         }
-        nic.set_timeout(GO_ON, Service::Exact, Duration::ZERO);
+        nic.set_timeout(RESUME, Service::Exact, Duration::ZERO);
     }
 
     fn step(&mut self, nic: &mut Context<'_>) {
@@ -134,7 +134,7 @@ impl Thread {
         }
     }
 
-    /// Keeps what has come for the body, and lets it go on; `false` if there is no room.
+    /// Keeps an event for the body and resumes it. Returns `false` if the heap has no room.
     fn keep(&mut self, nic: &mut Context<'_>, kind: Kind, bytes: &[u8]) -> bool {
         let Ok(bytes) = nic.heap().copy(bytes) else { return false };
         self.nic.shared().kept.push_back(Kept { kind, bytes });
@@ -163,18 +163,18 @@ impl Extension for Thread {
         let kept = self.keep(nic, Kind::Control(from), message);
         assert!(
             kept,
-            "control messages are reliable, and the body takes none out of its full heap"
+            "the heap is full: the body takes no events, and a control message must not be lost"
         );
     }
 
     fn on_data(&mut self, nic: &mut Context<'_>, _: NodeId, frame: &Frame<'_>) {
-        // Unreliable: one for which there is no room is lost.
+        // Data frames are unreliable: if there is no room, the frame is lost.
         let bytes = frame.payload.to_vec();
         self.keep(nic, Kind::Data(frame.header), &bytes);
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
-        if timeout != GO_ON {
+        if timeout != RESUME {
             self.nic.shared().fired.insert(timeout);
             self.nic.wake();
         }
@@ -188,7 +188,10 @@ impl Extension for Thread {
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         let kept = self.keep(nic, Kind::Peer(event), &[]);
-        assert!(kept, "news of peers are few, and the body takes none out of its full heap");
+        assert!(
+            kept,
+            "the heap is full: the body takes no events, and a peer event must not be lost"
+        );
     }
 
     fn held(&mut self) -> Vec<Command> {
@@ -199,7 +202,7 @@ impl Extension for Thread {
         self.nic.shared().stops = true;
         self.nic.wake();
         self.run(nic);
-        // What it holds is dropped with it, and so ends.
+        // Dropping the body drops the requests that it holds, which completes them.
         self.body = None;
         self.run(nic);
         for command in self.nic.shared().abandon() {

@@ -7,18 +7,18 @@ use midplane_simhw::time::Instant;
 
 use crate::extension::TimeoutId;
 
-/// Nanoseconds between two looks at the coarse timeouts.
+/// Period of the coarse service's wheel, in nanoseconds: 1 ms.
 pub const COARSE_TICK_NS: u64 = 1_000_000;
 
 /// Slots of the coarse service's wheel: 256 ms a round.
 const SLOTS: usize = 256;
 
-/// Which service keeps a timeout.
+/// The service that keeps a timeout.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Service {
-    /// As soon as the instant has come: an ordered set, logarithmic in its size.
+    /// Expires at the instant: an ordered set, logarithmic in its size.
     Exact,
-    /// Within [`COARSE_TICK_NS`] after it: a wheel, constant time whatever its size.
+    /// Expires within [`COARSE_TICK_NS`] after the instant: a wheel, constant time whatever its size.
     Coarse,
 }
 
@@ -30,9 +30,9 @@ pub(crate) struct Timeouts {
     due: BTreeMap<Key, (Instant, Service)>,
     exact: BTreeSet<(Instant, Key)>,
     wheel: Vec<Vec<(u64, Key)>>,
-    /// Coarse timeouts that are set.
+    /// Number of coarse timeouts that are set.
     coarse: usize,
-    /// Ticks that have been looked at.
+    /// Number of the last tick that was processed.
     ticks: u64,
 }
 
@@ -72,13 +72,13 @@ impl Timeouts {
             Some((at, Service::Exact)) => {
                 self.exact.remove(&(at, key));
             }
-            // The wheel's entry is found void when its slot comes round.
+            // The wheel's entry becomes void; it is removed when its slot is processed.
             Some((_, Service::Coarse)) => self.coarse -= 1,
             None => {}
         }
     }
 
-    /// Forgets all timeouts of an extension.
+    /// Cancels all timeouts of an extension.
     pub(crate) fn cancel_all(&mut self, extension: ExtensionId) {
         let first = (extension, TimeoutId(0));
         let last = (extension, TimeoutId(u32::MAX));
@@ -88,7 +88,7 @@ impl Timeouts {
         }
     }
 
-    /// When to look again.
+    /// Returns when to call [`Self::expire`] next.
     pub(crate) fn next(&self) -> Instant {
         let exact = self.exact.first().map_or(Instant::FAR_FUTURE, |(at, _)| *at);
         let coarse = if self.coarse == 0 {
@@ -99,7 +99,8 @@ impl Timeouts {
         exact.min(coarse)
     }
 
-    /// Takes what is due, in order of its instant.
+    /// Takes the timeouts that are due: exact ones in order of their instants, then coarse ones in order of their
+    /// ticks.
     pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<Key>) {
         while let Some(&(at, key)) = self.exact.first()
             && at <= now
@@ -121,7 +122,7 @@ impl Timeouts {
                 if due > tick {
                     return true;
                 }
-                // An entry that was cancelled or set anew is void.
+                // An entry is void if its timeout was cancelled or set anew.
                 let live = self.due.get(&key).is_some_and(|(at, service)| {
                     *service == Service::Coarse && at.as_nanos().div_ceil(COARSE_TICK_NS) <= tick
                 });

@@ -1,12 +1,11 @@
-//! What waits to leave a unit: lanes of messages and packets, cut into frames, which leave when
-//! they may.
+//! The transmit queue of a unit: messages and packets, cut into frames, which leave when the admissions allow.
 //!
-//! An extension sends *messages*, which the scheduler cuts into frames and names in each frame's
-//! words ([`Fragment`]), or *packets*, single frames whose header fields are the extension's own.
-//! What one [`Lane`] of an extension holds for one node leaves in the order in which it was sent;
-//! lanes take turns, frame by frame, so that what is stuck in one stops no other.
+//! An extension sends *messages*, which the scheduler cuts into frames and describes in each frame's words
+//! ([`Fragment`]), or *packets*, single frames whose header fields are the extension's own. Within one [`Lane`] of an
+//! extension to one node, frames leave in the order in which they were sent. Lanes take turns, frame by frame, so that
+//! a blocked lane blocks no other.
 
-mod lanes;
+mod flows;
 mod outgoing;
 mod scheduler;
 
@@ -19,51 +18,50 @@ use midplane_simhw::time::Instant;
 
 pub(crate) use scheduler::{News, TRANSMIT_INSTRUCTIONS, Transmit, WaitingPacket};
 
-/// One of an extension's ways to a node: frames keep their order within it, and within it alone.
+/// One of an extension's flows to a node: frames keep their order within a flow, and only there.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Lane(pub u16);
 
 /// A message of an extension to the same extension of another node.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
-    /// The extension that is handed its frames.
+    /// The extension that receives its frames.
     pub extension: ExtensionId,
     /// The node that it is for.
     pub node: NodeId,
-    /// What it leaves in order with.
+    /// The flow in which it keeps its order.
     pub lane: Lane,
-    /// The port that it is for, or what the extension makes of it.
+    /// The port that it is for; an extension may use it otherwise.
     pub port: PortId,
     /// Its bytes; they are read when they are sent.
     pub source: RegionRef,
-    /// The extension's own: comes with every frame.
+    /// A value of the extension's own that every frame carries.
     pub tag: u32,
-    /// Whether the gate decides when it leaves.
+    /// True if the gate decides when it leaves.
     pub controlled: bool,
-    /// Most bytes of its first frame: what may go ahead of the rest. 0 for no such limit.
+    /// Most bytes of its first frame, which may be allowed to leave before the rest. 0 for no such limit.
     pub first: u32,
     /// Completes a command once all bytes have been read.
     pub completion: Option<(PortId, Completion)>,
 }
 
-/// One frame of an extension to the same extension of another node; all that its header leaves
-/// free is the extension's own.
+/// One frame of an extension to the same extension of another node; the extension owns all header fields listed here.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// The node that it is for.
     pub node: NodeId,
-    /// Which life of that node's unit it is for: another one never sees it, and answers with what
-    /// life it is in. [`Incarnation::UNKNOWN`] for whichever it meets.
+    /// The incarnation of that node's unit that it is for: another incarnation drops it, and answers with its own
+    /// number. [`Incarnation::UNKNOWN`] addresses any incarnation.
     pub life: Incarnation,
-    /// What it leaves in order with.
+    /// The flow in which it keeps its order.
     pub lane: Lane,
-    /// Whether the gate decides when it leaves.
+    /// True if the gate decides when it leaves.
     pub controlled: bool,
-    /// The port whose it is, if it is one's: while that is stopped, it is not sent.
+    /// The port that it belongs to, if any: while that port is suspended, it is not sent.
     pub owner: Option<PortId>,
-    /// Header field: a port of the destination, or what the extension makes of it.
+    /// Header field: a port of the destination; an extension may use it otherwise.
     pub port: PortId,
-    /// Header field: the low seven bits; the highest says that it is controlled.
+    /// Header field: the low seven bits; the highest bit marks it as controlled.
     pub flags: u8,
     /// Header field.
     pub sequence: u32,
@@ -73,13 +71,13 @@ pub struct Packet<'a> {
     pub words: [u64; 2],
     /// Its bytes, up to the hardware's MTU. A region is read when the frame leaves.
     pub source: Source<'a>,
-    /// If it can't leave at once, [`Extension::on_sent`](crate::extension::Extension::on_sent) tells
-    /// with this token when it has, or that it never will.
+    /// If it can't leave at once, [`Extension::on_sent`](crate::extension::Extension::on_sent) receives this token when
+    /// it has left, or when it never will.
     pub token: Option<u64>,
 }
 
 impl Packet<'_> {
-    /// A packet without bytes, all of its own fields 0.
+    /// Creates a packet without bytes, with all of its own fields 0.
     #[must_use]
     pub const fn to(node: NodeId) -> Self {
         Packet {
@@ -99,28 +97,29 @@ impl Packet<'_> {
     }
 }
 
-/// What became of a packet.
+/// The result of sending a packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Sending {
-    /// It is handed to the line when the handler returns, and leaves it then. A command that is
+    /// It is handed to the line when the handler returns, and its last bit leaves at this instant. A command that is
     /// completed from now on is completed after its memory has been read.
     Now(Instant),
     /// It waits for its turn, for the line, or for an admission.
     Queued,
 }
 
-/// How a packet's waiting ended.
+/// The end of a packet's waiting.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Sent {
-    /// The packet's.
+    /// The packet's token.
     pub token: u64,
     /// [`Status::Done`], or why it never leaves.
     pub status: Status,
-    /// When its last bit leaves the line; now, if it never does.
+    /// When its last bit leaves the line; the present time, if it never does.
     pub leaves: Instant,
 }
 
-/// How much of what waits is asked for: as many whole messages as pass `bytes`, at most `messages`.
+/// The limit of a backlog count: it stops at the first whole message at which `bytes` are reached, and after `messages`
+/// at most.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BacklogLimit {
     /// Bytes of frames, headers included.
@@ -129,16 +128,16 @@ pub struct BacklogLimit {
     pub messages: u32,
 }
 
-/// What waits for the gate.
+/// The frames that wait for the gate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Backlog {
-    /// Bytes of its frames, headers included.
+    /// Bytes of the frames, headers included.
     pub bytes: u64,
     /// Messages and packets.
     pub messages: u32,
 }
 
-/// Where a frame lies in its message: what the scheduler puts into the words of a message's frames.
+/// The place of a frame in its message, as the scheduler writes it into the words of the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Fragment {
     /// Number of the message, counted by its sender.
@@ -147,7 +146,7 @@ pub struct Fragment {
     pub offset: u32,
     /// Bytes of the whole message.
     pub total: u32,
-    /// The sending extension's own.
+    /// The sending extension's own value.
     pub tag: u32,
 }
 
@@ -159,7 +158,7 @@ impl Fragment {
         ]
     }
 
-    /// Reads what [`Message`]'s sender wrote; any words are some fragment.
+    /// Reads the words that a [`Message`]'s sender wrote; any words are a valid fragment.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub const fn of(header: &Header) -> Self {

@@ -1,4 +1,4 @@
-//! The execution unit: what runs on every NIC's coprocessor and hosts the extensions.
+//! The execution unit: the firmware that runs on every NIC's coprocessor and hosts the extensions.
 
 mod lifecycle;
 mod slot;
@@ -15,7 +15,7 @@ use midplane_simhw::id::{DmaId, ExtensionId, Incarnation, NodeId, PortId, TimerI
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::time::Instant;
 
-use crate::context::{Context, Lent};
+use crate::context::{Context, UnitServices};
 use crate::control::{self, Address, Body, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, UnitEvent};
 use crate::heap::{self, Heap};
@@ -28,72 +28,73 @@ use slot::{Handler, Parked, Slot};
 pub use lifecycle::DRAIN;
 pub use slot::{ExtensionCounters, PARKED};
 
-/// The one alarm that a unit uses.
+/// The one timer that a unit uses.
 const ALARM: TimerId = TimerId(0);
-/// Commands that one turn takes from a port: the rest waits for the next turn.
+/// Commands that one turn takes from a port; the rest waits for the next turn.
 const COMMANDS_PER_TURN: usize = 64;
-/// Rounds of news and sending in one turn.
+/// Rounds of dispatching and sending in one turn, at most.
 const ROUNDS_PER_TURN: usize = 32;
-/// Instructions that leading an event to an extension costs.
+/// Instructions charged for dispatching one event to an extension.
 const DISPATCH_INSTRUCTIONS: u64 = 20;
 
-/// What a unit has seen.
+/// Counts a unit's events since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct UnitCounters {
     /// Commands taken from ports.
     pub commands: u64,
-    /// Data frames led to an extension.
+    /// Data frames passed to an extension.
     pub data_frames: u64,
-    /// Frames for another life of this unit, or for another node.
+    /// Frames for another incarnation of this unit or for another node, and control frames that are too long.
     pub stale_frames: u64,
-    /// Frames and commands for extensions that are not there, or are quarantined.
+    /// Frames and commands for extensions that are not installed, or are quarantined.
     pub without_extension: u64,
     /// Handlers that panicked.
     pub traps: u64,
-    /// Control messages that extensions sent and a peer's full queue refused.
+    /// Control messages that extensions sent and that were refused because the peer's queue was full.
     pub control_refused: u64,
-    /// Control messages of versions that run here no more, or for which nobody waits.
+    /// Control messages of versions that no longer run here, and those that found no room to wait for a later version.
     pub other_versions: u64,
 }
 
-/// Why a handler has not done what it was called for.
+/// Why a handler did not do its work.
 enum Failure {
-    /// There is no such extension, or it is down.
+    /// The extension is not installed, or is down.
     Absent,
     Refused(InitError),
     Trapped,
 }
 
-/// How long a NIC that stops still answers its peers after the last that they said: those that stop with it give back
-/// what it has, and would wait for its answers until their patience is over. Some tens of round trips.
+/// Time for which a stopping NIC still answers its peers after their last control frame. Peers that stop at the same
+/// time return what it granted them, and would otherwise wait for its acknowledgements until `dead_after`. 10 ms is
+/// some tens of round trips.
 const ANSWERS_FOR: Duration = Duration::from_millis(10);
 
 /// An execution unit with its extensions.
 pub struct Unit {
     slots: Vec<Option<Slot>>,
-    lent: Option<Lent>,
+    services: Option<UnitServices>,
     config: ControlConfig,
     counters: UnitCounters,
     failure: Option<InitError>,
     /// A control frame that the line did not take.
     waiting: Option<(Header, [u8; MAX_MESSAGE])>,
-    /// Ports whose commands are not all taken.
+    /// Ports that still have commands in their rings.
     unfinished: Vec<PortId>,
     alarm: Instant,
     expired: Vec<(ExtensionId, crate::extension::TimeoutId)>,
     /// Control messages of versions that do not run here yet.
     parked: VecDeque<Parked>,
-    /// What extensions are yet to be told.
+    /// Events that are not yet dispatched to the extensions.
     events: VecDeque<UnitEvent>,
-    /// When the first of the versions that were replaced ends.
+    /// When the first of the replaced versions ends.
     drained_at: Instant,
-    /// The NIC was told to stop. Until when it answers peers that stop as well, if they say nothing more.
+    /// True once the NIC was told to stop. It answers peers until `quiet_at`, which each control frame moves.
     is_stopping: bool,
     quiet_at: Instant,
-    /// Commands that extensions which are down have held.
+    /// Commands that a downed extension held; they complete with an error.
     abandoned: Vec<Command>,
-    /// Bytes of extensions' heaps, where they are others than usual.
+    /// Heap sizes in bytes, where they differ from the default.
     heaps: BTreeMap<ExtensionId, usize>,
 }
 
@@ -110,12 +111,12 @@ impl Default for Unit {
 }
 
 impl Unit {
-    /// A unit without extensions.
+    /// Creates a unit without extensions.
     #[must_use]
     pub fn new(config: ControlConfig) -> Self {
         Self {
             slots: Vec::new(),
-            lent: None,
+            services: None,
             config,
             counters: UnitCounters::default(),
             failure: None,
@@ -154,29 +155,29 @@ impl Unit {
         Ok(())
     }
 
-    /// Lends every later version of the extension with this number a heap of `bytes`, and the one that is
-    /// installed, unless its NIC has started. [`heap::DEFAULT_BYTES`] otherwise.
+    /// Sets the heap size, in bytes, of every later version of the extension with this number. An installed version
+    /// gets it too, if the NIC has not started. The default is [`heap::DEFAULT_BYTES`].
     pub fn set_heap(&mut self, number: ExtensionId, bytes: usize) {
         self.heaps.insert(number, bytes);
-        if let (None, Some(Some(slot))) = (&self.lent, self.slots.get_mut(number.index())) {
+        if let (None, Some(Some(slot))) = (&self.services, self.slots.get_mut(number.index())) {
             slot.heap = Heap::new(bytes);
         }
     }
 
-    /// The heap of the extension with this number.
+    /// Returns the heap of the extension with this number.
     #[must_use]
     pub fn heap(&self, number: ExtensionId) -> Option<&Heap> {
         Some(&self.slots.get(number.index())?.as_ref()?.heap)
     }
 
-    /// What the unit has seen.
+    /// Returns the unit's counters.
     #[must_use]
     pub fn counters(&self) -> UnitCounters {
-        let control_refused = self.lent.as_ref().map_or(0, |lent| lent.control_refused);
+        let control_refused = self.services.as_ref().map_or(0, |services| services.control_refused);
         UnitCounters { control_refused, ..self.counters }
     }
 
-    /// The extension with this number, if it is a `T`: to look at.
+    /// Returns the extension with this number for inspection, if it is a `T`.
     #[must_use]
     pub fn extension<T: Extension>(&self, number: ExtensionId) -> Option<&T> {
         let slot = self.slots.get(number.index())?.as_ref()?;
@@ -184,41 +185,41 @@ impl Unit {
         extension.downcast_ref()
     }
 
-    /// The version of the extension with this number that runs; `None` if none does.
+    /// Returns the version of the extension with this number that runs; `None` if none does.
     #[must_use]
     pub fn epoch(&self, number: ExtensionId) -> Option<Epoch> {
         let slot = self.slots.get(number.index())?.as_ref()?;
         (!slot.is_down).then_some(slot.epoch)
     }
 
-    /// What the extension with this number has been called for, in all its versions.
+    /// Returns the handler-call counts of the extension with this number, over all its versions.
     #[must_use]
     pub fn extension_counters(&self, number: ExtensionId) -> Option<ExtensionCounters> {
         self.slots.get(number.index())?.as_ref()?;
-        Some(self.lent.as_ref()?.counters[number.index()])
+        Some(self.services.as_ref()?.counters[number.index()])
     }
 
-    /// Frames, messages and control messages to `node` that are yet to leave or be acknowledged.
+    /// Returns how many frames, messages and control messages to `node` still have to leave or be acknowledged.
     #[must_use]
     pub fn pending(&self, node: NodeId) -> usize {
-        self.lent
-            .as_ref()
-            .map_or(0, |lent| lent.control.pending(node) + lent.transmit.waiting_to(node))
+        self.services.as_ref().map_or(0, |services| {
+            services.control.pending(node) + services.transmit.waiting_to(node)
+        })
     }
 
-    /// What its control messages have seen; `None` before the NIC has started.
+    /// Returns the counters of the unit's control messages; `None` before the NIC has started.
     #[must_use]
     pub fn control_counters(&self) -> Option<&control::Counters> {
-        self.lent.as_ref().map(|lent| lent.control.counters())
+        self.services.as_ref().map(|services| services.control.counters())
     }
 
-    /// Why an extension was not initialised, if one was not: it is quarantined.
+    /// Returns why an extension failed to initialise, if one did: that extension is quarantined.
     #[must_use]
     pub const fn failure(&self) -> Option<&InitError> {
         self.failure.as_ref()
     }
 
-    /// Runs one handler: what it asked for happens when it returns, and not at all if it panics.
+    /// Runs one handler. Its effects are committed when it returns, and dropped if it panics.
     fn run(
         &mut self,
         hw: &mut dyn Hardware,
@@ -232,7 +233,8 @@ impl Unit {
         })
     }
 
-    /// Runs a handler that may refuse: what it asked for never happens then.
+    /// Runs a handler that may refuse. If it refuses or panics, its effects are dropped and the extension is taken
+    /// down.
     fn attempt(
         &mut self,
         hw: &mut dyn Hardware,
@@ -240,31 +242,31 @@ impl Unit {
         kind: Handler,
         handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>) -> Result<(), InitError>,
     ) -> Result<(), Failure> {
-        let lent = self.lent.as_mut().expect("the unit has started");
+        let services = self.services.as_mut().expect("the unit has started");
         let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
         let Some(slot) = slot.filter(|slot| !slot.is_down) else {
             self.counters.without_extension += 1;
             return Err(Failure::Absent);
         };
         hw.charge(DISPATCH_INSTRUCTIONS);
-        lent.counters[number.index()].count(kind);
+        services.counters[number.index()].count(kind);
         let epoch = slot.epoch;
         let (extension, heap) = (&mut *slot.extension, &slot.heap);
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
+        let mut context = Context { hw: &mut *hw, services, extension: number, epoch, heap };
         let failure = match catch_unwind(AssertUnwindSafe(|| handler(extension, &mut context))) {
             Ok(Ok(())) => {
-                lent.commit(hw, number, epoch);
+                services.commit(hw, number, epoch);
                 return Ok(());
             }
             Ok(Err(refused)) => Failure::Refused(refused),
             Err(_) => Failure::Trapped,
         };
         if planted::is(Bug::TrapCommits) {
-            lent.commit(hw, number, epoch);
+            services.commit(hw, number, epoch);
         }
-        lent.abort(hw);
+        services.abort(hw);
         if matches!(failure, Failure::Trapped) {
-            lent.counters[number.index()].traps += 1;
+            services.counters[number.index()].traps += 1;
             self.counters.traps += 1;
             self.events.push_back(UnitEvent::Trapped(number));
         }
@@ -272,7 +274,7 @@ impl Unit {
         Err(failure)
     }
 
-    /// An extension is there no more: whatever waits for it comes to an end.
+    /// Takes an extension down: cancels its timeouts, ends its waiting messages and collects the commands that it held.
     fn take_down(&mut self, hw: &mut dyn Hardware, number: ExtensionId) {
         if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
             if !std::mem::replace(&mut slot.is_down, true) {
@@ -282,25 +284,25 @@ impl Unit {
                 self.abandoned.extend(slot::held_by(&mut *former.extension));
             }
         }
-        let lent = self.lent.as_mut().expect("the unit has started");
-        lent.timeouts.cancel_all(number);
-        lent.transmit.uninstall(number);
-        // Nobody opens the gate any more for what waits there.
-        let steered = lent.steersman == Some(number);
-        lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
+        let services = self.services.as_mut().expect("the unit has started");
+        services.timeouts.cancel_all(number);
+        services.transmit.uninstall(number);
+        // No extension opens the gate any more for the frames that wait there.
+        let steered = services.gate_controller == Some(number);
+        services.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
             waiting.extension == number || (steered && waiting.controlled)
         });
         if steered {
-            lent.steersman = None;
-            lent.transmit.forget_gate_news();
+            services.gate_controller = None;
+            services.transmit.forget_gate_news();
         }
         hw.commit();
     }
 
     fn take_commands(&mut self, hw: &mut dyn Hardware, port: PortId) {
         for _ in 0..COMMANDS_PER_TURN {
-            // What a stopped process has asked for is part of what it will be resumed with.
-            if self.lent.as_ref().is_some_and(|lent| lent.stopped.contains_key(&port)) {
+            // A suspended process's commands stay in its ring: they are part of the state that it is resumed with.
+            if self.services.as_ref().is_some_and(|services| services.stopped.contains_key(&port)) {
                 return;
             }
             let Some(mut command) = hw.next_command(port) else { return };
@@ -327,7 +329,7 @@ impl Unit {
                 Err(_) => Status::Invalid,
             }
         };
-        // Its own extension may have held it already.
+        // The command's own extension may have listed it as held; it must complete only once.
         self.abandoned
             .iter()
             .position(|held| held == command)
@@ -337,7 +339,7 @@ impl Unit {
         hw.commit();
     }
 
-    /// Commands whose extension is down end with an error.
+    /// Completes the commands of downed extensions with an error.
     fn answer_abandoned(&mut self, hw: &mut dyn Hardware) {
         for held in self.abandoned.drain(..) {
             hw.complete(held.region.port, &Completion::of(&held, Status::ExtensionDown));
@@ -358,30 +360,30 @@ impl Unit {
         if self.is_stopping {
             self.quiet_at = hw.now() + ANSWERS_FOR;
         }
-        let lent = self.lent.as_mut().expect("the unit has started");
-        lent.control.handle_frame(hw.now(), &frame.header, &body[..length]);
+        let services = self.services.as_mut().expect("the unit has started");
+        services.control.handle_frame(hw.now(), &frame.header, &body[..length]);
         self.drain_control(hw);
     }
 
     fn drain_control(&mut self, hw: &mut dyn Hardware) {
         loop {
-            let lent = self.lent.as_mut().expect("the unit has started");
-            let Some(event) = lent.control.poll_event() else { return };
+            let services = self.services.as_mut().expect("the unit has started");
+            let Some(event) = services.control.poll_event() else { return };
             match event {
                 control::Event::Message { from, to, body } => self.on_control(hw, from, to, &body),
                 control::Event::PeerUp { node, incarnation } => {
-                    self.tell(hw, PeerEvent::Up(node, incarnation));
+                    self.notify(hw, PeerEvent::Up(node, incarnation));
                 }
                 control::Event::PeerRestarted { node, incarnation } => {
-                    self.tell(hw, PeerEvent::Restarted(node, incarnation));
+                    self.notify(hw, PeerEvent::Restarted(node, incarnation));
                 }
-                control::Event::PeerDown { node } => self.tell(hw, PeerEvent::Down(node)),
+                control::Event::PeerDown { node } => self.notify(hw, PeerEvent::Down(node)),
             }
         }
     }
 
-    /// Tells every extension of a peer.
-    fn tell(&mut self, hw: &mut dyn Hardware, event: PeerEvent) {
+    /// Notifies every extension of a peer's event.
+    fn notify(&mut self, hw: &mut dyn Hardware, event: PeerEvent) {
         for number in self.numbers() {
             let _ = self
                 .run(hw, number, Handler::Other, |extension, nic| extension.on_peer(nic, event));
@@ -404,14 +406,14 @@ impl Unit {
         self.failure.get_or_insert(failure);
     }
 
-    /// Whether a data frame is for this life of this unit.
+    /// Returns whether a data frame is for this incarnation of this unit.
     fn is_for(&self, node: NodeId, incarnation: Incarnation, header: &Header) -> bool {
         let meant = header.destination_incarnation;
         header.destination == node && (meant == Incarnation::UNKNOWN || meant == incarnation)
     }
 
-    /// Deactivates every extension and sends what they give back. Their commands complete with
-    /// [`Status::ExtensionDown`] from then on, and those whose messages have not left at once.
+    /// Deactivates every extension and sends the messages that their `deactivate` handlers asked for. Messages that
+    /// have not left, and all later commands, complete with [`Status::ExtensionDown`].
     pub fn deactivate(&mut self, hw: &mut impl Hardware) {
         for number in self.numbers() {
             let _ =
@@ -425,19 +427,19 @@ impl Unit {
 impl Firmware for Unit {
     fn on_start(&mut self, hw: &mut impl Hardware) {
         let control = Control::new(hw.node(), hw.incarnation(), self.config);
-        self.lent = Some(Lent {
+        self.services = Some(UnitServices {
             control,
             timeouts: Timeouts::default(),
             transmit: Transmit::default(),
-            asked: Vec::new(),
+            effects: Vec::new(),
             is_stirred: true,
-            steersman: None,
+            gate_controller: None,
             control_refused: 0,
             own: VecDeque::new(),
             changes: VecDeque::new(),
             counters: Box::new([ExtensionCounters::default(); 256]),
             stopped: BTreeMap::new(),
-            port_news: VecDeque::new(),
+            port_events: VecDeque::new(),
         });
         for number in self.numbers() {
             self.init(hw, number);
@@ -451,7 +453,8 @@ impl Firmware for Unit {
     }
 
     fn may_stop(&self) -> bool {
-        let is_settled = self.lent.as_ref().is_none_or(|lent| lent.control.is_settled());
+        let is_settled =
+            self.services.as_ref().is_none_or(|services| services.control.is_settled());
         is_settled && self.quiet_at == Instant::FAR_FUTURE
     }
 
@@ -466,10 +469,10 @@ impl Firmware for Unit {
                 extension.on_port_closed(nic, port);
             });
         }
-        // What still waits to leave would complete on whoever is given the number next.
-        let lent = self.lent.as_mut().expect("the unit has started");
-        lent.forget_port(port);
-        lent.transmit.withdraw(hw, Status::Cancelled, |waiting| waiting.port == Some(port));
+        // A frame that still waits would later complete on the port that is given this number next.
+        let services = self.services.as_mut().expect("the unit has started");
+        services.forget_port(port);
+        services.transmit.withdraw(hw, Status::Cancelled, |waiting| waiting.port == Some(port));
         hw.commit();
         self.finish(hw);
     }
@@ -487,8 +490,8 @@ impl Firmware for Unit {
             self.finish_handlers(hw);
         } else {
             self.counters.stale_frames += 1;
-            let lent = self.lent.as_mut().expect("the unit has started");
-            lent.control.handle_stale_data(hw.now(), &header);
+            let services = self.services.as_mut().expect("the unit has started");
+            services.control.handle_stale_data(hw.now(), &header);
             self.finish(hw);
         }
     }

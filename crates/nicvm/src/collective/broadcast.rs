@@ -1,4 +1,4 @@
-//! Broadcast: small in control messages, large in frames that go on as they come.
+//! Broadcast: small ones in control messages, large ones in frames that are forwarded on arrival.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,29 +14,29 @@ use super::{
 };
 use crate::transmit::Packet;
 
-/// Rounds of a broadcast's messages: the bytes of a small one; all is here; what is not here; what
-/// is not there?
+/// Rounds of a broadcast's messages: the bytes of a small one; "all has arrived"; "these frames have arrived"; and a
+/// probe that asks for one of the two.
 pub(super) const BYTES: u8 = 0;
 pub(super) const DONE: u8 = 1;
 const MISSING: u8 = 2;
 pub(super) const PROBE: u8 = 3;
 
-/// Bytes of a frame: small enough that a tree's levels work at once, large against a header.
+/// Bytes of a frame: small enough that the tree's levels overlap, large compared with a header.
 const CHUNK: usize = 4 << 10;
-/// After this, whoever has not said that it has all is asked.
+/// Time after which children that have not reported completion are probed.
 const RETRY: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Default)]
 pub(super) struct Broadcast {
     root: u16,
     own: Option<Command>,
-    /// Bytes in all; 0 until it is known.
+    /// Bytes in all; 0 until they are known.
     total: usize,
     chunk: usize,
     bytes: Vec<u8>,
     has: Vec<bool>,
     lacks: usize,
-    /// Children that have not said that they have all.
+    /// Children that have not reported that they have all.
     waiting: BTreeSet<u16>,
     is_known: bool,
     delivered: bool,
@@ -82,24 +82,24 @@ impl Broadcast {
         self.finish(nic, group)
     }
 
-    /// All children in the tree of frames.
+    /// Returns all children in the tree of frames.
     fn below(&self, group: &Group) -> BTreeSet<u16> {
         let (size, root) = (group.size(), self.root);
         let place = tree::turned(group.rank, root, size);
         tree::two_children(place, size).map(|child| tree::back(child, root, size)).collect()
     }
 
-    /// A small one goes down its tree.
+    /// Sends a small broadcast to the children in its tree.
     fn spread(&self, nic: &mut Context<'_>, group: &Group, number: u32) {
         let (size, root) = (group.size(), self.root);
         let mut body = root.to_le_bytes().to_vec();
         body.extend_from_slice(&self.bytes);
         for child in tree::children(tree::turned(group.rank, root, size), size) {
-            group.tell(nic, tree::back(child, root, size), (BROADCAST, BYTES, number), &body);
+            group.send(nic, tree::back(child, root, size), (BROADCAST, BYTES, number), &body);
         }
     }
 
-    /// One frame for one child: what has just come, or what lies here.
+    /// Sends one frame to one child: `come` if it has just arrived, else the bytes held here.
     fn send(
         &self,
         nic: &mut Context<'_>,
@@ -123,7 +123,7 @@ impl Broadcast {
             at as u64,
         ];
         let node = group.members[usize::from(child)];
-        // What does not leave is asked for.
+        // A frame that does not leave is requested again.
         let _ = nic.send_packet(&Packet { sequence: number, words, source, ..Packet::to(node) });
     }
 
@@ -163,7 +163,7 @@ impl Broadcast {
         if self.lacks == 0 {
             let parent = (tree::turned(group.rank, root, group.size()) - 1) / 2;
             let parent = tree::back(parent, root, group.size());
-            group.tell(nic, parent, (BROADCAST, DONE, number), &[]);
+            group.send(nic, parent, (BROADCAST, DONE, number), &[]);
             if !self.waiting.is_empty() {
                 nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
             }
@@ -171,7 +171,7 @@ impl Broadcast {
         Some(self.finish(nic, group))
     }
 
-    /// A message of another member; how many frames it made us send again.
+    /// Handles a message of another member. Returns the progress, and how many frames were sent again.
     pub(super) fn on_message(
         &mut self,
         nic: &mut Context<'_>,
@@ -202,14 +202,14 @@ impl Broadcast {
                     true => (DONE, Vec::new()),
                     false => (MISSING, self.bitmap()),
                 };
-                group.tell(nic, from, (BROADCAST, round, number), &bits);
+                group.send(nic, from, (BROADCAST, round, number), &bits);
                 Some((Progress::Waiting, 0))
             }
             _ => None,
         }
     }
 
-    /// Bit i: frame i is here; nothing if nothing is known.
+    /// Returns a bitmap of the frames that have arrived (bit i: frame i); empty if nothing is known yet.
     fn bitmap(&self) -> Vec<u8> {
         let mut bits = vec![0; self.has.len().div_ceil(8).min(SMALL)];
         for (index, _) in self.has.iter().enumerate().filter(|(_, has)| **has) {
@@ -243,23 +243,23 @@ impl Broadcast {
         resent
     }
 
-    /// Those that have not said that they have all are asked what they lack.
+    /// Probes the children that have not reported that they have all.
     pub(super) fn probe(&self, nic: &mut Context<'_>, group: &Group, number: u32) {
         for child in &self.waiting {
-            group.tell(nic, *child, (BROADCAST, PROBE, number), &[]);
+            group.send(nic, *child, (BROADCAST, PROBE, number), &[]);
         }
         if !self.waiting.is_empty() {
             nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
         }
     }
 
-    /// Whether nobody needs anything of this any more.
+    /// Returns whether the host has its bytes, and no child needs a frame any more.
     pub(super) fn is_over(&self) -> bool {
         self.delivered && self.waiting.is_empty()
     }
 
-    /// The host has its bytes as soon as all are here; the root's are read until its children have
-    /// them.
+    /// Completes the host's part. A member's region is written once all frames have arrived; the root's region is read
+    /// until its children have all.
     fn finish(&mut self, nic: &mut Context<'_>, group: &Group) -> Progress {
         let Some(command) = &self.own else { return Progress::Waiting };
         if self.delivered {

@@ -1,4 +1,4 @@
-//! All-gather in a ring: each passes on what it hears, until all have all.
+//! All-gather in a ring: each member forwards what it receives, until all have all parts.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,15 @@ use midplane_simhw::port::{Command, Status};
 
 use super::{ALL_GATHER, Context, Group, Payload, Progress, SMALL};
 
-/// Round k brings the part of the member k + 1 before this one. A member whose host is late passes
-/// others' parts on before its own.
+/// In round k, the part of the member k + 1 before this one arrives. A member whose host is late forwards other
+/// members' parts before it sends its own.
 #[derive(Debug, Default)]
 pub(super) struct Gather {
     command: Option<Command>,
     bytes: usize,
-    /// What came before the host did.
+    /// Parts that arrived before the host posted the operation, by round.
     early: BTreeMap<u8, Vec<u8>>,
-    /// Bit k: round k has been heard.
+    /// True for each round whose part has arrived.
     heard: Vec<bool>,
     written: u16,
 }
@@ -41,7 +41,7 @@ impl Gather {
         if group.size() == 1 {
             return Progress::Done;
         }
-        group.tell(nic, group.after(1), (ALL_GATHER, 0, number), &own);
+        group.send(nic, group.after(1), (ALL_GATHER, 0, number), &own);
         let mut progress = Progress::Waiting;
         for (round, part) in std::mem::take(&mut self.early) {
             progress = self.take(nic, group, round, &part);
@@ -52,7 +52,7 @@ impl Gather {
         progress
     }
 
-    /// A part from the member before this one; it goes on at once, host or no host.
+    /// Handles a part from the member before this one, and forwards it at once, even if the host is late.
     pub(super) fn on_message(
         &mut self,
         nic: &mut Context<'_>,
@@ -67,7 +67,7 @@ impl Gather {
             return None;
         }
         if u16::from(round) + 2 < group.size() {
-            group.tell(nic, group.after(1), (ALL_GATHER, round + 1, number), body);
+            group.send(nic, group.after(1), (ALL_GATHER, round + 1, number), body);
         }
         if self.command.is_none() {
             self.early.insert(round, body.to_vec());
@@ -91,5 +91,5 @@ impl Gather {
     }
 }
 
-/// Members that a round's number tells apart.
+/// Most members, because a round's number has 8 bits.
 const MOST: u16 = 256;

@@ -1,4 +1,4 @@
-//! A group that one port holds at each member: who of them is gone is known, and where all begin.
+//! A group that one port holds at each member: tracks which members are lost, and where all begin.
 //!
 //! ```text
 //! Free --hold--> Held --start--> Starting --all others hold it--> Started
@@ -6,15 +6,15 @@
 //!   +------------------------- the port closes ----------------------+
 //! ```
 //!
-//! Members tell each other that they hold the group, with the number of their next operation, and that
-//! they do no longer, with the number of the first that they have no part in. Between two members these
-//! come in order, so that a loss which follows a hold is one of this time.
+//! A member that takes the group sends all others the number of its next operation. A member that lets it go sends the
+//! number of the first operation that it takes no part in. Between two members these messages arrive in order, so a
+//! loss that follows a hold belongs to that hold.
 
 use std::collections::BTreeMap;
 
 use midplane_simhw::port::{Command, Completion, Status};
 
-use super::{Collectives, Context, HOLD, PATIENCE, PortId, Progress, Service, WATCH};
+use super::{Collectives, Context, HOLD, PROBE_AFTER, PortId, Progress, Service, WATCH};
 
 /// Rounds of a holder's messages.
 const HELD: u8 = 0;
@@ -37,14 +37,14 @@ struct Other {
     left: bool,
 }
 
-/// Which port has the group, and which members take part no longer.
+/// The port that holds the group, and the members that are lost.
 #[derive(Debug, Default)]
 pub(super) struct Holder {
     state: State,
-    /// Other members that hold the group, or did since this one does; until all begin.
+    /// Other members that hold the group, or have held it since this one does. Cleared when all begin.
     others: BTreeMap<u16, Other>,
-    /// Members that are gone, the first one first, with the first operation that they have no part in;
-    /// `None` for all.
+    /// Lost members in the order of their loss, with the first operation that each takes no part in; `None` for all
+    /// operations.
     lost: Vec<(u16, Option<u32>)>,
 }
 
@@ -61,7 +61,7 @@ impl Holder {
         matches!(self.state, State::Starting(_))
     }
 
-    /// Whether `port` may give operations now.
+    /// Checks that `port` may post operations now.
     pub(super) fn admits(&self, port: PortId) -> Result<(), Status> {
         match self.state {
             State::Free => Ok(()),
@@ -71,14 +71,14 @@ impl Holder {
         }
     }
 
-    /// A member that has no part in operation `number`.
+    /// Returns a member that takes no part in operation `number`.
     pub(super) fn lost(&self, number: u32) -> Option<u16> {
         let without = |from: Option<u32>| from.is_none_or(|from| !is_before(number, from));
         self.lost.iter().find(|(_, from)| without(*from)).map(|(rank, _)| *rank)
     }
 
-    /// A member is gone, from an operation on or for all: what it says again later gives it no part back, and takes no
-    /// more memory.
+    /// Notes a lost member, from operation `from` on, or for all. A repeated loss can only extend the first: it neither
+    /// restores the member nor takes more memory.
     fn lose(&mut self, rank: u16, from: Option<u32>) {
         let Some((_, before)) = self.lost.iter_mut().find(|(other, _)| *other == rank) else {
             self.lost.push((rank, from));
@@ -88,7 +88,7 @@ impl Holder {
     }
 }
 
-/// Whether operation `a` came before `b`.
+/// Returns whether operation `a` came before `b`.
 const fn is_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
@@ -102,7 +102,7 @@ impl Collectives {
                 self.holder.state = State::Held(command.region.port);
                 self.holder.lost.clear();
                 self.holder.others.retain(|_, other| !other.left);
-                self.tell_others(nic, (HOLD, HELD, self.next));
+                self.send_to_others(nic, (HOLD, HELD, self.next));
                 nic.complete(command.region.port, &Completion::of(command, Status::Done));
             }
             _ => nic.refuse(command, Status::Invalid),
@@ -114,7 +114,7 @@ impl Collectives {
             State::Held(port) if port == command.region.port => {
                 self.holder.state = State::Starting(command);
                 self.try_start(nic);
-                nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+                nic.set_timeout(WATCH, Service::Coarse, PROBE_AFTER);
             }
             _ => {
                 let refused = self.holder.admits(command.region.port).err();
@@ -123,11 +123,11 @@ impl Collectives {
         }
     }
 
-    /// All begin behind the last number that any of them has used.
+    /// Starts once all members hold the group: the next operation follows the last number that any of them has used.
     fn try_start(&mut self, nic: &mut Context<'_>) {
         let State::Starting(command) = self.holder.state else { return };
         let port = command.region.port;
-        // What one has left after all began, it has a part in as far as it came.
+        // A member that left after the start still took part in the operations before that.
         if let Some((rank, _)) = self.holder.lost.iter().find(|(_, from)| from.is_none()).copied() {
             self.holder.state = State::Held(port);
             nic.complete(port, &lost(&command, rank));
@@ -153,12 +153,12 @@ impl Collectives {
         }
     }
 
-    /// Operations under way whose number and the host's next one are as asked.
+    /// Returns the running operations whose number satisfies `are`, compared with the host's next one.
     fn numbers(&self, are: impl Fn(u32, u32) -> bool) -> Vec<u32> {
         self.running.keys().copied().filter(|number| are(*number, self.next)).collect()
     }
 
-    /// A member has taken the group, or has let it go.
+    /// Handles a member's message that it has taken the group, or has let it go.
     pub(super) fn on_holder(
         &mut self,
         nic: &mut Context<'_>,
@@ -173,7 +173,7 @@ impl Collectives {
             }
             LEFT => {
                 let other = self.holder.others.get_mut(&from);
-                // One that is heard of before it holds the group anew is of an earlier time.
+                // A departure that arrives while the sender is not known to hold the group belongs to an earlier hold.
                 let is_late = other.is_none() && !matches!(self.holder.state, State::Started(_));
                 other.into_iter().for_each(|other| other.left = true);
                 if self.holder.port().is_none() {
@@ -187,20 +187,20 @@ impl Collectives {
         Some(())
     }
 
-    /// The NIC of a member is gone, or is another now.
+    /// Handles the loss of a member's NIC, or its restart (`is_another`).
     pub(super) fn on_member_gone(&mut self, nic: &mut Context<'_>, rank: u16, is_another: bool) {
         let held = self.holder.others.remove(&rank).is_some();
         match self.holder.state {
             State::Free if self.running.is_empty() => {}
             State::Held(_) | State::Starting(_) if is_another && !held => {
-                // What its former life was told is forgotten.
-                self.group.tell(nic, rank, (HOLD, HELD, self.next), &[]);
+                // Its former incarnation received our hold and is gone, so we send it again.
+                self.group.send(nic, rank, (HOLD, HELD, self.next), &[]);
             }
             _ => self.lose(nic, rank, None),
         }
     }
 
-    /// Ends what a member has no part in: everything, or from a number on.
+    /// Ends the operations that a member takes no part in: all, or those from a number on.
     fn lose(&mut self, nic: &mut Context<'_>, rank: u16, from: Option<u32>) {
         self.holder.lose(rank, from);
         for number in self.numbers(|number, _| from.is_none_or(|from| !is_before(number, from))) {
@@ -209,7 +209,8 @@ impl Collectives {
         self.try_start(nic);
     }
 
-    /// The host is gone: what it has not given, or not heard the end of, goes on without it nowhere.
+    /// Releases the group when its port closes: operations that the host has not posted, or that have not ended here,
+    /// end at the other members too.
     pub(super) fn leave(&mut self, nic: &mut Context<'_>, port: PortId) {
         if self.holder.port() != Some(port) {
             return;
@@ -224,17 +225,17 @@ impl Collectives {
         for number in self.numbers(|number, _| !is_before(number, from)) {
             self.running.remove(&number);
         }
-        self.tell_others(nic, (HOLD, LEFT, from));
+        self.send_to_others(nic, (HOLD, LEFT, from));
     }
 
-    fn tell_others(&self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
+    fn send_to_others(&self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
         for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
-            self.group.tell(nic, rank, head, &[]);
+            self.group.send(nic, rank, head, &[]);
         }
     }
 }
 
-/// The end of a command that a member was needed for.
+/// Returns the completion of a command for which a lost member was needed.
 pub(super) fn lost(command: &Command, rank: u16) -> Completion {
     Completion { args: [rank.into(), 0, 0, 0], ..Completion::of(command, Status::PeerLost) }
 }

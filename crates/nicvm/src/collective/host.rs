@@ -1,8 +1,7 @@
-//! The same operations run by hosts, for comparison: each step goes up to an application and down
-//! again.
+//! The same operations run by hosts, for comparison: each step goes up to an application and down again.
 //!
-//! They send by the unit's own message service, which is unreliable: a message that is lost is waited
-//! for until the caller gives up.
+//! They use the unit's message service, which is unreliable: an operation waits for a lost message until the caller
+//! gives up.
 
 use std::collections::BTreeMap;
 
@@ -15,29 +14,29 @@ use thiserror::Error;
 use super::{Operation, tree};
 use crate::messages;
 
-/// Buffers for messages that come before their turn, for each that may be under way.
+/// Buffers for messages that arrive early.
 const BUFFERS: usize = 64;
 
 /// Why an operation has failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// There is no port.
+    /// The port can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// There is no memory.
+    /// The memory can't be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// The port takes no command.
+    /// The port accepts no command.
     #[error(transparent)]
     Post(#[from] PostError),
     /// The NIC has stopped.
     #[error(transparent)]
     Closed(#[from] PortClosed),
-    /// A message has ended otherwise than it should.
+    /// A message completed with an error.
     #[error("a message ended as {0:?}")]
     Ended(Status),
-    /// More bytes than the group was made for.
+    /// The message has more bytes than the group was opened for.
     #[error("{bytes} bytes, but the group was made for {most}: open it for more")]
     TooLong {
         /// Bytes that were given.
@@ -56,17 +55,17 @@ pub struct HostGroup {
     members: Vec<NodeId>,
     rank: u16,
     number: u32,
-    /// What has come before it was waited for: by member and tag.
+    /// Messages that arrived before they were awaited, by member and tag.
     early: BTreeMap<(NodeId, u32), Vec<Vec<u8>>>,
     sending: bool,
 }
 
 impl HostGroup {
-    /// Joins the group of `members`, in the order of their ranks, for messages of up to `bytes`.
-    /// All members' first port must have the same number.
+    /// Joins the group of `members`, in the order of their ranks, for messages of up to `bytes`. All members' first
+    /// port must have the same number.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// [`GroupError`] says why it can't.
     ///
     /// # Panics
     /// If this node is not a member.
@@ -74,10 +73,11 @@ impl HostGroup {
         Self::with(host, PortOptions::default(), members, bytes)
     }
 
-    /// The same, by a port with these options: one with a number, where members have opened others.
+    /// As [`HostGroup::new`], with a port of the given options: one with a fixed number, if members have opened other
+    /// ports.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// [`GroupError`] says why it can't.
     ///
     /// # Panics
     /// If this node is not a member.
@@ -102,13 +102,13 @@ impl HostGroup {
             sending: false,
         };
         for slot in 0..BUFFERS {
-            group.lend(slot)?;
+            group.post_buffer(slot)?;
         }
         group.port.ring();
         Ok(group)
     }
 
-    /// How many members there are.
+    /// Returns the number of members.
     #[must_use]
     pub const fn size(&self) -> u16 {
         self.members.len() as u16
@@ -117,10 +117,10 @@ impl HostGroup {
     /// Waits for all members.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// [`GroupError`] says why it failed.
     ///
     /// # Cancel safety
-    /// None: a member whose operation was dropped is not in step with the others any more.
+    /// Not cancel safe: a member whose operation was dropped is out of step with the others.
     pub async fn barrier(&mut self) -> Result<(), GroupError> {
         for round in 0..tree::rounds(self.size()) {
             let (to, from) = tree::partners(self.rank, round, self.size());
@@ -131,13 +131,13 @@ impl HostGroup {
         Ok(())
     }
 
-    /// Brings the root's bytes to everybody, by a binomial tree.
+    /// Copies the root's bytes to all members, by a binomial tree.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// [`GroupError`] says why it failed.
     ///
     /// # Cancel safety
-    /// None: a member whose operation was dropped is not in step with the others any more.
+    /// Not cancel safe: a member whose operation was dropped is out of step with the others.
     pub async fn broadcast(&mut self, root: u16, bytes: &mut Vec<u8>) -> Result<(), GroupError> {
         let size = self.size();
         let place = tree::turned(self.rank, root, size);
@@ -151,13 +151,13 @@ impl HostGroup {
         Ok(())
     }
 
-    /// Combines everybody's words at the root, by a binomial tree.
+    /// Combines all members' words at the root, by a binomial tree.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// [`GroupError`] says why it failed.
     ///
     /// # Cancel safety
-    /// None: a member whose operation was dropped is not in step with the others any more.
+    /// Not cancel safe: a member whose operation was dropped is out of step with the others.
     pub async fn reduce(
         &mut self,
         root: u16,
@@ -177,13 +177,14 @@ impl HostGroup {
         Ok(())
     }
 
-    /// Combines everybody's words everywhere: recursive doubling, or by way of the first member.
+    /// Combines all members' words at every member: by recursive doubling, or if their number is no power of two, by
+    /// reduce and broadcast.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// [`GroupError`] says why it failed.
     ///
     /// # Cancel safety
-    /// None: a member whose operation was dropped is not in step with the others any more.
+    /// Not cancel safe: a member whose operation was dropped is out of step with the others.
     pub async fn all_reduce(
         &mut self,
         operation: Operation,
@@ -203,13 +204,13 @@ impl HostGroup {
         Ok(())
     }
 
-    /// Collects everybody's part, in a ring: all parts, in the order of their ranks.
+    /// Collects all members' parts, in a ring, and returns them in the order of their ranks.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// [`GroupError`] says why it failed.
     ///
     /// # Cancel safety
-    /// None: a member whose operation was dropped is not in step with the others any more.
+    /// Not cancel safe: a member whose operation was dropped is out of step with the others.
     pub async fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
         let size = self.size();
         let mut parts = vec![Vec::new(); size.into()];
@@ -226,13 +227,13 @@ impl HostGroup {
         Ok(parts)
     }
 
-    /// Waits until all that this member has sent has left: before it is dropped.
+    /// Waits until all messages of this member have left. Call it before dropping the group.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// [`GroupError`] says why it failed.
     pub async fn flush(&mut self) -> Result<(), GroupError> {
         while self.sending {
-            self.look().await?;
+            self.take_completion().await?;
         }
         Ok(())
     }
@@ -241,7 +242,7 @@ impl HostGroup {
         self.number << 8 | u32::from(round)
     }
 
-    fn lend(&mut self, slot: usize) -> Result<(), GroupError> {
+    fn post_buffer(&mut self, slot: usize) -> Result<(), GroupError> {
         let range = self.memory.range((slot + 1) * self.bytes, self.bytes).expect("within it");
         Ok(self.port.post(&messages::receive(range, slot as u64))?)
     }
@@ -250,11 +251,11 @@ impl HostGroup {
         if bytes.len() > self.bytes {
             return Err(GroupError::TooLong { bytes: bytes.len(), most: self.bytes });
         }
-        // The memory of the one before is read until it has completed.
+        // The memory of the previous message is read until that has completed.
         while self.sending {
-            self.look().await?;
+            self.take_completion().await?;
         }
-        // An empty message still has something to be read: one byte.
+        // A region must not be empty, so an empty message sends one byte.
         let length = bytes.len().max(1);
         self.memory.write(0, bytes).expect("it fits");
         let range = self.memory.range(0, length).expect("it fits");
@@ -277,12 +278,12 @@ impl HostGroup {
                 }
                 return Ok(first);
             }
-            self.look().await?;
+            self.take_completion().await?;
         }
     }
 
-    /// Takes one completion in.
-    async fn look(&mut self) -> Result<(), GroupError> {
+    /// Takes one completion from the port.
+    async fn take_completion(&mut self) -> Result<(), GroupError> {
         let done = self.port.completion().await?;
         if done.status != Status::Done {
             return Err(GroupError::Ended(done.status));
@@ -295,7 +296,7 @@ impl HostGroup {
         let mut bytes = vec![0; done.length as usize];
         self.memory.read((slot + 1) * self.bytes, &mut bytes).expect("within it");
         self.early.entry((done.node, done.args[0] as u32)).or_default().push(bytes);
-        self.lend(slot)?;
+        self.post_buffer(slot)?;
         self.port.ring();
         Ok(())
     }

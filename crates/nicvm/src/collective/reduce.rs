@@ -1,4 +1,4 @@
-//! Reduce to one, and to all.
+//! Reduce and all-reduce.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +6,20 @@ use midplane_simhw::port::{Command, Status};
 
 use super::{ALL_REDUCE, Context, Group, Progress, REDUCE, SMALL, deliver, taken, tree};
 
-/// How words are combined, each with its like.
+/// The operation that combines words of 8 bytes, position by position.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Operation {
-    /// Their sum, modulo 2^64.
+    /// The sum, modulo 2^64.
     #[default]
     Sum = 0,
     /// The least, unsigned.
     Least = 1,
     /// The greatest, unsigned.
     Greatest = 2,
-    /// Bits that all have.
+    /// Bitwise and.
     And = 3,
-    /// Bits that any has.
+    /// Bitwise or.
     Or = 4,
     /// The sum of 64-bit floating-point numbers, always in the same order.
     SumFloat = 5,
@@ -46,7 +46,7 @@ impl Operation {
         }
     }
 
-    /// Combines `with` into `into`, word by word, as far as both go.
+    /// Combines `with` into `into`, word by word, up to the shorter one's end.
     pub fn combine(self, into: &mut [u8], with: &[u8]) {
         for (a, b) in into.chunks_exact_mut(8).zip(with.chunks_exact(8)) {
             let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
@@ -54,8 +54,8 @@ impl Operation {
         }
     }
 
-    /// The same for all of them; where they are not as many, `into` becomes a [contradiction](Self::differs)
-    /// and stays one, whatever is joined to it.
+    /// As [`Self::combine`], but if the lengths differ, `into` becomes a [mismatch](Self::differs), and stays one
+    /// whatever is joined to it.
     pub fn join(self, into: &mut Vec<u8>, with: &[u8]) {
         if !into.len().is_multiple_of(8) {
             return;
@@ -70,8 +70,8 @@ impl Operation {
         }
     }
 
-    /// Of words that were [joined](Self::join) to others that are not as many as these `bytes`: how many
-    /// bytes those are.
+    /// Returns the length of the words that differ from `bytes` bytes, if the [joined](Self::join) lengths did not all
+    /// agree.
     #[must_use]
     pub fn differs(joined: &[u8], bytes: usize) -> Option<usize> {
         let Some((both, [0])) = joined.split_first_chunk::<8>() else {
@@ -82,7 +82,7 @@ impl Operation {
     }
 }
 
-/// Rounds of the way back, where all are to know.
+/// Round of the result's way down the tree, in an all-reduce.
 const RESULT: u8 = 64;
 
 #[derive(Debug)]
@@ -90,9 +90,9 @@ pub(super) struct Reduce {
     to_all: bool,
     own: Option<(Command, Operation)>,
     value: Vec<u8>,
-    /// What came before its turn: by round, and by member within one.
+    /// Parts that arrived before they were needed, by round and member.
     parts: BTreeMap<(u8, u16), Vec<u8>>,
-    /// Rounds that are over.
+    /// Completed rounds.
     round: u8,
     sent: bool,
 }
@@ -123,7 +123,7 @@ impl Reduce {
         self.value = value;
         self.own = Some((*command, operation));
         match self.advance(nic, group, number) {
-            // Its words are in the NIC, which waits for the children.
+            // The NIC has this member's words, and waits for the children without the host.
             Progress::Waiting if !self.to_all && command.args[0] != group.rank.into() => {
                 Progress::Released
             }
@@ -153,7 +153,7 @@ impl Reduce {
         }
     }
 
-    /// Recursive doubling: in round k with the member whose rank differs in bit k.
+    /// Recursive doubling: in round k, exchanges with the member whose rank differs in bit k.
     fn double(
         &mut self,
         nic: &mut Context<'_>,
@@ -165,13 +165,13 @@ impl Reduce {
         while self.round < tree::rounds(group.size()) {
             let partner = group.rank ^ 1 << self.round;
             if !self.sent {
-                group.tell(nic, partner, (ALL_REDUCE, self.round, number), &self.value);
+                group.send(nic, partner, (ALL_REDUCE, self.round, number), &self.value);
                 self.sent = true;
             }
             let Some(part) = self.parts.remove(&(self.round, partner)) else {
                 return Progress::Waiting;
             };
-            // The lower rank's comes first, at both ends.
+            // The lower rank's operand comes first, at both ends.
             if partner < group.rank {
                 let own = std::mem::replace(&mut self.value, part);
                 operation.join(&mut self.value, &own);
@@ -184,7 +184,7 @@ impl Reduce {
         self.deliver(nic, command)
     }
 
-    /// Up the binomial tree to the root, and down again if all are to know.
+    /// Combines up the binomial tree to the root; in an all-reduce, sends the result down again.
     fn climb(
         &mut self,
         nic: &mut Context<'_>,
@@ -209,7 +209,7 @@ impl Reduce {
             self.sent = true;
             if place > 0 {
                 let parent = tree::back(tree::parent(place), root, size);
-                group.tell(nic, parent, (opcode, 0, number), &self.value);
+                group.send(nic, parent, (opcode, 0, number), &self.value);
                 if !self.to_all {
                     return Progress::Done;
                 }
@@ -225,7 +225,7 @@ impl Reduce {
         if self.to_all {
             for child in tree::children(place, size) {
                 let rank = tree::back(child, root, size);
-                group.tell(nic, rank, (opcode, RESULT, number), &self.value);
+                group.send(nic, rank, (opcode, RESULT, number), &self.value);
             }
         }
         self.deliver(nic, command)

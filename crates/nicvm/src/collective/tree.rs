@@ -1,12 +1,12 @@
-//! Who is whose parent.
+//! Trees and partners: which members exchange messages.
 
-/// Rounds of an operation that doubles who knows in each: the logarithm, rounded up.
+/// Rounds of an operation that doubles the number of informed members in each: the base-2 logarithm, rounded up.
 pub(super) const fn rounds(size: u16) -> u8 {
     (u16::BITS - size.saturating_sub(1).leading_zeros()) as u8
 }
 
-/// Whom a member tells and whom it hears in a round of a barrier. Pairs, where all have one: then
-/// acknowledgements ride on answers.
+/// Returns the members that a member sends to and receives from in a round of a barrier. If the size is a power of two,
+/// the two are the same, and acknowledgements ride on answers.
 pub(super) fn partners(rank: u16, round: u8, size: u16) -> (u16, u16) {
     if size.is_power_of_two() {
         return (rank ^ 1 << round, rank ^ 1 << round);
@@ -15,22 +15,22 @@ pub(super) fn partners(rank: u16, round: u8, size: u16) -> (u16, u16) {
     (((at + distance) % all) as u16, ((at + all - distance) % all) as u16)
 }
 
-/// A member's place with the root at 0.
+/// Returns a member's place in a tree whose root is at place 0.
 pub(super) fn turned(rank: u16, root: u16, size: u16) -> u16 {
     ((u32::from(rank) + u32::from(size) - u32::from(root)) % u32::from(size)) as u16
 }
 
-/// The rank of a place.
+/// Returns the rank of a place.
 pub(super) fn back(place: u16, root: u16, size: u16) -> u16 {
     ((u32::from(place) + u32::from(root)) % u32::from(size)) as u16
 }
 
-/// The parent of a place in the binomial tree.
+/// Returns the parent of a place in the binomial tree.
 pub(super) const fn parent(place: u16) -> u16 {
     place & place.wrapping_sub(1)
 }
 
-/// The children of a place in the binomial tree, the one with the most below it first.
+/// Returns the children of a place in the binomial tree, the one with the largest subtree first.
 pub(super) fn children(place: u16, size: u16) -> impl DoubleEndedIterator<Item = u16> {
     let below = if place == 0 { rounds(size) } else { place.trailing_zeros() as u8 };
     (0..below)
@@ -40,7 +40,7 @@ pub(super) fn children(place: u16, size: u16) -> impl DoubleEndedIterator<Item =
         .map(|child| child as u16)
 }
 
-/// The children of a place in the binary tree.
+/// Returns the children of a place in the binary tree.
 pub(super) fn two_children(place: u16, size: u16) -> impl Iterator<Item = u16> {
     let first = 2 * u32::from(place) + 1;
     (first..first + 2).filter(move |child| *child < u32::from(size)).map(|child| child as u16)

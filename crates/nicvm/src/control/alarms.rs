@@ -1,15 +1,15 @@
-//! Which peer's time comes next.
+//! Timers: which peer's alarm is due next.
 
 use midplane_simhw::time::Instant;
 
-/// What one peer waits for.
+/// The timers of one peer, by purpose.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Timer {
-    /// To send its oldest message, or the hello, again.
+    /// Resends the oldest message, or the hello.
     Resend,
-    /// To declare it down.
+    /// Declares the peer down.
     Death,
-    /// To acknowledge what it sent, with or without a message.
+    /// Acknowledges the peer's messages, with or without a message to ride on.
     Acknowledge,
 }
 
@@ -30,7 +30,7 @@ impl Timers {
         self.0[timer as usize] = None;
     }
 
-    /// Whether it has gone off; it is off then.
+    /// Returns whether a timer has expired by `now`, and stops it if so.
     pub(super) fn take_expired(&mut self, timer: Timer, now: Instant) -> bool {
         self.0[timer as usize].take_if(|at| *at <= now).is_some()
     }
@@ -40,8 +40,8 @@ impl Timers {
     }
 }
 
-/// A binary heap of peers by their next instant, in which each can be moved: no list to search,
-/// and no memory that grows once every peer has its place.
+/// A binary heap of peers by their next instant, in which each peer's instant can be changed: no linear search, and no
+/// memory growth once every peer has its place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Alarms {
     heap: Vec<u32>,
@@ -50,13 +50,13 @@ pub(super) struct Alarms {
 }
 
 impl Alarms {
-    /// Makes room for one more peer, whose alarm is off.
+    /// Adds a peer, whose alarm is off.
     pub(super) fn add(&mut self) {
         self.peers.push((None, 0));
         self.heap.reserve(self.peers.len() - self.heap.len());
     }
 
-    /// Sets a peer's alarm, instead of what it was set to.
+    /// Sets a peer's alarm, replacing its former setting.
     pub(super) fn set(&mut self, peer: usize, at: Option<Instant>) {
         let (before, place) = self.peers[peer];
         if before == at {
@@ -74,7 +74,7 @@ impl Alarms {
         }
     }
 
-    /// The earliest instant, and whose.
+    /// Returns the earliest instant, and its peer.
     pub(super) fn first(&self) -> Option<(Instant, usize)> {
         let peer = *self.heap.first()? as usize;
         self.peers[peer].0.map(|at| (at, peer))
@@ -123,7 +123,7 @@ impl Alarms {
         self.peers[self.heap[place] as usize].1 = place as u32;
     }
 
-    /// Of two peers with the same instant, the one known for longer is first.
+    /// Orders peers by instant; of two with the same instant, the one known for longer is first.
     fn key(&self, place: usize) -> (Option<Instant>, u32) {
         let peer = self.heap[place];
         (self.peers[peer as usize].0, peer)

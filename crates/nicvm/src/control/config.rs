@@ -1,4 +1,4 @@
-//! What may be set, and why it is what it is otherwise.
+//! Settings of the control protocol, and the reasons for their defaults.
 
 use std::time::Duration;
 
@@ -6,22 +6,25 @@ use midplane_simhw::time::nanos;
 
 use super::window::MAX_WINDOW;
 
-/// As many as one acknowledgement can tell apart: a burst of that size never waits for the window.
+/// Default window in messages: as many as one acknowledgement can tell apart, so a burst of that size never waits for
+/// the window.
 pub const DEFAULT_WINDOW: u16 = MAX_WINDOW;
-/// Longer than a round trip between live hosts whose processes wait to be scheduled, so that first
-/// contact is not doubled; short against the time after which a peer is dead.
+/// Default time to the first resend. Longer than a round trip between live hosts whose processes wait to be scheduled,
+/// so that the first hello is not doubled; short compared with `dead_after`.
 pub const DEFAULT_INITIAL_TIMEOUT: Duration = Duration::from_millis(10);
-/// A hundred small round trips: a host that is late by a scheduler's tick costs no resend.
+/// Default minimum time to a resend: about a hundred small round trips, so that a host that is late by a scheduler's
+/// tick costs no resend.
 pub const DEFAULT_LEAST_TIMEOUT: Duration = Duration::from_millis(1);
-/// Many times the longest pause of a busy host, and a person does not yet notice it.
+/// Default time until a peer is declared dead: many times the longest pause of a busy host, yet too short for a person
+/// to notice.
 pub const DEFAULT_DEAD_AFTER: Duration = Duration::from_millis(500);
-/// Long enough that an answer computed by a handler carries the acknowledgement with it.
+/// Default delay of an acknowledgement: long enough that an answer computed by a handler carries it.
 pub const DEFAULT_ACKNOWLEDGEMENT_DELAY: Duration = Duration::from_micros(200);
-/// Bursts of several extensions to a peer that is not yet known fit; it takes memory only as it fills.
+/// Default queue length in messages: holds bursts of several extensions to a peer that is not yet connected. It takes
+/// memory only as it fills.
 pub const DEFAULT_QUEUE: usize = 1_024;
 
-/// Attempts that fit into the time after which a peer is dead, once the resend time has grown to
-/// its cap.
+/// Resends that fit into `dead_after` once the resend time has grown to its cap.
 const CAPPED_ATTEMPTS: u64 = 8;
 
 /// Settings of [`Control`](super::Control); the two ends may differ.
@@ -49,41 +52,41 @@ impl Default for ControlConfig {
 }
 
 impl ControlConfig {
-    /// Messages under way to one peer, from 1 to 32; others are brought into that range.
+    /// Sets the messages that may be under way to one peer; clamped to 1 to 32.
     pub fn window(&mut self, messages: u16) -> &mut Self {
         self.window = messages.clamp(1, MAX_WINDOW);
         self
     }
 
-    /// Time until a first resend, while no round trip has been measured; 1 ns and more.
+    /// Sets the time until a first resend while no round trip has been measured; at least 1 ns.
     pub fn initial_timeout(&mut self, time: Duration) -> &mut Self {
         self.initial_timeout = nanos(time).max(1);
         self
     }
 
-    /// Least time until a resend, however short round trips are; 1 ns and more. Too short a time
-    /// costs resends of what was only late.
+    /// Sets the least time until a resend, however short round trips are; at least 1 ns. Too short a time resends
+    /// messages that are only late.
     pub fn least_timeout(&mut self, time: Duration) -> &mut Self {
         self.least_timeout = nanos(time).max(1);
         self
     }
 
-    /// Time without any new acknowledgement after which a peer that owes one is declared down;
-    /// 8 ns and more. Waits between resends grow to an eighth of it at most.
+    /// Sets the time without any new acknowledgement after which a peer that owes one is declared down; at least 8 ns.
+    /// Waits between resends grow to at most an eighth of it.
     pub fn dead_after(&mut self, time: Duration) -> &mut Self {
         self.dead_after = nanos(time).max(CAPPED_ATTEMPTS);
         self
     }
 
-    /// Time that an acknowledgement may wait for a message to ride on; zero sends each at once.
-    /// Resends wait that much longer, so peers should agree on it.
+    /// Sets the time that an acknowledgement may wait for a message to ride on; zero sends each at once. Resends wait
+    /// that much longer, so peers should agree on it.
     pub fn acknowledgement_delay(&mut self, time: Duration) -> &mut Self {
         self.acknowledgement_delay = nanos(time);
         self
     }
 
-    /// Messages that may wait for one peer behind the window; those under way are not counted.
-    /// Memory: about 150 bytes for each that was ever there at once.
+    /// Sets the messages that may wait for one peer behind the window; those under way are not counted. Memory: about
+    /// 150 bytes for each message of the longest queue so far.
     pub fn queue(&mut self, messages: usize) -> &mut Self {
         self.queue = messages;
         self
@@ -93,7 +96,7 @@ impl ControlConfig {
         self.window as usize
     }
 
-    /// Messages of one peer, under way or waiting.
+    /// Most messages of one peer, under way or waiting.
     pub(super) const fn limit(&self) -> usize {
         self.queue.saturating_add(self.window as usize)
     }
@@ -114,7 +117,7 @@ impl ControlConfig {
         self.acknowledgement_delay
     }
 
-    /// Longest wait between two attempts.
+    /// Longest wait between two resends.
     pub(super) const fn timeout_cap_nanos(&self) -> u64 {
         self.dead_after / CAPPED_ATTEMPTS
     }

@@ -1,4 +1,4 @@
-//! Messages, and what is told about them.
+//! Control messages, and the events and counters about them.
 
 use std::fmt;
 use std::ops::Deref;
@@ -12,7 +12,7 @@ use crate::extension::Epoch;
 /// Most bytes of one control message.
 pub const MAX_MESSAGE: usize = 100;
 
-/// The bytes of one message, held in place: up to [`MAX_MESSAGE`]. Reads as a slice.
+/// The bytes of one message, stored inline: up to [`MAX_MESSAGE`]. Reads as a slice.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct Body {
     length: u8,
@@ -20,7 +20,7 @@ pub struct Body {
 }
 
 impl Body {
-    /// A copy of `bytes`; `None` if they are more than [`MAX_MESSAGE`].
+    /// Copies `bytes`; returns `None` if they are more than [`MAX_MESSAGE`].
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let length = u8::try_from(bytes.len()).ok()?;
@@ -44,12 +44,12 @@ impl fmt::Debug for Body {
     }
 }
 
-/// Which extension of the peer a message is for, and which version of it.
+/// The extension of the peer, and its version, that a message is for.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Address {
     /// The extension.
     pub extension: ExtensionId,
-    /// The version of it that the sender speaks as.
+    /// The version as which the sender sends.
     pub epoch: Epoch,
 }
 
@@ -59,7 +59,7 @@ impl From<ExtensionId> for Address {
     }
 }
 
-/// Why a message was not taken.
+/// Why a message was not accepted.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SendError {
@@ -69,8 +69,7 @@ pub enum SendError {
         /// Bytes that were given.
         length: usize,
     },
-    /// As many messages as may wait for that peer are waiting; try again after an acknowledgement,
-    /// or after its [`Event::PeerDown`].
+    /// The peer's queue is full; retry after an acknowledgement, or after its [`Event::PeerDown`].
     #[error(
         "{limit} messages are under way to the peer or wait for it: send this when some have arrived"
     )]
@@ -78,41 +77,41 @@ pub enum SendError {
         /// Messages under way or waiting, at most.
         limit: usize,
     },
-    /// The destination is this unit: call the handler, there is no wire between.
+    /// The destination is this unit: call the handler directly.
     #[error("a unit sends no control messages to itself")]
     ToItself,
 }
 
-/// What has happened; take them with [`Control::poll_event`](super::Control::poll_event).
+/// An event of the protocol; take it with [`Control::poll_event`](super::Control::poll_event).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
     /// The next message of a peer.
     Message {
-        /// Who sent it.
+        /// The sender.
         from: NodeId,
-        /// The extension that it is for, and of which version its sender was.
+        /// The extension that it is for, and the version of its sender.
         to: Address,
         /// Its bytes.
         body: Body,
     },
-    /// A connection stands with a peer of which nothing was known, or that was down.
+    /// A connection is established with a peer that was unknown or down.
     PeerUp {
         /// The peer.
         node: NodeId,
-        /// Which life of it answered.
+        /// The incarnation that answered.
         incarnation: Incarnation,
     },
-    /// A peer that was up has begun another life. What had been sent to the former one, and was
-    /// not acknowledged, is dropped: it may or may not have arrived there, and never will here.
+    /// A peer that was up has restarted. Messages sent to its former incarnation and not acknowledged are dropped: they
+    /// may or may not have arrived there, and are never sent to the new one.
     PeerRestarted {
         /// The peer.
         node: NodeId,
-        /// The newest life known to have begun.
+        /// The newest incarnation known to have begun.
         incarnation: Incarnation,
     },
-    /// A peer did not acknowledge in time, or says that it has given us up. What had been sent to
-    /// it and was not acknowledged is dropped: it may or may not have arrived.
+    /// A peer did not acknowledge in time, or reports that it has declared us down. Messages sent to it and not
+    /// acknowledged are dropped: they may or may not have arrived.
     PeerDown {
         /// The peer.
         node: NodeId,
@@ -122,13 +121,13 @@ pub enum Event {
 /// One frame to put on the wire now.
 #[derive(Clone, Copy, Debug)]
 pub struct Transmit<'a> {
-    /// Complete; `length` is that of `body`.
+    /// The complete header; `length` is that of `body`.
     pub header: Header,
-    /// What follows the header.
+    /// The bytes after the header.
     pub body: &'a [u8],
 }
 
-/// What one unit's control messages have done since it started.
+/// Counts one unit's control messages since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Counters {

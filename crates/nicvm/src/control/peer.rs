@@ -1,10 +1,10 @@
-//! One peer: who it is now, and the connection with it.
+//! One peer: its present incarnation, and the connection with it.
 //!
 //! ```text
 //!            send: hello until welcomed            proof: a frame that names our number
 //!   Closed ------------------------------> Closed --------------------------------> Up
 //!     ^                                                                             |
-//!     +---- no news in time, or the peer has moved on: number + 1, queue dropped ---+
+//!     +-- no answer in time, or the peer restarted: number + 1, queue dropped ------+
 //! ```
 
 use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Header, Kind};
@@ -21,15 +21,15 @@ use super::{Reports, Setting};
 use crate::extension::Epoch;
 use crate::planted::{self, Bug};
 
-/// One connection attempt of one life of a node: later ones are newer, none comes twice.
+/// One connection attempt of one incarnation of a node: later ones are newer, none repeats.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Life {
+pub(super) struct Attempt {
     pub(super) incarnation: Incarnation,
     /// From 1, growing within the incarnation with wrap-around; 0 is none.
     pub(super) number: u32,
 }
 
-impl Life {
+impl Attempt {
     fn is_newer_than(self, other: Self) -> bool {
         if self.incarnation == other.incarnation {
             return self.number.wrapping_sub(other.number) as i32 > 0;
@@ -38,7 +38,7 @@ impl Life {
     }
 }
 
-/// What a peer's header says beside its kind.
+/// The protocol's fields of a peer's header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Words {
     pub(super) number: u32,
@@ -66,7 +66,7 @@ impl Words {
     }
 }
 
-/// A frame chosen to leave; the body is that of a message of the window.
+/// A frame chosen to leave; its body is that of a message of the window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chosen {
     pub(super) header: Header,
@@ -76,12 +76,12 @@ pub(super) struct Chosen {
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     node: NodeId,
-    /// Our number towards this peer: of the connection if up, else of the next one.
+    /// Our number towards this peer: of the connection if it is up, else of the next one.
     own: u32,
-    /// The newest life of the peer known to have begun.
-    latest: Life,
+    /// The newest attempt of the peer known to have begun.
+    latest: Attempt,
     up: bool,
-    /// Which life the application was told of last, unless it was told that the peer is down.
+    /// The incarnation reported to the application last; `None` if the peer was last reported down.
     reported: Option<Incarnation>,
     sending: SendWindow,
     receiving: ReceiveWindow,
@@ -91,9 +91,9 @@ pub(super) struct Peer {
     hellos: u32,
     hello_sent_at: Instant,
     welcome_due: bool,
-    /// A hello that nobody need answer: the peer has sent data to a former life of ours.
+    /// True if a hello is due that need not be answered: the peer has sent data to a former incarnation of ours.
     notice_due: bool,
-    /// Before this, frames that match nothing are not answered.
+    /// The instant until which frames that match no connection are not answered.
     next_answer_at: Instant,
 }
 
@@ -102,7 +102,7 @@ impl Peer {
         Self {
             node,
             own: 1,
-            latest: Life::default(),
+            latest: Attempt::default(),
             up: false,
             reported: None,
             sending: SendWindow::default(),
@@ -118,15 +118,15 @@ impl Peer {
         }
     }
 
-    /// One more message; the caller has checked that there is room.
+    /// Queues a message; the caller has checked that there is room.
     pub(super) fn send(&mut self, now: Instant, setting: &Setting, to: Address, body: Body) {
         self.sending.push(to, body);
         self.timers.set_if_off(Timer::Death, now.plus_nanos(setting.config.dead_after_nanos()));
-        // A first hello: a later one waits for its timer.
+        // Only the first hello is sent at once: later ones wait for the resend timer.
         self.hello_due |= !self.up && self.hellos == 0;
     }
 
-    /// A frame of the control protocol, from this peer and for this node; `body` is checked.
+    /// Handles a frame of the control protocol from this peer and for this node; `body` is checked.
     pub(super) fn handle_frame(
         &mut self,
         now: Instant,
@@ -136,17 +136,17 @@ impl Peer {
         body: &Body,
     ) {
         let words = Words::read(header);
-        let life = Life { incarnation: header.incarnation, number: words.number };
-        if self.latest.is_newer_than(life) {
-            if life.incarnation == self.latest.incarnation {
+        let attempt = Attempt { incarnation: header.incarnation, number: words.number };
+        if self.latest.is_newer_than(attempt) {
+            if attempt.incarnation == self.latest.incarnation {
                 reports.counters.stale_connection += 1;
             } else {
                 reports.counters.stale_incarnation += 1;
             }
             return;
         }
-        if life.is_newer_than(self.latest) {
-            self.on_newer_life(life, reports);
+        if attempt.is_newer_than(self.latest) {
+            self.on_newer_attempt(attempt, reports);
         }
         if header.kind == Kind::Hello {
             self.welcome_due = true;
@@ -161,22 +161,22 @@ impl Peer {
         }
         match header.kind {
             Kind::Control => {
-                self.on_said(now, setting, reports, &words.said);
+                self.on_acknowledgement(now, setting, reports, &words.said);
                 self.on_message(now, setting, reports, header, body);
             }
-            Kind::Acknowledge => self.on_said(now, setting, reports, &words.said),
+            Kind::Acknowledge => self.on_acknowledgement(now, setting, reports, &words.said),
             _ => {}
         }
     }
 
-    /// A data frame for a former life of ours: if we have no connection, the peer must learn that.
+    /// Handles a data frame for a former incarnation of ours: if we have no connection, notifies the peer.
     pub(super) fn handle_stale_data(&mut self, now: Instant, setting: &Setting, header: &Header) {
         if !self.latest.incarnation.is_newer_than(header.incarnation) {
             self.notice_due |= self.may_answer(now, setting);
         }
     }
 
-    /// Timers that have gone off by `now` do what they are for.
+    /// Carries out the actions of the timers that have expired by `now`.
     pub(super) fn handle_timeout(&mut self, now: Instant, reports: &mut Reports) {
         if self.timers.take_expired(Timer::Death, now) {
             reports.counters.peers_down += 1;
@@ -196,7 +196,7 @@ impl Peer {
         }
     }
 
-    /// The next frame to this peer, if one is to leave now.
+    /// Returns the next frame to this peer, if one is to leave now.
     pub(super) fn poll_transmit(
         &mut self,
         now: Instant,
@@ -209,7 +209,7 @@ impl Peer {
             .or_else(|| self.transmit_acknowledgement(now, setting, counters))
     }
 
-    /// Whether [`Peer::poll_transmit`] has something.
+    /// Returns whether [`Peer::poll_transmit`] has a frame.
     pub(super) fn wants_to_transmit(&self, config: &ControlConfig) -> bool {
         self.welcome_due
             || self.hello_due
@@ -239,21 +239,21 @@ impl Peer {
         self.reported
     }
 
-    /// The peer has begun another life, or has given up the connection that it had.
-    fn on_newer_life(&mut self, life: Life, reports: &mut Reports) {
-        let another = life.incarnation != self.latest.incarnation;
-        self.latest = life;
+    /// Handles a newer attempt: the peer has restarted, or has given up its connection.
+    fn on_newer_attempt(&mut self, attempt: Attempt, reports: &mut Reports) {
+        let another = attempt.incarnation != self.latest.incarnation;
+        self.latest = attempt;
         if another && self.reported.is_some() {
             self.close(reports);
-            self.reported = Some(life.incarnation);
-            let event = Event::PeerRestarted { node: self.node, incarnation: life.incarnation };
+            self.reported = Some(attempt.incarnation);
+            let event = Event::PeerRestarted { node: self.node, incarnation: attempt.incarnation };
             reports.events.push_back(event);
         } else if self.up {
             self.report_down(reports);
         }
     }
 
-    /// Not of a connection that we know. If we have none, the peer must learn that.
+    /// Handles a frame that names no connection of ours. If we have none, the peer must learn that.
     fn on_mismatch(
         &mut self,
         now: Instant,
@@ -266,13 +266,13 @@ impl Peer {
         } else {
             reports.counters.stale_incarnation += 1;
         }
-        // A welcome is never answered, so that two units cannot answer each other for ever.
+        // A welcome is never answered, so that two units cannot answer each other forever.
         if header.kind != Kind::Welcome {
             self.welcome_due |= self.may_answer(now, setting);
         }
     }
 
-    /// Whether a peer that we have no connection with is told who we are: not if it just was.
+    /// Returns whether to answer a peer that we have no connection with: at most once in `least_timeout`.
     fn may_answer(&mut self, now: Instant, setting: &Setting) -> bool {
         let may = !self.up && now >= self.next_answer_at;
         if may {
@@ -281,10 +281,10 @@ impl Peer {
         may
     }
 
-    /// The peer's present life has named our present number: it is alive, and both ends are new.
+    /// Establishes the connection: the peer's present incarnation has named our present number.
     fn on_proof(&mut self, now: Instant, setting: &Setting, reports: &mut Reports, kind: Kind) {
         self.up = true;
-        // Other frames may answer a welcome of ours that left before the hello.
+        // Other frames may answer a welcome of ours that left before the hello, so only a welcome gives a round trip.
         if self.hellos == 1 && kind == Kind::Welcome {
             self.estimate.on_sample(now.nanos_since(self.hello_sent_at));
             self.estimate.forget_doublings();
@@ -300,25 +300,25 @@ impl Peer {
         }
     }
 
-    fn on_said(
+    fn on_acknowledgement(
         &mut self,
         now: Instant,
         setting: &Setting,
         reports: &mut Reports,
         said: &Acknowledgement,
     ) {
-        let Some(news) = self.sending.on_acknowledgement(now, said) else {
+        let Some(acknowledged) = self.sending.on_acknowledgement(now, said) else {
             reports.counters.refused += 1;
             return;
         };
-        if news.arrived == 0 {
+        if acknowledged.arrived == 0 {
             return;
         }
-        reports.counters.acknowledged += news.arrived;
-        if let Some(sample) = news.sample {
+        reports.counters.acknowledged += acknowledged.arrived;
+        if let Some(sample) = acknowledged.sample {
             self.estimate.on_sample(sample);
         }
-        if news.sent_once {
+        if acknowledged.sent_once {
             self.estimate.forget_doublings();
         }
         self.restart_death(now, setting);
@@ -370,7 +370,7 @@ impl Peer {
         reports.events.push_back(Event::PeerDown { node: self.node });
     }
 
-    /// Drops the connection, or the attempt at one: its number never comes again.
+    /// Drops the connection, or the attempt at one; its number is never used again.
     fn close(&mut self, reports: &mut Reports) {
         if !planted::is(Bug::QueueSurvives) {
             reports.counters.dropped += self.sending.reset() as u64;

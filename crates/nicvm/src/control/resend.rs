@@ -1,4 +1,4 @@
-//! What is under way to one peer or waits for it: numbers, losses, resends.
+//! The send window to one peer: numbering, loss detection, resends.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use midplane_simhw::time::Instant;
 use super::message::{Address, Body};
 use super::window::{Acknowledgement, MAX_WINDOW};
 
-/// Acknowledged messages, sent later than one that is not, that show it to be lost (RFC 6675).
+/// Number of later-sent messages whose acknowledgement shows an earlier one to be lost (RFC 6675).
 const PASSED_BY: u8 = 3;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -23,7 +23,7 @@ struct Outgoing {
     to: Address,
     body: Body,
     fate: Fate,
-    /// Place of its last transmission among all of this window.
+    /// Position of its last transmission among all transmissions of this window.
     order: u64,
     sent_at: Instant,
     transmissions: u32,
@@ -41,31 +41,32 @@ pub(super) struct Outbound {
     pub(super) again: bool,
 }
 
-/// What an acknowledgement told.
+/// The result of one acknowledgement.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct News {
+pub(super) struct Acknowledged {
     /// Messages acknowledged for the first time.
     pub(super) arrived: u64,
-    /// Round trip of the highest, if it was sent once and is news.
+    /// Round trip, in nanoseconds, of the highest-numbered message, if it was sent once and is acknowledged for the
+    /// first time.
     pub(super) sample: Option<u64>,
-    /// Whether any that was sent once is among the news.
+    /// True if a message that was sent once is among those acknowledged.
     pub(super) sent_once: bool,
 }
 
 /// The sending end of a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SendWindow {
-    /// The oldest is first; those of the window, then those behind it.
+    /// The oldest is first; the messages of the window precede those behind it.
     queue: VecDeque<Outgoing>,
     /// Number of the oldest.
     first: u32,
-    /// How many at the front have been on the wire.
+    /// Number of messages at the front that have been on the wire.
     begun: usize,
     orders: u64,
 }
 
 impl SendWindow {
-    /// Forgets all messages; returns how many. The next is number 0; memory stays.
+    /// Drops all messages and returns how many. The next is number 0; the capacity stays.
     pub(super) fn reset(&mut self) -> usize {
         let dropped = self.queue.len();
         self.queue.clear();
@@ -74,7 +75,7 @@ impl SendWindow {
         dropped
     }
 
-    /// One more message, behind all others.
+    /// Appends a message.
     pub(super) fn push(&mut self, to: Address, body: Body) {
         self.queue.push_back(Outgoing {
             to,
@@ -88,8 +89,8 @@ impl SendWindow {
         });
     }
 
-    /// Takes note that the next message leaves now: the oldest lost one, else the first that has
-    /// not been on the wire, if it is in the window.
+    /// Chooses the next message to transmit and notes its transmission: the oldest lost one, else the first of the
+    /// window that has not been on the wire.
     pub(super) fn on_transmit(&mut self, now: Instant, window: usize) -> Option<Outbound> {
         let index = self.next(window)?;
         let message = &mut self.queue[index];
@@ -108,15 +109,15 @@ impl SendWindow {
         })
     }
 
-    /// The peer says what has arrived. `None` if it names messages that were never sent.
+    /// Applies an acknowledgement. Returns `None` if it names messages that were never sent.
     pub(super) fn on_acknowledgement(
         &mut self,
         now: Instant,
         said: &Acknowledgement,
-    ) -> Option<News> {
+    ) -> Option<Acknowledged> {
         let before = said.expected.wrapping_sub(self.first);
         if (before as i32) < 0 {
-            return Some(News::default()); // overtaken by a later one
+            return Some(Acknowledged::default()); // overtaken by a later one
         }
         let before = before as usize;
         let beyond = (u32::BITS - said.beyond.leading_zeros()) as usize;
@@ -124,20 +125,20 @@ impl SendWindow {
             return None;
         }
         let mut orders = [0; 2 * MAX_WINDOW as usize];
-        let mut news = News::default();
+        let mut acknowledged = Acknowledged::default();
         for index in (0..before).chain(said.beyond_indices(before)) {
-            self.on_arrived(now, index, said.delay, &mut news, &mut orders);
+            self.on_arrived(now, index, said.delay, &mut acknowledged, &mut orders);
         }
-        self.note_lost(&orders[..news.arrived as usize]);
+        self.note_lost(&orders[..acknowledged.arrived as usize]);
         while self.queue.front().is_some_and(|message| message.fate == Fate::Arrived) {
             self.queue.pop_front();
             self.first = self.first.wrapping_add(1);
             self.begun -= 1;
         }
-        Some(news)
+        Some(acknowledged)
     }
 
-    /// No acknowledgement came in time: the oldest message counts as lost.
+    /// Marks the oldest message as lost, because no acknowledgement came in time.
     pub(super) fn on_timeout(&mut self) {
         if let Some(oldest) = self.queue.front_mut().filter(|oldest| oldest.transmissions > 0) {
             oldest.fate = Fate::Lost;
@@ -145,22 +146,22 @@ impl SendWindow {
         }
     }
 
-    /// Whether a message may leave now.
+    /// Returns whether a message may be transmitted now.
     pub(super) fn has_next(&self, window: usize) -> bool {
         self.next(window).is_some()
     }
 
-    /// The bytes of what [`SendWindow::on_transmit`] chose.
+    /// Returns the bytes of the message that [`SendWindow::on_transmit`] chose.
     pub(super) fn body(&self, index: usize) -> &[u8] {
         &self.queue[index].body
     }
 
-    /// Messages under way or waiting.
+    /// Returns how many messages are under way or wait.
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether any message has been on the wire and is not acknowledged.
+    /// Returns whether any message has been on the wire and is not acknowledged.
     pub(super) const fn is_under_way(&self) -> bool {
         self.begun > 0
     }
@@ -175,26 +176,26 @@ impl SendWindow {
         now: Instant,
         index: usize,
         delay: u32,
-        news: &mut News,
+        acknowledged: &mut Acknowledged,
         orders: &mut [u64],
     ) {
         let message = &mut self.queue[index];
-        news.sample = None; // only the highest number's arrival goes with the delay
+        acknowledged.sample = None; // only the highest number's arrival goes with the delay
         if message.fate == Fate::Arrived {
             return;
         }
         message.fate = Fate::Arrived;
-        orders[news.arrived as usize] = message.order;
-        news.arrived += 1;
+        orders[acknowledged.arrived as usize] = message.order;
+        acknowledged.arrived += 1;
         if message.transmissions == 1 {
-            news.sent_once = true;
+            acknowledged.sent_once = true;
             let trip = now.nanos_since(message.sent_at);
-            news.sample = (delay < u32::MAX).then(|| trip.saturating_sub(u64::from(delay)));
+            acknowledged.sample = (delay < u32::MAX).then(|| trip.saturating_sub(u64::from(delay)));
         }
     }
 
-    /// Messages that later ones have passed are lost; so is all that was sent before a message
-    /// whose resend after a timeout has now been answered.
+    /// Marks messages as lost that [`PASSED_BY`] later ones have passed. If a message that was resent after a timeout
+    /// is now acknowledged, also marks all messages sent before that resend.
     fn note_lost(&mut self, arrived: &[u64]) {
         let window = self.queue.iter().take(self.begun);
         let answered = window.filter(|m| m.timed_out && arrived.contains(&m.order));
@@ -214,8 +215,7 @@ impl SendWindow {
 }
 
 impl Acknowledgement {
-    /// Places, from the oldest unacknowledged message, of those that arrived out of order;
-    /// `before` is the place of `expected`.
+    /// Returns the indices in the queue of the messages that arrived out of order; `before` is the index of `expected`.
     fn beyond_indices(&self, before: usize) -> impl Iterator<Item = usize> + use<> {
         let beyond = self.beyond;
         (0..u32::BITS as usize)
@@ -263,8 +263,8 @@ mod tests {
         transmit_all(&mut window);
         window.on_timeout();
         assert_eq!(transmit_all(&mut window), [0]);
-        let news = window.on_acknowledgement(Instant::ZERO, &said(1, 0)).unwrap();
-        assert_eq!(news, News { arrived: 1, sample: None, sent_once: false });
+        let acknowledged = window.on_acknowledgement(Instant::ZERO, &said(1, 0)).unwrap();
+        assert_eq!(acknowledged, Acknowledged { arrived: 1, sample: None, sent_once: false });
         assert_eq!(transmit_all(&mut window), [1, 2, 3]);
     }
 

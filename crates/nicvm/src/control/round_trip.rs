@@ -1,27 +1,29 @@
-//! How long a peer takes to answer.
+//! Round-trip time estimation of one peer.
 
 use std::time::Duration;
 
 use super::config::ControlConfig;
 
-/// Samples over which the least is remembered; the last such period and the present one count.
+/// Samples in one period of the minimum; the minimum covers the last full period and the present one.
 const PERIOD: u32 = 64;
 
-/// Round-trip times of one peer, without the time that acknowledgements waited there.
+/// Round-trip times of one peer, without the time that acknowledgements were delayed there.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RoundTrip {
     /// Smallest of the last 64 to 128 samples (of all, while they are fewer).
     pub least: Duration,
-    /// Mean, each sample weighing 1/8.
+    /// Mean, with each sample weighing 1/8.
     pub smoothed: Duration,
-    /// Mean deviation, each sample weighing 1/4.
+    /// Mean deviation, with each sample weighing 1/4.
     pub variation: Duration,
 }
 
-/// Mean and deviation after Jacobson and Karels, "Congestion Avoidance and Control" (SIGCOMM 1988),
-/// with the constants of RFC 6298; which samples count, after Karn and Partridge, "Improving
-/// Round-Trip Time Estimates in Reliable Transport Protocols" (SIGCOMM 1987): a message sent twice
-/// gives none, and the wait that has grown by doubling stays until one sent once gives one.
+/// The round-trip estimator.
+///
+/// Mean and deviation follow Jacobson and Karels, "Congestion Avoidance and Control" (SIGCOMM 1988), with the constants
+/// of RFC 6298. The choice of samples follows Karn and Partridge, "Improving Round-Trip Time Estimates in Reliable
+/// Transport Protocols" (SIGCOMM 1987): a message sent twice gives no sample, and a doubled timeout stays until a
+/// message sent once gives one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Estimate {
     smoothed: u64,
@@ -33,7 +35,7 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// A message sent once was acknowledged `nanos` later.
+    /// Adds a sample: a message sent once was acknowledged `nanos` later.
     pub(super) fn on_sample(&mut self, nanos: u64) {
         let nanos = nanos.max(1);
         if self.smoothed == 0 {
@@ -52,17 +54,17 @@ impl Estimate {
         self.least = self.least.min(nanos);
     }
 
-    /// What was waited for did not come.
+    /// Doubles the timeout, because an acknowledgement or a welcome did not come in time.
     pub(super) const fn on_timeout(&mut self) {
         self.doublings = self.doublings.saturating_add(1);
     }
 
-    /// The wait starts from its estimate again.
+    /// Resets the timeout to its estimate, without doublings.
     pub(super) const fn forget_doublings(&mut self) {
         self.doublings = 0;
     }
 
-    /// Nanoseconds to wait for an acknowledgement before sending again.
+    /// Returns the nanoseconds to wait for an acknowledgement before resending.
     pub(super) fn timeout(&self, config: &ControlConfig) -> u64 {
         let once = if self.smoothed == 0 {
             config.initial_timeout_nanos()

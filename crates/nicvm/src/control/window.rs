@@ -1,4 +1,4 @@
-//! What has arrived from one peer: order, duplicates, acknowledgements.
+//! The receive window of one peer: order, duplicates, acknowledgements.
 
 use midplane_simhw::time::Instant;
 
@@ -7,10 +7,10 @@ use super::message::{Address, Body};
 /// Messages that one acknowledgement tells apart, and so the most that may be under way.
 pub(super) const MAX_WINDOW: u16 = 32;
 
-/// Messages after which an acknowledgement waits no longer.
+/// Unacknowledged messages at which an acknowledgement leaves without delay.
 const ACKNOWLEDGE_EVERY: u32 = 2;
 
-/// What a receiver says of a sender's messages.
+/// A receiver's report of which messages have arrived.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Acknowledgement {
     /// Number of the first message that has not arrived.
@@ -22,16 +22,16 @@ pub(super) struct Acknowledgement {
     pub(super) delay: u32,
 }
 
-/// What a message was when it arrived.
+/// The classification of a message on its arrival.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Arrival {
-    /// The next one: hand it over, then what [`ReceiveWindow::next_kept`] returns.
+    /// The next one: deliver it, then what [`ReceiveWindow::next_kept`] returns.
     InOrder,
     /// Too early, and kept.
     Kept,
     /// It had arrived before.
     Duplicate,
-    /// Further ahead than any sender may be.
+    /// Beyond the window of any correct sender.
     Beyond,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Arrival {
 pub(super) struct ReceiveWindow {
     expected: u32,
     beyond: u32,
-    /// By number modulo its length; empty until a first message comes too early.
+    /// Early messages, by number modulo the length; empty until a first message arrives early.
     kept: Vec<Option<(Address, Body)>>,
     highest: Option<(u32, Instant)>,
     /// Messages that arrived since the last acknowledgement left.
@@ -49,14 +49,14 @@ pub(super) struct ReceiveWindow {
 }
 
 impl ReceiveWindow {
-    /// Everything starts from message 0; memory stays.
+    /// Restarts from message 0; the capacity stays.
     pub(super) fn reset(&mut self) {
         self.kept.fill(None);
         let kept = std::mem::take(&mut self.kept);
         *self = Self { kept, ..Self::default() };
     }
 
-    /// Message `sequence` has arrived.
+    /// Classifies message `sequence`, which has arrived, and keeps it if it is early.
     pub(super) fn on_arrival(
         &mut self,
         now: Instant,
@@ -69,12 +69,12 @@ impl ReceiveWindow {
             return Arrival::Beyond;
         }
         if (ahead as i32) < 0 || (ahead > 0 && self.beyond & (1 << (ahead - 1)) != 0) {
-            // Its sender has missed our acknowledgement.
+            // The sender has missed our acknowledgement.
             self.due = true;
             return Arrival::Duplicate;
         }
         self.note_highest(now, sequence);
-        // An early message shows a gap, and one that fills a gap ends it: both are news.
+        // A message that opens or fills a gap is acknowledged at once.
         self.unacknowledged += 1;
         self.due |= self.beyond != 0 || ahead > 0 || self.unacknowledged >= ACKNOWLEDGE_EVERY;
         if ahead == 0 {
@@ -86,7 +86,7 @@ impl ReceiveWindow {
         Arrival::Kept
     }
 
-    /// After [`Arrival::InOrder`], until `None`: the next of those that came too early.
+    /// Returns the next message that had arrived early. Call it after [`Arrival::InOrder`] until it returns `None`.
     pub(super) fn next_kept(&mut self) -> Option<(Address, Body)> {
         let here = self.beyond & 1 != 0;
         self.beyond >>= 1;
@@ -98,12 +98,12 @@ impl ReceiveWindow {
         self.kept[place].take()
     }
 
-    /// The time to wait for a message to ride on is over.
+    /// Ends the delay in which an acknowledgement waits for a message to ride on.
     pub(super) const fn on_delay_over(&mut self) {
         self.due = self.due || self.unacknowledged > 0;
     }
 
-    /// An acknowledgement leaves now.
+    /// Returns the acknowledgement that leaves now.
     pub(super) fn on_transmit(&mut self, now: Instant) -> Acknowledgement {
         self.due = false;
         self.unacknowledged = 0;
@@ -115,12 +115,12 @@ impl ReceiveWindow {
         }
     }
 
-    /// Whether an acknowledgement must leave now.
+    /// Returns whether an acknowledgement must leave now.
     pub(super) const fn is_due(&self) -> bool {
         self.due
     }
 
-    /// Whether something has not been acknowledged.
+    /// Returns whether a received message has not been acknowledged.
     pub(super) const fn is_owed(&self) -> bool {
         self.due || self.unacknowledged > 0
     }

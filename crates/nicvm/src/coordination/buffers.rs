@@ -1,10 +1,10 @@
-//! The receiver's buffers in a token: which sender waits for them, and what it was last promised.
+//! The receiver's buffers in a token: which sender waits for them, and how many it was granted last.
 
 use midplane_simhw::time::{Instant, nanos};
 
 use super::member::Party;
 use super::message::{Body, Epoch};
-use super::{Coordination, LENDING, say};
+use super::{BUFFERS, Coordination, send_about};
 use crate::context::Context;
 use crate::timeout::Service;
 
@@ -16,32 +16,32 @@ pub(super) struct BufferRequest {
     pub(super) epoch: Epoch,
     /// Messages sent into buffers since the epoch began.
     pub(super) consumed: u32,
-    /// When the first of equal requests came.
+    /// When the first of equal requests arrived.
     pub(super) since: Instant,
 }
 
 impl BufferRequest {
-    /// Whether `other` asks for the same, again.
+    /// Returns whether `other` repeats this request.
     pub(super) fn repeats(&self, other: &Self) -> bool {
         (self.from, self.epoch, self.consumed) == (other.from, other.epoch, other.consumed)
     }
 }
 
-/// A promise of buffers.
+/// A grant of buffers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Promise {
     /// The epoch of the token that carries it.
     pub(super) epoch: Epoch,
-    /// Messages that had been sent in this epoch.
+    /// Messages that the sender had sent in this epoch.
     pub(super) sent: u32,
-    /// Messages that had arrived.
+    /// Messages that had arrived at the receiver.
     pub(super) arrived: u32,
 }
 
 impl Coordination {
-    /// Answers senders that wait for buffers, if there are any. Messages under way are still to
-    /// take theirs: what has not come within a while is lost.
-    pub(super) fn lend_buffers(&mut self, nic: &mut Context<'_>) {
+    /// Answers senders that wait for buffers, if there are any. Messages under way still need theirs; those that have
+    /// not arrived within a sixteenth of a lease count as lost.
+    pub(super) fn grant_buffers(&mut self, nic: &mut Context<'_>) {
         let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
         let now = nic.now();
         let patience_ns = nanos(self.config.lease) / 16;
@@ -53,14 +53,14 @@ impl Coordination {
                 && consumed.checked_sub(last.sent) == Some(arrived.wrapping_sub(last.arrived));
             let lost_by = request.since.plus_nanos(patience_ns);
             if !all_here && now < lost_by {
-                nic.set_timeout_at(LENDING, Service::Exact, lost_by);
+                nic.set_timeout_at(BUFFERS, Service::Exact, lost_by);
                 continue;
             }
             place.wants_buffers = None;
             place.promised = Promise { epoch, sent: consumed, arrived };
             let Some(node) = place.node(request.from) else { continue };
             let body = Body::AddBuffers { epoch, limit: consumed.saturating_add(free) };
-            say(nic, node, place.config.number, body);
+            send_about(nic, node, place.config.number, body);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What sender coordination is told: which links there are, and how they are used.
+//! The configuration of sender coordination: the links, and how they are used.
 
 use std::time::Duration;
 
@@ -9,45 +9,45 @@ use thiserror::Error;
 use super::lead::{Lead, LeadEstimator, LeadTrim, TrimmedLead};
 use super::member::MAX_SENDERS;
 
-/// A link that is coordinated: its token goes round among its senders.
+/// A coordinated link: its token passes among its senders.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LinkConfig {
-    /// Its number, the same on all nodes; links of one route are acquired in this order. Who waits
-    /// for one holds those before it, so the links that most routes share have the lowest numbers.
+    /// Its number, the same on all nodes. The links of a route are acquired in the order of their numbers. A sender
+    /// that waits for one link holds those before it, so the links that most routes share should have the lowest
+    /// numbers.
     pub number: u16,
-    /// The node behind it, which makes new tokens where one is lost, and no other part.
+    /// The node behind it, which makes a new token if one is lost, and takes no other part.
     pub witness: NodeId,
     /// The nodes that send over it, in the same order on all nodes; at most [`MAX_SENDERS`].
     pub senders: Vec<NodeId>,
 }
 
-/// How long one sender keeps a token when others wait.
+/// Time for which one sender keeps a token while others wait.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Hold {
     /// For one message, as in the paper.
     Message,
-    /// For as many messages as have this many bytes, at least one.
+    /// For messages of this many bytes in all; at least one message.
     Bytes(u64),
-    /// For so many hand-overs' time that a hand-over costs little, at least one message.
+    /// For the time of 48 hand-overs, so that a hand-over costs little; at least one message.
     Auto,
 }
 
-/// What may be sent without a token.
+/// The messages that may be sent without a token.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Uncontrolled {
-    /// Largest message, in bytes; 0: none.
+    /// Largest message, in bytes; 0 for none.
     pub message: u32,
-    /// Most bytes of such messages, headers included, that one sender may have sent without having
-    /// made up for them.
+    /// Most bytes of such messages, headers included, that one sender may have sent in advance of the reserve.
     pub burst: u32,
-    /// Senders among which the reserve is divided that such messages use over time.
+    /// Number of senders that share the reserve, from which such messages are paid over time.
     pub senders_share: u32,
 }
 
 impl Uncontrolled {
-    /// Messages of up to `message` bytes, in bursts that all of `senders` together may send into a
-    /// buffer of `buffer` bytes at once without filling more than half of it.
+    /// Allows messages of up to `message` bytes. All of `senders` together may send their bursts into a buffer of
+    /// `buffer` bytes at once without filling more than half of it.
     #[must_use]
     pub fn for_buffer(message: u32, buffer: u32, senders: usize) -> Self {
         let senders_share = u32::try_from(senders.max(1)).unwrap_or(u32::MAX);
@@ -56,18 +56,18 @@ impl Uncontrolled {
     }
 }
 
-/// A lease: 200 ms is long against any control message and short against a user's patience.
+/// Default lease: 200 ms is long compared with a control message's delay, and short compared with a user's patience.
 pub const DEFAULT_LEASE: Duration = Duration::from_millis(200);
 
-/// The share of a link that coordinated messages leave to others and to the draining of queues,
-/// in thousandths.
+/// Default share of a link, in thousandths, that coordinated messages leave to other traffic and to the draining of
+/// queues.
 pub const DEFAULT_RESERVE: u16 = 5;
 
-/// What sender coordination is told. All nodes of a cluster are told the same.
+/// The configuration of sender coordination; the same on all nodes of a cluster.
 #[derive(Clone, Debug)]
 pub struct CoordinationConfig {
     pub(crate) links: Vec<LinkConfig>,
-    /// For each destination the numbers of the links on the way there.
+    /// For each destination, the numbers of the links on the path to it.
     pub(crate) routes: Vec<(NodeId, Vec<u16>)>,
     pub(crate) lead: Lead,
     pub(crate) trims: Vec<(NodeId, LeadTrim)>,
@@ -82,46 +82,48 @@ pub struct CoordinationConfig {
     pub(crate) genesis: bool,
 }
 
-/// Why a configuration can't be.
+/// Why a configuration is inconsistent.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// Two links have one number.
+    /// Two links have the same number.
     #[error("two links have the number {0}; give each its own")]
     DuplicateLink(u16),
-    /// A route names a link that is not there.
+    /// A route names a link that is not configured.
     #[error(
-        "the route to node {destination} names link {link}, which there is not; add the link first"
+        "the route to node {destination} names link {link}, which does not exist; add the link first"
     )]
     UnknownLink {
-        /// Where the route leads.
+        /// The route's destination.
         destination: NodeId,
-        /// The number that no link has.
+        /// The unknown number.
         link: u16,
     },
-    /// A link has no senders, or too many.
+    /// A link has no senders, or more than [`MAX_SENDERS`].
     #[error("link {link} has {senders} senders: 1 to {MAX_SENDERS} can take turns")]
     Senders {
-        /// Which link.
+        /// The link.
         link: u16,
-        /// How many it has.
+        /// Its number of senders.
         senders: usize,
     },
-    /// A sender is named twice, or is the link's own destination.
-    #[error("node {node} can't be a sender of link {link} once more, or to itself")]
+    /// A sender is listed twice, or is the link's own destination.
+    #[error(
+        "node {node} is listed twice as a sender of link {link}, or is its destination: remove it"
+    )]
     Sender {
-        /// Which link.
+        /// The link.
         link: u16,
-        /// Which node.
+        /// The sender.
         node: NodeId,
     },
-    /// Bytes that go ahead of the token need buffers that nobody has promised.
+    /// Bytes sent ahead of the token would need buffers that only the token grants.
     #[error("sending ahead of the token and buffers in the token exclude each other; choose one")]
     AheadWithBuffers,
 }
 
 impl CoordinationConfig {
-    /// No links yet.
+    /// Creates a configuration without links.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -141,7 +143,7 @@ impl CoordinationConfig {
         }
     }
 
-    /// A star in which `senders` send to each of `receivers`: the link into a receiver has its
+    /// Creates a star in which `senders` send to each of `receivers`: the number of the link into a receiver is its
     /// node's number.
     #[must_use]
     pub fn star(receivers: &[NodeId], senders: &[NodeId]) -> Self {
@@ -160,8 +162,8 @@ impl CoordinationConfig {
         self
     }
 
-    /// Messages to `destination` need the tokens of those of `links` that their sender is named a
-    /// sender of. To a destination without a route nothing is coordinated.
+    /// Sets the links on the path to `destination`. A sender needs the tokens of those `links` that list it as a
+    /// sender. Messages to a destination without a route are not coordinated.
     pub fn route(&mut self, destination: NodeId, mut links: Vec<u16>) -> &mut Self {
         links.sort_unstable();
         links.dedup();
@@ -169,13 +171,13 @@ impl CoordinationConfig {
         self
     }
 
-    /// How early tokens are released; [`Lead::Steered`] unless set.
+    /// Sets how early tokens are released; [`Lead::Steered`] by default.
     pub fn lead(&mut self, lead: Lead) -> &mut Self {
         self.lead = lead;
         self
     }
 
-    /// The lead of this node's tokens on the way to `destination` is shortened as `trim` says.
+    /// Lets `trim` shorten the lead of this node's tokens on the path to `destination`.
     pub fn trim_lead(&mut self, destination: NodeId, trim: LeadTrim) -> &mut Self {
         self.trims.push((destination, trim));
         self
@@ -189,74 +191,75 @@ impl CoordinationConfig {
         }
     }
 
-    /// How long a sender keeps a token when others wait; [`Hold::Auto`] unless set.
+    /// Sets how long a sender keeps a token while others wait; [`Hold::Auto`] by default.
     pub fn hold(&mut self, hold: Hold) -> &mut Self {
         self.hold = hold;
         self
     }
 
-    /// What may be sent without a token; nothing unless set.
+    /// Sets the messages that may be sent without a token; none by default.
     pub fn uncontrolled(&mut self, uncontrolled: Uncontrolled) -> &mut Self {
         self.uncontrolled = uncontrolled;
         self
     }
 
-    /// Bytes of a message that are sent before its token is there: the paper's other method. All
-    /// senders' together must fit the switch's buffer. 0 unless set.
+    /// Sets how many bytes of a message are sent before its token arrives: the paper's other method. The bytes of all
+    /// senders together must fit the switch's buffer. Default: 0.
     pub fn ahead(&mut self, bytes: u32) -> &mut Self {
         self.ahead = bytes;
         self
     }
 
-    /// How long a holder may send without having heard from all others; a lost token is replaced
-    /// after about that long. [`DEFAULT_LEASE`] unless set; at least a millisecond.
+    /// Sets how long a holder may send without a new confirmation by all other senders; a lost token is replaced after
+    /// about that long. At least 1 ms; [`DEFAULT_LEASE`] by default. Also sets the patience to two leases.
     pub fn lease(&mut self, lease: Duration) -> &mut Self {
         self.lease = lease.max(Duration::from_millis(1));
         self.patience = self.lease * 2;
         self
     }
 
-    /// How long a sender waits for a token before it asks again, and then calls it lost. Longer than
-    /// all others together may keep it. Two leases unless set.
+    /// Sets how long a sender waits for a token before it asks again. After twice as long again, it reports the token
+    /// lost. It should exceed the time for which all others together may keep the token. At least 1 ms; two leases by
+    /// default.
     pub fn patience(&mut self, patience: Duration) -> &mut Self {
         self.patience = patience.max(Duration::from_millis(1));
         self
     }
 
-    /// Thousandths of the time that coordinated messages take on a link, up to 900, that they leave
-    /// free after it: for what is sent without a token, and for others' traffic. To leave a share `b`
-    /// of the link to others takes `1000 b / (1 - b)`. Unless set, [`DEFAULT_RESERVE`] where several
-    /// senders share a link, and none where one has it for itself.
+    /// Sets the pause after coordinated messages, in thousandths of the time that they occupy a link, up to 900. It
+    /// leaves room for messages without a token and for other traffic. To leave a share `b` of the link to others, set
+    /// `1000 b / (1 - b)`. By default [`DEFAULT_RESERVE`] if several senders share a link, and none if one has it for
+    /// itself.
     pub fn reserve(&mut self, thousandths: u16) -> &mut Self {
         self.reserve = Some(thousandths.min(900));
         self
     }
 
-    /// The rate of the slowest link that is coordinated; the NIC's own unless set.
+    /// Sets the rate of the slowest coordinated link; the NIC's own by default.
     pub fn rate(&mut self, rate: LineRate) -> &mut Self {
         self.rate = Some(rate);
         self
     }
 
-    /// Whether tokens carry the receiver's buffers, those of all its ports together: a message is
-    /// then sent only where one is lent to it, and none without the token. Off unless set.
+    /// Sets whether tokens carry the receiver's buffers, those of all its ports together. Then a message is sent only
+    /// if a buffer is posted for it, and none without the token. Off by default.
     pub fn buffers(&mut self, buffers: bool) -> &mut Self {
         self.buffers = buffers;
         self
     }
 
-    /// Whether all nodes start together and for the first time, so that each link's first sender may
-    /// begin with its token. Unless set, the first token is asked of the witness, a lease after the
-    /// start: a node that has restarted can't tell that it has.
+    /// Sets whether all nodes start together and for the first time, so that each link's first sender begins with its
+    /// token. Otherwise the first token is requested from the witness, a lease after the start. Off by default, because
+    /// a node that has restarted can't tell that it has.
     pub fn genesis(&mut self, genesis: bool) -> &mut Self {
         self.genesis = genesis;
         self
     }
 
-    /// Checks that links and routes fit together.
+    /// Checks that links and routes are consistent.
     ///
     /// # Errors
-    /// [`ConfigError`] names the first thing that does not.
+    /// [`ConfigError`] names the first inconsistency.
     pub fn check(&self) -> Result<(), ConfigError> {
         for (at, link) in self.links.iter().enumerate() {
             if self.links[..at].iter().any(|other| other.number == link.number) {

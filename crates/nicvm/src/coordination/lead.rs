@@ -1,5 +1,5 @@
-//! How early a token is released: before the last bit has left, so that the next sender's first
-//! bit follows it without a gap.
+//! The lead: how long before the last bit leaves a token is released, so that the next sender's first bit follows
+//! without a gap.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use midplane_simhw::time::nanos;
 /// A lead that is too long by one cell lets the queue at the link grow by one cell at every
 /// hand-over; a lead that is too short leaves the link idle for the difference.
 pub trait LeadEstimator: fmt::Debug + Send {
-    /// A hand-over to another node is seen to take this long: from the decision to release until
-    /// the next sender's first bit could leave.
+    /// Records a hand-over to another node: the time from the decision to release until the next sender's first bit
+    /// could leave.
     fn on_handover(&mut self, handover: Duration);
 
-    /// How early to release.
+    /// Returns how early to release the token.
     fn lead(&self) -> Duration;
 
-    /// How long a hand-over takes, as far as is known.
+    /// Returns the estimated time of a hand-over.
     fn handover(&self) -> Duration;
 }
 
@@ -28,17 +28,17 @@ pub trait LeadEstimator: fmt::Debug + Send {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Lead {
-    /// When the last bit has left; as with the others up to two control messages earlier, where those hold up
-    /// the last data: others fill the hole.
+    /// When the last bit has left. If control messages delay the last data, release is up to two control messages' time
+    /// earlier, as with the other variants: queued frames of other senders fill the gap.
     Off,
-    /// A fixed time before. The paper released ten cells before the end.
+    /// A fixed time before the last bit leaves. The paper released ten cells before the end.
     Fixed(Duration),
-    /// As the hand-overs that were seen tell: as early as all but the fastest of them took.
+    /// Follows the measured hand-overs: as early as all but the fastest of them took.
     Steered,
 }
 
 impl Lead {
-    /// The estimator that does so.
+    /// Creates the estimator.
     #[must_use]
     pub fn build(self) -> Box<dyn LeadEstimator> {
         match self {
@@ -49,25 +49,25 @@ impl Lead {
     }
 }
 
-/// A word by which whoever sees the queue before a link shortens the lead of who releases its token:
-/// another extension of the unit, that measures the way. Clones are the same word.
+/// A shared value by which another extension of the unit shortens the lead: one that measures the queue before a link
+/// and so sees that tokens are released too early. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct LeadTrim(Arc<AtomicU64>);
 
 impl LeadTrim {
-    /// Tokens are released later by so much from now on; 0 at first.
+    /// Sets by how much later tokens are released from now on; 0 at first.
     pub fn set(&self, shorter_by: Duration) {
         self.0.store(nanos(shorter_by), Ordering::Relaxed);
     }
 
-    /// By how much they are.
+    /// Returns by how much the lead is shortened.
     #[must_use]
     pub fn get(&self) -> Duration {
         Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }
 }
 
-/// Another estimator's lead, shortened.
+/// Another estimator's lead, shortened by a trim.
 #[derive(Debug)]
 pub(super) struct TrimmedLead {
     pub(super) lead: Box<dyn LeadEstimator>,
@@ -88,7 +88,7 @@ impl LeadEstimator for TrimmedLead {
     }
 }
 
-/// Always the same lead.
+/// A constant lead.
 #[derive(Debug, Default)]
 pub struct FixedLead {
     lead: Duration,
@@ -109,12 +109,12 @@ impl LeadEstimator for FixedLead {
     }
 }
 
-/// Follows the hand-overs: as early as all but the fastest fifth of the last ones took.
+/// A lead that follows the hand-overs: as long as all but the fastest fifth of the last 32 took.
 ///
-/// The queue that a hand-over too early leaves behind drains only in the gaps that others leave, and
-/// a gap that finds no queue is lost. Where hand-overs are now and then very late, as on a busy host,
-/// their mean is therefore too long a lead: most would come too early by a little, and the few late
-/// ones would not make up for it. A quantile from below has a queue with a bound.
+/// A hand-over that comes too early leaves a queue at the link, which drains only in the gaps that other hand-overs
+/// leave; a gap without a queue is lost capacity. On a busy host a few hand-overs are very late, so their mean would be
+/// too long a lead: most hand-overs would come a little too early, and the few late ones could not drain the queue. A
+/// low quantile keeps the queue bounded.
 #[derive(Debug, Default)]
 pub struct SteeredLead {
     /// The last hand-overs, in ns; the oldest is replaced next.
@@ -124,11 +124,11 @@ pub struct SteeredLead {
 }
 
 impl SteeredLead {
-    /// Hand-overs that are remembered.
+    /// Number of hand-overs that are remembered.
     const WINDOW: usize = 32;
-    /// One in so many of them is faster than the lead.
+    /// The lead is the sample at rank count / FASTEST: one in five is faster.
     const FASTEST: usize = 5;
-    /// Hundredths of a steady hand-over that are hidden: a little less than all of it.
+    /// Hundredths of that sample that make the lead, to stay a little below it.
     const SHARE: u64 = 97;
 
     fn quantile(&self, of: usize) -> u64 {

@@ -1,22 +1,22 @@
 //! Leases: how a holder knows that its token is still the only one.
 //!
-//! A token is valid while every supporter of its epoch stood by it less than a lease ago: all live
-//! senders, and the witness too once a sender has been left out. Whoever gives an epoch up for lost
-//! supports it no more; a lease later no holder can believe in it, and the witness may make a new
-//! token. Nobody needs another's clock for that: evidence is as old as the question that it answers,
-//! and when a token is passed on, its evidence is put on the receiver's clock, rounded to the past.
+//! A token is valid while every supporter of its epoch has confirmed it less than a lease ago. The supporters are all
+//! live senders, and the witness too once a sender has been excluded. A party that gives an epoch up as lost no longer
+//! supports it. A lease later no holder can consider the old token valid, and the witness may make a new one. The
+//! parties' clocks need not agree: evidence is as old as the question that it answers, and a grant converts it to the
+//! receiver's clock, rounded to the past.
 
 use midplane_simhw::time::Instant;
 
 use super::member::{Parties, Party};
 use super::message::Epoch;
 
-/// Clocks of two nodes drift apart by at most this many nanoseconds a second.
+/// Upper bound of the drift between two nodes' clocks, in parts per billion: 1 ms a second.
 const DRIFT_PPB: u64 = 1_000_000;
-/// And hardly ever by more than this: what a guess may rest on that safety does not.
+/// Usual bound of the drift, in parts per billion: for estimates on which safety does not depend.
 const USUAL_DRIFT_PPB: u64 = 100_000;
 
-/// A question to all supporters, until all have answered.
+/// A question to all supporters that not all have answered.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     number: u32,
@@ -25,7 +25,7 @@ struct Round {
     missing: Parties,
 }
 
-/// What is known of another party's clock: it showed at least `theirs` at our `ours`.
+/// A sample of another party's clock: it showed at least `theirs` when ours showed `ours`.
 #[derive(Clone, Copy, Debug)]
 struct ClockSample {
     theirs: u64,
@@ -33,7 +33,7 @@ struct ClockSample {
 }
 
 impl ClockSample {
-    /// What the other clock shows at `at` of ours, at least, where it drifts by so much at most.
+    /// Returns the least that the other clock shows when ours shows `at`, for a drift of at most `drift_ppb`.
     fn shows_at(self, at: Instant, drift_ppb: u64) -> u64 {
         let (ahead, behind) = (at.nanos_since(self.ours), self.ours.nanos_since(at));
         let drift = u128::from(ahead + behind) * u128::from(drift_ppb) / 1_000_000_000;
@@ -42,15 +42,15 @@ impl ClockSample {
     }
 }
 
-/// One node's evidence about one link.
+/// One node's evidence about the token of one link.
 #[derive(Debug)]
 pub(crate) struct Lease {
     lease_ns: u64,
     round: Option<Round>,
     next_round: u32,
-    /// All supporters of the epoch stood by it then, or later.
+    /// The epoch, and an instant at or after which all its supporters confirmed it.
     evidence: Option<(Epoch, Instant)>,
-    /// When a holder last asked all, as far as is known, and when this one did.
+    /// When a holder last asked all supporters, as far as is known; and when this node last did.
     asked: Option<Instant>,
     asked_here: Option<Instant>,
     clocks: Vec<Option<ClockSample>>,
@@ -69,7 +69,7 @@ impl Lease {
         }
     }
 
-    /// Until when a holder of `epoch` may send; the start of time if it may not.
+    /// Returns until when a holder of `epoch` may send; the start of time if it may not.
     pub(crate) fn valid_until(&self, epoch: Epoch) -> Instant {
         match self.evidence {
             Some((of, at)) if of == epoch => at.plus_nanos(self.lease_ns),
@@ -77,7 +77,7 @@ impl Lease {
         }
     }
 
-    /// Evidence of `epoch` from `at` on our clock.
+    /// Records evidence of `epoch` from `at` on our clock.
     pub(crate) fn learn(&mut self, epoch: Epoch, at: Instant) {
         let newer = match self.evidence {
             Some((of, known)) => epoch > of || (epoch == of && at > known),
@@ -88,7 +88,7 @@ impl Lease {
         }
     }
 
-    /// Another holder asked all this long ago.
+    /// Records that another holder asked all supporters `ago_us` microseconds ago.
     pub(crate) fn learn_asked(&mut self, now: Instant, ago_us: u32) {
         let at = Instant::from_nanos(now.as_nanos().saturating_sub(u64::from(ago_us) * 1000));
         if ago_us != u32::MAX && self.asked.is_none_or(|asked| asked < at) {
@@ -96,33 +96,33 @@ impl Lease {
         }
     }
 
-    /// Microseconds since a holder last asked all.
+    /// Returns the microseconds since a holder last asked all supporters.
     pub(crate) fn asked_us(&self, now: Instant) -> u32 {
         self.asked
             .map_or(u32::MAX, |at| u32::try_from(now.nanos_since(at) / 1000).unwrap_or(u32::MAX))
     }
 
-    /// Whether a holder should ask all now: half of its lease is over, and nobody has just asked.
+    /// Returns whether a holder should ask all supporters now: half of its lease is over, and no holder has just asked.
     pub(crate) fn should_ask(&self, now: Instant, epoch: Epoch) -> bool {
         let until = self.valid_until(epoch);
         let within = |at: Option<Instant>, part: u64| {
             at.is_some_and(|at| now.nanos_since(at) < self.lease_ns / part)
         };
-        // A lease that is over does not wait for what others have asked.
+        // If the lease is over, questions of other holders don't count.
         let just_asked =
             if until <= now { within(self.asked_here, 16) } else { within(self.asked, 4) };
         until <= now.plus_nanos(self.lease_ns / 2) && !just_asked
     }
 
-    /// When a holder should look at its lease again.
-    pub(crate) fn next_look(&self, now: Instant, epoch: Epoch) -> Instant {
+    /// Returns when a holder should check its lease again.
+    pub(crate) fn next_check(&self, now: Instant, epoch: Epoch) -> Instant {
         let asked = self.asked.map_or(Instant::ZERO, |at| at.plus_nanos(self.lease_ns / 4));
         let until = self.valid_until(epoch).as_nanos();
         let ending = Instant::from_nanos(until.saturating_sub(self.lease_ns / 2));
         asked.max(ending).max(now.plus_nanos(self.lease_ns / 16))
     }
 
-    /// Begins to ask `supporters`; the round's number. Nobody to ask is evidence at once.
+    /// Begins to ask `supporters` and returns the round's number. Without supporters, this counts as evidence at once.
     pub(crate) fn ask(&mut self, now: Instant, epoch: Epoch, supporters: Parties) -> u32 {
         self.next_round = self.next_round.wrapping_add(1);
         self.asked = Some(now);
@@ -135,16 +135,16 @@ impl Lease {
         number
     }
 
-    /// A message of another party says what its clock showed when it was written.
+    /// Records the clock in another party's message, as it showed when the message was written.
     pub(crate) fn on_clock(&mut self, now: Instant, from: Party, clock: u64) {
         let Some(known) = self.clocks.get_mut(usize::from(from.0)) else { return };
-        // The one that had the shorter way is the better.
+        // Of two samples, the one with the shorter delay is kept.
         if known.is_none_or(|known| known.shows_at(now, USUAL_DRIFT_PPB) < clock) {
             *known = Some(ClockSample { theirs: clock, ours: now });
         }
     }
 
-    /// A supporter has answered.
+    /// Records a supporter's answer.
     pub(crate) fn on_support(&mut self, from: Party, epoch: Epoch, round: u32) {
         let Some(open) = &mut self.round else { return };
         if open.number != round || open.epoch != epoch {
@@ -158,24 +158,23 @@ impl Lease {
         }
     }
 
-    /// What another party's clock shows now, less what its fastest message took; `None` if it has
-    /// sent none.
+    /// Returns what another party's clock shows now, less the delay of its fastest message; `None` if it has sent none.
     pub(crate) fn clock_of(&self, now: Instant, party: Party) -> Option<u64> {
         let sample = (*self.clocks.get(usize::from(party.0))?)?;
         Some(sample.shows_at(now, USUAL_DRIFT_PPB))
     }
 
-    /// Who was asked and has gone never answers: all others are asked anew.
+    /// Drops the open round, because a party that was asked has left and will not answer; the others are asked anew.
     pub(crate) fn forget_round(&mut self) {
         self.round = None;
         self.asked = None;
         self.asked_here = None;
     }
 
-    /// Our evidence on another party's clock, rounded to the past; 0 if that is not known.
+    /// Returns our evidence on another party's clock, rounded to the past; 0 if that clock is not known.
     ///
-    /// The party's message was written before it arrived: at that instant its clock showed at least
-    /// what the message says, so an instant of ours lies at or after the one computed on its clock.
+    /// The party's message was written before it arrived: at its arrival, the party's clock showed at least what the
+    /// message says. So an instant of ours lies at or after the one computed on that clock.
     pub(crate) fn evidence_for(&self, party: Party, epoch: Epoch) -> u64 {
         let Some((of, at)) = self.evidence else { return 0 };
         let Some(Some(sample)) = self.clocks.get(usize::from(party.0)) else { return 0 };

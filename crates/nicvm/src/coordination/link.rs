@@ -1,5 +1,5 @@
-//! One link as one of its senders sees it: the paper's token protocol (section 4.2), made to
-//! survive crashed and cut-off holders.
+//! One link, at one of its senders: the paper's token protocol (section 4.2), extended to survive holders that crash or
+//! are disconnected.
 //!
 //! ```text
 //!            want                    GRANT_LINK
@@ -21,7 +21,7 @@ use super::lease::Lease;
 use super::member::{Parties, Party};
 use super::message::{Body, Epoch, Grant};
 
-/// A token, where it is held.
+/// The token, while it is held here.
 #[derive(Debug)]
 struct Token {
     queue: VecDeque<Party>,
@@ -36,14 +36,14 @@ struct Token {
 struct Request {
     /// When it was last sent.
     sent: Instant,
-    /// How often nothing came of it.
+    /// How often it was repeated without effect.
     tries: u32,
 }
 
-/// What a link asks for: messages to other parties.
+/// A link's messages to other parties.
 pub(crate) type Outbox = VecDeque<(Party, Body)>;
 
-/// What a link has seen.
+/// Counts one link's messages and tokens at one sender.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LinkCounters {
     /// Tokens received.
@@ -52,20 +52,20 @@ pub struct LinkCounters {
     pub control_messages: u64,
     /// Control messages sent that ask for support, or give it.
     pub lease_messages: u64,
-    /// Tokens given up for lost.
+    /// Tokens given up as lost.
     pub recoveries: u64,
 }
 
-/// What a link is made of.
+/// The parameters of a link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkSetup {
     pub(crate) me: Party,
     pub(crate) senders: usize,
     pub(crate) lease_ns: u64,
     pub(crate) patience_ns: u64,
-    /// Whether all start together, so that the first sender has the token.
+    /// True if all nodes start together, so that the first sender has the token.
     pub(crate) genesis: bool,
-    /// Before this a restarted sender supports nobody: its former self may have given an epoch up.
+    /// Until then a restarted sender supports no epoch: its former incarnation may have given one up.
     pub(crate) quiet_until: Instant,
 }
 
@@ -78,31 +78,31 @@ pub(crate) struct Link {
     live: Parties,
     token: Option<Token>,
     suspected: Option<Party>,
-    /// Others that want the token, as far as this sender was told, in order.
+    /// Other senders that want the token, in the order in which this sender learned of them.
     waiting: VecDeque<Party>,
-    /// Those whom another has named, in its order: they follow the next grant's.
+    /// Senders that another party named as waiting, in its order: they follow those in the next grant.
     named: VecDeque<Party>,
     request: Option<Request>,
-    /// Epochs up to this one are supported no more.
+    /// The newest epoch given up; it and those before are supported no more.
     given_up: Epoch,
     lease: Lease,
     wants: bool,
-    /// When the token came.
+    /// When the token arrived.
     granted: Option<Instant>,
-    /// When the last bit of the holder before leaves, which gave the token away early.
+    /// When the previous holder's last bit leaves; that holder released the token early.
     before_us: Instant,
-    /// How long before its first bit a message is let through.
+    /// Nanoseconds between letting a message through and its first bit.
     early_ns: u64,
     /// When our own last bit leaves.
     our_last: Instant,
-    /// The last token given away, until another comes: who was to have it.
+    /// The last token granted to another sender, and that sender; `None` once another token arrives.
     given: Option<(Party, Grant)>,
     given_before: u32,
-    /// For each sender, the number of its last grant.
+    /// For each sender, the number of its last grant that arrived.
     taken: Vec<u32>,
-    /// Parties that did not answer, and of which nothing has been heard since.
+    /// Parties that did not answer and have sent nothing since.
     down: Parties,
-    /// This sender has gone.
+    /// True once this sender has left.
     left: bool,
     outbox: Outbox,
     counters: LinkCounters,
@@ -141,9 +141,9 @@ impl Link {
         }
     }
 
-    // ---- what the extension asks ----
+    // ---- calls of the extension ----
 
-    /// There is something to send; asks for the token if it is away.
+    /// Notes that there are messages to send, and requests the token if it is not here.
     pub(crate) fn want(&mut self, now: Instant) {
         self.wants = true;
         if self.token.is_none() && self.request.is_none() {
@@ -153,14 +153,14 @@ impl Link {
         }
     }
 
-    /// Nothing is left to send.
+    /// Notes that nothing is left to send.
     pub(crate) fn want_no_more(&mut self) {
         self.wants = false;
     }
 
-    /// Whether the token is here, free, and valid until `until`, and the line is done with what the
-    /// holder before has sent; asks for support if it is not valid for long.
-    /// `early_ns`: what passes between this and the first bit.
+    /// Returns whether messages may be sent: the token is here, not in use, valid until `until`, and the line is done
+    /// with the previous holder's messages. Asks for support if the lease ends soon. `early_ns`: nanoseconds between
+    /// this call and the first bit.
     pub(crate) fn is_ready(&mut self, now: Instant, until: Instant, early_ns: u64) -> bool {
         self.early_ns = early_ns;
         if self.token.as_ref().is_none_or(|token| token.busy) {
@@ -170,15 +170,15 @@ impl Link {
         self.lease.valid_until(self.epoch) >= until && now >= self.line_due()
     }
 
-    /// The token is in use: it stays until [`Link::release`].
+    /// Marks the token as in use: it stays until [`Link::release`].
     pub(crate) fn start(&mut self) {
         if let Some(token) = &mut self.token {
             token.busy = true;
         }
     }
 
-    /// The token is free again: it goes to the next in line, or stays. `more`: there is more to
-    /// send. `last`: when the last bit of what was sent leaves. Returns whether the token stayed.
+    /// Ends the use of the token, and passes it to the next sender in line, if there is one. `more`: there is more to
+    /// send. `last`: when the last bit sent leaves. Returns whether the token stayed.
     pub(crate) fn release(&mut self, now: Instant, more: bool, last: Instant) -> bool {
         self.wants = more;
         self.our_last = last;
@@ -188,34 +188,35 @@ impl Link {
             return false;
         }
         if !more {
-            self.announce();
+            self.broadcast_hint();
         }
         true
     }
 
-    /// Messages that the receiver still has buffers for.
+    /// Returns how many more messages the receiver has buffers for.
     pub(crate) fn buffers(&self) -> u32 {
         self.token.as_ref().map_or(0, |token| token.buffers.saturating_sub(token.consumed))
     }
 
-    /// So many messages are sent into the receiver's buffers.
+    /// Notes that `messages` are sent into the receiver's buffers.
     pub(crate) fn consume(&mut self, messages: u32) {
         if let Some(token) = &mut self.token {
             token.consumed = token.consumed.saturating_add(messages);
         }
     }
 
-    /// Bytes that each holder sends while others wait: the most that one of them asks for, and a
-    /// little less with each round of those that ask for less.
+    /// Returns the bytes that each holder sends while others wait: the largest number that a sender asks for, which
+    /// decreases a little with each turn while all ask for less.
     pub(crate) fn agree_quantum(&mut self, wanted: u32) -> u32 {
         let Some(token) = &mut self.token else { return wanted };
-        // By the turn, not by the round, those behind the one that asks for most would get less.
+        // The step is divided by the senders, so that it applies to a whole round. Else senders later in the round
+        // would get less.
         let step = (token.quantum / (32 * self.setup.senders as u32)).max(1);
         token.quantum = wanted.max(token.quantum.saturating_sub(step));
         token.quantum
     }
 
-    /// Asks the receiver for buffers.
+    /// Requests buffers from the receiver.
     pub(crate) fn ask_buffers(&mut self) {
         if let Some(token) = &self.token {
             let (epoch, consumed) = (self.epoch, token.consumed);
@@ -223,23 +224,23 @@ impl Link {
         }
     }
 
-    /// When the token came and the line was due, if it was away before; told once.
+    /// Returns when the token arrived and the line was due: once after each time that the token was away.
     pub(crate) fn granted_at(&mut self) -> Option<Instant> {
         let due = self.line_due();
         self.granted.take().map(|granted| granted.max(due))
     }
 
-    /// When a message may be let through that follows those of the holder before.
+    /// Returns when a message may be let through to follow those of the previous holder.
     const fn line_due(&self) -> Instant {
         Instant::from_nanos(self.before_us.as_nanos().saturating_sub(self.early_ns))
     }
 
-    /// Whether others wait for the token, as far as is known here.
+    /// Returns whether other senders wait for the token, as far as is known here.
     pub(crate) fn has_waiters(&self) -> bool {
         self.next_in_line().is_some()
     }
 
-    /// Who would be granted the token.
+    /// Returns the party to which the token would be granted.
     pub(crate) fn next_in_line(&self) -> Option<Party> {
         let queued = self.token.iter().flat_map(|token| &token.queue);
         let me = self.setup.me;
@@ -253,7 +254,7 @@ impl Link {
         self.token.is_some()
     }
 
-    /// The epoch, and until when its token is valid here, if it is here.
+    /// Returns the epoch of the token and until when it is valid, if it is here.
     pub(crate) fn validity(&self) -> Option<(Epoch, Instant)> {
         self.token.as_ref().map(|_| (self.epoch, self.lease.valid_until(self.epoch)))
     }
@@ -262,10 +263,9 @@ impl Link {
         self.counters
     }
 
-    // ---- what others say ----
+    // ---- events from other parties ----
 
-    /// A message of another party, which its clock showed `clock` at, and which took `trip_ns` or
-    /// more.
+    /// Handles a message of another party, whose clock showed `clock` when it was sent; it took at least `trip_ns`.
     pub(crate) fn handle(
         &mut self,
         now: Instant,
@@ -322,14 +322,15 @@ impl Link {
         }
     }
 
-    /// A peer does not answer any more, or has lost what it knew.
+    /// Handles a peer that no longer answers, or that has restarted and lost its state.
     pub(crate) fn on_lost(&mut self, now: Instant, party: Party, restarted: bool) {
-        // Another life of it does not know what this one has taken.
+        // Its new incarnation does not know which grants the former one took.
         self.given.take_if(|(to, _)| *to == party);
         self.forget_request(party);
         self.down = if restarted { self.down.without(party) } else { self.down.with(party) };
         let concerns = if restarted {
-            // Whether or not the token is wanted here: its former self may have been the last to know of it.
+            // This applies even if the token is not wanted here: the former incarnation may have been the last to know
+            // of it.
             self.token.is_none() && self.suspected == Some(party)
         } else {
             self.live.contains(party) && (self.request.is_some() || self.needs_lease())
@@ -339,12 +340,12 @@ impl Link {
         }
     }
 
-    /// The witness is up in this incarnation: tokens that a former one has made are void, for it neither
-    /// stands by them nor has promised their buffers.
+    /// Handles the witness's incarnation. Tokens that a former incarnation made are void: this one neither supports
+    /// them nor has promised their buffers.
     pub(crate) fn on_witness(&mut self, now: Instant, incarnation: Incarnation) {
         let base = Epoch::base(incarnation);
         let known = self.epoch > Epoch::default() && self.epoch < base && self.given_up < base;
-        // The token of the genesis is nobody's: the first incarnation stands by it.
+        // No witness made the genesis token, so the first incarnation supports it.
         if known && incarnation != Incarnation::FIRST && !self.left {
             self.on_give_up(now, base);
         }
@@ -369,7 +370,7 @@ impl Link {
 
     pub(crate) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let retry = self.request.map(|request| self.retry_at(request));
-        let lease = self.needs_lease().then(|| self.lease.next_look(now, self.epoch));
+        let lease = self.needs_lease().then(|| self.lease.next_check(now, self.epoch));
         let due = self.line_due();
         let line = (self.wants && self.holds() && due > now).then_some(due);
         [retry, lease, line].into_iter().flatten().min()
@@ -382,7 +383,7 @@ impl Link {
     // ---- the protocol ----
 
     fn retry_at(&self, request: Request) -> Instant {
-        // Back off: a cluster that is cut apart is not flooded with complaints.
+        // Back off, so that a partitioned cluster is not flooded with repeated requests.
         let patience = self.setup.patience_ns << request.tries.min(4);
         request.sent.plus_nanos(patience)
     }
@@ -402,7 +403,7 @@ impl Link {
         }
     }
 
-    /// Somebody knows of an epoch; a newer one than ours makes ours void.
+    /// Records an epoch that another party names; a newer one voids the token of the present one.
     fn learn_epoch(
         &mut self,
         now: Instant,

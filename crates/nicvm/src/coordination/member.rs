@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Party(pub(crate) u8);
 
-/// Most senders of one link: what one bit each leaves room for in a control message.
+/// Most senders of one link: a control message has room for one bit each.
 pub const MAX_SENDERS: usize = 127;
 
 impl Party {
-    /// The link's destination. It takes no part while no party is lost.
+    /// The link's destination. It takes part only when a party is lost.
     pub const WITNESS: Self = Self(MAX_SENDERS as u8);
 }
 
@@ -19,7 +19,7 @@ impl Party {
 pub(crate) struct Parties([u64; 2]);
 
 impl Parties {
-    /// The first `senders` senders.
+    /// Returns the set of the first `senders` senders.
     pub(crate) fn first(senders: usize) -> Self {
         (0..senders.min(MAX_SENDERS)).fold(Self::default(), |set, at| set.with(Party(at as u8)))
     }
@@ -44,7 +44,7 @@ impl Parties {
         self
     }
 
-    /// Those of both.
+    /// Returns the intersection.
     #[must_use]
     pub(crate) const fn and(self, other: Self) -> Self {
         Self([self.0[0] & other.0[0], self.0[1] & other.0[1]])

@@ -1,5 +1,5 @@
-//! The control messages of sender coordination: the paper's four, under their names, and those that
-//! recovery and receive buffers need.
+//! The control messages of sender coordination: the paper's four, under their names, and those for recovery and receive
+//! buffers.
 
 use midplane_simhw::id::Incarnation;
 use midplane_simhw::wire::{self, WireError};
@@ -8,83 +8,82 @@ use serde::{Deserialize, Serialize};
 use super::member::{Parties, Party};
 use crate::control::MAX_MESSAGE;
 
-/// Next holders that one grant carries; those behind them precede it in `UNI_REQ_LINK` messages to
-/// the same node.
+/// Waiting senders that one grant carries; the others are sent before it, in `UNI_REQ_LINK` messages to the same node.
 pub(crate) const QUEUE_IN_GRANT: usize = 20;
 /// Requesters that one `UNI_REQ_LINK` carries.
 pub(crate) const REQUESTERS: usize = 64;
 
-/// Which token of a link is the valid one: the witness counts them, its incarnation in the upper
-/// half. 0: none is known.
+/// The number of a link's valid token: the witness counts them, with its incarnation in the upper half. 0 if none is
+/// known.
 #[derive(
     Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize,
 )]
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The token that exists without anybody having made it, where all start together.
+    /// The token that exists from the start, if all nodes start together.
     pub(crate) const GENESIS: Self = Self(1);
 
-    /// The epoch before the first one that a witness makes in this incarnation.
+    /// Returns the epoch before the first one that a witness makes in this incarnation.
     pub(crate) fn base(incarnation: Incarnation) -> Self {
         Self(u64::from(incarnation.0) << 32)
     }
 }
 
-/// A token on its way.
+/// A token on its way to the next holder.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct Grant {
     pub(crate) epoch: Epoch,
-    /// Which of its granter's it is, from 1.
+    /// Number of this grant, counted by its granter from 1.
     pub(crate) number: u32,
-    /// On the receiver's clock, in ns: all supporters still stood by this epoch then, or later.
-    /// 0: that is not known.
+    /// Evidence on the receiver's clock, in ns: all supporters confirmed this epoch at this instant or later. 0 if
+    /// unknown.
     pub(crate) evidence: u64,
-    /// Microseconds since a holder last asked all for their support.
+    /// Microseconds since a holder last asked all supporters.
     pub(crate) asked_us: u32,
     /// The senders that take part in this epoch.
     pub(crate) live: Parties,
-    /// Messages that the receiver has had buffers for, and those sent, since the epoch began.
+    /// Messages that the receiver has had buffers for, and messages sent, since the epoch began.
     pub(crate) buffers: u32,
     pub(crate) consumed: u32,
     /// Bytes that each holder sends while others wait.
     pub(crate) quantum: u32,
-    /// Nanoseconds from this message's clock until the last bit of its sender leaves.
+    /// Nanoseconds from this message's `clock` until its sender's last bit leaves.
     pub(crate) line_busy_ns: u32,
-    /// Who is next, in order.
+    /// The next holders, in order.
     pub(crate) queue: Vec<Party>,
 }
 
 /// A control message about one link.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) enum Body {
-    /// `UNI_REQ_LINK`: these want the token, of the one who is thought to hold it.
+    /// `UNI_REQ_LINK`: requests the token for these parties from the presumed holder.
     UniReqLink { epoch: Epoch, requesters: Vec<Party> },
-    /// `BCAST_REQ_LINK`: this one wants the token, of whoever holds it.
+    /// `BCAST_REQ_LINK`: requests the token for this party from whichever party holds it.
     BcastReqLink { epoch: Epoch, requester: Party },
-    /// `GRANT_LINK`: the token.
+    /// `GRANT_LINK`: passes the token.
     GrantLink(Grant),
-    /// `OWN_LINK_HINT`: this one has the token.
+    /// `OWN_LINK_HINT`: names the holder of the token.
     OwnLinkHint { epoch: Epoch, holder: Party, live: Parties },
-    /// Do you still stand by this epoch?
+    /// Asks whether the receiver still supports this epoch.
     AskSupport { epoch: Epoch, round: u32 },
-    /// I do.
+    /// Answers that the sender supports this epoch.
     Support { epoch: Epoch, round: u32 },
-    /// To the witness: this epoch's token is lost, or can't be used, for `suspect` does not answer.
-    /// `gave_up`: I stand by it and all before it no more.
+    /// Reports to the witness that this epoch's token is lost, or unusable because `suspect` does not answer.
+    /// `gave_up`: the sender no longer supports this epoch and those before it.
     RecoverLink { epoch: Epoch, suspect: Option<Party>, gave_up: bool },
-    /// From the witness: give up all epochs up to this one; tokens of my former lives are void.
+    /// From the witness: all epochs up to this one must be given up; tokens of its former incarnations are void.
     GiveUp { epoch: Epoch },
-    /// I go: I stand by nothing any more, take nothing, and want nothing until I say so in another
-    /// life. `taken`: the number of your last grant that has reached me, 0 for none.
+    /// Announces an orderly departure: the sender supports no epoch and takes no grant until its next incarnation.
+    /// `taken`: the number of the receiver's last grant that reached the sender, 0 for none.
     Leave { epoch: Epoch, taken: u32 },
-    /// To the receiver: all buffers are used; so many messages were sent in this epoch.
+    /// To the receiver: all buffers are used; `consumed` messages were sent in this epoch.
     NeedBuffers { epoch: Epoch, consumed: u32 },
-    /// From the receiver: there are buffers for messages of this epoch up to this number.
+    /// From the receiver: there are buffers for the messages of this epoch up to number `limit`.
     AddBuffers { epoch: Epoch, limit: u32 },
 }
 
-/// A control message: which link, and what about it.
+/// A control message about one link.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct LinkMessage {
     pub(crate) link: u16,
@@ -94,9 +93,9 @@ pub(crate) struct LinkMessage {
 }
 
 impl LinkMessage {
-    /// The message's bytes.
+    /// Writes the message's bytes and returns their number.
     pub(crate) fn emit(&self, buffer: &mut [u8; MAX_MESSAGE]) -> usize {
-        wire::encode_into(self, buffer).expect("every message is made to fit")
+        wire::encode_into(self, buffer).expect("every message fits the buffer")
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, WireError> {

@@ -1,5 +1,5 @@
-//! The way to one destination: acquires its links' tokens in order, lets messages through, and
-//! gives the tokens back early enough.
+//! The route to one destination: acquires its links' tokens in order, lets messages through, and releases the tokens
+//! early enough.
 
 use std::time::Duration;
 
@@ -15,17 +15,18 @@ use crate::extension::TimeoutId;
 use crate::timeout::Service;
 use crate::transmit::BacklogLimit;
 
-/// Hand-overs' time that a sender keeps the token for, with [`Hold::Auto`].
+/// With [`Hold::Auto`], a sender keeps the token for the time of this many hand-overs.
 const HANDOVERS_PER_HOLD: u64 = 48;
 
-/// Most nanoseconds in which the token goes round all senders of a link, with [`Hold::Auto`] and
-/// messages that are short against their share of it.
+/// With [`Hold::Auto`], most nanoseconds in which the token passes all senders of a link, if messages are short
+/// compared with their share of it.
 const ROTATION_NS: u64 = 200_000_000;
 
-/// Bytes of a grant with a few in line. What answers it has none: the way there takes longer.
+/// Bytes of a grant with a few senders in line. Its acknowledgement has no payload, so the grant takes more than half
+/// of the round trip.
 pub(super) const GRANT_BYTES: usize = 78;
 
-/// Where a route is in its round.
+/// The state of a route.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum State {
     /// Nothing to send.
@@ -34,32 +35,32 @@ pub(super) enum State {
     Acquiring,
     /// All tokens are here, and messages were let through.
     Sending,
-    /// All that was let through is on the line, where it ends then.
+    /// All messages that were let through are on the line until `ends`.
     Leaving { ends: Instant },
 }
 
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) destination: NodeId,
-    /// Places of its links, in the order in which they are acquired.
+    /// Indices of its links, in the order in which they are acquired.
     pub(super) links: Vec<usize>,
     pub(super) state: State,
     lead: Box<dyn LeadEstimator>,
-    /// Until then the links are used up by what was let through, the reserve included.
+    /// Until when the links are occupied by the messages that were let through, including the reserve.
     paced_until: Instant,
-    /// When the last token came that had been away.
+    /// When the last token arrived that had been away.
     granted: Option<Instant>,
     /// Smoothed time from a token's arrival to the first bit.
     start_latency_ns: u64,
-    /// Smoothed time that a hand-over takes.
+    /// Smoothed time of a hand-over.
     handover_ns: u64,
-    /// Bytes sent without a token, or ahead of it, that were not made up for yet.
+    /// Bytes sent without a token, or ahead of it, that the reserve has not yet paid for.
     debt: u64,
     debt_at: Instant,
-    /// What this turn may send, and what the last one sent beyond it, in bytes.
+    /// Bytes that this turn may send, and bytes that the last turn sent beyond its quantum.
     quantum: i64,
     overdraft: i64,
-    /// What the timeout is set to.
+    /// When the route's timeout is due.
     alarm: Option<Instant>,
 }
 
@@ -86,8 +87,8 @@ impl Route {
         }
     }
 
-    /// Whether `bytes` more may be sent without a token. What was sent so is made up for by the
-    /// links' reserve over time, and by a pause when the token is next here.
+    /// Returns whether `bytes` more may be sent without a token, and charges them. The links' reserve pays for them
+    /// over time; a pause at the next token pays for the rest.
     pub(super) fn borrow_debt(
         &mut self,
         now: Instant,
@@ -113,7 +114,7 @@ impl Route {
 }
 
 impl Coordination {
-    /// A message waits for the gate.
+    /// Handles a message that the gate holds.
     pub(super) fn on_held(&mut self, nic: &mut Context<'_>, at: usize) {
         match self.routes[at].state {
             State::Idle => self.begin(nic, at),
@@ -123,7 +124,7 @@ impl Coordination {
         }
     }
 
-    /// Begins to acquire the tokens; what may go ahead of them goes.
+    /// Begins to acquire the tokens, and lets through the bytes that may be sent ahead of them.
     fn begin(&mut self, nic: &mut Context<'_>, at: usize) {
         self.routes[at].state = State::Acquiring;
         if self.config.ahead > 0 {
@@ -133,8 +134,7 @@ impl Coordination {
         self.advance(nic, at);
     }
 
-    /// What may be let through at once: the hold's quantum, what a lease allows, what the receiver
-    /// has buffers for.
+    /// Returns how much may be let through at once: limited by the quantum and the receiver's buffers.
     fn limit(&mut self, nic: &Context<'_>, at: usize) -> BacklogLimit {
         let route = &self.routes[at];
         let rate = self.config.rate.unwrap_or_else(|| nic.line_rate());
@@ -151,7 +151,7 @@ impl Coordination {
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         let links = route.links.clone();
         let agreed = links.iter().map(|link| self.agree_quantum(*link, wanted)).max();
-        // What passed the quantum last time is taken off: shares are fair in bytes.
+        // The excess of the last turn is subtracted, so that shares are fair in bytes.
         let route = &mut self.routes[at];
         route.quantum = i64::from(agreed.unwrap_or(wanted)) - route.overdraft;
         let bytes = u64::try_from(route.quantum).unwrap_or(0).max(1);
@@ -160,7 +160,7 @@ impl Coordination {
         BacklogLimit { bytes, messages: messages.min(buffers) }
     }
 
-    /// The link whose token carries the receiver's buffers: the last on the way.
+    /// Returns the link whose token carries the receiver's buffers: the last on the path.
     fn buffer_link(&self, at: usize) -> Option<usize> {
         let Route { destination, links, .. } = &self.routes[at];
         let last = |link: &&usize| self.places[**link].config.witness == *destination;
@@ -176,7 +176,7 @@ impl Coordination {
         self.places[link].link.as_ref().map_or(0, super::Link::buffers)
     }
 
-    /// Goes on acquiring; lets messages through once all tokens are here.
+    /// Continues to acquire tokens; lets messages through once all are here.
     pub(super) fn advance(&mut self, nic: &mut Context<'_>, at: usize) {
         let now = nic.now();
         let any = BacklogLimit { bytes: 1, messages: 1 };
@@ -184,7 +184,7 @@ impl Coordination {
             self.abandon(nic, at);
             return;
         }
-        // A lease's quarter at most: a holder always knows in time that it has lost its token.
+        // At most a quarter of a lease, so that a holder learns in time that it has lost its token.
         let quarter = nanos(self.config.lease) / 4;
         let cap = nic.line_rate().bytes_in(quarter);
         let until = now.plus_nanos(quarter);
@@ -196,14 +196,14 @@ impl Coordination {
         self.let_through(nic, at, cap);
     }
 
-    /// Whether the route has the link's token, valid until `until`; asks for what it takes if not.
+    /// Returns whether the route has the link's token, valid until `until`; if not, requests what is missing.
     fn acquire(&mut self, nic: &Context<'_>, at: usize, link: usize, until: Instant) -> bool {
         let now = nic.now();
         let place = &mut self.places[link];
         let Some(state) = &mut place.link else { return false };
         match place.user {
             Some(user) if user != at => return false,
-            // It came while another token was missing, and may have lapsed since.
+            // The token arrived while another was missing, and its lease may have ended since.
             Some(_) if state.holds() => {
                 return state.validity().is_some_and(|(_, end)| end >= until);
             }
@@ -213,7 +213,7 @@ impl Coordination {
         if !state.is_ready(now, until, self.routes[at].start_latency_ns) {
             return false;
         }
-        // A start that had to wait for something else tells nothing of hand-overs.
+        // A start that was delayed by other frames is no sample of the start latency.
         let line_is_free = nic.line_free_at() <= now;
         self.routes[at].granted =
             state.granted_at().filter(|granted| *granted == now && line_is_free);
@@ -227,7 +227,7 @@ impl Coordination {
         let destination = self.routes[at].destination;
         let buffers = self.buffer_link(at).and_then(|link| self.places[link].link.as_mut());
         let Some(backlog) = nic.backlog(destination, limit) else {
-            // The tokens are here, but no buffer of the receiver.
+            // The tokens are here, but the receiver has no buffer.
             if let Some(link) = buffers {
                 link.ask_buffers();
             }
@@ -245,7 +245,7 @@ impl Coordination {
         route.state = State::Sending;
     }
 
-    /// All that was let through has been handed to the line, which it leaves at `leaves`.
+    /// Handles the report that all messages let through are on the line, which they leave at `leaves`.
     pub(super) fn on_drained(
         &mut self,
         nic: &mut Context<'_>,
@@ -256,7 +256,7 @@ impl Coordination {
         let now = nic.now();
         let on_line = leaves.nanos_since(begins);
         if self.routes[at].state != State::Sending {
-            // It went ahead of the token.
+            // The bytes were sent ahead of the token.
             self.routes[at].debt += nic.line_rate().bytes_in(on_line);
             return;
         }
@@ -267,13 +267,13 @@ impl Coordination {
         let reserve = u64::from(self.config.reserve.unwrap_or(unset));
         let route = &mut self.routes[at];
         if let Some(granted) = route.granted.take() {
-            // What went ahead filled the gap that the hand-over left.
+            // Bytes sent ahead filled the gap that the hand-over left.
             let gap = route.lead.handover().saturating_sub(route.lead.lead());
             debt_ns = debt_ns.saturating_sub(nanos(gap));
             let latency = begins.nanos_since(granted);
             route.start_latency_ns = match route.start_latency_ns {
                 0 => latency,
-                // What the fastest starts take, which slower ones raise but slowly.
+                // Follows the fastest starts; slower ones raise it by a sixteenth of the difference.
                 known => latency.min(known + (latency.saturating_sub(known)) / 16),
             };
         }
@@ -287,7 +287,7 @@ impl Coordination {
         self.evaluate(nic, at);
     }
 
-    /// Whether the tokens go on now, or the next messages may follow, or neither yet.
+    /// Releases the tokens if that is due; otherwise sets the timeout.
     pub(super) fn evaluate(&mut self, nic: &mut Context<'_>, at: usize) {
         let State::Leaving { ends } = self.routes[at].state else { return };
         let now = nic.now();
@@ -299,27 +299,26 @@ impl Coordination {
         let any = BacklogLimit { bytes: 1, messages: 1 };
         let more = nic.backlog(route.destination, any).is_some();
         let early = if more && !waiters {
-            // Nobody waits: the line need not run dry before the next messages follow.
+            // No other sender waits: the next messages are let through before the line runs dry.
             Duration::from_millis(2)
         } else {
             route.lead.lead()
         };
-        // A control message or two that passed leave a hole behind, which what is queued fills.
+        // Up to two control messages that were sent in between leave a gap, which queued frames fill.
         let passed = Duration::from_nanos(nic.frame_nanos(GRANT_BYTES) * 2);
         let due = ends + nic.line_lag().saturating_sub(passed) - early;
         if due <= now {
-            // A timer that is late delays the hand-over as a long way does.
+            // A late timer delays the hand-over as a longer path would.
             let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
-            self.give_back(nic, at, more, late, due + early);
+            self.release(nic, at, more, late, due + early);
         } else {
             self.routes[at].alarm = Some(due);
             nic.set_timeout_at(Route::timeout(at), Service::Exact, due);
         }
     }
 
-    /// Gives the tokens back, and begins anew if there is more to send. `ends`: when the last bit
-    /// leaves.
-    fn give_back(
+    /// Releases the tokens, and begins anew if there is more to send. `ends`: when the last bit leaves.
+    fn release(
         &mut self,
         nic: &mut Context<'_>,
         at: usize,
@@ -328,7 +327,7 @@ impl Coordination {
         ends: Instant,
     ) {
         let now = nic.now();
-        // Where the lead is steered, who is next waits for the line. A fixed one is what it is.
+        // With a steered lead, the next holder waits for the line; with a fixed one it does not.
         let last = if self.config.lead == Lead::Steered { ends } else { now };
         nic.cancel_timeout(Route::timeout(at));
         self.routes[at].state = State::Idle;
@@ -337,7 +336,8 @@ impl Coordination {
             place.user = None;
             let Some(state) = &mut place.link else { continue };
             let before = state.next_in_line();
-            // Links are asked for in order: a token that waits for one before it is in the way.
+            // Links are acquired in order, so only the first token is requested again: one held while waiting for an
+            // earlier link would block others.
             let asks = more && self.routes[at].links.first() == Some(&link);
             if !state.release(now, asks, last)
                 && let Some(next) = before.and_then(|party| place.node(party))
@@ -347,11 +347,10 @@ impl Coordination {
                 let latency = Duration::from_nanos(route.start_latency_ns + late_ns);
                 let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
                 let longer = Duration::from_nanos(longer);
-                // The lead must not be longer than the fastest hand-over; a hold is as long as
-                // usual ones make worth while.
-                // The first round trip may have waited for much else: it alone tells nothing.
+                // The lead must not exceed the fastest hand-over; the length of a hold follows the usual one. The first
+                // round trip may include waiting for other work, so it is not used alone.
                 if trip.variation * 2 < trip.smoothed {
-                    // An eighth is what waiting for a cell or two makes.
+                    // Jitter up to an eighth comes from waiting for a cell or two, and does not count.
                     let jitter = trip.variation.saturating_sub(trip.smoothed / 8);
                     let fastest = (trip.least + longer).saturating_sub(jitter) / 2;
                     route.lead.on_handover(fastest + latency);
@@ -369,7 +368,7 @@ impl Coordination {
         }
     }
 
-    /// Routes that waited for a link that this one used may go on.
+    /// Advances routes that waited for a link that this one used.
     fn wake_others(&mut self, nic: &mut Context<'_>, at: usize) {
         for other in self.in_turn() {
             if other != at && self.routes[other].state == State::Acquiring {
@@ -378,13 +377,13 @@ impl Coordination {
         }
     }
 
-    /// All routes, the one after the last that sent first: each has its turn at a link of several.
+    /// Returns all routes in turn, beginning after the one that sent last.
     pub(super) fn in_turn(&self) -> impl Iterator<Item = usize> + use<> {
         let (next, routes) = (self.next_route, self.routes.len());
         (0..routes).map(move |step| (next + step) % routes)
     }
 
-    /// There is nothing to send any more, whatever was asked for.
+    /// Ends a round in which nothing is left to send.
     fn abandon(&mut self, nic: &mut Context<'_>, at: usize) {
         let now = nic.now();
         self.routes[at].state = State::Idle;
@@ -393,7 +392,7 @@ impl Coordination {
             let place = &mut self.places[link];
             let Some(state) = &mut place.link else { continue };
             if place.user == Some(at) || place.user.is_none() && state.holds() {
-                // A token that has come for nothing goes on to whoever waits for it.
+                // A token that is not needed is passed to the next waiting sender.
                 place.user = None;
                 state.release(now, false, now);
             } else if place.user.is_none() {

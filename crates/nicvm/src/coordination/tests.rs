@@ -22,7 +22,7 @@ const DEAD_NS: u64 = 6_000_000;
 const HOLD_NS: u64 = 200_000;
 const STEP_NS: u64 = 25_000;
 
-/// A node's clock: `offset` ahead of true time, and faster by millionths.
+/// A node's clock: `offset` ns ahead of true time, and faster by `ppm` millionths.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     offset: u64,
@@ -48,13 +48,13 @@ struct Node {
     role: Role,
     clock: Clock,
     life: u32,
-    /// Sends until then, in true time.
+    /// When it stops sending, in true time.
     sending: Option<u64>,
     /// Turns that it still wants.
     wanted: u32,
     turns: u32,
     waiting_since: Option<u64>,
-    /// The life of each node that it last heard of; 0 for none.
+    /// The incarnation of each node that it knows of; 0 for none.
     heard: Vec<u32>,
 }
 
@@ -150,7 +150,7 @@ impl Net {
         node.waiting_since = None;
     }
 
-    /// Stops in good order.
+    /// Stops with an orderly departure.
     fn leave(&mut self, at: usize) {
         let now = self.nodes[at].clock.at(self.t);
         if let Role::Sender(link) = &mut self.nodes[at].role {
@@ -166,7 +166,7 @@ impl Net {
         }
         self.nodes[at].life += 1;
         self.boot(at);
-        // Who had something under way to the former life hears of the new one.
+        // Nodes with messages under way to the former incarnation learn of the new one.
         let told: Vec<usize> = (0..self.nodes.len())
             .filter(|from| *from != at && !self.is_cut(*from, at))
             .filter(|from| self.channels.get(&(*from, at)).is_some_and(|queue| !queue.is_empty()))
@@ -191,7 +191,7 @@ impl Net {
         }
     }
 
-    /// A node hears of the present life of a peer.
+    /// Lets a node learn a peer's present incarnation.
     fn hear(&mut self, node: usize, peer: usize) {
         let life = self.nodes[peer].life;
         let known = std::mem::replace(&mut self.nodes[node].heard[peer], life);
@@ -212,7 +212,7 @@ impl Net {
         if party == Party::WITNESS { self.senders() } else { usize::from(party.0) }
     }
 
-    /// Takes what the nodes have to say.
+    /// Collects the nodes' messages into the channels.
     fn collect(&mut self) {
         for from in 0..self.nodes.len() {
             loop {
@@ -276,7 +276,7 @@ impl Net {
         self.collect();
     }
 
-    /// One step of time: alarms, messages, and what applications do.
+    /// Advances time by one step: alarms, messages and the applications' turns.
     fn step(&mut self) {
         self.t += STEP_NS;
         for node in &mut self.nodes {
@@ -362,7 +362,7 @@ impl Net {
         }
     }
 
-    /// Everybody wants a turn and gets it within so many leases.
+    /// Asserts that every sender gets a turn within `leases` leases.
     fn all_get_a_turn(&mut self, leases: u64) {
         let before: Vec<u32> = self.nodes.iter().map(|node| node.turns).collect();
         let senders = self.senders();

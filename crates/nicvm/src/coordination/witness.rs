@@ -1,8 +1,8 @@
-//! The witness of a link: its destination, which makes a new token where the old one is lost.
+//! The witness of a link: its destination, which makes a new token if the old one is lost.
 //!
-//! It takes no part while no sender is lost. Only it can make tokens, so two of one epoch never
-//! exist; it makes one only when the old one is back in its hands, or a lease after a supporter of
-//! the old epoch has given that up, so two valid ones of different epochs never do.
+//! It takes no part while no sender is lost. Only the witness makes tokens, so two tokens of one epoch never exist. It
+//! makes one only when it has the old one back, or a lease after a supporter has given up the old epoch. So two valid
+//! tokens of different epochs never exist.
 
 use midplane_simhw::id::Incarnation;
 use midplane_simhw::time::Instant;
@@ -11,11 +11,11 @@ use super::link::Outbox;
 use super::member::{Parties, Party};
 use super::message::{Body, Epoch, Grant};
 
-/// A sender that was left out.
+/// The exclusion of a sender from the epochs.
 #[derive(Clone, Copy, Debug)]
 struct Exclusion {
     until: Instant,
-    /// How long it is left out the next time.
+    /// Duration of its next exclusion.
     backoff_ns: u64,
 }
 
@@ -23,10 +23,10 @@ struct Exclusion {
 pub(crate) struct Witness {
     senders: usize,
     lease_ns: u64,
-    /// The first epoch that this life may make, less one.
+    /// The epoch before the first one that this incarnation may make.
     base: Epoch,
-    /// Whether it never ran before.
-    first_life: bool,
+    /// True in the first incarnation.
+    is_first_incarnation: bool,
     /// The newest epoch that it knows of.
     epoch: Epoch,
     given_up: Epoch,
@@ -34,9 +34,9 @@ pub(crate) struct Witness {
     excluded: Vec<Option<Exclusion>>,
     /// Senders that wait for the new token.
     wanting: Vec<Party>,
-    /// When the old token is surely void.
+    /// When the old token is certainly void.
     due: Option<Instant>,
-    /// Whom the newest token was given to; the witness itself while nobody wants it.
+    /// The sender to which the newest token was granted; the witness itself while no sender wants it.
     holder: Option<Party>,
     quiet_until: Instant,
     outbox: Outbox,
@@ -54,7 +54,7 @@ impl Witness {
             senders,
             lease_ns,
             base: Epoch::base(incarnation),
-            first_life: incarnation == Incarnation::FIRST,
+            is_first_incarnation: incarnation == Incarnation::FIRST,
             epoch: if genesis { Epoch::GENESIS } else { Epoch::default() },
             given_up: Epoch::default(),
             live: Parties::first(senders),
@@ -66,8 +66,8 @@ impl Witness {
             outbox: Outbox::new(),
         };
         if !genesis {
-            // Senders that wait for a former incarnation learn at once that this one is here.
-            Parties::first(senders).iter().for_each(|party| witness.have_given_up(party));
+            // Senders that wait for a former incarnation so learn at once of this one.
+            Parties::first(senders).iter().for_each(|party| witness.request_give_up(party));
         }
         witness
     }
@@ -79,7 +79,7 @@ impl Witness {
             }
             Body::GrantLink(grant) => self.on_return(now, from, grant),
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
-            // In another life it comes back as one that was left out does.
+            // In its next incarnation it returns as an excluded sender does.
             Body::Leave { .. } => {
                 self.live = self.live.without(from);
                 self.exclude(now, from);
@@ -94,14 +94,14 @@ impl Witness {
         }
     }
 
-    /// A sender is up in another incarnation. It need not be left out any more; but if the token may have been
-    /// its former self's, it gives that up.
+    /// Handles a sender's restart. Its exclusion ends; but if its former incarnation may have held the token, the
+    /// sender must give that up.
     pub(crate) fn on_restarted(&mut self, party: Party) {
         if let Some(entry) = self.excluded.get_mut(usize::from(party.0)) {
             *entry = None;
         }
         if self.holder.is_none_or(|holder| holder == party) {
-            self.have_given_up(party);
+            self.request_give_up(party);
         }
     }
 
@@ -159,7 +159,7 @@ impl Witness {
             self.wanting.push(from);
         }
         if outdated {
-            // Left out, and back: it has its turn when its time is over.
+            // The sender is excluded: it gets its turn when the exclusion is over.
             self.handle_timeout(now);
             return;
         }
@@ -167,19 +167,20 @@ impl Witness {
             self.exclude(now, suspect);
         }
         if gave_up && epoch < self.base {
-            // A former life of this witness may have made tokens that nobody has told us of.
+            // A former incarnation of this witness may have made tokens that this one does not know of.
             self.outbox.push_back((from, Body::GiveUp { epoch: self.base }));
         } else if gave_up && self.due.is_none() {
             self.recall(now);
         }
     }
 
-    /// A token comes back. One of a former life proves nothing: that life may have made a newer one.
+    /// Handles a token that is returned. A token of a former incarnation is no proof: that incarnation may have made a
+    /// newer one.
     fn on_return(&mut self, now: Instant, from: Party, grant: Grant) {
         if grant.epoch < self.epoch {
             return;
         }
-        if grant.epoch > self.base || self.first_life {
+        if grant.epoch > self.base || self.is_first_incarnation {
             self.mint(now, grant.queue);
         } else {
             self.outbox.push_back((from, Body::GiveUp { epoch: self.base }));
@@ -196,14 +197,14 @@ impl Witness {
         self.wanting.retain(|party| *party != suspect);
     }
 
-    /// Asks for the old token, and waits for it or for its lease to end.
+    /// Requests the old token, and waits for it or for the end of its lease.
     fn recall(&mut self, now: Instant) {
         self.given_up = self.given_up.max(self.epoch);
         if self.holder == Some(Party::WITNESS) {
             self.mint(now, Vec::new());
             return;
         }
-        // A thousandth for clocks that drift.
+        // A thousandth more, because clocks drift.
         let due = now.plus_nanos(self.lease_ns + self.lease_ns / 1000 + 1);
         self.due = Some(due.max(self.quiet_until));
         let body = Body::BcastReqLink { epoch: self.epoch, requester: Party::WITNESS };
@@ -212,7 +213,7 @@ impl Witness {
         }
     }
 
-    /// Makes a new token and gives it to the first who wants it.
+    /// Makes a new token and grants it to the first sender that wants it.
     fn mint(&mut self, now: Instant, queue: Vec<Party>) {
         self.due = None;
         self.epoch = Epoch(self.epoch.0.max(self.base.0) + 1);
@@ -260,7 +261,7 @@ impl Witness {
         self.outbox.push_back((to, Body::GrantLink(grant)));
     }
 
-    /// Somebody thinks that the token is here.
+    /// Handles a request from a sender that presumes the token here.
     fn on_request(&mut self, now: Instant, requester: Party) {
         if usize::from(requester.0) >= self.senders {
             return;
@@ -273,14 +274,14 @@ impl Witness {
         } else if self.holder == Some(Party::WITNESS) {
             self.grant(requester, Vec::new());
         } else if self.epoch == Epoch::default() {
-            self.have_given_up(requester);
+            self.request_give_up(requester);
         } else {
             self.hint(requester);
         }
     }
 
-    /// Has a sender give up all tokens that may be; it says when it has.
-    fn have_given_up(&mut self, party: Party) {
+    /// Asks a sender to give up all older tokens; it answers when it has.
+    fn request_give_up(&mut self, party: Party) {
         let epoch = if self.epoch == Epoch::default() { self.base } else { self.epoch };
         self.outbox.push_back((party, Body::GiveUp { epoch }));
     }

@@ -1,4 +1,4 @@
-//! All or none: a change goes down the tree, votes come up, and so it ends.
+//! All or none: an offer travels down the tree, votes travel up, and the change commits or aborts.
 
 use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::port::{Completion, Status};
@@ -8,7 +8,8 @@ use super::wire::{ChangeId, Hash, Message, Offer};
 use super::{Context, Epoch, Extension, Installer, Policy, Refusal, Version, refuse};
 
 impl Installer {
-    /// The module is whole, or should be here: it is made ready, aside.
+    /// Loads the offered module beside the running version, and votes. Called once the module is complete, or should be
+    /// present.
     pub(super) fn prepare(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &mut self.change else { return };
         let Offer { number, epoch, hash: content, .. } = change.offer;
@@ -27,7 +28,7 @@ impl Installer {
         }
     }
 
-    /// Up the tree: all below, and here, are ready.
+    /// Votes up the tree, if this member and all below it are ready.
     pub(super) fn vote(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &mut self.change else { return };
         if change.phase != Phase::Preparing || change.ready.is_none() || !change.waiting.is_empty()
@@ -37,37 +38,37 @@ impl Installer {
         let id = change.offer.id;
         if let Some(parent) = change.parent {
             change.phase = Phase::Voted;
-            self.tell(nic, parent, &Message::Ready { id });
+            self.send(nic, parent, &Message::Ready { id });
         } else {
             self.commit(nic);
         }
     }
 
-    /// Somebody refuses: all hear of it.
+    /// Refuses the change: notifies the parent, and aborts here and below.
     pub(super) fn reject(&mut self, nic: &mut Context<'_>, who: NodeId, refusal: Refusal) {
         let Some(change) = &self.change else { return };
         let id = change.offer.id;
         match change.parent {
             Some(parent) if change.phase != Phase::Recovering => {
                 let refused = Message::Refused { id, who, why: refusal as u8 };
-                self.tell(nic, parent, &refused);
+                self.send(nic, parent, &refused);
                 self.abort(nic, who, refusal);
             }
             _ => self.abort(nic, who, refusal),
         }
     }
 
-    /// The parent, or who finds out how the change of a dead coordinator ends, says that it is committed.
+    /// Handles a commit from the parent, or from the leader that ends the change of a dead coordinator.
     pub(super) fn on_commit(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId) {
         let Some(change) = self.of(id) else {
-            // Done here, and who asks has not heard of it.
+            // The change is done here, but the sender does not know.
             if self.ended.get(&id) == Some(&true) {
-                self.tell(nic, from, &Message::Done { id });
+                self.send(nic, from, &Message::Done { id });
             }
             return;
         };
         if change.parent != Some(from) {
-            // It tells everybody itself; whoever is below here may wait for it, as it does for us.
+            // The leader notifies every member itself, so this member neither forwards nor waits.
             change.leader = Some(from);
             change.children.clear();
             change.waiting.clear();
@@ -76,7 +77,7 @@ impl Installer {
         self.report_done(nic);
     }
 
-    /// It runs here from now on, and below.
+    /// Commits the change here, and forwards the commit to the children.
     pub(super) fn commit(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &mut self.change else { return };
         let Some(extension) = change.ready.take() else { return };
@@ -84,7 +85,7 @@ impl Installer {
         change.phase = Phase::Committed;
         change.waiting = change.children.iter().copied().collect();
         for child in change.children.clone() {
-            self.tell(nic, child, &Message::Commit { id: offer.id });
+            self.send(nic, child, &Message::Commit { id: offer.id });
         }
         self.end(offer.id, true);
         self.run(nic, offer.number, offer.epoch, offer.hash, offer.policy, extension);
@@ -115,7 +116,7 @@ impl Installer {
         }
     }
 
-    /// Up the tree: it runs here and below.
+    /// Reports up the tree that the version runs here and below.
     pub(super) fn report_done(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &mut self.change else { return };
         if change.phase != Phase::Committed || !change.waiting.is_empty() {
@@ -126,7 +127,7 @@ impl Installer {
         let (command, offer) = (change.command.take(), change.offer);
         self.change = None;
         for node in whom.into_iter().flatten() {
-            self.tell(nic, node, &Message::Done { id });
+            self.send(nic, node, &Message::Done { id });
         }
         if let Some(command) = command {
             let members: u32 = offer.members.iter().map(|byte| byte.count_ones()).sum();
@@ -136,17 +137,17 @@ impl Installer {
         }
     }
 
-    /// Nothing has changed here, and nothing does below.
+    /// Aborts the change here and below; nothing was changed.
     pub(super) fn abort(&mut self, nic: &mut Context<'_>, who: NodeId, refusal: Refusal) {
         let Some(change) = self.change.take() else { return };
         let id = change.offer.id;
         if refusal == Refusal::Lost && who != nic.node() {
-            // Others have found it out: the next change goes without it.
+            // The member is down, so the next change excludes it.
             self.gone.insert(who);
         }
         for child in &change.children {
             let abort = Message::Abort { id, who, why: refusal as u8 };
-            self.tell(nic, *child, &abort);
+            self.send(nic, *child, &abort);
         }
         self.counters.aborted += 1;
         self.end(id, false);

@@ -1,4 +1,4 @@
-//! Members that were away learn what runs, and fetch it.
+//! Members that were away learn which versions run, and fetch them.
 
 use std::collections::btree_map::Entry;
 
@@ -8,7 +8,7 @@ use super::wire::{Hash, Message};
 use super::{Context, Epoch, Installer, MAX_MODULE, Policy, Version, hash};
 
 impl Installer {
-    /// A member has started, or come back: what runs here is told.
+    /// Reports the versions that run here to a member that has started or come back.
     pub(super) fn on_what(&self, nic: &mut Context<'_>, to: NodeId) {
         for (number, version) in &self.versions {
             let length = self.modules.get(&version.hash).map_or(0, Vec::len) as u32;
@@ -19,7 +19,7 @@ impl Installer {
                 length,
                 policy: version.policy as u8,
             };
-            self.tell(nic, to, &runs);
+            self.send(nic, to, &runs);
         }
     }
 
@@ -43,7 +43,7 @@ impl Installer {
             self.catch_up(nic, number, version);
         } else if let Entry::Vacant(place) = self.fetching.entry(content) {
             place.insert((number, version, Vec::with_capacity(length as usize)));
-            self.tell(nic, from, &Message::Fetch { hash: content });
+            self.send(nic, from, &Message::Fetch { hash: content });
         }
     }
 

@@ -8,7 +8,7 @@ use midplane_simhw::port::Command;
 use super::wire::Offer;
 use crate::extension::Extension;
 
-/// How far a change is here.
+/// The phase of a change at this member.
 ///
 /// ```text
 /// Preparing --ready, and all below--> Voted --commit--> Committed --done below--> over
@@ -27,13 +27,13 @@ pub(super) struct Change {
     pub(super) offer: Offer,
     pub(super) phase: Phase,
     pub(super) parent: Option<NodeId>,
-    /// Who finds out how it ends, its coordinator being gone.
+    /// The member that ends the change after the coordinator's death.
     pub(super) leader: Option<NodeId>,
     pub(super) children: Vec<NodeId>,
-    /// Whose answer is awaited.
+    /// Members whose answer is awaited.
     pub(super) waiting: BTreeSet<NodeId>,
     pub(super) module: Vec<u8>,
-    /// Children that have asked for the module.
+    /// Children that have requested the module.
     pub(super) wanting: BTreeSet<NodeId>,
     pub(super) ready: Option<Box<dyn Extension>>,
     pub(super) command: Option<Command>,
@@ -63,7 +63,7 @@ impl Change {
         if let (Some(root), Some(own)) = (root, own) {
             let size = takes_part.len();
             let place = (own + size - root) % size;
-            // Two children each: a part is sent on twice, however many there are.
+            // Two children each: a member forwards each part twice, however many members there are.
             let below = (2 * place + 1..2 * place + 3).filter(|child| *child < size);
             change.children = below.map(|child| takes_part[(child + root) % size]).collect();
         }
@@ -71,7 +71,7 @@ impl Change {
         change
     }
 
-    /// The members that take part, in the order of their ranks.
+    /// Returns the members that take part, in the order of their ranks.
     pub(super) fn takes_part(&self, members: &[NodeId]) -> Vec<NodeId> {
         let bits = self.offer.members;
         let is_in =

@@ -1,4 +1,4 @@
-//! What hosts ask of an installer, and why it may not come about.
+//! The installer's commands, and the reasons for which it refuses them.
 
 use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -6,27 +6,27 @@ use midplane_simhw::region::RegionRef;
 
 use super::{Context, INSTALLER};
 
-/// Installs the module in `region` under the number of argument 0, with the [`Policy`] of argument 1;
-/// completes when it runs on all members (argument 0: its epoch, 1: how many members), or with
-/// [`Status::Refused`] when one has refused (argument 0: which, 1: a [`Refusal`]).
+/// Opcode: installs the module in `region` under the number of argument 0, with the [`Policy`] of argument 1. Completes
+/// when it runs on all members (argument 0: its epoch, argument 1: the number of members), or with [`Status::Refused`]
+/// if a member has refused (argument 0: the member, argument 1: a [`Refusal`]).
 pub const INSTALL: u8 = 1;
-/// Goes back to the version before of the number of argument 0, everywhere.
+/// Opcode: returns to the previous version of the number of argument 0, on all members.
 pub const ROLL_BACK: u8 = 2;
-/// Takes down what runs under the number of argument 0, everywhere.
+/// Opcode: takes down the extension of the number of argument 0, on all members.
 pub const QUARANTINE: u8 = 3;
-/// Writes what is installed here into `region`: [`Listed`](super::Listed) lines, one after another.
+/// Opcode: writes the list of this node's installed extensions into `region`, as [`Listed`](super::Listed) records.
 pub const LIST: u8 = 4;
 
-/// What follows when an extension fails on some node.
+/// The reaction to an extension's failure on some node.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Policy {
-    /// It stays down there.
+    /// The extension stays down on that node.
     #[default]
     Deactivate = 0,
-    /// The cluster goes back to the version before.
+    /// The cluster returns to the previous version.
     RollBack = 1,
-    /// It is started afresh there, after a while that doubles each time, up to eight times.
+    /// The node restarts it after a delay that doubles each time, at most eight times.
     Restart = 2,
 }
 
@@ -41,20 +41,20 @@ impl Policy {
     }
 }
 
-/// Why a change did not come about.
+/// Why a change was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The module is none for that node, or has failed its checks.
+    /// The module is invalid on that node, or has failed its checks.
     Module = 1,
     /// Another change is under way there.
     Busy = 2,
-    /// The node is gone.
+    /// The node is down.
     Lost = 3,
-    /// The version that is to run is not there.
+    /// The version that should run is not present.
     Absent = 4,
-    /// It has run a later version since.
+    /// The node has run a later version since.
     Late = 5,
 }
 
@@ -66,7 +66,7 @@ impl Refusal {
     }
 }
 
-/// A command that installs a module everywhere.
+/// Builds a command that installs a module on all members.
 #[must_use]
 pub fn install(number: ExtensionId, policy: Policy, module: RegionRef, cookie: u64) -> Command {
     let args = [number.0.into(), policy as u64, 0];
@@ -74,14 +74,14 @@ pub fn install(number: ExtensionId, policy: Policy, module: RegionRef, cookie: u
     Command { extension, opcode, region: module, cookie, args, ..Command::default() }
 }
 
-/// A command about an installed extension: [`ROLL_BACK`], [`QUARANTINE`].
+/// Builds a command about an installed extension: [`ROLL_BACK`] or [`QUARANTINE`].
 #[must_use]
 pub fn about(opcode: u8, number: ExtensionId, cookie: u64) -> Command {
     let args = [number.0.into(), 0, 0];
     Command { extension: INSTALLER, opcode, cookie, args, ..Command::default() }
 }
 
-/// A command that lists what is installed on this node.
+/// Builds a command that lists what is installed on this node.
 #[must_use]
 pub fn list(region: RegionRef, cookie: u64) -> Command {
     Command { extension: INSTALLER, opcode: LIST, region, cookie, ..Command::default() }

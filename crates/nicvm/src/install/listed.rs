@@ -1,4 +1,4 @@
-//! What a node says is installed on it.
+//! The list of the extensions that are installed on a node.
 
 use midplane_simhw::id::ExtensionId;
 use midplane_simhw::port::{Command, Completion, Status};
@@ -6,25 +6,25 @@ use midplane_simhw::region::Payload;
 
 use super::{Context, Epoch, Hash, Installer};
 
-/// One line of a list.
+/// One record of a list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Listed {
-    /// Its number.
+    /// The extension's number.
     pub number: ExtensionId,
     /// The version that runs.
     pub epoch: Epoch,
-    /// The content of that version.
+    /// The hash of that version's module.
     pub hash: Hash,
-    /// Whether it is down: failed, or taken down.
+    /// True if it is down: failed, or taken down.
     pub is_down: bool,
-    /// Whether there is a version to go back to.
+    /// True if there is a previous version to return to.
     pub has_former: bool,
-    /// Commands, control messages, frames, timeouts, failures, since the node started.
+    /// Commands, control messages, frames, timeouts and failures, since the node started.
     pub counts: [u64; 5],
 }
 
 impl Listed {
-    /// Bytes of a line.
+    /// Bytes of a record.
     pub const BYTES: usize = 80;
 
     pub(super) fn emit(&self) -> [u8; Self::BYTES] {
@@ -39,7 +39,7 @@ impl Listed {
         bytes
     }
 
-    /// Reads a line; any bytes are some.
+    /// Decodes a record; any bytes decode to one.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Self {
         let mut hash = [0; 32];

@@ -1,5 +1,5 @@
-//! A module's way down the tree: who does not have it asks for it, and is sent frames, which go on as they
-//! come; what is lost is asked for again.
+//! Distribution of a module down the tree: a member that lacks it requests it and receives frames, which it forwards on
+//! arrival; lost frames are requested again.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use midplane_simhw::region::Payload;
 
 use super::change::Phase;
 use super::wire::{ChangeId, Message};
-use super::{Context, Installer, PATIENCE, Refusal, Service, TimeoutId, WATCH, hash};
+use super::{Context, Installer, Refusal, STALLED_AFTER, Service, TimeoutId, WATCH, hash};
 use crate::transmit::Packet;
 
 /// Bytes of a frame: so few that all levels of the tree work at once.
 const FRAME: usize = 1 << 10;
 pub(super) const LACKS: TimeoutId = TimeoutId(u32::MAX - 1);
-/// How long nothing comes before it is asked for.
+/// Time without a frame after which the module is requested again.
 const ASK_AFTER: Duration = Duration::from_millis(3);
 
 impl Installer {
-    /// Tells the children of the change.
+    /// Sends the offer to the children.
     pub(super) fn spread(&self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         for child in &change.children {
-            self.tell(nic, *child, &Message::Offer(change.offer));
+            self.send(nic, *child, &Message::Offer(change.offer));
         }
-        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+        nic.set_timeout(WATCH, Service::Coarse, STALLED_AFTER);
     }
 
-    /// Hands a child what is here of the module, from `at` on.
+    /// Sends a child the bytes of the module that are here, from `at` on.
     fn send_module(&self, nic: &mut Context<'_>, child: NodeId, at: usize) {
         let Some(change) = &self.change else { return };
         let module = self.modules.get(&change.offer.hash).unwrap_or(&change.module);
@@ -39,7 +39,7 @@ impl Installer {
         }
     }
 
-    /// A child has no more than `at` bytes.
+    /// Handles a child's request for the module from byte `at` on.
     pub(super) fn on_want(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId, at: u32) {
         if let Some(change) = self.of(id).filter(|change| change.children.contains(&from)) {
             change.wanting.insert(from);
@@ -47,7 +47,7 @@ impl Installer {
         }
     }
 
-    /// A part of the module: it goes on at once. `None` if it is none.
+    /// Handles a part of the module, and forwards it at once. Returns `None` if it is not from the parent or too long.
     pub(super) fn on_part(
         &mut self,
         nic: &mut Context<'_>,
@@ -59,14 +59,14 @@ impl Installer {
         let at = usize::try_from(at).ok()?;
         let here = self.of(id).map(|change| change.offer.hash);
         if here.is_none_or(|hash| self.modules.contains_key(&hash)) {
-            // Of a change that is over, or what is here already.
+            // The change has ended, or the module is present already.
             return Some(());
         }
         let change = self.change.as_mut().filter(|change| change.parent == Some(from))?;
         let length = change.offer.length as usize;
         let room = length.checked_sub(change.module.len())?;
         if at != change.module.len() || frame.payload.len() > room {
-            // Twice, or after one that is lost.
+            // A duplicate, or a part after a lost one.
             return Some(());
         }
         change.module.extend_from_slice(&frame.payload.to_vec());
@@ -89,19 +89,19 @@ impl Installer {
         Some(())
     }
 
-    /// The module is asked for, again and again until it is all here.
+    /// Requests the rest of the module, and repeats that until it is complete.
     pub(super) fn ask_for_module(&self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         let waits = change.phase == Phase::Preparing && change.ready.is_none();
         let Some(parent) = change.parent.filter(|_| waits) else { return };
         let (id, at) = (change.offer.id, change.module.len() as u32);
-        self.tell(nic, parent, &Message::Want { id, at });
+        self.send(nic, parent, &Message::Want { id, at });
         nic.set_timeout(LACKS, Service::Exact, ASK_AFTER);
     }
 }
 
 fn send_part(nic: &mut Context<'_>, to: NodeId, id: ChangeId, at: usize, part: Payload<'_>) {
     let words = [u64::from(id.coordinator.0) | u64::from(id.serial) << 32, at as u64];
-    // What does not leave is asked for.
+    // A part that does not leave is requested again.
     let _ = nic.send_packet(&Packet { words, source: Source::Bytes(part), ..Packet::to(to) });
 }

@@ -1,4 +1,4 @@
-//! What goes wrong: extensions that fail, changes that stand still, coordinators that die.
+//! Recovery: from extensions that fail, changes that stall, and coordinators that die.
 
 use std::collections::BTreeSet;
 
@@ -7,16 +7,17 @@ use midplane_simhw::id::{ExtensionId, NodeId};
 use super::change::Phase;
 use super::wire::{self, ChangeId, Message};
 use super::{
-    BACK_OFF, Context, Installer, PATIENCE, Policy, RESTARTS, Refusal, Service, TimeoutId, WATCH,
+    BACK_OFF, Context, Installer, Policy, RESTARTS, Refusal, STALLED_AFTER, Service, TimeoutId,
+    WATCH,
 };
 
 impl Installer {
-    /// An extension has failed here: the cluster is told, and its policy followed.
+    /// Handles an extension's failure on this node: notifies the cluster, and follows its policy.
     pub(super) fn on_failure(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         version.is_down = true;
         let (epoch, policy, restarts) = (version.epoch, version.policy, version.restarts);
-        self.tell_all(nic, &Message::Failed { number, epoch });
+        self.send_to_all(nic, &Message::Failed { number, epoch });
         self.on_report(nic, nic.node(), number, epoch);
         if policy == Policy::Restart && restarts < RESTARTS {
             let after = BACK_OFF * (1 << restarts);
@@ -38,7 +39,8 @@ impl Installer {
         }
     }
 
-    /// A change has stood still for a while: whom it waits for is asked, so that its death is found.
+    /// Handles a change that has stalled: sends a message to each member that it waits for, so that a dead one is
+    /// detected.
     pub(super) fn watch(&self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         let id = change.offer.id;
@@ -47,18 +49,18 @@ impl Installer {
         whom.insert(id.coordinator);
         whom.remove(&nic.node());
         for node in whom {
-            self.tell(nic, node, &Message::What);
+            self.send(nic, node, &Message::What);
         }
-        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+        nic.set_timeout(WATCH, Service::Coarse, STALLED_AFTER);
     }
 
-    /// A member is gone: what waits for it comes to an end.
+    /// Handles the loss of a member: ends all waiting for it.
     pub(super) fn on_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
         let Some(change) = &mut self.change else { return };
         let is_coordinator = change.offer.id.coordinator == node;
         match change.phase {
             Phase::Committed => {
-                // It catches up when it comes back.
+                // The member catches up when it comes back.
                 if change.waiting.remove(&node) {
                     self.report_done(nic);
                 }
@@ -78,13 +80,14 @@ impl Installer {
         }
     }
 
-    /// The coordinator is gone: the living member of the lowest rank finds out how it ends.
+    /// Handles the loss of the coordinator or the parent. If the coordinator is down, the living member of the lowest
+    /// rank determines the outcome.
     pub(super) fn recover(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         let (id, takes_part) = (change.offer.id, change.takes_part(&self.members));
         if !self.gone.contains(&id.coordinator) {
-            // Its own business; only the way to it is lost.
-            self.tell(nic, id.coordinator, &Message::Query { id });
+            // The coordinator is alive, and decides; only the path to it is lost.
+            self.send(nic, id.coordinator, &Message::Query { id });
             return;
         }
         let living: Vec<NodeId> =
@@ -99,12 +102,12 @@ impl Installer {
             change.waiting = others.iter().copied().collect();
             change.children = others.clone();
             for member in others {
-                self.tell(nic, member, &Message::Query { id });
+                self.send(nic, member, &Message::Query { id });
             }
             self.decide(nic);
         } else if let Some(leader) = living.first() {
-            // Makes it find out, if it does not know, that the coordinator is gone.
-            self.tell(nic, *leader, &Message::Query { id });
+            // The query makes the leader notice that the coordinator is down.
+            self.send(nic, *leader, &Message::Query { id });
         }
     }
 
@@ -117,11 +120,11 @@ impl Installer {
     ) {
         let Some(change) = self.of(id) else { return };
         if change.phase != Phase::Recovering {
-            // An answer of the coordinator itself, or of who has heard of it.
+            // An answer of the coordinator itself, or of a member that knows the outcome.
             match knows {
                 wire::COMMITTED => self.commit(nic),
                 wire::ABORTED if change.phase != Phase::Committed => {
-                    // Who answers is not gone; nor is the coordinator, if that is who answers.
+                    // The sender is alive; so the coordinator is too, if it is the sender.
                     let coordinator = id.coordinator;
                     let why = if from == coordinator { Refusal::Late } else { Refusal::Lost };
                     self.abort(nic, coordinator, why);
@@ -136,7 +139,7 @@ impl Installer {
         self.decide(nic);
     }
 
-    /// All who live have answered.
+    /// Ends the change once all living members have answered.
     pub(super) fn decide(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &mut self.change else { return };
         if change.phase != Phase::Recovering || !change.waiting.is_empty() {

@@ -1,4 +1,4 @@
-//! The installer's messages.
+//! The installer's wire messages.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ use crate::extension::Epoch;
 
 /// Most members of a cluster.
 pub const MAX_MEMBERS: usize = 256;
-/// Bytes of a module in one message to who catches up.
+/// Bytes of a module in one message to a member that catches up.
 pub(super) const PIECE: usize = MAX_MESSAGE - 37;
 
 pub(super) const PREPARED: u8 = 0;
 pub(super) const COMMITTED: u8 = 1;
 pub(super) const ABORTED: u8 = 2;
 
-/// SHA-256 of a module.
+/// The SHA-256 hash of a module.
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Hash(pub [u8; 32]);
 
@@ -33,23 +33,23 @@ impl fmt::Debug for Hash {
     }
 }
 
-/// Names a change: who coordinates it, and its number there.
+/// Names a change: its coordinator, and its number there.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct ChangeId {
-    /// Who coordinates it.
+    /// The coordinating node.
     pub coordinator: NodeId,
-    /// Its number there.
+    /// Its number at the coordinator.
     pub serial: u32,
 }
 
-/// What is to run.
+/// The version that a change is to install.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Offer {
     pub(super) id: ChangeId,
     pub(super) number: ExtensionId,
     pub(super) epoch: Epoch,
     pub(super) hash: Hash,
-    /// Bytes that follow; none if the module should be there.
+    /// Bytes of the module that follow; 0 if the module should be present already.
     pub(super) length: u32,
     pub(super) policy: Policy,
     pub(super) members: [u8; 32],
@@ -59,7 +59,7 @@ pub(super) struct Offer {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Message<'a> {
     Offer(Offer),
-    /// What is here of the module ends there: the rest, please.
+    /// Requests the module from byte `at` on.
     Want {
         id: ChangeId,
         at: u32,
@@ -116,7 +116,7 @@ pub(super) enum Message<'a> {
     },
 }
 
-/// Reads a message from its front.
+/// Decodes a message from its front.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes a message from its front.
+/// Encodes a message from its front.
 struct Writer(Vec<u8>);
 
 impl Writer {
@@ -189,7 +189,7 @@ impl Writer {
     }
 }
 
-/// The front of a message about one change.
+/// Encodes the front of a message about one change.
 fn head(kind: u8, id: ChangeId) -> Writer {
     Writer::of(kind).short(id.coordinator.0).word(id.serial)
 }

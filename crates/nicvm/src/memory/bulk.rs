@@ -1,4 +1,4 @@
-//! Large accesses: frames until all are there.
+//! Large accesses: the data travels in frames, with retransmission of those that are lost.
 
 use midplane_simhw::frame::{Frame, HEADER_BYTES};
 use midplane_simhw::hardware::Source;
@@ -9,20 +9,20 @@ use super::wire::{Access, Message};
 use super::{Capability, Context, INLINE, Memory, RETRY, RETRY_AFTER, Service};
 use crate::transmit::Packet;
 
-/// Flag of the frames of reads: they go to whom asked.
+/// Flag of the frames of reads, which travel to the requester.
 pub(super) const OF_READ: u8 = 1;
 /// Bytes of a frame: a page.
 const CHUNK: u32 = 4 << 10;
-/// Least bytes of a frame but the last: as many go without one, and whatever carries control messages
-/// takes more. It bounds the table of an access to a byte for so many of its memory.
+/// Least bytes of a frame, the last one excepted: a shorter access needs no frame, and every link that carries control
+/// messages carries frames of this size. It bounds an access's table to one byte for each 64 bytes of memory.
 const LEAST: u32 = INLINE as u32;
 
-/// Bytes of the frames that this NIC sends.
+/// Returns the bytes of the frames that this NIC sends.
 fn chunk(nic: &Context<'_>) -> u32 {
     CHUNK.min(nic.mtu_bytes() as u32 - HEADER_BYTES as u32)
 }
 
-/// Memory that is sent.
+/// Memory that is sent in frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outgoing {
     region: RegionRef,
@@ -38,7 +38,7 @@ impl Outgoing {
         self.send(nic, to, number, 0, u32::MAX);
     }
 
-    /// Sends some of the frames: those that there are.
+    /// Sends `count` frames from `first` on, as far as they exist.
     pub(super) fn send(
         &self,
         nic: &mut Context<'_>,
@@ -54,21 +54,21 @@ impl Outgoing {
             let part = self.region.part(at, chunk.min(total - at)).expect("within it");
             let words = [u64::from(at) | u64::from(chunk) << 32, total.into()];
             let (flags, sequence, source) = (self.flags, number, Source::Region(part));
-            // What does not leave is asked for.
+            // A frame that does not leave is requested again.
             let _ = nic.send_packet(&Packet { flags, sequence, words, source, ..Packet::to(to) });
         }
     }
 }
 
-/// Memory that is filled.
+/// Memory that is filled from frames.
 #[derive(Debug)]
 pub(super) struct Incoming {
     region: RegionRef,
-    /// Bytes of a frame; 0 until one has come.
+    /// Bytes of a frame; 0 until one has arrived.
     chunk: u32,
     has: Vec<bool>,
     lacks: usize,
-    /// The sender has said that all were sent.
+    /// True once the sender has reported that all frames were sent.
     all_sent: bool,
 }
 
@@ -93,7 +93,7 @@ impl Incoming {
         self.all_sent = true;
     }
 
-    /// Takes a frame in; `None` if it does not fit.
+    /// Writes a frame into memory; returns `None` if it does not fit.
     pub(super) fn take(&mut self, nic: &mut Context<'_>, frame: &Frame<'_>) -> Option<()> {
         let [place, total] = frame.header.words;
         let (at, chunk) = (place as u32, (place >> 32) as u32);
@@ -118,7 +118,7 @@ impl Incoming {
         Some(())
     }
 
-    /// The first frames in a row that have not come.
+    /// Returns the first run of missing frames: its index and length.
     pub(super) fn lacking(&self) -> (u32, u32) {
         let first = self.has.iter().position(|has| !has).unwrap_or(0);
         let count = self.has[first..].iter().take_while(|has| !**has).count();
@@ -127,12 +127,13 @@ impl Incoming {
 }
 
 impl Memory {
-    /// Asks for the frames of large accesses that have not come, one run of them each.
+    /// Requests the missing frames of large accesses, one run of each.
     pub(super) fn retry(&self, nic: &mut Context<'_>) {
         let waits = |incoming: &Incoming| incoming.is_all_sent() && !incoming.is_whole();
         let mut any = false;
-        for (number, asked) in &self.asked {
-            let Some(incoming) = asked.incoming.as_ref().filter(|incoming| waits(incoming)) else {
+        for (number, pending) in &self.pending {
+            let Some(incoming) = pending.incoming.as_ref().filter(|incoming| waits(incoming))
+            else {
                 continue;
             };
             any = true;
@@ -140,11 +141,11 @@ impl Memory {
             let mut inline = [0; 8];
             inline[..4].copy_from_slice(&first.to_le_bytes());
             inline[4..].copy_from_slice(&count.to_le_bytes());
-            let capability = Capability::from_words(asked.command.args);
-            let capability = Capability { length: asked.command.region.length, ..capability };
+            let capability = Capability::from_words(pending.command.args);
+            let capability = Capability { length: pending.command.region.length, ..capability };
             let (number, access) = (*number, Access::ReadPart);
             let ask = Message::Ask { number, access, capability, inline: &inline };
-            let _ = nic.send_control(asked.owner, &ask.emit());
+            let _ = nic.send_control(pending.owner, &ask.emit());
         }
         for ((from, number), incoming) in &self.arriving {
             if waits(incoming) {

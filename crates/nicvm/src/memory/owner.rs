@@ -1,4 +1,4 @@
-//! What the owner of memory does for those who have capabilities to it.
+//! The owner's side: carries out accesses to its memory.
 
 use midplane_simhw::id::NodeId;
 use midplane_simhw::port::Status;
@@ -11,7 +11,7 @@ use super::{ARRIVING, Context, Memory, REMEMBERED, WORDS, Word};
 use crate::capability::{Capability, Grant};
 
 impl Memory {
-    /// Another node, or this one, wants something of our memory.
+    /// Carries out an access to memory of this node, and answers it.
     pub(super) fn serve(
         &mut self,
         nic: &mut Context<'_>,
@@ -83,7 +83,7 @@ impl Memory {
             return Some(Vec::new());
         }
         let mut bytes = nic.read(region).ok()?.to_vec();
-        // What is on its way into memory is newer.
+        // A remembered word may be on its way into memory, so it is newer than memory.
         for (at, part) in bytes.chunks_exact_mut(8).enumerate() {
             if let Some(word) = self.word(nic.now(), region, at as u32 * 8) {
                 part.copy_from_slice(&word.to_le_bytes());
@@ -158,11 +158,11 @@ impl Memory {
         status: Status,
         bytes: &[u8],
     ) {
-        // A queue that is full is that of a peer which is as good as gone.
+        // A full queue belongs to a peer that is down or about to be declared down.
         let _ = nic.send_control(to, &Message::Answer { number, status, bytes }.emit());
     }
 
-    /// All of a large write is here.
+    /// Completes a large write all of whose frames have arrived.
     pub(super) fn end_arriving(&mut self, nic: &mut Context<'_>, from: NodeId, number: u32) {
         self.arriving.remove(&(from, number));
         self.counters.served += 1;

@@ -1,14 +1,14 @@
-//! The messages of the distributed address space.
+//! The wire messages of the distributed address space.
 
 use midplane_simhw::port::Status;
 
 use super::Capability;
 use crate::control::MAX_MESSAGE;
 
-/// Bytes that an access carries in its message: larger ones go in frames.
+/// Most bytes that an access carries in its message; larger ones travel in frames.
 pub const INLINE: usize = 64;
 
-/// What somebody wants of memory.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub(super) enum Access {
@@ -17,7 +17,7 @@ pub(super) enum Access {
     WriteMany = 3,
     Swap = 4,
     Add = 5,
-    /// A part of a large read that was lost: frames, by the two words that come with it.
+    /// Requests lost frames of a large read again; two words give the first and the count.
     ReadPart = 6,
 }
 
@@ -31,16 +31,16 @@ const ANSWER: u8 = 0x20;
 const SENT: u8 = 0x30;
 const LACKING: u8 = 0x40;
 
-/// One message.
+/// One message; `number` is the access's number at the requesting node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Message<'a> {
-    /// An access; the number is the asking node's.
+    /// An access.
     Ask { number: u32, access: Access, capability: Capability, inline: &'a [u8] },
-    /// What came of it; of a large read, that all its frames were sent.
+    /// The outcome of an access; for a large read, all its frames were sent.
     Answer { number: u32, status: Status, bytes: &'a [u8] },
     /// All frames of a large write were sent.
     Sent { number: u32 },
-    /// Frames of a large write that have not come.
+    /// Requests frames of a large write that have not arrived.
     Lacking { number: u32, first: u32, count: u32 },
 }
 

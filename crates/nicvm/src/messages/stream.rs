@@ -1,4 +1,4 @@
-//! What arrives from one sender for one port: one message after another, each of its frames once.
+//! Reassembly of the messages of one sender for one port: each frame counts once.
 
 use midplane_simhw::id::Incarnation;
 use midplane_simhw::region::RegionRef;
@@ -6,8 +6,8 @@ use midplane_simhw::region::RegionRef;
 use crate::planted::{self, Bug};
 use crate::transmit::Fragment;
 
-/// Parts of one message that are kept ahead of what is missing before them: more than any path
-/// reorders, and a bound on what a broken peer makes us keep.
+/// Frames of one message that may arrive ahead of a gap: more than any path reorders, and a bound on the memory that a
+/// broken peer can take.
 const MAX_ISLANDS: usize = 64;
 
 /// A posted buffer.
@@ -23,12 +23,11 @@ pub(super) struct Assembly {
     message: u32,
     total: u32,
     pub(super) buffer: Buffer,
-    /// Everything before this byte is here.
+    /// All bytes before this one have arrived.
     prefix: u32,
-    /// What is here beyond it: first byte and the byte after the last.
+    /// Ranges that have arrived beyond it: first byte, and the byte after the last.
     islands: Vec<(u32, u32)>,
-    /// Bytes, and where they belong, that came while the buffer's process stood still: no more than
-    /// the buffer holds.
+    /// Offsets and bytes that arrived while the buffer's process was suspended; at most the buffer's length.
     pub(super) unwritten: Vec<(u32, Vec<u8>)>,
 }
 
@@ -38,7 +37,7 @@ impl Assembly {
         Self { message, total, buffer, prefix: 0, islands: Vec::new(), unwritten: Vec::new() }
     }
 
-    /// Whether `length` bytes of a frame belong here and have not been here before.
+    /// Returns whether a frame of `length` bytes belongs to this message and is new, and notes it.
     pub(super) fn take(&mut self, fragment: Fragment, length: u32) -> bool {
         let (start, end) = (fragment.offset, fragment.offset.saturating_add(length));
         if fragment.total != self.total || start < self.prefix || (length == 0 && self.total > 0) {
@@ -68,39 +67,43 @@ impl Assembly {
     }
 }
 
-/// What a frame is to the stream of its sender.
+/// The classification of a frame in its sender's stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Place {
     /// Part of the message that is being assembled.
     Open,
-    /// Of a message that is newer than all before it.
+    /// The first frame of a message that is newer than all before it.
     Newer,
-    /// All of a message that others have overtaken.
+    /// A whole message that newer ones have overtaken.
     Overtaken,
-    /// Of a message that is done with, lost, or of a former life.
+    /// Of a message that is completed or lost, or of a former incarnation.
     Void,
 }
 
-/// The messages of one sender for one port. Their sender numbers them upwards, with gaps.
+/// The stream of messages of one sender for one port. The sender numbers them upwards, with gaps.
 #[derive(Debug)]
 pub(super) struct Stream {
     incarnation: Incarnation,
     newest: u32,
-    /// Bit n: the message n before the newest has begun or is done with.
+    /// Bit n: message `newest` - n has begun or is completed.
     begun: u64,
     pub(super) open: Option<Assembly>,
-    /// When its last frame came, in frames of all streams.
+    /// The value of [`Messages::frames`](super::Messages) at its last frame.
     pub(super) touched: u64,
 }
 
 impl Stream {
-    /// A stream that begins with a frame of `message`.
+    /// Creates a stream that begins with a frame of `message`.
     pub(super) const fn new(incarnation: Incarnation, message: u32) -> Self {
         Self { incarnation, newest: message, begun: 0, open: None, touched: 0 }
     }
 
-    /// Begins anew where the sender has; what was open of its former life is given back.
-    pub(super) fn on_life(&mut self, incarnation: Incarnation, message: u32) -> Option<Buffer> {
+    /// Restarts the stream if its sender has restarted. Returns the buffer of the message that was being assembled.
+    pub(super) fn on_incarnation(
+        &mut self,
+        incarnation: Incarnation,
+        message: u32,
+    ) -> Option<Buffer> {
         if !incarnation.is_newer_than(self.incarnation) {
             return None;
         }
@@ -108,7 +111,7 @@ impl Stream {
         former.open.map(|open| open.buffer)
     }
 
-    /// Where a frame belongs; a message that it begins has begun from now on.
+    /// Classifies a frame, and notes that its message has begun.
     pub(super) fn place(
         &mut self,
         incarnation: Incarnation,

@@ -1,71 +1,70 @@
-//! Instructions: what they are, how they are written down, checked, and carried out.
+//! Instructions: their definition, encoding, checking and execution.
 
 use thiserror::Error;
 
 use super::{MAX_MEMORY, MAX_PROGRAM, MESSAGE};
 
-/// A part of the program's memory.
+/// A range of the program's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Range {
     /// First byte.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
-/// How two words are compared, unsigned.
+/// A comparison of two unsigned words.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Condition {
-    /// Whatever they are.
+    /// True for any two.
     #[default]
     Always = 0,
-    /// They are the same.
+    /// The words are equal.
     Equal = 1,
-    /// They differ.
+    /// The words differ.
     Different = 2,
-    /// The first is less.
+    /// The first is less than the second.
     Less = 3,
 }
 
-/// One instruction: 24 bytes where it is written down.
+/// One instruction; encoded in 24 bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Instruction {
-    /// Adds bytes of memory to the message.
+    /// Appends bytes of memory to the message.
     Gather(Range),
-    /// Takes bytes from the message's front into memory: what it was [gathered](Self::Gather) from, put
-    /// elsewhere.
+    /// Moves bytes from the message's front into memory: the inverse of [`Gather`](Self::Gather).
     Scatter(Range),
     /// Copies within memory; the ranges may overlap.
     Copy {
-        /// What is copied.
+        /// The source.
         from: Range,
-        /// Where to.
+        /// The destination's first byte.
         to: u32,
     },
-    /// Compares the word at an offset with a number; [`Instruction::Branch`] looks at what came of it.
+    /// Compares the word at an offset with a number; a later [`Instruction::Branch`] tests the result.
     Compare {
-        /// Where the word is.
+        /// Offset of the word.
         offset: u32,
-        /// What it is compared with.
+        /// The number that it is compared with.
         with: u64,
     },
-    /// Goes on at another instruction, if the last comparison came out so.
+    /// Jumps to another instruction if the last comparison satisfies the condition.
     Branch {
-        /// How.
+        /// The condition.
         condition: Condition,
         /// The number of the instruction, from 0; one past the last ends the program.
         to: u16,
     },
     /// Adds a number to the word at an offset.
     Add {
-        /// Where the word is.
+        /// Offset of the word.
         offset: u32,
-        /// What is added.
+        /// The addend; the sum wraps around.
         by: u64,
     },
-    /// Sends the message that was gathered to a port of a node, which has lent a buffer; the message is
-    /// empty then.
+    /// Sends the gathered message to a port of a node, which must have posted a buffer; the message is empty
+    /// afterwards.
     Send {
         /// The node.
         node: u16,
@@ -74,45 +73,45 @@ pub enum Instruction {
     },
     /// Completes a [`WAIT`](super::WAIT) of the program's owner.
     Signal {
-        /// Its number, which comes with the completion.
+        /// The signal's number, which the completion carries.
         cookie: u64,
     },
-    /// Counts: what a run completes with.
+    /// Adds a number to the counter that a run completes with.
     Count(u64),
-    /// Gives another extension a command about a part of memory.
+    /// Passes another extension a command about a range of memory.
     Call {
         /// The extension.
         extension: u8,
-        /// Which of its commands.
+        /// The command's opcode.
         opcode: u8,
-        /// What comes back with its completion.
+        /// The cookie of its completion.
         cookie: u32,
-        /// The memory.
+        /// The range of memory.
         range: Range,
     },
 }
 
-/// Why an instruction is refused.
+/// Why a program is refused.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum CheckError {
-    /// There is none, or more than [`MAX_PROGRAM`].
+    /// There are no instructions, or more than [`MAX_PROGRAM`].
     #[error("a program has from 1 to {MAX_PROGRAM} instructions")]
     Length = 1,
-    /// Not an instruction.
+    /// The bytes encode no instruction.
     #[error("no such instruction")]
     Unknown = 2,
-    /// It passes the end of the program's memory.
-    #[error("it passes the end of the program's memory")]
+    /// It exceeds the program's memory.
+    #[error("it exceeds the program's memory")]
     Range = 3,
-    /// It goes where there is no instruction.
-    #[error("it goes where there is no instruction")]
+    /// Its target is not an instruction of the program.
+    #[error("its branch target is not an instruction")]
     Target = 4,
-    /// The message would be longer than [`MESSAGE`] bytes, on some way through the program.
+    /// On some path through the program, the message would be longer than [`MESSAGE`] bytes.
     #[error("a message has {MESSAGE} bytes at most")]
     Message = 5,
-    /// A word's offset is no multiple of eight.
+    /// A word's offset is not a multiple of eight.
     #[error("words lie at multiples of eight bytes")]
     Alignment = 6,
     /// The program's memory has more than [`MAX_MEMORY`] bytes.
@@ -120,10 +119,10 @@ pub enum CheckError {
     Memory = 7,
 }
 
-/// Bytes of an instruction.
+/// Bytes of an encoded instruction.
 const BYTES: usize = 24;
 
-/// Writes a program down.
+/// Encodes a program.
 #[must_use]
 pub fn assemble(code: &[Instruction]) -> Vec<u8> {
     code.iter().flat_map(emit).collect()
@@ -155,17 +154,17 @@ fn emit(instruction: &Instruction) -> [u8; BYTES] {
     bytes
 }
 
-/// Reads a program.
+/// Decodes a program.
 ///
 /// # Errors
-/// The number of the first instruction that is none.
+/// The index of the first invalid instruction, and what is wrong.
 pub fn disassemble(bytes: &[u8]) -> Result<Vec<Instruction>, (usize, CheckError)> {
     let (whole, rest) = bytes.as_chunks::<BYTES>();
     if !rest.is_empty() || whole.is_empty() || whole.len() > MAX_PROGRAM {
         return Err((0, CheckError::Length));
     }
     let read = |(at, bytes): (usize, &[u8; BYTES])| {
-        // What does not write down the same way has bits that mean nothing.
+        // If decoding and encoding do not give the same bytes, some bits have no meaning.
         let read = parse(bytes).filter(|read| emit(read) == *bytes);
         read.ok_or((at, CheckError::Unknown))
     };
@@ -205,11 +204,11 @@ fn parse(bytes: &[u8; BYTES]) -> Option<Instruction> {
     })
 }
 
-/// Checks a program over so many bytes of memory: what it touches, where it goes, and that no way
+/// Checks a program for `memory` bytes of memory: the ranges that it touches, its branch targets, and that no path
 /// through it gathers too long a message.
 ///
 /// # Errors
-/// The number of the first instruction that is wrong, and why.
+/// The index of the first wrong instruction, and what is wrong.
 pub fn check(code: &[Instruction], memory: u32) -> Result<(), (usize, CheckError)> {
     if code.is_empty() || code.len() > MAX_PROGRAM {
         return Err((0, CheckError::Length));
@@ -220,7 +219,7 @@ pub fn check(code: &[Instruction], memory: u32) -> Result<(), (usize, CheckError
     for (at, instruction) in code.iter().enumerate() {
         check_one(instruction, memory, code.len()).map_err(|error| (at, error))?;
     }
-    // The longest message that may be there before each instruction.
+    // The longest message that may be present before each instruction.
     let mut longest: Vec<Option<usize>> = vec![None; code.len() + 1];
     let mut open = vec![(0, 0)];
     while let Some((at, length)) = open.pop() {
@@ -275,7 +274,7 @@ fn check_one(instruction: &Instruction, memory: u32, count: usize) -> Result<(),
     }
 }
 
-/// What a run asks for beside its memory.
+/// An effect that a run asks for outside its memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Effect {
     Send { node: u16, port: u16, bytes: Vec<u8> },
@@ -285,7 +284,7 @@ pub(super) enum Effect {
 
 /// Most effects of one run.
 const MAX_EFFECTS: usize = 64;
-/// Bytes that are copied for the price of a step.
+/// Bytes that a copy moves for the price of one step.
 const BYTES_PER_STEP: u32 = 256;
 
 /// One run of a checked program.
@@ -312,7 +311,7 @@ impl Machine {
         }
     }
 
-    /// Runs to the end; `false` if that does not come within so many steps, or it asks for too much.
+    /// Runs to the end. Returns `false` if the program needs more than `most` steps, or asks for too many effects.
     pub(super) fn run(&mut self, code: &[Instruction], most: u32) -> bool {
         let mut at = 0;
         while let Some(instruction) = code.get(at) {
@@ -388,7 +387,7 @@ impl Machine {
         }
     }
 
-    /// Memory as the run has it.
+    /// Returns a range of the memory as the run has changed it.
     pub(super) fn bytes(&self, range: Range) -> &[u8] {
         &self.memory[range.offset as usize..(range.offset + range.length) as usize]
     }
@@ -418,7 +417,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
-        /// Whatever bytes pass the check run without a panic, within their steps and their memory.
+        /// Any bytes that pass the check run without a panic, within their steps and their memory.
         #[test]
         fn what_is_checked_runs(
             heads in prop::collection::vec((0..12_u8, 0..5_u8, any::<u8>(), 0..40_u32, 0..40_u64, 0..40_u64), 1..20),

@@ -1,4 +1,4 @@
-//! The two engines: one source over both, for their interfaces are the same where it counts.
+//! The two engines: one source file serves both, because the parts of their interfaces that it uses are the same.
 
 mod compiled;
 mod interpreted;
@@ -9,23 +9,23 @@ use std::sync::{Arc, Mutex};
 use super::{Handler, LoadError, MAX_MODULE, State};
 use crate::install::{self, Hash};
 
-/// What runs a module.
+/// The engine that runs a module.
 #[derive(Clone, Copy, Debug, Default, Eq, std::hash::Hash, Ord, PartialEq, PartialOrd)]
 #[non_exhaustive]
 pub enum Engine {
-    /// Translated into the processor's own instructions.
+    /// Wasmtime: translates the module into the processor's own instructions.
     #[default]
     Compiled,
-    /// Interpreted: it is there at once, runs everywhere, and checks the other one.
+    /// Wasmi: interprets the module. It starts at once, runs everywhere, and serves to check the other engine.
     Interpreted,
 }
 
 impl Engine {
-    /// Both.
+    /// Both engines.
     pub const ALL: [Self; 2] = [Self::Compiled, Self::Interpreted];
 }
 
-/// A module that is checked and ready to be started, any number of times.
+/// A module that is checked and can be started any number of times.
 #[derive(Debug)]
 pub struct Code(Kind);
 
@@ -36,10 +36,10 @@ enum Kind {
 }
 
 impl Code {
-    /// Checks and translates a module, in binary or in text.
+    /// Checks and translates a module, in binary or text form.
     ///
     /// # Errors
-    /// [`LoadError`] says why it is none.
+    /// [`LoadError`] says why it is not valid.
     pub fn new(engine: Engine, bytes: &[u8]) -> Result<Arc<Self>, LoadError> {
         if bytes.len() > MAX_MODULE {
             return Err(LoadError::TooLong(bytes.len()));
@@ -70,12 +70,12 @@ impl Code {
 /// Modules that are kept translated: more than a cluster runs at once.
 const KEPT: usize = 64;
 
-/// A module's code: of each content and engine once in this process.
+/// Returns a module's code; translates each module once per engine and process.
 pub(super) fn translated(engine: Engine, bytes: &[u8]) -> Result<Arc<Code>, LoadError> {
     static CODES: Mutex<BTreeMap<(Engine, Hash), Arc<Code>>> = Mutex::new(BTreeMap::new());
     let key = (engine, install::hash(bytes));
-    // Held while it is translated: whoever wants the same waits for it.
-    let mut codes = CODES.lock().expect("nobody panics with it");
+    // The lock is held during translation, so a second caller waits for the result.
+    let mut codes = CODES.lock().expect("nothing panics while it is locked");
     if let Some(code) = codes.get(&key) {
         return Ok(Arc::clone(code));
     }
@@ -87,17 +87,17 @@ pub(super) fn translated(engine: Engine, bytes: &[u8]) -> Result<Arc<Code>, Load
     Ok(code)
 }
 
-/// A handler has not returned.
+/// A handler did not return: it trapped, or ran out of fuel.
 #[derive(Debug)]
 pub(super) struct Stopped;
 
 /// A started module on some engine.
 pub(super) trait Machine: Send {
-    /// Runs a handler; one that the module does not have does nothing.
+    /// Runs a handler. Does nothing if the module does not export it.
     fn call(&mut self, handler: Handler, fuel: u64) -> Result<(), Stopped>;
     fn state(&mut self) -> &mut State;
-    /// Where handlers find their message.
+    /// Returns the memory in which handlers find their message.
     fn mailbox(&mut self) -> &mut [u8];
-    /// What goes over to the next version.
+    /// Returns the memory that is passed to the next version.
     fn kept(&mut self) -> &mut [u8];
 }

@@ -1,4 +1,4 @@
-//! What a module has asked for, and what it holds: the same on every engine.
+//! A module's state and its effects: the same on every engine.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use midplane_simhw::time::Instant;
 use super::{Limits, MAILBOX_BYTES, Service, TimeoutId};
 use crate::control::MAX_MESSAGE;
 
-/// One thing that a handler has asked for; bytes lie in the state's own memory.
+/// One effect that a handler has asked for; its bytes lie in [`State`]'s own buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Effect {
     Control { to: NodeId, start: u32, length: u32 },
@@ -21,17 +21,17 @@ pub(super) enum Effect {
     Write { to: RegionRef, start: u32, length: u32 },
 }
 
-/// Fuel of each call that a module makes, and instructions of the coprocessor.
+/// Prices of a module's calls: fuel, and instructions charged to the coprocessor.
 pub(super) mod price {
     pub(in crate::sandbox) const ASK: u64 = 5;
     pub(in crate::sandbox) const TIMEOUT: u64 = 50;
     pub(in crate::sandbox) const COMPLETE: u64 = 100;
     pub(in crate::sandbox) const SEND: u64 = 200;
-    /// Of each byte, whatever is done with it.
+    /// For each byte.
     pub(in crate::sandbox) const BYTE: u64 = 1;
 }
 
-/// The part of a sandbox that its calls work on.
+/// The part of a sandbox that the module's calls work on.
 #[derive(Debug)]
 pub(super) struct State {
     limits: Limits,
@@ -44,7 +44,7 @@ pub(super) struct State {
     /// Commands that are not completed, by the low half of their ticket, with its high half.
     commands: Vec<(u16, Option<Command>)>,
     held: usize,
-    /// Those that the handler has ended: held, should it fail.
+    /// Commands that this handler has completed; they count as held if the handler fails.
     ending: Vec<Command>,
     closed: bool,
     timers: BTreeSet<TimeoutId>,
@@ -68,7 +68,7 @@ impl State {
         }
     }
 
-    /// A handler is about to run.
+    /// Prepares for a handler.
     pub(super) fn begin(&mut self, node: NodeId, now: Instant) {
         (self.node, self.now, self.spent) = (node, now, 0);
         self.effects.clear();
@@ -76,22 +76,22 @@ impl State {
         self.closed = false;
     }
 
-    /// A handler is about to run that is about the state alone: it can ask for nothing.
+    /// Forbids effects in the handler that runs next: it may only export or import state.
     pub(super) fn close(&mut self) {
         self.closed = true;
     }
 
-    /// All that the handler asked for has taken effect.
+    /// Forgets the completed commands, whose completions were carried out.
     pub(super) fn settle(&mut self) {
         self.ending.clear();
     }
 
-    /// Random numbers begin anew.
+    /// Seeds the random numbers.
     pub(super) fn seed(&mut self, node: NodeId, extension: ExtensionId) {
         self.random = u64::from(node.0) << 8 | u64::from(extension.0);
     }
 
-    /// Fuel that the calls of the handler have cost.
+    /// Returns the fuel that the handler's calls have cost.
     pub(super) const fn spent(&self) -> u64 {
         self.spent
     }
@@ -100,12 +100,12 @@ impl State {
         self.spent += fuel;
     }
 
-    /// What an effect carries.
+    /// Returns the bytes of an effect.
     pub(super) fn bytes(&self, start: u32, length: u32) -> &[u8] {
         &self.bytes[start as usize..(start + length) as usize]
     }
 
-    /// A ticket for a command; `None` if too many are held.
+    /// Returns a ticket for a command; `None` if too many are held.
     pub(super) fn admit(&mut self, command: &Command) -> Option<i32> {
         if self.held >= self.limits.commands.min(usize::from(u16::MAX)) {
             return None;
@@ -126,7 +126,7 @@ impl State {
         self.timers.remove(&timeout);
     }
 
-    /// A port is gone: its commands are nobody's.
+    /// Forgets the commands of a closed port.
     pub(super) fn forget(&mut self, port: PortId) {
         for (_, place) in &mut self.commands {
             if place.take_if(|command| command.region.port == port).is_some() {
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    /// All commands that it holds, those that a handler has ended in vain among them.
+    /// Takes out all commands that it holds, with those whose completions a failed handler did not carry out.
     pub(super) fn abandon(&mut self) -> Vec<Command> {
         self.held = 0;
         let taken = self.commands.iter_mut().filter_map(|(_, place)| place.take());
@@ -150,7 +150,7 @@ impl State {
         self.node.0.into()
     }
 
-    /// SplitMix64.
+    /// Draws a random number: SplitMix64.
     pub(super) const fn draw(&mut self) -> i64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.random;

@@ -1,4 +1,4 @@
-//! What a thread's body has of its NIC.
+//! The NIC as a thread's body uses it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -14,7 +14,7 @@ use midplane_simhw::port::Command;
 use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
 
-use super::GO_ON;
+use super::RESUME;
 use super::request::Request;
 use crate::context::{Context, ControlRefused};
 use crate::extension::{PeerEvent, TimeoutId};
@@ -22,7 +22,7 @@ use crate::heap::Vector;
 use crate::timeout::Service;
 use crate::transmit::{Packet, Sending};
 
-/// Something that is to be done where there is a context.
+/// A closure that runs where the unit's context is available.
 pub(super) type Job = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(super) enum Kind {
     Peer(PeerEvent),
 }
 
-/// What has come and was not waited for yet; its bytes, and it itself, count in the heap.
+/// An event that arrived and was not awaited yet; its bytes, and the event itself, count in the heap.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) kind: Kind,
@@ -43,15 +43,15 @@ pub(super) struct Kept {
 /// A control message, or a data frame.
 #[derive(Debug)]
 pub struct Message {
-    /// Who has sent it.
+    /// The sender.
     pub from: NodeId,
-    /// Of a data frame: its header.
+    /// The header of a data frame; the default for a control message.
     pub header: Header,
-    /// What it says, in the extension's heap.
+    /// The payload, in the extension's heap.
     pub bytes: Vector<u8>,
 }
 
-/// Something that has come.
+/// An event that the body awaits.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -61,13 +61,13 @@ pub enum Event {
     Control(Message),
     /// A data frame: unreliable.
     Data(Message),
-    /// News of another unit.
+    /// An event of another unit.
     Peer(PeerEvent),
-    /// The extension is to end: what others wait for is given back now.
+    /// The extension is about to end: return now what peers and applications wait for.
     Stopped,
 }
 
-/// What the body and the handlers share.
+/// The state shared by the body and the handlers.
 pub(super) struct Shared {
     pub(super) node: NodeId,
     pub(super) now: Instant,
@@ -75,7 +75,7 @@ pub(super) struct Shared {
     pub(super) jobs: VecDeque<Job>,
     /// Commands that are not completed, by ticket.
     pub(super) held: BTreeMap<u64, Command>,
-    /// Those that this handler completes: held, should it fail.
+    /// Commands that this handler completes; they count as held if the handler panics.
     pub(super) ending: Vec<Command>,
     pub(super) fired: BTreeSet<TimeoutId>,
     pub(super) stops: bool,
@@ -97,7 +97,7 @@ impl Shared {
         self.tickets
     }
 
-    /// A port is gone: its commands are nobody's.
+    /// Drops the commands of a closed port.
     pub(super) fn forget(&mut self, port: PortId) {
         self.held.retain(|_, command| command.region.port != port);
         let held = &self.held;
@@ -107,16 +107,16 @@ impl Shared {
         });
     }
 
-    /// All commands that are not completed.
+    /// Takes out all commands that are not completed.
     pub(super) fn abandon(&mut self) -> Vec<Command> {
         let held = std::mem::take(&mut self.held);
         self.ending.drain(..).chain(held.into_values()).collect()
     }
 }
 
-/// A NIC, as the body of a [`Thread`](super::Thread) sees it. Clones are the same one.
+/// A handle to the NIC for the body of a [`Thread`](super::Thread). Clones refer to the same NIC.
 ///
-/// What waits may be dropped at any time: nothing is lost with it, and what it had asked for happens.
+/// Its futures may be dropped at any time: no event is lost, and effects already asked for are carried out.
 #[derive(Clone)]
 pub struct Nic(Arc<Mutex<Shared>>);
 
@@ -146,30 +146,30 @@ impl Default for Nic {
 
 impl Nic {
     pub(super) fn shared(&self) -> MutexGuard<'_, Shared> {
-        // Nothing that could panic runs while it is locked.
+        // No code that could panic runs while it is locked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes all that waits: each looks whether what it waits for has come.
+    /// Wakes all waiting futures; each polls for its event.
     pub(super) fn wake(&self) {
-        // Not while it is locked: wakers may be anybody's.
+        // The lock is released first: a waker may run foreign code.
         let wakers = std::mem::take(&mut self.shared().wakers);
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// This node; 0 until the body first runs.
+    /// Returns this node; 0 until the body first runs.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.shared().node
     }
 
-    /// The time; it does not move between two waits.
+    /// Returns the time; it does not advance between two awaits.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.shared().now
     }
 
-    /// Does something with the unit's [`Context`]: all that handlers may do. In the same turn.
+    /// Runs `job` with the unit's [`Context`], in the same turn: it may do all that handlers may.
     ///
     /// # Cancel safety
     /// Dropped after its first poll, it still takes effect, and its result is lost.
@@ -229,7 +229,7 @@ impl Nic {
     /// Waits for the next command of a local application.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// Dropping the future loses no event.
     pub async fn command(&self) -> Request {
         match self.next(|kind| matches!(kind, Kind::Command(..))).await {
             Event::Command(request) => request,
@@ -240,7 +240,7 @@ impl Nic {
     /// Waits for the next control message.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// Dropping the future loses no event.
     pub async fn control(&self) -> Message {
         match self.next(|kind| matches!(kind, Kind::Control(_))).await {
             Event::Control(message) => message,
@@ -251,7 +251,7 @@ impl Nic {
     /// Waits for the next data frame.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// Dropping the future loses no event.
     pub async fn data(&self) -> Message {
         match self.next(|kind| matches!(kind, Kind::Data(_))).await {
             Event::Data(message) => message,
@@ -259,10 +259,11 @@ impl Nic {
         }
     }
 
-    /// Waits for whatever comes next; [`Event::Stopped`] once all that came before is taken.
+    /// Waits for the next event of any kind; once the extension is about to end and all events are taken, returns
+    /// [`Event::Stopped`].
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// Dropping the future loses no event.
     pub async fn event(&self) -> Event {
         poll_fn(|cx| match self.take(cx, |_| true) {
             Poll::Pending if self.shared().stops => Poll::Ready(Event::Stopped),
@@ -271,10 +272,10 @@ impl Nic {
         .await
     }
 
-    /// Waits until the extension is to end. The body runs once more then, up to its next wait.
+    /// Waits until the extension is about to end. The body then runs once more, up to its next await.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is lost: ask again.
+    /// Dropping the future loses nothing: call it again.
     pub async fn stopped(&self) {
         poll_fn(|cx| {
             let mut shared = self.shared();
@@ -287,7 +288,7 @@ impl Nic {
         .await;
     }
 
-    /// Waits for so long, and never less; by as much longer as `service` says.
+    /// Waits for `time`, never less; how much longer at most depends on `service`.
     pub fn sleep(&self, service: Service, time: Duration) -> Sleep {
         Sleep { at: self.now() + time, nic: self.clone(), service, timeout: None }
     }
@@ -316,14 +317,14 @@ impl Nic {
     }
 }
 
-/// Time that passes: [`Nic::sleep`]. Dropped before its end it is taken back.
+/// The future of [`Nic::sleep`]. Dropping it cancels its timeout.
 #[derive(Debug)]
 #[must_use = "nothing happens before it is waited for"]
 pub struct Sleep {
     nic: Nic,
     service: Service,
     at: Instant,
-    /// Set, and not over.
+    /// The timeout that is set and has not expired.
     timeout: Option<TimeoutId>,
 }
 
@@ -341,8 +342,8 @@ impl Future for Sleep {
             Some(_) => {}
             None => {
                 let timeout = TimeoutId(shared.timeouts);
-                // The last one is the thread's own.
-                shared.timeouts = (shared.timeouts + 1) % GO_ON.0;
+                // The last number is the thread's own timeout.
+                shared.timeouts = (shared.timeouts + 1) % RESUME.0;
                 this.timeout = Some(timeout);
                 let (service, at) = (this.service, this.at);
                 shared.jobs.push_back(Box::new(move |nic| {

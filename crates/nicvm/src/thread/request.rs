@@ -7,8 +7,8 @@ use midplane_simhw::region::{Payload, RegionError};
 
 use super::nic::Nic;
 
-/// A command that is to be completed: read it as a [`Command`]. One that is dropped ends as
-/// [`Status::Cancelled`]; so every command ends once.
+/// A command that the body has to complete; dereferences to [`Command`]. A request that is dropped completes with
+/// [`Status::Cancelled`], so every command completes once.
 #[derive(Debug)]
 #[must_use = "dropped it ends as cancelled"]
 pub struct Request {
@@ -22,37 +22,37 @@ impl Request {
         Self { command, ticket, nic }
     }
 
-    /// Ends it as done, with a length and four words.
+    /// Completes the command as done, with a length and four words.
     pub fn reply(self, length: u64, args: [u64; 4]) {
         let done = Completion { length, args, ..Completion::of(&self.command, Status::Done) };
         self.end(done);
     }
 
-    /// Ends it otherwise.
+    /// Completes the command with another status.
     pub fn refuse(self, status: Status) {
         let refused = Completion::of(&self.command, status);
         self.end(refused);
     }
 
-    /// The bytes of its memory, as they are now.
+    /// Reads the command's memory, as it is now.
     ///
     /// # Errors
-    /// [`RegionError`] if they may not be read.
+    /// [`RegionError`] if it may not be read.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is lost: read again.
+    /// Dropping the future loses nothing: read again.
     pub async fn read(&self) -> Result<Vec<u8>, RegionError> {
         let region = self.command.region;
         self.nic.with(move |nic| nic.read(region).map(|bytes| bytes.to_vec())).await
     }
 
-    /// Writes to the beginning of its memory: as many bytes as there is room for, which it returns.
+    /// Writes to the beginning of the command's memory, as many bytes as fit, and returns how many.
     ///
     /// # Errors
-    /// [`RegionError`] if they may not be written.
+    /// [`RegionError`] if it may not be written.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, it is written all the same.
+    /// Dropped after its first poll, the write still takes effect.
     pub async fn write(&self, bytes: &[u8]) -> Result<usize, RegionError> {
         let length = bytes.len().min(self.command.region.length as usize);
         let to = self.command.region.part(0, length as u32).expect("no longer than it");
@@ -62,7 +62,7 @@ impl Request {
 
     fn end(&self, completion: Completion) {
         let mut shared = self.nic.shared();
-        // Nobody hears of it whose port is closed.
+        // If the port is closed, the command is no longer held and gets no completion.
         if let Some(command) = shared.held.remove(&self.ticket) {
             shared.ending.push(command);
             let port = command.region.port;

@@ -1,4 +1,4 @@
-//! One message or packet that waits, and its next frame.
+//! One waiting message or packet, and its next frame.
 
 use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, HEADER_BYTES, Header, Kind};
 use midplane_simhw::hardware::{Hardware, Source};
@@ -22,7 +22,7 @@ enum Form {
     Packet { header: Header, bytes: Bytes, token: Option<u64>, owner: Option<PortId> },
 }
 
-/// What waits in a lane.
+/// An entry of a flow's queue.
 #[derive(Debug)]
 pub(super) struct Outgoing(Form);
 
@@ -39,7 +39,7 @@ impl Outgoing {
         Self(Form::Packet { header, bytes, token: packet.token, owner: packet.owner })
     }
 
-    /// Bytes of its next frame, without the header.
+    /// Returns the bytes of its next frame, without the header.
     pub(super) const fn next_length(&self, mtu: u32) -> u32 {
         match &self.0 {
             Form::Message { message, sent, .. } => {
@@ -52,7 +52,7 @@ impl Outgoing {
         }
     }
 
-    /// Bytes of all frames that are left of it, headers included.
+    /// Returns the bytes of all its remaining frames, headers included.
     pub(super) fn cost(&self, mtu: u32) -> u64 {
         let first = u64::from(self.next_length(mtu));
         let left = match &self.0 {
@@ -63,7 +63,7 @@ impl Outgoing {
         left + frames * HEADER_BYTES as u64
     }
 
-    /// The header of its next frame.
+    /// Returns the header of its next frame.
     pub(super) fn next_header(&self, hw: &dyn Hardware) -> Header {
         match &self.0 {
             Form::Message { message, number, sent } => {
@@ -88,7 +88,7 @@ impl Outgoing {
         }
     }
 
-    /// The bytes of its next frame, which has `length`.
+    /// Returns the bytes of its next frame, which has `length`.
     pub(super) fn next_source(&self, length: u16) -> Source<'_> {
         match &self.0 {
             // A message without bytes needs no memory.
@@ -104,7 +104,7 @@ impl Outgoing {
         }
     }
 
-    /// Its next frame of `length` bytes is on the line; whether it was the last.
+    /// Notes that its next frame of `length` bytes is on the line. Returns whether that was the last.
     pub(super) const fn on_sent(&mut self, length: u16) -> bool {
         match &mut self.0 {
             Form::Message { message, sent, .. } => {
@@ -115,7 +115,7 @@ impl Outgoing {
         }
     }
 
-    /// Completes the command that it was for, if there was one.
+    /// Completes its command, if it has one.
     pub(super) fn complete(&self, hw: &mut dyn Hardware, status: Status) {
         if let Some((port, completion)) = self.completion() {
             let length = if status == Status::Done { completion.length } else { 0 };
@@ -123,12 +123,12 @@ impl Outgoing {
         }
     }
 
-    /// The port whose command it completes.
+    /// Returns the port whose command it completes.
     pub(super) fn port(&self) -> Option<PortId> {
         self.completion().map(|(port, _)| port)
     }
 
-    /// The port whose it is: while that is stopped, nothing of it leaves.
+    /// Returns the port that it belongs to: while that port is suspended, it does not leave.
     pub(super) const fn owner(&self) -> Option<PortId> {
         match &self.0 {
             Form::Message { message, .. } => match message.completion {
@@ -139,7 +139,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether it is a packet.
+    /// Returns whether it is a packet.
     pub(super) const fn is_packet(&self) -> bool {
         matches!(self.0, Form::Packet { .. })
     }
@@ -151,7 +151,7 @@ impl Outgoing {
         }
     }
 
-    /// Whom to tell of its end, and with which token.
+    /// Returns the extension to notify of its end, and the token for it.
     pub(super) fn token(&self) -> Option<(ExtensionId, u64)> {
         match &self.0 {
             Form::Message { .. } => None,
@@ -160,7 +160,7 @@ impl Outgoing {
     }
 }
 
-/// A data frame's header, with what is the same in all of them.
+/// Returns a data frame's header with the fields that are the same in all of them.
 fn blank(hw: &dyn Hardware) -> Header {
     Header {
         kind: Kind::Data,
@@ -171,7 +171,7 @@ fn blank(hw: &dyn Hardware) -> Header {
     }
 }
 
-/// The header of a packet with `length` bytes.
+/// Returns the header of a packet with `length` bytes.
 pub(super) fn packet_header(
     hw: &dyn Hardware,
     extension: ExtensionId,

@@ -9,39 +9,39 @@ use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::Status;
 use midplane_simhw::time::Instant;
 
-use super::lanes::{Key, Lanes, Queue};
+use super::flows::{Flows, Key, Queue};
 use super::outgoing::{Outgoing, packet_header};
 use super::{Backlog, BacklogLimit, Message, Packet, Sending, Sent};
 use crate::admission::{Admission, Gate, Steering, Verdict};
 use crate::extension::TransmitNews;
 use crate::planted::{self, Bug};
 
-/// Frames that one pump may hand over: a turn's work is bounded.
+/// Frames that one pump may hand over, so that a turn's work is bounded.
 const FRAMES_PER_PUMP: usize = 64;
-/// Instructions that handing one frame to the line costs the coprocessor.
+/// Instructions charged for handing one frame to the line.
 pub(crate) const TRANSMIT_INSTRUCTIONS: u64 = 40;
 
-/// What the scheduler has to tell.
+/// An event of the scheduler.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum News {
-    /// For whoever steers the gate.
+    /// For the gate's controller.
     Gate(TransmitNews),
-    /// For the extension that sent it.
+    /// For the extension that sent the packet.
     Sent(ExtensionId, Sent),
     /// For the unit: this extension's admission has panicked.
     Trapped(ExtensionId),
 }
 
 struct Installed {
-    /// Whose it is: who steers it.
+    /// The extension that steers it.
     owner: ExtensionId,
     admission: Box<dyn Admission>,
 }
 
-/// What waits to leave a unit, and who has a say in it.
+/// The frames that wait to leave a unit, and the admissions that decide about them.
 #[derive(Default)]
 pub(crate) struct Transmit {
-    lanes: Lanes,
+    flows: Flows,
     next_number: u32,
     gate: Gate,
     admissions: Vec<Installed>,
@@ -50,20 +50,20 @@ pub(crate) struct Transmit {
     /// When the last data frame that was handed to the line leaves it.
     line_free_at: Instant,
     news: VecDeque<News>,
-    /// Ports whose processes stand still: nothing of theirs leaves.
+    /// Suspended ports: none of their frames leaves.
     stopped: BTreeSet<PortId>,
 }
 
 impl std::fmt::Debug for Transmit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Transmit").field("lanes", &self.lanes).finish_non_exhaustive()
+        f.debug_struct("Transmit").field("flows", &self.flows).finish_non_exhaustive()
     }
 }
 
-/// What the admissions say together.
+/// The combined decision of the admissions.
 struct Answer {
     verdict: Verdict,
-    /// The gate is the one that holds.
+    /// True if the gate holds the frame.
     by_gate: bool,
 }
 
@@ -72,10 +72,10 @@ impl Transmit {
         self.admissions.push(Installed { owner, admission });
     }
 
-    /// Forgets the admission of an extension; what it held is asked about again.
+    /// Removes an extension's admission; the frames that it held are checked again.
     pub(crate) fn uninstall(&mut self, owner: ExtensionId) {
         self.admissions.retain(|installed| installed.owner != owner);
-        self.lanes.stir();
+        self.flows.recheck();
     }
 
     pub(crate) fn has_admission(&self, owner: ExtensionId) -> bool {
@@ -89,12 +89,12 @@ impl Transmit {
                 self.news.push_back(News::Trapped(owner));
             }
         }
-        self.lanes.stir();
+        self.flows.recheck();
     }
 
     pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64) {
         self.gate.allow(destination, bytes);
-        self.lanes.stir();
+        self.flows.recheck();
     }
 
     pub(crate) fn allowance(&self, destination: NodeId) -> u64 {
@@ -109,7 +109,7 @@ impl Transmit {
         !self.news.is_empty()
     }
 
-    /// Nobody steers the gate any more.
+    /// Drops the gate's events, because no extension controls it any more.
     pub(crate) fn forget_gate_news(&mut self) {
         self.news.retain(|news| !matches!(news, News::Gate(_)));
     }
@@ -117,28 +117,28 @@ impl Transmit {
     pub(crate) fn enqueue(&mut self, message: Message) {
         let number = self.next_number;
         self.next_number = number.wrapping_add(1);
-        self.lanes.push(key_of(&message), Outgoing::message(message, number));
+        self.flows.push(key_of(&message), Outgoing::message(message, number));
     }
 
-    /// Whether nothing waits, and nothing is to be told.
+    /// Returns whether nothing waits, and no event is left.
     pub(crate) fn is_idle(&self) -> bool {
-        self.lanes.is_empty() && self.news.is_empty()
+        self.flows.is_empty() && self.news.is_empty()
     }
 
-    /// Whether a packet may go past the lanes.
+    /// Returns whether a packet may bypass the queue.
     pub(crate) fn is_open(&self, extension: ExtensionId, packet: &Packet<'_>) -> bool {
-        self.is_free(&lane_of(extension, packet))
+        self.is_free(&flow_of(extension, packet))
     }
 
-    /// Nobody has a say in what goes that way, and nothing is before it.
+    /// Returns whether frames of this flow may leave at once: no admission applies, and nothing is before them.
     fn is_free(&self, key: &Key) -> bool {
         !key.controlled
             && self.admissions.is_empty()
-            && self.lanes.first().is_none()
-            && !self.lanes.contains(key)
+            && self.flows.first().is_none()
+            && !self.flows.contains(key)
     }
 
-    /// Sends a message of one frame past the lanes, if it may go there and the line takes it now.
+    /// Sends a message of one frame at once, if it may bypass the queue and the line takes it now.
     pub(crate) fn send_at_once(&mut self, hw: &mut dyn Hardware, message: &Message) -> bool {
         let outgoing = Outgoing::message(*message, self.next_number);
         let is_one = outgoing.next_length(hw.mtu_to(message.node) as u32) == message.source.length;
@@ -153,7 +153,7 @@ impl Transmit {
                 Status::Done
             }
             Err(TransmitRefused::Busy { .. }) => return false,
-            // The application has withdrawn the memory.
+            // The application has deregistered the memory.
             Err(_) => Status::Region,
         };
         self.next_number = self.next_number.wrapping_add(1);
@@ -161,7 +161,7 @@ impl Transmit {
         true
     }
 
-    /// Sends a packet past the lanes; nothing is remembered of it, so that it can be aborted.
+    /// Sends a packet bypassing the queue. It keeps no state here, so that the sending can be aborted.
     pub(crate) fn send_directly(
         hw: &mut dyn Hardware,
         extension: ExtensionId,
@@ -181,7 +181,7 @@ impl Transmit {
         self.line_free_at = self.line_free_at.max(leaves);
     }
 
-    /// What a packet waits as.
+    /// Prepares a packet for waiting in its flow.
     pub(crate) fn waiting(
         hw: &dyn Hardware,
         extension: ExtensionId,
@@ -190,29 +190,29 @@ impl Transmit {
         let length = packet_length(hw, packet)?;
         let header = packet_header(hw, extension, packet, length);
         Ok(WaitingPacket {
-            key: lane_of(extension, packet),
+            key: flow_of(extension, packet),
             outgoing: Outgoing::packet(header, packet),
         })
     }
 
     pub(crate) fn enqueue_packet(&mut self, now: Instant, packet: WaitingPacket) {
         if self.is_parked(&packet.outgoing) {
-            tell_end(&mut self.news, &packet.outgoing, Status::Cancelled, now);
+            report_end(&mut self.news, &packet.outgoing, Status::Cancelled, now);
             return;
         }
-        self.lanes.push(packet.key, packet.outgoing);
+        self.flows.push(packet.key, packet.outgoing);
     }
 
     fn is_parked(&self, outgoing: &Outgoing) -> bool {
         outgoing.owner().is_some_and(|owner| self.stopped.contains(&owner))
     }
 
-    /// Nothing of a port leaves from now on: its messages wait, its packets are withdrawn.
+    /// Suspends a port: its messages wait, its packets are withdrawn.
     pub(crate) fn park(&mut self, hw: &dyn Hardware, port: PortId) {
         self.stopped.insert(port);
         let (now, news) = (hw.now(), &mut self.news);
         let mut parked = BTreeSet::new();
-        self.lanes.change(|queue| {
+        self.flows.change(|queue| {
             let (node, controlled) = (queue.key.node, queue.key.controlled);
             queue.waiting.retain(|outgoing| {
                 let its = outgoing.owner() == Some(port);
@@ -220,34 +220,34 @@ impl Transmit {
                     parked.insert(node);
                 }
                 if its && outgoing.is_packet() {
-                    tell_end(news, outgoing, Status::Cancelled, now);
+                    report_end(news, outgoing, Status::Cancelled, now);
                 }
                 !its || !outgoing.is_packet()
             });
         });
-        // What was let through for it is given back.
+        // Returns the allowance that was granted for it.
         for node in parked {
             if self.gate.allowance(node) > 0 {
-                self.tell_if_drained(hw, node);
+                self.report_if_drained(hw, node);
             } else if !self.has_moving(node) {
                 self.gate.forget_held(node);
             }
         }
     }
 
-    /// Whether anything waits under flow control for a node that may leave once it is let through.
+    /// Returns whether a frame under flow control waits for `node` that the gate could let through.
     fn has_moving(&self, node: NodeId) -> bool {
         let first = |queue: &Queue| queue.waiting.front().is_some_and(|it| !self.is_parked(it));
-        self.lanes.to(node, true).any(first)
+        self.flows.to(node, true).any(first)
     }
 
-    /// What a port has waiting may leave again.
+    /// Resumes a port: its waiting messages may leave again.
     pub(crate) fn unpark(&mut self, port: PortId) {
         self.stopped.remove(&port);
-        self.lanes.stir();
+        self.flows.recheck();
     }
 
-    /// What waits under flow control to `destination`, up to `limit`; `None` if nothing does.
+    /// Returns the backlog under flow control to `destination`, counted up to `limit`; `None` if nothing waits.
     pub(crate) fn backlog(
         &self,
         destination: NodeId,
@@ -257,8 +257,8 @@ impl Transmit {
         let mut backlog = Backlog { bytes: 0, messages: 0 };
         let moving =
             |queue: &&Queue| queue.waiting.front().is_some_and(|first| !self.is_parked(first));
-        let lanes = self.lanes.to(destination, true).filter(moving);
-        let waiting = lanes.flat_map(|queue| &queue.waiting);
+        let flows = self.flows.to(destination, true).filter(moving);
+        let waiting = flows.flat_map(|queue| &queue.waiting);
         for outgoing in waiting.take(limit.messages as usize) {
             backlog.bytes += outgoing.cost(mtu as u32);
             backlog.messages += 1;
@@ -269,13 +269,13 @@ impl Transmit {
         (backlog.messages > 0).then_some(backlog)
     }
 
-    /// What waits to leave to `destination`.
+    /// Returns how many messages and packets wait to leave to `destination`.
     pub(crate) fn waiting_to(&self, destination: NodeId) -> usize {
-        let lanes = self.lanes.to(destination, false).chain(self.lanes.to(destination, true));
-        lanes.map(|queue| queue.waiting.len()).sum()
+        let flows = self.flows.to(destination, false).chain(self.flows.to(destination, true));
+        flows.map(|queue| queue.waiting.len()).sum()
     }
 
-    /// Takes out all that `which` names; it ends with `status`.
+    /// Removes the entries that `which` selects, and ends them with `status`.
     pub(crate) fn withdraw(
         &mut self,
         hw: &mut dyn Hardware,
@@ -285,14 +285,14 @@ impl Transmit {
         let mut stopped = Vec::new();
         let now = hw.now();
         let news = &mut self.news;
-        self.lanes.change(|queue| {
+        self.flows.change(|queue| {
             let Key { node, extension, controlled, .. } = queue.key;
             let before = queue.waiting.len();
             queue.waiting.retain(|outgoing| {
                 let goes = which(&Waiting { node, extension, controlled, port: outgoing.port() });
                 if goes {
                     outgoing.complete(hw, status);
-                    tell_end(news, outgoing, status, now);
+                    report_end(news, outgoing, status, now);
                 }
                 !goes
             });
@@ -302,35 +302,35 @@ impl Transmit {
         });
         for node in stopped {
             if self.gate.allowance(node) > 0 {
-                self.tell_if_drained(hw, node);
-            } else if self.lanes.to(node, true).all(|queue| queue.waiting.is_empty()) {
+                self.report_if_drained(hw, node);
+            } else if self.flows.to(node, true).all(|queue| queue.waiting.is_empty()) {
                 self.gate.forget_held(node);
             }
         }
     }
 
-    /// When to pump again: the line is taken until then.
+    /// Sets when to pump again: the line is busy until then.
     pub(crate) const fn retry_at(&mut self, until: Instant) {
         self.retry = until;
     }
 
-    /// When to pump again, if nothing else happens.
+    /// Returns when to pump again, if nothing else happens.
     pub(crate) const fn next(&self) -> Instant {
         self.retry
     }
 
-    /// When the last data frame that was handed to the line leaves it.
+    /// Returns when the last data frame that was handed to the line leaves it.
     pub(crate) const fn line_free_at(&self) -> Instant {
         self.line_free_at
     }
 
-    /// Hands over what may leave now, lanes in turn.
+    /// Hands over the frames that may leave now, flow by flow in turn.
     pub(crate) fn pump(&mut self, hw: &mut dyn Hardware) {
         let now = hw.now();
-        let next = self.lanes.wake(now);
+        let next = self.flows.wake(now);
         self.retry = self.retry.min(next);
         for _ in 0..FRAMES_PER_PUMP {
-            let Some(at) = self.lanes.first() else { return };
+            let Some(at) = self.flows.first() else { return };
             if let Err(busy) = self.attempt(hw, at) {
                 self.retry = self.retry.min(busy);
                 return;
@@ -339,21 +339,21 @@ impl Transmit {
         self.retry = now;
     }
 
-    /// Sends the next frame of the lane whose turn it is, or finds that it must wait.
+    /// Sends the next frame of the flow whose turn it is, or holds the flow.
     ///
     /// # Errors
-    /// The instant until which the line takes nothing more.
+    /// The instant until which the line is busy.
     fn attempt(&mut self, hw: &mut dyn Hardware, at: usize) -> Result<(), Instant> {
-        let queue = self.lanes.queue(at);
+        let queue = self.flows.queue(at);
         let key = queue.key;
         let Some(outgoing) = queue.waiting.front() else {
-            self.lanes.rotate();
+            self.flows.rotate();
             return Ok(());
         };
         if outgoing.owner().is_some_and(|owner| self.stopped.contains(&owner)) {
-            self.lanes.hold(Instant::FAR_FUTURE);
+            self.flows.hold(Instant::FAR_FUTURE);
             if key.controlled && self.gate.allowance(key.node) > 0 {
-                self.tell_if_drained(hw, key.node);
+                self.report_if_drained(hw, key.node);
             }
             return Ok(());
         }
@@ -363,11 +363,11 @@ impl Transmit {
             Verdict::Now => return self.send(hw, at, &header),
             Verdict::At(until) => {
                 self.retry = self.retry.min(until);
-                self.lanes.hold(until);
+                self.flows.hold(until);
             }
-            Verdict::Hold => self.lanes.hold(Instant::FAR_FUTURE),
+            Verdict::Hold => self.flows.hold(Instant::FAR_FUTURE),
         }
-        if answer.by_gate && self.gate.tell_held(key.node) {
+        if answer.by_gate && self.gate.note_held(key.node) {
             let news = TransmitNews::Held { destination: key.node };
             self.news.push_back(News::Gate(news));
         }
@@ -388,36 +388,36 @@ impl Transmit {
     }
 
     fn send(&mut self, hw: &mut dyn Hardware, at: usize, header: &Header) -> Result<(), Instant> {
-        let queue = self.lanes.queue(at);
+        let queue = self.flows.queue(at);
         let Some(outgoing) = queue.waiting.front_mut() else { return Ok(()) };
         hw.charge(TRANSMIT_INSTRUCTIONS);
         let (status, leaves) = match hw.transmit(header, outgoing.next_source(header.length)) {
             Ok(leaves) => (Status::Done, leaves),
             Err(TransmitRefused::Busy { .. }) if planted::is(Bug::BusyForgotten) => {
                 queue.waiting.pop_front();
-                self.lanes.rotate();
+                self.flows.rotate();
                 return Ok(());
             }
             Err(TransmitRefused::Busy { until }) => return Err(until),
-            // The application has withdrawn the memory: the rest can't be sent.
+            // The application has deregistered the memory, so the rest can't be sent.
             Err(_) => (Status::Region, hw.now()),
         };
         if status != Status::Done || outgoing.on_sent(header.length) {
             outgoing.complete(hw, status);
-            tell_end(&mut self.news, outgoing, status, leaves);
+            report_end(&mut self.news, outgoing, status, leaves);
             queue.waiting.pop_front();
         }
-        self.lanes.rotate();
+        self.flows.rotate();
         if status == Status::Done {
             self.on_sent(hw, header, leaves);
         }
         if header.flags & crate::admission::CONTROLLED != 0 {
-            self.tell_if_drained(hw, header.destination);
+            self.report_if_drained(hw, header.destination);
         }
         Ok(())
     }
 
-    /// Tells the admissions.
+    /// Reports a sent frame to the gate and to all admissions.
     fn on_sent(&mut self, hw: &dyn Hardware, header: &Header, leaves: Instant) {
         let now = hw.now();
         self.line_free_at = self.line_free_at.max(leaves);
@@ -432,25 +432,25 @@ impl Transmit {
         }
     }
 
-    /// News for whoever steers the gate: nothing more to `destination` passes it as it is.
-    fn tell_if_drained(&mut self, hw: &dyn Hardware, destination: NodeId) {
+    /// If no further frame to `destination` fits the gate's allowance, reports that to the gate's controller.
+    fn report_if_drained(&mut self, hw: &dyn Hardware, destination: NodeId) {
         let mtu = hw.mtu_to(destination) as u32;
         let allowance = self.gate.allowance(destination);
         let passes = |outgoing: &Outgoing| {
             !self.is_parked(outgoing)
                 && u64::from(outgoing.next_length(mtu)) + HEADER_BYTES as u64 <= allowance
         };
-        if self.lanes.to(destination, true).any(|queue| queue.waiting.front().is_some_and(passes)) {
+        if self.flows.to(destination, true).any(|queue| queue.waiting.front().is_some_and(passes)) {
             return;
         }
         let (begins, leaves) = self.gate.drain(destination).unwrap_or_else(|| (hw.now(), hw.now()));
         let news = TransmitNews::Drained { destination, begins, leaves };
         self.news.push_back(News::Gate(news));
-        self.lanes.stir();
+        self.flows.recheck();
     }
 }
 
-/// What is known of a message or packet that waits.
+/// The properties by which waiting messages and packets are selected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) node: NodeId,
@@ -460,7 +460,7 @@ pub(crate) struct Waiting {
     pub(crate) port: Option<PortId>,
 }
 
-/// A packet that waits, ready for its lane.
+/// A packet that waits, prepared for its flow.
 #[derive(Debug)]
 pub(crate) struct WaitingPacket {
     key: Key,
@@ -472,7 +472,7 @@ const fn key_of(message: &Message) -> Key {
     Key { node, controlled, extension, lane }
 }
 
-const fn lane_of(extension: ExtensionId, packet: &Packet<'_>) -> Key {
+const fn flow_of(extension: ExtensionId, packet: &Packet<'_>) -> Key {
     Key { node: packet.node, controlled: packet.controlled, extension, lane: packet.lane }
 }
 
@@ -488,7 +488,7 @@ fn packet_length(hw: &dyn Hardware, packet: &Packet<'_>) -> Result<u16, Transmit
     }
 }
 
-fn tell_end(news: &mut VecDeque<News>, outgoing: &Outgoing, status: Status, leaves: Instant) {
+fn report_end(news: &mut VecDeque<News>, outgoing: &Outgoing, status: Status, leaves: Instant) {
     if let Some((extension, token)) = outgoing.token() {
         news.push_back(News::Sent(extension, Sent { token, status, leaves }));
     }

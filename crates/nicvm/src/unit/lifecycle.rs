@@ -1,8 +1,8 @@
 //! Versions of extensions: one replaces another while the unit runs.
 //!
-//! Every control message says of which version its sender was. One of a later version than runs
-//! here waits until that does; one of the version before goes to that, which is kept for a while
-//! ([`DRAIN`]). So no message is ever handled by another version than its sender's.
+//! Every control message carries the version of the extension that sent it. A message of a later version than the
+//! running one waits until that version runs. A message of the previous version goes to that version, which the unit
+//! keeps for [`DRAIN`]. So no message is ever handled by another version than its sender's.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -13,35 +13,36 @@ use midplane_simhw::time::Instant;
 
 use super::slot::{self, Former, Handler, PARKED, Parked, Slot};
 use super::{Address, Body, Epoch, Extension, InitError, Unit, UnitEvent};
-use crate::context::{Asked, Change, Context, Own};
+use crate::context::{Change, Context, Effect, LocalEffect};
 use crate::heap::{self, Heap};
 
-/// How long a version that was replaced hears what was sent to it: longer than a peer takes to be
-/// declared dead, so that what it waits for has come or never will.
+/// Time for which a replaced version still handles control messages of its own version. It is longer than a peer takes
+/// to be declared dead, so by its end each awaited message has arrived or never will.
 pub const DRAIN: Duration = Duration::from_secs(1);
 
 impl Unit {
-    /// Whether extensions have nothing left to hear of this unit's own.
+    /// Returns whether no local effect, change or event waits to be dispatched to this unit's extensions.
     pub(super) fn is_settled(&self) -> bool {
-        let lent = self.lent.as_ref().expect("the unit has started");
-        lent.own.is_empty() && lent.changes.is_empty() && self.events.is_empty()
+        let services = self.services.as_ref().expect("the unit has started");
+        services.own.is_empty() && services.changes.is_empty() && self.events.is_empty()
     }
 
-    /// Leads what extensions have asked of their own unit to whom it is for.
+    /// Dispatches the local messages, commands and changes that extensions asked for, then the unit's events.
     pub(super) fn settle(&mut self, hw: &mut dyn Hardware) {
         if self.is_settled() {
             return;
         }
-        let lent = self.lent.as_mut().expect("the unit has started");
-        let (own, changes) = (std::mem::take(&mut lent.own), std::mem::take(&mut lent.changes));
+        let services = self.services.as_mut().expect("the unit has started");
+        let (own, changes) =
+            (std::mem::take(&mut services.own), std::mem::take(&mut services.changes));
         for (number, asked) in own {
             match asked {
-                Own::Control { epoch, body } => {
+                LocalEffect::Control { epoch, body } => {
                     let to = Address { extension: number, epoch };
                     let node = hw.node();
                     self.on_control(hw, node, to, &body);
                 }
-                Own::Command(mut command) => {
+                LocalEffect::Command(mut command) => {
                     self.command(hw, command.region.port, &mut command);
                 }
             }
@@ -66,7 +67,7 @@ impl Unit {
         }
     }
 
-    /// A control message for one version of an extension.
+    /// Passes a control message to the version of the extension that it addresses.
     pub(super) fn on_control(
         &mut self,
         hw: &mut dyn Hardware,
@@ -78,7 +79,7 @@ impl Unit {
         let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
         let runs = slot.as_ref().map_or(Epoch::FIRST, |slot| slot.epoch);
         if to.epoch == runs {
-            // Nobody to hear it: counted.
+            // If no extension has the number, `run` counts the message.
             let _ = self.run(hw, number, Handler::Control, |extension, nic| {
                 extension.on_control(nic, from, body);
             });
@@ -95,8 +96,8 @@ impl Unit {
         }
     }
 
-    /// Calls a handler of a version that was replaced, and keeps it unless it fails. What belongs
-    /// to its successor, timeouts and admissions, is not its any more.
+    /// Calls a handler of a replaced version, and keeps that version unless the handler panics. Effects on timeouts and
+    /// admissions are dropped: those belong to its successor.
     fn call_former(
         &mut self,
         hw: &mut dyn Hardware,
@@ -104,34 +105,34 @@ impl Unit {
         mut former: Former,
         handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>),
     ) {
-        let lent = self.lent.as_mut().expect("the unit has started");
+        let services = self.services.as_mut().expect("the unit has started");
         let Former { extension, epoch, heap, .. } = &mut former;
         let epoch = *epoch;
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
+        let mut context = Context { hw: &mut *hw, services, extension: number, epoch, heap };
         let ended = catch_unwind(AssertUnwindSafe(|| handler(&mut **extension, &mut context)));
         if ended.is_err() {
-            lent.abort(hw);
+            services.abort(hw);
             self.counters.traps += 1;
             self.abandoned.extend(slot::held_by(&mut **extension));
             return;
         }
-        lent.asked.retain(|asked| {
+        services.effects.retain(|effect| {
             matches!(
-                asked,
-                Asked::Control { .. }
-                    | Asked::Own(_)
-                    | Asked::Send(_)
-                    | Asked::SendPacket(_)
-                    | Asked::SentDirectly(_)
+                effect,
+                Effect::Control { .. }
+                    | Effect::Local(_)
+                    | Effect::Send(_)
+                    | Effect::SendPacket(_)
+                    | Effect::SentDirectly(_)
             )
         });
-        lent.commit(hw, number, epoch);
+        services.commit(hw, number, epoch);
         if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
             slot.former = Some(former);
         }
     }
 
-    /// Versions whose time is over give back what they hold.
+    /// Deactivates every replaced version whose [`DRAIN`] time has passed.
     pub(super) fn end_former(&mut self, hw: &mut dyn Hardware, now: Instant) {
         if now < self.drained_at {
             return;
@@ -157,8 +158,8 @@ impl Unit {
         }
     }
 
-    /// Puts another version in the place of what runs, if that version can be initialised and takes
-    /// over the state; otherwise nothing has happened.
+    /// Replaces the running version, if the new one can be initialised and imports the old one's state. Otherwise
+    /// nothing changes but that [`UnitEvent::NotReplaced`] is reported.
     fn replace(
         &mut self,
         hw: &mut dyn Hardware,
@@ -201,8 +202,8 @@ impl Unit {
         }
     }
 
-    /// The first handlers of a version that is to run: what they ask for happens if they succeed, in
-    /// the place of what the version before had asked for.
+    /// Initialises a new version and imports the old one's state. If both succeed, the effects that the new version
+    /// asked for are committed, and the old version's timeouts are cancelled.
     fn begin(
         &mut self,
         hw: &mut dyn Hardware,
@@ -216,19 +217,19 @@ impl Unit {
             None => Ok(None),
         };
         let Ok(state) = state else { return Err(InitError::Trapped(number)) };
-        let lent = self.lent.as_mut().expect("the unit has started");
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
+        let services = self.services.as_mut().expect("the unit has started");
+        let mut context = Context { hw: &mut *hw, services, extension: number, epoch, heap };
         let begun = catch_unwind(AssertUnwindSafe(|| {
             extension.init(&mut context)?;
             state.map_or(Ok(()), |state| extension.import(&state).map_err(InitError::from))
         }));
         let begun = begun.unwrap_or(Err(InitError::Trapped(number)));
         if begun.is_err() {
-            lent.abort(hw);
+            services.abort(hw);
             return begun;
         }
-        lent.timeouts.cancel_all(number);
-        lent.commit(hw, number, epoch);
+        services.timeouts.cancel_all(number);
+        services.commit(hw, number, epoch);
         Ok(())
     }
 }

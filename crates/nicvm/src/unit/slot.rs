@@ -1,4 +1,4 @@
-//! What a unit keeps of each extension.
+//! The state that a unit keeps for each extension.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,28 +11,28 @@ use crate::control::Body;
 use crate::extension::{Epoch, Extension};
 use crate::heap::Heap;
 
-/// Control messages that may wait for a version that does not run yet, of all extensions.
+/// Control messages that may wait for a version that does not run yet, counted over all extensions.
 pub const PARKED: usize = 8_192;
 
-/// What an extension has been called for.
+/// Counts the handler calls of one extension, by kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ExtensionCounters {
-    /// Commands.
+    /// Calls of `on_command`.
     pub commands: u64,
-    /// Control messages.
+    /// Calls of `on_control`.
     pub controls: u64,
-    /// Data frames.
+    /// Calls of `on_data`.
     pub frames: u64,
-    /// Timeouts.
+    /// Calls of `on_timeout`.
     pub timeouts: u64,
-    /// Everything else: beginnings, news of peers, of the scheduler, of the unit.
+    /// All other calls: initialisation, and events of peers, ports, the scheduler and the unit.
     pub others: u64,
-    /// Handlers that failed.
+    /// Handlers that panicked.
     pub traps: u64,
 }
 
-/// Which handler is called.
+/// The kind of handler that is called.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Handler {
     Command,
@@ -42,7 +42,7 @@ pub(super) enum Handler {
     Other,
 }
 
-/// A version that was replaced: it hears control messages of its own version until its time is over.
+/// A replaced version: it handles control messages of its own version until `until`.
 pub(super) struct Former {
     pub(super) extension: Box<dyn Extension>,
     pub(super) epoch: Epoch,
@@ -54,7 +54,7 @@ pub(super) struct Former {
 pub(super) struct Slot {
     pub(super) extension: Box<dyn Extension>,
     pub(super) epoch: Epoch,
-    /// It failed, refused its configuration, or was deactivated.
+    /// True if it panicked, refused its configuration, or was deactivated.
     pub(super) is_down: bool,
     pub(super) former: Option<Former>,
     pub(super) heap: Heap,
@@ -79,8 +79,8 @@ impl ExtensionCounters {
     }
 }
 
-/// What an extension that is taken down has held. One that has failed may fail in this as well: then
-/// nobody knows.
+/// Returns the commands that an extension holds when it is taken down. An extension that has panicked may panic here
+/// too; then the list is empty.
 pub(super) fn held_by(extension: &mut dyn Extension) -> Vec<Command> {
     catch_unwind(AssertUnwindSafe(|| extension.held())).unwrap_or_default()
 }
@@ -93,7 +93,7 @@ pub(super) struct Parked {
     pub(super) body: Body,
 }
 
-/// Takes out what waits for that version, in order; what waits for an earlier one waits in vain.
+/// Takes out the messages parked for this version or an earlier one, in order.
 pub(super) fn unpark(
     parked: &mut VecDeque<Parked>,
     number: ExtensionId,

@@ -1,4 +1,4 @@
-//! The end of every turn, and what alarms bring: news to those whom it concerns, frames to the line.
+//! The end of every turn and the alarm's work: dispatching events to extensions, and frames to the line.
 
 use midplane_simhw::hardware::{Hardware, Source, TransmitRefused};
 use midplane_simhw::port::Status;
@@ -7,14 +7,14 @@ use midplane_simhw::time::Instant;
 
 use super::slot::Handler;
 use super::{ALARM, ROUNDS_PER_TURN, Unit};
-use crate::context::PortNews;
+use crate::context::PortEvent;
 use crate::control::MAX_MESSAGE;
 use crate::extension::{TransmitNews, UnitEvent};
 use crate::planted::{self, Bug};
 use crate::transmit::{News, TRANSMIT_INSTRUCTIONS};
 
 impl Unit {
-    /// The end of a turn in which nothing but handlers of commands and data frames ran.
+    /// Ends a turn in which only handlers of commands and data frames ran.
     #[inline]
     pub(super) fn finish_handlers(&mut self, hw: &mut dyn Hardware) {
         if !self.is_quiet() {
@@ -22,52 +22,55 @@ impl Unit {
         }
     }
 
-    /// Whether the end of a turn has nothing to see to: nothing waits, nobody is to be told anything,
-    /// and no alarm has moved.
+    /// Returns whether the end of the turn has no work: nothing waits to be sent or dispatched, and no alarm has moved.
     #[inline]
     fn is_quiet(&self) -> bool {
-        let lent = self.lent.as_ref().expect("the unit has started");
-        !lent.is_stirred
-            && lent.transmit.is_idle()
-            && lent.control.is_idle()
-            && lent.port_news.is_empty()
+        let services = self.services.as_ref().expect("the unit has started");
+        !services.is_stirred
+            && services.transmit.is_idle()
+            && services.control.is_idle()
+            && services.port_events.is_empty()
             && self.is_settled()
             && self.waiting.is_none()
             && self.unfinished.is_empty()
             && self.abandoned.is_empty()
     }
 
-    /// The end of any turn: news to who steers the gate, frames to the line, the alarm.
+    /// Ends any turn: dispatches events, sends frames, sets the alarm.
     pub(super) fn finish(&mut self, hw: &mut dyn Hardware) {
         for _ in 0..ROUNDS_PER_TURN {
             self.settle(hw);
             self.answer_abandoned(hw);
-            self.tell_of_ports(hw);
+            self.notify_of_ports(hw);
             self.send(hw);
-            let lent = self.lent.as_mut().expect("the unit has started");
-            match lent.transmit.next_news() {
+            let services = self.services.as_mut().expect("the unit has started");
+            match services.transmit.next_news() {
                 Some(news) => self.on_news(hw, news),
                 None if self.is_settled() => break,
                 None => {}
             }
         }
         self.set_alarm(hw);
-        self.lent.as_mut().expect("the unit has started").is_stirred = false;
+        self.services.as_mut().expect("the unit has started").is_stirred = false;
     }
 
-    /// Tells every extension of ports whose processes stand still or go on.
-    pub(super) fn tell_of_ports(&mut self, hw: &mut dyn Hardware) {
-        while let Some(news) = self.lent.as_mut().and_then(|lent| lent.port_news.pop_front()) {
-            if let PortNews::Resumed(port, _) = news
+    /// Notifies every extension of ports that were suspended or resumed.
+    pub(super) fn notify_of_ports(&mut self, hw: &mut dyn Hardware) {
+        while let Some(news) =
+            self.services.as_mut().and_then(|services| services.port_events.pop_front())
+        {
+            if let PortEvent::Resumed(port, _) = news
                 && !self.unfinished.contains(&port)
             {
-                // A process that was stopped before it rang has rung for nobody.
+                // Doorbells rung while the port was suspended were ignored, so its commands are polled again.
                 self.unfinished.push(port);
             }
             for number in self.numbers() {
                 let _ = self.run(hw, number, Handler::Other, |extension, nic| match news {
-                    PortNews::Stopped(port) => extension.on_port_stopped(nic, port),
-                    PortNews::Resumed(port, stood) => extension.on_port_resumed(nic, port, stood),
+                    PortEvent::Stopped(port) => extension.on_port_stopped(nic, port),
+                    PortEvent::Resumed(port, suspended_for) => {
+                        extension.on_port_resumed(nic, port, suspended_for)
+                    }
                 });
             }
         }
@@ -89,14 +92,14 @@ impl Unit {
     }
 
     pub(super) fn on_gate_news(&mut self, hw: &mut dyn Hardware, news: TransmitNews) {
-        let lent = self.lent.as_mut().expect("the unit has started");
-        if let Some(steersman) = lent.steersman {
-            let _ = self.run(hw, steersman, Handler::Other, |extension, nic| {
+        let services = self.services.as_mut().expect("the unit has started");
+        if let Some(gate_controller) = services.gate_controller {
+            let _ = self.run(hw, gate_controller, Handler::Other, |extension, nic| {
                 extension.on_transmit(nic, news);
             });
         } else if let TransmitNews::Held { destination } = news {
-            // Nobody would ever open the gate.
-            lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
+            // No extension controls the gate, so it would never open.
+            services.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
                 waiting.controlled && waiting.node == destination
             });
             hw.commit();
@@ -104,21 +107,21 @@ impl Unit {
     }
 
     pub(super) fn send(&mut self, hw: &mut dyn Hardware) {
-        let lent = self.lent.as_mut().expect("the unit has started");
-        lent.transmit.retry_at(Instant::FAR_FUTURE);
+        let services = self.services.as_mut().expect("the unit has started");
+        services.transmit.retry_at(Instant::FAR_FUTURE);
         if self.send_control(hw) {
-            let lent = self.lent.as_mut().expect("the unit has started");
-            lent.transmit.pump(hw);
+            let services = self.services.as_mut().expect("the unit has started");
+            services.transmit.pump(hw);
         }
         hw.commit();
     }
 
-    /// Control messages go first. `false` if the line takes nothing more.
+    /// Sends control messages, which precede data frames. Returns `false` if the line takes no more now.
     pub(super) fn send_control(&mut self, hw: &mut dyn Hardware) -> bool {
-        let lent = self.lent.as_mut().expect("the unit has started");
+        let services = self.services.as_mut().expect("the unit has started");
         loop {
             if self.waiting.is_none() {
-                let Some(transmit) = lent.control.poll_transmit(hw.now()) else { return true };
+                let Some(transmit) = services.control.poll_transmit(hw.now()) else { return true };
                 let mut body = [0; MAX_MESSAGE];
                 body[..transmit.body.len()].copy_from_slice(transmit.body);
                 self.waiting = Some((transmit.header, body));
@@ -129,21 +132,21 @@ impl Unit {
             match hw.transmit(header, Source::Bytes(body)) {
                 Ok(_) => self.waiting = None,
                 Err(TransmitRefused::Busy { until }) => {
-                    lent.transmit.retry_at(until);
+                    services.transmit.retry_at(until);
                     return false;
                 }
-                // Not a frame that this NIC takes: as good as lost, and sent again by the window.
+                // The NIC does not take this frame: it counts as lost, and the send window resends it.
                 Err(_) => self.waiting = None,
             }
         }
     }
 
     pub(super) fn set_alarm(&mut self, hw: &mut dyn Hardware) {
-        let lent = self.lent.as_ref().expect("the unit has started");
-        let control = lent.control.poll_timeout().unwrap_or(Instant::FAR_FUTURE);
-        let mut next = control.min(lent.timeouts.next()).min(lent.transmit.next());
+        let services = self.services.as_ref().expect("the unit has started");
+        let control = services.control.poll_timeout().unwrap_or(Instant::FAR_FUTURE);
+        let mut next = control.min(services.timeouts.next()).min(services.transmit.next());
         next = next.min(self.drained_at).min(self.quiet_at);
-        if !self.unfinished.is_empty() || lent.transmit.has_news() || !self.is_settled() {
+        if !self.unfinished.is_empty() || services.transmit.has_news() || !self.is_settled() {
             next = hw.now();
         }
         if next != self.alarm {
@@ -158,11 +161,11 @@ impl Unit {
         if self.quiet_at <= now {
             self.quiet_at = Instant::FAR_FUTURE;
         }
-        let lent = self.lent.as_mut().expect("the unit has started");
-        lent.control.handle_timeout(now);
+        let services = self.services.as_mut().expect("the unit has started");
+        services.control.handle_timeout(now);
         let mut expired = std::mem::take(&mut self.expired);
         let early = if planted::is(Bug::TimeoutEarly) { 100_000 } else { 0 };
-        lent.timeouts.expire(now.plus_nanos(early), &mut expired);
+        services.timeouts.expire(now.plus_nanos(early), &mut expired);
         for (number, timeout) in expired.drain(..) {
             let _ = self.run(hw, number, Handler::Timeout, |extension, nic| {
                 extension.on_timeout(nic, timeout);

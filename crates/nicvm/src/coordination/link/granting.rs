@@ -1,4 +1,4 @@
-//! Who wants the token, and who is given it.
+//! Requests for the token, and its grant to the next sender.
 
 use std::collections::VecDeque;
 
@@ -13,14 +13,14 @@ impl Link {
     pub(super) fn request_token(&mut self, now: Instant, tries: u32) {
         self.request = Some(Request { sent: now, tries });
         let (epoch, me) = (self.epoch, self.setup.me);
-        // No holder gives its token to a sender that was left out: the witness takes that in again.
+        // Holders grant no token to an excluded sender; the witness admits it again.
         let left_out = (!self.live.contains(me)).then_some(Party::WITNESS);
         match left_out.or(self.suspected).filter(|holder| *holder != me) {
             Some(holder) => self.send(holder, Body::UniReqLink { epoch, requesters: vec![me] }),
             None => {
                 let body = Body::BcastReqLink { epoch, requester: me };
                 self.broadcast(&body, None);
-                // Of a token that has never been heard of here, the witness knows most.
+                // If this sender has never known a token, the witness knows most about it.
                 if epoch == Epoch::default() {
                     self.send(Party::WITNESS, body);
                 }
@@ -28,8 +28,8 @@ impl Link {
         }
     }
 
-    /// Somebody wants the token. Who does not have it passes the word on, unless it waits for the
-    /// token itself and will see to it then.
+    /// Handles a request for the token. A sender without the token broadcasts the request, unless it waits for the
+    /// token itself: then it queues the requester until the token arrives.
     pub(super) fn on_request(&mut self, requester: Party, from: Party, asked_us_alone: bool) {
         if requester == self.setup.me {
             return;
@@ -60,7 +60,7 @@ impl Link {
         }
     }
 
-    /// Another names one that waits: whoever gets the token has it from there.
+    /// Notes a waiting sender that another party named; it is queued when the token arrives here.
     pub(super) fn on_named(&mut self, requester: Party) {
         if requester != self.setup.me && !self.named.contains(&requester) {
             self.named.push_back(requester);
@@ -73,7 +73,7 @@ impl Link {
         }
     }
 
-    /// Gives the token to the next in line; `false` if nobody waits.
+    /// Grants the token to the next in line; returns `false` if no party waits.
     pub(super) fn pass_on(&mut self, now: Instant) -> bool {
         let Some(token) = &mut self.token else { return false };
         let (me, live) = (self.setup.me, self.live);
@@ -99,13 +99,13 @@ impl Link {
         self.suspected = Some(next);
         let last = self.our_last.max(self.before_us);
         let rest = token.queue.split_off(token.queue.len().min(QUEUE_IN_GRANT));
-        // Those behind come first: who does not want the token passes it on at once.
+        // The rest of the queue is sent first: a receiver that does not want the token passes it on at once.
         let rest: Vec<Party> = rest.into();
         for requesters in rest.chunks(REQUESTERS) {
             let requesters = requesters.to_vec();
             self.send(next, Body::UniReqLink { epoch: self.epoch, requesters });
         }
-        // 0 stands for none.
+        // 0 stands for no grant.
         self.given_before = self.given_before.wrapping_add(1).max(1);
         let grant = Grant {
             epoch: self.epoch,
@@ -124,16 +124,16 @@ impl Link {
         true
     }
 
-    pub(super) fn announce(&mut self) {
+    pub(super) fn broadcast_hint(&mut self) {
         let (epoch, live) = (self.epoch, self.live);
-        // Said once while the token stays: who knows it needs no reminder.
+        // Sent once while the token stays: a sender that knows it needs no repetition.
         if self.suspected != Some(self.setup.me) {
             self.suspected = Some(self.setup.me);
             self.broadcast(&Body::OwnLinkHint { epoch, holder: self.setup.me, live }, None);
         }
     }
 
-    /// The token comes from one whose last bit leaves at `last`.
+    /// Handles a grant from a sender whose last bit leaves at `last`.
     pub(super) fn on_grant(&mut self, now: Instant, grant: Grant, last: Instant) {
         if grant.epoch < self.epoch || grant.epoch <= self.given_up || self.token.is_some() {
             return;
@@ -141,13 +141,13 @@ impl Link {
         self.counters.grants += 1;
         self.given = None;
         self.before_us = last;
-        // Within an epoch senders leave, and none comes.
+        // Within an epoch senders may leave, and none joins.
         self.live = if grant.epoch == self.epoch { self.live.and(grant.live) } else { grant.live };
         self.epoch = grant.epoch;
         self.suspected = None;
         self.request = None;
         if grant.evidence > 0 {
-            // A clock that was misread must not show the future.
+            // Evidence in the future is a conversion error: it is limited to now.
             self.lease.learn(grant.epoch, Instant::from_nanos(grant.evidence).min(now));
         }
         self.lease.learn_asked(now, grant.asked_us);
@@ -167,11 +167,11 @@ impl Link {
         self.token = Some(token);
         self.granted = Some(now);
         if self.is_unsupported() {
-            self.give_back(now);
+            self.return_token(now);
         } else if self.wants {
             self.keep_lease(now);
         } else if !self.pass_on(now) {
-            self.announce();
+            self.broadcast_hint();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A link's lease: who stands by its token, and what follows when nobody does.
+//! A link's lease: which parties support its token, and recovery when they do not.
 
 use midplane_simhw::time::Instant;
 
@@ -7,12 +7,12 @@ use super::super::message::{Body, Epoch};
 use super::{Link, Request};
 
 impl Link {
-    /// A holder that has something to send, or is sending, keeps its lease.
+    /// Returns whether a lease is needed: the token is here, and in use or wanted.
     pub(super) fn needs_lease(&self) -> bool {
         self.token.as_ref().is_some_and(|token| self.wants || token.busy)
     }
 
-    /// Who must stand by the epoch, beside ourselves.
+    /// Returns the parties, other than this one, that must support the epoch.
     pub(super) fn supporters(&self) -> Parties {
         let others = self.live.without(self.setup.me);
         if self.live == self.all { others } else { others.with(Party::WITNESS) }
@@ -48,8 +48,8 @@ impl Link {
         }
     }
 
-    /// Tells the witness that the token is lost, and stands by it no more; or, where it is here and
-    /// of no use, gives it back.
+    /// Reports to the witness that the token is lost, and gives it up. If the token is here but unusable, returns it to
+    /// the witness.
     pub(super) fn recover(&mut self, now: Instant, suspect: Option<Party>) {
         self.counters.recoveries += 1;
         let epoch = self.epoch;
@@ -64,13 +64,13 @@ impl Link {
         }
     }
 
-    /// Whether a sender that must stand by the epoch is known not to answer.
+    /// Returns whether a sender that must support the epoch is known not to answer.
     pub(super) fn is_unsupported(&self) -> bool {
         !self.live.without(self.setup.me).and(self.down).is_empty()
     }
 
-    /// Returns a token that has just come to the witness, which leaves out all who do not answer.
-    pub(super) fn give_back(&mut self, now: Instant) {
+    /// Returns a token that has just arrived to the witness, which excludes the parties that do not answer.
+    pub(super) fn return_token(&mut self, now: Instant) {
         let epoch = self.epoch;
         for suspect in self.live.without(self.setup.me).and(self.down).iter() {
             let body = Body::RecoverLink { epoch, suspect: Some(suspect), gave_up: false };

@@ -1,4 +1,4 @@
-//! A sender goes, in good order: it waits for nobody, and nobody for it.
+//! Orderly departure of a sender: it waits for no other party, and none waits for it.
 
 use midplane_simhw::time::Instant;
 
@@ -7,8 +7,7 @@ use super::super::message::{Body, Epoch, Grant, REQUESTERS};
 use super::Link;
 
 impl Link {
-    /// This sender goes: all others hear of it, and a token that is here goes to who waits for it, or
-    /// back to the witness, which is the one that stays.
+    /// Leaves the link: notifies all parties, and passes a token that is here to a waiting sender, or to the witness.
     pub(crate) fn leave(&mut self, now: Instant) {
         self.wants = false;
         self.live = self.live.without(self.setup.me);
@@ -20,7 +19,7 @@ impl Link {
                 self.pass_on(now);
             }
         } else {
-            // Whose words have come this far is not forgotten with us.
+            // Requests that only this sender knows of are forwarded to all.
             let waiting: Vec<Party> = self.named.drain(..).chain(self.waiting.drain(..)).collect();
             for requesters in waiting.chunks(REQUESTERS) {
                 let requesters = requesters.to_vec();
@@ -34,8 +33,8 @@ impl Link {
         self.left = true;
     }
 
-    /// A sender has gone, in good order: its support is not needed any more, but the witness's is,
-    /// which makes no new token without knowing that.
+    /// Handles the orderly departure of a sender. Its support is no longer needed; instead the witness's is, so that it
+    /// makes no new token without knowing the epoch's holder.
     pub(super) fn on_leave(&mut self, now: Instant, party: Party, epoch: Epoch, taken: u32) {
         self.forget_request(party);
         if epoch == self.epoch && self.live.contains(party) {
@@ -45,7 +44,7 @@ impl Link {
         if let Some((_, grant)) =
             self.given.take_if(|(to, grant)| *to == party && grant.number != taken)
         {
-            // It came too late for the one who was to have it, and who takes nothing any more.
+            // The grant arrived after the sender had left, and the sender did not take it.
             self.on_grant(now, Grant { evidence: 0, ..grant }, self.our_last);
         }
         if self.suspected == Some(party) {

@@ -70,7 +70,7 @@ fn no_clock_of_another_is_too_late_to_be_read() {
         link.want(now);
         link.handle(now, Party(0), clock, 1_000, Body::GrantLink(grant));
         assert!(link.holds());
-        // Whatever the clock: no longer than what the grant itself can say.
+        // Whatever the clock says, the wait is at most what the grant's field can express.
         let longest = now.plus_nanos(u64::from(u32::MAX));
         assert!(link.poll_timeout(now).is_some_and(|at| at <= longest), "{clock}");
     }

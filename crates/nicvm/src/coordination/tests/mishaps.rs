@@ -1,4 +1,4 @@
-//! Whatever goes wrong, and in whatever order.
+//! Random failures in random order.
 
 use super::*;
 
@@ -17,8 +17,8 @@ impl Net {
         }
     }
 
-    /// Something goes wrong: crashes and restarts at once or for long, cuts, most of them around
-    /// the holder and the witness, where they hurt.
+    /// Makes one failure happen: a crash, a restart, a departure, a cut link or slower messages; mostly at the holder
+    /// and the witness.
     fn mishap(&mut self, rng: &mut Rng) {
         let any = rng.below(self.nodes.len() as u64) as usize;
         let holder = self.holder().unwrap_or(any);
@@ -50,7 +50,7 @@ impl Net {
     }
 }
 
-/// Everybody wants to send, and mishaps follow one another, all from one seed.
+/// Runs senders that all want to send through a series of failures, all from one seed.
 fn scenario(seed: u64) {
     let mut rng = Rng::new(seed, "scenario");
     let senders = rng.between(1, 5) as usize;

@@ -1,4 +1,4 @@
-//! Wasmtime.
+//! The engine Wasmtime.
 
 use std::sync::OnceLock;
 
@@ -17,13 +17,13 @@ fn engine() -> &'static api::Engine {
             .wasm_memory64(false)
             .wasm_multi_memory(false)
             .wasm_backtrace_max_frames(None)
-            // Small memories, many of them: no address space kept free behind each.
+            // Memories are small and many, so no address space is reserved behind each.
             .memory_reservation(0)
             .memory_reservation_for_growth(0)
             .memory_guard_size(0)
             .guard_before_linear_memory(false)
             .max_wasm_stack(256 << 10);
-        api::Engine::new(&config).expect("the settings suit each other")
+        api::Engine::new(&config).expect("the settings are consistent")
     })
 }
 

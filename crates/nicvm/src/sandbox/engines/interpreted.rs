@@ -1,4 +1,4 @@
-//! Wasmi.
+//! The engine Wasmi.
 
 use std::sync::OnceLock;
 

@@ -1,14 +1,14 @@
-//! A module on one engine: this file is read twice, once over each.
+//! A module on one engine. Each engine's module includes this file.
 
 use super::{api, engine, instantiate, out_of_fuel};
 use crate::sandbox::engines::{Machine, Stopped};
 use crate::sandbox::state::{State, price};
 use crate::sandbox::{Handler, Limits, LoadError, MAILBOX_BYTES, MAX_FUEL, MAX_STATE, VERSION};
 
-type Caller<'a> = api::Caller<'a, Lent>;
+type Caller<'a> = api::Caller<'a, StoreData>;
 
-/// What the engine keeps for us.
-struct Lent {
+/// The data that the engine stores for a module.
+struct StoreData {
     state: State,
     memory: Option<api::Memory>,
     limits: api::StoreLimits,
@@ -16,7 +16,7 @@ struct Lent {
 
 pub(in crate::sandbox) struct Prepared {
     module: api::Module,
-    linker: api::Linker<Lent>,
+    linker: api::Linker<StoreData>,
 }
 
 impl std::fmt::Debug for Prepared {
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Prepared {
 type Function<P> = Option<api::TypedFunc<P, ()>>;
 
 pub(in crate::sandbox) struct Started {
-    store: api::Store<Lent>,
+    store: api::Store<StoreData>,
     memory: api::Memory,
     mailbox: usize,
     kept: (usize, usize),
@@ -61,8 +61,8 @@ pub(in crate::sandbox) fn start(
         .tables(1)
         .memories(1)
         .build();
-    let mut store = api::Store::new(engine(), Lent { state, memory: None, limits });
-    store.limiter(|lent| &mut lent.limits);
+    let mut store = api::Store::new(engine(), StoreData { state, memory: None, limits });
+    store.limiter(|data| &mut data.limits);
     store.set_fuel(MAX_FUEL).expect("fuel is counted");
     let instance = instantiate(&prepared.linker, &mut store, &prepared.module)
         .map_err(|error| LoadError::Start(one_line(&error.to_string())))?;
@@ -139,7 +139,7 @@ impl Machine for Started {
     }
 }
 
-fn global(store: &mut api::Store<Lent>, instance: &api::Instance, name: &str) -> Option<i32> {
+fn global(store: &mut api::Store<StoreData>, instance: &api::Instance, name: &str) -> Option<i32> {
     let global = instance.get_global(&mut *store, name)?;
     match global.get(store) {
         api::Val::I32(value) => Some(value),
@@ -147,9 +147,9 @@ fn global(store: &mut api::Store<Lent>, instance: &api::Instance, name: &str) ->
     }
 }
 
-/// A handler: there, not there, or there with other arguments.
+/// Returns a handler: `None` if the module does not export it, an error if its arguments have other types.
 fn function<P: api::WasmParams>(
-    store: &mut api::Store<Lent>,
+    store: &mut api::Store<StoreData>,
     instance: &api::Instance,
     name: &'static str,
 ) -> Result<Function<P>, LoadError> {
@@ -168,8 +168,8 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What modules may call.
-fn linker() -> Result<api::Linker<Lent>, api::Error> {
+/// Links the functions that modules may call.
+fn linker() -> Result<api::Linker<StoreData>, api::Error> {
     let mut linker = api::Linker::new(engine());
     ask(&mut linker)?;
     send(&mut linker)?;
@@ -178,12 +178,12 @@ fn linker() -> Result<api::Linker<Lent>, api::Error> {
     Ok(linker)
 }
 
-/// Where the functions are imported from.
+/// The module name from which the functions are imported.
 const NIC: &str = "nic";
 
 type Linked = Result<(), api::Error>;
 
-fn ask(linker: &mut api::Linker<Lent>) -> Linked {
+fn ask(linker: &mut api::Linker<StoreData>) -> Linked {
     linker.func_wrap(NIC, "now", |mut caller: Caller<'_>| -> Result<i64, api::Error> {
         pay(&mut caller, price::ASK)?;
         Ok(caller.data().state.now())
@@ -199,7 +199,7 @@ fn ask(linker: &mut api::Linker<Lent>) -> Linked {
     Ok(())
 }
 
-fn send(linker: &mut api::Linker<Lent>) -> Linked {
+fn send(linker: &mut api::Linker<StoreData>) -> Linked {
     linker.func_wrap(
         NIC,
         "send_control",
@@ -226,7 +226,7 @@ fn send(linker: &mut api::Linker<Lent>) -> Linked {
     Ok(())
 }
 
-fn time_out(linker: &mut api::Linker<Lent>) -> Linked {
+fn time_out(linker: &mut api::Linker<StoreData>) -> Linked {
     linker.func_wrap(
         NIC,
         "set_timeout",
@@ -246,7 +246,7 @@ fn time_out(linker: &mut api::Linker<Lent>) -> Linked {
     Ok(())
 }
 
-fn answer(linker: &mut api::Linker<Lent>) -> Linked {
+fn answer(linker: &mut api::Linker<StoreData>) -> Linked {
     linker.func_wrap(
         NIC,
         "complete",
@@ -278,7 +278,7 @@ fn answer(linker: &mut api::Linker<Lent>) -> Linked {
     Ok(())
 }
 
-/// Takes the price of a call from the handler's fuel.
+/// Charges a call's price to the handler's fuel.
 fn pay(caller: &mut Caller<'_>, fuel: u64) -> Result<(), api::Error> {
     let left = caller.get_fuel()?.checked_sub(fuel);
     let left = left.ok_or_else(out_of_fuel)?;
@@ -287,7 +287,7 @@ fn pay(caller: &mut Caller<'_>, fuel: u64) -> Result<(), api::Error> {
     Ok(())
 }
 
-/// Hands a call a part of the module's memory; -1 where it passes the end.
+/// Passes a range of the module's memory to `ask`; returns -1 if the range passes the end.
 fn with_bytes(
     caller: &mut Caller<'_>,
     fuel: u64,
@@ -296,8 +296,8 @@ fn with_bytes(
 ) -> Result<i32, api::Error> {
     pay(caller, fuel.saturating_add(u64::from(length as u32) * price::BYTE))?;
     let Some(memory) = caller.data().memory else { return Ok(-1) };
-    let (bytes, lent) = memory.data_and_store_mut(caller);
+    let (bytes, data) = memory.data_and_store_mut(caller);
     let length = length as u32 as usize;
     let Some(at) = within(at, length, bytes.len()) else { return Ok(-1) };
-    Ok(ask(&mut lent.state, &bytes[at..at + length]))
+    Ok(ask(&mut data.state, &bytes[at..at + length]))
 }

@@ -1,4 +1,4 @@
-//! Lanes: queues by destination and extension, those that may be asked now apart from those that wait.
+//! Flows: queues by destination and extension, split into those ready to send and those held.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,7 +8,7 @@ use midplane_simhw::time::Instant;
 use super::Lane;
 use super::outgoing::Outgoing;
 
-/// What a lane is found by; those of a node lie together.
+/// The key of a flow; flows to one node are adjacent in the order.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Key {
     pub(super) node: NodeId,
@@ -21,25 +21,25 @@ pub(super) struct Key {
 pub(super) struct Queue {
     pub(super) key: Key,
     pub(super) waiting: VecDeque<Outgoing>,
-    /// Nobody asks again before; far in the future where only a change of mind helps.
+    /// When its admission may be asked again; far in the future if only a change of an admission can release it.
     until: Instant,
 }
 
-/// All lanes that are not empty. Emptied ones are kept for the next that come.
+/// All flows that are not empty. Emptied queues are kept for reuse.
 #[derive(Debug, Default)]
-pub(super) struct Lanes {
+pub(super) struct Flows {
     queues: Vec<Queue>,
     by_key: BTreeMap<Key, usize>,
-    /// To be asked, in turn.
+    /// Ready flows, in turn.
     active: VecDeque<usize>,
-    /// Held by an admission.
+    /// Flows held by an admission.
     held: Vec<usize>,
     free: Vec<usize>,
-    /// An admission's mind has been changed: all that are held are asked again.
-    stirred: bool,
+    /// True if an admission's state has changed: all held flows are checked again.
+    must_recheck: bool,
 }
 
-impl Lanes {
+impl Flows {
     pub(super) fn push(&mut self, key: Key, outgoing: Outgoing) {
         if let Some(&at) = self.by_key.get(&key) {
             self.queues[at].waiting.push_back(outgoing);
@@ -64,19 +64,19 @@ impl Lanes {
         self.by_key.contains_key(key)
     }
 
-    /// An admission may think otherwise now of what it held.
-    pub(super) const fn stir(&mut self) {
-        self.stirred = true;
+    /// Notes that an admission's state has changed.
+    pub(super) const fn recheck(&mut self) {
+        self.must_recheck = true;
     }
 
-    /// Those that may be asked again at `now` are; when the next of the others may.
+    /// Moves held flows that may be asked again at `now` to the ready ones. Returns when the next of the others may.
     pub(super) fn wake(&mut self, now: Instant) -> Instant {
-        let stirred = std::mem::take(&mut self.stirred);
+        let must_recheck = std::mem::take(&mut self.must_recheck);
         let mut next = Instant::FAR_FUTURE;
         let mut index = 0;
         while let Some(&at) = self.held.get(index) {
             let until = self.queues[at].until;
-            if stirred || until <= now {
+            if must_recheck || until <= now {
                 self.held.remove(index);
                 self.active.push_back(at);
             } else {
@@ -87,7 +87,7 @@ impl Lanes {
         next
     }
 
-    /// The lane whose turn it is.
+    /// Returns the flow whose turn it is.
     pub(super) fn first(&self) -> Option<usize> {
         self.active.front().copied()
     }
@@ -96,7 +96,7 @@ impl Lanes {
         &mut self.queues[at]
     }
 
-    /// The first in turn has had it; empty, it is no lane any more.
+    /// Ends the turn of the first flow, and removes it if it is empty.
     pub(super) fn rotate(&mut self) {
         let Some(at) = self.active.pop_front() else { return };
         if self.queues[at].waiting.is_empty() {
@@ -107,7 +107,7 @@ impl Lanes {
         }
     }
 
-    /// The first in turn waits, until then or until somebody stirs.
+    /// Holds the first flow until `until`, or until an admission's state changes.
     pub(super) fn hold(&mut self, until: Instant) {
         if let Some(at) = self.active.pop_front() {
             self.queues[at].until = until;
@@ -115,7 +115,7 @@ impl Lanes {
         }
     }
 
-    /// The lanes to a node, controlled or not, in the order of their keys.
+    /// Iterates over the flows to a node, controlled or not, in the order of their keys.
     pub(super) fn to(&self, node: NodeId, controlled: bool) -> impl Iterator<Item = &Queue> {
         let key = |extension, lane| Key { node, controlled, extension, lane };
         let first = key(ExtensionId(0), Lane(0));
@@ -123,7 +123,7 @@ impl Lanes {
         self.by_key.range(first..=last).map(|(_, &at)| &self.queues[at])
     }
 
-    /// Lets `visit` change every queue, then forgets those that it has emptied.
+    /// Lets `visit` change every queue, then removes those that it has emptied.
     pub(super) fn change(&mut self, mut visit: impl FnMut(&mut Queue)) {
         for &at in self.by_key.values() {
             visit(&mut self.queues[at]);

@@ -1,4 +1,4 @@
-//! What a unit lends its extensions, and what they have asked of it.
+//! The services that a unit provides to its extensions, and the effects that handlers ask for.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,8 +16,8 @@ use crate::timeout::{Service, Timeouts};
 use crate::transmit::{Message, Transmit, WaitingPacket};
 use crate::unit::ExtensionCounters;
 
-/// What a handler has asked for; it happens when the handler returns.
-pub(crate) enum Asked {
+/// One effect that a handler has asked for; it is carried out when the handler returns.
+pub(crate) enum Effect {
     Control { to: NodeId, length: u8, body: [u8; MAX_MESSAGE] },
     SetTimeout { timeout: TimeoutId, service: Service, at: Instant },
     CancelTimeout(TimeoutId),
@@ -31,60 +31,60 @@ pub(crate) enum Asked {
     Steer,
     StopPort(PortId),
     ResumePort(PortId),
-    Own(Own),
+    Local(LocalEffect),
     Change(Change),
 }
 
-/// What a handler has asked of its own unit.
-pub(crate) enum Own {
+/// An effect within the handler's own unit.
+pub(crate) enum LocalEffect {
     /// A control message of the asking extension to itself.
     Control { epoch: Epoch, body: Body },
     /// A command for another extension.
     Command(Command),
 }
 
-/// A change of the unit's extensions; carried out between two handlers.
+/// A change of the unit's extensions, carried out between two handlers.
 pub(crate) enum Change {
     Replace { number: ExtensionId, epoch: Epoch, extension: Box<dyn Extension> },
     Withdraw(ExtensionId),
 }
 
-/// The parts of a unit that its extensions are lent.
-pub(crate) struct Lent {
+/// The parts of a unit that its extensions use through their [`Context`](super::Context).
+pub(crate) struct UnitServices {
     pub(crate) control: Control,
     pub(crate) timeouts: Timeouts,
     pub(crate) transmit: Transmit,
-    pub(crate) asked: Vec<Asked>,
-    /// Something was asked for, since the last turn's end, that the end of a turn has to see to.
+    pub(crate) effects: Vec<Effect>,
+    /// True if, since the last turn's end, an effect was carried out that the end of a turn must attend to.
     pub(crate) is_stirred: bool,
-    /// The extension that steers the gate.
-    pub(crate) steersman: Option<ExtensionId>,
-    /// Control messages that were refused, for a peer's queue was full.
+    /// The extension that controls the gate.
+    pub(crate) gate_controller: Option<ExtensionId>,
+    /// Control messages that were refused because a peer's queue was full.
     pub(crate) control_refused: u64,
-    /// What extensions have asked of this unit, oldest first.
-    pub(crate) own: VecDeque<(ExtensionId, Own)>,
-    /// Changes of the extensions that are yet to be made, oldest first.
+    /// Effects within this unit that are not yet dispatched, oldest first.
+    pub(crate) own: VecDeque<(ExtensionId, LocalEffect)>,
+    /// Changes of the extensions that are not yet carried out, oldest first.
     pub(crate) changes: VecDeque<Change>,
-    /// What each extension has been called for, by its number.
+    /// Handler-call counts of each extension, by its number.
     pub(crate) counters: Box<[ExtensionCounters; 256]>,
-    /// Ports whose processes stand still, and since when.
+    /// Suspended ports, and since when.
     pub(crate) stopped: BTreeMap<PortId, Instant>,
-    /// What extensions are yet to be told of them.
-    pub(crate) port_news: VecDeque<PortNews>,
+    /// Suspensions and resumptions of ports that extensions are not yet notified of.
+    pub(crate) port_events: VecDeque<PortEvent>,
 }
 
-/// A port's process stands still, or goes on.
+/// A port's process was suspended, or was resumed after the given time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum PortNews {
+pub(crate) enum PortEvent {
     Stopped(PortId),
     Resumed(PortId, Duration),
 }
 
-impl Lent {
-    /// A handler has returned: all that it asked for happens.
+impl UnitServices {
+    /// Carries out all effects of a handler that has returned.
     #[inline]
     pub(crate) fn commit(&mut self, hw: &mut dyn Hardware, extension: ExtensionId, epoch: Epoch) {
-        if !self.asked.is_empty() {
+        if !self.effects.is_empty() {
             self.carry_out(hw, extension, epoch);
         }
         hw.commit();
@@ -92,76 +92,76 @@ impl Lent {
 
     fn carry_out(&mut self, hw: &mut dyn Hardware, extension: ExtensionId, epoch: Epoch) {
         let now = hw.now();
-        let mut asked = std::mem::take(&mut self.asked);
-        for request in asked.drain(..) {
-            match request {
-                Asked::SentDirectly(leaves) => {
+        let mut effects = std::mem::take(&mut self.effects);
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::SentDirectly(leaves) => {
                     self.transmit.on_sent_directly(leaves);
                     continue;
                 }
                 // Control messages go first.
-                Asked::Send(message)
+                Effect::Send(message)
                     if self.control.is_idle() && self.transmit.send_at_once(hw, &message) =>
                 {
                     continue;
                 }
-                Asked::Control { to, length, body } => {
+                Effect::Control { to, length, body } => {
                     let body = &body[..usize::from(length)];
                     let address = Address { extension, epoch };
                     self.control.send(now, to, address, body).expect("checked when it was asked");
                 }
-                Asked::SetTimeout { timeout, service, at } => {
+                Effect::SetTimeout { timeout, service, at } => {
                     self.timeouts.set(now, (extension, timeout), service, at);
                 }
-                Asked::CancelTimeout(timeout) => self.timeouts.cancel((extension, timeout)),
-                Asked::Send(message) => self.transmit.enqueue(message),
-                Asked::SendPacket(packet) => self.transmit.enqueue_packet(now, packet),
-                Asked::StopPort(port) => self.stop_port(hw, port),
-                Asked::ResumePort(port) => self.resume_port(now, port),
-                Asked::Install(admission) => self.transmit.install(extension, admission),
-                Asked::Admission(steering) => self.transmit.steer(now, extension, steering),
-                Asked::Allow { destination, bytes } => self.transmit.allow(destination, bytes),
-                Asked::GiveUp { destination, status } => {
-                    let steers = self.steersman == Some(extension);
+                Effect::CancelTimeout(timeout) => self.timeouts.cancel((extension, timeout)),
+                Effect::Send(message) => self.transmit.enqueue(message),
+                Effect::SendPacket(packet) => self.transmit.enqueue_packet(now, packet),
+                Effect::StopPort(port) => self.stop_port(hw, port),
+                Effect::ResumePort(port) => self.resume_port(now, port),
+                Effect::Install(admission) => self.transmit.install(extension, admission),
+                Effect::Admission(steering) => self.transmit.steer(now, extension, steering),
+                Effect::Allow { destination, bytes } => self.transmit.allow(destination, bytes),
+                Effect::GiveUp { destination, status } => {
+                    let steers = self.gate_controller == Some(extension);
                     self.transmit.withdraw(hw, status, |waiting| {
                         let own = waiting.extension == extension || (steers && waiting.controlled);
                         own && waiting.node == destination
                     });
                 }
-                Asked::Steer => self.steersman = Some(extension),
-                Asked::Own(own) => self.own.push_back((extension, own)),
-                Asked::Change(change) => self.changes.push_back(change),
+                Effect::Steer => self.gate_controller = Some(extension),
+                Effect::Local(own) => self.own.push_back((extension, own)),
+                Effect::Change(change) => self.changes.push_back(change),
             }
             self.is_stirred = true;
         }
-        self.asked = asked;
+        self.effects = effects;
     }
 
     fn stop_port(&mut self, hw: &dyn Hardware, port: PortId) {
         if let Entry::Vacant(entry) = self.stopped.entry(port) {
             entry.insert(hw.now());
             self.transmit.park(hw, port);
-            self.port_news.push_back(PortNews::Stopped(port));
+            self.port_events.push_back(PortEvent::Stopped(port));
         }
     }
 
     fn resume_port(&mut self, now: Instant, port: PortId) {
         if let Some(since) = self.stopped.remove(&port) {
             self.transmit.unpark(port);
-            let stood = Duration::from_nanos(now.nanos_since(since));
-            self.port_news.push_back(PortNews::Resumed(port, stood));
+            let suspended_for = Duration::from_nanos(now.nanos_since(since));
+            self.port_events.push_back(PortEvent::Resumed(port, suspended_for));
         }
     }
 
-    /// A port is closed: whether it was stopped means nothing any more.
+    /// Forgets a closed port's suspension.
     pub(crate) fn forget_port(&mut self, port: PortId) {
         self.stopped.remove(&port);
         self.transmit.unpark(port);
     }
 
-    /// A handler has failed: nothing that it asked for happens.
+    /// Drops all effects of a handler that has panicked or refused.
     pub(crate) fn abort(&mut self, hw: &mut dyn Hardware) {
-        self.asked.clear();
+        self.effects.clear();
         hw.abort();
     }
 }
