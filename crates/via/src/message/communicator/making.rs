@@ -1,8 +1,7 @@
 //! New communicators from old ones: duplicated, split, created for some of the processes.
 //!
-//! All processes of the old communicator take part, as in any collective operation. They tell each
-//! other the next number that each could use; the highest is free for all of them. Numbers are not
-//! used again.
+//! All processes of the old communicator take part, as in any collective operation. Each proposes the next
+//! number that it could use; the highest one is unused in all of them. Numbers are not reused.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use crate::message::group::{Group, NoSuchRank, Rank, Scope};
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 
-/// What a process tells the others: 16 bytes, little-endian.
+/// What a process proposes to the others: 16 bytes, little-endian.
 #[derive(Clone, Copy)]
 struct Wish {
     number: u32,
@@ -46,13 +45,13 @@ fn wrong_size(bytes: &[u8]) -> MessageError {
 }
 
 impl<P: Progression> Communicator<P> {
-    /// The same processes in the same order, and contexts of their own.
+    /// Makes a communicator of the same processes in the same order, with contexts of its own.
     ///
     /// # Errors
     /// [`MessageError::NoContext`], and those of collective operations.
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn duplicate(&self) -> impl Future<Output = Result<Self, MessageError>> {
         let agreed = self.agree(None, 0);
         async move {
@@ -61,14 +60,14 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// One communicator for each color, of the processes that named it, ordered by their keys and,
-    /// where these are equal, by their ranks here. `None` for a process that named no color.
+    /// Makes one communicator for each color, of the processes that named it. Ranks follow the keys and, where
+    /// keys are equal, the ranks here. Returns `None` to a process that named no color.
     ///
     /// # Errors
     /// [`MessageError::NoContext`], and those of collective operations.
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn split(
         &self,
         color: Option<u32>,
@@ -92,14 +91,14 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// A communicator of the processes with these ranks, in this order; `None` for the others. All
-    /// processes name the same ones.
+    /// Makes a communicator of the processes with these ranks, in this order; returns `None` to the other
+    /// processes. All processes must pass the same ranks.
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::NoContext`], and those of collective operations.
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn create(
         &self,
         ranks: &[Rank],
@@ -125,8 +124,8 @@ impl<P: Progression> Communicator<P> {
         Ok(self.sibling(scope))
     }
 
-    /// A number that no process here has used, and what each of them wishes. The call claims the number
-    /// that this process proposes, so that calls under way at once end with different ones.
+    /// Returns a number that no process here has used, and each process's proposal. The call claims the number
+    /// that this process proposes, so calls that run at once end with different numbers.
     fn agree(
         &self,
         color: Option<u32>,

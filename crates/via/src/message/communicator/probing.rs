@@ -1,4 +1,4 @@
-//! Looking at messages before they are received; messages that only the finder receives.
+//! Probes: messages inspected before they are received, and messages that only their finder can receive.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
@@ -13,19 +13,19 @@ use crate::message::process::{MessageError, Process};
 use crate::message::progression::{Claim, Probe, Progression, Wait};
 use crate::message::request::{Load, Request};
 
-/// What a probe has found.
+/// A message that a probe has found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Probed {
-    /// Who sent it.
+    /// The sender's rank.
     pub source: Rank,
     /// Its tag.
     pub tag: Tag,
-    /// Its bytes.
+    /// Its length in bytes.
     pub length: usize,
 }
 
-/// A message that was taken out of the queue (a matched probe): nobody else receives it. Dropped, it
-/// goes back where it stood.
+/// A message that a matched probe took out of the queue: no other receive can match it. If dropped, it returns
+/// to its place in the queue.
 #[derive(Debug)]
 pub struct Message<P: Progression> {
     communicator: Communicator<P>,
@@ -34,16 +34,16 @@ pub struct Message<P: Progression> {
 }
 
 impl<P: Progression> Message<P> {
-    /// What it is.
+    /// Returns its source, tag and length.
     #[must_use]
     pub const fn probed(&self) -> Probed {
         self.probed
     }
 
-    /// Starts to receive it into the room given (`MPI_Imrecv`).
+    /// Starts to receive it into `room` (`MPI_Imrecv`).
     ///
     /// # Errors
-    /// [`MessageError::Start`], if its sender is gone and its bytes with it.
+    /// [`MessageError::Start`] if the sender exited before the message's bytes arrived.
     pub fn ireceive(mut self, room: Load<'_>) -> Result<Pending<P>, MessageError> {
         let request = self.request.take().expect("it is received once");
         self.communicator.with(|process| process.start_or_free(request, room))?;
@@ -56,7 +56,7 @@ impl<P: Progression> Message<P> {
     /// Those of [`ireceive`](Self::ireceive), and [`MessageError::Failed`].
     ///
     /// # Cancel safety
-    /// Dropped, the message goes back where it stood.
+    /// If dropped, the message returns to its place in the queue.
     pub async fn receive(self) -> Result<Received, MessageError> {
         self.ireceive(Load::anything())?.await
     }
@@ -71,7 +71,7 @@ impl<P: Progression> Drop for Message<P> {
 }
 
 impl<P: Progression> Communicator<P> {
-    /// Whether a message is there; it stays.
+    /// Returns the first message that matches, if one has arrived; it stays in the queue.
     ///
     /// # Errors
     /// [`MessageError::Rank`].
@@ -99,13 +99,13 @@ impl<P: Progression> Communicator<P> {
         Ok(found.map(|probe| self.message(probe)))
     }
 
-    /// Waits until a message is there; it stays.
+    /// Waits until a matching message has arrived; it stays in the queue.
     ///
     /// # Errors
     /// [`MessageError::Rank`].
     ///
     /// # Cancel safety
-    /// Dropped, it has done nothing.
+    /// If dropped, it has done nothing.
     pub async fn probe(
         &self,
         source: impl Into<Option<Rank>>,
@@ -122,7 +122,7 @@ impl<P: Progression> Communicator<P> {
     /// [`MessageError::Rank`].
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// If dropped, no message was taken.
     pub async fn mprobe(
         &self,
         source: impl Into<Option<Rank>>,
@@ -133,7 +133,7 @@ impl<P: Progression> Communicator<P> {
         Ok(self.message(found.await?))
     }
 
-    /// Asks again whenever a message has come or something else has moved.
+    /// Calls `ask` until it answers: whenever a message has arrived or another request has moved.
     pub(super) async fn watch<T>(&self, ask: impl Fn(&mut Process<P>) -> Option<T>) -> T {
         let mut place = Place::new(self);
         poll_fn(|context| {
@@ -151,7 +151,7 @@ impl<P: Progression> Communicator<P> {
         .await
     }
 
-    /// Waits for something else, which `poll` asks for, and moves messages meanwhile.
+    /// Waits for `poll`, which asks for something other than messages, and moves messages forward meanwhile.
     pub(in crate::message) async fn meanwhile<T>(
         &self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -177,7 +177,7 @@ impl<P: Progression> Communicator<P> {
     }
 }
 
-/// A place among those who wait, for as long as this lives.
+/// A place among the process's waiters, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Place<P: Progression> {
     desk: Arc<Mutex<Desk<P>>>,
@@ -189,8 +189,8 @@ impl<P: Progression> Place<P> {
         Self { desk: Arc::clone(&communicator.desk), place: None }
     }
 
-    /// Moves messages forward; `waker` is woken when there is more to do. The caller may keep this without
-    /// polling.
+    /// Moves messages forward, and has `waker` woken when there is more to do. The caller may keep this without
+    /// polling it.
     #[cfg(feature = "service")]
     pub(crate) fn drive(&mut self, waker: &Waker) {
         lock(&self.desk).drive_kept(waker, &mut self.place, None);

@@ -1,4 +1,4 @@
-//! Who waits, and who of them the carrier wakes.
+//! The tasks of a process that wait, and which of them the carrier wakes.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use crate::message::bell::{Bell, Deferred};
 #[derive(Debug)]
 struct Waiter {
     waker: Waker,
-    /// It watches for anything to move, not for a request.
+    /// True if it waits for anything to move, not for one request.
     probes: bool,
 }
 
-/// The tasks that wait. One leads: the bell that is armed in the carrier wakes it, or it was woken to see to
-/// that. A leader that leaves hands over to another one.
+/// The tasks that wait. One of them leads: the bell that the carrier holds wakes it, or it was woken and is
+/// about to arm the carrier again. A leader that leaves hands over to another one.
 #[derive(Debug)]
 pub(super) struct Waiters {
     list: Slab<Waiter>,
     leader: Option<usize>,
     bell: Arc<Bell>,
-    /// The bell, as the carrier is given it.
+    /// The bell, as the waker given to the carrier.
     armed: Waker,
-    /// The count of moves when probes were told last.
+    /// The count of moves when the probes were last woken.
     told: u32,
     pub(super) deferred: Deferred,
 }
@@ -39,7 +39,7 @@ impl Default for Waiters {
 }
 
 impl Waiters {
-    /// Takes a place, or keeps it.
+    /// Registers a waiter in `place`, or updates its waker.
     pub(super) fn enter(&mut self, place: &mut Option<usize>, waker: &Waker) -> usize {
         let index = *place.get_or_insert_with(|| {
             self.list.insert(Waiter { waker: waker.clone(), probes: false })
@@ -56,15 +56,15 @@ impl Waiters {
         self.list[place].probes = true;
     }
 
-    /// Returns the waker of this waiter, to be armed now.
+    /// Makes this waiter the leader; returns the waker to arm in the carrier.
     pub(super) fn lead(&mut self, place: usize) -> &Waker {
         self.leader = Some(place);
         self.bell.pass_to(once(&self.list[place].waker), &mut self.deferred);
         &self.armed
     }
 
-    /// The same for one that may be kept without being polled: no other task would learn that it did not
-    /// look, so it wakes all that wait now.
+    /// Does the same for a waiter that may be kept without being polled. Such a waiter might never react, so
+    /// the bell wakes all waiters.
     pub(super) fn lead_kept(&mut self, place: usize) -> &Waker {
         self.leader = Some(place);
         let all = self.list.iter().map(|(_, waiter)| &waiter.waker);
