@@ -39,7 +39,7 @@ pub use probing::{Message, Probed};
 /// A message that was received.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Received {
-    /// The sender's rank; [`Rank::NULL`] if the receive named no sender.
+    /// The sender's rank; [`Rank::NULL`] if it was received from there.
     pub source: Rank,
     /// Its tag.
     pub tag: Tag,

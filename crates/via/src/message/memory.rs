@@ -1,7 +1,7 @@
 //! A carrier within one process: bounded queues between engines, in memory.
 //!
-//! For tests, and the reference for other carriers. Each pair of processes has a queue a direction,
-//! in order; which queue a process looks at next is drawn from a seed, so that packets of different
+//! For tests, and the reference for other carriers. Each pair of processes has one queue in each direction, and
+//! each queue keeps its order. A seed decides which queue a process polls next, so that packets of different
 //! senders overtake each other in every way.
 
 use std::collections::VecDeque;
@@ -15,12 +15,12 @@ use super::carrier::{Carrier, Event, Refusal};
 use super::envelope::{Envelope, LONGEST, Peer};
 use super::progression::InitError;
 
-/// Packets that a queue holds.
+/// Default number of packets that a queue holds.
 pub const DEFAULT_DEPTH: usize = 64;
-/// Bytes of a packet's payload.
+/// Default limit of a packet's payload in bytes.
 pub const DEFAULT_ROOM: usize = 8192;
 
-/// What a network in memory is like.
+/// Configures a network in memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct MemoryConfig {
     depth: usize,
@@ -35,21 +35,21 @@ impl Default for MemoryConfig {
 }
 
 impl MemoryConfig {
-    /// Packets that a queue holds, at least 1. Default: [`DEFAULT_DEPTH`].
+    /// Sets how many packets a queue holds, at least 1. Default: [`DEFAULT_DEPTH`].
     #[must_use]
     pub const fn depth(mut self, packets: usize) -> Self {
         self.depth = if packets == 0 { 1 } else { packets };
         self
     }
 
-    /// Most bytes of a packet's payload, at least 1. Default: [`DEFAULT_ROOM`].
+    /// Sets the largest payload of a packet in bytes, at least 1. Default: [`DEFAULT_ROOM`].
     #[must_use]
     pub const fn room(mut self, bytes: usize) -> Self {
         self.room = if bytes == 0 { 1 } else { bytes };
         self
     }
 
-    /// What decides whose packet comes next. Default: 0.
+    /// Sets the seed that decides which sender's packet is received next. Default: 0.
     #[must_use]
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -57,7 +57,7 @@ impl MemoryConfig {
     }
 }
 
-/// A packet in a queue; its memory is used again.
+/// A packet in a queue; its memory is reused.
 #[derive(Debug)]
 struct Packet {
     envelope: [u8; LONGEST],
@@ -71,9 +71,9 @@ impl Packet {
 #[derive(Debug, Default)]
 struct Lane {
     packets: VecDeque<Packet>,
-    /// The sender was refused and waits for room.
+    /// True if the sender was refused and waits for room.
     refused: bool,
-    /// Nothing more will be put in; the receiver is told once it is empty.
+    /// True once the sender posts no more; the receiver gets `Lost` once the queue is empty.
     closed: bool,
     told: bool,
 }
@@ -83,7 +83,7 @@ struct Hub {
     /// From sender `s` to receiver `r`: `s * processes + r`.
     lanes: Vec<Lane>,
     wakers: Vec<Option<Waker>>,
-    /// Processes that something has happened to since they armed or polled in vain.
+    /// True for each process to which something has happened since its last arm or fruitless poll.
     news: Vec<bool>,
     spare: Vec<Packet>,
     gone: Vec<bool>,
@@ -97,11 +97,11 @@ pub struct MemoryCarrier {
     processes: usize,
     config: MemoryConfig,
     rng: Rng,
-    /// The packet that was handed out last.
+    /// The packet that `poll` returned last.
     current: Packet,
 }
 
-/// The ends of a network of `processes`, in order.
+/// Makes a network of `processes`; returns their ends, in order.
 #[must_use]
 pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
     let hub = Arc::new(Mutex::new(Hub {
@@ -123,7 +123,7 @@ pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
 }
 
 impl Hub {
-    /// Something has happened to a process: its waker, to be woken once the lock is not held any more.
+    /// Notes that something has happened to a process; returns its waker, to be woken after the unlock.
     #[must_use]
     fn tell(&mut self, process: usize) -> Option<Waker> {
         self.news[process] = true;
@@ -140,7 +140,8 @@ impl MemoryCarrier {
         hub.lock().expect("nothing panics while it holds this lock")
     }
 
-    /// Ends a process as if it had been killed: what it has posted and nobody has taken is lost.
+    /// Ends the process as if it had been killed: packets that it posted and that were not yet received are
+    /// lost.
     pub fn kill(&mut self) {
         let mut hub = Self::hub(&self.hub);
         for other in 0..self.processes {
@@ -222,7 +223,7 @@ impl Carrier for MemoryCarrier {
         let own = self.own.0 as usize;
         let mut hub = Self::hub(&self.hub);
         if std::mem::take(&mut hub.news[own]) {
-            // Room may have come as well: the next poll looks again.
+            // There may be room again as well: the next poll checks.
             hub.news[own] = true;
             return false;
         }

@@ -1,5 +1,5 @@
-//! A communicator's way to its NICs: a port that holds their group, memory that they read and write,
-//! and a queue, for all members give the same operations in the same order.
+//! A communicator's access to its NICs: a port that holds their group, memory that they read and write, and a
+//! queue, since all members must issue the same operations in the same order.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::message::bell::{Bell, Deferred};
 use crate::message::progression::BuildError;
 use crate::message::request::Failure;
 
-/// One process's way to the NICs; one operation is under way at a time.
+/// One process's access to the NICs; one operation runs at a time.
 pub(in crate::message) struct Nics {
     state: Mutex<State>,
     /// Wakes the task whose operation is under way.
@@ -27,17 +27,17 @@ pub(in crate::message) struct Nics {
 }
 
 struct State {
-    /// `None` once the process's messages have been finalised.
+    /// `None` once the process's messages were finalised.
     way: Option<Way>,
-    /// Operations that have queued.
+    /// Operations that have entered the queue.
     queued: u32,
-    /// Operations of these that have left.
+    /// Operations that have left the queue.
     left: u32,
     waiting: BTreeMap<u32, Waker>,
 }
 
-/// Both live until the last handle of the communicator goes: what a dropped operation has left behind
-/// may still be written.
+/// The port and memory of the NICs' operations. Both live until the communicator's last handle is dropped: a
+/// dropped operation may still write to the memory.
 struct Way {
     port: Port,
     memory: Region,
@@ -50,7 +50,7 @@ impl fmt::Debug for Nics {
 }
 
 impl Nics {
-    /// A port, and memory for all that the NICs do for so many members.
+    /// Opens a port, and registers memory for all operations of `size` members.
     fn open(host: &impl Host, size: u32) -> Result<Self, Status> {
         let options = PortOptions::default().depth(2);
         let mut port = host.open_port_with(options).map_err(|_| Status::Refused)?;
@@ -69,7 +69,7 @@ impl Nics {
         self.lock().way.as_mut().map(work).ok_or_else(|| BuildError::NotRunning.into())
     }
 
-    /// A place in the queue.
+    /// Enters the queue; returns the place in it.
     pub(super) fn queue(&self) -> u32 {
         let mut state = self.lock();
         let place = state.queued;
@@ -77,7 +77,7 @@ impl Nics {
         place
     }
 
-    /// Ready when all places before this one have been left.
+    /// Ready when all operations before this place have left the queue.
     pub(super) fn poll_turn(&self, place: u32, context: &Context<'_>) -> Poll<()> {
         let mut state = self.lock();
         if state.left == place {
@@ -90,7 +90,7 @@ impl Nics {
         Poll::Pending
     }
 
-    /// The first in the queue leaves it.
+    /// Takes the first operation out of the queue, and wakes the next.
     pub(super) fn leave(&self) {
         let mut state = self.lock();
         state.left = state.left.wrapping_add(1);
@@ -102,20 +102,20 @@ impl Nics {
         }
     }
 
-    /// One has left the queue otherwise, or its operation has failed: nobody behind it has a turn.
+    /// Wakes all that wait: an operation failed or was dropped, so that no later one will get its turn.
     pub(super) fn abandon(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         waiting.into_values().for_each(Waker::wake);
     }
 
-    /// Lets the group go: for the others, this process has left.
+    /// Releases the NICs' group: for the other processes, this one has left.
     pub(in crate::message) fn close(&self) {
         let way = self.lock().way.take();
         drop(way);
         self.abandon();
     }
 
-    /// The first bytes of the memory, as the NIC knows them.
+    /// Returns the first `bytes` bytes of the memory, as a reference for the NIC.
     pub(super) fn room(&self, bytes: usize) -> Result<RegionRef, MessageError> {
         self.with(|way| way.memory.range(0, bytes).expect("operations fit the memory"))
     }
@@ -130,7 +130,7 @@ impl Nics {
         Ok(out)
     }
 
-    /// How the command that was posted has ended; `None` once the NIC has stopped.
+    /// Polls for the completion of the posted command; `None` if the NIC has stopped.
     fn poll_end(&self, context: &Context<'_>) -> Poll<Result<Option<Completion>, MessageError>> {
         let (mut deferred, armed) = (Deferred::default(), Waker::from(Arc::clone(&self.bell)));
         self.bell.pass_to(once(context.waker()), &mut deferred);
@@ -146,25 +146,24 @@ impl Nics {
 }
 
 impl<P: Progression> Communicator<P> {
-    /// The same processes in the same order, and contexts of their own, for which the NICs carry out
-    /// what they can, each on its process's node: barriers, broadcasts of up to [`MAX_BROADCAST`] bytes,
-    /// all-gathers of up to 84 bytes a process (of up to 256 processes), and
-    /// [reductions of words](Self::all_reduce_words), up to eleven. Everything else goes by hosts, as
-    /// do communicators made from this one, and all of it for a process alone.
+    /// Duplicates this communicator and has the NICs carry out what they can, each on its process's node:
+    /// barriers, broadcasts of up to [`MAX_BROADCAST`] bytes, all-gathers of up to 84 bytes a process (of up to
+    /// 256 processes), and [reductions](Self::all_reduce_words) of up to eleven words. The hosts carry out
+    /// everything else. They also serve communicators made from this one, and any of a single process.
     ///
-    /// The NICs' group ([`Collectives`](midplane_nicvm::collective::Collectives)) lists the processes' nodes
-    /// in the order of their ranks, and is held by one communicator at a time, as long as that has
-    /// handles and its process is not [finalised](Self::finalize). Who lets go of it is gone for the others:
-    /// what they need it for ends with [`Failure::PeerLost`]. An operation may end here before others'
-    /// NICs have all that they need of this one: stop a NIC after a barrier by hosts.
+    /// The NICs' group ([`Collectives`](midplane_nicvm::collective::Collectives)) lists the processes' nodes in
+    /// the order of their ranks. One communicator at a time holds it, until its last handle is dropped or its
+    /// process is [finalised](Self::finalize). For the other processes, one that releases the group is lost:
+    /// their operations that need it end with [`Failure::PeerLost`]. An operation may end here before other
+    /// NICs have received all that they need from this one: stop a NIC only after a barrier by hosts.
     ///
     /// # Errors
-    /// [`MessageError::Nics`], at all processes, if one's NIC does not take part; those of
+    /// [`MessageError::Nics`], at all processes, if the NIC of any of them does not take part; those of
     /// [`duplicate`](Self::duplicate).
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, the others may wait for ever, and this communicator may be
-    /// [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, the other processes may wait for ever, and this communicator may
+    /// be [abandoned](MessageError::Abandoned).
     pub fn on_nics(&self, host: &impl Host) -> impl Future<Output = Result<Self, MessageError>> {
         let new = self.duplicate();
         async move { new.await?.take_nics(host).await }
@@ -189,7 +188,7 @@ impl<P: Progression> Communicator<P> {
         Ok(new.by_way_of(nics))
     }
 
-    /// Has this process's NIC take the group for it, if it has the same one.
+    /// Has this process's NIC reserve the group for this communicator, if it has the same members.
     async fn hold(&self, host: &impl Host) -> Result<Nics, Status> {
         let invalid = |_| Status::Invalid;
         let rank = u16::try_from(self.rank().0).map_err(invalid)?;
@@ -203,7 +202,7 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// Gives the NIC a command and waits for its end; messages go on meanwhile.
+    /// Gives the NIC a command and waits for its completion; messages move forward meanwhile.
     pub(super) async fn carry_out(
         &self,
         nics: &Nics,

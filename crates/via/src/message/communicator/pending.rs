@@ -15,8 +15,8 @@ use crate::message::request::{Failure, Outcome, Request};
 
 /// Requests that may complete in a row within their own poll, before the task yields to others on its thread: a
 /// task that never has to wait would starve them. Each turn of another task may busy-poll for as long as its
-/// carrier does: with 4, eight streams over shared memory have half the rate; with 32, their tail latency is half
-/// as long again.
+/// carrier does: with 4, eight streams over shared memory have half the rate; with 32, their tail latency is
+/// half as long again.
 pub(super) const TURNS: u32 = 16;
 
 /// The future of a request's message. A send's message has no bytes.
