@@ -1,14 +1,14 @@
-//! A lower layer over whatever carries packets: eager and announced messages, windows, cancelling.
+//! A lower layer over any carrier of packets: eager and announced (rendezvous) messages, windows, cancellation.
 //!
-//! A message up to a size leaves whole, with its envelope. A longer one, and one for which the
-//! receiver's window for unexpected messages has no room, is announced; when its receive is there,
-//! the receiver clears it and its bytes follow in parts, straight into the receive's memory. A
-//! synchronous message that left whole is acknowledged when it meets its receive.
+//! A message up to a certain size is sent whole (eagerly), with its envelope. A longer one is announced, and so
+//! is one for which the receiver's window for unexpected messages has no room. When the receive has matched,
+//! the receiver clears the message, and its bytes follow in parts, straight into the receive's memory. A
+//! synchronous message that was sent whole is acknowledged when it matches.
 //!
-//! If the window has no room for an announcement either, the message waits with its sender. The
-//! receiver is hinted at it, and keeps nothing; a receive that finds no message asks the senders that
-//! have hinted at one. So a message that no receive asks for never stops one that is asked for,
-//! however small the window.
+//! If the window has no room for an announcement either, the message waits with its sender. The sender sends a
+//! hint, of which the receiver stores no more than the key. A receive that finds no message asks the senders
+//! that have sent hints. So a message without a receive never blocks one that has a receive, however small the
+//! window.
 
 mod arrivals;
 mod config;
@@ -50,43 +50,42 @@ pub use config::{
 /// Most bytes of one message.
 pub const MAX_LENGTH: usize = 1 << 30;
 
-/// What an engine has seen.
+/// Counts of what an engine has sent and received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Messages that left whole.
+    /// Messages sent whole.
     pub eager: u64,
-    /// Messages that were announced because of their length.
+    /// Messages announced because of their length.
     pub announced: u64,
-    /// Messages that were announced because the receiver's window was full.
+    /// Messages announced because the receiver's window was full.
     pub demoted: u64,
-    /// Messages that met a posted receive when they came.
+    /// Messages that matched a posted receive on arrival.
     pub expected: u64,
-    /// Messages that came before their receive.
+    /// Messages that arrived before their receive.
     pub unexpected: u64,
-    /// Messages of ready sends that came before their receive: errors of the program.
+    /// Messages of ready sends that arrived before their receive: errors of the program.
     pub ready_too_early: u64,
-    /// Packets that contradict what their sender may send; their sender counts as lost from the
-    /// first one on.
+    /// Packets that violate the protocol; from the first one on, their sender counts as lost.
     pub malformed: u64,
-    /// Receives whose message was longer than their room.
+    /// Receives that got a longer message than they had room for.
     pub truncated: u64,
 }
 
-/// A message that has come and met no receive.
+/// A message that has arrived and not matched.
 #[derive(Debug)]
 struct Arrived {
-    /// The sender's request, where it waits for an answer; else 0.
+    /// The handle of the sender's request, if it waits for an answer; else 0.
     sender: u64,
     length: u32,
-    /// What it takes of its sender's window here.
+    /// Bytes of its sender's window here that it occupies.
     charge: u32,
-    /// Its bytes, unless it was only announced.
+    /// Its bytes; `None` if it was only announced.
     bytes: Option<Vec<u8>>,
-    /// It waits with its sender, which would give it to another receive if this process returns it.
+    /// True if it still waits with its sender, which offers it to other receives if this process returns it.
     hinted: bool,
 }
 
-/// Everything but the carrier.
+/// The state of an engine except its carrier.
 #[derive(Debug)]
 struct Desk {
     own: Peer,
@@ -95,21 +94,21 @@ struct Desk {
     matching: Matching<Request, Arrived>,
     claimed: BTreeMap<Request, Held<Arrived>>,
     links: Vec<Link>,
-    /// Processes with which messages wait that this one was told of.
+    /// Processes that have sent hints at messages that wait with them.
     hinting: BTreeSet<Peer>,
-    /// Counts losses of processes.
+    /// The number of losses of processes so far.
     losses: u32,
-    /// A process has left a collective operation before it had ended: its link says which.
+    /// True once a process has left a collective operation before its end: its link says which.
     has_left: bool,
-    /// Contexts in which no receive asks for any tag.
+    /// Contexts in which no receive leaves the tag open.
     by_tag: BTreeSet<Context>,
-    /// Bytes of a window here that the messages of one class may take.
+    /// Bytes of a window here that the messages of one class may occupy.
     limits: Limits,
-    /// Bytes of the memory for unexpected messages that no window has yet.
+    /// Bytes of the memory for unexpected messages that are not yet part of a window.
     unshared: usize,
-    /// Memory for a packet.
+    /// A buffer for one packet.
     scratch: Vec<u8>,
-    /// Processes that have something to leave.
+    /// Processes for which packets wait to be sent.
     busy: Vec<Peer>,
     /// Messages of this process to itself.
     to_self: VecDeque<(Envelope, Bytes)>,
@@ -136,10 +135,10 @@ pub struct Engine<C> {
 }
 
 impl<C: Carrier> Engine<C> {
-    /// An engine that is not initialised yet.
+    /// Makes an engine that is not initialised yet.
     #[must_use]
     pub fn new(carrier: C, config: Config) -> Self {
-        // Half a window: one message of the largest size is on its way while one waits.
+        // Half a window: one message of the largest size can travel while another waits.
         let eager = config.eager.min(carrier.room()).min(config.window / 2 - ENTRY);
         let desk = Desk {
             own: carrier.own(),
@@ -164,31 +163,31 @@ impl<C: Carrier> Engine<C> {
         Self { carrier, desk, life: Life::New }
     }
 
-    /// What it has seen.
+    /// Returns what the engine has counted.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.desk.counters
     }
 
-    /// Bytes of unexpected messages that are here now, [`ENTRY`] for each included.
+    /// Returns the bytes of unexpected messages stored here, including [`ENTRY`] for each.
     #[must_use]
     pub fn unexpected_bytes(&self) -> u64 {
         self.desk.links.iter().map(|link| link.arrived - link.freed).sum()
     }
 
-    /// What carries its packets.
+    /// Returns the carrier of its packets.
     #[must_use]
     pub const fn carrier(&self) -> &C {
         &self.carrier
     }
 
-    /// What carries its packets, to be told what no trait says.
+    /// Returns the carrier, for operations outside its trait.
     pub const fn carrier_mut(&mut self) -> &mut C {
         &mut self.carrier
     }
 
-    /// Takes in what has come, a batch at most, and where `looks` no more than what ends a request: who
-    /// looks for that has it the sooner. Whether there may be more.
+    /// Handles arrived packets, at most a batch. If `looks`, stops once a request has completed, so that the
+    /// caller gets its outcome sooner. Returns whether more may have arrived.
     #[inline]
     fn take_in(&mut self, looks: bool) -> bool {
         let before = self.desk.requests.completed();
@@ -213,7 +212,8 @@ impl<C: Carrier> Engine<C> {
         true
     }
 
-    /// What is for a process that is lost fails at once, and moves nothing forward: it may have returned.
+    /// Polls the carrier if the operation's peer is lost: it may have returned. Otherwise an operation for a
+    /// lost process would fail without ever polling.
     #[inline]
     fn look_for(&mut self, operation: Operation) {
         let peer = match operation {
@@ -226,7 +226,7 @@ impl<C: Carrier> Engine<C> {
         }
     }
 
-    /// Lets leave what can; whether more could at once.
+    /// Sends all packets that can be sent now; returns whether more could be sent at once.
     #[inline]
     fn flush(&mut self) -> bool {
         !self.desk.busy.is_empty() && self.desk.flush(&mut self.carrier)
@@ -333,7 +333,7 @@ impl<C: Carrier> Progression for Engine<C> {
             }
             _ => return Err(StartError::WrongLoad),
         }
-        // A receive may have met its message: the sender need not wait for our next advance.
+        // A receive may have matched: answer its sender now, not at the next advance.
         self.flush();
         Ok(())
     }
@@ -445,7 +445,7 @@ impl<C: Carrier> Progression for Engine<C> {
                 return 0;
             }
             if more {
-                // The batch is spent: others on this thread go first.
+                // The batch is spent: yield to other tasks on this thread.
                 waker.wake_by_ref();
                 return 0;
             }
@@ -496,7 +496,7 @@ impl Desk {
     }
 
     fn add(&mut self, peer: Peer, share: usize) {
-        // What this process sends to itself is its own affair.
+        // Messages to itself take no share of the total.
         let is_own = peer == self.own;
         let window = if is_own { self.config.window } else { self.config.window.min(share) };
         self.unshared -= if is_own { 0 } else { window };
@@ -509,7 +509,7 @@ impl Desk {
         self.list(peer);
     }
 
-    /// Lists a process among those that have something to leave.
+    /// Lists a process among those for which packets wait to be sent.
     fn list(&mut self, peer: Peer) {
         let Some(link) = self.link_mut(peer) else { return };
         if !std::mem::replace(&mut link.listed, true) {
@@ -522,7 +522,7 @@ impl Desk {
         self.requests.complete(request, status, result);
     }
 
-    /// What a request says of the message that it is about, before anything is delivered.
+    /// Returns the status of a request's message before any byte is delivered.
     fn blank(key: Key) -> Status {
         Status { source: key.source, tag: key.tag, length: 0 }
     }
