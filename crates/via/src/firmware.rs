@@ -1,8 +1,8 @@
 //! The NIC's half: Virtual Interfaces as an extension of the backplane.
 //!
-//! Reliability is this extension's own (lam-via, section 6, left it open): it holds over a fabric
-//! that loses, doubles and reorders. Frames of a connection are numbered and taken in order; what
-//! is missing is asked for at once, and what nobody answers is sent again.
+//! This extension provides its own reliability, which lam-via, section 6, left open: it works over a fabric
+//! that loses, duplicates and reorders frames. Frames of a connection are numbered and accepted in order. A gap
+//! is reported to the sender at once; frames that stay unacknowledged are sent again.
 
 mod config;
 mod connect;
@@ -49,14 +49,14 @@ use receive::Fault;
 pub(crate) use receive::MAX_RESPONSES;
 pub(crate) use window::FRAMES as MAX_FLIGHTS;
 
-/// Instructions that one frame or command takes.
+/// Instructions charged for one frame or command.
 const INSTRUCTIONS: u64 = 60;
-/// Looks at all connections: late acknowledgements, silent peers, requests without an answer.
+/// Visits all connections: late acknowledgements, silent peers, unanswered requests.
 const SWEEP: TimeoutId = TimeoutId(0);
-/// What is not acknowledged is sent again no earlier.
+/// Least nanoseconds before an unacknowledged frame is sent again.
 const MIN_PATIENCE_NS: u64 = 1_000_000;
 const _: () = assert!(window::CONVERSATION_NS < MIN_PATIENCE_NS);
-/// Most asynchronous errors that are kept for a port which does not ask.
+/// Most asynchronous errors stored for a port that does not ask for them.
 const MAX_ERRORS: usize = 256;
 
 /// Virtual Interfaces, as an extension.
@@ -66,52 +66,52 @@ pub struct Via {
     vis: Vec<Option<Endpoint>>,
     /// Commands that wait for a connection.
     pending: Vec<Pending>,
-    /// Requests that wait for a command.
+    /// Connection requests that wait for a command.
     incoming: Vec<Incoming>,
     next_request: u32,
     next_incoming: u32,
-    /// Asynchronous errors that no port has asked for yet, and commands that ask.
+    /// Asynchronous errors that no port has asked for yet; and, in `listening`, the commands that wait for one.
     errors: BTreeMap<PortId, VecDeque<(PortId, AsyncError)>>,
     listening: BTreeMap<PortId, u64>,
     cutter: Cutter,
-    /// When the next sweep is.
+    /// When the next sweep is due.
     alarm: Option<Instant>,
     names: Names,
 }
 
-/// Takes the first that `which` names out of a list.
+/// Removes the first element for which `which` returns true.
 fn take<T>(list: &mut Vec<T>, which: impl Fn(&T) -> bool) -> Option<T> {
     let at = list.iter().position(which)?;
     Some(list.remove(at))
 }
 
 impl Via {
-    /// The extension without interfaces.
+    /// Makes the extension, without interfaces.
     #[must_use]
     pub fn new(config: ViaConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    /// Cuts messages into frames by plans for the chain of stages that each frame passes, as copies into
-    /// the NIC, the line, and copies out of it, so that the last byte arrives soonest. The first message
-    /// of a size is cut equally, until there is time to plan; one behind which others wait fills its frames, for those
-    /// keep all stages busy. Default: every frame carries as much as it
-    /// can on a live NIC, where neither copies nor lines have known costs; on a simulated one the chain is that of
-    /// its model, one switch on the way.
+    /// Cuts messages into frames by plans for `chain`, the stages that each frame passes: copies into the NIC,
+    /// the line, and copies out of it. A plan lets the last byte arrive soonest. The first message of a size is
+    /// cut into equal frames, until there is time to plan. A message behind which others wait fills its frames,
+    /// since those keep all stages busy. Default: on a live NIC, where the costs of copies and lines are
+    /// unknown, every frame carries as much as it can; on a simulated one, the chain is that of its model, with
+    /// one switch on the way.
     #[must_use]
     pub fn fragments(mut self, chain: Pipeline) -> Self {
         self.cutter = Cutter::new(Chain::Known(chain));
         self
     }
 
-    /// Every frame carries as much as it can, on simulated NICs as well.
+    /// Makes every frame carry as much as it can, on simulated NICs as well.
     #[must_use]
     pub fn full_frames(mut self) -> Self {
         self.cutter = Cutter::new(Chain::None);
         self
     }
 
-    /// The connection is broken: both ends are told.
+    /// Breaks a connection, and notifies both ends.
     fn break_link(
         &mut self,
         nic: &mut Context<'_>,
@@ -122,7 +122,7 @@ impl Via {
         self.break_link_as(nic, vi, fault, own, AsyncError::ConnectionLost);
     }
 
-    /// The same, and its own end is told why.
+    /// Does the same, with the error for this end.
     fn break_link_as(
         &mut self,
         nic: &mut Context<'_>,
@@ -139,7 +139,7 @@ impl Via {
         self.tell_errors(nic, vi);
     }
 
-    /// Sends what an interface has; one whose memory is gone breaks its connection.
+    /// Sends an interface's pending frames; breaks the connection if their memory is gone.
     fn pump(&mut self, nic: &mut Context<'_>, vi: PortId) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
         self.cutter.learn(nic);
@@ -152,7 +152,7 @@ impl Via {
         }
     }
 
-    /// Looks again at `at`, or earlier.
+    /// Schedules a sweep at `at`, unless an earlier one is scheduled.
     fn arm(&mut self, nic: &mut Context<'_>, at: Instant) {
         if at != Instant::FAR_FUTURE && self.alarm.is_none_or(|alarm| at < alarm) {
             self.alarm = Some(at);
@@ -165,7 +165,7 @@ impl Via {
         self.arm(nic, at);
     }
 
-    /// How long a frame or its acknowledgement may take before it is sent again.
+    /// Returns how many nanoseconds a frame's acknowledgement may take before the frame is sent again.
     fn patience(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
         let Some(link) = &endpoint.link else { return u64::MAX };
         let trip = nic.round_trip(link.node);
@@ -174,7 +174,7 @@ impl Via {
         (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
     }
 
-    /// What one interface has waited for long enough; when it is to be looked at again.
+    /// Handles one interface's timeouts that are due; returns when it is to be visited again.
     fn sweep(&mut self, nic: &mut Context<'_>, vi: PortId) -> Instant {
         let now = nic.now();
         let endpoint = self.vis[vi.index()].as_ref().filter(|endpoint| !endpoint.is_stopped);
@@ -198,7 +198,7 @@ impl Via {
             }
             next = next.min(link.sending.last_try().plus_nanos(patience));
         } else if now >= link.heard_at.plus_nanos(dead_after / 4) {
-            // Nothing is under way, but something is expected: is anybody there?
+            // Nothing is under way, but something is expected: probe the other end.
             if expects {
                 endpoint.acknowledge(nic, true);
             }
@@ -217,7 +217,7 @@ impl Via {
         next
     }
 
-    /// After a frame or a command: what must be acknowledged now is.
+    /// Sends what a frame or command has made possible, and acknowledgements that are due now.
     fn settle(&mut self, nic: &mut Context<'_>, vi: PortId) {
         self.pump(nic, vi);
         let now = nic.now();
@@ -233,8 +233,8 @@ impl Via {
         self.arm(nic, first.unwrap_or(Instant::FAR_FUTURE));
     }
 
-    /// This NIC itself stood still, as one does whose process or machine was stopped: what it did not
-    /// hear meanwhile is nobody's silence.
+    /// Handles a pause of this NIC itself, whose process or machine was stopped: extends all deadlines, since
+    /// its peers were not silent.
     fn on_stood_still(&mut self, now: Instant, nanos: u64) {
         for link in self.vis.iter_mut().flatten().filter_map(|endpoint| endpoint.link.as_mut()) {
             link.heard_at = link.heard_at.plus_nanos(nanos).min(now);
@@ -260,7 +260,7 @@ impl Via {
     }
 }
 
-/// Tells the other end that the connection is over.
+/// Notifies the other end that the connection has ended.
 fn say_end(nic: &mut Context<'_>, endpoint: &Endpoint, error: u8) {
     if let Some(link) = &endpoint.link {
         let expected = link.receiving.expected();
