@@ -188,7 +188,7 @@ impl Keeper {
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), KeepError> {
         self.reserve(bytes.len())?;
-        self.scratch.write(0, bytes).expect("it was made large enough");
+        self.scratch.write(0, bytes).expect("the scratch region was enlarged before");
         Ok(())
     }
 

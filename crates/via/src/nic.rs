@@ -454,8 +454,8 @@ mod tests {
     use crate::descriptor::Descriptor;
     use crate::firmware::{Via, ViaConfig};
 
-    /// The NIC reports an error while the port is full: it is asked for the next one as soon as
-    /// completions were taken, and once it refuses, no more.
+    /// If the NIC reports an error while the port is full, the host awaits the next error as soon as completions
+    /// were taken; once the NIC refuses, it stops.
     #[test]
     fn the_next_error_is_asked_for_once_a_full_port_has_room() {
         let link = LinkProfile::plain(LineRate::mbps(1000), std::time::Duration::ZERO);
@@ -469,7 +469,7 @@ mod tests {
         let ended = world.block_on(NodeId(0), async move {
             let mut nic = Nic::open(&host, PortOptions::default().depth(8)).await.unwrap();
             let vi = nic.create_vi(ViAttributes::default()).await.unwrap();
-            // Sends of an idle interface come back at once; nobody takes them yet.
+            // Sends of an idle interface complete at once; they are not taken yet.
             while nic.post_send(vi, Descriptor::default()).is_ok() {}
             nic.on_error(&Completion { opcode: EVENT, ..Completion::default() });
             assert!(nic.deaf, "the port is full");
@@ -479,7 +479,7 @@ mod tests {
             }
             nic.poll();
             assert!(!nic.deaf, "it was asked again");
-            // The first question still stands: the second one is refused.
+            // The first command still waits, so the second one is refused.
             while nic.handled() < before + 8 {
                 nic.progress().await.unwrap();
             }

@@ -50,7 +50,7 @@ pub enum DescriptorError {
     #[error("the connection ended before the descriptor was done")]
     Flushed = 4,
     /// The other end does not answer.
-    #[error("the other end does not answer any more")]
+    #[error("the other end no longer answers")]
     Transport = 5,
     /// The other end's memory does not permit this access.
     #[error("the other end's memory does not permit this access")]
@@ -127,7 +127,7 @@ impl AsyncError {
 pub enum ConnectError {
     /// No process waits at that address now.
     #[error(
-        "nobody waits for a connection at that address: have the other end wait first, or ask again"
+        "no process waits for a connection at that address: have the other end wait first, or try again"
     )]
     NoMatch = 1,
     /// The other side refused.
@@ -149,7 +149,7 @@ pub enum ConnectError {
     #[error("no such interface or request")]
     Gone = 7,
     /// The NIC's table of interfaces or requests is full.
-    #[error("the NIC has no room for more: destroy an interface, or take back a request")]
+    #[error("the NIC has no room for more: destroy an interface, or cancel a request")]
     Resources = 8,
     /// The other node does not answer.
     #[error("the other node does not answer")]

@@ -445,10 +445,10 @@ impl Sessions {
         let wire = Wire::Dialing(Dialing { udp, is_tcp_open: tcp.is_some() });
         let number = self.0.number();
         let session = Session::new(Arc::clone(&self.0), number, (wire, transport), true);
-        session.attempts.set(Arc::clone(&attempts)).expect("it is new");
+        session.attempts.set(Arc::clone(&attempts)).expect("the session is new");
         if let Some(id) = id {
             attempts.set_udp(Attempt::UnderWay);
-            session.pipe.set(id).expect("it is new");
+            session.pipe.set(id).expect("the session is new");
         }
         session.with(|core| core.is_dirty = true);
         drop(endpoint);
@@ -509,7 +509,7 @@ impl Hub {
         let wire = Wire::Piped(Piped::new(Arc::clone(pipes), id));
         let wire = (wire, Transport::Udp(peer));
         let session = Session::new(Arc::clone(self), self.number(), wire, is_first);
-        session.pipe.set(id).expect("it is new");
+        session.pipe.set(id).expect("the session is new");
         session.with(|core| core.is_dirty = true);
         session
     }

@@ -48,7 +48,7 @@ pub enum Violation {
         to: FarEnd,
     },
     /// An interface has other attributes for its other end than that end has.
-    #[error("rank {}, interface {}: it takes interface {} of rank {} for what that is not", .from.rank, .from.vi, .to.vi, .to.rank)]
+    #[error("rank {}, interface {}: it has other attributes for interface {} of rank {} than that interface has", .from.rank, .from.vi, .to.vi, .to.rank)]
     Attributes {
         /// The interface.
         from: FarEnd,
@@ -74,7 +74,7 @@ pub enum Violation {
     },
     /// The receiver has another part of a message than the sender continues after.
     #[error(
-        "interface {} of rank {} has {came} bytes of a message, and interface {} of rank {} goes on at byte {goes_on}",
+        "interface {} of rank {} has {came} bytes of a message, and interface {} of rank {} continues at byte {goes_on}",
         .to.vi, .to.rank, .from.vi, .from.rank
     )]
     HalfArrived {

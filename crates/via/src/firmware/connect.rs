@@ -113,7 +113,7 @@ pub(super) struct Incoming {
 
 pub(super) fn say(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
     let mut buffer = [0; MAX_MESSAGE];
-    let length = wire::encode_into(message, &mut buffer).expect("all of them are small");
+    let length = wire::encode_into(message, &mut buffer).expect("every message fits MAX_MESSAGE");
     nic.send_control(to, &buffer[..length]).is_ok()
 }
 

@@ -146,7 +146,7 @@ mod tests {
         Pipeline::new(stages.into()).unwrap()
     }
 
-    /// The frames of a message whose memory lies in pieces of at most `piece`.
+    /// Returns the frame sizes of a message whose memory is in pieces of at most `piece` bytes.
     fn cut(cutter: &mut Cutter, length: u32, mtu: u32, piece: u32) -> Vec<u32> {
         let (mut fragments, mut frames, mut moved) = (Fragments::default(), Vec::new(), 0);
         while moved < length {
@@ -162,7 +162,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Whatever is planned: frames sum to the message, and none is longer than a frame may be.
+        /// Checks for any plan: the frames add up to the message, and none is longer than the MTU.
         #[test]
         fn frames_sum_to_the_message(
             lengths in proptest::collection::vec(1_u32..200_000, 1..8),

@@ -147,7 +147,7 @@ mod tests {
         let flags =
             [(FIRST, "first"), (LAST, "last"), (IMMEDIATE, "immediate"), (URGENT, "urgent")];
         assert_eq!(dissector::table("via_flags"), dissector::names(flags));
-        // All bits that there are: no field is lost if all are set.
+        // Sets all bits: no field may be lost.
         let all = flags.iter().fold(FrameKind::Acknowledge as u8, |all, (flag, _)| all | flag);
         assert_eq!(of(!3).map(|fields| fields.flags()), Some(all));
         let messages = dissector::variants::<crate::firmware::connect::Message>();

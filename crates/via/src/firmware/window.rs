@@ -310,7 +310,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the network loses, doubles and reorders: what is taken is what was sent, in order.
+        /// Checks for any loss, duplication and reordering: the accepted frames are the sent ones, in order.
         #[test]
         fn frames_are_taken_once_and_in_order(
             losses in proptest::collection::vec(0_u8..4, 400), total in 1_u32..150,
@@ -365,7 +365,7 @@ mod tests {
             prop_assert_eq!(ended as u32, total.div_ceil(3));
         }
 
-        /// However often a slow receiver is taken for a silent one: one frame goes again each time.
+        /// A slow receiver may count as silent repeatedly: only one frame is sent again each time.
         #[test]
         fn a_receiver_that_is_slow_is_not_sent_everything_again(
             total in 2_usize..FRAMES, silences in 1_usize..6, acknowledged in 2_usize..FRAMES,
@@ -388,7 +388,7 @@ mod tests {
             prop_assert!(window.has_room());
         }
 
-        /// Where all were lost, all go again once the first has arrived.
+        /// If all frames were lost, all are sent again once the first has arrived.
         #[test]
         fn what_was_lost_behind_the_first_goes_again(total in 1_usize..FRAMES) {
             let now = Instant::from_nanos(1);

@@ -113,14 +113,14 @@ impl<P: Progression> Deref for Locked<'_, P> {
 
     #[inline]
     fn deref(&self) -> &Desk<P> {
-        self.desk.as_ref().expect("it is not dropped")
+        self.desk.as_ref().expect("the guard is taken only on drop")
     }
 }
 
 impl<P: Progression> DerefMut for Locked<'_, P> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Desk<P> {
-        self.desk.as_mut().expect("it is not dropped")
+        self.desk.as_mut().expect("the guard is taken only on drop")
     }
 }
 

@@ -424,7 +424,7 @@ impl<C: Carrier> Progression for Engine<C> {
         };
         let length = arrived.length as usize;
         let claimed = (claim == Claim::Take).then(|| {
-            let held = self.desk.matching.remove(id).expect("it was there");
+            let held = self.desk.matching.remove(id).expect("the message was just found");
             let request = self.desk.requests.insert(Operation::Claimed(key));
             self.desk.claimed.insert(request, held);
             request

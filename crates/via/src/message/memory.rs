@@ -137,7 +137,7 @@ fn wake(wakers: impl IntoIterator<Item = Waker>) {
 
 impl MemoryCarrier {
     fn hub(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {
-        hub.lock().expect("nothing panics while it holds this lock")
+        hub.lock().expect("no code panics while it holds this lock")
     }
 
     /// Ends the process as if it had been killed: packets that it posted and that were not yet received are
@@ -207,7 +207,7 @@ impl Carrier for MemoryCarrier {
                 drop(hub);
                 wake(waker);
                 let Packet { envelope, payload } = &self.current;
-                let envelope = Envelope::parse(envelope).expect("it was emitted here");
+                let envelope = Envelope::parse(envelope).expect("post emitted this envelope");
                 let payload = Payload::from(&payload[..]);
                 return Some(Event::Packet { from: Peer(from as u32), envelope, payload });
             }

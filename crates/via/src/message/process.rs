@@ -56,7 +56,7 @@ pub enum MessageError {
     #[error(transparent)]
     Codec(#[from] midplane_simhw::wire::WireError),
     /// The length of a message is not a multiple of the value's size.
-    #[error("{bytes} bytes are no whole number of values of {each} bytes")]
+    #[error("{bytes} bytes are not a whole number of values of {each} bytes")]
     Uneven {
         /// Bytes received.
         bytes: usize,
@@ -76,7 +76,7 @@ pub enum MessageError {
     /// A collective operation on this communicator was dropped before it ended, so its processes no longer
     /// agree on the next one. Continue on a duplicate made from another communicator.
     #[error(
-        "a collective operation on this communicator was dropped before it ended; go on with another one"
+        "a collective operation on this communicator was dropped before it ended; continue with another one"
     )]
     Abandoned,
     /// A process's NIC refused the collective operations. The extension is not installed there or has stopped;

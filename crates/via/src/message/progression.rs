@@ -100,10 +100,10 @@ pub enum BuildError {
 #[non_exhaustive]
 pub enum StartError {
     /// The request is under way, its outcome was not taken, or it was removed.
-    #[error("the request is not one that can be started now; wait for it first")]
+    #[error("the request is under way, or its outcome was not taken; wait for it first")]
     NotBuilt,
     /// A send needs a message, a receive needs room.
-    #[error("a send is started with a message, a receive with room")]
+    #[error("a send must be started with a message, a receive with room")]
     WrongLoad,
     /// The message is too long for this layer.
     #[error("a message has at most {most} bytes, not {length}")]

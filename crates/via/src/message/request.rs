@@ -142,7 +142,7 @@ pub enum Failure {
         room: usize,
     },
     /// It was cancelled before it matched: nothing was sent or received.
-    #[error("cancelled before it met its counterpart")]
+    #[error("cancelled before it matched")]
     Cancelled,
     /// The other process exited or was lost; a sent message may or may not have been received.
     #[error("process {0} is gone")]
@@ -154,12 +154,12 @@ pub enum Failure {
     /// The receiver's memory for unexpected messages is full, and its configuration refuses more: nothing was
     /// sent.
     #[error(
-        "process {0} has no memory left for messages that it does not expect; have it post receives first"
+        "process {0} has no memory left for unexpected messages; have it post receives first"
     )]
     Refused(Peer),
     /// In a collective operation: another process left before its end, because it failed there or was dropped.
     /// This communicator can carry out no more collective operations.
-    #[error("another process has left the collective operation; go on with another communicator")]
+    #[error("another process has left the collective operation; continue with another communicator")]
     Abandoned,
     /// The lower layer was finalised first.
     #[error("the message layer was finalised")]

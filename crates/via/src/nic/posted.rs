@@ -186,13 +186,14 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Op {
         Post,
-        /// The one that stands so far behind the first, which may be none.
+        /// Ends the descriptor so many places behind the first, if there is one.
         End(u64),
         Take,
     }
 
     proptest! {
-        /// Whatever order they end in, they come back in that in which they were posted, each once, as they first ended.
+        /// Checks for any order of completions: descriptors are taken in the order of posting, each once, with its first
+    /// result.
         #[test]
         fn descriptors_come_back_in_order_once_those_before_have_ended(
             begin in 1_u64..1 << 40,

@@ -296,10 +296,10 @@ impl Nic {
                 for (at, segment) in many.iter().enumerate() {
                     let bytes = segment_bytes(segment.region());
                     let written = self.scratch.write(start + at * SEGMENT_BYTES, &bytes);
-                    written.expect("a slot holds as many");
+                    written.expect("a slot holds MAX_SEGMENTS");
                 }
                 let table = self.scratch.range(start, many.len() * SEGMENT_BYTES);
-                command.region = table.expect("a slot of it");
+                command.region = table.expect("every slot is within the scratch region");
                 command.flags |= TABLE;
                 command.args[0] |= (many.len() as u64) << 32;
                 Ok(Some(slot))

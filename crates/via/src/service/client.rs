@@ -143,7 +143,7 @@ impl<P: Progression> Client<P> {
             place.drive(context.waker());
             return Poll::Pending;
         };
-        let permit = permit.expect("it is never closed");
+        let permit = permit.expect("the semaphore is never closed");
         (self.turn, self.place) = (None, None);
         self.permit = Some(permit);
         Poll::Ready(())
@@ -164,7 +164,7 @@ impl<P: Progression> Service<Bytes> for Client<P> {
     /// # Panics
     /// If the client was not ready.
     fn call(&mut self, request: Bytes) -> Call<P> {
-        let permit = self.permit.take().expect("a client is asked only once it is ready");
+        let permit = self.permit.take().expect("call follows poll_ready");
         // The high bit keeps them apart from the tag of requests; they repeat after 2^31 requests.
         let tag = self.next.fetch_add(1, Ordering::Relaxed) & 0x7FFF_FFFF | 0x8000_0000;
         let started = self.start(&request, tag);
@@ -202,7 +202,7 @@ enum State<P: Progression> {
 /// arrived, which is discarded. So a server that does not answer occupies no more of this process than the
 /// client's [`depth`](Client::depth). Any waiting client of the process receives such answers.
 #[derive(Debug)]
-#[must_use = "the answer comes to whoever awaits it"]
+#[must_use = "the answer is returned only when awaited"]
 pub struct Call<P: Progression> {
     state: Option<State<P>>,
     /// `Some` until it is dropped.

@@ -135,7 +135,7 @@ impl<P: Progression> Sender<P> {
     ) -> Poll<Result<(), LaneError>> {
         while self.failed.is_none() && self.leaving.len() > most {
             // Messages of one sender match in order, so the oldest completes first.
-            let first = self.leaving.front_mut().expect("more than none");
+            let first = self.leaving.front_mut().expect("the queue is longer than `most`");
             let done = ready!(Pin::new(first).poll(context));
             self.leaving.pop_front();
             self.failed = done.err();

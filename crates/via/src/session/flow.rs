@@ -156,7 +156,7 @@ impl Held {
             Some(piece) => piece,
             None => {
                 self.pieces.push_back(Vec::with_capacity(length.max(PIECE)));
-                self.pieces.back_mut().expect("one was added")
+                self.pieces.back_mut().expect("a piece was just added")
             }
         };
         let start = piece.len();

@@ -90,7 +90,7 @@ mod tests {
     use crate::wire::pipe::Config;
     use crate::wire::socket::Socket;
 
-    /// Expects no session.
+    /// A handler that expects no session.
     struct Nothing;
 
     impl Handler for Nothing {
@@ -103,7 +103,7 @@ mod tests {
         fn on_ended(&mut self, _: &Arc<Session>, _: Ended) {}
     }
 
-    /// A process that gossips, and its address; its driver runs until the test ends.
+    /// Starts a process that gossips; returns it with its address. Its driver runs until the test ends.
     fn process(key: Option<&Key>) -> (Gossip, SocketAddr) {
         let socket = Socket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap();
@@ -131,7 +131,7 @@ mod tests {
         assert!(thief.send(address, b"no"));
         let message = vec![7; MOST_MESSAGE];
         let sent = message.clone();
-        // Again and again: datagrams may be lost, on loopback too.
+        // Sends repeatedly, since datagrams may be lost, on loopback too.
         let sending = tokio::spawn(async move {
             loop {
                 one.set_time();

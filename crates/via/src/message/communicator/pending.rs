@@ -27,7 +27,7 @@ pub(super) const TURNS: u32 = 16;
 /// # Cancel safety
 /// If dropped, a send continues. A receive is withdrawn; a message that it has matched returns to its place in
 /// the queue, unless it was truncated.
-#[must_use = "a receive that is dropped receives nothing"]
+#[must_use = "a dropped receive receives nothing"]
 pub struct Pending<P: Progression> {
     communicator: Communicator<P>,
     request: Option<Request>,

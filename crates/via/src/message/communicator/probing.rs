@@ -45,7 +45,7 @@ impl<P: Progression> Message<P> {
     /// # Errors
     /// [`MessageError::Start`] if the sender exited before the message's bytes arrived.
     pub fn ireceive(mut self, room: Load<'_>) -> Result<Pending<P>, MessageError> {
-        let request = self.request.take().expect("it is received once");
+        let request = self.request.take().expect("the request is taken only here");
         self.communicator.with(|process| process.start_or_free(request, room))?;
         Ok(Pending::new(self.communicator.clone(), request, true))
     }
@@ -142,7 +142,7 @@ impl<P: Progression> Communicator<P> {
             let mut answer = ask(&mut desk.process);
             if answer.is_none() {
                 desk.drive(context.waker(), &mut place.place, None);
-                desk.waiters.probes(place.place.expect("driving takes a place"));
+                desk.waiters.probes(place.place.expect("drive registers a waiter"));
                 answer = ask(&mut desk.process);
             }
             desk.tell_probes();

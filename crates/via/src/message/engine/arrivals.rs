@@ -216,7 +216,7 @@ impl Desk {
         let length = message.length as usize;
         self.free(key, message.charge);
         if let Some(mut bytes) = message.bytes {
-            let record = self.requests.get_mut(receive).expect("it was there");
+            let record = self.requests.get_mut(receive).expect("the receive was just found");
             bytes.truncate(room);
             if record.storage.capacity() < bytes.len() {
                 std::mem::swap(&mut record.storage, &mut bytes);
@@ -231,7 +231,7 @@ impl Desk {
         let wanted = length.min(room);
         let handles = (message.sender, receive.to_handle());
         self.answer(key.source, Kind::Clear, Marks::NONE, handles, wanted as u32);
-        let record = self.requests.get_mut(receive).expect("it was there");
+        let record = self.requests.get_mut(receive).expect("the receive was just found");
         record.storage.resize(wanted, 0);
         if wanted == 0 {
             return self.received(receive, key, length, room);

@@ -165,7 +165,7 @@ impl Desk {
         }
         self.count_departure(fits, bytes.len() <= self.eager);
         let class = self.class(route);
-        let link = self.link_mut(route.to).expect("it was there");
+        let link = self.link_mut(route.to).expect("links are never removed");
         if kind == Kind::Hint {
             link.hinted.insert(Request::from_handle(handle), route.context, route.tag);
         } else {
@@ -361,7 +361,7 @@ impl Desk {
                 self.scratch = packet;
                 return false;
             }
-            let link = self.link_mut(peer).expect("it was there");
+            let link = self.link_mut(peer).expect("links are never removed");
             link.greeted = true;
             link.told += sum;
             link.untold.told(count);
@@ -396,7 +396,7 @@ impl Desk {
             if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
                 return false;
             }
-            let link = self.link_mut(peer).expect("it was there");
+            let link = self.link_mut(peer).expect("links are never removed");
             link.answers.pop_front();
             link.owed -= usize::from(is_owed(envelope.kind));
         }
@@ -408,14 +408,14 @@ impl Desk {
             let Some((route, bytes)) = record
                 .and_then(|record| Some((Route::of(record.operation)?, record.bytes.clone())))
             else {
-                self.link_mut(peer).expect("it was there").sends.pop_front();
+                self.link_mut(peer).expect("links are never removed").sends.pop_front();
                 continue;
             };
             let attempt = self.attempt(carrier, send.to_handle(), route, &bytes);
             if !self.conclude(send, self.sent(route, bytes.len()), attempt) {
                 break;
             }
-            self.link_mut(peer).expect("it was there").sends.pop_front();
+            self.link_mut(peer).expect("links are never removed").sends.pop_front();
         }
         for _ in 0..PARTS {
             let Some(stream) = self.link_mut(peer).and_then(|link| link.streams.pop_front()) else {
@@ -448,14 +448,14 @@ impl Desk {
             from: 0,
         };
         if self.post(carrier, peer, &envelope, part) == Err(Refusal::Full) {
-            self.link_mut(peer).expect("it was there").streams.push_front(stream);
+            self.link_mut(peer).expect("links are never removed").streams.push_front(stream);
             return false;
         }
         stream.sent = end;
         if end == stream.wanted {
             self.complete(stream.send, status, Ok(()));
         } else {
-            self.link_mut(peer).expect("it was there").streams.push_back(stream);
+            self.link_mut(peer).expect("links are never removed").streams.push_back(stream);
         }
         true
     }

@@ -315,7 +315,7 @@ impl Desk {
         if let Some(Offer { key, length, .. }) = self.found(pattern, false) {
             let length = length as usize;
             let claimed = (claim == Claim::Take).then(|| {
-                let held = self.take_found(pattern).expect("it was found");
+                let held = self.take_found(pattern).expect("the offer was just found");
                 self.settle(key.source, key, held.message.sender, true);
                 let request = self.requests.insert(Operation::Claimed(key));
                 self.claimed.insert(request, held);

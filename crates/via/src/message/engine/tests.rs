@@ -1,4 +1,4 @@
-//! Credits, seen from both sides.
+//! Credit, checked at the sender and the receiver.
 
 use midplane_simhw::rng::Rng;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use crate::message::progression::{Claim, Progression, Wait};
 use crate::message::request::{Load, Mode, Operation, Request};
 
 const PROCESSES: u32 = 3;
-/// A context whose messages have an order by tag only, after one in which they have one altogether.
+/// A context whose messages are ordered only within a tag; context 0 orders them all.
 const BY_TAG: Context = Context(1);
 
 type Process = Engine<MemoryCarrier>;
@@ -36,7 +36,7 @@ fn settle(engines: &mut [Process]) {
     }
 }
 
-/// Once nothing is under way, what a sender has charged is what its receiver holds or has not told.
+/// Checks, once nothing is under way: a sender has charged what its receiver holds or has not reported as free.
 #[track_caller]
 fn conserved(engines: &[Process], window: u64) {
     for (from, sender) in engines.iter().enumerate() {
@@ -142,7 +142,7 @@ fn a_stream_that_is_not_received_leaves_the_others_their_credit() {
     let before = engines[0].counters().demoted;
     assert!(before > 400, "{before} of 500 wait with their sender");
     assert!(engines[1].unexpected_bytes() <= 1 << 13, "no more than an eighth of the window");
-    // Messages of another stream, and of a context, leave whole still.
+    // Messages of another stream, and of another context, are still sent whole.
     for tag in 2..6 {
         send(&mut engines[0], BY_TAG, tag, 1000);
         send(&mut engines[0], Context(0), tag, 1000);

@@ -155,7 +155,7 @@ impl Queues {
             self.link_mut(previous).next = next;
         }
         let knows_previous = match next {
-            NONE => self.first(name, entries).expect("one comes before this one"),
+            NONE => self.first(name, entries).expect("the queue has an entry before this one"),
             next => next,
         };
         self.link_mut(knows_previous).previous = previous;

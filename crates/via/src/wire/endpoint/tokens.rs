@@ -186,7 +186,7 @@ impl Tokens {
     pub(super) fn poll_grant(&mut self, now: Instant) -> Option<(u32, u64)> {
         while let Some(&slot) = self.waiting.front() {
             let share =
-                self.shares[slot as usize].as_mut().expect("one that is gone waits no more");
+                self.shares[slot as usize].as_mut().expect("a removed connection does not wait");
             let bytes = share.demand().min(self.quantum);
             if bytes > 0 && self.in_flight + bytes > self.bound {
                 return None;

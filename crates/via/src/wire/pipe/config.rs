@@ -175,7 +175,7 @@ pub enum Ended {
     #[error("closed")]
     Closed,
     /// This side has closed it, and the peer has not confirmed in time that it has received everything.
-    #[error("closed before the peer had everything")]
+    #[error("closed before the peer had received everything")]
     CloseTimedOut,
     /// The peer has closed it; every byte that it wrote can be read.
     #[error("closed by the peer")]
@@ -184,7 +184,7 @@ pub enum Ended {
     #[error("the peer is silent")]
     Lost,
     /// The network reports that no process receives at the peer's address.
-    #[error("nobody receives at the peer's address; is the peer running?")]
+    #[error("no process receives at the peer's address; is the peer running?")]
     Unreachable,
     /// The peer did not answer the dial.
     #[error("no answer; is the peer running, and UDP not blocked?")]
@@ -210,7 +210,7 @@ pub enum Ended {
 #[non_exhaustive]
 pub enum RefuseReason {
     /// The peer has as many connections as it accepts.
-    #[error("the peer has as many connections as it may")]
+    #[error("the peer has as many connections as it accepts")]
     Full,
     /// The peer gave a reason that this version does not know.
     #[error("reason {0}")]

@@ -428,7 +428,7 @@ mod tests {
         golden[88..184].fill(7);
         assert_eq!(out, golden);
         assert_eq!(Packet::parse(&out), Some(Packet::Dial(dial)));
-        // Without the cluster's key no peer is identified.
+        // Without the cluster's key, no peer proves a key of its own.
         out[2] = 0;
         let Some(Packet::Dial(dial)) = Packet::parse(&out) else { panic!() };
         assert_eq!((dial.noise.len(), dial.identified.len()), (0, 0));

@@ -278,7 +278,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The byte at an offset, in the copy `copy` of the stream.
+    /// Returns the bytes of the stream from one offset to another.
     fn bytes(from: u64, to: u64) -> Vec<u8> {
         (from..to).map(|offset| (offset * 7 / 5) as u8).collect()
     }
@@ -297,13 +297,13 @@ mod tests {
             let mut read = Vec::new();
             for (from, length) in pieces {
                 let mut piece = bytes(from, from + length);
-                // What was received once is not overwritten by a liar.
+                // Received bytes are not overwritten by different ones.
                 for (at, byte) in piece.iter_mut().enumerate() {
                     if received.contains(from + at as u64) {
                         *byte ^= 0xff;
                     }
                 }
-                // Where it stands in a datagram of this many bytes.
+                // Its offset in a datagram, and the bytes of that datagram.
                 let (start, datagram) = (20, 20 + piece.len());
                 buffer[start..datagram].copy_from_slice(&piece);
                 reassembly.insert(from, &piece, from % 3 > 0).unwrap();

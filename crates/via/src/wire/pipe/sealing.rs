@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    /// A curve whose static key says that it is another one's.
+    /// A curve that claims the static key of another node.
     struct Liar {
         curve: Box<dyn Dh>,
         claimed: Option<PublicKey>,

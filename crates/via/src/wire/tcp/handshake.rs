@@ -240,7 +240,7 @@ mod tests {
         Config::default().key(key).own_key(own)
     }
 
-    /// Two ends on loopback, with these keys.
+    /// Connects two ends on loopback, with these keys.
     async fn both(dialer: Keys, acceptor: Keys) -> [Result<Connection, Failed>; 2] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();

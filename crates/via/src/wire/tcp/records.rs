@@ -122,7 +122,7 @@ mod tests {
             let at = at.index(sealed.len());
             sealed[at] ^= 1;
             read.clear();
-            // A length that was changed may wait for bytes that never come; nothing that was changed is read.
+            // With a changed length, the reader may wait for bytes that never arrive; it accepts no changed bytes.
             let _ = other.open(&sealed, &mut read);
             prop_assert!(read.len() <= sent.len() && sent.starts_with(&read));
             prop_assert!(read.len() < sent.len() || sent.is_empty());
