@@ -40,8 +40,8 @@ use crate::command::{
 };
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 pub use config::ViaConfig;
-use connect::{Incoming, Message, Pending, say};
-use endpoint::{Endpoint, News};
+use connect::{Incoming, Message, Pending, send_message};
+use endpoint::{Endpoint, PendingEnd};
 use fragments::{Chain, Cutter};
 use frame::Fields;
 use names::Names;
@@ -54,8 +54,8 @@ const INSTRUCTIONS: u64 = 60;
 /// Visits all connections: late acknowledgements, silent peers, unanswered requests.
 const SWEEP: TimeoutId = TimeoutId(0);
 /// Least nanoseconds before an unacknowledged frame is sent again.
-const MIN_PATIENCE_NS: u64 = 1_000_000;
-const _: () = assert!(window::CONVERSATION_NS < MIN_PATIENCE_NS);
+const MIN_RESEND_NS: u64 = 1_000_000;
+const _: () = assert!(window::CONVERSATION_NS < MIN_RESEND_NS);
 /// Most asynchronous errors stored for a port that does not ask for them.
 const MAX_ERRORS: usize = 256;
 
@@ -132,11 +132,11 @@ impl Via {
         why: AsyncError,
     ) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
-        say_end(nic, endpoint, DescriptorError::to_bits(Err(fault.remote)));
+        send_end(nic, endpoint, DescriptorError::to_bits(Err(fault.remote)));
         endpoint.errors.extend(fault.local);
         endpoint.flush(nic, own, ViState::Error);
         endpoint.errors.push_back(why);
-        self.tell_errors(nic, vi);
+        self.report_errors(nic, vi);
     }
 
     /// Sends an interface's pending frames; breaks the connection if their memory is gone.
@@ -166,11 +166,11 @@ impl Via {
     }
 
     /// Returns how many nanoseconds a frame's acknowledgement may take before the frame is sent again.
-    fn patience(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
+    fn resend_after(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
         let Some(link) = &endpoint.link else { return u64::MAX };
         let trip = nic.round_trip(link.node);
         let usual = trip.map_or(10_000_000, |trip| nanos(trip.smoothed * 2 + trip.variation * 4));
-        let first = usual.max(MIN_PATIENCE_NS) + 2 * self.config.acknowledgement_delay_ns;
+        let first = usual.max(MIN_RESEND_NS) + 2 * self.config.acknowledgement_delay_ns;
         (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
     }
 
@@ -179,7 +179,7 @@ impl Via {
         let now = nic.now();
         let endpoint = self.vis[vi.index()].as_ref().filter(|endpoint| !endpoint.is_stopped);
         let Some(endpoint) = endpoint else { return Instant::FAR_FUTURE };
-        let patience = self.patience(nic, endpoint);
+        let resend_after = self.resend_after(nic, endpoint);
         let Some(endpoint) = self.vis[vi.index()].as_mut() else { return Instant::FAR_FUTURE };
         let delay = self.config.acknowledgement_delay_ns;
         let dead_after = self.config.dead_after_ns;
@@ -193,10 +193,10 @@ impl Via {
         }
         let mut next = link.heard_at.plus_nanos(dead_after);
         if waits {
-            if now >= link.sending.last_try().plus_nanos(patience) {
+            if now >= link.sending.last_try().plus_nanos(resend_after) {
                 link.sending.on_silence(now);
             }
-            next = next.min(link.sending.last_try().plus_nanos(patience));
+            next = next.min(link.sending.last_try().plus_nanos(resend_after));
         } else if now >= link.heard_at.plus_nanos(dead_after / 4) {
             // Nothing is under way, but something is expected: probe the other end.
             if expects {
@@ -228,14 +228,14 @@ impl Via {
             return endpoint.acknowledge(nic, false);
         }
         let owed = link.receiving.due(self.config.acknowledgement_delay_ns);
-        let resent = (!link.sending.is_empty()).then(|| now.plus_nanos(MIN_PATIENCE_NS));
+        let resent = (!link.sending.is_empty()).then(|| now.plus_nanos(MIN_RESEND_NS));
         let first = owed.into_iter().chain(resent).min();
         self.arm(nic, first.unwrap_or(Instant::FAR_FUTURE));
     }
 
     /// Handles a pause of this NIC itself, whose process or machine was stopped: extends all deadlines, since
     /// its peers were not silent.
-    fn on_stood_still(&mut self, now: Instant, nanos: u64) {
+    fn on_paused(&mut self, now: Instant, nanos: u64) {
         for link in self.vis.iter_mut().flatten().filter_map(|endpoint| endpoint.link.as_mut()) {
             link.heard_at = link.heard_at.plus_nanos(nanos).min(now);
         }
@@ -250,7 +250,7 @@ impl Via {
                 continue;
             };
             if endpoint.is_stopped {
-                endpoint.news.get_or_insert(News::Lost);
+                endpoint.pending_end.get_or_insert(PendingEnd::Lost);
             } else {
                 let fault = Fault { remote: DescriptorError::Transport, local: None };
                 let own = DescriptorError::Transport;
@@ -261,11 +261,11 @@ impl Via {
 }
 
 /// Notifies the other end that the connection has ended.
-fn say_end(nic: &mut Context<'_>, endpoint: &Endpoint, error: u8) {
+fn send_end(nic: &mut Context<'_>, endpoint: &Endpoint, error: u8) {
     if let Some(link) = &endpoint.link {
         let expected = link.receiving.expected();
         let (vi, connection) = (link.vi.0, link.connection);
-        say(nic, link.node, &Message::End { vi, connection, expected, error });
+        send_message(nic, link.node, &Message::End { vi, connection, expected, error });
     }
 }
 
@@ -299,7 +299,7 @@ impl Extension for Via {
             SAVE | FORGET | RESTORE | JOIN => self.on_order(nic, &command),
             EVENT if !self.listening.contains_key(&command.region.port) => {
                 self.listening.insert(command.region.port, command.cookie);
-                self.hand_errors_over(nic, command.region.port);
+                self.deliver_error(nic, command.region.port);
             }
             _ => nic.refuse(&command, Status::Invalid),
         }
@@ -325,11 +325,11 @@ impl Extension for Via {
         if !present {
             return;
         }
-        let pause = self.patience(nic, endpoint) / 4;
+        let pause = self.resend_after(nic, endpoint) / 4;
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
         match endpoint.on_frame(nic, &fields, frame, pause) {
             Ok(()) if endpoint.errors.is_empty() => {}
-            Ok(()) => self.tell_errors(nic, vi),
+            Ok(()) => self.report_errors(nic, vi),
             Err(fault) => self.break_link(nic, vi, fault, DescriptorError::Flushed),
         }
         self.settle(nic, vi);
@@ -339,7 +339,7 @@ impl Extension for Via {
         let now = nic.now();
         let late = self.alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
         if late >= self.config.dead_after_ns / 8 {
-            self.on_stood_still(now, late);
+            self.on_paused(now, late);
         }
         self.expire(nic, now);
         self.ask_again(nic, |pending| pending.ask_at <= now);
@@ -386,10 +386,10 @@ impl Extension for Via {
             let Some(endpoint) = self.vis[at].as_mut().filter(own) else { continue };
             let vi = PortId(at as u16);
             endpoint.resume(nic, stood);
-            match endpoint.news.take() {
+            match endpoint.pending_end.take() {
                 None => self.settle(nic, vi),
-                Some(News::Ended { expected, error }) => self.end(nic, vi, expected, error),
-                Some(News::Lost) => {
+                Some(PendingEnd::Ended { expected, error }) => self.end(nic, vi, expected, error),
+                Some(PendingEnd::Lost) => {
                     let fault = Fault { remote: DescriptorError::Transport, local: None };
                     self.break_link(nic, vi, fault, DescriptorError::Transport);
                 }
@@ -415,7 +415,7 @@ impl Extension for Via {
         self.listening.remove(&port);
         for at in 0..self.vis.len() {
             if let Some(endpoint) = self.vis[at].take_if(|endpoint| endpoint.owner == port) {
-                say_end(nic, &endpoint, 0);
+                send_end(nic, &endpoint, 0);
                 self.retire(&endpoint);
             }
         }
@@ -425,7 +425,7 @@ impl Extension for Via {
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.fail(nic, ConnectError::Gone, |_| true);
         for endpoint in self.vis.iter_mut().flatten() {
-            say_end(nic, endpoint, 0);
+            send_end(nic, endpoint, 0);
             endpoint.flush(nic, DescriptorError::Flushed, ViState::Error);
         }
     }

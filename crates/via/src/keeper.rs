@@ -28,7 +28,7 @@ pub use refused::Refused;
 const SCRATCH: usize = 4096;
 /// Attempts to save a context before the NIC counts as unsteady. The NIC counts withdrawn descriptors in its
 /// next turns.
-const PATIENCE: u32 = 64;
+const SAVE_ATTEMPTS: u32 = 64;
 
 /// One end of a connection, by the NICs' numbers.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
@@ -207,7 +207,7 @@ impl Keeper {
             let length = self.scratch.len();
             let answer = self.ask(WHAT, order(SAVE, port), length).await;
             match answer {
-                Err(KeepError::Refused { why: Refused::Unsteady, .. }) if tries < PATIENCE => {
+                Err(KeepError::Refused { why: Refused::Unsteady, .. }) if tries < SAVE_ATTEMPTS => {
                     tries += 1;
                 }
                 Err(error) => return Err(error),

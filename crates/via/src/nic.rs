@@ -58,7 +58,7 @@ pub struct ViId {
 
 /// Whether descriptors were posted without ringing the doorbell.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-enum Quiet {
+enum Unrung {
     #[default]
     Nothing,
     Posted,
@@ -77,9 +77,9 @@ pub struct Nic {
     free_scratch: Vec<u16>,
     errors: VecDeque<(ViId, AsyncError)>,
     /// Whether descriptors were posted without ringing the doorbell.
-    quiet: Quiet,
+    unrung: Unrung,
     /// True if the port was full when the command that awaits the next error was to be posted.
-    deaf: bool,
+    listen_pending: bool,
     /// Completions processed so far.
     handled: u64,
     next_tag: u32,
@@ -114,8 +114,8 @@ impl Nic {
             scratch,
             free_scratch: (0..SCRATCH_SLOTS).collect(),
             errors: VecDeque::new(),
-            quiet: Quiet::Nothing,
-            deaf: false,
+            unrung: Unrung::Nothing,
+            listen_pending: false,
             handled: 0,
             next_tag: 1,
             next_serial: 0,
@@ -262,17 +262,17 @@ impl Nic {
     }
 
     fn poll_port(&mut self) -> bool {
-        if self.deaf {
-            self.deaf = self.listen().is_err();
+        if self.listen_pending {
+            self.listen_pending = self.listen().is_err();
         }
         let first = self.port.poll();
         let Some(first) = &first else {
-            match self.quiet {
-                Quiet::Nothing => {}
+            match self.unrung {
+                Unrung::Nothing => {}
                 // A caller that took the last completion polls once more before it continues.
-                Quiet::Posted => self.quiet = Quiet::Idle,
+                Unrung::Posted => self.unrung = Unrung::Idle,
                 // A second poll found nothing: ring for what was posted without a doorbell.
-                Quiet::Idle => self.tell(),
+                Unrung::Idle => self.ring_if_unrung(),
             }
             return false;
         };
@@ -284,8 +284,8 @@ impl Nic {
     }
 
     /// Rings the doorbell if descriptors were posted without it.
-    fn tell(&mut self) {
-        if std::mem::take(&mut self.quiet) != Quiet::Nothing {
+    fn ring_if_unrung(&mut self) {
+        if std::mem::take(&mut self.unrung) != Unrung::Nothing {
             self.port.ring();
         }
     }
@@ -307,7 +307,7 @@ impl Nic {
         if self.poll_all() {
             return Poll::Ready(Ok(()));
         }
-        self.tell();
+        self.ring_if_unrung();
         if self.direct.as_mut().is_some_and(|direct| !direct.arm(context.waker())) {
             // Something may have arrived meanwhile.
             context.waker().wake_by_ref();
@@ -370,7 +370,7 @@ impl Nic {
             }
         }
         // If the port is full, its completions are to be taken first: a later poll retries.
-        self.deaf = self.listen().is_err();
+        self.listen_pending = self.listen().is_err();
     }
 
     fn listen(&mut self) -> Result<(), NicError> {
@@ -472,13 +472,13 @@ mod tests {
             // Sends of an idle interface complete at once; they are not taken yet.
             while nic.post_send(vi, Descriptor::default()).is_ok() {}
             nic.on_error(&Completion { opcode: EVENT, ..Completion::default() });
-            assert!(nic.deaf, "the port is full");
+            assert!(nic.listen_pending, "the port is full");
             let before = nic.handled();
             while nic.handled() < before + 7 {
                 nic.progress().await.unwrap();
             }
             nic.poll();
-            assert!(!nic.deaf, "it was asked again");
+            assert!(!nic.listen_pending, "it was asked again");
             // The first command still waits, so the second one is refused.
             while nic.handled() < before + 8 {
                 nic.progress().await.unwrap();

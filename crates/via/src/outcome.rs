@@ -41,7 +41,9 @@ pub enum DescriptorError {
     #[error("the descriptor is malformed")]
     Format = 1,
     /// A segment's memory belongs to another port, has another protection tag, or was deregistered.
-    #[error("a segment's memory is not registered here, has another protection tag, or was deregistered")]
+    #[error(
+        "a segment's memory is not registered here, has another protection tag, or was deregistered"
+    )]
     Protection = 2,
     /// The message is longer than the receive descriptor, or than the interface's largest transfer.
     #[error("the message is longer than the descriptor, or than the interface's largest transfer")]

@@ -69,12 +69,12 @@
 mod client;
 mod connection;
 mod frame;
-mod lane;
+mod messages;
 mod server;
 mod stream;
 
 pub use client::{Call, CallError, Client};
 pub use connection::Streams;
-pub use lane::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE, LaneError, Permit, Receiver, Sender};
+pub use messages::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE, LaneError, Permit, Receiver, Sender};
 pub use server::{Counters, DEFAULT_HANDLED, Server};
 pub use stream::{ByteStream, DEFAULT_DROPPED};

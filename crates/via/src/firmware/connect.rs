@@ -8,7 +8,7 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::{Endpoint, Link, News};
+use super::endpoint::{Endpoint, Link, PendingEnd};
 use super::{Via, take};
 use crate::attributes::{Discriminator, ViAttributes, ViState};
 use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
@@ -111,7 +111,7 @@ pub(super) struct Incoming {
     names: Option<(Discriminator, Discriminator)>,
 }
 
-pub(super) fn say(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
+pub(super) fn send_message(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
     let mut buffer = [0; MAX_MESSAGE];
     let length = wire::encode_into(message, &mut buffer).expect("every message fits MAX_MESSAGE");
     nic.send_control(to, &buffer[..length]).is_ok()
@@ -219,7 +219,7 @@ impl Via {
             CONNECT_PEER => Message::Peer { from, local, remote },
             _ => Message::Request { request, from, to: remote },
         };
-        if !say(nic, pending.node, &message) {
+        if !send_message(nic, pending.node, &message) {
             return Err(ConnectError::Unreachable);
         }
         endpoint.state = ViState::ConnectPending;
@@ -286,7 +286,7 @@ impl Via {
         // The requester is not notified: this side may choose another interface.
         differ(&endpoint.attributes, &theirs)?;
         let own = End::of(endpoint);
-        if !say(nic, node, &Message::Accept { request, from: own }) {
+        if !send_message(nic, node, &Message::Accept { request, from: own }) {
             return Err(ConnectError::Unreachable);
         }
         let ends = (PortId(from.vi), from.connection);
@@ -305,7 +305,11 @@ impl Via {
         });
         let result = taken.ok_or(ConnectError::Gone).map(|incoming| {
             let reason = ConnectError::Rejected as u8;
-            say(nic, incoming.node, &Message::Refuse { request: incoming.request, reason });
+            send_message(
+                nic,
+                incoming.node,
+                &Message::Refuse { request: incoming.request, reason },
+            );
             None
         });
         Self::answer(nic, (owner, command.opcode, command.cookie), result, 0);
@@ -349,7 +353,7 @@ impl Via {
         let server = if room && life.is_some() { take(&mut self.pending, waits) } else { None };
         let (Some(server), Some(life)) = (server, life) else {
             let reason = if room { ConnectError::NoMatch } else { ConnectError::Resources };
-            say(nic, node, &Message::Refuse { request, reason: reason as u8 });
+            send_message(nic, node, &Message::Refuse { request, reason: reason as u8 });
             return;
         };
         self.next_incoming = self.next_incoming.wrapping_add(1);
@@ -381,7 +385,7 @@ impl Via {
         }
         // Too late: the requester no longer waits.
         let (vi, connection) = (from.vi, from.connection);
-        say(nic, node, &Message::End { vi, connection, expected: 0, error: 0 });
+        send_message(nic, node, &Message::End { vi, connection, expected: 0, error: 0 });
     }
 
     fn on_peer_request(
@@ -425,7 +429,7 @@ impl Via {
             return;
         }
         if endpoint.is_stopped {
-            endpoint.news = Some(News::Ended { expected, error });
+            endpoint.pending_end = Some(PendingEnd::Ended { expected, error });
         } else {
             self.end(nic, vi, expected, error);
         }
@@ -442,7 +446,11 @@ impl Via {
             if let Some(endpoint) = pending.vi.and_then(|vi| self.own(pending.owner, vi)) {
                 endpoint.state = ViState::Idle;
                 if error != ConnectError::Rejected && pending.opcode == CONNECT_REQUEST {
-                    say(nic, pending.node, &Message::Withdraw { request: pending.request });
+                    send_message(
+                        nic,
+                        pending.node,
+                        &Message::Withdraw { request: pending.request },
+                    );
                 }
             }
             let who = (pending.owner, pending.opcode, pending.cookie);
@@ -490,10 +498,11 @@ impl Via {
             let Some(endpoint) = endpoint else { continue };
             let from = End::of(endpoint);
             let (local, remote) = (pending.local, pending.remote);
-            pending.ask_at = match say(nic, pending.node, &Message::Peer { from, local, remote }) {
-                true => Instant::FAR_FUTURE,
-                false => nic.now().plus_nanos(ASK_AGAIN_NS),
-            };
+            pending.ask_at =
+                match send_message(nic, pending.node, &Message::Peer { from, local, remote }) {
+                    true => Instant::FAR_FUTURE,
+                    false => nic.now().plus_nanos(ASK_AGAIN_NS),
+                };
         }
     }
 

@@ -129,7 +129,7 @@ impl Link {
 
 /// An event of a connection whose process was suspended: reported when the process resumes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum News {
+pub(super) enum PendingEnd {
     /// The other end has ended the connection: the frame that it expected next, and what was wrong with it.
     Ended { expected: u32, error: u8 },
     /// The other end's node is gone.
@@ -163,7 +163,7 @@ pub(super) struct Endpoint {
     pub(super) is_stopped: bool,
     /// Sends of an unreliable interface that were withdrawn when it was stopped; they count as lost on the way.
     pub(super) withdrawn: u32,
-    pub(super) news: Option<News>,
+    pub(super) pending_end: Option<PendingEnd>,
     /// Its port's names of memory, where they differ from the NIC's.
     pub(super) memory: Option<Arc<MemoryNames>>,
     /// A restored connection that waits for the address of its other end.
@@ -194,7 +194,7 @@ impl Endpoint {
             errors: VecDeque::new(),
             is_stopped: false,
             withdrawn: 0,
-            news: None,
+            pending_end: None,
             memory: None,
             rejoins: None,
             taken: None,
@@ -259,7 +259,7 @@ impl Endpoint {
     pub(super) fn flush(&mut self, nic: &mut Context<'_>, first: DescriptorError, state: ViState) {
         self.link = None;
         self.rejoins = None;
-        self.news = None;
+        self.pending_end = None;
         self.taken = None;
         self.withdrawn = 0;
         self.connection = self.connection.wrapping_add(1);

@@ -9,7 +9,7 @@ use midplane_simhw::wire;
 use super::Via;
 use super::endpoint::{Arriving, Endpoint, Link, ReceiveWork, Response, Segments, SendWork};
 use super::frame::{Fields, FrameKind};
-use super::save::{No, check_pieces, write_answer};
+use super::save::{Denied, check_pieces, write_answer};
 use super::window::{Flight, ReceiveWindow, SendWindow};
 use crate::context::{
     FlightContext, FlightKind, LinkContext, Piece, PortContext, SendContext, ViContext,
@@ -24,7 +24,7 @@ impl Via {
         nic: &mut Context<'_>,
         owner: PortId,
         region: RegionRef,
-    ) -> Result<usize, No> {
+    ) -> Result<usize, Denied> {
         let bytes = nic.read(region).map_err(|_| (Refused::Scratch, None))?.to_vec();
         let request: RestoreRequest =
             wire::decode_long(&bytes).map_err(|_| (Refused::Malformed, None))?;
@@ -67,7 +67,7 @@ impl Via {
         nic: &Context<'_>,
         owner: PortId,
         context: &PortContext<()>,
-    ) -> Result<(), No> {
+    ) -> Result<(), Denied> {
         let is_its = |endpoint: &Endpoint| endpoint.owner == owner;
         if self.vis.iter().flatten().any(is_its) || self.is_connecting(owner) {
             return Err((Refused::Occupied, None));
@@ -114,7 +114,7 @@ impl Via {
         nic: &Context<'_>,
         owner: PortId,
         region: RegionRef,
-    ) -> Result<usize, No> {
+    ) -> Result<usize, Denied> {
         let bytes = nic.read(region).map_err(|_| (Refused::Scratch, None))?.to_vec();
         let mut ends: Vec<Joined> =
             wire::decode_long(&bytes).map_err(|_| (Refused::Malformed, None))?;

@@ -20,7 +20,7 @@ use crate::keeper::{NicEnd, Refused, SavedPort};
 use crate::outcome::Operation;
 
 /// The reason of a refusal, and the interface concerned, by its process's name.
-pub(super) type No = (Refused, Option<u16>);
+pub(super) type Denied = (Refused, Option<u16>);
 
 impl Via {
     /// Carries out a keeper's command.
@@ -37,7 +37,7 @@ impl Via {
         nic.complete(command.region.port, &answer);
     }
 
-    fn carry_out(&mut self, nic: &mut Context<'_>, command: &Command) -> Result<usize, No> {
+    fn carry_out(&mut self, nic: &mut Context<'_>, command: &Command) -> Result<usize, Denied> {
         if self.config.keeper != Some(command.region.port) {
             return Err((Refused::NotKeeper, None));
         }
@@ -76,7 +76,7 @@ impl Via {
     }
 
     /// Returns a port's interfaces, encoded.
-    fn saved(&self, nic: &Context<'_>, port: PortId) -> Result<Vec<u8>, No> {
+    fn saved(&self, nic: &Context<'_>, port: PortId) -> Result<Vec<u8>, Denied> {
         if self.is_connecting(port) {
             return Err((Refused::Connecting, None));
         }
@@ -135,7 +135,7 @@ impl Endpoint {
         if self.state == ViState::ConnectPending {
             return Err(Refused::Connecting);
         }
-        if self.news.is_some() {
+        if self.pending_end.is_some() {
             return Err(Refused::Ended);
         }
         if self.rejoins.is_some() {
@@ -232,7 +232,7 @@ pub(super) fn check_pieces<P>(
     owner: PortId,
     context: &PortContext<P>,
     real: impl Fn(Piece) -> RegionRef,
-) -> Result<(), No> {
+) -> Result<(), Denied> {
     for vi in &context.vis {
         let may = |piece: &Piece, rights| {
             let access = midplane_simhw::region::Access {
@@ -270,7 +270,7 @@ pub(super) fn write_answer(
     nic: &mut Context<'_>,
     to: RegionRef,
     bytes: &[u8],
-) -> Result<usize, No> {
+) -> Result<usize, Denied> {
     if let Some(to) = to.part(0, bytes.len() as u32) {
         nic.write(to, Payload::from(bytes)).map_err(|_| (Refused::Scratch, None))?;
     }

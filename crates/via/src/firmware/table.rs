@@ -8,7 +8,7 @@ use midplane_simhw::id::PortId;
 use midplane_simhw::port::{Command, Completion, Status};
 
 use super::endpoint::Endpoint;
-use super::{MAX_ERRORS, Via, say_end};
+use super::{MAX_ERRORS, Via, send_end};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{CREATE, DESTROY, DISCONNECT, EVENT, QUERY, QUERY_NIC};
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
@@ -106,7 +106,7 @@ impl Via {
         }
         self.fail(nic, ConnectError::Gone, |pending| pending.is_of(vi));
         if let Some(endpoint) = self.own(owner, vi) {
-            say_end(nic, endpoint, 0);
+            send_end(nic, endpoint, 0);
             endpoint.flush(nic, DescriptorError::Flushed, ViState::Idle);
             // Errors reported later concern the next connection.
             endpoint.errors.clear();
@@ -129,11 +129,11 @@ impl Via {
         let first = DescriptorError::of(error).err().unwrap_or(DescriptorError::Flushed);
         endpoint.flush(nic, first, ViState::Error);
         endpoint.errors.push_back(AsyncError::ConnectionLost);
-        self.tell_errors(nic, vi);
+        self.report_errors(nic, vi);
     }
 
     /// Queues an interface's asynchronous errors for its port.
-    pub(super) fn tell_errors(&mut self, nic: &mut Context<'_>, vi: PortId) {
+    pub(super) fn report_errors(&mut self, nic: &mut Context<'_>, vi: PortId) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
         if endpoint.errors.is_empty() {
             return;
@@ -144,10 +144,10 @@ impl Via {
         while queue.len() > MAX_ERRORS {
             queue.pop_front();
         }
-        self.hand_errors_over(nic, owner);
+        self.deliver_error(nic, owner);
     }
 
-    pub(super) fn hand_errors_over(&mut self, nic: &mut Context<'_>, owner: PortId) {
+    pub(super) fn deliver_error(&mut self, nic: &mut Context<'_>, owner: PortId) {
         let Some(cookie) = self.listening.get(&owner).copied() else { return };
         let Some((vi, error)) = self.errors.get_mut(&owner).and_then(VecDeque::pop_front) else {
             return;

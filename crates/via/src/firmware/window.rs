@@ -214,9 +214,9 @@ pub(super) struct ReceiveWindow {
     owed_since: Option<Instant>,
     urgent: bool,
     /// True if the last acknowledgement travelled with a data frame: the traffic is requests and answers.
-    converses: bool,
+    is_request_response: bool,
     /// The missing frame that was reported to the sender.
-    complained: Option<u32>,
+    reported_gap: Option<u32>,
 }
 
 impl ReceiveWindow {
@@ -234,7 +234,7 @@ impl ReceiveWindow {
             0 => Arrival::Next,
             ahead if ahead < 1 << 31 => {
                 // One report for each missing frame: the rest of the window will arrive early too.
-                self.urgent |= self.complained.replace(self.expected) != Some(self.expected);
+                self.urgent |= self.reported_gap.replace(self.expected) != Some(self.expected);
                 Arrival::Early
             }
             _ => {
@@ -259,7 +259,7 @@ impl ReceiveWindow {
     pub(super) const fn skip_to(&mut self, sequence: u32) {
         self.expected = sequence;
         self.urgent = false;
-        self.complained = None;
+        self.reported_gap = None;
     }
 
     /// Handles the sender's request for an acknowledgement.
@@ -274,18 +274,19 @@ impl ReceiveWindow {
 
     /// Returns when an owed acknowledgement must be sent, alone if necessary.
     pub(super) fn due(&self, delay_ns: u64) -> Option<Instant> {
-        let delay_ns = if self.converses { delay_ns.max(CONVERSATION_NS) } else { delay_ns };
+        let delay_ns =
+            if self.is_request_response { delay_ns.max(CONVERSATION_NS) } else { delay_ns };
         self.owed_since.map(|since| since.plus_nanos(delay_ns))
     }
 
     /// Returns whether a frame is missing, which the next acknowledgement reports.
     pub(super) fn has_gap(&self) -> bool {
-        self.complained == Some(self.expected)
+        self.reported_gap == Some(self.expected)
     }
 
     /// Notes that an acknowledgement is sent, alone or with a frame; returns the number in it.
     pub(super) const fn on_transmit(&mut self) -> u32 {
-        self.converses |= self.owed_since.is_some();
+        self.is_request_response |= self.owed_since.is_some();
         self.frames = 0;
         self.bytes = 0;
         self.owed_since = None;
@@ -295,7 +296,7 @@ impl ReceiveWindow {
 
     /// Notes that the acknowledgement is sent alone.
     pub(super) const fn on_alone(&mut self) {
-        self.converses = false;
+        self.is_request_response = false;
     }
 }
 
@@ -409,7 +410,7 @@ mod tests {
             window.push(now, flight(true));
             let mut arrived = 0;
             for number in numbers {
-                arrived += window.on_acknowledgement(now, number).map_or(0, |news| news.frames);
+                arrived += window.on_acknowledgement(now, number).map_or(0, |pending_end| pending_end.frames);
             }
             prop_assert!(arrived <= 1);
         }

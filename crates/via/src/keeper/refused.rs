@@ -32,7 +32,9 @@ pub enum Refused {
     #[error("the NIC has too few interfaces left")]
     NoRoom = 8,
     /// The process does not await one of the descriptors.
-    #[error("the process does not wait for one of its descriptors: the context is another process's, or old")]
+    #[error(
+        "the process does not wait for one of its descriptors: the context is another process's, or old"
+    )]
     NotAwaited = 9,
     /// Memory is not registered, or without the required rights.
     #[error(
@@ -52,7 +54,9 @@ pub enum Refused {
     #[error("these are not the interfaces that were restored, or they were joined already")]
     NotRestored = 14,
     /// The connection ended while its process was suspended.
-    #[error("its connection has ended, and the process has not received the event yet: resume it first")]
+    #[error(
+        "its connection has ended, and the process has not received the event yet: resume it first"
+    )]
     Ended = 15,
     /// The NIC does not run the extension, or runs another version of it.
     #[error("the NIC does not run this version of the extension for Virtual Interfaces")]

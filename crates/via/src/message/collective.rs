@@ -44,7 +44,7 @@ impl<P: Progression> Drop for Turn<'_, P> {
     fn drop(&mut self) {
         if !self.ended {
             if !self.communicator.abandoned.swap(true, Ordering::Relaxed) {
-                self.communicator.tell_left();
+                self.communicator.notify_left();
             }
             if let Some(nics) = &self.communicator.nics {
                 nics.abandon();

@@ -33,7 +33,7 @@ use waiters::Waiters;
 pub use pending::{Pending, wait_all, wait_any, wait_some};
 pub use persistent::Persistent;
 #[cfg(feature = "service")]
-pub(crate) use probing::Place;
+pub(crate) use probing::Registration;
 pub use probing::{Message, Probed};
 
 /// A message that was received.
@@ -49,7 +49,7 @@ pub struct Received {
 
 /// The state that all communicators of a process share.
 #[derive(Debug)]
-struct Desk<P> {
+struct Shared<P> {
     process: Process<P>,
     waiters: Waiters,
     /// Consecutive requests that completed within the poll that asked for them.
@@ -58,7 +58,7 @@ struct Desk<P> {
     nics: Weak<Nics>,
 }
 
-impl<P: Progression> Desk<P> {
+impl<P: Progression> Shared<P> {
     /// Moves requests forward until `request` is done or no more can be done now; the carrier then wakes
     /// `waker`. A task whose request is done stops early: when it leaves, another waiter takes over the
     /// carrier's waker.
@@ -66,7 +66,7 @@ impl<P: Progression> Desk<P> {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
         advance(process.lower_mut(), waiters.lead(place), request);
-        self.tell_probes();
+        self.wake_probes();
     }
 
     /// Does the same for a waiter that may be kept without being polled: the carrier then wakes all waiters.
@@ -74,13 +74,13 @@ impl<P: Progression> Desk<P> {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
         advance(process.lower_mut(), waiters.lead_kept(place), request);
-        self.tell_probes();
+        self.wake_probes();
     }
 
     /// Moves requests forward as far as possible without waiting.
-    fn glance(&mut self) {
+    fn poll_once(&mut self) {
         self.process.lower_mut().advance(Wait::Not);
-        self.tell_probes();
+        self.wake_probes();
     }
 
     fn moves(&mut self) -> u32 {
@@ -88,9 +88,9 @@ impl<P: Progression> Desk<P> {
     }
 
     /// Wakes the probes, if anything has moved since they were last woken.
-    fn tell_probes(&mut self) {
+    fn wake_probes(&mut self) {
         let moves = self.moves();
-        self.waiters.tell_probes(moves);
+        self.waiters.wake_probes(moves);
     }
 }
 
@@ -105,33 +105,33 @@ fn advance(lower: &mut impl Progression, waker: &Waker, request: Option<Request>
 /// The shared state, locked. Wakers to be woken or dropped meanwhile are woken or dropped after the unlock.
 struct Locked<'a, P: Progression> {
     /// `Some` until this is dropped.
-    desk: Option<MutexGuard<'a, Desk<P>>>,
+    shared: Option<MutexGuard<'a, Shared<P>>>,
 }
 
 impl<P: Progression> Deref for Locked<'_, P> {
-    type Target = Desk<P>;
+    type Target = Shared<P>;
 
     #[inline]
-    fn deref(&self) -> &Desk<P> {
-        self.desk.as_ref().expect("the guard is taken only on drop")
+    fn deref(&self) -> &Shared<P> {
+        self.shared.as_ref().expect("the guard is taken only on drop")
     }
 }
 
 impl<P: Progression> DerefMut for Locked<'_, P> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Desk<P> {
-        self.desk.as_mut().expect("the guard is taken only on drop")
+    fn deref_mut(&mut self) -> &mut Shared<P> {
+        self.shared.as_mut().expect("the guard is taken only on drop")
     }
 }
 
 impl<P: Progression> Drop for Locked<'_, P> {
     #[inline]
     fn drop(&mut self) {
-        let Some(mut desk) = self.desk.take() else { return };
-        let rung = desk.waiters.bell().release().then(|| Arc::clone(desk.waiters.bell()));
-        let of_waiters = desk.waiters.deferred.take();
-        let of_requests = desk.process.lower_mut().requests().deferred.take();
-        drop(desk);
+        let Some(mut shared) = self.shared.take() else { return };
+        let rung = shared.waiters.bell().release().then(|| Arc::clone(shared.waiters.bell()));
+        let of_waiters = shared.waiters.deferred.take();
+        let of_requests = shared.process.lower_mut().requests().deferred.take();
+        drop(shared);
         [of_waiters, of_requests].into_iter().flatten().for_each(Deferred::run);
         if let Some(bell) = rung {
             bell.ring();
@@ -146,7 +146,7 @@ impl<P: Progression> Drop for Locked<'_, P> {
 /// still sent. A dropped receive has received nothing: a message that it had matched returns to its place in
 /// the queue, unless it was truncated.
 pub struct Communicator<P> {
-    desk: Arc<Mutex<Desk<P>>>,
+    shared: Arc<Mutex<Shared<P>>>,
     scope: Scope,
     /// Number of the next collective operation.
     pub(super) turn: Arc<AtomicU32>,
@@ -161,7 +161,7 @@ pub struct Communicator<P> {
 impl<P> Clone for Communicator<P> {
     fn clone(&self) -> Self {
         Self {
-            desk: Arc::clone(&self.desk),
+            shared: Arc::clone(&self.shared),
             scope: self.scope.clone(),
             turn: Arc::clone(&self.turn),
             abandoned: Arc::clone(&self.abandoned),
@@ -182,12 +182,12 @@ impl<P: Progression> Communicator<P> {
     #[must_use]
     pub fn world(process: Process<P>, scope: Scope) -> Self {
         let (waiters, nics) = (Waiters::default(), Weak::new());
-        let desk = Desk { process, waiters, turns: 0, nics };
-        Self::of(Arc::new(Mutex::new(desk)), scope, 0)
+        let shared = Shared { process, waiters, turns: 0, nics };
+        Self::of(Arc::new(Mutex::new(shared)), scope, 0)
     }
 
-    fn of(desk: Arc<Mutex<Desk<P>>>, scope: Scope, losses: u32) -> Self {
-        Self { desk, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
+    fn of(shared: Arc<Mutex<Shared<P>>>, scope: Scope, losses: u32) -> Self {
+        Self { shared, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
     }
 
     /// Promises that no process receives or probes on this communicator with the tag left open (MPI's
@@ -200,11 +200,11 @@ impl<P: Progression> Communicator<P> {
 
     /// Makes another communicator of the same process. Its members have been there since this one was made.
     pub(super) fn sibling(&self, scope: Scope) -> Self {
-        Self::of(Arc::clone(&self.desk), scope, self.losses)
+        Self::of(Arc::clone(&self.shared), scope, self.losses)
     }
 
     /// Returns this communicator, with collective operations carried out by the NICs.
-    pub(super) fn by_way_of(self, nics: Nics) -> Self {
+    pub(super) fn with_nics(self, nics: Nics) -> Self {
         let nics = Arc::new(nics);
         self.lock().nics = Arc::downgrade(&nics);
         Self { nics: Some(nics), ..self }
@@ -229,14 +229,14 @@ impl<P: Progression> Communicator<P> {
     }
 
     fn lock(&self) -> Locked<'_, P> {
-        lock(&self.desk)
+        lock(&self.shared)
     }
 
     /// Runs `work` on the process behind this communicator; other tasks wait for the lock meanwhile.
     pub fn with<T>(&self, work: impl FnOnce(&mut Process<P>) -> T) -> T {
-        let mut desk = self.lock();
-        let result = work(&mut desk.process);
-        desk.tell_probes();
+        let mut shared = self.lock();
+        let result = work(&mut shared.process);
+        shared.wake_probes();
         result
     }
 
@@ -473,7 +473,7 @@ impl<P: Progression> Communicator<P> {
     }
 
     /// Notifies all other members that this process left a collective operation before its end.
-    pub(super) fn tell_left(&self) {
+    pub(super) fn notify_left(&self) {
         let scope = &self.scope;
         self.with(|process| {
             for to in (0..self.size()).map(Rank).filter(|to| *to != self.rank()) {
@@ -495,10 +495,10 @@ impl<P: Progression> Communicator<P> {
 
 /// Locks the shared state. A panic in a caller's closure ([`Communicator::with`]) happens between two calls of
 /// the process, so the state is consistent and poisoning is ignored.
-fn lock<P: Progression>(desk: &Mutex<Desk<P>>) -> Locked<'_, P> {
-    let desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
-    desk.waiters.bell().hold();
-    Locked { desk: Some(desk) }
+fn lock<P: Progression>(shared: &Mutex<Shared<P>>) -> Locked<'_, P> {
+    let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.waiters.bell().hold();
+    Locked { shared: Some(shared) }
 }
 
 /// Runs a future on this thread: busy-polls for a while, then parks until it is woken.

@@ -87,7 +87,7 @@ struct Arrived {
 
 /// The state of an engine except its carrier.
 #[derive(Debug)]
-struct Desk {
+struct Core {
     own: Peer,
     config: Config,
     requests: Requests,
@@ -119,7 +119,7 @@ struct Desk {
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Life {
+enum Phase {
     New,
     Running,
     Closing,
@@ -130,8 +130,8 @@ enum Life {
 #[derive(Debug)]
 pub struct Engine<C> {
     carrier: C,
-    desk: Desk,
-    life: Life,
+    core: Core,
+    phase: Phase,
 }
 
 impl<C: Carrier> Engine<C> {
@@ -140,7 +140,7 @@ impl<C: Carrier> Engine<C> {
     pub fn new(carrier: C, config: Config) -> Self {
         // Half a window: one message of the largest size can travel while another waits.
         let eager = config.eager.min(carrier.room()).min(config.window / 2 - ENTRY);
-        let desk = Desk {
+        let core = Core {
             own: carrier.own(),
             config,
             requests: Requests::new(),
@@ -160,19 +160,19 @@ impl<C: Carrier> Engine<C> {
             counters: Counters::default(),
             eager,
         };
-        Self { carrier, desk, life: Life::New }
+        Self { carrier, core, phase: Phase::New }
     }
 
     /// Returns what the engine has counted.
     #[must_use]
     pub const fn counters(&self) -> Counters {
-        self.desk.counters
+        self.core.counters
     }
 
     /// Returns the bytes of unexpected messages stored here, including [`ENTRY`] for each.
     #[must_use]
     pub fn unexpected_bytes(&self) -> u64 {
-        self.desk.links.iter().map(|link| link.arrived - link.freed).sum()
+        self.core.links.iter().map(|link| link.arrived - link.freed).sum()
     }
 
     /// Returns the carrier of its packets.
@@ -186,26 +186,26 @@ impl<C: Carrier> Engine<C> {
         &mut self.carrier
     }
 
-    /// Handles arrived packets, at most a batch. If `looks`, stops once a request has completed, so that the
+    /// Handles arrived packets, at most a batch. If `stops_early`, stops once a request has completed, so that the
     /// caller gets its outcome sooner. Returns whether more may have arrived.
     #[inline]
-    fn take_in(&mut self, looks: bool) -> bool {
-        let before = self.desk.requests.completed();
-        for _ in 0..self.desk.config.batch {
-            if looks && self.desk.requests.completed() != before {
+    fn take_in(&mut self, stops_early: bool) -> bool {
+        let before = self.core.requests.completed();
+        for _ in 0..self.core.config.batch {
+            if stops_early && self.core.requests.completed() != before {
                 return true;
             }
-            if let Some((envelope, bytes)) = self.desk.to_self.pop_front() {
-                self.desk.on_packet(self.desk.own, &envelope, Payload::from(&bytes[..]));
+            if let Some((envelope, bytes)) = self.core.to_self.pop_front() {
+                self.core.on_packet(self.core.own, &envelope, Payload::from(&bytes[..]));
                 continue;
             }
             match self.carrier.poll() {
                 Some(Event::Packet { from, envelope, payload }) => {
-                    self.desk.on_packet(from, &envelope, payload);
+                    self.core.on_packet(from, &envelope, payload);
                 }
-                Some(Event::Lost(peer)) => self.desk.lose(Failure::PeerLost(peer)),
-                Some(Event::Restarted(peer)) => self.desk.lose(Failure::PeerRestarted(peer)),
-                Some(Event::Returned(peer)) => self.desk.regain(peer),
+                Some(Event::Lost(peer)) => self.core.lose(Failure::PeerLost(peer)),
+                Some(Event::Restarted(peer)) => self.core.lose(Failure::PeerRestarted(peer)),
+                Some(Event::Returned(peer)) => self.core.regain(peer),
                 None => return false,
             }
         }
@@ -215,13 +215,13 @@ impl<C: Carrier> Engine<C> {
     /// Polls the carrier if the operation's peer is lost: it may have returned. Otherwise an operation for a
     /// lost process would fail without ever polling.
     #[inline]
-    fn look_for(&mut self, operation: Operation) {
+    fn poll_if_lost(&mut self, operation: Operation) {
         let peer = match operation {
             Operation::Send { to, .. } => Some(to),
             Operation::Receive(pattern) => pattern.source,
             Operation::Claimed(_) | Operation::Nothing => None,
         };
-        if peer.and_then(|peer| self.desk.link(peer)).is_some_and(|link| link.lost) {
+        if peer.and_then(|peer| self.core.link(peer)).is_some_and(|link| link.lost) {
             self.take_in(false);
         }
     }
@@ -229,28 +229,28 @@ impl<C: Carrier> Engine<C> {
     /// Sends all packets that can be sent now; returns whether more could be sent at once.
     #[inline]
     fn flush(&mut self) -> bool {
-        !self.desk.busy.is_empty() && self.desk.flush(&mut self.carrier)
+        !self.core.busy.is_empty() && self.core.flush(&mut self.carrier)
     }
 
     #[inline]
-    fn progress(&mut self, looks: bool) -> bool {
-        if self.desk.requests.has_marked() {
-            self.desk.cancel_marked();
+    fn progress(&mut self, stops_early: bool) -> bool {
+        if self.core.requests.has_marked() {
+            self.core.cancel_marked();
         }
-        let more = self.take_in(looks) | self.flush();
-        more || !self.desk.to_self.is_empty()
+        let more = self.take_in(stops_early) | self.flush();
+        more || !self.core.to_self.is_empty()
     }
 }
 
 impl<C: Carrier> Progression for Engine<C> {
     fn init(&mut self) -> Result<Abilities, InitError> {
-        if self.life != Life::New {
+        if self.phase != Phase::New {
             return Err(InitError::Twice);
         }
-        self.life = Life::Running;
-        self.addprocs(&[self.desk.own])?;
+        self.phase = Phase::Running;
+        self.addprocs(&[self.core.own])?;
         Ok(Abilities {
-            own: self.desk.own,
+            own: self.core.own,
             max_tag: Tag(u32::MAX),
             max_context: Context(u32::MAX),
             max_length: MAX_LENGTH,
@@ -258,29 +258,29 @@ impl<C: Carrier> Progression for Engine<C> {
     }
 
     fn addprocs(&mut self, peers: &[Peer]) -> Result<(), InitError> {
-        if self.life != Life::Running {
+        if self.phase != Phase::Running {
             return Err(InitError::NotInitialised);
         }
-        let known = |desk: &Desk, peer| desk.link(peer).is_some_and(|link| link.known);
-        let own = self.desk.own;
-        let new = peers.iter().filter(|peer| !known(&self.desk, **peer) && **peer != own).count();
-        let share = self.desk.unshared / new.max(1);
+        let known = |core: &Core, peer| core.link(peer).is_some_and(|link| link.known);
+        let own = self.core.own;
+        let new = peers.iter().filter(|peer| !known(&self.core, **peer) && **peer != own).count();
+        let share = self.core.unshared / new.max(1);
         for peer in peers.iter().copied() {
-            if known(&self.desk, peer) {
+            if known(&self.core, peer) {
                 continue;
             }
-            if peer != self.desk.own {
+            if peer != self.core.own {
                 self.carrier.connect(&[peer])?;
             }
-            self.desk.add(peer, share);
+            self.core.add(peer, share);
         }
-        self.desk.flush(&mut self.carrier);
+        self.core.flush(&mut self.carrier);
         Ok(())
     }
 
     #[inline]
     fn build(&mut self, operation: Operation) -> Result<Request, BuildError> {
-        if self.life != Life::Running {
+        if self.phase != Phase::Running {
             return Err(BuildError::NotRunning);
         }
         let peer = match operation {
@@ -289,21 +289,21 @@ impl<C: Carrier> Progression for Engine<C> {
             Operation::Claimed(_) | Operation::Nothing => None,
         };
         if let Some(peer) = peer {
-            self.desk.link(peer).filter(|link| link.known).ok_or(BuildError::Unknown(peer))?;
+            self.core.link(peer).filter(|link| link.known).ok_or(BuildError::Unknown(peer))?;
         }
-        Ok(self.desk.requests.insert(operation))
+        Ok(self.core.requests.insert(operation))
     }
 
     #[inline]
     fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), StartError> {
-        if self.life != Life::Running {
+        if self.phase != Phase::Running {
             return Err(StartError::NotRunning);
         }
-        if let Some(operation) = self.desk.requests.operation(request) {
-            self.look_for(operation);
+        if let Some(operation) = self.core.requests.operation(request) {
+            self.poll_if_lost(operation);
         }
-        let desk = &mut self.desk;
-        let record = desk.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
+        let core = &mut self.core;
+        let record = core.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
         if record.state != State::Built {
             return Err(StartError::NotBuilt);
         }
@@ -311,25 +311,25 @@ impl<C: Carrier> Progression for Engine<C> {
             (Operation::Send { mode, to, context, tag }, Load::Copy(bytes)) => {
                 check_length(bytes.len())?;
                 let route = Route { mode, to, context, tag };
-                if !desk.send_at_once(&mut self.carrier, request, route, bytes) {
-                    desk.queue_send(request, to, Bytes::copy_from_slice(bytes));
+                if !core.send_at_once(&mut self.carrier, request, route, bytes) {
+                    core.queue_send(request, to, Bytes::copy_from_slice(bytes));
                 }
             }
             (Operation::Send { mode, to, context, tag }, Load::Bytes(bytes)) => {
                 check_length(bytes.len())?;
                 let route = Route { mode, to, context, tag };
-                if !desk.send_at_once(&mut self.carrier, request, route, &bytes) {
-                    desk.queue_send(request, to, bytes);
+                if !core.send_at_once(&mut self.carrier, request, route, &bytes) {
+                    core.queue_send(request, to, bytes);
                 }
             }
             (Operation::Receive(pattern), Load::Room { room, storage }) => {
                 (record.room, record.storage) = (room, storage);
-                desk.receive(request, &pattern);
+                core.receive(request, &pattern);
             }
             (Operation::Claimed(_), Load::Room { room, storage }) => {
-                let held = desk.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
+                let held = core.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
                 (record.room, record.storage) = (room, storage);
-                desk.meet(request, held);
+                core.meet(request, held);
             }
             _ => return Err(StartError::WrongLoad),
         }
@@ -340,16 +340,16 @@ impl<C: Carrier> Progression for Engine<C> {
 
     #[inline]
     fn destroy(&mut self, request: Request, undo: bool) {
-        if !self.desk.claimed.is_empty()
-            && let Some(held) = self.desk.claimed.remove(&request)
+        if !self.core.claimed.is_empty()
+            && let Some(held) = self.core.claimed.remove(&request)
         {
-            self.desk.unclaim(held);
+            self.core.unclaim(held);
         }
-        match self.desk.requests.state(request) {
-            Some(State::Done) if undo => self.desk.abandon(request, undo),
-            Some(State::Waiting | State::Active) => self.desk.abandon(request, undo),
+        match self.core.requests.state(request) {
+            Some(State::Done) if undo => self.core.abandon(request, undo),
+            Some(State::Waiting | State::Active) => self.core.abandon(request, undo),
             _ => {
-                self.desk.requests.remove(request);
+                self.core.requests.remove(request);
             }
         }
         self.flush();
@@ -357,36 +357,36 @@ impl<C: Carrier> Progression for Engine<C> {
 
     #[inline]
     fn send_now(&mut self, operation: Operation, bytes: &[u8]) -> Option<Outcome> {
-        if self.life != Life::Running {
+        if self.phase != Phase::Running {
             return None;
         }
         let route = Route::of(operation)?;
-        self.look_for(operation);
-        let (status, result) = self.desk.send_alone(&mut self.carrier, route, bytes)?;
+        self.poll_if_lost(operation);
+        let (status, result) = self.core.send_alone(&mut self.carrier, route, bytes)?;
         Some(Outcome { status, result, bytes: Vec::new() })
     }
 
     #[inline]
     fn receive_now(&mut self, pattern: &Pattern, room: usize, storage: &mut Vec<u8>) -> Receipt {
-        if self.life != Life::Running || !self.desk.may_receive_alone(pattern) {
+        if self.phase != Phase::Running || !self.core.may_receive_alone(pattern) {
             return Receipt::Refused;
         }
         let event = self.carrier.poll();
         let taken = match event {
             Some(Event::Packet { from, envelope, payload }) => {
                 let target = (room, &mut *storage);
-                self.desk.on_packet_for(pattern, target, from, &envelope, payload)
+                self.core.on_packet_for(pattern, target, from, &envelope, payload)
             }
             Some(Event::Lost(peer)) => {
-                self.desk.lose(Failure::PeerLost(peer));
+                self.core.lose(Failure::PeerLost(peer));
                 None
             }
             Some(Event::Restarted(peer)) => {
-                self.desk.lose(Failure::PeerRestarted(peer));
+                self.core.lose(Failure::PeerRestarted(peer));
                 None
             }
             Some(Event::Returned(peer)) => {
-                self.desk.regain(peer);
+                self.core.regain(peer);
                 None
             }
             None => None,
@@ -401,32 +401,32 @@ impl<C: Carrier> Progression for Engine<C> {
     }
 
     fn finalize(&mut self) -> Poll<()> {
-        match self.life {
-            Life::Down => return Poll::Ready(()),
-            Life::New => {}
-            Life::Running | Life::Closing => {
-                self.life = Life::Closing;
-                let drained = self.desk.links.iter().all(|link| link.lost || link.is_idle());
-                if !drained || self.desk.owes_answers() || !self.carrier.is_flushed() {
+        match self.phase {
+            Phase::Down => return Poll::Ready(()),
+            Phase::New => {}
+            Phase::Running | Phase::Closing => {
+                self.phase = Phase::Closing;
+                let drained = self.core.links.iter().all(|link| link.lost || link.is_idle());
+                if !drained || self.core.owes_answers() || !self.carrier.is_flushed() {
                     return Poll::Pending;
                 }
                 self.carrier.close();
             }
         }
-        self.life = Life::Down;
-        self.desk.fail_all(Failure::Finalized);
+        self.phase = Phase::Down;
+        self.core.fail_all(Failure::Finalized);
         Poll::Ready(())
     }
 
     fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
-        let Some((id, key, arrived)) = self.desk.matching.peek(pattern) else {
-            return self.desk.probe_hinted(pattern, claim);
+        let Some((id, key, arrived)) = self.core.matching.peek(pattern) else {
+            return self.core.probe_hinted(pattern, claim);
         };
         let length = arrived.length as usize;
         let claimed = (claim == Claim::Take).then(|| {
-            let held = self.desk.matching.remove(id).expect("the message was just found");
-            let request = self.desk.requests.insert(Operation::Claimed(key));
-            self.desk.claimed.insert(request, held);
+            let held = self.core.matching.remove(id).expect("the message was just found");
+            let request = self.core.requests.insert(Operation::Claimed(key));
+            self.core.claimed.insert(request, held);
             request
         });
         Some(Probe { key, length, claimed })
@@ -436,7 +436,7 @@ impl<C: Carrier> Progression for Engine<C> {
     fn advance(&mut self, wait: Wait<'_>) -> usize {
         loop {
             let more = self.progress(matches!(wait, Wait::Not));
-            let completed = self.desk.requests.take_completed();
+            let completed = self.core.requests.take_completed();
             let Wait::Wake(waker) = wait else { return completed };
             if completed > 0 {
                 return completed;
@@ -453,27 +453,27 @@ impl<C: Carrier> Progression for Engine<C> {
     }
 
     fn requests(&mut self) -> &mut Requests {
-        &mut self.desk.requests
+        &mut self.core.requests
     }
 
     fn losses(&self) -> u32 {
-        self.desk.losses
+        self.core.losses
     }
 
     fn was_left(&self, context: Context) -> bool {
-        self.desk.has_left && self.desk.links.iter().any(|link| link.left.contains(&context))
+        self.core.has_left && self.core.links.iter().any(|link| link.left.contains(&context))
     }
 
     fn has_returned(&self, peer: Peer, losses: u32) -> bool {
-        self.desk.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
+        self.core.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
     }
 
     fn assert_no_any_tag(&mut self, context: Context) {
-        self.desk.by_tag.insert(context);
+        self.core.by_tag.insert(context);
     }
 
     fn explain(&self) -> Explanation {
-        self.desk.explain()
+        self.core.explain()
     }
 }
 
@@ -484,7 +484,7 @@ const fn check_length(length: usize) -> Result<(), StartError> {
     Ok(())
 }
 
-impl Desk {
+impl Core {
     #[inline]
     fn link(&self, peer: Peer) -> Option<&Link> {
         self.links.get(peer.0 as usize)

@@ -69,30 +69,30 @@ impl Packet {
 }
 
 #[derive(Debug, Default)]
-struct Lane {
+struct Queue {
     packets: VecDeque<Packet>,
     /// True if the sender was refused and waits for room.
     refused: bool,
     /// True once the sender posts no more; the receiver gets `Lost` once the queue is empty.
     closed: bool,
-    told: bool,
+    loss_reported: bool,
 }
 
 #[derive(Debug)]
-struct Hub {
+struct Shared {
     /// From sender `s` to receiver `r`: `s * processes + r`.
-    lanes: Vec<Lane>,
+    queues: Vec<Queue>,
     wakers: Vec<Option<Waker>>,
     /// True for each process to which something has happened since its last arm or fruitless poll.
-    news: Vec<bool>,
+    has_event: Vec<bool>,
     spare: Vec<Packet>,
-    gone: Vec<bool>,
+    exited: Vec<bool>,
 }
 
 /// One process's end of a network in memory.
 #[derive(Debug)]
 pub struct MemoryCarrier {
-    hub: Arc<Mutex<Hub>>,
+    shared: Arc<Mutex<Shared>>,
     own: Peer,
     processes: usize,
     config: MemoryConfig,
@@ -104,15 +104,15 @@ pub struct MemoryCarrier {
 /// Makes a network of `processes`; returns their ends, in order.
 #[must_use]
 pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
-    let hub = Arc::new(Mutex::new(Hub {
-        lanes: (0..processes * processes).map(|_| Lane::default()).collect(),
+    let shared = Arc::new(Mutex::new(Shared {
+        queues: (0..processes * processes).map(|_| Queue::default()).collect(),
         wakers: vec![None; processes],
-        news: vec![false; processes],
+        has_event: vec![false; processes],
         spare: Vec::new(),
-        gone: vec![false; processes],
+        exited: vec![false; processes],
     }));
     let end = |own: usize| MemoryCarrier {
-        hub: Arc::clone(&hub),
+        shared: Arc::clone(&shared),
         own: Peer(own as u32),
         processes,
         config,
@@ -122,11 +122,11 @@ pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
     (0..processes).map(end).collect()
 }
 
-impl Hub {
+impl Shared {
     /// Notes that something has happened to a process; returns its waker, to be woken after the unlock.
     #[must_use]
-    fn tell(&mut self, process: usize) -> Option<Waker> {
-        self.news[process] = true;
+    fn notify(&mut self, process: usize) -> Option<Waker> {
+        self.has_event[process] = true;
         self.wakers[process].take()
     }
 }
@@ -136,18 +136,18 @@ fn wake(wakers: impl IntoIterator<Item = Waker>) {
 }
 
 impl MemoryCarrier {
-    fn hub(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {
-        hub.lock().expect("no code panics while it holds this lock")
+    fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+        shared.lock().expect("no code panics while it holds this lock")
     }
 
     /// Ends the process as if it had been killed: packets that it posted and that were not yet received are
     /// lost.
     pub fn kill(&mut self) {
-        let mut hub = Self::hub(&self.hub);
+        let mut shared = Self::lock(&self.shared);
         for other in 0..self.processes {
-            hub.lanes[self.own.0 as usize * self.processes + other].packets.clear();
+            shared.queues[self.own.0 as usize * self.processes + other].packets.clear();
         }
-        drop(hub);
+        drop(shared);
         self.close();
     }
 }
@@ -170,80 +170,80 @@ impl Carrier for MemoryCarrier {
 
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
         let (own, to) = (self.own.0 as usize, to.0 as usize);
-        let mut hub = Self::hub(&self.hub);
-        if hub.gone[to] || hub.gone[own] {
+        let mut shared = Self::lock(&self.shared);
+        if shared.exited[to] || shared.exited[own] {
             return Err(Refusal::Lost);
         }
-        let lane = &mut hub.lanes[own * self.processes + to];
-        if lane.packets.len() >= self.config.depth {
-            lane.refused = true;
+        let queue = &mut shared.queues[own * self.processes + to];
+        if queue.packets.len() >= self.config.depth {
+            queue.refused = true;
             return Err(Refusal::Full);
         }
-        let mut packet = hub.spare.pop().unwrap_or(Packet::EMPTY);
+        let mut packet = shared.spare.pop().unwrap_or(Packet::EMPTY);
         let _ = envelope.emit(&mut packet.envelope);
         packet.payload.clear();
         packet.payload.extend_from_slice(payload);
-        hub.lanes[own * self.processes + to].packets.push_back(packet);
-        let waker = hub.tell(to);
-        drop(hub);
+        shared.queues[own * self.processes + to].packets.push_back(packet);
+        let waker = shared.notify(to);
+        drop(shared);
         wake(waker);
         Ok(())
     }
 
     fn poll(&mut self) -> Option<Event<'_>> {
         let own = self.own.0 as usize;
-        let mut hub = Self::hub(&self.hub);
-        if !hub.news[own] {
+        let mut shared = Self::lock(&self.shared);
+        if !shared.has_event[own] {
             return None;
         }
         let first = self.rng.below(self.processes as u64) as usize;
         for step in 0..self.processes {
             let from = (first + step) % self.processes;
-            let lane = &mut hub.lanes[from * self.processes + own];
-            if let Some(packet) = lane.packets.pop_front() {
-                let refused = std::mem::take(&mut lane.refused);
-                hub.spare.push(std::mem::replace(&mut self.current, packet));
-                let waker = if refused { hub.tell(from) } else { None };
-                drop(hub);
+            let queue = &mut shared.queues[from * self.processes + own];
+            if let Some(packet) = queue.packets.pop_front() {
+                let refused = std::mem::take(&mut queue.refused);
+                shared.spare.push(std::mem::replace(&mut self.current, packet));
+                let waker = if refused { shared.notify(from) } else { None };
+                drop(shared);
                 wake(waker);
                 let Packet { envelope, payload } = &self.current;
                 let envelope = Envelope::parse(envelope).expect("post emitted this envelope");
                 let payload = Payload::from(&payload[..]);
                 return Some(Event::Packet { from: Peer(from as u32), envelope, payload });
             }
-            if lane.closed && !std::mem::replace(&mut lane.told, true) {
+            if queue.closed && !std::mem::replace(&mut queue.loss_reported, true) {
                 return Some(Event::Lost(Peer(from as u32)));
             }
         }
-        hub.news[own] = false;
+        shared.has_event[own] = false;
         None
     }
 
     fn arm(&mut self, waker: &Waker) -> bool {
         let own = self.own.0 as usize;
-        let mut hub = Self::hub(&self.hub);
-        if std::mem::take(&mut hub.news[own]) {
+        let mut shared = Self::lock(&self.shared);
+        if std::mem::take(&mut shared.has_event[own]) {
             // There may be room again as well: the next poll checks.
-            hub.news[own] = true;
+            shared.has_event[own] = true;
             return false;
         }
-        let former = hub.wakers[own].replace(waker.clone());
+        let former = shared.wakers[own].replace(waker.clone());
         // Its drop may run any code.
-        drop(hub);
+        drop(shared);
         drop(former);
         true
     }
 
     fn close(&mut self) {
         let own = self.own.0 as usize;
-        let mut hub = Self::hub(&self.hub);
-        hub.gone[own] = true;
+        let mut shared = Self::lock(&self.shared);
+        shared.exited[own] = true;
         let mut wakers = Vec::new();
         for other in 0..self.processes {
-            hub.lanes[own * self.processes + other].closed = true;
-            wakers.extend(hub.tell(other));
+            shared.queues[own * self.processes + other].closed = true;
+            wakers.extend(shared.notify(other));
         }
-        drop(hub);
+        drop(shared);
         wake(wakers);
     }
 }

@@ -153,13 +153,13 @@ pub enum Failure {
     PeerRestarted(Peer),
     /// The receiver's memory for unexpected messages is full, and its configuration refuses more: nothing was
     /// sent.
-    #[error(
-        "process {0} has no memory left for unexpected messages; have it post receives first"
-    )]
+    #[error("process {0} has no memory left for unexpected messages; have it post receives first")]
     Refused(Peer),
     /// In a collective operation: another process left before its end, because it failed there or was dropped.
     /// This communicator can carry out no more collective operations.
-    #[error("another process has left the collective operation; continue with another communicator")]
+    #[error(
+        "another process has left the collective operation; continue with another communicator"
+    )]
     Abandoned,
     /// The lower layer was finalised first.
     #[error("the message layer was finalised")]

@@ -159,10 +159,14 @@ impl Nic {
     ) -> Result<u64, NicError> {
         let slot = self.free_scratch.pop().ok_or(NicError::QueueFull)?;
         let mut bytes = [0; PARAMETER_BYTES];
-        let length = wire::encode_into(parameters, &mut bytes).expect("encoded parameters fit PARAMETER_BYTES");
+        let length = wire::encode_into(parameters, &mut bytes)
+            .expect("encoded parameters fit PARAMETER_BYTES");
         let start = usize::from(slot) * SCRATCH_BYTES;
-        self.scratch.write(start, &bytes[..length]).expect("every slot is within the scratch region");
-        let region = self.scratch.range(start, length).expect("every slot is within the scratch region");
+        self.scratch
+            .write(start, &bytes[..length])
+            .expect("every slot is within the scratch region");
+        let region =
+            self.scratch.range(start, length).expect("every slot is within the scratch region");
         self.start(Command { region, ..command }, Some(slot))
     }
 

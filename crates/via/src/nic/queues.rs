@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::posted::{End, PostedQueue, cookie, number};
-use super::{MAX_SEGMENTS, Nic, NicError, Quiet, SCRATCH_BYTES, ViId};
+use super::{MAX_SEGMENTS, Nic, NicError, SCRATCH_BYTES, Unrung, ViId};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
     Ended, FENCE, IMMEDIATE, OPERATION_READ, OPERATION_WRITE, POST_RECEIVE, POST_SEND,
@@ -133,7 +133,7 @@ impl Queues {
     ) -> Option<u16> {
         let queues = self.vis.get_mut(vi.index())?.as_mut()?;
         let scratch = queues.posted[queue as usize].end(number, end)?;
-        tell(&mut self.completions, queues, queue);
+        push_completion(&mut self.completions, queues, queue);
         scratch
     }
 
@@ -144,14 +144,18 @@ impl Queues {
         let Some(Some(queues)) = self.vis.get_mut(vi.index()) else { return false };
         let has_ended = queues.posted[queue as usize].end_pending(end);
         if has_ended {
-            tell(&mut self.completions, queues, queue);
+            push_completion(&mut self.completions, queues, queue);
         }
         has_ended
     }
 }
 
 #[inline]
-fn tell(completions: &mut [VecDeque<(ViId, WorkQueue)>], queues: &ViQueues, queue: WorkQueue) {
+fn push_completion(
+    completions: &mut [VecDeque<(ViId, WorkQueue)>],
+    queues: &ViQueues,
+    queue: WorkQueue,
+) {
     if let Some(cq) = queues.told[queue as usize]
         && let Some(told) = completions.get_mut(cq.0)
     {
@@ -185,7 +189,7 @@ impl Nic {
 
     /// Rings the doorbell for all that was posted so far.
     pub(super) fn ring(&mut self) {
-        self.quiet = Quiet::Nothing;
+        self.unrung = Unrung::Nothing;
         self.port.ring();
     }
 
@@ -216,7 +220,7 @@ impl Nic {
         }
         let command = about(vi.number, POST_RECEIVE, 0);
         self.post(vi, WorkQueue::Receive, command, descriptor)?;
-        self.quiet = Quiet::Posted;
+        self.unrung = Unrung::Posted;
         Ok(())
     }
 

@@ -13,9 +13,9 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tower_service::Service;
 
 use super::frame;
-use super::lane::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE};
+use super::messages::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE};
 use super::server::REQUEST;
-use crate::message::communicator::{Communicator, Pending, Place};
+use crate::message::communicator::{Communicator, Pending, Registration};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
@@ -61,7 +61,7 @@ pub struct Client<P: Progression> {
     permit: Option<OwnedSemaphorePermit>,
     turn: Option<Turn>,
     /// Registered while it waits for a slot: it then receives the answers to calls that were dropped.
-    place: Option<Place<P>>,
+    place: Option<Registration<P>>,
 }
 
 impl<P: Progression> Clone for Client<P> {
@@ -139,7 +139,7 @@ impl<P: Progression> Client<P> {
         let room = &self.room;
         let turn = self.turn.get_or_insert_with(|| Box::pin(Arc::clone(room).acquire_owned()));
         let Poll::Ready(permit) = turn.as_mut().poll(context) else {
-            let place = self.place.get_or_insert_with(|| Place::new(&self.communicator));
+            let place = self.place.get_or_insert_with(|| Registration::new(&self.communicator));
             place.drive(context.waker());
             return Poll::Pending;
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::lane::{Receiver, Sender};
+use super::messages::{Receiver, Sender};
 use super::stream::{Abandoned, ByteStream, DEFAULT_DROPPED};
 use crate::message::communicator::Communicator;
 use crate::message::envelope::Tag;
@@ -13,7 +13,7 @@ use crate::message::progression::Progression;
 use crate::message::request::Failure;
 
 /// The tag of requests for a connection.
-const KNOCK: Tag = Tag(0);
+const CONNECT_TAG: Tag = Tag(0);
 
 /// Connections of one process with the others of a communicator, which nothing else may use. Clones share one
 /// set of connections.
@@ -69,7 +69,7 @@ impl<P: Progression> Streams<P> {
         // From 1, below 2^31: tags are twice that, and tag 0 is for connection requests.
         let number = self.next.fetch_add(1, Ordering::Relaxed) % 0x7FFF_FFFF + 1;
         let stream = self.stream(peer, Tag(2 * number), Tag(2 * number + 1));
-        self.communicator.send(peer, KNOCK, number.to_le_bytes().to_vec()).await?;
+        self.communicator.send(peer, CONNECT_TAG, number.to_le_bytes().to_vec()).await?;
         Ok(stream)
     }
 
@@ -83,8 +83,8 @@ impl<P: Progression> Streams<P> {
     pub async fn accept(&self) -> Result<ByteStream<P>, MessageError> {
         loop {
             self.abandoned.discard();
-            let knock = match self.communicator.receive(None, KNOCK).await {
-                Ok(knock) => knock,
+            let request = match self.communicator.receive(None, CONNECT_TAG).await {
+                Ok(request) => request,
                 // One process was lost; the others may still connect.
                 Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {
                     continue;
@@ -92,9 +92,9 @@ impl<P: Progression> Streams<P> {
                 Err(error) => return Err(error),
             };
             // A message of another form is no connection request.
-            let Ok(number) = knock.bytes[..].try_into().map(u32::from_le_bytes) else { continue };
+            let Ok(number) = request.bytes[..].try_into().map(u32::from_le_bytes) else { continue };
             if (1..=0x7FFF_FFFF).contains(&number) {
-                return Ok(self.stream(knock.source, Tag(2 * number + 1), Tag(2 * number)));
+                return Ok(self.stream(request.source, Tag(2 * number + 1), Tag(2 * number)));
             }
         }
     }

@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use tower_service::Service;
 
 use super::frame;
-use super::lane::DEFAULT_MAX_MESSAGE;
+use super::messages::DEFAULT_MAX_MESSAGE;
 use crate::message::communicator::{Communicator, Pending, Received};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
@@ -104,11 +104,11 @@ impl<P: Progression> Server<P> {
         let mut stopped = false;
         let mut counters = Counters::default();
         let Self { ref communicator, depth, longest } = self;
-        let mut desk = Desk { communicator, depth, longest, receive: None };
+        let mut receiving = Receiving { communicator, depth, longest, receive: None };
         let mut handled = FuturesUnordered::new();
         while let Some(received) = poll_fn(|context| {
             stopped = stopped || stop.as_mut().poll(context).is_ready();
-            desk.poll_request(context, &mut service, Pin::new(&mut handled), stopped)
+            receiving.poll_request(context, &mut service, Pin::new(&mut handled), stopped)
         })
         .await
         {
@@ -147,14 +147,14 @@ impl<P: Progression> Server<P> {
 }
 
 /// The receiving half of a server.
-struct Desk<'a, P: Progression> {
+struct Receiving<'a, P: Progression> {
     communicator: &'a Communicator<P>,
     depth: usize,
     longest: usize,
     receive: Option<Pending<P>>,
 }
 
-impl<P: Progression> Desk<'_, P> {
+impl<P: Progression> Receiving<'_, P> {
     /// Receives the next request once the service is ready; `None` once all is answered after a stop.
     fn poll_request<S: Service<Bytes>>(
         &mut self,

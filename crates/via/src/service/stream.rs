@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::lane::{LaneError, Receiver, Sender};
+use super::messages::{LaneError, Receiver, Sender};
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;

@@ -411,7 +411,7 @@ impl Driver {
         drop(core);
         wakers.into_iter().for_each(std::task::Waker::wake);
         for event in events {
-            self.tell(&session, event, handler);
+            self.dispatch(&session, event, handler);
         }
         found
     }
@@ -421,7 +421,7 @@ impl Driver {
         if self.vain.is_multiple_of(ANEW) { SPIN } else { SPIN / (1 << self.vain.min(HALVINGS)) }
     }
 
-    fn tell(&mut self, session: &Arc<Session>, event: Event, handler: &mut impl Handler) {
+    fn dispatch(&mut self, session: &Arc<Session>, event: Event, handler: &mut impl Handler) {
         match event {
             Event::Hello(hello) => handler.on_hello(session, &hello),
             Event::Goodbye => handler.on_goodbye(session),
@@ -481,10 +481,10 @@ impl Driver {
     }
 
     fn on_wakes(&mut self) {
-        let mut told = Vec::new();
-        self.io.get_ref().take(|number, is_gone| told.push((number, is_gone)));
+        let mut reported = Vec::new();
+        self.io.get_ref().take(|number, is_gone| reported.push((number, is_gone)));
         self.take_dirty();
-        for (number, is_gone) in told {
+        for (number, is_gone) in reported {
             let Some(session) = self.all.get(&number).cloned() else { continue };
             if is_gone {
                 session.lock().on_wire_ended();

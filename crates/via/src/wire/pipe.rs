@@ -47,7 +47,7 @@ const DIAL_AGAIN: (u64, u64) = (100_000_000, 1_000_000_000);
 const SUSPECTED: u64 = 1_000_000_000;
 /// Nanoseconds that a connection waits for the peer itself to confirm an unauthenticated end: once open, and
 /// while it dials.
-const HEARSAY: (u64, u64) = (500_000_000, 1_500_000_000);
+const CONFIRM_NS: (u64, u64) = (500_000_000, 1_500_000_000);
 /// Nanoseconds of silence after which reserved memory is released.
 const TRIM: u64 = 1_000_000_000;
 /// Nanoseconds that an acceptor waits for the dialer's first packet.
@@ -132,7 +132,7 @@ pub struct Pipe {
     peer_end: Option<u64>,
     ended: Option<Ended>,
     /// An end that may be forged, since its packet is not authenticated; and when it is believed.
-    hearsay: Option<(Ended, Instant)>,
+    unconfirmed_end: Option<(Ended, Instant)>,
     /// Network reports before this time do not ping the peer again.
     asked_until: Instant,
     heard_at: Instant,
@@ -218,7 +218,7 @@ impl Pipe {
             closing: None,
             peer_end: None,
             ended: None,
-            hearsay: None,
+            unconfirmed_end: None,
             asked_until: now,
             heard_at: now,
             keepalive_at: now.plus_nanos(config.keepalive),
@@ -401,8 +401,8 @@ impl Pipe {
             return None;
         }
         if let Some(dialing) = &self.dialing {
-            let hearsay = self.hearsay.map_or(Instant::FAR_FUTURE, |(_, at)| at);
-            return Some(dialing.at.min(dialing.give_up).min(hearsay));
+            let unconfirmed_end = self.unconfirmed_end.map_or(Instant::FAR_FUTURE, |(_, at)| at);
+            return Some(dialing.at.min(dialing.give_up).min(unconfirmed_end));
         }
         let all = [
             self.loss.poll_timeout(),
@@ -413,7 +413,7 @@ impl Pipe {
             self.trim_at,
             self.idle_at(),
             self.closing.map_or(Instant::FAR_FUTURE, |closing| closing.give_up),
-            self.hearsay.map_or(Instant::FAR_FUTURE, |(_, at)| at),
+            self.unconfirmed_end.map_or(Instant::FAR_FUTURE, |(_, at)| at),
         ];
         all.into_iter().min()
     }

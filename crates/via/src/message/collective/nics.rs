@@ -28,7 +28,7 @@ pub(in crate::message) struct Nics {
 
 struct State {
     /// `None` once the process's messages were finalised.
-    way: Option<Way>,
+    access: Option<NicAccess>,
     /// Operations that have entered the queue.
     queued: u32,
     /// Operations that have left the queue.
@@ -38,7 +38,7 @@ struct State {
 
 /// The port and memory of the NICs' operations. Both live until the communicator's last handle is dropped: a
 /// dropped operation may still write to the memory.
-struct Way {
+struct NicAccess {
     port: Port,
     memory: Region,
 }
@@ -56,8 +56,8 @@ impl Nics {
         let mut port = host.open_port_with(options).map_err(|_| Status::Refused)?;
         let bytes = MAX_BROADCAST.max(SMALL * size as usize);
         let memory = port.register(bytes).map_err(|_| Status::Region)?;
-        let (way, waiting) = (Some(Way { port, memory }), BTreeMap::new());
-        let state = Mutex::new(State { way, queued: 0, left: 0, waiting });
+        let (access, waiting) = (Some(NicAccess { port, memory }), BTreeMap::new());
+        let state = Mutex::new(State { access, queued: 0, left: 0, waiting });
         Ok(Self { state, bell: Arc::default() })
     }
 
@@ -65,8 +65,8 @@ impl Nics {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut Way) -> T) -> Result<T, MessageError> {
-        self.lock().way.as_mut().map(work).ok_or_else(|| BuildError::NotRunning.into())
+    fn with<T>(&self, work: impl FnOnce(&mut NicAccess) -> T) -> Result<T, MessageError> {
+        self.lock().access.as_mut().map(work).ok_or_else(|| BuildError::NotRunning.into())
     }
 
     /// Enters the queue; returns the place in it.
@@ -110,23 +110,23 @@ impl Nics {
 
     /// Releases the NICs' group: for the other processes, this one has left.
     pub(in crate::message) fn close(&self) {
-        let way = self.lock().way.take();
-        drop(way);
+        let access = self.lock().access.take();
+        drop(access);
         self.abandon();
     }
 
     /// Returns the first `bytes` bytes of the memory, as a reference for the NIC.
     pub(super) fn room(&self, bytes: usize) -> Result<RegionRef, MessageError> {
-        self.with(|way| way.memory.range(0, bytes).expect("operations fit the memory"))
+        self.with(|access| access.memory.range(0, bytes).expect("operations fit the memory"))
     }
 
     pub(super) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MessageError> {
-        self.with(|way| way.memory.write(offset, bytes).expect("operations fit the memory"))
+        self.with(|access| access.memory.write(offset, bytes).expect("operations fit the memory"))
     }
 
     pub(super) fn read(&self, bytes: usize) -> Result<Vec<u8>, MessageError> {
         let mut out = vec![0; bytes];
-        self.with(|way| way.memory.read(0, &mut out).expect("operations fit the memory"))?;
+        self.with(|access| access.memory.read(0, &mut out).expect("operations fit the memory"))?;
         Ok(out)
     }
 
@@ -136,11 +136,11 @@ impl Nics {
         self.bell.pass_to(once(context.waker()), &mut deferred);
         deferred.run();
         let mut state = self.lock();
-        let Some(way) = &mut state.way else {
+        let Some(access) = &mut state.access else {
             return Poll::Ready(Err(BuildError::NotRunning.into()));
         };
         let mut context = Context::from_waker(&armed);
-        let ended = ready!(pin!(way.port.completion()).poll(&mut context));
+        let ended = ready!(pin!(access.port.completion()).poll(&mut context));
         Poll::Ready(Ok(ended.ok()))
     }
 }
@@ -185,7 +185,7 @@ impl<P: Progression> Communicator<P> {
         }
         let nics = held.map_err(|status| MessageError::Nics { rank: new.rank(), status })?;
         new.carry_out(&nics, collective::start(0)).await?;
-        Ok(new.by_way_of(nics))
+        Ok(new.with_nics(nics))
     }
 
     /// Has this process's NIC reserve the group for this communicator, if it has the same members.
@@ -208,7 +208,7 @@ impl<P: Progression> Communicator<P> {
         nics: &Nics,
         command: Command,
     ) -> Result<Completion, MessageError> {
-        let posted = nics.with(|way| way.port.submit(&command))?;
+        let posted = nics.with(|access| access.port.submit(&command))?;
         let ended = match posted {
             Ok(()) => self.meanwhile(|context| nics.poll_end(context)).await?,
             Err(_) => None,

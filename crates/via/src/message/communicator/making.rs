@@ -16,13 +16,13 @@ use crate::message::progression::Progression;
 
 /// What a process proposes to the others: 16 bytes, little-endian.
 #[derive(Clone, Copy)]
-struct Wish {
+struct SplitProposal {
     number: u32,
     color: Option<u32>,
     key: i32,
 }
 
-impl Wish {
+impl SplitProposal {
     fn emit(self) -> Bytes {
         let mut bytes = Vec::with_capacity(16);
         bytes.extend_from_slice(&self.number.to_le_bytes());
@@ -41,7 +41,7 @@ impl Wish {
 }
 
 fn wrong_size(bytes: &[u8]) -> MessageError {
-    MessageError::Shape { what: "bytes of a process's wish", expected: 16, found: bytes.len() }
+    MessageError::Shape { what: "bytes of a process's proposal", expected: 16, found: bytes.len() }
 }
 
 impl<P: Progression> Communicator<P> {
@@ -75,15 +75,15 @@ impl<P: Progression> Communicator<P> {
     ) -> impl Future<Output = Result<Option<Self>, MessageError>> {
         let agreed = self.agree(color, key);
         async move {
-            let (number, wishes) = agreed.await?;
+            let (number, proposals) = agreed.await?;
             if color.is_none() {
                 return Ok(None);
             }
             let mut members: Vec<_> = (0..)
                 .map(Rank)
-                .zip(&wishes)
-                .filter(|(_, wish)| wish.color == color)
-                .map(|(rank, wish)| (wish.key, rank))
+                .zip(&proposals)
+                .filter(|(_, proposal)| proposal.color == color)
+                .map(|(rank, proposal)| (proposal.key, rank))
                 .collect();
             members.sort_unstable();
             let ranks: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
@@ -130,7 +130,7 @@ impl<P: Progression> Communicator<P> {
         &self,
         color: Option<u32>,
         key: i32,
-    ) -> impl Future<Output = Result<(u32, Vec<Wish>), MessageError>> {
+    ) -> impl Future<Output = Result<(u32, Vec<SplitProposal>), MessageError>> {
         let number = self.with(|process| {
             let number = process.next_number;
             process.next_number = number.saturating_add(1);
@@ -138,15 +138,16 @@ impl<P: Progression> Communicator<P> {
         });
         let turn = Turn::queued(self);
         async move {
-            let wishes = turn?.all_gather(Wish { number, color, key }.emit()).await?;
-            let wishes: Result<Vec<_>, _> = wishes.iter().map(|wish| Wish::parse(wish)).collect();
-            let wishes = wishes?;
-            let number = wishes.iter().map(|wish| wish.number).max().unwrap_or(number);
+            let proposals = turn?.all_gather(SplitProposal { number, color, key }.emit()).await?;
+            let proposals: Result<Vec<_>, _> =
+                proposals.iter().map(|proposal| SplitProposal::parse(proposal)).collect();
+            let proposals = proposals?;
+            let number = proposals.iter().map(|proposal| proposal.number).max().unwrap_or(number);
             if number > Scope::MAX_NUMBER {
                 return Err(MessageError::NoContext);
             }
             self.with(|process| process.next_number = process.next_number.max(number + 1));
-            Ok((number, wishes))
+            Ok((number, proposals))
         }
     }
 }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::{Communicator, Desk, Received, lock};
+use super::{Communicator, Received, Shared, lock};
 #[cfg(feature = "service")]
 use crate::message::bell::Guard;
 use crate::message::process::MessageError;
@@ -67,10 +67,10 @@ impl<P: Progression> Pending<P> {
     /// Moves requests forward, then takes the outcome, if the request is done.
     pub fn test(&mut self) -> Option<Result<Received, MessageError>> {
         let request = self.request?;
-        let shared = Arc::clone(&self.communicator.desk);
-        let mut desk = lock(&shared);
-        desk.glance();
-        let outcome = self.take(&mut desk, request)?;
+        let owner = Arc::clone(&self.communicator.shared);
+        let mut shared = lock(&owner);
+        shared.poll_once();
+        let outcome = self.take(&mut shared, request)?;
         Some(self.result(outcome))
     }
 
@@ -117,10 +117,10 @@ impl<P: Progression> Pending<P> {
         (self.communicator.received(outcome), result)
     }
 
-    fn take(&mut self, desk: &mut Desk<P>, request: Request) -> Option<Outcome> {
-        let outcome = desk.process.take(request)?;
+    fn take(&mut self, shared: &mut Shared<P>, request: Request) -> Option<Outcome> {
+        let outcome = shared.process.take(request)?;
         self.request = None;
-        desk.waiters.leave(&mut self.place);
+        shared.waiters.leave(&mut self.place);
         Some(outcome)
     }
 
@@ -136,42 +136,42 @@ impl<P: Progression> Pending<P> {
     /// Takes the outcome, or registers the waker; sets `again` if the task must be polled again at once.
     fn poll_locked(&mut self, context: &Context<'_>, again: &mut bool) -> Poll<Outcome> {
         let request = self.request.expect("polled after it was ready");
-        let shared = Arc::clone(&self.communicator.desk);
-        let mut desk = lock(&shared);
-        if let Some(outcome) = self.take(&mut desk, request) {
+        let owner = Arc::clone(&self.communicator.shared);
+        let mut shared = lock(&owner);
+        if let Some(outcome) = self.take(&mut shared, request) {
             return Poll::Ready(outcome);
         }
-        desk.process.lower_mut().requests().wake_when_done(request, context.waker());
-        if desk.turns == TURNS {
-            desk.turns = 0;
+        shared.process.lower_mut().requests().wake_when_done(request, context.waker());
+        if shared.turns == TURNS {
+            shared.turns = 0;
             *again = true;
             return Poll::Pending;
         }
         // Waiting may busy-poll and block the thread's other tasks: yield to them first.
-        let waits = self.seen == Some(desk.moves());
+        let waits = self.seen == Some(shared.moves());
         if waits {
-            self.drive(&mut desk, context.waker(), request);
+            self.drive(&mut shared, context.waker(), request);
         } else {
-            desk.glance();
+            shared.poll_once();
         }
-        if let Some(outcome) = self.take(&mut desk, request) {
-            desk.turns += 1;
+        if let Some(outcome) = self.take(&mut shared, request) {
+            shared.turns += 1;
             return Poll::Ready(outcome);
         }
         if waits {
-            desk.turns = 0;
+            shared.turns = 0;
         } else {
-            self.seen = Some(desk.moves());
+            self.seen = Some(shared.moves());
             *again = true;
         }
         Poll::Pending
     }
 
-    fn drive(&mut self, desk: &mut Desk<P>, waker: &Waker, request: Request) {
+    fn drive(&mut self, shared: &mut Shared<P>, waker: &Waker, request: Request) {
         if self.kept {
-            desk.drive_kept(waker, &mut self.place, Some(request));
+            shared.drive_kept(waker, &mut self.place, Some(request));
         } else {
-            desk.drive(waker, &mut self.place, Some(request));
+            shared.drive(waker, &mut self.place, Some(request));
         }
     }
 
@@ -195,12 +195,12 @@ impl<P: Progression> Drop for Pending<P> {
         if self.request.is_none() && self.place.is_none() {
             return;
         }
-        let mut desk = self.communicator.lock();
+        let mut shared = self.communicator.lock();
         if let Some(request) = self.request.take() {
-            desk.process.lower_mut().destroy(request, self.undo);
+            shared.process.lower_mut().destroy(request, self.undo);
         }
-        desk.waiters.leave(&mut self.place);
-        desk.tell_probes();
+        shared.waiters.leave(&mut self.place);
+        shared.wake_probes();
     }
 }
 

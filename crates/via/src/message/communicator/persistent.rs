@@ -73,20 +73,20 @@ impl<P: Progression> Persistent<P> {
     /// If dropped, no outcome was taken.
     pub async fn wait(&mut self) -> Option<(Received, Result<(), Failure>)> {
         poll_fn(|context| {
-            let shared = Arc::clone(&self.communicator.desk);
-            let mut desk = lock(&shared);
-            let requests = desk.process.lower_mut().requests();
+            let owner = Arc::clone(&self.communicator.shared);
+            let mut shared = lock(&owner);
+            let requests = shared.process.lower_mut().requests();
             if matches!(requests.state(self.request), None | Some(State::Built)) {
                 return Poll::Ready(None);
             }
             requests.wake_when_done(self.request, context.waker());
             if requests.state(self.request) != Some(State::Done) {
-                desk.drive(context.waker(), &mut self.place, Some(self.request));
+                shared.drive(context.waker(), &mut self.place, Some(self.request));
             }
-            let Some(outcome) = desk.process.lower_mut().requests().take(self.request) else {
+            let Some(outcome) = shared.process.lower_mut().requests().take(self.request) else {
                 return Poll::Pending;
             };
-            desk.waiters.leave(&mut self.place);
+            shared.waiters.leave(&mut self.place);
             let result = outcome.result;
             Poll::Ready(Some((self.communicator.received(outcome), result)))
         })
@@ -96,9 +96,9 @@ impl<P: Progression> Persistent<P> {
 
 impl<P: Progression> Drop for Persistent<P> {
     fn drop(&mut self) {
-        let mut desk = self.communicator.lock();
-        desk.process.lower_mut().destroy(self.request, self.undo);
-        desk.waiters.leave(&mut self.place);
-        desk.tell_probes();
+        let mut shared = self.communicator.lock();
+        shared.process.lower_mut().destroy(self.request, self.undo);
+        shared.waiters.leave(&mut self.place);
+        shared.wake_probes();
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::task::{Context, Poll};
 
-use super::{Communicator, Desk, Pending, Received, lock};
+use super::{Communicator, Pending, Received, Shared, lock};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::{MessageError, Process};
@@ -135,17 +135,17 @@ impl<P: Progression> Communicator<P> {
 
     /// Calls `ask` until it answers: whenever a message has arrived or another request has moved.
     pub(super) async fn watch<T>(&self, ask: impl Fn(&mut Process<P>) -> Option<T>) -> T {
-        let mut place = Place::new(self);
+        let mut place = Registration::new(self);
         poll_fn(|context| {
-            let mut desk = self.lock();
-            desk.process.lower_mut().advance(Wait::Not);
-            let mut answer = ask(&mut desk.process);
+            let mut shared = self.lock();
+            shared.process.lower_mut().advance(Wait::Not);
+            let mut answer = ask(&mut shared.process);
             if answer.is_none() {
-                desk.drive(context.waker(), &mut place.place, None);
-                desk.waiters.probes(place.place.expect("drive registers a waiter"));
-                answer = ask(&mut desk.process);
+                shared.drive(context.waker(), &mut place.place, None);
+                shared.waiters.probes(place.place.expect("drive registers a waiter"));
+                answer = ask(&mut shared.process);
             }
-            desk.tell_probes();
+            shared.wake_probes();
             answer.map_or(Poll::Pending, Poll::Ready)
         })
         .await
@@ -156,7 +156,7 @@ impl<P: Progression> Communicator<P> {
         &self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> T {
-        let mut place = Place::new(self);
+        let mut place = Registration::new(self);
         poll_fn(|context| {
             let answer = poll(context);
             if answer.is_pending() {
@@ -179,28 +179,28 @@ impl<P: Progression> Communicator<P> {
 
 /// A place among the process's waiters, for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Place<P: Progression> {
-    desk: Arc<Mutex<Desk<P>>>,
+pub(crate) struct Registration<P: Progression> {
+    shared: Arc<Mutex<Shared<P>>>,
     place: Option<usize>,
 }
 
-impl<P: Progression> Place<P> {
+impl<P: Progression> Registration<P> {
     pub(crate) fn new(communicator: &Communicator<P>) -> Self {
-        Self { desk: Arc::clone(&communicator.desk), place: None }
+        Self { shared: Arc::clone(&communicator.shared), place: None }
     }
 
     /// Moves messages forward, and has `waker` woken when there is more to do. The caller may keep this without
     /// polling it.
     #[cfg(feature = "service")]
     pub(crate) fn drive(&mut self, waker: &Waker) {
-        lock(&self.desk).drive_kept(waker, &mut self.place, None);
+        lock(&self.shared).drive_kept(waker, &mut self.place, None);
     }
 }
 
-impl<P: Progression> Drop for Place<P> {
+impl<P: Progression> Drop for Registration<P> {
     fn drop(&mut self) {
         if self.place.is_some() {
-            lock(&self.desk).waiters.leave(&mut self.place);
+            lock(&self.shared).waiters.leave(&mut self.place);
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Waiters {
     /// The bell, as the waker given to the carrier.
     armed: Waker,
     /// The count of moves when the probes were last woken.
-    told: u32,
+    woken_at: u32,
     pub(super) deferred: Deferred,
 }
 
@@ -34,7 +34,7 @@ impl Default for Waiters {
         let bell = Arc::new(Bell::default());
         let armed = Waker::from(Arc::clone(&bell));
         let (list, deferred) = (Slab::new(), Deferred::default());
-        Self { list, leader: None, bell, armed, told: 0, deferred }
+        Self { list, leader: None, bell, armed, woken_at: 0, deferred }
     }
 }
 
@@ -89,8 +89,8 @@ impl Waiters {
         }
     }
 
-    pub(super) fn tell_probes(&mut self, moves: u32) {
-        if std::mem::replace(&mut self.told, moves) != moves {
+    pub(super) fn wake_probes(&mut self, moves: u32) {
+        if std::mem::replace(&mut self.woken_at, moves) != moves {
             let Self { list, deferred, .. } = self;
             let probes = list.iter().filter(|(_, waiter)| waiter.probes);
             probes.for_each(|(_, waiter)| deferred.wake(waiter.waker.clone()));

@@ -2,10 +2,10 @@
 
 use midplane_simhw::region::Payload;
 
-use super::config::QUESTIONS;
+use super::config::MOST_WITHDRAWALS;
 use super::flows::Limits;
 use super::peer::Stream;
-use super::{Arrived, Desk, MAX_LENGTH, flows};
+use super::{Arrived, Core, MAX_LENGTH, flows};
 use crate::message::envelope::{Envelope, Kind, LEFT, Marks, Peer};
 use crate::message::matching::{Arrival, Held, Key, Pattern};
 use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
@@ -13,7 +13,7 @@ use crate::message::request::{Failure, Operation, Request, State, Status, Transf
 /// A packet violates the protocol.
 pub(super) struct Breach;
 
-impl Desk {
+impl Core {
     /// Handles a packet from `from`. A packet that violates the protocol makes its sender count as lost, since
     /// it may have been any message that a receive waits for.
     #[inline]
@@ -265,7 +265,7 @@ impl Desk {
         let (status, result) = self.verdict(key, length, room);
         let undo = self.requests.get(receive).is_some_and(|record| record.undo);
         if undo && result.is_ok() {
-            return self.give_back(receive, key);
+            return self.return_message(receive, key);
         }
         self.complete(receive, status, result);
     }
@@ -376,7 +376,7 @@ impl Desk {
     pub(super) fn admit_question(&self, from: Peer) -> Result<(), Breach> {
         let owed = self.link(from).map_or(0, |link| link.owed);
         // One search for a message that waits here, in addition to the withdrawals.
-        if owed > QUESTIONS { Err(Breach) } else { Ok(()) }
+        if owed > MOST_WITHDRAWALS { Err(Breach) } else { Ok(()) }
     }
 
     /// Handles a withdrawal: returns the message if no receive has matched it. Searches all stored messages.

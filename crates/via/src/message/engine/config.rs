@@ -38,7 +38,7 @@ pub const DEFAULT_BATCH: usize = 64;
 
 /// Most withdrawals of one process that another answers at a time: further ones wait with their sender. A
 /// process that sends more violates the protocol.
-pub(super) const QUESTIONS: usize = 64;
+pub(super) const MOST_WITHDRAWALS: usize = 64;
 
 /// The limits of an engine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

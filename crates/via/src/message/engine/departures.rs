@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
-use super::config::QUESTIONS;
+use super::config::MOST_WITHDRAWALS;
 use super::flows::Class;
 use super::peer::{Link, Stream};
-use super::{Arrived, Counters, Desk, ENTRY, WhenFull};
+use super::{Arrived, Core, Counters, ENTRY, WhenFull};
 use crate::message::carrier::{Carrier, Refusal};
 use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 use crate::message::matching::Key;
@@ -50,7 +50,7 @@ enum Attempt {
     Failed(Failure),
 }
 
-impl Desk {
+impl Core {
     /// Sends a message now, if nothing is queued before it; returns `false` if the caller must queue it.
     #[inline]
     pub(super) fn send_at_once<C: Carrier>(
@@ -274,7 +274,7 @@ impl Desk {
         let operation = self.requests.get(send).map(|record| record.operation);
         let Some(Operation::Send { to, .. }) = operation else { return };
         let Some(link) = self.link_mut(to) else { return };
-        if link.withdrawing >= QUESTIONS {
+        if link.withdrawing >= MOST_WITHDRAWALS {
             return link.withdrawals.push_back(send);
         }
         link.withdrawing += 1;
@@ -322,20 +322,20 @@ impl Desk {
         let limit = self.limits.stream;
         let Some(link) = self.link_mut(key.source) else { return };
         link.freed += u64::from(charge);
-        link.untold.add(key.context, key.tag, charge, limit);
+        link.unreported.add(key.context, key.tag, charge, limit);
         // Stored messages may stay for ever: report credit in time for the rest of the window.
-        let (unused, free) = (link.granted() - link.arrived, link.freed - link.told);
-        link.untold.due |= free >= unused;
-        if link.untold.due {
+        let (unused, free) = (link.granted() - link.arrived, link.freed - link.reported);
+        link.unreported.due |= free >= unused;
+        if link.unreported.due {
             self.list(key.source);
         }
     }
 
     /// Reports all free room to a process whose window is exhausted, however little it is.
-    pub(super) fn tell_all(&mut self, peer: Peer) {
+    pub(super) fn report_all_credit(&mut self, peer: Peer) {
         let Some(link) = self.link_mut(peer) else { return };
-        if !link.untold.is_empty() {
-            link.untold.due = true;
+        if !link.unreported.is_empty() {
+            link.unreported.due = true;
             self.list(peer);
         }
     }
@@ -345,7 +345,7 @@ impl Desk {
         let limits = self.limits;
         let mut packet = std::mem::take(&mut self.scratch);
         while let Some(link) = self.link(peer).filter(|link| link.owes_credit()) {
-            let (count, sum) = link.untold.emit(carrier.room(), &mut packet);
+            let (count, sum) = link.unreported.emit(carrier.room(), &mut packet);
             let envelope = Envelope {
                 length: packet.len() as u32,
                 tag: Tag(0),
@@ -363,8 +363,8 @@ impl Desk {
             }
             let link = self.link_mut(peer).expect("links are never removed");
             link.greeted = true;
-            link.told += sum;
-            link.untold.told(count);
+            link.reported += sum;
+            link.unreported.reported(count);
         }
         self.scratch = packet;
         true

@@ -1,14 +1,14 @@
 //! Early ends of requests: cancelled, abandoned, or their process lost.
 
-use super::flows::{Flows, Untold};
+use super::flows::{Flows, UnreportedCredit};
 use super::seeks::Seeks;
-use super::{Arrived, Desk, ENTRY, Link};
+use super::{Arrived, Core, ENTRY, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
 use crate::message::matching::{Held, Key};
 use crate::message::request::{Failure, Operation, Record, Request, State, Status};
 
-impl Desk {
+impl Core {
     pub(super) fn cancel_marked(&mut self) {
         for request in self.requests.take_marked() {
             self.cancel(request);
@@ -57,7 +57,7 @@ impl Desk {
             (Operation::Receive(_) | Operation::Claimed(_), State::Done) => {
                 let key = Self::key_of(record.operation, record.status);
                 if record.result.is_ok() {
-                    self.give_back(request, key);
+                    self.return_message(request, key);
                 } else {
                     self.requests.remove(request);
                 }
@@ -77,7 +77,7 @@ impl Desk {
     }
 
     /// Returns the message that a receive got to the queue, and removes the receive.
-    pub(super) fn give_back(&mut self, receive: Request, key: Key) {
+    pub(super) fn return_message(&mut self, receive: Request, key: Key) {
         let Some(record) = self.requests.get_mut(receive) else { return };
         let bytes = std::mem::take(&mut record.storage);
         let arrival = record.arrival;
@@ -108,7 +108,7 @@ impl Desk {
         link.answers.clear();
         (link.owed, link.withdrawing) = (0, 0);
         link.withdrawals.clear();
-        link.untold = Untold::default();
+        link.unreported = UnreportedCredit::default();
         link.flows = Flows::default();
         link.sends.clear();
         link.streams.clear();

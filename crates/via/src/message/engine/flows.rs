@@ -90,7 +90,7 @@ impl Flows {
 
 /// Credit that is free again and not yet reported to its sender, by context and tag.
 #[derive(Debug, Default)]
-pub(super) struct Untold {
+pub(super) struct UnreportedCredit {
     entries: Vec<(Context, Tag, u32)>,
     /// True if it should be reported as soon as a packet can be sent.
     pub(super) due: bool,
@@ -104,7 +104,7 @@ const MANY: usize = 32;
 /// Bytes of a packet of so many entries.
 pub(super) const PACKET_BYTES: usize = MANY * ENTRY_BYTES;
 
-impl Untold {
+impl UnreportedCredit {
     #[inline]
     pub(super) fn add(&mut self, context: Context, tag: Tag, bytes: u32, limit: u32) {
         let first = self.entries.len().saturating_sub(MANY);
@@ -146,7 +146,7 @@ impl Untold {
     }
 
     /// Removes the first `count` entries, which were sent.
-    pub(super) fn told(&mut self, count: usize) {
+    pub(super) fn reported(&mut self, count: usize) {
         self.entries.drain(..count);
         self.due = self.due && !self.entries.is_empty();
     }

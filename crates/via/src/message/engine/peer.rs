@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::flows::{Class, Flows, Untold};
+use super::flows::{Class, Flows, UnreportedCredit};
 use super::hinted::Hinted;
 use super::seeks::Seeks;
 use crate::message::envelope::{Context, Envelope};
@@ -43,8 +43,8 @@ pub(super) struct Link {
     /// how many of those were reported to it.
     pub(super) arrived: u64,
     pub(super) freed: u64,
-    pub(super) told: u64,
-    pub(super) untold: Untold,
+    pub(super) reported: u64,
+    pub(super) unreported: UnreportedCredit,
     /// Withdrawals that wait for their answer, and those queued behind them.
     pub(super) withdrawing: usize,
     pub(super) withdrawals: VecDeque<Request>,
@@ -71,12 +71,12 @@ impl Link {
 
     /// Returns the bytes of this process's window that its messages may use in all.
     pub(super) const fn granted(&self) -> u64 {
-        self.window + self.told
+        self.window + self.reported
     }
 
     /// Returns whether a credit packet to it is due.
     pub(super) fn owes_credit(&self) -> bool {
-        self.known && !self.lost && (!self.greeted || self.untold.due)
+        self.known && !self.lost && (!self.greeted || self.unreported.due)
     }
 
     pub(super) fn is_idle(&self) -> bool {

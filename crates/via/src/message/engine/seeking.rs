@@ -4,7 +4,7 @@ use super::arrivals::Breach;
 use super::hinted::Place;
 use super::peer::Link;
 use super::seeks::{Offer, Seeker};
-use super::{Arrived, Desk, MAX_LENGTH};
+use super::{Arrived, Core, MAX_LENGTH};
 use crate::message::envelope::{Envelope, Kind, Marks, Peer, Tag};
 use crate::message::matching::{Held, Key, Pattern, PostedId};
 use crate::message::progression::{Claim, Probe};
@@ -17,7 +17,7 @@ const MORE: u32 = 2;
 /// Most receives in a queue of questions that are no longer posted, in addition to those that are.
 const STALE: usize = 64;
 
-impl Desk {
+impl Core {
     /// Handles a hint: the message matches a receive that waits for it, or only its key is stored.
     pub(super) fn on_hint(
         &mut self,
@@ -28,7 +28,7 @@ impl Desk {
         if bytes != 0 || envelope.from == 0 || envelope.length as usize > MAX_LENGTH {
             return Err(Breach);
         }
-        self.tell_all(from);
+        self.report_all_credit(from);
         let key = Key::of(envelope);
         let first = self.matching.first_posted(key);
         let link = self.link_mut(from).ok_or(Breach)?;

@@ -42,11 +42,11 @@ fn conserved(engines: &[Process], window: u64) {
     for (from, sender) in engines.iter().enumerate() {
         assert_eq!(sender.counters().malformed, 0);
         for (to, receiver) in engines.iter().enumerate() {
-            let (out, into) = (&sender.desk.links[to], &receiver.desk.links[from]);
+            let (out, into) = (&sender.core.links[to], &receiver.core.links[from]);
             assert_eq!(out.charged, into.arrived);
             assert_eq!(out.limit, into.granted());
-            assert_eq!(out.flows.taken(), into.arrived - into.told);
-            assert_eq!(into.freed - into.told, into.untold.bytes());
+            assert_eq!(out.flows.taken(), into.arrived - into.reported);
+            assert_eq!(into.freed - into.reported, into.unreported.bytes());
             assert!(into.arrived - into.freed <= window);
         }
     }
@@ -118,8 +118,8 @@ fn all_windows_together_are_no_larger_than_configured() {
     let mut engines = cluster(MemoryConfig::default(), config);
     settle(&mut engines);
     for engine in &engines {
-        let own = engine.desk.own;
-        let others = || (0..).map(Peer).zip(&engine.desk.links).filter(|(peer, _)| *peer != own);
+        let own = engine.core.own;
+        let others = || (0..).map(Peer).zip(&engine.core.links).filter(|(peer, _)| *peer != own);
         assert_eq!(others().map(|(_, link)| link.window).sum::<u64>(), 12_000);
         assert!(others().all(|(_, link)| link.limit == 6_000));
     }

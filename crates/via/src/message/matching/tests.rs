@@ -193,8 +193,7 @@ impl Run {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Many receives stand open first, so that those that were posted last and the others are told
-    /// apart.
+    /// Posts many receives first, so that some are in the queues and the last ones in the list.
     #[test]
     fn matching_equals_the_model(
         seed: u64, open in proptest::collection::vec(pattern(), 0..30),

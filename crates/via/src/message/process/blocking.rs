@@ -36,22 +36,22 @@ pub struct Parker {
 
 /// Polls after which a thread that never parks yields its core, some 15 us apart. With more threads than cores,
 /// the thread that it waits for may need that core.
-const LOOKS: u32 = 256;
+const POLLS_PER_YIELD: u32 = 256;
 
 /// Counts the polls of one wait.
-struct Looks<'a> {
+struct Spin<'a> {
     parker: &'a Parker,
     made: u32,
 }
 
-impl Looks<'_> {
+impl Spin<'_> {
     /// Returns whether to poll once more.
     #[inline]
     fn again(&mut self) -> bool {
         if self.parker.polls {
             self.made += 1;
             // No spin hint between polls: it takes longer than a poll.
-            if self.made == LOOKS {
+            if self.made == POLLS_PER_YIELD {
                 self.made = 0;
                 std::thread::yield_now();
             }
@@ -80,8 +80,8 @@ impl Parker {
         Self { polls: true, ..Self::new(u32::MAX) }
     }
 
-    const fn looks(&self) -> Looks<'_> {
-        Looks { parker: self, made: 0 }
+    const fn spin(&self) -> Spin<'_> {
+        Spin { parker: self, made: 0 }
     }
 
     /// Calls `ask` until it answers. After the spins, moves the lower layer forward and parks between calls.
@@ -90,8 +90,8 @@ impl Parker {
         process: &mut Process<P>,
         mut ask: impl FnMut(&mut Process<P>) -> Option<T>,
     ) -> T {
-        let mut looks = self.looks();
-        while looks.again() {
+        let mut spin = self.spin();
+        while spin.again() {
             if let Some(answer) = ask(process) {
                 return answer;
             }
@@ -230,8 +230,8 @@ impl<P: Progression> Process<P> {
         let Load::Room { room, storage } = load else { return None };
         let source = source.map(|rank| scope.group().peer(rank)).transpose().ok()?;
         let pattern = Pattern { context: scope.context(), source, tag };
-        let mut looks = parker.looks();
-        while looks.again() {
+        let mut spin = parker.spin();
+        while spin.again() {
             match self.lower.receive_now(&pattern, *room, storage) {
                 Receipt::Here(outcome) => return Some(outcome),
                 Receipt::NotYet => {}

@@ -6,7 +6,7 @@ use super::config::{Ended, RefuseReason, reason};
 use super::congestion::Acked;
 use super::loss::{Kind, Outcome, Sent};
 use super::packet::{Accept, Acknowledgement, Body, HEADER_BYTES, Packet, VERSION};
-use super::{FIRST_WINDOW, HEARSAY, Pipe, TRIM};
+use super::{CONFIRM_NS, FIRST_WINDOW, Pipe, TRIM};
 
 /// The packet is malformed, forged, or was received before.
 struct Bad;
@@ -64,7 +64,7 @@ impl Pipe {
             self.receive.presume(FIRST_WINDOW);
         }
         self.heard_at = self.now;
-        self.hearsay = None;
+        self.unconfirmed_end = None;
         // The ping proves the dialer's address to the acceptor.
         self.is_ping_due = true;
         self.has_progress = true;
@@ -87,7 +87,7 @@ impl Pipe {
             return Err(Bad);
         }
         let is_closed = self.closing.is_some() && self.send.is_all_acknowledged();
-        self.hear_of(if is_closed { Ended::Closed } else { Ended::Restarted });
+        self.on_unauthenticated_end(if is_closed { Ended::Closed } else { Ended::Restarted });
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl Pipe {
         if self.dialing.is_none() {
             return Err(Bad);
         }
-        self.hear_of(match said {
+        self.on_unauthenticated_end(match said {
             _ if version != VERSION => Ended::Version(version),
             reason::VERSION => Ended::Version(version),
             reason::KEY => Ended::KeyDoesNotFit,
@@ -106,7 +106,7 @@ impl Pipe {
     }
 
     /// Ends the connection; with a key, first waits for the peer itself, since this packet may be forged.
-    fn hear_of(&mut self, end: Ended) {
+    fn on_unauthenticated_end(&mut self, end: Ended) {
         if self.config.key.is_none() {
             self.end(end);
         } else {
@@ -115,9 +115,9 @@ impl Pipe {
     }
 
     fn doubt(&mut self, end: Ended) {
-        let patience = if self.dialing.is_some() { HEARSAY.1 } else { HEARSAY.0 };
+        let patience = if self.dialing.is_some() { CONFIRM_NS.1 } else { CONFIRM_NS.0 };
         let until = self.now.plus_nanos(patience);
-        self.hearsay.get_or_insert((end, until));
+        self.unconfirmed_end.get_or_insert((end, until));
     }
 
     /// Handles a network report that no process receives at the peer's address. The report may be forged, so
@@ -129,7 +129,7 @@ impl Pipe {
     pub(crate) fn handle_unreachable(&mut self, now: Instant, is_certain: bool) {
         self.now = now;
         if self.asked_until <= now {
-            self.asked_until = now.plus_nanos(HEARSAY.0);
+            self.asked_until = now.plus_nanos(CONFIRM_NS.0);
             self.is_ping_due = true;
         }
         if is_certain || self.dialing.is_some() {
@@ -194,7 +194,7 @@ impl Pipe {
 
     fn on_heard(&mut self) {
         self.heard_at = self.now;
-        self.hearsay = None;
+        self.unconfirmed_end = None;
         self.asked_until = self.now;
         self.keepalive_at = self.now.plus_nanos(self.config.keepalive);
         self.trim_at = self.now.plus_nanos(TRIM);
@@ -259,7 +259,7 @@ impl Pipe {
         }
         let is_news = |sent: &Sent| sent.bytes > 0 && sent.from == sent.to;
         if span.is_some() && (self.receive.is_limited() || lost.iter().any(is_news)) {
-            self.tell_again();
+            self.repeat_window();
         }
         if let Some((first, last)) = span {
             self.asked = 0;
@@ -269,7 +269,7 @@ impl Pipe {
     }
 
     /// Sends the window again: the packet that carried it may have been lost.
-    fn tell_again(&mut self) {
+    fn repeat_window(&mut self) {
         self.receive.repeat_update();
         self.acks.hurry(self.now);
     }
@@ -295,7 +295,7 @@ impl Pipe {
         if self.ended.is_some() {
             return;
         }
-        if let Some((end, at)) = self.hearsay
+        if let Some((end, at)) = self.unconfirmed_end
             && at <= now
         {
             return self.end(end);
@@ -350,7 +350,7 @@ impl Pipe {
         self.probes = 2;
         self.asked = 0;
         if self.receive.is_limited() || self.loss.oldest().is_none() {
-            self.tell_again();
+            self.repeat_window();
         }
         match self.loss.oldest() {
             // The oldest bytes are sent again: the peer needs them first.
