@@ -18,8 +18,8 @@
 //! - `service`, with the feature of that name: byte streams, message streams and request-reply for
 //!   services that know tokio, futures and tower
 //! - `wire`, with the feature of that name: reliable byte pipes between processes, over UDP datagrams
-//! - `session`, with the feature of that name, on Linux: byte streams between processes, over shared memory, UDP and TCP;
-//!   it needs no NIC
+//! - `session`, with the feature of that name, on Linux: byte streams between processes, over shared memory,
+//!   UDP and TCP; needs no NIC
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "interfaces")]

@@ -410,7 +410,7 @@ mod tests {
             window.push(now, flight(true));
             let mut arrived = 0;
             for number in numbers {
-                arrived += window.on_acknowledgement(now, number).map_or(0, |pending_end| pending_end.frames);
+                arrived += window.on_acknowledgement(now, number).map_or(0, |arrived| arrived.frames);
             }
             prop_assert!(arrived <= 1);
         }

@@ -33,7 +33,7 @@ pub enum Refused {
     NoRoom = 8,
     /// The process does not await one of the descriptors.
     #[error(
-        "the process does not wait for one of its descriptors: the context is another process's, or old"
+        "the process does not wait for one of its descriptors: the context is not its own, or old"
     )]
     NotAwaited = 9,
     /// Memory is not registered, or without the required rights.

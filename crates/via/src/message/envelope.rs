@@ -63,9 +63,10 @@ pub enum Kind {
     Chunk = 4,
     /// A synchronous message has matched its receive (`ACK`).
     Acknowledge = 5,
-    /// Flow control. `to`, as a number: the total bytes that this packet's sender has room for. `from`: bytes
-    /// of it that one context may use (low 32 bits), and one tag of a context (high 32 bits). The payload lists
-    /// what is free again, 12 bytes each: context, tag, bytes.
+    /// Flow control. `to`, as a number: bytes of this packet's sender's window that its receiver may use,
+    /// counted from the start. `from`: bytes of the window that one context may occupy (low 32 bits), and one
+    /// tag of a context (high 32 bits). The payload lists what is free again, 12 bytes each: context, tag,
+    /// bytes.
     Credit = 6,
     /// Asks the receiver to return a message that has not matched.
     Withdraw = 7,

@@ -192,8 +192,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks for any order of completions: descriptors are taken in the order of posting, each once, with its first
-    /// result.
+        /// Checks for any order of completions: descriptors are taken in the order of posting, each once, with
+        /// its first result.
         #[test]
         fn descriptors_come_back_in_order_once_those_before_have_ended(
             begin in 1_u64..1 << 40,

@@ -439,8 +439,8 @@ impl Core {
         self.wire.read(&mut payload);
         match header.kind {
             Kind::Hello => {
-                // Only the newest counts, so that no peer makes this process store many. It takes the first one's place, so
-                // that a peer's description always comes before its streams.
+                // Only the newest counts, so that no peer makes this process store many. It takes the place of
+                // the first, so that a peer's description always comes before its streams.
                 match self.events.iter_mut().find(|event| matches!(event, Event::Hello(_))) {
                     Some(earlier) => *earlier = Event::Hello(payload),
                     None => self.events.push_back(Event::Hello(payload)),

@@ -7,9 +7,10 @@
 //!
 //! # Seals
 //!
-//! With a key, each piece is sealed by XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03, the AEAD of RFC 8439 with a nonce of
-//! 192 bits) under a key that HMAC-BLAKE2s derives from the cluster's. The nonce is 16 random bytes of the sender's *run*, drawn
-//! when it starts, and a counter of its datagrams: none repeats. The cluster's name is associated data.
+//! With a key, each piece is sealed by XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03, the AEAD of RFC 8439
+//! with a nonce of 192 bits). HMAC-BLAKE2s derives the key from the cluster's. The nonce is 16 random bytes of
+//! the sender's *run*, drawn when it starts, and a counter of its datagrams: no nonce repeats. The cluster's
+//! name is associated data.
 //!
 //! A receiver accepts a datagram once. It has a sliding window of numbers for each run, as IPsec has (RFC 4303,
 //! section 3.4.3). The seal covers the sender's clock, which must be within [`MOST_SKEW`] of the receiver's. A

@@ -1,8 +1,9 @@
 //! Dials of peers, and answers to datagrams of no connection.
 //!
 //! A dial makes a connection that is *half open* until the dialer's next packet proves its address. Half-open
-//! connections are bounded: in all, by source address, and in time. Past a first bound the endpoint answers a dial with a
-//! cookie, and stores nothing until the source dials again with it. No answer is longer than the dial.
+//! connections are bounded: in all, by source address, and in time. Above a first bound, the endpoint answers a
+//! dial with a cookie, and stores nothing until the source dials again with it. No answer is longer than the
+//! dial.
 
 use std::net::SocketAddr;
 

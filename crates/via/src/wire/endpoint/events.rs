@@ -18,7 +18,8 @@ pub enum Event {
     Accepted(PipeId, SocketAddr),
     /// A dial of this side is established.
     Established(PipeId),
-    /// There is more to read, or room to write; reported once until [`Endpoint::pipe`](super::Endpoint::pipe) is called.
+    /// There is more to read, or room to write. Reported once, until [`Endpoint::pipe`](super::Endpoint::pipe)
+    /// is called.
     Progress(PipeId),
     /// The connection has ended. Received bytes stay readable until
     /// [`Endpoint::release`](super::Endpoint::release).

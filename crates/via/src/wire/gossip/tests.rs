@@ -53,7 +53,8 @@ fn the_bytes_of_gossip_never_change() {
     golden.extend(b"a message");
     assert_eq!(cut(&mut plain, b"a message"), [golden]);
 
-    // The seal as made by another implementation: HMAC of Python's blake2s, HChaCha20 by hand, OpenSSL's ChaCha20-Poly1305.
+    // The seal as made by another implementation: HMAC of Python's blake2s, HChaCha20 by hand, OpenSSL's
+    // ChaCha20-Poly1305.
     let sealed = cut(&mut gossip(Some(&key()), "c", 9), b"a message").remove(0);
     let mut golden = vec![7, 1, 1, 0, 0, 0, 0, 0];
     golden.extend([9; 16]);
