@@ -24,7 +24,7 @@ pub enum Reliability {
     /// NIC has it; for a direct interface, once it is in memory that the other process can read. The NICs here
     /// acknowledge only what is in memory, so a send completes no sooner than with reliable reception.
     ReliableDelivery = 2,
-    /// As reliable delivery, and a send completes only once the data is in the other side's memory.
+    /// Like reliable delivery, but a send completes only once the data is in the other side's memory.
     ReliableReception = 4,
 }
 
@@ -45,7 +45,7 @@ impl Reliability {
     }
 }
 
-/// How a Virtual Interface is created.
+/// The attributes with which a Virtual Interface is created.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ViAttributes {
     /// The reliability level; both ends of a connection must have the same.

@@ -119,7 +119,7 @@ pub enum KeepError {
     /// The NIC refused, and has changed nothing.
     #[error("the NIC refuses to {what}: {}{why}", Of(.vi))]
     Refused {
-        /// What it was asked to do.
+        /// The command that it refused.
         what: &'static str,
         /// Why it refused.
         why: Refused,

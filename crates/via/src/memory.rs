@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::context::MemoryName;
 
-/// Who may access registered memory, in addition to its owner.
+/// Access rights to registered memory, in addition to its owner's.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MemoryOptions {
     /// The tag of the interfaces that may use it.

@@ -56,7 +56,7 @@ pub struct ViId {
     serial: u32,
 }
 
-/// Whether descriptors were posted without ringing the doorbell.
+/// Tracks descriptors that were posted without ringing the doorbell.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 enum Unrung {
     #[default]
@@ -76,7 +76,7 @@ pub struct Nic {
     scratch: Region,
     free_scratch: Vec<u16>,
     errors: VecDeque<(ViId, AsyncError)>,
-    /// Whether descriptors were posted without ringing the doorbell.
+    /// Tracks descriptors that were posted without ringing the doorbell.
     unrung: Unrung,
     /// True if the port was full when the command that awaits the next error was to be posted.
     listen_pending: bool,

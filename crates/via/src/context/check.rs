@@ -15,7 +15,7 @@ use crate::outcome::Operation;
 pub struct Wrong {
     /// The process's name of the interface.
     pub vi: u16,
-    /// What is inconsistent.
+    /// The inconsistency.
     pub what: &'static str,
 }
 

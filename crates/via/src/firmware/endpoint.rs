@@ -152,7 +152,7 @@ pub(super) struct Endpoint {
     pub(super) sends: VecDeque<SendWork>,
     /// Index in `sends` of the first that is not completely cut into frames.
     pub(super) cutting: usize,
-    /// Where that one is cut.
+    /// The sizes of the frames into which that one is cut.
     pub(super) fragments: Fragments,
     /// Index in `sends` of the first whose last frame is not acknowledged.
     pub(super) unacknowledged: usize,

@@ -32,7 +32,7 @@ impl Flight {
     }
 }
 
-/// What an acknowledgement covers.
+/// The frames that an acknowledgement covers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Arrived {
     pub(super) frames: usize,

@@ -151,7 +151,7 @@ pub struct Communicator<P> {
     /// Number of the next collective operation.
     pub(super) turn: Arc<AtomicU32>,
     pub(super) abandoned: Arc<AtomicBool>,
-    /// How many processes had been lost when this was made. Collective operations fail that need a process lost
+    /// Number of losses of processes when this was made. Collective operations fail that need a process lost
     /// later.
     losses: u32,
     /// The NICs that carry out its collective operations; `None` if the hosts do.

@@ -7,7 +7,7 @@ use super::envelope::{Context, Peer, Tag};
 use super::matching::{Key, Pattern};
 use super::request::Request;
 
-/// What a request waits for.
+/// The event that a request waits for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Missing {
@@ -49,15 +49,15 @@ pub enum Missing {
 /// Messages with one key that no receive has matched.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Unmatched {
-    /// How many messages.
+    /// Number of messages.
     pub messages: usize,
-    /// How many of them were only announced: their bytes are still with the sender.
+    /// Number of them that were only announced: their bytes are still with the sender.
     pub announced: usize,
     /// Their bytes together.
     pub bytes: u64,
 }
 
-/// What each request of a process waits for, at one moment.
+/// A snapshot of what each request of a process waits for.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Explanation {
     /// Requests that are under way.

@@ -68,9 +68,9 @@ pub enum MessageError {
     Shape {
         /// Names the count that is wrong.
         what: &'static str,
-        /// How many there should be.
+        /// The expected count.
         expected: usize,
-        /// How many there are.
+        /// The count found.
         found: usize,
     },
     /// A collective operation on this communicator was dropped before it ended, so its processes no longer

@@ -12,7 +12,7 @@ use super::envelope::{Context, Peer, Tag};
 use super::matching::{Key, Pattern};
 use super::request::{Load, Operation, Outcome, Request, Requests};
 
-/// What a lower layer can do.
+/// The abilities of a lower layer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Abilities {
     /// The number of this process.

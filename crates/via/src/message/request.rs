@@ -52,12 +52,12 @@ pub enum Mode {
     Buffered,
     /// Once its receive has begun.
     Synchronous,
-    /// As standard; the sender promises that the receive is posted. A broken promise is counted, without other
+    /// Like standard; the sender promises that the receive is posted. A broken promise is counted, without other
     /// effect.
     Ready,
 }
 
-/// What a request does each time it is started.
+/// The operation of a request, each time it is started.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Operation {
     /// Sends a message.
@@ -105,7 +105,7 @@ impl Load<'_> {
     }
 }
 
-/// How far a request has got.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
     /// Not started, or its outcome was taken.
@@ -166,7 +166,7 @@ pub enum Failure {
     Finalized,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug)]
 pub struct Outcome {
     /// The message that it sent or received.

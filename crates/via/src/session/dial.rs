@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::{Session, Transport};
 use crate::wire::tcp::{Config, Failed, connect};
 
-/// How long UDP may be tried alone before TCP is tried as well: 300 ms. Three dials over UDP fit into it.
+/// Time for which UDP is tried alone before TCP is tried as well: 300 ms. Three dials over UDP fit into it.
 const HEAD_START: Duration = Duration::from_millis(300);
 
 /// An attempt to reach a peer over one transport.

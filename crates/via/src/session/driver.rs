@@ -103,7 +103,7 @@ pub struct Driver {
     polls: Polls,
     /// True if the last turn has found nothing, and a peer that may answer waits for this processor.
     lets_peer_run: bool,
-    /// Until then other tasks need the processor for longer: the driver parks instead of yielding to a peer.
+    /// End of the time in which other tasks need the processor for longer: the driver parks instead of yielding to a peer.
     crowded_until: Option<Instant>,
 }
 
@@ -134,7 +134,7 @@ enum Found {
     Something,
 }
 
-/// Whether the next turn polls the socket.
+/// How the next turn finds received datagrams.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Polls {
     /// It asks only the runtime for what has arrived.

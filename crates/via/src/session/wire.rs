@@ -41,7 +41,7 @@ pub(super) struct Incoming {
     pub(super) left: usize,
 }
 
-/// Where the peer of a session was last known to run.
+/// The processor that the peer of a session last used, relative to this process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Peer {
     /// It waits for a wake-up, or its processor is unknown.

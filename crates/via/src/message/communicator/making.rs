@@ -14,7 +14,7 @@ use crate::message::group::{Group, NoSuchRank, Rank, Scope};
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 
-/// What a process proposes to the others: 16 bytes, little-endian.
+/// A process's proposal to the others: 16 bytes, little-endian.
 #[derive(Clone, Copy)]
 struct SplitProposal {
     number: u32,

@@ -2,7 +2,7 @@
 
 use super::flows::Limits;
 
-/// What happens to an eager message when its receiver's memory for unexpected messages is full.
+/// The treatment of an eager message when its receiver's memory for unexpected messages is full.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum WhenFull {

@@ -155,7 +155,7 @@ async fn greet(
         let has_no_seal = secrets.is_some() && sealed.is_none();
         has_no_seal.then_some((reason::KEY, Failed::KeyDoesNotFit))
     });
-    // A dialer of an unsupported version is told the newest one supported here.
+    // A dialer of an unsupported version learns the newest one supported here.
     let version = if spoken(version).is_some() { version } else { newest };
     let said = failed.as_ref().map_or(reason::NONE, |(reason, _)| *reason);
     let (seal, noise) = sealed.unzip();
