@@ -129,7 +129,7 @@ impl AsyncError {
 pub enum ConnectError {
     /// No process waits at that address now.
     #[error(
-        "no process waits for a connection at that address: have it wait first, or try again"
+        "no process waits for a connection at that address: start the other end first, or try again"
     )]
     NoMatch = 1,
     /// The other side refused.

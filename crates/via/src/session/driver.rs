@@ -103,7 +103,7 @@ pub struct Driver {
     polls: Polls,
     /// True if the last turn has found nothing, and a peer that may answer waits for this processor.
     lets_peer_run: bool,
-    /// End of the time in which other tasks need the processor for longer: the driver parks instead of yielding to a peer.
+    /// Until then, the driver parks instead of yielding to a peer: other tasks need the processor for longer.
     crowded_until: Option<Instant>,
 }
 
