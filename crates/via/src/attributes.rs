@@ -1,4 +1,4 @@
-//! What Virtual Interfaces are made with, and how they are found.
+//! Attributes and addresses of Virtual Interfaces.
 
 use std::fmt;
 
@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 
 /// Most bytes of a discriminator.
 pub const MAX_DISCRIMINATOR: usize = 16;
-/// Least that a Virtual Interface may transfer at once: every provider handles as much.
+/// Least value of the largest transfer of a Virtual Interface: every provider handles as much.
 pub const MIN_TRANSFER: u32 = 32 * 1024;
 
-/// What a connected Virtual Interface promises of what is sent over it.
+/// The reliability level of a connected Virtual Interface.
 #[derive(
     Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize,
 )]
 #[repr(u8)]
 pub enum Reliability {
-    /// Arrives at most once and undamaged, or not at all; nobody is told.
+    /// A message arrives at most once and undamaged, or is lost without notice.
     #[default]
     Unreliable = 1,
-    /// Arrives exactly once and in order, or the connection breaks. A send completes when the other
-    /// NIC has it: as the NICs here acknowledge what lies in memory, no sooner than with the next level;
-    /// past the NIC, once it lies in the other process's reach.
+    /// A message arrives exactly once and in order, or the connection breaks. A send completes when the other
+    /// NIC has it; for a direct interface, once it is in memory that the other process can read. The NICs here
+    /// acknowledge only what is in memory, so a send completes no sooner than with reliable reception.
     ReliableDelivery = 2,
-    /// As reliable delivery; and a send completes when the data is in the other side's memory.
+    /// Like reliable delivery, but a send completes only once the data is in the other side's memory.
     ReliableReception = 4,
 }
 
 impl Reliability {
-    /// Whether what is lost is sent again.
+    /// Returns whether lost frames are sent again.
     #[must_use]
     pub const fn is_reliable(self) -> bool {
         !matches!(self, Self::Unreliable)
@@ -45,22 +45,22 @@ impl Reliability {
     }
 }
 
-/// What a Virtual Interface is created with.
+/// The attributes with which a Virtual Interface is created.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ViAttributes {
-    /// Both ends of a connection have the same.
+    /// The reliability level; both ends of a connection must have the same.
     pub reliability: Reliability,
-    /// Most bytes of one descriptor; both ends of a connection have the same.
+    /// Most bytes of one descriptor; both ends of a connection must have the same.
     pub max_transfer: u32,
-    /// What its descriptors may touch: memory with this tag.
+    /// The protection tag: its descriptors may use only memory with this tag.
     pub tag: ProtectionTag,
-    /// Whether the other end may write memory of this tag that allows it.
+    /// True if the other end may write memory of this tag that allows it.
     pub rdma_write: bool,
-    /// Whether the other end may read memory of this tag that allows it. Reliable levels only.
+    /// True if the other end may read memory of this tag that allows it. Reliable levels only.
     pub rdma_read: bool,
-    /// Whether its data goes from process to process, past the NIC, which sees to connections only: see
-    /// [`direct`](crate::direct). Reliable delivery, no remote reads; both ends of a connection
-    /// have the same.
+    /// True if data goes from process to process, bypassing the NIC, which then handles only connections: see
+    /// [`direct`](crate::direct). Requires reliable delivery and no remote reads; both ends of a connection
+    /// must have the same value.
     pub direct: bool,
 }
 
@@ -106,15 +106,15 @@ pub enum ViState {
     /// Not connected. Receives may be posted.
     #[default]
     Idle,
-    /// Connected to one other.
+    /// Connected to one other interface.
     Connected,
-    /// A connection was asked for.
+    /// A connection was requested.
     ConnectPending,
-    /// The connection broke; all that was posted has come back. Disconnect it to use it again.
+    /// The connection broke; all posted descriptors have completed. Disconnect it to use it again.
     Error,
 }
 
-/// Tells apart what waits for connections on one node: up to [`MAX_DISCRIMINATOR`] bytes.
+/// Distinguishes connection points of one node: up to [`MAX_DISCRIMINATOR`] bytes.
 #[derive(Clone, Copy, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Discriminator {
     length: u8,
@@ -122,7 +122,7 @@ pub struct Discriminator {
 }
 
 impl Discriminator {
-    /// The discriminator with these bytes; `None` if there are more than [`MAX_DISCRIMINATOR`].
+    /// Makes a discriminator of these bytes; returns `None` if there are more than [`MAX_DISCRIMINATOR`].
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let mut own = [0; MAX_DISCRIMINATOR];
@@ -130,7 +130,7 @@ impl Discriminator {
         Some(Self { length: bytes.len() as u8, bytes: own })
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length).min(MAX_DISCRIMINATOR)]
@@ -143,18 +143,18 @@ impl fmt::Debug for Discriminator {
     }
 }
 
-/// Where a Virtual Interface can be connected to.
+/// The address at which a process waits for connections.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Address {
     /// The node.
     pub node: NodeId,
-    /// What waits there.
+    /// The connection point on that node.
     pub discriminator: Discriminator,
 }
 
 impl Address {
-    /// What waits at `node` under `discriminator`; `None` if that has more than
-    /// [`MAX_DISCRIMINATOR`] bytes.
+    /// Makes the address of `discriminator` at `node`; returns `None` if it has more than [`MAX_DISCRIMINATOR`]
+    /// bytes.
     #[must_use]
     pub fn new(node: NodeId, discriminator: &[u8]) -> Option<Self> {
         Some(Self { node, discriminator: Discriminator::new(discriminator)? })

@@ -1,4 +1,4 @@
-//! Commands between the host's half and the NIC's: how they lie in a port's rings.
+//! Commands between the host's half and the NIC's: their layout in a port's rings.
 
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::attributes::Discriminator;
 use crate::outcome::{DescriptorError, Operation};
 
-/// The number of the extension.
+/// The extension's number.
 pub const VIA: ExtensionId = ExtensionId(3);
 
 /// Most data segments of one descriptor.
@@ -16,15 +16,15 @@ pub const MAX_SEGMENTS: usize = 64;
 /// Bytes of one segment in a descriptor's table.
 pub(crate) const SEGMENT_BYTES: usize = 16;
 
-/// Makes an interface; completes with its number.
+/// Creates an interface; completes with its number.
 pub(crate) const CREATE: u8 = 1;
 pub(crate) const DESTROY: u8 = 2;
-/// Completes with state and attributes.
+/// Completes with the interface's state and attributes.
 pub(crate) const QUERY: u8 = 3;
 pub(crate) const POST_SEND: u8 = 4;
 pub(crate) const POST_RECEIVE: u8 = 5;
 pub(crate) const CONNECT_REQUEST: u8 = 6;
-/// Completes with a request.
+/// Completes with a connection request.
 pub(crate) const CONNECT_WAIT: u8 = 7;
 pub(crate) const CONNECT_ACCEPT: u8 = 8;
 pub(crate) const CONNECT_REJECT: u8 = 9;
@@ -32,22 +32,23 @@ pub(crate) const CONNECT_PEER: u8 = 10;
 pub(crate) const DISCONNECT: u8 = 11;
 /// Completes with the next asynchronous error.
 pub(crate) const EVENT: u8 = 12;
-/// Takes a waiting command back by its cookie.
+/// Cancels a waiting command, named by its cookie.
 pub(crate) const CANCEL: u8 = 13;
-/// Completes with what the NIC has.
+/// Completes with the NIC's resources.
 pub(crate) const QUERY_NIC: u8 = 14;
-/// A descriptor of a context that is to be restored: completes as that does.
+/// Announces a descriptor of a context that is to be restored: completes when the descriptor does.
 pub(crate) const AWAIT: u8 = 15;
 
-/// Writes what a port has into the region: port. Completes with its bytes, and writes nothing if the
-/// region has fewer. Only the keeper's.
+/// Saves a port's interfaces into the region: port. Completes with their length in bytes; writes nothing if the
+/// region is smaller. Only from the keeper's port.
 pub(crate) const SAVE: u8 = 16;
-/// Forgets what a port has, if the region holds just that: port. Only the keeper's.
+/// Removes a port's interfaces if the region holds exactly their saved state: port. Only from the keeper's
+/// port.
 pub(crate) const FORGET: u8 = 17;
-/// Restores what the region holds, and writes into it what the interfaces are known by: port. Completes
-/// with its bytes. Only the keeper's.
+/// Restores the interfaces in the region, and writes the NIC's names of them into it: port. Completes with the
+/// length in bytes. Only from the keeper's port.
 pub(crate) const RESTORE: u8 = 18;
-/// Gives restored interfaces the other ends that the region holds: port. Only the keeper's.
+/// Connects restored interfaces with the other ends in the region: port. Only from the keeper's port.
 pub(crate) const JOIN: u8 = 19;
 
 /// Flags of posted descriptors.
@@ -59,23 +60,23 @@ pub(crate) const FENCE: u16 = 8;
 /// The region holds a table of segments, not the data.
 pub(crate) const TABLE: u16 = 16;
 
-/// What a connection is asked for with: lies in registered memory that the command names.
+/// The parameters of a connection request, in registered memory that the command names.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct ConnectParameters {
     pub(crate) node: u16,
     pub(crate) remote: Discriminator,
     pub(crate) local: Discriminator,
-    /// 0 waits for ever.
+    /// Timeout in nanoseconds; 0 waits for ever.
     pub(crate) timeout_ns: u64,
 }
 
-/// Most bytes of those.
+/// Most bytes of encoded [`ConnectParameters`].
 pub(crate) const PARAMETER_BYTES: usize = 64;
 
-/// Both ends of a connection, as the completion of the command that made it tells.
+/// Both ends of a connection, as the completion of the connecting command reports them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Ends {
-    /// This end's number of the connection.
+    /// The number of the connection at this end.
     pub(crate) connection: u16,
     pub(crate) node: NodeId,
     pub(crate) remote_vi: PortId,
@@ -101,12 +102,12 @@ impl Ends {
     }
 }
 
-/// A command about an interface.
+/// Makes a command about an interface.
 pub(crate) fn about(vi: PortId, opcode: u8, cookie: u64) -> Command {
     Command { extension: VIA, opcode, port: vi, cookie, ..Command::default() }
 }
 
-/// A data segment, as a table holds it.
+/// Encodes a segment for a descriptor's table.
 pub(crate) fn segment_bytes(segment: RegionRef) -> [u8; SEGMENT_BYTES] {
     let [handle, range] = segment.to_words();
     let mut bytes = [0; SEGMENT_BYTES];
@@ -115,13 +116,13 @@ pub(crate) fn segment_bytes(segment: RegionRef) -> [u8; SEGMENT_BYTES] {
     bytes
 }
 
-/// What a table holds; any bytes are some segment.
+/// Decodes a segment of a table; any bytes are a valid one.
 pub(crate) fn segment_of(bytes: [u8; SEGMENT_BYTES]) -> RegionRef {
     let (words, _) = bytes.as_chunks::<8>();
     RegionRef::from_words([u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])])
 }
 
-/// How a descriptor ended, as its completion tells.
+/// The result of a descriptor, as its completion reports it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) opcode: u8,
@@ -147,8 +148,8 @@ impl Ended {
         }
     }
 
-    /// What a completion tells; of a command that the unit has refused, as where the extension is gone, that it was not
-    /// begun.
+    /// Reads a completion. If the unit refused the command, because the extension is gone for instance, the
+    /// descriptor counts as flushed.
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(crate) fn of(completion: &Completion) -> Self {
         let [immediate, ..] = completion.args;

@@ -1,9 +1,9 @@
-//! What a process has on its Virtual Interfaces, as data: saved while the process stands still, kept
-//! anywhere, and put back on the same NIC or another.
+//! The state of a process's interfaces on a NIC, as data. It is saved while the process is suspended, can be
+//! stored anywhere, and is restored on the same NIC or another.
 //!
-//! No node, no port and no number of a NIC stands in it. Interfaces are called what their process calls
-//! them, memory by the name under which the process registered it first, the other end of a connection
-//! by its process's rank. Bytes of memory are not in it: they are the process's own.
+//! It contains no node, port or number of a NIC. The process's own names stand for interfaces, the names of
+//! first registration for memory, and the process's rank for the other end of a connection. It does not contain
+//! the bytes of memory: they belong to the process.
 
 mod check;
 
@@ -16,45 +16,46 @@ use crate::outcome::{AsyncError, DescriptorError, Operation};
 
 pub use check::{Violation, Wrong, check_cut};
 
-/// All interfaces of one process. `P` says what names the other end of a connection.
+/// All interfaces of one process. `P` names the other end of a connection.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PortContext<P = FarEnd> {
-    /// Its interfaces, by name.
+    /// Its interfaces, sorted by name.
     pub vis: Vec<ViContext<P>>,
-    /// What happened to them that the process has not been told, oldest first: name and error.
+    /// Asynchronous errors that the process has not received yet, oldest first: the interface's name and the
+    /// error.
     pub errors: Vec<(u16, AsyncError)>,
 }
 
-/// Another process's interface.
+/// An interface of another process.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct FarEnd {
     /// The process's rank in its job.
     pub rank: u16,
-    /// What that process calls the interface.
+    /// That process's name of the interface.
     pub vi: u16,
 }
 
 /// One interface.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ViContext<P = FarEnd> {
-    /// What its process calls it.
+    /// Its process's name of it.
     pub name: u16,
-    /// What it was made with.
+    /// The attributes with which it was created.
     pub attributes: ViAttributes,
     /// Its state; never [`ViState::ConnectPending`].
     pub state: ViState,
     /// Its connection, if it is connected.
     pub link: Option<LinkContext<P>>,
-    /// Sends, writes and reads that have not come back, oldest first.
+    /// Sends, writes and reads that have not completed, oldest first.
     pub sends: Vec<SendContext>,
-    /// The first of them that is not cut into frames whole, and the first whose last frame is not
-    /// acknowledged.
+    /// Index in `sends` of the first that is not completely cut into frames;
+    /// [`acknowledged`](Self::acknowledged) is the index of the first whose last frame is not acknowledged.
     pub cut: u32,
     /// See [`cut`](Self::cut).
     pub acknowledged: u32,
-    /// Of an unreliable interface: how many of them are as good as lost on the way, and done.
+    /// On an unreliable interface: how many of the sends are done and count as lost on the way.
     pub withdrawn: u32,
-    /// Receives that have not come back, oldest first.
+    /// Receives that have not completed, oldest first.
     pub receives: Vec<ReceiveContext>,
 }
 
@@ -63,125 +64,125 @@ pub struct ViContext<P = FarEnd> {
 pub struct LinkContext<P = FarEnd> {
     /// The other end.
     pub peer: P,
-    /// What the other end's interface was made with.
+    /// The attributes of the other end's interface.
     pub remote: ViAttributes,
     /// The number of the first frame that this end has sent and that is not acknowledged.
     pub base: u32,
     /// Those frames, oldest first.
     pub flights: Vec<FlightContext>,
-    /// The number of the next frame that this end takes.
+    /// The number of the next frame that this end accepts.
     pub expected: u32,
-    /// Bytes of a message that has arrived in part.
+    /// Bytes received of a message that has arrived in part.
     pub arriving: Option<u32>,
-    /// What the other end reads of this one's memory and was not sent whole, oldest first.
+    /// Reads by the other end of this one's memory that are not completely sent, oldest first.
     pub responses: Vec<ResponseContext>,
 }
 
-/// Memory as its process calls it: the name that it was registered under first, wherever that was.
+/// A region of memory, by the name under which its process registered it first.
 #[derive(
     Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize,
 )]
 pub struct MemoryName {
-    /// Which of the process's regions.
+    /// The slot in the process's table of regions.
     pub slot: u16,
-    /// Which use of that.
+    /// Counts the uses of that slot.
     pub generation: u32,
 }
 
 /// A range of a process's memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// The memory.
+    /// The region.
     pub memory: MemoryName,
-    /// Its first byte.
+    /// Offset of its first byte in the region.
     pub offset: u32,
-    /// Its bytes.
+    /// Its length in bytes.
     pub length: u32,
 }
 
 /// A posted send, write or read.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SendContext {
-    /// By which its process knows it.
+    /// Its process's name of the descriptor.
     pub cookie: u64,
-    /// What it does.
+    /// Its operation.
     pub operation: Operation,
     /// Its memory, in order.
     pub pieces: Vec<Piece>,
-    /// Bytes of that.
+    /// Bytes of all pieces.
     pub length: u32,
-    /// What goes with it.
+    /// Immediate data that is sent with it.
     pub immediate: Option<u32>,
-    /// Of a write or a read: the other process's memory.
+    /// The other process's memory, for a write or a read.
     pub remote: Piece,
-    /// Waits for all reads before it.
+    /// True if it waits for all reads before it.
     pub fence: bool,
-    /// Bytes that were cut into frames; of a read, bytes that have come.
+    /// Bytes cut into frames; for a read, bytes received.
     pub moved: u32,
-    /// How it has ended, if it only waits for those before it.
+    /// Its result, if it is done and only waits for those before it.
     pub done: Option<Result<(), DescriptorError>>,
 }
 
 /// A posted receive.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ReceiveContext {
-    /// By which its process knows it.
+    /// Its process's name of the descriptor.
     pub cookie: u64,
     /// Its memory, in order.
     pub pieces: Vec<Piece>,
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum FlightKind {
-    /// A part of a message.
+    /// Part of a message.
     Send,
-    /// A part of a write.
+    /// Part of a write.
     Write,
-    /// Asks for memory of the other end.
+    /// A request to read memory of the other end.
     ReadRequest,
-    /// A part of what the other end has asked for.
+    /// Part of memory that the other end reads.
     ReadResponse,
 }
 
 /// A frame that was sent and is not acknowledged.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct FlightContext {
-    /// What it is.
+    /// Its kind.
     pub kind: FlightKind,
-    /// Whether it is the first of its message.
+    /// True if it is the first of its message.
     pub first: bool,
-    /// Whether it is the last of it.
+    /// True if it is the last of its message.
     pub last: bool,
-    /// Whether `value` is immediate data.
+    /// True if `value` is immediate data.
     pub immediate: bool,
-    /// Of a write or a request: the other process's memory. Of a send, the generation is the bytes of the
-    /// whole message.
+    /// For a write or a read request: the other process's memory. For a send, `generation` holds the bytes of
+    /// the whole message.
     pub remote: MemoryName,
-    /// Its first byte within the message, or within that memory.
+    /// Offset of its first byte within the message, or within that memory.
     pub offset: u32,
-    /// Immediate data, or the bytes that a request asks for.
+    /// Immediate data, or the bytes that a read request asks for.
     pub value: u32,
-    /// Its bytes.
+    /// The memory of its data.
     pub source: Option<Piece>,
-    /// Whether a posted descriptor ends with it.
+    /// True if a posted descriptor completes with it.
     pub ends: bool,
 }
 
-/// Memory that the other end reads.
+/// Memory of this end that the other end reads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ResponseContext {
-    /// What it has asked for.
+    /// The memory that it reads.
     pub piece: Piece,
     /// Bytes of it that were cut into frames.
     pub sent: u32,
 }
 
 impl<P> PortContext<P> {
-    /// The same with other names of the other ends.
+    /// Replaces the names of the other ends.
     ///
     /// # Errors
-    /// The first of `name`, which is handed what the process calls the interface, and its other end.
+    /// The first error of `name`, which receives the process's name of the interface, and its other end.
     pub fn with_peers<Q, E>(
         self,
         mut name: impl FnMut(u16, P) -> Result<Q, E>,
@@ -206,14 +207,14 @@ impl<P> PortContext<P> {
         Ok(PortContext { vis: vis.collect::<Result<_, E>>()?, errors: self.errors })
     }
 
-    /// The interface of that name.
+    /// Returns the interface of that name.
     #[must_use]
     pub fn vi(&self, name: u16) -> Option<&ViContext<P>> {
         let at = self.vis.binary_search_by_key(&name, |vi| vi.name).ok()?;
         self.vis.get(at)
     }
 
-    /// The cookies of all descriptors.
+    /// Iterates over the cookies of all descriptors.
     pub fn cookies(&self) -> impl Iterator<Item = u64> {
         self.vis.iter().flat_map(|vi| {
             let sends = vi.sends.iter().map(|work| work.cookie);
@@ -221,7 +222,7 @@ impl<P> PortContext<P> {
         })
     }
 
-    /// Every range of memory that anything in it names, with the interface's name.
+    /// Iterates over every range of memory that the context names, with the interface's name.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (u16, Piece)> {
         self.vis.iter().flat_map(|vi| vi.pieces().map(move |piece| (vi.name, piece)))
     }
@@ -252,7 +253,7 @@ impl<P> LinkContext<P> {
         })
     }
 
-    /// The number of the next new frame.
+    /// Returns the number of the next new frame.
     #[must_use]
     pub fn next(&self) -> u32 {
         self.base.wrapping_add(self.flights.len() as u32)
@@ -260,7 +261,7 @@ impl<P> LinkContext<P> {
 }
 
 impl Piece {
-    /// As `owner`'s NIC knows it, if it knows the memory by this name.
+    /// Returns the reference that `owner`'s NIC uses, if it knows the memory by this name.
     pub(crate) const fn at(self, owner: PortId) -> RegionRef {
         RegionRef {
             port: owner,

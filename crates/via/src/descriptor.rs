@@ -1,11 +1,11 @@
-//! Descriptors: what is asked of a Virtual Interface, and what becomes of it.
+//! Descriptors: requests to a Virtual Interface, and their results.
 
 use std::ops::{Deref, DerefMut};
 
 use crate::memory::{RemoteMemory, Segment};
 use crate::outcome::{DescriptorError, Operation};
 
-/// What a descriptor on the send queue does.
+/// The operation of a descriptor on the send queue.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Transfer {
     /// Sends its segments to the other end's next receive descriptor.
@@ -17,25 +17,24 @@ pub enum Transfer {
     RdmaRead(RemoteMemory),
 }
 
-/// What is asked of a Virtual Interface: memory, lent to the NIC until the descriptor is done.
+/// A request to a Virtual Interface. The NIC may use its memory until the descriptor completes.
 ///
-/// Its [fields](Fields) lie where they are wherever it goes, as descriptors of the Virtual Interface
-/// Architecture lie in memory and are posted by their address: who takes one back and posts it again
-/// allocates nothing, and moves a word.
+/// Its [fields](Fields) stay at one address, as descriptors of the Virtual Interface Architecture lie in memory
+/// and are posted by their address. Posting a completed descriptor again allocates nothing and moves one word.
 #[derive(Debug, Default)]
 pub struct Descriptor(Box<Fields>);
 
 /// The fields of a [`Descriptor`].
 #[derive(Debug, Default)]
 pub struct Fields {
-    /// Its data: gathered from these, or scattered to them, in order; at most
+    /// Its data: gathered from or scattered to these segments, in order; at most
     /// [`MAX_SEGMENTS`](crate::nic::MAX_SEGMENTS).
     pub segments: Vec<Segment>,
-    /// What it does on a send queue; a receive queue does not look.
+    /// Its operation on a send queue; ignored on a receive queue.
     pub transfer: Transfer,
-    /// 32 bits that come with a send, or with a write, which then consumes a receive descriptor.
+    /// 32 bits of immediate data that accompany a send or a write. Such a write consumes a receive descriptor.
     pub immediate: Option<u32>,
-    /// Waits for all reads before it.
+    /// True if it waits for all reads before it.
     pub fence: bool,
 }
 
@@ -68,41 +67,41 @@ impl From<Vec<Segment>> for Descriptor {
 }
 
 impl Descriptor {
-    /// A descriptor of one segment.
+    /// Makes a descriptor of one segment.
     #[must_use]
     pub fn of(segment: Segment) -> Self {
         Self::from(vec![segment])
     }
 
-    /// The same with immediate data.
+    /// Adds immediate data.
     #[must_use]
     pub fn immediate(mut self, value: u32) -> Self {
         self.immediate = Some(value);
         self
     }
 
-    /// The same as a write of the other end's memory.
+    /// Makes it a write to the other end's memory.
     #[must_use]
     pub fn write(mut self, to: RemoteMemory) -> Self {
         self.transfer = Transfer::RdmaWrite(to);
         self
     }
 
-    /// The same as a read of the other end's memory.
+    /// Makes it a read of the other end's memory.
     #[must_use]
     pub fn read(mut self, from: RemoteMemory) -> Self {
         self.transfer = Transfer::RdmaRead(from);
         self
     }
 
-    /// The same, but waiting for all reads before it.
+    /// Makes it wait for all reads before it.
     #[must_use]
     pub fn fenced(mut self) -> Self {
         self.fence = true;
         self
     }
 
-    /// Bytes of its segments.
+    /// Returns the bytes of all its segments.
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> usize {
@@ -110,17 +109,17 @@ impl Descriptor {
     }
 }
 
-/// A descriptor that has come back: its memory is the application's again.
+/// A completed descriptor: its memory belongs to the application again.
 #[derive(Debug)]
 pub struct Completed {
-    /// As it was posted.
+    /// The descriptor, as it was posted.
     pub descriptor: Descriptor,
-    /// What it did.
+    /// The operation that it performed.
     pub operation: Operation,
-    /// Whether it did that.
+    /// Success, or why it failed.
     pub outcome: Result<(), DescriptorError>,
-    /// Bytes that were moved.
+    /// Bytes transferred.
     pub length: usize,
-    /// What came with a message that was received.
+    /// Immediate data of a received message.
     pub immediate: Option<u32>,
 }

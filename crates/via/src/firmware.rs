@@ -1,8 +1,8 @@
 //! The NIC's half: Virtual Interfaces as an extension of the backplane.
 //!
-//! Reliability is this extension's own (lam-via, section 6, left it open): it holds over a fabric
-//! that loses, doubles and reorders. Frames of a connection are numbered and taken in order; what
-//! is missing is asked for at once, and what nobody answers is sent again.
+//! This extension provides its own reliability, which lam-via, section 6, left open: it works over a fabric
+//! that loses, duplicates and reorders frames. Frames of a connection are numbered and accepted in order. A gap
+//! is reported to the sender at once; frames that stay unacknowledged are sent again.
 
 mod config;
 mod connect;
@@ -40,8 +40,8 @@ use crate::command::{
 };
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 pub use config::ViaConfig;
-use connect::{Incoming, Message, Pending, say};
-use endpoint::{Endpoint, News};
+use connect::{Incoming, Message, Pending, send_message};
+use endpoint::{Endpoint, PendingEnd};
 use fragments::{Chain, Cutter};
 use frame::Fields;
 use names::Names;
@@ -49,14 +49,14 @@ use receive::Fault;
 pub(crate) use receive::MAX_RESPONSES;
 pub(crate) use window::FRAMES as MAX_FLIGHTS;
 
-/// Instructions that one frame or command takes.
+/// Instructions charged for one frame or command.
 const INSTRUCTIONS: u64 = 60;
-/// Looks at all connections: late acknowledgements, silent peers, requests without an answer.
+/// Visits all connections: late acknowledgements, silent peers, unanswered requests.
 const SWEEP: TimeoutId = TimeoutId(0);
-/// What is not acknowledged is sent again no earlier.
-const MIN_PATIENCE_NS: u64 = 1_000_000;
-const _: () = assert!(window::CONVERSATION_NS < MIN_PATIENCE_NS);
-/// Most asynchronous errors that are kept for a port which does not ask.
+/// Least nanoseconds before an unacknowledged frame is sent again.
+const MIN_RESEND_NS: u64 = 1_000_000;
+const _: () = assert!(window::CONVERSATION_NS < MIN_RESEND_NS);
+/// Most asynchronous errors stored for a port that does not ask for them.
 const MAX_ERRORS: usize = 256;
 
 /// Virtual Interfaces, as an extension.
@@ -66,52 +66,52 @@ pub struct Via {
     vis: Vec<Option<Endpoint>>,
     /// Commands that wait for a connection.
     pending: Vec<Pending>,
-    /// Requests that wait for a command.
+    /// Connection requests that wait for a command.
     incoming: Vec<Incoming>,
     next_request: u32,
     next_incoming: u32,
-    /// Asynchronous errors that no port has asked for yet, and commands that ask.
+    /// Asynchronous errors that no port has asked for yet; and, in `listening`, the commands that wait for one.
     errors: BTreeMap<PortId, VecDeque<(PortId, AsyncError)>>,
     listening: BTreeMap<PortId, u64>,
     cutter: Cutter,
-    /// When the next sweep is.
+    /// When the next sweep is due.
     alarm: Option<Instant>,
     names: Names,
 }
 
-/// Takes the first that `which` names out of a list.
+/// Removes the first element for which `which` returns true.
 fn take<T>(list: &mut Vec<T>, which: impl Fn(&T) -> bool) -> Option<T> {
     let at = list.iter().position(which)?;
     Some(list.remove(at))
 }
 
 impl Via {
-    /// The extension without interfaces.
+    /// Makes the extension, without interfaces.
     #[must_use]
     pub fn new(config: ViaConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    /// Cuts messages into frames by plans for the chain of stages that each frame passes, as copies into
-    /// the NIC, the line, and copies out of it, so that the last byte arrives soonest. The first message
-    /// of a size is cut equally, until there is time to plan; one behind which others wait fills its frames, for those
-    /// keep all stages busy. Default: every frame carries as much as it
-    /// can on a live NIC, where neither copies nor lines have known costs; on a simulated one the chain is that of
-    /// its model, one switch on the way.
+    /// Cuts messages into frames by plans for `chain`, the stages that each frame passes: copies into the NIC,
+    /// the line, and copies out of it. A plan lets the last byte arrive soonest. The first message of a size is
+    /// cut into equal frames, until there is time to plan. A message behind which others wait fills its frames,
+    /// since those keep all stages busy. Default: on a live NIC, where the costs of copies and lines are
+    /// unknown, every frame carries as much as it can; on a simulated one, the chain is that of its model, with
+    /// one switch on the way.
     #[must_use]
     pub fn fragments(mut self, chain: Pipeline) -> Self {
         self.cutter = Cutter::new(Chain::Known(chain));
         self
     }
 
-    /// Every frame carries as much as it can, on simulated NICs as well.
+    /// Makes every frame carry as much as it can, on simulated NICs as well.
     #[must_use]
     pub fn full_frames(mut self) -> Self {
         self.cutter = Cutter::new(Chain::None);
         self
     }
 
-    /// The connection is broken: both ends are told.
+    /// Breaks a connection, and notifies both ends.
     fn break_link(
         &mut self,
         nic: &mut Context<'_>,
@@ -122,7 +122,7 @@ impl Via {
         self.break_link_as(nic, vi, fault, own, AsyncError::ConnectionLost);
     }
 
-    /// The same, and its own end is told why.
+    /// Does the same, with the error for this end.
     fn break_link_as(
         &mut self,
         nic: &mut Context<'_>,
@@ -132,14 +132,14 @@ impl Via {
         why: AsyncError,
     ) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
-        say_end(nic, endpoint, DescriptorError::to_bits(Err(fault.remote)));
+        send_end(nic, endpoint, DescriptorError::to_bits(Err(fault.remote)));
         endpoint.errors.extend(fault.local);
         endpoint.flush(nic, own, ViState::Error);
         endpoint.errors.push_back(why);
-        self.tell_errors(nic, vi);
+        self.report_errors(nic, vi);
     }
 
-    /// Sends what an interface has; one whose memory is gone breaks its connection.
+    /// Sends an interface's pending frames; breaks the connection if their memory is gone.
     fn pump(&mut self, nic: &mut Context<'_>, vi: PortId) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
         self.cutter.learn(nic);
@@ -152,7 +152,7 @@ impl Via {
         }
     }
 
-    /// Looks again at `at`, or earlier.
+    /// Schedules a sweep at `at`, unless an earlier one is scheduled.
     fn arm(&mut self, nic: &mut Context<'_>, at: Instant) {
         if at != Instant::FAR_FUTURE && self.alarm.is_none_or(|alarm| at < alarm) {
             self.alarm = Some(at);
@@ -165,21 +165,21 @@ impl Via {
         self.arm(nic, at);
     }
 
-    /// How long a frame or its acknowledgement may take before it is sent again.
-    fn patience(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
+    /// Returns how many nanoseconds a frame's acknowledgement may take before the frame is sent again.
+    fn resend_after(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
         let Some(link) = &endpoint.link else { return u64::MAX };
         let trip = nic.round_trip(link.node);
         let usual = trip.map_or(10_000_000, |trip| nanos(trip.smoothed * 2 + trip.variation * 4));
-        let first = usual.max(MIN_PATIENCE_NS) + 2 * self.config.acknowledgement_delay_ns;
+        let first = usual.max(MIN_RESEND_NS) + 2 * self.config.acknowledgement_delay_ns;
         (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
     }
 
-    /// What one interface has waited for long enough; when it is to be looked at again.
+    /// Handles one interface's timeouts that are due; returns when it is to be visited again.
     fn sweep(&mut self, nic: &mut Context<'_>, vi: PortId) -> Instant {
         let now = nic.now();
         let endpoint = self.vis[vi.index()].as_ref().filter(|endpoint| !endpoint.is_stopped);
         let Some(endpoint) = endpoint else { return Instant::FAR_FUTURE };
-        let patience = self.patience(nic, endpoint);
+        let resend_after = self.resend_after(nic, endpoint);
         let Some(endpoint) = self.vis[vi.index()].as_mut() else { return Instant::FAR_FUTURE };
         let delay = self.config.acknowledgement_delay_ns;
         let dead_after = self.config.dead_after_ns;
@@ -193,12 +193,12 @@ impl Via {
         }
         let mut next = link.heard_at.plus_nanos(dead_after);
         if waits {
-            if now >= link.sending.last_try().plus_nanos(patience) {
+            if now >= link.sending.last_try().plus_nanos(resend_after) {
                 link.sending.on_silence(now);
             }
-            next = next.min(link.sending.last_try().plus_nanos(patience));
+            next = next.min(link.sending.last_try().plus_nanos(resend_after));
         } else if now >= link.heard_at.plus_nanos(dead_after / 4) {
-            // Nothing is under way, but something is expected: is anybody there?
+            // Nothing is under way, but something is expected: probe the other end.
             if expects {
                 endpoint.acknowledge(nic, true);
             }
@@ -217,7 +217,7 @@ impl Via {
         next
     }
 
-    /// After a frame or a command: what must be acknowledged now is.
+    /// Sends what a frame or command has made possible, and acknowledgements that are due now.
     fn settle(&mut self, nic: &mut Context<'_>, vi: PortId) {
         self.pump(nic, vi);
         let now = nic.now();
@@ -228,14 +228,14 @@ impl Via {
             return endpoint.acknowledge(nic, false);
         }
         let owed = link.receiving.due(self.config.acknowledgement_delay_ns);
-        let resent = (!link.sending.is_empty()).then(|| now.plus_nanos(MIN_PATIENCE_NS));
+        let resent = (!link.sending.is_empty()).then(|| now.plus_nanos(MIN_RESEND_NS));
         let first = owed.into_iter().chain(resent).min();
         self.arm(nic, first.unwrap_or(Instant::FAR_FUTURE));
     }
 
-    /// This NIC itself stood still, as one does whose process or machine was stopped: what it did not
-    /// hear meanwhile is nobody's silence.
-    fn on_stood_still(&mut self, now: Instant, nanos: u64) {
+    /// Handles a pause of this NIC itself, whose process or machine was stopped: extends all deadlines, since
+    /// its peers were not silent.
+    fn on_paused(&mut self, now: Instant, nanos: u64) {
         for link in self.vis.iter_mut().flatten().filter_map(|endpoint| endpoint.link.as_mut()) {
             link.heard_at = link.heard_at.plus_nanos(nanos).min(now);
         }
@@ -250,7 +250,7 @@ impl Via {
                 continue;
             };
             if endpoint.is_stopped {
-                endpoint.news.get_or_insert(News::Lost);
+                endpoint.pending_end.get_or_insert(PendingEnd::Lost);
             } else {
                 let fault = Fault { remote: DescriptorError::Transport, local: None };
                 let own = DescriptorError::Transport;
@@ -260,12 +260,12 @@ impl Via {
     }
 }
 
-/// Tells the other end that the connection is over.
-fn say_end(nic: &mut Context<'_>, endpoint: &Endpoint, error: u8) {
+/// Notifies the other end that the connection has ended.
+fn send_end(nic: &mut Context<'_>, endpoint: &Endpoint, error: u8) {
     if let Some(link) = &endpoint.link {
         let expected = link.receiving.expected();
         let (vi, connection) = (link.vi.0, link.connection);
-        say(nic, link.node, &Message::End { vi, connection, expected, error });
+        send_message(nic, link.node, &Message::End { vi, connection, expected, error });
     }
 }
 
@@ -299,7 +299,7 @@ impl Extension for Via {
             SAVE | FORGET | RESTORE | JOIN => self.on_order(nic, &command),
             EVENT if !self.listening.contains_key(&command.region.port) => {
                 self.listening.insert(command.region.port, command.cookie);
-                self.hand_errors_over(nic, command.region.port);
+                self.deliver_error(nic, command.region.port);
             }
             _ => nic.refuse(&command, Status::Invalid),
         }
@@ -325,11 +325,11 @@ impl Extension for Via {
         if !present {
             return;
         }
-        let pause = self.patience(nic, endpoint) / 4;
+        let pause = self.resend_after(nic, endpoint) / 4;
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
         match endpoint.on_frame(nic, &fields, frame, pause) {
             Ok(()) if endpoint.errors.is_empty() => {}
-            Ok(()) => self.tell_errors(nic, vi),
+            Ok(()) => self.report_errors(nic, vi),
             Err(fault) => self.break_link(nic, vi, fault, DescriptorError::Flushed),
         }
         self.settle(nic, vi);
@@ -339,7 +339,7 @@ impl Extension for Via {
         let now = nic.now();
         let late = self.alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
         if late >= self.config.dead_after_ns / 8 {
-            self.on_stood_still(now, late);
+            self.on_paused(now, late);
         }
         self.expire(nic, now);
         self.ask_again(nic, |pending| pending.ask_at <= now);
@@ -386,10 +386,10 @@ impl Extension for Via {
             let Some(endpoint) = self.vis[at].as_mut().filter(own) else { continue };
             let vi = PortId(at as u16);
             endpoint.resume(nic, stood);
-            match endpoint.news.take() {
+            match endpoint.pending_end.take() {
                 None => self.settle(nic, vi),
-                Some(News::Ended { expected, error }) => self.end(nic, vi, expected, error),
-                Some(News::Lost) => {
+                Some(PendingEnd::Ended { expected, error }) => self.end(nic, vi, expected, error),
+                Some(PendingEnd::Lost) => {
                     let fault = Fault { remote: DescriptorError::Transport, local: None };
                     self.break_link(nic, vi, fault, DescriptorError::Transport);
                 }
@@ -415,7 +415,7 @@ impl Extension for Via {
         self.listening.remove(&port);
         for at in 0..self.vis.len() {
             if let Some(endpoint) = self.vis[at].take_if(|endpoint| endpoint.owner == port) {
-                say_end(nic, &endpoint, 0);
+                send_end(nic, &endpoint, 0);
                 self.retire(&endpoint);
             }
         }
@@ -425,7 +425,7 @@ impl Extension for Via {
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.fail(nic, ConnectError::Gone, |_| true);
         for endpoint in self.vis.iter_mut().flatten() {
-            say_end(nic, endpoint, 0);
+            send_end(nic, endpoint, 0);
             endpoint.flush(nic, DescriptorError::Flushed, ViState::Error);
         }
     }

@@ -1,11 +1,11 @@
-//! A daemon's hold on the interfaces of other processes: saves those of one that stands still, has the
-//! NIC forget them, and puts them back there or on another NIC.
+//! A daemon's access to the interfaces of other processes. It saves the interfaces of a suspended process,
+//! removes them from the NIC, and restores them there or on another NIC.
 //!
-//! Whoever preempts a job stops all its processes first, then [saves](Keeper::save) each, names the ends
-//! of connections by rank ([`PortContext::with_peers`]), checks the cut
-//! ([`check_cut`](crate::context::check_cut)) and has the NICs [forget](Keeper::forget) it. To put it back,
-//! it [restores](Keeper::restore) every process's part, tells all of the other ends
-//! ([`Keeper::join`]), and lets the processes go on. `midplane-gang` does that for a job.
+//! To preempt a job, a daemon first suspends all its processes. It then [saves](Keeper::save) each one's
+//! interfaces, names the ends of connections by rank ([`PortContext::with_peers`]), checks the cut
+//! ([`check_cut`](crate::context::check_cut)), and [removes](Keeper::forget) the interfaces from the NICs. To
+//! put the job back, it [restores](Keeper::restore) every process's interfaces, [joins](Keeper::join) all with
+//! their other ends, and resumes the processes. `midplane-gang` does that for a job.
 
 mod refused;
 
@@ -24,18 +24,18 @@ use crate::context::{MemoryName, PortContext, Wrong};
 
 pub use refused::Refused;
 
-/// Bytes for a context, at first.
+/// Bytes of the buffer for a context, at first.
 const SCRATCH: usize = 4096;
-/// Times that a NIC is asked for a context before it counts as unsteady: what is yet to be counted is so
-/// with the next turns.
-const PATIENCE: u32 = 64;
+/// Attempts to save a context before the NIC counts as unsteady. The NIC counts withdrawn descriptors in its
+/// next turns.
+const SAVE_ATTEMPTS: u32 = 64;
 
-/// One end of a connection, as NICs know it.
+/// One end of a connection, by the NICs' numbers.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct NicEnd {
     /// The node.
     pub node: NodeId,
-    /// Which life of it.
+    /// The node's incarnation.
     pub life: Incarnation,
     /// The NIC's number of the interface.
     pub vi: u16,
@@ -43,42 +43,42 @@ pub struct NicEnd {
     pub connection: u16,
 }
 
-/// What a NIC has for one process.
+/// The NIC's half of a saved process.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SavedPort {
     /// The interfaces.
     pub context: PortContext<NicEnd>,
-    /// What their NIC knows them by, in the same order.
+    /// The NIC's numbers of them, in the same order.
     pub ends: Vec<NicEnd>,
 }
 
 /// The other end of a restored connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Joined {
-    /// What the process calls its interface.
+    /// The process's name of its interface.
     pub name: u16,
-    /// The other end, as NICs know it now.
+    /// The other end, by the NICs' present numbers.
     pub end: NicEnd,
-    /// The frame that the other end takes next: those before it are not sent again.
+    /// The frame that the other end accepts next: those before it are not sent again.
     pub taken: u32,
 }
 
-/// What the memory of a process is called, and what its NIC calls it now.
+/// A region of a process's memory, by both its names: as the process knows it, and as its NIC does now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct MappedMemory {
-    /// As the process and its peers call it.
+    /// The name that the process and its peers use.
     pub name: MemoryName,
-    /// As the NIC does.
+    /// The NIC's present name.
     pub now: MemoryName,
-    /// Its bytes.
+    /// Its length in bytes.
     pub bytes: u32,
 }
 
-/// What a keeper hands to the NIC to restore.
+/// A keeper's request to the NIC to restore interfaces.
 #[derive(Debug, Deserialize)]
 pub(crate) struct RestoreRequest {
     pub(crate) context: PortContext<()>,
-    /// None keeps the names that the port has.
+    /// `None` keeps the names that the port has.
     pub(crate) memory: Option<Vec<MappedMemory>>,
 }
 
@@ -86,49 +86,49 @@ pub(crate) struct RestoreRequest {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum KeepError {
-    /// The keeper's port is not to be had.
+    /// The keeper's port could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The NIC has no room for what is saved.
+    /// The NIC has no room for the saved state.
     #[error(transparent)]
     Register(#[from] RegisterError),
     /// The NIC has stopped.
     #[error(transparent)]
     Closed(#[from] PortClosed),
-    /// The context contradicts itself; nothing was restored.
+    /// The context is inconsistent; nothing was restored.
     #[error(transparent)]
     Wrong(#[from] Wrong),
     /// The context is longer than a gigabyte.
-    #[error("the context has more bytes than a NIC is handed: close interfaces first")]
+    #[error("the context is longer than a NIC accepts: close interfaces first")]
     TooLong,
-    /// A descriptor names memory that the process has not registered again, or too little of it;
-    /// nothing was restored.
+    /// A descriptor names memory that the process has not registered again, or not to that length; nothing was
+    /// restored.
     #[error(
-        "interface {vi}: a descriptor names bytes up to {end} of memory {memory:?}, and the process has registered {there} there"
+        "interface {vi}: a descriptor names bytes up to {end} of memory {memory:?}, and the process has registered {there} bytes of it"
     )]
     Unmapped {
-        /// What the process calls the interface.
+        /// The process's name of the interface.
         vi: u16,
-        /// What it calls the memory.
+        /// The process's name of the memory.
         memory: MemoryName,
-        /// The first byte after what the descriptor names.
+        /// The byte after the range that the descriptor names.
         end: u64,
-        /// Bytes that there are; 0 where the memory is not there.
+        /// Bytes registered; 0 if the memory is not registered.
         there: u32,
     },
-    /// The NIC refuses, and has changed nothing.
+    /// The NIC refused, and has changed nothing.
     #[error("the NIC refuses to {what}: {}{why}", Of(.vi))]
     Refused {
-        /// What it was asked.
+        /// The command that it refused.
         what: &'static str,
-        /// Why not.
+        /// Why it refused.
         why: Refused,
-        /// The interface that it is about, by the process's name of it.
+        /// The interface concerned, by the process's name of it.
         vi: Option<u16>,
     },
 }
 
-/// An interface that something is about.
+/// Formats the interface concerned, if there is one.
 struct Of<'a>(&'a Option<u16>);
 
 impl std::fmt::Display for Of<'_> {
@@ -143,7 +143,7 @@ impl From<PostError> for KeepError {
     }
 }
 
-/// A daemon's hold on the interfaces of a NIC.
+/// A daemon's access to the interfaces on a NIC.
 #[derive(Debug)]
 pub struct Keeper {
     port: Port,
@@ -154,7 +154,7 @@ impl Keeper {
     /// Opens the port that the NIC's [`ViaConfig::keeper`](crate::firmware::ViaConfig::keeper) names.
     ///
     /// # Errors
-    /// [`KeepError::Open`] if somebody has it.
+    /// [`KeepError::Open`] if another process has it open.
     pub fn open(host: &impl Host, number: PortId) -> Result<Self, KeepError> {
         let mut port = host.open_port_with(PortOptions::default().depth(4).number(number))?;
         let scratch = port.register(SCRATCH)?;
@@ -178,7 +178,7 @@ impl Keeper {
         Err(KeepError::Refused { what, why: Refused::of(code), vi })
     }
 
-    /// Makes the scratch as large as that.
+    /// Enlarges the scratch region to at least `bytes`.
     fn reserve(&mut self, bytes: usize) -> Result<(), KeepError> {
         if bytes > self.scratch.len() {
             self.scratch = self.port.register(bytes.next_power_of_two())?;
@@ -188,17 +188,18 @@ impl Keeper {
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), KeepError> {
         self.reserve(bytes.len())?;
-        self.scratch.write(0, bytes).expect("it was made large enough");
+        self.scratch.write(0, bytes).expect("the scratch region was enlarged before");
         Ok(())
     }
 
-    /// What the NIC has for the process behind a port, which stands still. The NIC keeps it as well.
+    /// Saves the NIC's half of the process behind a port, which must be suspended. The NIC keeps the
+    /// interfaces.
     ///
     /// # Errors
     /// [`KeepError::Refused`] says what can't be saved now.
     ///
     /// # Cancel safety
-    /// None: the next order would take the answer for its own.
+    /// None: if dropped, the next command would take this one's answer for its own.
     pub async fn save(&mut self, port: PortId) -> Result<SavedPort, KeepError> {
         const WHAT: &str = "save a process's interfaces";
         let mut tries = 0;
@@ -206,7 +207,7 @@ impl Keeper {
             let length = self.scratch.len();
             let answer = self.ask(WHAT, order(SAVE, port), length).await;
             match answer {
-                Err(KeepError::Refused { why: Refused::Unsteady, .. }) if tries < PATIENCE => {
+                Err(KeepError::Refused { why: Refused::Unsteady, .. }) if tries < SAVE_ATTEMPTS => {
                     tries += 1;
                 }
                 Err(error) => return Err(error),
@@ -226,11 +227,11 @@ impl Keeper {
         }
     }
 
-    /// The NIC forgets what it has for the process behind a port, if that is still what was saved: only a
-    /// restore makes the process's descriptors complete.
+    /// Removes a process's interfaces from the NIC, if they are still as they were saved. The process's
+    /// descriptors then complete only after a restore.
     ///
     /// # Errors
-    /// [`Refused::Changed`] if it is not.
+    /// [`Refused::Changed`] if they have changed.
     ///
     /// # Cancel safety
     /// As [`Keeper::save`].
@@ -241,10 +242,10 @@ impl Keeper {
         Ok(())
     }
 
-    /// The NIC forgets what was restored and not joined, as if it had not been restored.
+    /// Removes interfaces that were restored and not joined, as if they had not been restored.
     ///
     /// # Errors
-    /// [`Refused::NotRestored`] if it was joined.
+    /// [`Refused::NotRestored`] if they were joined.
     ///
     /// # Cancel safety
     /// As [`Keeper::save`].
@@ -254,10 +255,10 @@ impl Keeper {
         Ok(())
     }
 
-    /// Puts interfaces back for the process behind a port, which stands still and has none. `memory` says
-    /// where the process's memory is now ([`Nic::memory_map`](crate::nic::Nic::memory_map)); `None` if it is
-    /// the process from whose port they were saved. What their NIC knows them by is returned, in order.
-    /// They are not whole before [`Keeper::join`].
+    /// Restores interfaces for the process behind a port, which must be suspended and have none. `memory` tells
+    /// where the process's memory is now ([`Nic::memory_map`](crate::nic::Nic::memory_map)); `None` if the
+    /// interfaces were saved from this very port. Returns the NIC's numbers of them, in order. They are usable
+    /// only after [`Keeper::join`].
     ///
     /// # Errors
     /// [`KeepError`]; nothing has changed then.
@@ -285,7 +286,7 @@ impl Keeper {
         wire::decode_long(&ends).map_err(|_| damaged)
     }
 
-    /// Tells restored interfaces of their other ends, of each that is connected.
+    /// Connects restored interfaces with their other ends; `ends` has an entry for each connected one.
     ///
     /// # Errors
     /// [`Refused::NotRestored`] if they are not those that were restored.
@@ -304,7 +305,7 @@ fn order(opcode: u8, port: PortId) -> Command {
     Command { args: [port.0.into(), 0, 0], ..about(PortId(0), opcode, 0) }
 }
 
-/// Whether all memory that a context names is there.
+/// Checks that all memory that a context names is registered.
 fn check_memory<P>(context: &PortContext<P>, memory: &[MappedMemory]) -> Result<(), KeepError> {
     for (vi, piece) in context.pieces() {
         let end = u64::from(piece.offset) + u64::from(piece.length);

@@ -1,25 +1,25 @@
-//! Virtual Interface queues, and MPI-grade messages over them; byte streams between processes.
+//! Virtual Interface queues, MPI-grade messages over them, and byte streams between processes.
 //!
-//! All but `service`, `session` and `wire` is behind the feature `interfaces`, which is on by default.
+//! Everything except `service`, `session` and `wire` needs the feature `interfaces`, which is on by default.
 //!
-//! - [`message`]: start here: messages with MPI's matching rules, over whatever carries packets
+//! - [`message`]: start here: messages with MPI's matching rules, over any carrier of packets
 //! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
-//! - `lanes`, on Linux: carries packets between the processes of one host, past the NIC
-//! - [`nic`]: the host's half: opens a NIC, makes interfaces, connects them, posts descriptors
-//! - [`descriptor`], [`memory`]: what is posted
-//! - [`direct`]: interfaces whose data goes from process to process, past the NIC
-//! - [`slots`]: messages in and out of registered slots over one connection, without matching; they come as
-//!   `Bytes`, whose last drop gives the slot back
-//! - [`context`]: a process's interfaces, saved; [`keeper`]: a daemon's hold on them: saves, has the NIC
-//!   forget, restores here or elsewhere
-//! - [`attributes`], [`outcome`]: what interfaces are made with, and how descriptors end
+//! - `lanes`, on Linux: carries packets between processes of one host, bypassing the NIC
+//! - [`nic`]: the host's half: opens a NIC, creates interfaces, connects them, posts descriptors
+//! - [`descriptor`]: what is posted: sends, receives, remote writes and reads; [`memory`]: registered memory
+//! - [`direct`]: interfaces whose data goes from process to process, bypassing the NIC
+//! - [`slots`]: messages in and out of registered slots over one connection, without matching; they arrive as
+//!   `Bytes`, whose last drop releases the slot
+//! - [`context`]: the saved state of a process's interfaces; [`keeper`]: a daemon that saves interfaces,
+//!   removes them from the NIC, and restores them on this host or another
+//! - [`attributes`], [`outcome`]: how interfaces are configured, and how descriptors end
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
 //!   reliability
 //! - `service`, with the feature of that name: byte streams, message streams and request-reply for
 //!   services that know tokio, futures and tower
 //! - `wire`, with the feature of that name: reliable byte pipes between processes, over UDP datagrams
-//! - `session`, with the feature of that name, on Linux: byte streams between processes, over shared memory, UDP and TCP;
-//!   it needs no NIC
+//! - `session`, with the feature of that name, on Linux: byte streams between processes, over shared memory,
+//!   UDP and TCP; needs no NIC
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "interfaces")]

@@ -1,4 +1,4 @@
-//! Registered memory, and names of it that travel to other nodes.
+//! Registered memory, and names for it that other nodes can use.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use thiserror::Error;
 
 use crate::context::MemoryName;
 
-/// Who may touch registered memory beside its owner.
+/// Access rights to registered memory, in addition to its owner's.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MemoryOptions {
-    /// Interfaces with this tag may.
+    /// The tag of the interfaces that may use it.
     pub tag: ProtectionTag,
-    /// The other ends of those may write it; those of [direct](crate::direct) ones only what they may read, too,
-    /// for they map it, and what is mapped to be written can be read.
+    /// True if the other ends of those interfaces may write it. For [direct](crate::direct) interfaces, it must
+    /// be readable too: the peer maps the memory, and memory mapped for writing can be read.
     pub rdma_write: bool,
-    /// The other ends of those may read it.
+    /// True if the other ends of those interfaces may read it.
     pub rdma_read: bool,
 }
 
@@ -29,24 +29,24 @@ impl MemoryOptions {
     }
 }
 
-/// Memory that a NIC may use. Clones are the same memory; it is deregistered when the last one and
-/// the last descriptor with a part of it are gone.
+/// Memory that a NIC may use. Clones share it. It is deregistered once the last clone and the last descriptor
+/// with a part of it are dropped.
 #[derive(Clone, Debug)]
 pub struct Memory {
     region: Arc<Region>,
-    /// What others know it by.
+    /// The name that other nodes use.
     name: MemoryName,
 }
 
-/// The range passes the end of its memory.
+/// The range exceeds its memory.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("bytes {offset} to {offset} + {length} pass the end of {bytes} bytes of memory")]
 pub struct OutOfRange {
-    /// First byte asked for.
+    /// First byte of the range.
     pub offset: usize,
-    /// Bytes asked for.
+    /// Length of the range in bytes.
     pub length: usize,
-    /// Bytes that there are.
+    /// Length of the memory in bytes.
     pub bytes: usize,
 }
 
@@ -59,17 +59,17 @@ impl Memory {
         self.name
     }
 
-    /// Bytes of the memory.
+    /// Returns its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
     pub fn len(&self) -> usize {
         self.region.len()
     }
 
-    /// A part of it, for a descriptor.
+    /// Returns a part of it, for a descriptor.
     ///
     /// # Errors
-    /// [`OutOfRange`] if there are not that many bytes.
+    /// [`OutOfRange`] if the range exceeds the memory.
     pub fn segment(&self, offset: usize, length: usize) -> Result<Segment, OutOfRange> {
         let bytes = self.len();
         match self.region.range(offset, length) {
@@ -78,13 +78,13 @@ impl Memory {
         }
     }
 
-    /// All of it, for a descriptor.
+    /// Returns all of it, for a descriptor.
     #[must_use]
     pub fn whole(&self) -> Segment {
         Segment { memory: self.clone(), region: self.region.whole() }
     }
 
-    /// Its name on other nodes.
+    /// Returns its name for other nodes.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
         let MemoryName { slot, generation } = self.name;
@@ -92,10 +92,10 @@ impl Memory {
         RemoteMemory { words: region.to_words() }
     }
 
-    /// Copies `bytes` into it.
+    /// Copies `bytes` into it, from `offset` on.
     ///
     /// # Errors
-    /// [`RegionError::OutOfRange`] if they would pass its end; nothing is written then.
+    /// [`RegionError::OutOfRange`] if they would exceed it; nothing is written then.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
         self.region.write(offset, bytes)
     }
@@ -109,29 +109,29 @@ impl Memory {
         &self.region
     }
 
-    /// Whether `owner` has registered it with this tag and, at least, these rights.
+    /// Returns whether `owner` has registered it with this tag and at least these rights.
     pub(crate) fn is_of(&self, owner: PortId, tag: ProtectionTag, rights: Rights) -> bool {
         let region = &self.region;
         region.whole().port == owner && region.tag() == tag && region.rights().contains(rights)
     }
 
-    /// The bytes of a part of it where they lie, to be copied out; `None` where it passes the end.
+    /// Returns a view of a part of it, to be copied out; `None` if the part exceeds the memory.
     #[must_use]
     pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
         self.region.view(offset, length)
     }
 
-    /// Fills `out` with its bytes from `offset` on. Where a NIC is writing them at this moment, old
-    /// and new ones may be mixed.
+    /// Fills `out` with its bytes from `offset` on. If a NIC is writing them at the moment, old and new ones
+    /// may be mixed.
     ///
     /// # Errors
-    /// [`RegionError::OutOfRange`] if there are not that many; `out` is untouched then.
+    /// [`RegionError::OutOfRange`] if there are not that many bytes; `out` is unchanged then.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RegionError> {
         self.region.read(offset, out)
     }
 }
 
-/// A part of registered memory: keeps it registered.
+/// A part of registered memory; keeps the memory registered.
 #[derive(Clone, Debug)]
 pub struct Segment {
     memory: Memory,
@@ -139,25 +139,25 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// The memory that it is a part of.
+    /// Returns the memory that it is a part of.
     #[must_use]
     pub const fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Its first byte within the memory.
+    /// Returns the offset of its first byte in the memory.
     #[must_use]
     pub const fn offset(&self) -> usize {
         self.region.offset as usize
     }
 
-    /// Its bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.region.length as usize
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.region.length == 0
@@ -168,22 +168,22 @@ impl Segment {
     }
 }
 
-/// Names memory of another node: 16 bytes that may be sent anywhere. The NIC that owns the memory
-/// checks each use of it.
+/// Names memory of another node: 16 bytes that may be sent anywhere. The NIC that owns the memory checks each
+/// use.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct RemoteMemory {
     words: [u64; 2],
 }
 
 impl RemoteMemory {
-    /// Bytes of the memory.
+    /// Returns the length of the memory in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
     pub const fn len(&self) -> u32 {
         RegionRef::from_words(self.words).length
     }
 
-    /// The same from `offset` on; `None` past its end.
+    /// Returns the part from `offset` on; `None` if that is past the end.
     #[must_use]
     pub fn at(&self, offset: u32) -> Option<Self> {
         let region = RegionRef::from_words(self.words);

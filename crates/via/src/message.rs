@@ -1,15 +1,15 @@
-//! Messages with MPI's matching rules, over whatever carries packets.
+//! Messages with MPI's matching rules, over any carrier of packets.
 //!
-//! Two layers, as in LAM/MPI: an upper one that knows modes, communicators and collectives, and a
-//! lower one, behind the trait of LAM's eight functions, that moves requests forward.
+//! Two layers, as in LAM/MPI: the upper one knows modes, communicators and collectives. The lower one moves
+//! requests forward, behind a trait with LAM's eight functions.
 //!
-//! - [`communicator`]: start here: messages as futures; [`process`]: the same, polled;
-//!   [`group`]: ranks and contexts
-//! - [`collective`]: what all processes do together; [`typed`], [`layout`]: values, plain data, strides
-//! - [`progression`], [`request`]: the seam between the layers
+//! - [`communicator`]: start here: messages as futures; [`process`]: the same, polled; [`group`]: ranks and
+//!   contexts
+//! - [`collective`]: operations of all processes together; [`typed`], [`layout`]: values, plain data, strides
+//! - [`progression`], [`request`]: the interface between the layers
 //! - [`engine`]: a lower layer over any [`carrier`]; [`memory`]: a carrier within one process
-//! - [`envelope`], [`matching`]: what travels before a message, and which receive it meets
-//! - [`explain`]: why nothing happens
+//! - [`envelope`], [`matching`]: the header that precedes a message, and which receive the message matches
+//! - [`explain`]: why no request makes progress
 //!
 //! ```
 //! use midplane_via::message::communicator::Communicator;

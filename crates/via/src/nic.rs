@@ -1,8 +1,8 @@
-//! The host's half: one process's way into Virtual Interfaces.
+//! The host's half: one process's access to Virtual Interfaces.
 //!
-//! A [`Nic`] is polled: whatever asks it something first takes what the hardware has completed. Its
-//! `async` functions wait for the hardware; their futures may be dropped at any point, and what
-//! they waited for is found by the next that asks.
+//! A [`Nic`] is polled: most calls first process what the hardware has completed. Its `async` functions wait
+//! for the hardware. Their futures may be dropped at any point: a completion that a dropped future waited for
+//! is processed by the next call.
 
 mod connect;
 mod direct;
@@ -44,7 +44,7 @@ pub use image::{HeldMemory, NicContext, NicRestoreError, NicSaveError};
 pub use query::NicAttributes;
 pub use queues::{CqId, PostFailed, WorkQueue};
 
-/// Tables of segments and connections under way at once.
+/// Tables of segments and connection requests that may be under way at once.
 const SCRATCH_SLOTS: u16 = 64;
 const SCRATCH_BYTES: usize = MAX_SEGMENTS * SEGMENT_BYTES;
 const _: () = assert!(PARAMETER_BYTES <= SCRATCH_BYTES);
@@ -56,17 +56,17 @@ pub struct ViId {
     serial: u32,
 }
 
-/// What was posted and the hardware was not told of.
+/// Tracks descriptors that were posted without ringing the doorbell.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-enum Quiet {
+enum Unrung {
     #[default]
     Nothing,
     Posted,
-    /// Since then, somebody has found nothing to do.
+    /// Posted, and a poll has found no completion since.
     Idle,
 }
 
-/// One process's way into a NIC with Virtual Interfaces.
+/// One process's access to a NIC with Virtual Interfaces.
 #[derive(Debug)]
 pub struct Nic {
     port: Port,
@@ -76,20 +76,20 @@ pub struct Nic {
     scratch: Region,
     free_scratch: Vec<u16>,
     errors: VecDeque<(ViId, AsyncError)>,
-    /// Whether something was posted that the hardware was not told of.
-    quiet: Quiet,
-    /// The port was full when the NIC was to be asked for the next error.
-    deaf: bool,
-    /// Completions taken since the beginning.
+    /// Tracks descriptors that were posted without ringing the doorbell.
+    unrung: Unrung,
+    /// True if the port was full when the command that awaits the next error was to be posted.
+    listen_pending: bool,
+    /// Completions processed so far.
     handled: u64,
     next_tag: u32,
     next_serial: u32,
     direct: Option<Direct>,
-    /// All memory that was registered, in that order, by the name that others know it by.
+    /// All memory that was registered, in that order, with the name that other nodes use.
     memories: Vec<(MemoryName, Weak<Region>)>,
-    /// Names that memory was restored under.
+    /// Names under which memory was restored.
     restored: BTreeSet<MemoryName>,
-    /// What was posted where this process was saved, and not taken by the NIC there.
+    /// Descriptors that were posted before this process was saved, and that the NIC had not taken then.
     untaken: Vec<(ViId, WorkQueue, u64)>,
 }
 
@@ -97,11 +97,11 @@ impl Nic {
     /// Opens the host's NIC. It may be opened several times.
     ///
     /// # Errors
-    /// [`NicError::Open`] if it has no port left, [`NicError::NoExtension`] if it has no Virtual
+    /// [`NicError::Open`] if it has no port left, [`NicError::NoExtension`] if it does not run Virtual
     /// Interfaces.
     ///
     /// # Cancel safety
-    /// Dropped, the port is closed.
+    /// If dropped, the port is closed.
     pub async fn open(host: &impl Host, options: PortOptions) -> Result<Self, NicError> {
         let mut port = host.open_port_with(options)?;
         let options = RegionOptions::default().tag(SCRATCH_TAG);
@@ -114,8 +114,8 @@ impl Nic {
             scratch,
             free_scratch: (0..SCRATCH_SLOTS).collect(),
             errors: VecDeque::new(),
-            quiet: Quiet::Nothing,
-            deaf: false,
+            unrung: Unrung::Nothing,
+            listen_pending: false,
             handled: 0,
             next_tag: 1,
             next_serial: 0,
@@ -124,7 +124,7 @@ impl Nic {
             restored: BTreeSet::new(),
             untaken: Vec::new(),
         };
-        // Whether anybody answers: an interface that does not exist has no state.
+        // Checks that the extension answers, by a query for an interface that does not exist.
         let probe = about(PortId(u16::MAX), crate::command::QUERY, 0);
         let answer = nic.call(probe).await?;
         if matches!(answer.status, Status::Invalid | Status::ExtensionDown) {
@@ -134,10 +134,10 @@ impl Nic {
         Ok(nic)
     }
 
-    /// The same with a lane, for [direct](crate::direct) interfaces beside others.
+    /// Opens the NIC with a lane, so that it also has [direct](crate::direct) interfaces.
     ///
     /// # Errors
-    /// As [`Nic::open`]; [`NicError::LaneOfAnother`] if the lane is not this node's.
+    /// As [`Nic::open`]; [`NicError::LaneOfAnother`] if the lane belongs to another node.
     ///
     /// # Cancel safety
     /// As [`Nic::open`].
@@ -154,32 +154,32 @@ impl Nic {
         Ok(nic)
     }
 
-    /// The node that it is on.
+    /// Returns the node that it is on.
     #[must_use]
     pub const fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Its port: by that, whoever preempts this process names it to the NIC.
+    /// Returns its port, by which a daemon that suspends this process names it to the NIC.
     #[must_use]
     pub const fn port(&self) -> PortId {
         self.port.id()
     }
 
-    /// Makes an interface whose queues are asked themselves.
+    /// Creates an interface whose queues are polled directly.
     ///
     /// # Errors
-    /// [`NicError::TooManyVis`] if the NIC has no more; [`NicError::NoLane`] and
-    /// [`NicError::NotDirect`] if it is to be direct and can't be.
+    /// [`NicError::TooManyVis`] if the NIC has no more; [`NicError::NoLane`] or [`NicError::NotDirect`] if the
+    /// interface should be direct and can't be.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, the NIC may keep an interface that nobody can name until this
-    /// is closed.
+    /// If dropped after its first poll, the NIC may keep an interface that this process cannot name, until the
+    /// NIC is closed.
     pub async fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, NicError> {
         self.create_vi_with(attributes, None, None).await
     }
 
-    /// Makes an interface whose queues may tell completion queues: whoever waits asks those then.
+    /// Creates an interface whose queues may report to completion queues, which are then polled instead.
     ///
     /// # Errors
     /// As [`Nic::create_vi`].
@@ -211,19 +211,19 @@ impl Nic {
         Ok(vi)
     }
 
-    /// Unmakes an interface that is not connected. What was posted comes back first, flushed.
+    /// Destroys an interface that is not connected. Its posted descriptors first complete as flushed.
     ///
     /// # Errors
-    /// [`NicError::InUse`] if it is connected, or about to be.
+    /// [`NicError::InUse`] if it is connected, or a connection is pending.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, the NIC destroys it all the same if it is not connected: call
-    /// it again.
+    /// If dropped after its first poll, the NIC destroys the interface all the same, if it is not connected.
+    /// Call it again.
     pub async fn destroy_vi(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
         let answer = self.call(about(vi.number, crate::command::DESTROY, 0)).await?;
         match ConnectError::of(answer.args[0]) {
-            // One that is gone was asked for before, and nobody waited for it.
+            // `Gone`: an earlier call destroyed it, and its future was dropped.
             Ok(()) | Err(ConnectError::Gone) => {}
             Err(_) => return Err(NicError::InUse),
         }
@@ -232,7 +232,7 @@ impl Nic {
         Ok(())
     }
 
-    /// The next asynchronous error that an interface of this NIC has met.
+    /// Returns the next asynchronous error of an interface of this NIC.
     pub fn next_error(&mut self) -> Option<(ViId, AsyncError)> {
         if self.errors.is_empty() {
             self.poll_all();
@@ -240,14 +240,14 @@ impl Nic {
         self.taken_error()
     }
 
-    /// The same, of what was taken from the hardware already.
+    /// Returns the next asynchronous error among those already received, without polling the hardware.
     pub(crate) fn taken_error(&mut self) -> Option<(ViId, AsyncError)> {
         self.errors.pop_front()
     }
 
-    /// Takes what the hardware has completed, and what has come past it; whether that was anything. Where
-    /// nothing but news of [direct](crate::direct) interfaces can come from the hardware, it is not asked
-    /// each time: [`Nic::next_error`], [`Nic::connected`] and [`Nic::requested`] do ask.
+    /// Processes what the hardware has completed, and what has arrived bypassing it; returns whether there was
+    /// anything. If the hardware can only report events of [direct](crate::direct) interfaces, it is not polled
+    /// each time: [`Nic::next_error`], [`Nic::connected`] and [`Nic::requested`] do poll it.
     #[inline]
     pub fn poll(&mut self) -> bool {
         if self.direct.is_none() {
@@ -262,17 +262,17 @@ impl Nic {
     }
 
     fn poll_port(&mut self) -> bool {
-        if self.deaf {
-            self.deaf = self.listen().is_err();
+        if self.listen_pending {
+            self.listen_pending = self.listen().is_err();
         }
         let first = self.port.poll();
         let Some(first) = &first else {
-            match self.quiet {
-                Quiet::Nothing => {}
-                // Whoever has taken the last completion looks once more before it goes on.
-                Quiet::Posted => self.quiet = Quiet::Idle,
-                // Nothing hurries: what was posted quietly is told of now.
-                Quiet::Idle => self.tell(),
+            match self.unrung {
+                Unrung::Nothing => {}
+                // A caller that took the last completion polls once more before it continues.
+                Unrung::Posted => self.unrung = Unrung::Idle,
+                // A second poll found nothing: ring for what was posted without a doorbell.
+                Unrung::Idle => self.ring_if_unrung(),
             }
             return false;
         };
@@ -283,9 +283,9 @@ impl Nic {
         true
     }
 
-    /// Rings for what was posted quietly.
-    fn tell(&mut self) {
-        if std::mem::take(&mut self.quiet) != Quiet::Nothing {
+    /// Rings the doorbell if descriptors were posted without it.
+    fn ring_if_unrung(&mut self) {
+        if std::mem::take(&mut self.unrung) != Unrung::Nothing {
             self.port.ring();
         }
     }
@@ -293,7 +293,7 @@ impl Nic {
     /// Waits until the hardware has completed something.
     ///
     /// # Errors
-    /// [`NicError::Closed`] once it never will.
+    /// [`NicError::Closed`] once the NIC has stopped.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -301,15 +301,15 @@ impl Nic {
         poll_fn(|context| self.poll_progress(context)).await
     }
 
-    /// Takes what the hardware has completed; if that is nothing, the task is woken once it is
+    /// Processes what the hardware has completed. If there was nothing, the task is woken once there is
     /// something.
     pub fn poll_progress(&mut self, context: &mut Context<'_>) -> Poll<Result<(), NicError>> {
         if self.poll_all() {
             return Poll::Ready(Ok(()));
         }
-        self.tell();
+        self.ring_if_unrung();
         if self.direct.as_mut().is_some_and(|direct| !direct.arm(context.waker())) {
-            // Something has come meanwhile, or may have.
+            // Something may have arrived meanwhile.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -322,8 +322,8 @@ impl Nic {
         }))
     }
 
-    /// Completions of the hardware that were taken since the beginning: whoever finds nothing new,
-    /// and this unchanged since it last looked, may wait.
+    /// Returns how many completions of the hardware were processed so far. A caller that finds nothing new, and
+    /// this unchanged since its last poll, may wait.
     #[must_use]
     pub const fn handled(&self) -> u64 {
         self.handled
@@ -336,7 +336,7 @@ impl Nic {
             self.queues.on_ended(&mut self.free_scratch, completion);
             return;
         }
-        // Names a descriptor, and says only that it is not awaited.
+        // Its cookie names a descriptor; it says only that the wait has ended.
         if completion.opcode == AWAIT {
             return;
         }
@@ -355,7 +355,7 @@ impl Nic {
     }
 
     fn on_error(&mut self, completion: &Completion) {
-        // An extension that is gone, or asked already, has refused: asking again would never end.
+        // The extension is gone, or awaits already, and has refused: a retry would never end.
         if completion.status != Status::Done {
             return;
         }
@@ -369,8 +369,8 @@ impl Nic {
                 self.errors.push_back((vi, error));
             }
         }
-        // A full port has completions to come: once they are taken, this is tried again.
-        self.deaf = self.listen().is_err();
+        // If the port is full, its completions are to be taken first: a later poll retries.
+        self.listen_pending = self.listen().is_err();
     }
 
     fn listen(&mut self) -> Result<(), NicError> {
@@ -378,14 +378,14 @@ impl Nic {
         Ok(self.port.submit(&command)?)
     }
 
-    /// Posts a command whose completion nobody asks for.
+    /// Posts a command whose completion will be ignored.
     fn start_unwatched(&mut self, command: Command) -> Result<(), NicError> {
         let cookie = self.start(command, None)?;
         self.forget(cookie);
         Ok(())
     }
 
-    /// Posts a command that is no descriptor.
+    /// Posts a command that is no descriptor; returns its cookie.
     fn start(&mut self, command: Command, scratch: Option<u16>) -> Result<u64, NicError> {
         let operation = Operation { scratch, completion: None, wanted: true };
         let cookie = self.operations.insert(operation);
@@ -397,7 +397,7 @@ impl Nic {
         Ok(cookie)
     }
 
-    /// The completion of such a command, if it is there: nobody asks again.
+    /// Returns the completion of such a command, if it has arrived, and forgets the command.
     fn finished(&mut self, cookie: u64) -> Option<Completion> {
         let completion = self.operations.get(cookie)?.completion?;
         self.operations.remove(cookie);
@@ -415,7 +415,7 @@ impl Nic {
         }
     }
 
-    /// Nobody will ask what became of a command that is under way.
+    /// Marks a command under way as ignored.
     fn forget(&mut self, cookie: u64) {
         if let Some(operation) = self.operations.get(cookie) {
             operation.wanted = false;
@@ -423,7 +423,7 @@ impl Nic {
     }
 }
 
-/// Somebody waits for a command: until this is dropped.
+/// A caller that waits for a command; if dropped, the command's completion is ignored.
 #[derive(Debug)]
 struct Call<'a> {
     nic: &'a mut Nic,
@@ -436,7 +436,7 @@ impl Drop for Call<'_> {
     }
 }
 
-/// The tag of memory that no interface may touch.
+/// The tag of memory that no interface may use.
 const SCRATCH_TAG: ProtectionTag = ProtectionTag(u32::MAX);
 
 #[cfg(test)]
@@ -454,8 +454,8 @@ mod tests {
     use crate::descriptor::Descriptor;
     use crate::firmware::{Via, ViaConfig};
 
-    /// The NIC reports an error while the port is full: it is asked for the next one as soon as
-    /// completions were taken, and once it refuses, no more.
+    /// If the NIC reports an error while the port is full, the host awaits the next error as soon as completions
+    /// were taken; once the NIC refuses, it stops.
     #[test]
     fn the_next_error_is_asked_for_once_a_full_port_has_room() {
         let link = LinkProfile::plain(LineRate::mbps(1000), std::time::Duration::ZERO);
@@ -469,17 +469,17 @@ mod tests {
         let ended = world.block_on(NodeId(0), async move {
             let mut nic = Nic::open(&host, PortOptions::default().depth(8)).await.unwrap();
             let vi = nic.create_vi(ViAttributes::default()).await.unwrap();
-            // Sends of an idle interface come back at once; nobody takes them yet.
+            // Sends of an idle interface complete at once; they are not taken yet.
             while nic.post_send(vi, Descriptor::default()).is_ok() {}
             nic.on_error(&Completion { opcode: EVENT, ..Completion::default() });
-            assert!(nic.deaf, "the port is full");
+            assert!(nic.listen_pending, "the port is full");
             let before = nic.handled();
             while nic.handled() < before + 7 {
                 nic.progress().await.unwrap();
             }
             nic.poll();
-            assert!(!nic.deaf, "it was asked again");
-            // The first question still stands: the second one is refused.
+            assert!(!nic.listen_pending, "it was asked again");
+            // The first command still waits, so the second one is refused.
             while nic.handled() < before + 8 {
                 nic.progress().await.unwrap();
             }

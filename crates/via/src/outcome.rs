@@ -1,22 +1,22 @@
-//! How descriptors end, and what happens beside them.
+//! Results of descriptors and connections, and asynchronous errors.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What a descriptor did.
+/// The operation that a descriptor performed.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[repr(u8)]
 pub enum Operation {
-    /// Sent a message.
+    /// It sent a message.
     #[default]
     Send = 0,
-    /// Received a message.
+    /// It received a message.
     Receive = 1,
-    /// Wrote the other end's memory.
+    /// It wrote the other end's memory.
     RdmaWrite = 2,
-    /// Was consumed by the other end's write with immediate data.
+    /// It was consumed by the other end's write with immediate data.
     RemoteRdmaWrite = 3,
-    /// Read the other end's memory.
+    /// It read the other end's memory.
     RdmaRead = 4,
 }
 
@@ -32,30 +32,32 @@ impl Operation {
     }
 }
 
-/// Why a descriptor did not do what it was posted for.
+/// Why a descriptor failed.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Error, Hash, PartialEq, Serialize)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// The descriptor contradicts itself, or is not for this queue.
+    /// The descriptor contradicts itself, or does not suit this queue.
     #[error("the descriptor is malformed")]
     Format = 1,
-    /// A segment is not this port's memory, has another protection tag, or is gone.
-    #[error("a segment may not be touched: not registered here, another protection tag, or gone")]
+    /// A segment's memory belongs to another port, has another protection tag, or was deregistered.
+    #[error(
+        "a segment's memory is not registered here, has another protection tag, or was deregistered"
+    )]
     Protection = 2,
-    /// The message is longer than the descriptor that it met, or than the interface transfers.
+    /// The message is longer than the receive descriptor, or than the interface's largest transfer.
     #[error("the message is longer than the descriptor, or than the interface's largest transfer")]
     Length = 3,
-    /// It was not begun, or not finished, when the connection ended.
-    #[error("the connection ended before it")]
+    /// The connection ended before the descriptor was started or finished.
+    #[error("the connection ended before the descriptor was done")]
     Flushed = 4,
     /// The other end does not answer.
-    #[error("the other end does not answer any more")]
+    #[error("the other end no longer answers")]
     Transport = 5,
-    /// The other end's memory may not be touched like that.
-    #[error("the other end's memory may not be touched like that")]
+    /// The other end's memory does not permit this access.
+    #[error("the other end's memory does not permit this access")]
     RdmaProtection = 6,
-    /// The other end had no descriptor for it, or too short a one.
+    /// The other end had no receive descriptor for it, or one that was too short.
     #[error("the other end had no receive descriptor for it, or one that was too short")]
     RemoteDescriptor = 7,
 }
@@ -83,26 +85,26 @@ impl DescriptorError {
     }
 }
 
-/// What happened to a Virtual Interface that no descriptor can tell.
+/// An error of a Virtual Interface that belongs to no descriptor.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum AsyncError {
     /// The connection is lost; the interface is in the error state.
     ConnectionLost = 1,
-    /// A message came and no receive was posted: it is lost.
+    /// A message arrived while no receive was posted, and was lost.
     ReceiveQueueEmpty = 2,
-    /// A remote write was refused: it is lost.
+    /// A remote write was refused, and its data lost.
     RdmaWriteProtection = 3,
-    /// A part of a remote write was lost.
+    /// Part of a remote write was lost.
     RdmaWriteData = 4,
-    /// The node of the other end was started again, and the connection is lost with its former life; the
+    /// The node of the other end was started again, and the connection is lost with its former incarnation. The
     /// interface is in the error state.
     PeerRestarted = 5,
 }
 
 impl AsyncError {
-    /// Whether the connection is over with it.
+    /// Returns whether the connection ended with it.
     #[must_use]
     pub const fn ends_connection(self) -> bool {
         matches!(self, Self::ConnectionLost | Self::PeerRestarted)
@@ -125,18 +127,18 @@ impl AsyncError {
 #[repr(u8)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nobody waits at that address now.
+    /// No process waits at that address now.
     #[error(
-        "nobody waits for a connection at that address: have the other end wait first, or ask again"
+        "no process waits for a connection at that address: start the other end first, or try again"
     )]
     NoMatch = 1,
-    /// The other side has refused.
+    /// The other side refused.
     #[error("the other side has refused the connection")]
     Rejected = 2,
-    /// No answer in time.
+    /// The other side did not answer in time.
     #[error("the other side has not answered in time")]
     TimedOut = 3,
-    /// The interface is not in the state that this takes.
+    /// The interface is not in the required state.
     #[error("the interface is not idle: disconnect it first")]
     InvalidState = 4,
     /// The two ends differ in reliability.
@@ -145,16 +147,16 @@ pub enum ConnectError {
     /// The two ends differ in the largest transfer.
     #[error("the two ends differ in their largest transfer: give both the same")]
     MaxTransfer = 6,
-    /// No such interface or request: it has gone meanwhile.
+    /// There is no such interface or request, or no longer.
     #[error("no such interface or request")]
     Gone = 7,
-    /// The NIC takes no more of these.
-    #[error("the NIC has no room for more: destroy an interface, or take back a request")]
+    /// The NIC's table of interfaces or requests is full.
+    #[error("the NIC has no room for more: destroy an interface, or cancel a request")]
     Resources = 8,
-    /// The other node is dead.
+    /// The other node does not answer.
     #[error("the other node does not answer")]
     Unreachable = 9,
-    /// One end's data goes past the NIC, the other's does not.
+    /// One end is [direct](crate::direct), the other is not.
     #[error("one end is direct and the other is not: give both the same")]
     Direct = 10,
 }

@@ -1,18 +1,19 @@
-//! Messages for services: streams of bytes, streams of messages, requests and their answers.
+//! Services over messages: byte streams, message streams, and requests with answers.
 //!
-//! What services know from tokio, futures and tower, over a
-//! [`Communicator`](crate::message::communicator::Communicator) that is theirs alone (duplicate one):
+//! Offers the interfaces of tokio, futures and tower over a
+//! [`Communicator`](crate::message::communicator::Communicator). The service must be its only user: duplicate
+//! one.
 //!
-//! - [`Streams`]: start here: connections with whoever listens, each a [`ByteStream`]: tokio's
-//!   `AsyncRead` and `AsyncWrite`
+//! - [`Streams`]: start here: makes and accepts connections, each a [`ByteStream`]: tokio's `AsyncRead` and
+//!   `AsyncWrite`
 //! - [`Sender`], [`Receiver`]: a `Sink` and a `Stream` of messages; [`Sender::reserve`] waits for room
-//! - [`Client`], [`Server`]: requests and answers; both sides speak `tower::Service`
+//! - [`Client`], [`Server`]: requests and answers; both sides use `tower::Service`
 //!
-//! How much may be under way is bounded everywhere: by the depth of a sender, a client or a server,
-//! and below them by the receiver's window for messages that it does not expect. Who would send more
-//! waits. The length of a message is bounded where it is received: `max_message`. When a process dies, whatever waits for it ends with
-//! [`Failure::PeerLost`](crate::message::request::Failure::PeerLost), as soon as the layers below say
-//! that it is dead.
+//! Every queue is bounded: by the depth of a sender, a client or a server, and below them by the receiver's
+//! window for unexpected messages. A sender that exceeds it waits. `max_message` bounds the length of a message
+//! where it is received. When a process dies, whatever waits for it ends with
+//! [`Failure::PeerLost`](crate::message::request::Failure::PeerLost), as soon as the layers below report the
+//! death.
 //!
 //! ```
 //! use bytes::Bytes;
@@ -50,7 +51,7 @@
 //! });
 //! let (server, client) = (worlds.next().unwrap(), worlds.next().unwrap());
 //! let serving = std::thread::spawn(move || {
-//!     // Until the client says that it has no more questions.
+//!     // Serves until the client has no more requests.
 //!     let stop = async { drop(server.receive(Rank(1), Tag(1)).await) };
 //!     server.block_on(Server::new(server.clone()).serve_until(Shout, stop))
 //! });
@@ -68,12 +69,12 @@
 mod client;
 mod connection;
 mod frame;
-mod lane;
+mod messages;
 mod server;
 mod stream;
 
 pub use client::{Call, CallError, Client};
 pub use connection::Streams;
-pub use lane::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE, LaneError, Permit, Receiver, Sender};
+pub use messages::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE, LaneError, Permit, Receiver, Sender};
 pub use server::{Counters, DEFAULT_HANDLED, Server};
 pub use stream::{ByteStream, DEFAULT_DROPPED};

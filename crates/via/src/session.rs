@@ -1,7 +1,7 @@
-//! Sessions: byte streams by the thousand between two processes, over one wire, each with credits of its own.
+//! Sessions: byte streams by the thousand between two processes, over one wire, each with credit of its own.
 //!
-//! A stream that is not read holds its own writer, and no other stream: see [`Stream`]. A [`Driver`] moves what all
-//! sessions of a process have to send and to receive; it is one task of the caller's runtime.
+//! A stream that is not read blocks its own writer, and no other stream: see [`Stream`]. A [`Driver`] moves the
+//! bytes of all sessions of a process; it is one task of the caller's runtime.
 
 mod below;
 mod core;
@@ -52,7 +52,7 @@ use crate::wire::pipe::{self, Config};
 use crate::wire::socket::Socket;
 use crate::wire::tcp;
 
-/// Most bytes of what a process says of itself.
+/// Most bytes of a process's description of itself.
 pub const MOST_HELLO: usize = MOST_CONTROL;
 /// Most bytes of a service's name.
 pub const MOST_SERVICE: usize = 256;
@@ -60,7 +60,7 @@ pub const MOST_SERVICE: usize = 256;
 /// State that the sessions of a process share.
 #[derive(Debug)]
 pub struct Hub {
-    /// Sessions with something to flush, or that are new; `None` once the driver has ended.
+    /// Sessions that are new or have something to flush; `None` once the driver has ended.
     dirty: Mutex<Option<Vec<Arc<Session>>>>,
     driver: AtomicWaker,
     wakes: WakeSet,
@@ -77,7 +77,7 @@ impl Hub {
     }
 }
 
-/// Why a stream could not be opened, or a peer could not be told something.
+/// Why a stream could not be opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum OpenError {
     /// The session has ended.
@@ -92,17 +92,18 @@ pub struct Session {
     core: Mutex<Core>,
     hub: Arc<Hub>,
     number: u64,
-    /// It stands among those that have something to flush.
+    /// True while it is in the list of sessions that have something to flush.
     is_listed: AtomicBool,
-    /// It has described this process, or was ended by it: the driver handles what the peer sends.
+    /// True once it has described this process, or this process has ended it: the driver then handles what the
+    /// peer sends.
     has_begun: AtomicBool,
     transport: Transport,
-    /// The transport that a dial was decided for, if it is another one.
+    /// The transport that carries a dialed session, if it is not the one tried first.
     decided: OnceLock<Transport>,
-    /// Its connection, over UDP.
+    /// Its connection over UDP.
     pipe: OnceLock<PipeId>,
     attempts: OnceLock<Arc<Attempts>>,
-    /// The key that its peer has proven to have, over TCP.
+    /// The peer's own key, as proven over TCP.
     proven: OnceLock<PublicKey>,
 }
 
@@ -114,7 +115,7 @@ pub enum Transport {
     Shm,
     /// UDP datagrams to this address.
     Udp(SocketAddr),
-    /// TCP to this address, where UDP does not answer.
+    /// TCP to this address, for a peer that does not answer over UDP.
     Tcp(SocketAddr),
 }
 
@@ -129,7 +130,7 @@ impl Transport {
         }
     }
 
-    /// Returns the peer's address; none through shared memory.
+    /// Returns the peer's address; `None` through shared memory.
     #[must_use]
     pub const fn address(self) -> Option<SocketAddr> {
         match self {
@@ -140,7 +141,7 @@ impl Transport {
 }
 
 impl Session {
-    /// A session over a wire; `is_first` at the end that has connected.
+    /// Makes a session over a wire; `is_first` at the end that has connected.
     fn new(
         hub: Arc<Hub>,
         number: u64,
@@ -162,14 +163,14 @@ impl Session {
         })
     }
 
-    /// Returns the session's transport; of a dial that was not answered the one that is tried first.
+    /// Returns the session's transport; before a dial is answered, the one that is tried first.
     #[must_use]
     pub fn transport(&self) -> Transport {
         *self.decided.get().unwrap_or(&self.transport)
     }
 
-    /// Returns the key of its own that the peer has proven to have, over UDP and TCP; none if it has no such key, or this
-    /// process has none, and none through shared memory, where the system tells which user a peer is of.
+    /// Returns the peer's own key, as proven over UDP or TCP. `None` if the peer or this process has no such
+    /// key, and always through shared memory, where the system identifies the peer's user.
     #[must_use]
     pub fn peer_key(&self) -> Option<PublicKey> {
         match self.transport() {
@@ -179,13 +180,13 @@ impl Session {
         }
     }
 
-    /// Returns the attempts of a session that this process has dialed by address.
+    /// Returns the attempts to connect, if this process has dialed the session by address.
     #[must_use]
     pub fn attempts(&self) -> Option<&Arc<Attempts>> {
         self.attempts.get()
     }
 
-    /// Returns what was counted and measured.
+    /// Returns counters and measurements.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let core = self.lock();
@@ -202,7 +203,7 @@ impl Session {
         }
     }
 
-    /// Asks its connection over UDP something; `None` if there is none.
+    /// Reads the state of its connection over UDP; returns `None` if there is none.
     fn over_pipe<R>(&self, ask: impl FnOnce(&pipe::Pipe) -> R) -> Option<R> {
         let (pipes, id) = self.hub.pipes.as_ref().zip(self.pipe.get())?;
         pipes.endpoint().peek(*id).map(ask)
@@ -212,26 +213,26 @@ impl Session {
         matches!(self.transport(), Transport::Udp(_))
     }
 
-    /// The number of the session, unique among those of the process.
+    /// Returns the session's number, unique in the process.
     #[must_use]
     pub const fn number(&self) -> u64 {
         self.number
     }
 
-    /// Why the session has ended, if it has.
+    /// Returns why the session has ended, if it has.
     #[must_use]
     pub fn ended(&self) -> Option<Ended> {
         self.lock().ended
     }
 
-    /// Streams that are open.
+    /// Returns the number of open streams.
     #[must_use]
     pub fn streams(&self) -> usize {
         self.lock().streams()
     }
 
-    /// Returns whether the peer was silent for a second although something is outstanding: over UDP, and over TCP once
-    /// the system's buffers are full.
+    /// Returns whether the peer has been silent for a second although something is outstanding: over UDP; over
+    /// TCP, only once the system's buffers are full.
     #[must_use]
     pub fn is_suspected(&self) -> bool {
         match (self.transport(), &self.hub.pipes) {
@@ -244,12 +245,12 @@ impl Session {
         }
     }
 
-    /// Describes this process to the peer, instead of what was said before.
+    /// Describes this process to the peer; replaces an earlier description.
     ///
-    /// The first call begins the session: the driver handles nothing of what the peer sends before.
+    /// The first call starts the session: before it, the driver handles nothing that the peer sends.
     ///
     /// # Panics
-    /// If it is longer than [`MOST_HELLO`].
+    /// If the description is longer than [`MOST_HELLO`].
     pub fn say(self: &Arc<Self>, hello: Vec<u8>) {
         assert!(hello.len() <= MOST_HELLO, "a description has at most {MOST_HELLO} bytes");
         self.has_begun.store(true, Ordering::Release);
@@ -277,13 +278,13 @@ impl Session {
         Ok(Stream::new(Arc::clone(self), number))
     }
 
-    /// Ends the session, and all of its streams with an error.
+    /// Ends the session, and all its streams with an error.
     pub fn end(self: &Arc<Self>) {
         self.has_begun.store(true, Ordering::Release);
         self.with(|core| core.end(Ended::Closed));
     }
 
-    /// Refuses a stream: the node offers no such service.
+    /// Refuses a stream, for `reason`.
     fn refuse(self: &Arc<Self>, stream: u32, reason: Reason) {
         self.with(|core| {
             core.reset(stream, reason);
@@ -291,14 +292,14 @@ impl Session {
         });
     }
 
-    /// Its connection over UDP is established.
+    /// Handles the establishment of its connection over UDP.
     fn on_pipe_established(self: &Arc<Self>, id: PipeId) {
         if self.with(|core| core.on_pipe_established(id)) {
             self.set_udp(Attempt::Answered);
         }
     }
 
-    /// Its connection over UDP has ended.
+    /// Handles the end of its connection over UDP.
     fn on_pipe_ended(self: &Arc<Self>, id: PipeId, why: pipe::Ended) {
         if self.with(|core| core.on_pipe_ended(id)) {
             self.set_udp(match why {
@@ -314,12 +315,12 @@ impl Session {
         }
     }
 
-    /// TCP is not tried, or not any longer.
+    /// Notes that TCP is not tried, or no longer.
     fn on_tcp_failed(self: &Arc<Self>) {
         self.with(Core::on_tcp_failed);
     }
 
-    /// Carries a dialed session over TCP; `false` if UDP carries it already, or if it has ended.
+    /// Carries a dialed session over TCP; returns `false` if UDP carries it already, or if it has ended.
     fn adopt(self: &Arc<Self>, connection: tcp::Connection, transport: Transport) -> bool {
         let line = Arc::new(Line::default());
         let is_adopted = self.with(|core| {
@@ -346,7 +347,7 @@ impl Session {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, then wakes the tasks and the driver that this concerns, without the lock.
+    /// Changes the state, then wakes the tasks and the driver concerned, without the lock.
     fn with<R>(self: &Arc<Self>, change: impl FnOnce(&mut Core) -> R) -> R {
         let mut core = self.lock();
         let result = change(&mut core);
@@ -372,11 +373,11 @@ impl Session {
 pub struct Sessions(Arc<Hub>);
 
 impl Sessions {
-    /// The sessions of a process, and the driver that must [run](Driver::run) for them; over UDP as well with a socket
-    /// and what its connections are like, and over TCP with a configuration of that.
+    /// Makes the sessions of a process, and the driver that must [run](Driver::run) for them. Over shared
+    /// memory; with a socket and a configuration, also over UDP; with a configuration of TCP, also over TCP.
     ///
     /// # Errors
-    /// The system's: it has no descriptors, or no random numbers.
+    /// The system's error: there are no file descriptors left, or no random numbers.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
@@ -407,23 +408,24 @@ impl Sessions {
         Ok((Self(hub), driver))
     }
 
-    /// A session over shared memory; `is_first` at the end that has connected. [`Session::say`] begins it.
+    /// Makes a session over shared memory; `is_first` at the end that has connected. [`Session::say`] starts
+    /// it.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn over_rings(&self, pair: RingPair, is_first: bool) -> io::Result<Arc<Session>> {
         let number = self.0.number();
         let wire = (Wire::ring(pair), Transport::Shm);
         let session = Session::new(Arc::clone(&self.0), number, wire, is_first);
-        // The driver knows it before it is told of its first wake-up.
+        // The driver knows the session before its first wake-up arrives.
         session.with(|core| core.is_dirty = true);
         let watched = session.lock().watch(&self.0.wakes, number);
         watched.inspect_err(|_| session.end())?;
         Ok(session)
     }
 
-    /// A session to the process at `to`, over UDP, or over TCP if UDP does not answer within 300 ms; it ends if none
-    /// answers. `None` without either. [`Session::say`] begins it.
+    /// Makes a session to the process at `to`: over UDP, or over TCP if UDP does not answer within 300 ms. It
+    /// ends if neither answers. Returns `None` if neither is configured. [`Session::say`] starts it.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
@@ -443,10 +445,10 @@ impl Sessions {
         let wire = Wire::Dialing(Dialing { udp, is_tcp_open: tcp.is_some() });
         let number = self.0.number();
         let session = Session::new(Arc::clone(&self.0), number, (wire, transport), true);
-        session.attempts.set(Arc::clone(&attempts)).expect("it is new");
+        session.attempts.set(Arc::clone(&attempts)).expect("the session is new");
         if let Some(id) = id {
             attempts.set_udp(Attempt::UnderWay);
-            session.pipe.set(id).expect("it is new");
+            session.pipe.set(id).expect("the session is new");
         }
         session.with(|core| core.is_dirty = true);
         drop(endpoint);
@@ -456,8 +458,8 @@ impl Sessions {
         Some(session)
     }
 
-    /// A session with a process that has connected over TCP, after a handshake of 2 s at most. [`Session::say`] begins
-    /// it.
+    /// Makes a session with a process that has connected over TCP, after a handshake of at most 2 s.
+    /// [`Session::say`] starts it.
     ///
     /// # Errors
     /// [`tcp::Failed`].
@@ -466,7 +468,7 @@ impl Sessions {
     /// Without a configuration of TCP.
     ///
     /// # Cancel safety
-    /// Dropped, it closes the connection.
+    /// If dropped, it closes the connection.
     pub async fn accept_tcp(
         &self,
         stream: tokio::net::TcpStream,
@@ -483,8 +485,8 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Returns what was counted of the tokens that this process grants; `None` without
-    /// [`Config::receive_tokens`], or without UDP.
+    /// Returns the counters of the tokens that this process grants; `None` without [`Config::receive_tokens`],
+    /// or without UDP.
     #[must_use]
     pub fn token_counters(&self) -> Option<TokenCounters> {
         self.0.pipes.as_ref()?.endpoint().token_counters()
@@ -507,7 +509,7 @@ impl Hub {
         let wire = Wire::Piped(Piped::new(Arc::clone(pipes), id));
         let wire = (wire, Transport::Udp(peer));
         let session = Session::new(Arc::clone(self), self.number(), wire, is_first);
-        session.pipe.set(id).expect("it is new");
+        session.pipe.set(id).expect("the session is new");
         session.with(|core| core.is_dirty = true);
         session
     }

@@ -1,7 +1,8 @@
 //! Reliable byte pipes between processes, over UDP datagrams, and over TCP where they are blocked.
 //!
 //! - [`pipe`]: one connection: ordered bytes both ways, with congestion control; no I/O and no clock
-//! - [`endpoint`]: all connections of one socket: dials, accepts, tells datagrams apart; no I/O and no clock
+//! - [`endpoint`]: all connections of one socket: dials, accepts, assigns datagrams to connections; no I/O and
+//!   no clock
 //! - [`gossip`]: messages of no connection, in sealed pieces; no I/O and no clock
 //! - [`socket`]: moves an endpoint's datagrams through a socket of tokio's
 //! - [`tcp`]: handshakes and sealed records over TCP (Linux, with sessions)

@@ -1,4 +1,4 @@
-//! Whether a context agrees with itself, and two ends of a connection with each other.
+//! Consistency checks: of a single context, and between the two ends of each connection.
 
 use midplane_simhw::frame::MAX_PAYLOAD;
 use thiserror::Error;
@@ -9,13 +9,13 @@ use crate::command::MAX_SEGMENTS;
 use crate::firmware::{MAX_FLIGHTS, MAX_RESPONSES};
 use crate::outcome::Operation;
 
-/// What contradicts itself in one process's context.
+/// An inconsistency in one process's context.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("interface {vi}: {what}")]
 pub struct Wrong {
-    /// What its process calls the interface.
+    /// The process's name of the interface.
     pub vi: u16,
-    /// What is wrong.
+    /// The inconsistency.
     pub what: &'static str,
 }
 
@@ -23,20 +23,20 @@ pub struct Wrong {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A process's own numbers contradict each other.
+    /// A process's context is inconsistent in itself.
     #[error("rank {rank}, {wrong}")]
     Rank {
         /// The process.
         rank: u16,
-        /// What is wrong.
+        /// The inconsistency.
         wrong: Wrong,
     },
-    /// An interface is connected with one that is not there.
+    /// An interface is connected with one that does not exist.
     #[error("rank {}, interface {}: its other end, interface {} of rank {}, is not there", .from.rank, .from.vi, .to.vi, .to.rank)]
     NoPeer {
         /// The interface.
         from: FarEnd,
-        /// What it is connected with.
+        /// The other end that it names.
         to: FarEnd,
     },
     /// An interface is connected with one that is not connected with it.
@@ -44,18 +44,18 @@ pub enum Violation {
     OneSided {
         /// The interface.
         from: FarEnd,
-        /// What it is connected with.
+        /// The other end that it names.
         to: FarEnd,
     },
-    /// An interface takes its other end for another kind of interface than that is.
-    #[error("rank {}, interface {}: it takes interface {} of rank {} for what that is not", .from.rank, .from.vi, .to.vi, .to.rank)]
+    /// An interface has other attributes for its other end than that end has.
+    #[error("rank {}, interface {}: it has other attributes for interface {} of rank {} than that interface has", .from.rank, .from.vi, .to.vi, .to.rank)]
     Attributes {
         /// The interface.
         from: FarEnd,
-        /// What it is connected with.
+        /// The other end that it names.
         to: FarEnd,
     },
-    /// The two ends of a connection count differently.
+    /// The frame counts of a connection's two ends contradict each other.
     #[error(
         "interface {} of rank {} has sent {to_rank} frames {base} to {next} that are not acknowledged, and interface {} of rank {to_rank} expects frame {expected}",
         .from.vi, .from.rank, .to.vi, to_rank = .to.rank
@@ -69,12 +69,12 @@ pub enum Violation {
         base: u32,
         /// The number of the sender's next new frame.
         next: u32,
-        /// The frame that the receiver takes next.
+        /// The frame that the receiver accepts next.
         expected: u32,
     },
-    /// The receiver has another part of a message than the sender goes on after.
+    /// The receiver has another part of a message than the sender continues after.
     #[error(
-        "interface {} of rank {} has {came} bytes of a message, and interface {} of rank {} goes on at byte {goes_on}",
+        "interface {} of rank {} has {came} bytes of a message, and interface {} of rank {} continues at byte {goes_on}",
         .to.vi, .to.rank, .from.vi, .from.rank
     )]
     HalfArrived {
@@ -84,7 +84,7 @@ pub enum Violation {
         to: FarEnd,
         /// Bytes that the receiver has.
         came: u32,
-        /// Where the sender goes on.
+        /// The byte at which the sender continues.
         goes_on: u32,
     },
 }
@@ -93,7 +93,7 @@ impl<P> PortContext<P> {
     /// Checks that the numbers of each interface agree with its queues.
     ///
     /// # Errors
-    /// The first thing that is [`Wrong`].
+    /// The first inconsistency.
     pub fn validate(&self) -> Result<(), Wrong> {
         for (vi, next) in self.vis.iter().zip(self.vis.iter().skip(1)) {
             if vi.name >= next.name {
@@ -156,7 +156,7 @@ impl<P> ViContext<P> {
     fn check_reliable(&self, link: &LinkContext<P>) -> Result<(), &'static str> {
         let ended = link.flights.iter().filter(|flight| flight.ends).count();
         let (cut, acknowledged) = (self.cut as usize, self.acknowledged as usize);
-        // What could not be begun is done, and may stand beyond what is cut.
+        // A send that could not start is done, and may be among those that were cut.
         if cut > self.sends.len() || acknowledged > cut || self.withdrawn != 0 {
             return Err("it counts sends that it does not have");
         }
@@ -199,7 +199,7 @@ impl SendContext {
             && !matches!(self.operation, Operation::Receive | Operation::RemoteRdmaWrite)
     }
 
-    /// It was wrong when it was posted, and waits for those before it to say so.
+    /// Returns whether it was invalid when posted, and only waits for those before it to complete.
     const fn never_begins(&self) -> bool {
         matches!(self.done, Some(Err(_))) && self.moved == 0
     }
@@ -224,8 +224,8 @@ fn length(pieces: &[super::Piece]) -> Option<u32> {
     })
 }
 
-/// Checks that the contexts of a job's processes, by rank, are a consistent cut: each agrees with itself,
-/// and the two ends of each connection with each other, so that no message is lost or will be taken twice.
+/// Checks that the contexts of a job's processes, by rank, are a consistent cut. Each must be consistent in
+/// itself, and the two ends of each connection with each other, so that no message is lost or received twice.
 ///
 /// # Errors
 /// The first [`Violation`].
@@ -254,7 +254,7 @@ fn agree(one: &ViAttributes, other: &ViAttributes) -> bool {
     one.reliability == other.reliability && one.max_transfer == other.max_transfer
 }
 
-/// Whether what one end has sent goes on where the other has got to.
+/// Checks that the sender continues where the receiver has got to.
 fn meet(
     vi: &ViContext,
     link: &LinkContext,
@@ -264,7 +264,7 @@ fn meet(
 ) -> Result<(), Violation> {
     let (base, next) = (link.base, link.next());
     if !vi.attributes.reliability.is_reliable() {
-        // What is lost is lost: it only can't have come before it was sent.
+        // Frames may be lost; but none can have arrived before it was sent.
         let ahead = expected.wrapping_sub(next);
         let is_past = ahead == 0 || ahead >= 1 << 31;
         return if is_past {
@@ -280,7 +280,7 @@ fn meet(
     let of_message =
         |flight: &&FlightContext| matches!(flight.kind, FlightKind::Send | FlightKind::Write);
     let goes_on = match link.flights[taken..].iter().find(of_message) {
-        // Where in the message a frame of a write lies only its first says.
+        // Only the first frame of a write has its offset in the message.
         Some(flight) if flight.first => 0,
         Some(flight) if flight.kind == FlightKind::Write => arriving.unwrap_or(0),
         Some(flight) => flight.offset,

@@ -1,11 +1,11 @@
-//! How the extension behaves.
+//! The configuration of the extension.
 
 use std::time::Duration;
 
 use midplane_simhw::id::PortId;
 use midplane_simhw::time::nanos;
 
-/// How the extension behaves.
+/// The configuration of the extension.
 #[derive(Clone, Copy, Debug)]
 pub struct ViaConfig {
     pub(super) max_vis: usize,
@@ -26,14 +26,14 @@ impl Default for ViaConfig {
 }
 
 impl ViaConfig {
-    /// Most interfaces of one NIC, up to 65,536. Default: 4,096.
+    /// Sets the most interfaces of one NIC, up to 65,536. Default: 4,096.
     #[must_use]
     pub const fn max_vis(mut self, interfaces: usize) -> Self {
         self.max_vis = if interfaces < 65_536 { interfaces } else { 65_536 };
         self
     }
 
-    /// How long an acknowledgement waits for a frame to travel with; where answers follow questions, half a
+    /// Sets how long an acknowledgement waits for a frame to travel with. For requests and answers, half a
     /// millisecond at least. Default: 50 us.
     #[must_use]
     pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
@@ -41,17 +41,17 @@ impl ViaConfig {
         self
     }
 
-    /// How long the other end may be silent while something is expected of it. Longer than any
-    /// pause of a process whose NIC stops with it. Default: 2 s.
+    /// Sets how long the other end may be silent while something is expected of it. It must exceed any pause of
+    /// a process whose NIC stops with it. Default: 2 s.
     #[must_use]
     pub fn dead_after(mut self, time: Duration) -> Self {
         self.dead_after_ns = nanos(time);
         self
     }
 
-    /// The port that may save, forget and restore the interfaces of all others
-    /// ([`Keeper`](crate::keeper::Keeper)): the daemon's, opened by that number before anybody else can ask for
-    /// it. Default: nobody's.
+    /// Sets the port that may save, forget and restore the interfaces of all others
+    /// ([`Keeper`](crate::keeper::Keeper)). It is the daemon's, which opens it by that number before any other
+    /// process can. Default: none.
     #[must_use]
     pub const fn keeper(mut self, port: PortId) -> Self {
         self.keeper = Some(port);

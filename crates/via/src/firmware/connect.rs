@@ -8,7 +8,7 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::{Endpoint, Link, News};
+use super::endpoint::{Endpoint, Link, PendingEnd};
 use super::{Via, take};
 use crate::attributes::{Discriminator, ViAttributes, ViState};
 use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
@@ -16,11 +16,11 @@ use crate::outcome::ConnectError;
 
 /// Most requests that wait to be accepted or rejected, and most early peers.
 const MAX_INCOMING: usize = 256;
-/// How long after a node was found dead a peer that is waited for there is asked for again. One that has just
-/// begun asks by itself.
+/// Nanoseconds after a node was found dead until an awaited peer there is asked again. A node that has just
+/// started asks by itself.
 const ASK_AGAIN_NS: u64 = 1_000_000_000;
 
-/// What units say to each other about connections.
+/// Control messages between NICs about connections.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(super) enum Message {
     Request {
@@ -36,18 +36,17 @@ pub(super) enum Message {
         request: u32,
         reason: u8,
     },
-    /// Whoever asked does not wait any more.
+    /// The requester no longer waits.
     Withdraw {
         request: u32,
     },
-    /// One of two that ask for each other.
+    /// A request of one of two peers that request each other.
     Peer {
         from: End,
         local: Discriminator,
         remote: Discriminator,
     },
-    /// The connection is over: `expected` is the frame that was expected next, `error` what is wrong
-    /// with it.
+    /// The connection has ended: `expected` is the frame that was expected next, `error` what is wrong with it.
     End {
         vi: u16,
         connection: u16,
@@ -56,7 +55,7 @@ pub(super) enum Message {
     },
 }
 
-/// One end of a connection to be.
+/// One end of a connection to be made.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(super) struct End {
     vi: u16,
@@ -80,45 +79,45 @@ pub(super) struct Pending {
     opcode: u8,
     cookie: u64,
     pub(super) owner: PortId,
-    /// The interface; none where a server waits.
+    /// The interface; `None` if a server waits.
     vi: Option<PortId>,
     request: u32,
     pub(super) node: NodeId,
     local: Discriminator,
     remote: Discriminator,
     pub(super) deadline: Instant,
-    /// When the peer is to be asked again; never while it was asked and its node is not known to be dead.
+    /// When the peer is to be asked again; never, if it was asked and its node is not known to be dead.
     pub(super) ask_at: Instant,
 }
 
 impl Pending {
-    /// Whether it is about this interface.
+    /// Returns whether it concerns this interface.
     pub(super) fn is_of(&self, vi: PortId) -> bool {
         self.vi == Some(vi)
     }
 }
 
-/// A request that a server has been told of, or a peer that asks before we do.
+/// A connection request that a server has received, or a peer's that came before this side's.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// Our number of it.
+    /// This NIC's number of it.
     pub(super) id: u32,
     pub(super) owner: Option<PortId>,
     node: NodeId,
     life: Incarnation,
     request: u32,
     from: End,
-    /// Of peers: how they call themselves, and us.
+    /// For peers: their name, and this side's.
     names: Option<(Discriminator, Discriminator)>,
 }
 
-pub(super) fn say(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
+pub(super) fn send_message(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
     let mut buffer = [0; MAX_MESSAGE];
-    let length = wire::encode_into(message, &mut buffer).expect("all of them are small");
+    let length = wire::encode_into(message, &mut buffer).expect("every message fits MAX_MESSAGE");
     nic.send_control(to, &buffer[..length]).is_ok()
 }
 
-/// Which life of a node control messages have told of; of the own one, this.
+/// Returns a node's incarnation, as control messages have reported it; for the own node, this NIC's.
 fn life_of(nic: &Context<'_>, node: NodeId) -> Option<Incarnation> {
     if node == nic.node() { Some(nic.incarnation()) } else { nic.peer_incarnation(node) }
 }
@@ -136,7 +135,7 @@ fn differ(ours: &ViAttributes, theirs: &ViAttributes) -> Result<(), ConnectError
 }
 
 impl Via {
-    /// Completes a command about a connection; the other end's attributes and `more` come with it.
+    /// Completes a command about a connection, with the other end's attributes and `more`.
     pub(super) fn answer(
         nic: &mut Context<'_>,
         (owner, opcode, cookie): (PortId, u8, u64),
@@ -149,8 +148,8 @@ impl Via {
         nic.complete(owner, &Completion { opcode, cookie, args, ..Completion::default() });
     }
 
-    /// Completes a command that has connected `vi`: with the other end's attributes come both ends, for whom
-    /// data goes past this NIC.
+    /// Completes a command that has connected `vi`, with the other end's attributes. Adds both ends, for
+    /// interfaces whose data bypasses this NIC.
     fn answer_connected(
         &mut self,
         nic: &mut Context<'_>,
@@ -172,7 +171,7 @@ impl Via {
         wire::decode(bytes).ok()
     }
 
-    /// An idle interface asks for a connection, or a server waits for a request.
+    /// Handles a command: an idle interface requests a connection, or a server waits for a request.
     pub(super) fn on_connect(&mut self, nic: &mut Context<'_>, command: &Command) {
         let owner = command.region.port;
         let who = (owner, command.opcode, command.cookie);
@@ -220,7 +219,7 @@ impl Via {
             CONNECT_PEER => Message::Peer { from, local, remote },
             _ => Message::Request { request, from, to: remote },
         };
-        if !say(nic, pending.node, &message) {
+        if !send_message(nic, pending.node, &message) {
             return Err(ConnectError::Unreachable);
         }
         endpoint.state = ViState::ConnectPending;
@@ -236,7 +235,7 @@ impl Via {
         Ok(())
     }
 
-    /// Two that ask for each other are connected, if they agree.
+    /// Connects two peers that request each other, if their attributes agree.
     fn meet(&mut self, nic: &mut Context<'_>, at: usize, peer: &Incoming) {
         let pending = self.pending.swap_remove(at);
         let who = (pending.owner, pending.opcode, pending.cookie);
@@ -260,7 +259,7 @@ impl Via {
         self.arm_sweep(nic);
     }
 
-    /// A server takes a request.
+    /// Handles a server's acceptance of a request.
     pub(super) fn on_accept(&mut self, nic: &mut Context<'_>, command: &Command) {
         let who = (command.region.port, command.opcode, command.cookie);
         match self.accept(nic, command) {
@@ -284,10 +283,10 @@ impl Via {
         if endpoint.state != ViState::Idle {
             return Err(ConnectError::InvalidState);
         }
-        // The other side is told nothing: this one may choose another interface.
+        // The requester is not notified: this side may choose another interface.
         differ(&endpoint.attributes, &theirs)?;
         let own = End::of(endpoint);
-        if !say(nic, node, &Message::Accept { request, from: own }) {
+        if !send_message(nic, node, &Message::Accept { request, from: own }) {
             return Err(ConnectError::Unreachable);
         }
         let ends = (PortId(from.vi), from.connection);
@@ -297,7 +296,7 @@ impl Via {
         Ok(())
     }
 
-    /// A server refuses a request.
+    /// Handles a server's refusal of a request.
     pub(super) fn on_reject(&mut self, nic: &mut Context<'_>, command: &Command) {
         let owner = command.region.port;
         let id = command.args[0];
@@ -306,7 +305,11 @@ impl Via {
         });
         let result = taken.ok_or(ConnectError::Gone).map(|incoming| {
             let reason = ConnectError::Rejected as u8;
-            say(nic, incoming.node, &Message::Refuse { request: incoming.request, reason });
+            send_message(
+                nic,
+                incoming.node,
+                &Message::Refuse { request: incoming.request, reason },
+            );
             None
         });
         Self::answer(nic, (owner, command.opcode, command.cookie), result, 0);
@@ -350,7 +353,7 @@ impl Via {
         let server = if room && life.is_some() { take(&mut self.pending, waits) } else { None };
         let (Some(server), Some(life)) = (server, life) else {
             let reason = if room { ConnectError::NoMatch } else { ConnectError::Resources };
-            say(nic, node, &Message::Refuse { request, reason: reason as u8 });
+            send_message(nic, node, &Message::Refuse { request, reason: reason as u8 });
             return;
         };
         self.next_incoming = self.next_incoming.wrapping_add(1);
@@ -380,9 +383,9 @@ impl Via {
             self.arm_sweep(nic);
             return;
         }
-        // Too late: nobody is there any more.
+        // Too late: the requester no longer waits.
         let (vi, connection) = (from.vi, from.connection);
-        say(nic, node, &Message::End { vi, connection, expected: 0, error: 0 });
+        send_message(nic, node, &Message::End { vi, connection, expected: 0, error: 0 });
     }
 
     fn on_peer_request(
@@ -426,13 +429,13 @@ impl Via {
             return;
         }
         if endpoint.is_stopped {
-            endpoint.news = Some(News::Ended { expected, error });
+            endpoint.pending_end = Some(PendingEnd::Ended { expected, error });
         } else {
             self.end(nic, vi, expected, error);
         }
     }
 
-    /// Connections that were asked for come to nothing.
+    /// Fails the pending commands for which `which` returns true.
     pub(super) fn fail(
         &mut self,
         nic: &mut Context<'_>,
@@ -443,7 +446,11 @@ impl Via {
             if let Some(endpoint) = pending.vi.and_then(|vi| self.own(pending.owner, vi)) {
                 endpoint.state = ViState::Idle;
                 if error != ConnectError::Rejected && pending.opcode == CONNECT_REQUEST {
-                    say(nic, pending.node, &Message::Withdraw { request: pending.request });
+                    send_message(
+                        nic,
+                        pending.node,
+                        &Message::Withdraw { request: pending.request },
+                    );
                 }
             }
             let who = (pending.owner, pending.opcode, pending.cookie);
@@ -451,9 +458,9 @@ impl Via {
         }
     }
 
-    /// Connections that were asked for in vain until `now`.
+    /// Fails connection requests whose time is over at `now`.
     pub(super) fn expire(&mut self, nic: &mut Context<'_>, now: Instant) {
-        // A process that stands still does not wait: its time goes on when it does.
+        // The time of a suspended process does not run: its deadline moves when it resumes.
         let owners = self.pending.iter().map(|pending| pending.owner);
         let stopped: Vec<PortId> = owners.filter(|owner| nic.is_stopped(*owner)).collect();
         self.fail(nic, ConnectError::TimedOut, |pending| {
@@ -461,7 +468,7 @@ impl Via {
         });
     }
 
-    /// A command that waits is taken back.
+    /// Cancels a waiting command.
     pub(super) fn on_cancel(&mut self, nic: &mut Context<'_>, command: &Command) {
         let (owner, cookie) = (command.region.port, command.args[0]);
         self.fail(nic, ConnectError::TimedOut, |pending| {
@@ -470,7 +477,7 @@ impl Via {
         Self::answer(nic, (owner, command.opcode, command.cookie), Ok(None), 0);
     }
 
-    /// Nobody waits any more for what concerns a node that is gone, but for peers: they may come yet.
+    /// Fails everything that waits for a node that is gone, except peers: the node may come back.
     pub(super) fn forget_node(&mut self, nic: &mut Context<'_>, node: NodeId) {
         self.incoming.retain(|other| other.node != node);
         self.fail(nic, ConnectError::Unreachable, |pending| {
@@ -482,8 +489,7 @@ impl Via {
         self.arm(nic, at);
     }
 
-    /// Peers that are waited for at nodes that were found dead, or live anew, are asked again: each may well be
-    /// a process that has only now begun.
+    /// Asks awaited peers again whose nodes were found dead or restarted: a node may only now have started.
     pub(super) fn ask_again(&mut self, nic: &mut Context<'_>, which: impl Fn(&Pending) -> bool) {
         let Self { pending, vis, .. } = self;
         let unasked = |it: &&mut Pending| it.ask_at != Instant::FAR_FUTURE && which(it);
@@ -492,14 +498,15 @@ impl Via {
             let Some(endpoint) = endpoint else { continue };
             let from = End::of(endpoint);
             let (local, remote) = (pending.local, pending.remote);
-            pending.ask_at = match say(nic, pending.node, &Message::Peer { from, local, remote }) {
-                true => Instant::FAR_FUTURE,
-                false => nic.now().plus_nanos(ASK_AGAIN_NS),
-            };
+            pending.ask_at =
+                match send_message(nic, pending.node, &Message::Peer { from, local, remote }) {
+                    true => Instant::FAR_FUTURE,
+                    false => nic.now().plus_nanos(ASK_AGAIN_NS),
+                };
         }
     }
 
-    /// Nobody waits any more on a port that is closed.
+    /// Forgets everything that waits on a port that was closed.
     pub(super) fn forget_port(&mut self, port: PortId) {
         self.pending.retain(|pending| pending.owner != port);
         self.incoming.retain(|other| other.owner != Some(port));

@@ -17,7 +17,7 @@ use crate::command::{Ended, Ends, POST_RECEIVE, POST_SEND};
 use crate::context::LinkContext;
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
-/// A descriptor's memory.
+/// The memory of a descriptor.
 #[derive(Clone, Debug)]
 pub(super) enum Segments {
     One(RegionRef),
@@ -32,12 +32,12 @@ impl Segments {
         }
     }
 
-    /// Bytes of all of them; `None` beyond 32 bits.
+    /// Returns the bytes of all of them; `None` if that exceeds 32 bits.
     pub(super) fn length(&self) -> Option<u32> {
         self.as_slice().iter().try_fold(0_u32, |sum, segment| sum.checked_add(segment.length))
     }
 
-    /// The memory from `offset` on that lies in one piece, at most `most` bytes of it.
+    /// Returns the memory from `offset` on within one segment, at most `most` bytes of it.
     pub(super) fn piece(&self, mut offset: u32, most: u32) -> Option<RegionRef> {
         for segment in self.as_slice() {
             if offset < segment.length {
@@ -59,7 +59,7 @@ pub(super) struct SendWork {
     pub(super) immediate: Option<u32>,
     pub(super) remote: RegionRef,
     pub(super) fence: bool,
-    /// Bytes that were cut into frames; of a read, bytes that have come.
+    /// Bytes that were cut into frames; for a read, bytes received.
     pub(super) moved: u32,
     pub(super) done: Option<Result<(), DescriptorError>>,
 }
@@ -79,10 +79,10 @@ pub(super) struct Response {
     pub(super) sent: u32,
 }
 
-/// A message that has begun to arrive.
+/// A message that has arrived in part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arriving {
-    /// Bytes of it that have come.
+    /// Bytes of it received.
     pub(super) came: u32,
 }
 
@@ -91,16 +91,16 @@ pub(super) struct Arriving {
 pub(super) struct Link {
     pub(super) node: NodeId,
     pub(super) life: Incarnation,
-    /// The other end's number of its interface, and of the connection.
+    /// The other end's numbers of its interface and of the connection.
     pub(super) vi: PortId,
     pub(super) connection: u16,
     pub(super) sending: SendWindow,
     pub(super) receiving: ReceiveWindow,
-    /// When anything last came from there.
+    /// When the last frame or message came from the other end.
     pub(super) heard_at: Instant,
     pub(super) arriving: Option<Arriving>,
     pub(super) responses: VecDeque<Response>,
-    /// Whether the other end lets itself be read and written.
+    /// The other end's attributes: they tell whether it may be read and written.
     pub(super) remote: ViAttributes,
 }
 
@@ -127,10 +127,10 @@ impl Link {
     }
 }
 
-/// What has become of a connection while its process stood still: it is told when it goes on.
+/// An event of a connection whose process was suspended: reported when the process resumes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum News {
-    /// The other end has ended it: the frame that it expected next, and what was wrong with that.
+pub(super) enum PendingEnd {
+    /// The other end has ended the connection: the frame that it expected next, and what was wrong with it.
     Ended { expected: u32, error: u8 },
     /// The other end's node is gone.
     Lost,
@@ -140,36 +140,35 @@ pub(super) enum News {
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) number: PortId,
-    /// What its port calls it: its number, unless it was restored under another one.
+    /// Its port's name of it: its number, unless it was restored under another one.
     pub(super) name: PortId,
-    /// The port whose interface it is.
+    /// The port that owns it.
     pub(super) owner: PortId,
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
-    /// Our number of the connection, or of the next one: frames of former ones are known by it.
+    /// This NIC's number of the connection, or of the next one: frames of former connections have another.
     pub(super) connection: u16,
     pub(super) link: Option<Link>,
     pub(super) sends: VecDeque<SendWork>,
-    /// The first of them that is not cut into frames whole.
+    /// Index in `sends` of the first that is not completely cut into frames.
     pub(super) cutting: usize,
-    /// Where that one is cut.
+    /// The sizes of the frames into which that one is cut.
     pub(super) fragments: Fragments,
-    /// The first of them whose last frame is not acknowledged.
+    /// Index in `sends` of the first whose last frame is not acknowledged.
     pub(super) unacknowledged: usize,
     pub(super) receives: VecDeque<ReceiveWork>,
-    /// What is to be told beside the queues.
+    /// Asynchronous errors to be reported.
     pub(super) errors: VecDeque<AsyncError>,
-    /// Its process stands still.
+    /// True while its process is suspended.
     pub(super) is_stopped: bool,
-    /// Sends of an unreliable interface that were withdrawn when it was stopped: as good as lost on
-    /// the way.
+    /// Sends of an unreliable interface that were withdrawn when it was stopped; they count as lost on the way.
     pub(super) withdrawn: u32,
-    pub(super) news: Option<News>,
-    /// What its port's memory is called, where the NIC calls it otherwise.
+    pub(super) pending_end: Option<PendingEnd>,
+    /// Its port's names of memory, where they differ from the NIC's.
     pub(super) memory: Option<Arc<MemoryNames>>,
-    /// A connection that was restored, and waits to be told of its other end.
+    /// A restored connection that waits for the address of its other end.
     pub(super) rejoins: Option<Box<LinkContext<()>>>,
-    /// The frame that the other end of a restored connection takes next.
+    /// The frame that the other end of a restored connection accepts next.
     pub(super) taken: Option<u32>,
 }
 
@@ -195,19 +194,19 @@ impl Endpoint {
             errors: VecDeque::new(),
             is_stopped: false,
             withdrawn: 0,
-            news: None,
+            pending_end: None,
             memory: None,
             rejoins: None,
             taken: None,
         }
     }
 
-    /// Its process stands still: nothing is taken or sent, and whoever asks is told what was expected.
+    /// Suspends it: no frame is accepted or sent; probes are answered with the frame that was expected.
     pub(super) const fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Its process goes on, after so long: whatever was silent meanwhile was so for a reason.
+    /// Resumes it after `stood`: the other end's silence meanwhile does not count.
     pub(super) fn resume(&mut self, nic: &mut Context<'_>, stood: Duration) {
         self.is_stopped = false;
         let taken = self.taken.take();
@@ -228,23 +227,23 @@ impl Endpoint {
         self.attributes.reliability.is_reliable()
     }
 
-    /// What descriptors may touch, its own and the other end's.
+    /// Returns the access that descriptors have, its own and the other end's.
     pub(super) const fn access(&self, rights: Rights) -> Access {
         Access { owner: Some(self.owner), tag: Some(self.attributes.tag), rights }
     }
 
-    /// As the NIC calls memory of its port that a frame names.
+    /// Translates a frame's name of memory into the NIC's.
     pub(super) fn real(&self, region: RegionRef) -> RegionRef {
         self.memory.as_ref().map_or(region, |names| names.real(region))
     }
 
-    /// Connected: what was posted before is sent now.
+    /// Connects it: descriptors posted before are sent now.
     pub(super) fn connect(&mut self, link: Link) {
         self.state = ViState::Connected;
         self.link = Some(link);
     }
 
-    /// Both ends of its connection, if it has one, and what the other is like.
+    /// Returns both ends of its connection, if it has one, and the other end's attributes.
     pub(super) fn ends(&self) -> Option<(Ends, ViAttributes)> {
         let link = self.link.as_ref()?;
         let ends = Ends {
@@ -256,11 +255,11 @@ impl Endpoint {
         Some((ends, link.remote))
     }
 
-    /// Ends the connection: all that was posted comes back, the first send with `first`.
+    /// Ends the connection: all posted descriptors complete, the first send with `first`.
     pub(super) fn flush(&mut self, nic: &mut Context<'_>, first: DescriptorError, state: ViState) {
         self.link = None;
         self.rejoins = None;
-        self.news = None;
+        self.pending_end = None;
         self.taken = None;
         self.withdrawn = 0;
         self.connection = self.connection.wrapping_add(1);

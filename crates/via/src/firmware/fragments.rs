@@ -1,8 +1,8 @@
-//! Where a message is cut into frames: by a plan for the chain of stages that they pass, or at each
-//! frame's most.
+//! Cutting of messages into frames: by a plan for the chain of stages that they pass, or into frames of the
+//! largest size.
 //!
-//! A plan makes the last byte of one message arrive soonest, and costs the stages more frames. A message that
-//! others follow is not cut so: the stages are busy with those as well, and what counts is what a frame costs.
+//! A plan lets the last byte of one message arrive soonest, but costs the stages more frames. If other messages
+//! follow, full frames are better: the stages are busy anyway, and the cost per frame decides.
 
 use midplane_nicvm::context::Context;
 use midplane_pipeline::limits::Limits;
@@ -12,17 +12,17 @@ use midplane_simhw::profile::{Costs, DmaCost};
 
 use super::send::CUT_INSTRUCTIONS;
 
-/// Least bytes of a planned frame: below, its header is a third of it.
+/// Least bytes of a planned frame: in a smaller one, the header is more than a third.
 const LEAST: f64 = 128.0;
 
 /// The stages that frames pass.
 #[derive(Debug, Default)]
 pub(super) enum Chain {
-    /// Those of the NIC's model, if it has one; it was not asked yet.
+    /// Those of the NIC's model, if it has one; the NIC was not asked yet.
     #[default]
     OfNic,
     Known(Pipeline),
-    /// Every frame carries as much as it can.
+    /// No plan: every frame carries as much as it can.
     None,
 }
 
@@ -32,18 +32,19 @@ pub(super) struct Cutter {
     chain: Chain,
     planner: Option<Planner>,
     mtu: u32,
-    /// A message was cut without a plan of its size.
+    /// True if a message was cut without a plan of its size.
     is_behind: bool,
 }
 
-/// The rest of the message that an interface is sending: the bytes of its frames, the next one last.
+/// The rest of the message that an interface is sending: the sizes of its frames in bytes, the next one last.
 #[derive(Debug, Default)]
 pub(super) struct Fragments {
     sizes: Vec<u32>,
 }
 
 impl Fragments {
-    /// Bytes that the frame after `moved` of a message's `length` has at most; full ones without a cutter.
+    /// Returns the most bytes of the frame that follows after `moved` of a message's `length`; without a
+    /// cutter, a full frame.
     pub(super) fn next(
         &mut self,
         cutter: Option<&mut Cutter>,
@@ -60,7 +61,7 @@ impl Fragments {
         self.sizes.last().copied().unwrap_or(mtu)
     }
 
-    /// So many bytes of that frame were in one piece, and have left as one.
+    /// Notes that `bytes` bytes of that frame were contiguous in memory, and were sent as one frame.
     pub(super) fn on_cut(&mut self, bytes: u32) {
         if let Some(last) = self.sizes.last_mut() {
             *last -= bytes.min(*last);
@@ -84,7 +85,7 @@ impl Cutter {
         }
     }
 
-    /// Puts the frames of a message into `sizes`, the first one last; none where there is no plan.
+    /// Puts the frame sizes of a message into `sizes`, the first one last; none if there is no plan.
     fn plan(&mut self, length: u32, mtu: u32, sizes: &mut Vec<u32>) {
         let Chain::Known(chain) = &self.chain else { return };
         if self.mtu != mtu {
@@ -99,12 +100,12 @@ impl Cutter {
         sizes.reverse();
     }
 
-    /// Whether there is a plan to compute.
+    /// Returns whether a plan is still to be computed.
     pub(super) const fn is_behind(&self) -> bool {
         self.is_behind
     }
 
-    /// Computes one plan that was missed, when nothing hurries: until then, fragments are equal.
+    /// Computes one missing plan, while nothing is urgent: until then, frames are equal.
     pub(super) fn catch_up(&mut self) {
         let Some(planner) = &mut self.planner else { return };
         self.is_behind = false;
@@ -114,8 +115,9 @@ impl Cutter {
     }
 }
 
-/// The stages of a simulated NIC's frames: into the NIC, two lines with a switch between them, out of another one
-/// like it. Where lines pass a frame on piece by piece, what is before the last copy is one stage: its pieces overlap.
+/// Returns the stages of a simulated NIC's frames: into the NIC, two lines with a switch between them, and out
+/// of another NIC. If lines forward a frame piece by piece, all before the last copy is one stage: its pieces
+/// overlap.
 fn modelled(nic: &Context<'_>) -> Option<Pipeline> {
     let Costs { nic: costs, piece } = nic.costs()?;
     let instructions = |count: u32| f64::from(count) * f64::from(costs.instruction_ps) / 1e6;
@@ -144,7 +146,7 @@ mod tests {
         Pipeline::new(stages.into()).unwrap()
     }
 
-    /// The frames of a message whose memory lies in pieces of at most `piece`.
+    /// Returns the frame sizes of a message whose memory is in pieces of at most `piece` bytes.
     fn cut(cutter: &mut Cutter, length: u32, mtu: u32, piece: u32) -> Vec<u32> {
         let (mut fragments, mut frames, mut moved) = (Fragments::default(), Vec::new(), 0);
         while moved < length {
@@ -160,7 +162,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Whatever is planned: frames sum to the message, and none is longer than a frame may be.
+        /// Checks for any plan: the frames add up to the message, and none is longer than the MTU.
         #[test]
         fn frames_sum_to_the_message(
             lengths in proptest::collection::vec(1_u32..200_000, 1..8),

@@ -1,4 +1,4 @@
-//! A Virtual Interface's data frames: what stands in the header's free fields.
+//! A Virtual Interface's data frames: the use of the header's free fields.
 //!
 //! | field | content |
 //! |---|---|
@@ -12,7 +12,7 @@
 
 use midplane_simhw::frame::Header;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub(super) enum FrameKind {
@@ -20,7 +20,7 @@ pub(super) enum FrameKind {
     Write = 1,
     ReadRequest = 2,
     ReadResponse = 3,
-    /// Nothing but an acknowledgement; takes no number.
+    /// Only an acknowledgement; takes no number.
     Acknowledge = 4,
 }
 
@@ -29,21 +29,21 @@ const LAST: u8 = 1 << 4;
 const IMMEDIATE: u8 = 1 << 5;
 const URGENT: u8 = 1 << 6;
 
-/// What a frame says beside its numbers and its bytes.
+/// The contents of a frame's header, except the frame numbers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fields {
     pub(super) kind: FrameKind,
-    /// First and last frame of its message.
+    /// True for the first and for the last frame of a message.
     pub(super) first: bool,
     pub(super) last: bool,
-    /// Whether `value` is immediate data.
+    /// True if `value` is immediate data.
     pub(super) immediate: bool,
-    /// Of an acknowledgement: a frame is missing. Of any other: answer at once.
+    /// For an acknowledgement: a frame is missing. For any other: answer at once.
     pub(super) urgent: bool,
     /// The receiver's number of the connection.
     pub(super) connection: u16,
     pub(super) slot: u16,
-    /// Generation of the region; of a send, bytes of the whole message.
+    /// Generation of the region; for a send, bytes of the whole message.
     pub(super) generation: u32,
     pub(super) offset: u32,
     pub(super) value: u32,
@@ -92,7 +92,7 @@ impl Fields {
         self.immediate.then_some(self.value)
     }
 
-    /// What a frame says; `None` if it is of no kind that there is.
+    /// Reads the fields of a frame; returns `None` if its kind is unknown.
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(super) const fn of(header: &Header) -> Option<Self> {
         let kind = match header.flags & 7 {
@@ -147,7 +147,7 @@ mod tests {
         let flags =
             [(FIRST, "first"), (LAST, "last"), (IMMEDIATE, "immediate"), (URGENT, "urgent")];
         assert_eq!(dissector::table("via_flags"), dissector::names(flags));
-        // All bits that there are: no field is lost if all are set.
+        // Sets all bits: no field may be lost.
         let all = flags.iter().fold(FrameKind::Acknowledge as u8, |all, (flag, _)| all | flag);
         assert_eq!(of(!3).map(|fields| fields.flags()), Some(all));
         let messages = dissector::variants::<crate::firmware::connect::Message>();

@@ -1,5 +1,5 @@
-//! What processes call their interfaces and memory, where the NIC calls them otherwise: they were
-//! restored, and go on under the names that they and their peers know.
+//! Names of interfaces and memory that differ from the NIC's: after a restore, they keep the names that their
+//! process and its peers know.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use midplane_simhw::region::RegionRef;
 use crate::context::{MemoryName, Piece};
 use crate::keeper::MappedMemory;
 
-/// The memory of one port.
+/// The names of one port's memory.
 #[derive(Debug)]
 pub(super) struct MemoryNames {
     now: BTreeMap<MemoryName, MemoryName>,
@@ -25,34 +25,34 @@ impl MemoryNames {
         Self { now, names }
     }
 
-    /// As the NIC calls it. What was registered since has no other name.
+    /// Translates a process's name into the NIC's. Memory registered after the restore has only one name.
     pub(super) fn real(&self, region: RegionRef) -> RegionRef {
         let MemoryName { slot, generation } =
             self.now.get(&region.into()).copied().unwrap_or_else(|| region.into());
         RegionRef { slot, generation, ..region }
     }
 
-    /// As its process and others call it.
+    /// Translates the NIC's name into the one that the process and its peers use.
     pub(super) fn name(&self, region: RegionRef) -> Piece {
         let memory = self.names.get(&region.into()).copied().unwrap_or_else(|| region.into());
         Piece { memory, ..Piece::from(region) }
     }
 }
 
-/// The names of all ports, and what is to be told apart from what was before.
+/// The names of all ports, and what distinguishes present connections and descriptors from former ones.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// Interfaces that have another number than name, by owner and name.
+    /// Interfaces whose number differs from their name, by owner and name.
     vis: BTreeMap<(PortId, PortId), PortId>,
     memory: BTreeMap<PortId, Arc<MemoryNames>>,
-    /// Descriptors that ports wait for and that no interface has, by cookie.
+    /// Cookies of descriptors that ports await and no interface has.
     awaited: BTreeMap<PortId, BTreeSet<u64>>,
-    /// The number of the connection that each interface's number had last.
+    /// The last connection number of each interface number.
     connections: Vec<u16>,
 }
 
 impl Names {
-    /// The number that `owner` may mean by `name`, if it is not the name itself.
+    /// Returns the number of the interface that `owner` calls `name`; if it has none of its own, `name`.
     pub(super) fn number(&self, owner: PortId, name: PortId) -> PortId {
         if self.vis.is_empty() {
             return name;
@@ -60,7 +60,7 @@ impl Names {
         self.vis.get(&(owner, name)).copied().unwrap_or(name)
     }
 
-    /// Whether `owner` calls another interface so.
+    /// Returns whether `owner` uses this name for another interface.
     pub(super) fn is_taken(&self, owner: PortId, name: PortId) -> bool {
         self.vis.contains_key(&(owner, name))
     }
@@ -79,7 +79,7 @@ impl Names {
         self.memory.get(&owner).cloned()
     }
 
-    /// What `memory` says of a port's memory, as it would be used; as it is, if that is nothing.
+    /// Returns the names of a port's memory that `memory` would establish; if it is `None`, those that it has.
     pub(super) fn memory_as(
         &self,
         owner: PortId,
@@ -101,7 +101,7 @@ impl Names {
         self.awaited.entry(owner).or_default().extend(cookies);
     }
 
-    /// The same of one; `false` if the port would wait for more than it can have under way.
+    /// Adds one cookie; returns `false` if the port would await more than it can have under way.
     pub(super) fn expect_one(&mut self, owner: PortId, cookie: u64) -> bool {
         let awaited = self.awaited.entry(owner).or_default();
         if awaited.len() >= MAX_DEPTH {
@@ -121,12 +121,12 @@ impl Names {
         }
     }
 
-    /// The number of the first connection of the next interface with this number.
+    /// Returns the number of the first connection of the next interface with this number.
     pub(super) fn connection(&self, number: PortId) -> u16 {
         self.connections.get(number.index()).map_or(1, |last| last.wrapping_add(1))
     }
 
-    /// An interface is no more: frames for it are nobody's, whoever has its number next.
+    /// Retires an interface's number: frames for it never match a later interface with that number.
     pub(super) fn retire(&mut self, number: PortId, connection: u16) {
         if self.connections.len() <= number.index() {
             self.connections.resize(number.index() + 1, 0);

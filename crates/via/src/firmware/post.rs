@@ -1,4 +1,4 @@
-//! Posted descriptors: what commands say is checked here, and nowhere trusted.
+//! Posted descriptors: every field of a command is checked here and trusted nowhere.
 
 use midplane_nicvm::context::Context;
 use midplane_simhw::port::Command;
@@ -76,7 +76,7 @@ impl Via {
             Ok((segments, room)) => {
                 let cookie = command.cookie;
                 endpoint.receives.push_back(ReceiveWork { cookie, segments, room });
-                // Something is expected from now on.
+                // A message is expected from now on, so the other end's silence matters.
                 self.arm(nic, nic.now().plus_nanos(self.config.dead_after_ns / 4));
             }
             Err(error) => refuse(nic, &named, Operation::Receive, error),
@@ -85,7 +85,7 @@ impl Via {
 }
 
 impl Endpoint {
-    /// A descriptor's memory, and how long it is: all of it this interface's to touch.
+    /// Returns a descriptor's memory and its length; checks that this interface may use all of it.
     fn segments(
         &self,
         nic: &Context<'_>,
@@ -109,7 +109,7 @@ impl Endpoint {
         Ok((segments, length))
     }
 
-    /// Whether the other end takes such a descriptor.
+    /// Checks that the other end permits such a descriptor.
     fn may_send(
         &self,
         command: &Command,
@@ -145,7 +145,7 @@ fn read_table(nic: &Context<'_>, command: &Command) -> Result<Box<[RegionRef]>, 
     Ok(segments[..count].iter().map(|segment| segment_of(*segment)).collect())
 }
 
-/// Ends a descriptor that never came into a queue.
+/// Completes a descriptor that never entered a queue.
 fn refuse(nic: &mut Context<'_>, command: &Command, operation: Operation, error: DescriptorError) {
     let ended = Ended {
         opcode: command.opcode,

@@ -13,12 +13,12 @@ use crate::outcome::{AsyncError, DescriptorError, Operation};
 /// Most reads of the other end that wait to be answered.
 pub(crate) const MAX_RESPONSES: usize = 64;
 
-/// What is wrong with a frame that was next: on a reliable interface it ends the connection.
+/// An error in the frame that was next: on a reliable interface, it ends the connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fault {
-    /// What the sender's descriptor is told.
+    /// The error that the sender's descriptor gets.
     pub(super) remote: DescriptorError,
-    /// What this end is told, if no descriptor here can tell.
+    /// The error that this end gets, if no descriptor here reports it.
     pub(super) local: Option<AsyncError>,
 }
 
@@ -29,7 +29,7 @@ impl Fault {
 }
 
 impl Endpoint {
-    /// A frame of the present connection.
+    /// Handles a frame of the present connection.
     pub(super) fn on_frame(
         &mut self,
         nic: &mut Context<'_>,
@@ -43,7 +43,7 @@ impl Endpoint {
         let Some(link) = &mut self.link else { return Ok(()) };
         link.heard_at = now;
         if self.is_stopped {
-            // Alive, and no further than before: who asks, or sends, is told.
+            // Answers probes and data with the same acknowledgement as before, to show that it is alive.
             let asks = fields.kind != FrameKind::Acknowledge || fields.first;
             if reliable && asks {
                 self.acknowledge(nic, false);
@@ -77,7 +77,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// A frame of an unreliable interface: what follows a lost one of its message is dropped.
+    /// Handles a frame of an unreliable interface: drops the rest of a message after a lost frame.
     fn on_unreliable(
         &mut self,
         nic: &mut Context<'_>,
@@ -113,7 +113,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The next frame in order.
+    /// Handles the next frame in order.
     fn take(
         &mut self,
         nic: &mut Context<'_>,
@@ -186,7 +186,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// So much of the message has come; its last frame completes the descriptor that it consumes.
+    /// Notes how much of a message has arrived; its last frame completes the descriptor that it consumes.
     fn on_came(
         &mut self,
         nic: &mut Context<'_>,
@@ -203,7 +203,7 @@ impl Endpoint {
         }
     }
 
-    /// The receive descriptor in turn does not fit its message.
+    /// Fails the next receive descriptor, which does not fit its message.
     fn fail_receive(
         &mut self,
         nic: &mut Context<'_>,
@@ -231,7 +231,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Memory that we asked for: it belongs to the oldest read that is not done.
+    /// Handles data of a read: it belongs to the oldest read that is not done.
     fn take_read_response(
         &mut self,
         nic: &mut Context<'_>,
@@ -267,7 +267,7 @@ impl Endpoint {
     }
 }
 
-/// Writes a frame's bytes where they belong; `false` if that memory is gone.
+/// Writes a frame's bytes into a receive's memory; returns `false` if that memory is gone.
 fn scatter(nic: &mut Context<'_>, work: &ReceiveWork, offset: u32, payload: Payload<'_>) -> bool {
     let mut done = 0;
     while done < payload.len() {

@@ -1,4 +1,4 @@
-//! What a process had here or elsewhere, put back.
+//! Restoring of a process's interfaces, saved here or elsewhere.
 
 use midplane_nicvm::context::Context;
 use midplane_simhw::frame::HEADER_BYTES;
@@ -9,7 +9,7 @@ use midplane_simhw::wire;
 use super::Via;
 use super::endpoint::{Arriving, Endpoint, Link, ReceiveWork, Response, Segments, SendWork};
 use super::frame::{Fields, FrameKind};
-use super::save::{No, check_pieces, write_answer};
+use super::save::{Denied, check_pieces, write_answer};
 use super::window::{Flight, ReceiveWindow, SendWindow};
 use crate::context::{
     FlightContext, FlightKind, LinkContext, Piece, PortContext, SendContext, ViContext,
@@ -18,13 +18,13 @@ use crate::keeper::{Joined, NicEnd, Refused, RestoreRequest};
 use crate::outcome::AsyncError;
 
 impl Via {
-    /// Restores what the region holds for a port that has nothing.
+    /// Restores the interfaces in the region for a port that has none.
     pub(super) fn restore(
         &mut self,
         nic: &mut Context<'_>,
         owner: PortId,
         region: RegionRef,
-    ) -> Result<usize, No> {
+    ) -> Result<usize, Denied> {
         let bytes = nic.read(region).map_err(|_| (Refused::Scratch, None))?.to_vec();
         let request: RestoreRequest =
             wire::decode_long(&bytes).map_err(|_| (Refused::Malformed, None))?;
@@ -41,7 +41,7 @@ impl Via {
         let ends: Vec<NicEnd> = numbers.iter().map(|number| self.next_end(nic, *number)).collect();
         let answer = wire::encode_long(&ends).map_err(|_| (Refused::Malformed, None))?;
         let length = write_answer(nic, region, &answer)?;
-        // Nothing is refused from here on.
+        // From here on, nothing fails.
         for cookie in context.cookies() {
             self.names.found(owner, cookie);
         }
@@ -67,7 +67,7 @@ impl Via {
         nic: &Context<'_>,
         owner: PortId,
         context: &PortContext<()>,
-    ) -> Result<(), No> {
+    ) -> Result<(), Denied> {
         let is_its = |endpoint: &Endpoint| endpoint.owner == owner;
         if self.vis.iter().flatten().any(is_its) || self.is_connecting(owner) {
             return Err((Refused::Occupied, None));
@@ -92,13 +92,13 @@ impl Via {
         Ok(())
     }
 
-    /// Numbers that no interface has.
+    /// Returns unused interface numbers.
     fn free_numbers(&self, count: usize) -> Vec<PortId> {
         let free = |at: &usize| self.vis.get(*at).is_none_or(Option::is_none);
         (0..).filter(free).take(count).map(|at| PortId(at as u16)).collect()
     }
 
-    /// What an interface with this number will be known by.
+    /// Returns the address that an interface with this number will have.
     fn next_end(&self, nic: &Context<'_>, number: PortId) -> NicEnd {
         NicEnd {
             node: nic.node(),
@@ -108,13 +108,13 @@ impl Via {
         }
     }
 
-    /// Tells restored connections of their other ends.
+    /// Connects restored interfaces with their other ends.
     pub(super) fn join(
         &mut self,
         nic: &Context<'_>,
         owner: PortId,
         region: RegionRef,
-    ) -> Result<usize, No> {
+    ) -> Result<usize, Denied> {
         let bytes = nic.read(region).map_err(|_| (Refused::Scratch, None))?.to_vec();
         let mut ends: Vec<Joined> =
             wire::decode_long(&bytes).map_err(|_| (Refused::Malformed, None))?;
@@ -138,7 +138,7 @@ impl Via {
 }
 
 impl Endpoint {
-    /// As it was, without its connection; its port stands still.
+    /// Restores an interface without its connection; its port is suspended.
     fn restored(
         vi: ViContext<()>,
         end: &NicEnd,
@@ -156,14 +156,14 @@ impl Endpoint {
         own.sends = vi.sends.into_iter().map(|work| restored_send(work, &real)).collect();
         for work in vi.receives {
             let segments = segments(&work.pieces, &real);
-            // It was checked with the context.
+            // The length was checked with the context.
             let room = segments.length().unwrap_or(0);
             own.receives.push_back(ReceiveWork { cookie: work.cookie, segments, room });
         }
         own
     }
 
-    /// Its other end is known again.
+    /// Restores the connection, now that the other end's address is known.
     fn rejoin(&mut self, nic: &Context<'_>, Joined { end, taken, .. }: &Joined) {
         let Some(saved) = self.rejoins.take() else { return };
         let LinkContext { remote, base, flights, expected, arriving, responses, .. } = *saved;
@@ -208,7 +208,7 @@ fn restored_send(work: SendContext, real: impl Fn(Piece) -> RegionRef) -> SendWo
     }
 }
 
-/// A frame of a former connection, as one of the present.
+/// Converts a frame of a former connection into one of the present connection.
 fn restored_flight(flight: &FlightContext, source: Option<RegionRef>, connection: u16) -> Flight {
     let kind = match flight.kind {
         FlightKind::Send => FrameKind::Send,

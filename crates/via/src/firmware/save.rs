@@ -1,4 +1,4 @@
-//! What a process has here, as data; and what it had, forgotten.
+//! Saving of a process's interfaces as data, and their removal from the NIC.
 
 use midplane_nicvm::context::Context;
 use midplane_simhw::id::PortId;
@@ -19,11 +19,11 @@ use crate::context::{
 use crate::keeper::{NicEnd, Refused, SavedPort};
 use crate::outcome::Operation;
 
-/// Why not, and which interface it is about, as its process calls it.
-pub(super) type No = (Refused, Option<u16>);
+/// The reason of a refusal, and the interface concerned, by its process's name.
+pub(super) type Denied = (Refused, Option<u16>);
 
 impl Via {
-    /// An order of the keeper's.
+    /// Carries out a keeper's command.
     pub(super) fn on_order(&mut self, nic: &mut Context<'_>, command: &Command) {
         let done = self.carry_out(nic, command);
         let (status, args) = match done {
@@ -37,7 +37,7 @@ impl Via {
         nic.complete(command.region.port, &answer);
     }
 
-    fn carry_out(&mut self, nic: &mut Context<'_>, command: &Command) -> Result<usize, No> {
+    fn carry_out(&mut self, nic: &mut Context<'_>, command: &Command) -> Result<usize, Denied> {
         if self.config.keeper != Some(command.region.port) {
             return Err((Refused::NotKeeper, None));
         }
@@ -51,7 +51,7 @@ impl Via {
                 let saved = self.saved(nic, port)?;
                 write_answer(nic, command.region, &saved)
             }
-            // What was restored and is not whole is forgotten unseen: whoever restored it has it.
+            // Restored and not joined: the keeper that restored it still has the saved state.
             FORGET if command.args[1] == 1 => {
                 let mut its = self.vis.iter().flatten().filter(|endpoint| endpoint.owner == port);
                 if its.any(|endpoint| endpoint.link.is_some()) {
@@ -75,8 +75,8 @@ impl Via {
         }
     }
 
-    /// All that a port has, encoded.
-    fn saved(&self, nic: &Context<'_>, port: PortId) -> Result<Vec<u8>, No> {
+    /// Returns a port's interfaces, encoded.
+    fn saved(&self, nic: &Context<'_>, port: PortId) -> Result<Vec<u8>, Denied> {
         if self.is_connecting(port) {
             return Err((Refused::Connecting, None));
         }
@@ -108,7 +108,7 @@ impl Via {
         wire::encode_long(&saved).map_err(|_| (Refused::Malformed, None))
     }
 
-    /// Whether a connection of a port's is being made, or asked for.
+    /// Returns whether a connection of a port is being made or requested.
     pub(super) fn is_connecting(&self, port: PortId) -> bool {
         self.pending.iter().any(|pending| pending.owner == port)
             || self.incoming.iter().any(|incoming| incoming.owner == Some(port))
@@ -135,7 +135,7 @@ impl Endpoint {
         if self.state == ViState::ConnectPending {
             return Err(Refused::Connecting);
         }
-        if self.news.is_some() {
+        if self.pending_end.is_some() {
             return Err(Refused::Ended);
         }
         if self.rejoins.is_some() {
@@ -148,7 +148,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// As its process and others call memory that the NIC calls so.
+    /// Translates the NIC's name of memory into the one that its process and peers use.
     fn piece(&self, region: RegionRef) -> Piece {
         self.memory.as_ref().map_or_else(|| region.into(), |names| names.name(region))
     }
@@ -181,7 +181,7 @@ impl Endpoint {
             pieces: work.segments.as_slice().iter().map(|region| self.piece(*region)).collect(),
             length: work.length,
             immediate: work.immediate,
-            // The other end's: that calls it so, wherever it is.
+            // Memory of the other end, by that process's own name, which stays valid.
             remote: work.remote.into(),
             fence: work.fence,
             moved: work.moved,
@@ -211,7 +211,7 @@ impl Endpoint {
                 FrameKind::Write => FlightKind::Write,
                 FrameKind::ReadRequest => FlightKind::ReadRequest,
                 FrameKind::ReadResponse => FlightKind::ReadResponse,
-                // An acknowledgement takes no number, and is never among them.
+                // An acknowledgement takes no number, so it is never a flight.
                 FrameKind::Send | FrameKind::Acknowledge => FlightKind::Send,
             },
             first: fields.first,
@@ -226,13 +226,13 @@ impl Endpoint {
     }
 }
 
-/// Whether all memory that a context names may be used as it will be; `real` is what the NIC calls it.
+/// Checks that all memory that a context names permits its uses; `real` translates into the NIC's names.
 pub(super) fn check_pieces<P>(
     nic: &Context<'_>,
     owner: PortId,
     context: &PortContext<P>,
     real: impl Fn(Piece) -> RegionRef,
-) -> Result<(), No> {
+) -> Result<(), Denied> {
     for vi in &context.vis {
         let may = |piece: &Piece, rights| {
             let access = midplane_simhw::region::Access {
@@ -265,12 +265,12 @@ pub(super) fn check_pieces<P>(
     Ok(())
 }
 
-/// Hands over an answer, if there is room for it; its bytes.
+/// Writes an answer into the region if it fits; returns its length in bytes.
 pub(super) fn write_answer(
     nic: &mut Context<'_>,
     to: RegionRef,
     bytes: &[u8],
-) -> Result<usize, No> {
+) -> Result<usize, Denied> {
     if let Some(to) = to.part(0, bytes.len() as u32) {
         nic.write(to, Payload::from(bytes)).map_err(|_| (Refused::Scratch, None))?;
     }

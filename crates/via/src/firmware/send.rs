@@ -1,4 +1,4 @@
-//! The sending half of a Virtual Interface: descriptors are cut into frames, and frames sent again.
+//! The sending half of a Virtual Interface: cuts descriptors into frames, and sends frames again.
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::transmit::{Lane, Packet, Sending};
@@ -13,14 +13,14 @@ use super::frame::{Fields, FrameKind};
 use super::window::Flight;
 use crate::outcome::{DescriptorError, Operation};
 
-/// Instructions that making one frame costs the coprocessor.
+/// Instructions of the coprocessor for one frame.
 pub(super) const CUT_INSTRUCTIONS: u32 = 30;
-/// Acknowledgements do not wait behind data.
+/// The lane of acknowledgements: they do not wait behind data.
 const ACKNOWLEDGEMENTS: Lane = Lane(u16::MAX);
 
 impl Endpoint {
-    /// Sends what may be sent: frames that were lost first, then what was asked of us, then what was
-    /// posted.
+    /// Sends as many frames as possible: first lost ones, then data that the other end reads, then posted
+    /// descriptors.
     pub(super) fn pump(
         &mut self,
         nic: &mut Context<'_>,
@@ -54,7 +54,7 @@ impl Endpoint {
             let names = (self.number.0, self.owner);
             return transmit(nic, names, link, sequence, &flight, None).map(|_| ());
         }
-        // Nobody acknowledges it: sent is done.
+        // Unreliable frames get no acknowledgement: once sent, they are done.
         link.sending.on_acknowledgement(nic.now(), sequence.wrapping_add(1));
         let token = flight.ends.then_some(u64::from(self.number.0));
         match transmit(nic, (self.number.0, self.owner), link, sequence, &flight, token) {
@@ -68,7 +68,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The rest of the descriptor that is being cut is not sent.
+    /// Drops the rest of the descriptor that is being cut.
     fn skip_rest(&mut self) {
         if let Some(work) = self.sends.get_mut(self.cutting)
             && work.moved > 0
@@ -79,7 +79,7 @@ impl Endpoint {
         }
     }
 
-    /// The first send of an unreliable interface that is not done yet has left, or never will.
+    /// Completes the first unfinished send of an unreliable interface: it was sent, or never will be.
     pub(super) fn on_sent(&mut self, nic: &mut Context<'_>, outcome: Result<(), DescriptorError>) {
         if let Some(work) = self.sends.iter_mut().find(|work| work.done.is_none()) {
             work.done = Some(outcome);
@@ -87,7 +87,7 @@ impl Endpoint {
         self.reap_sends(nic);
     }
 
-    /// Acknowledged: descriptors whose last frame has arrived are done, reads apart.
+    /// Handles acknowledgements: descriptors whose last frame has arrived are done, except reads.
     pub(super) fn on_arrived(&mut self, nic: &mut Context<'_>, ended: usize) {
         for _ in 0..ended {
             if let Some(work) = self.sends.get_mut(self.unacknowledged)
@@ -102,7 +102,7 @@ impl Endpoint {
         }
     }
 
-    /// The next new frame, if there is anything to send.
+    /// Returns the next new frame, if there is anything to send.
     fn next_flight(&mut self, cutter: &mut Cutter, mtu: u32) -> Option<Flight> {
         let link = self.link.as_mut()?;
         if let Some(response) = link.responses.front_mut() {
@@ -114,7 +114,7 @@ impl Endpoint {
         }
         let connection = link.connection;
         let reads = |work: &SendWork| work.operation == Operation::RdmaRead && work.done.is_none();
-        // Those that could not be begun are done already.
+        // Descriptors that could not start are done already.
         while self.sends.get(self.cutting)?.done.is_some() {
             self.cutting += 1;
         }
@@ -138,7 +138,7 @@ impl Endpoint {
         Some(flight)
     }
 
-    /// Sends an acknowledgement alone.
+    /// Sends an acknowledgement alone; `asks` requests one in return.
     pub(super) fn acknowledge(&mut self, nic: &mut Context<'_>, asks: bool) {
         let Some(link) = &mut self.link else { return };
         let fields = Fields {
@@ -150,12 +150,12 @@ impl Endpoint {
         let flight = Flight { fields, source: None, ends: false };
         let packet = Packet { lane: ACKNOWLEDGEMENTS, ..packet_of(link, sequence, &flight) };
         link.receiving.on_alone();
-        // One that can't be sent now is made good by the next.
+        // If it can't be sent now, the next one carries the same number.
         let _ = nic.send_packet(&packet);
     }
 }
 
-/// The next frame of a send or a write.
+/// Cuts the next frame of a send or a write.
 fn cut(connection: u16, work: &mut SendWork, mtu: u32) -> Flight {
     let write = work.operation == Operation::RdmaWrite;
     let source = work.segments.piece(work.moved, mtu);
@@ -176,7 +176,7 @@ fn cut(connection: u16, work: &mut SendWork, mtu: u32) -> Flight {
     Flight { fields, source, ends: last }
 }
 
-/// The one frame that asks for memory of the other end.
+/// Makes the one frame that requests memory of the other end.
 const fn cut_read(connection: u16, work: &SendWork) -> Flight {
     let fields = Fields {
         first: true,
@@ -190,7 +190,7 @@ const fn cut_read(connection: u16, work: &SendWork) -> Flight {
     Flight { fields, source: None, ends: true }
 }
 
-/// The next frame of what the other end reads; whether it is the last.
+/// Cuts the next frame of data that the other end reads; returns whether it is the last.
 fn cut_response(connection: u16, response: &mut Response, mtu: u32) -> (Flight, bool) {
     let offset = response.sent;
     let length = (response.region.length - offset).min(mtu);
@@ -233,11 +233,11 @@ fn transmit(
 ) -> Result<Sending, DescriptorError> {
     let owner = Some(owner);
     let packet = Packet { lane: Lane(number), token, owner, ..packet_of(link, sequence, flight) };
-    // The memory was checked when it was posted: it has gone since.
+    // The memory was checked when it was posted: it was deregistered since.
     nic.send_packet(&packet).map_err(|_| DescriptorError::Protection)
 }
 
-/// The region that a frame names at this end.
+/// Returns the region at this end that a frame names.
 pub(super) const fn named_region(owner: PortId, fields: &Fields, length: u32) -> RegionRef {
     RegionRef {
         port: owner,

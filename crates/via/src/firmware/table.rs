@@ -1,4 +1,4 @@
-//! The interfaces of a NIC: made, asked and unmade; and what happens to them beside their queues.
+//! The interfaces of a NIC: creation, queries, destruction, and asynchronous errors.
 
 use std::collections::VecDeque;
 
@@ -8,13 +8,14 @@ use midplane_simhw::id::PortId;
 use midplane_simhw::port::{Command, Completion, Status};
 
 use super::endpoint::Endpoint;
-use super::{MAX_ERRORS, Via, say_end};
+use super::{MAX_ERRORS, Via, send_end};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{CREATE, DESTROY, DISCONNECT, EVENT, QUERY, QUERY_NIC};
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 
 impl Via {
-    /// The number of the interface that a port calls so; one that is not its own, if there is none.
+    /// Translates a port's name of an interface into its number; into an unused number if the port has none of
+    /// that name.
     pub(super) fn number(&self, owner: PortId, name: PortId) -> PortId {
         let number = self.names.number(owner, name);
         match self.vis.get(number.index()) {
@@ -25,7 +26,7 @@ impl Via {
         }
     }
 
-    /// The interface with this number, if it is that port's.
+    /// Returns the interface with this number, if that port owns it.
     pub(super) fn own(&mut self, owner: PortId, vi: PortId) -> Option<&mut Endpoint> {
         let endpoint = self.vis.get_mut(vi.index())?.as_mut()?;
         (endpoint.owner == owner).then_some(endpoint)
@@ -34,7 +35,7 @@ impl Via {
     pub(super) fn create(&mut self, nic: &mut Context<'_>, command: &Command) {
         let owner = command.region.port;
         let attributes = ViAttributes::from_words([command.args[0], command.args[1]]);
-        // Nothing that the port calls something else.
+        // Skips numbers that the port uses as names of other interfaces.
         let is_free = |at: &usize| {
             self.vis.get(*at).is_none_or(Option::is_none)
                 && !self.names.is_taken(owner, PortId(*at as u16))
@@ -105,9 +106,9 @@ impl Via {
         }
         self.fail(nic, ConnectError::Gone, |pending| pending.is_of(vi));
         if let Some(endpoint) = self.own(owner, vi) {
-            say_end(nic, endpoint, 0);
+            send_end(nic, endpoint, 0);
             endpoint.flush(nic, DescriptorError::Flushed, ViState::Idle);
-            // What is told later is of the next connection.
+            // Errors reported later concern the next connection.
             endpoint.errors.clear();
             let name = endpoint.name;
             if let Some(errors) = self.errors.get_mut(&owner) {
@@ -117,7 +118,8 @@ impl Via {
         Self::answer(nic, who, Ok(None), 0);
     }
 
-    /// The other end has ended the connection: it expected that frame next, and has found that wrong.
+    /// Ends a connection that the other end has ended: that one expected frame `expected` next, and `error`
+    /// tells what was wrong with it.
     pub(super) fn end(&mut self, nic: &mut Context<'_>, vi: PortId, expected: u32, error: u8) {
         let now = nic.now();
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
@@ -127,11 +129,11 @@ impl Via {
         let first = DescriptorError::of(error).err().unwrap_or(DescriptorError::Flushed);
         endpoint.flush(nic, first, ViState::Error);
         endpoint.errors.push_back(AsyncError::ConnectionLost);
-        self.tell_errors(nic, vi);
+        self.report_errors(nic, vi);
     }
 
-    /// Brings an interface's asynchronous errors to its port.
-    pub(super) fn tell_errors(&mut self, nic: &mut Context<'_>, vi: PortId) {
+    /// Queues an interface's asynchronous errors for its port.
+    pub(super) fn report_errors(&mut self, nic: &mut Context<'_>, vi: PortId) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
         if endpoint.errors.is_empty() {
             return;
@@ -142,10 +144,10 @@ impl Via {
         while queue.len() > MAX_ERRORS {
             queue.pop_front();
         }
-        self.hand_errors_over(nic, owner);
+        self.deliver_error(nic, owner);
     }
 
-    pub(super) fn hand_errors_over(&mut self, nic: &mut Context<'_>, owner: PortId) {
+    pub(super) fn deliver_error(&mut self, nic: &mut Context<'_>, owner: PortId) {
         let Some(cookie) = self.listening.get(&owner).copied() else { return };
         let Some((vi, error)) = self.errors.get_mut(&owner).and_then(VecDeque::pop_front) else {
             return;
@@ -156,7 +158,7 @@ impl Via {
         nic.complete(owner, &told);
     }
 
-    /// An interface is no more: nothing that comes for it is the next one's with its number.
+    /// Retires an interface: frames for it never reach a later interface with its number.
     pub(super) fn retire(&mut self, endpoint: &Endpoint) {
         self.names.forget_vi(endpoint.owner, endpoint.name);
         self.names.retire(endpoint.number, endpoint.connection);

@@ -1,8 +1,8 @@
-//! Frames that were sent and may have to be sent again: go back to the first that is missing.
+//! Frames that were sent and may have to be sent again: go-back-N.
 //!
-//! A connection's frames are numbered; the receiver takes them in order only, names the next that it
-//! expects in every frame of its own, and says at once when one is missing. Silence may as well mean
-//! that the receiver is slow: then one frame goes again, and what is heard of it decides on the rest.
+//! A connection's frames are numbered. The receiver accepts them in order only, names the next expected one in
+//! every frame of its own, and reports a gap at once. If there is no answer, the receiver may also be slow:
+//! then only the first frame is sent again, and the answer to it decides about the rest.
 
 use std::collections::VecDeque;
 
@@ -11,18 +11,18 @@ use midplane_simhw::time::Instant;
 
 use super::frame::Fields;
 
-/// Most frames under way: with half as many, 1 MiB takes a half longer between hosts whose packets have 1,500 bytes
-/// (`benches/netns/pingpong.sh`), and twice as many gain nothing.
+/// Most frames under way. With half as many, 1 MiB takes half as long again between hosts whose packets have
+/// 1,500 bytes (`benches/netns/pingpong.sh`); twice as many gain nothing.
 pub(crate) const FRAMES: usize = 128;
-/// Most bytes under way: what the buffers of real sockets take.
+/// Most bytes under way: as many as the buffers of real sockets hold.
 const BYTES: usize = 1 << 20;
 
-/// A frame that is under way, or was lost.
+/// A frame that is under way or was lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
     pub(super) fields: Fields,
     pub(super) source: Option<RegionRef>,
-    /// Whether a descriptor of the send queue ends with it.
+    /// True if a descriptor of the send queue completes with it.
     pub(super) ends: bool,
 }
 
@@ -32,7 +32,7 @@ impl Flight {
     }
 }
 
-/// What arrived, as an acknowledgement tells.
+/// The frames that an acknowledgement covers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Arrived {
     pub(super) frames: usize,
@@ -47,15 +47,15 @@ pub(super) struct SendWindow {
     base: u32,
     flights: VecDeque<Flight>,
     bytes: usize,
-    /// The next of them to be sent again; their number if none is.
+    /// Index in `flights` of the next frame to be sent again; its length if there is none.
     resend: usize,
-    /// When it last went on, or anything was sent into an empty one.
+    /// When an acknowledgement last made progress, or a frame was sent while none was under way.
     pub(super) progress_at: Instant,
     /// When it last went back.
     resent_at: Instant,
-    /// Times that it has gone back for want of an answer, since it last went on.
+    /// Times that it has gone back for lack of an answer since the last progress.
     pub(super) silent: u32,
-    /// Only the first frame goes again, and nothing new, until anything is heard.
+    /// True if only the first frame is sent again, and nothing new, until an answer arrives.
     on_trial: bool,
 }
 
@@ -73,18 +73,18 @@ impl SendWindow {
         }
     }
 
-    /// As it was elsewhere: frame `base` is the first that is not acknowledged.
+    /// Restores a saved window: frame `base` is the first that is not acknowledged.
     pub(super) fn restored(now: Instant, base: u32, flights: VecDeque<Flight>) -> Self {
         let (bytes, resend) = (flights.iter().map(Flight::bytes).sum(), flights.len());
         Self { base, flights, bytes, resend, ..Self::new(now) }
     }
 
-    /// The number of the first frame that is not acknowledged.
+    /// Returns the number of the first frame that is not acknowledged.
     pub(super) const fn base(&self) -> u32 {
         self.base
     }
 
-    /// The frames that are not acknowledged.
+    /// Returns the frames that are not acknowledged.
     pub(super) const fn flights(&self) -> &VecDeque<Flight> {
         &self.flights
     }
@@ -97,12 +97,12 @@ impl SendWindow {
         self.flights.is_empty()
     }
 
-    /// The number of the next new frame.
+    /// Returns the number of the next new frame.
     pub(super) fn next_sequence(&self) -> u32 {
         self.base.wrapping_add(self.flights.len() as u32)
     }
 
-    /// Remembers a frame that is being sent; returns its number.
+    /// Adds a frame that is being sent; returns its number.
     pub(super) fn push(&mut self, now: Instant, flight: Flight) -> u32 {
         if self.flights.is_empty() {
             self.progress_at = now;
@@ -114,7 +114,7 @@ impl SendWindow {
         sequence
     }
 
-    /// The next frame to be sent again, with its number.
+    /// Returns the next frame to be sent again, with its number.
     pub(super) fn next_resend(&mut self) -> Option<(u32, Flight)> {
         if self.on_trial && self.resend > 0 {
             return None;
@@ -125,11 +125,11 @@ impl SendWindow {
         Some((sequence, flight))
     }
 
-    /// The receiver expects `next`; `None` if it never can have.
+    /// Handles an acknowledgement: the receiver expects `next`. Returns `None` if that number is impossible.
     pub(super) fn on_acknowledgement(&mut self, now: Instant, next: u32) -> Option<Arrived> {
         let frames = next.wrapping_sub(self.base) as usize;
         if frames > self.flights.len() {
-            // Late and of the past, or of no frame of ours.
+            // An old acknowledgement that arrives late, or one for a frame never sent.
             return None;
         }
         let mut arrived = Arrived { frames, ended: 0 };
@@ -138,7 +138,7 @@ impl SendWindow {
             arrived.ended += usize::from(flight.ends);
         }
         self.base = next;
-        // More than what went again: they were only late, and so are those behind them.
+        // It covers more than was sent again: the frames were only late, not lost.
         let late = self.on_trial && frames > self.resend;
         self.resend = if late { self.flights.len() } else { self.resend.saturating_sub(frames) };
         if frames > 0 {
@@ -149,21 +149,21 @@ impl SendWindow {
         Some(arrived)
     }
 
-    /// The receiver misses the first of them: all are sent again, if they were not just now.
+    /// Handles a gap report: sends all frames again, unless it did so less than `pause_ns` ago.
     pub(super) fn on_gap(&mut self, now: Instant, pause_ns: u64) {
         if now >= self.resent_at.plus_nanos(pause_ns) {
             self.go_back(now);
         }
     }
 
-    /// No answer for too long: the first of them is sent again.
+    /// Handles the lack of an answer: sends the first frame again.
     pub(super) const fn on_silence(&mut self, now: Instant) {
         self.silent += 1;
         self.go_back(now);
         self.on_trial = true;
     }
 
-    /// Nothing was sent or heard for a while, on purpose: all is sent again.
+    /// Handles the end of a deliberate pause: sends all frames again.
     pub(super) const fn on_pause(&mut self, now: Instant) {
         self.silent = 0;
         self.progress_at = now;
@@ -176,51 +176,51 @@ impl SendWindow {
         self.on_trial = false;
     }
 
-    /// When it last sent everything again, or went on.
+    /// Returns when it last sent everything again, or made progress.
     pub(super) fn last_try(&self) -> Instant {
         self.resent_at.max(self.progress_at)
     }
 }
 
-/// What a frame's number says of it.
+/// The position of an arriving frame relative to the expected one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Arrival {
     Next,
-    /// It has come before.
+    /// It has arrived before.
     Again,
-    /// One before it is missing.
+    /// A frame before it is missing.
     Early,
 }
 
-/// Frames after which an acknowledgement goes alone.
+/// Frames received after which an acknowledgement is sent alone.
 const FRAMES_PER_ACKNOWLEDGEMENT: u32 = 16;
-/// Bytes after which an acknowledgement goes alone: half of what may be under way, so that a message that is no
-/// longer is acknowledged by its answer.
+/// Bytes received after which an acknowledgement is sent alone: half of the most that may be under way, so that
+/// an answer acknowledges a message of up to this length.
 const BYTES_PER_ACKNOWLEDGEMENT: usize = BYTES / 2;
 
-/// Where answers follow questions, an acknowledgement waits for the next so long at least: an alarm for
-/// each message costs more than the message. As TCP's delayed acknowledgements do; it is less than
-/// what senders wait before they send again.
+/// Least nanoseconds that an acknowledgement waits if the traffic is requests and answers: a timer for each
+/// message would cost more than the message. Like TCP's delayed acknowledgements. It is shorter than any
+/// sender's time before sending again.
 pub(super) const CONVERSATION_NS: u64 = 500_000;
 
 /// The receiver's half of a connection.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveWindow {
     expected: u32,
-    /// Since an acknowledgement last left.
+    /// Frames, and bytes, received since the last acknowledgement was sent.
     frames: u32,
     bytes: usize,
     /// Since when an acknowledgement is owed.
     owed_since: Option<Instant>,
     urgent: bool,
-    /// The last one left with a frame of ours: answers follow questions here.
-    converses: bool,
-    /// The sender knows that this one is missing.
-    complained: Option<u32>,
+    /// True if the last acknowledgement travelled with a data frame: the traffic is requests and answers.
+    is_request_response: bool,
+    /// The missing frame that was reported to the sender.
+    reported_gap: Option<u32>,
 }
 
 impl ReceiveWindow {
-    /// As it was elsewhere.
+    /// Restores a saved window.
     pub(super) fn restored(expected: u32) -> Self {
         Self { expected, ..Self::default() }
     }
@@ -233,8 +233,8 @@ impl ReceiveWindow {
         match sequence.wrapping_sub(self.expected) {
             0 => Arrival::Next,
             ahead if ahead < 1 << 31 => {
-                // Once for each that is missing: the rest of the window follows.
-                self.urgent |= self.complained.replace(self.expected) != Some(self.expected);
+                // One report for each missing frame: the rest of the window will arrive early too.
+                self.urgent |= self.reported_gap.replace(self.expected) != Some(self.expected);
                 Arrival::Early
             }
             _ => {
@@ -244,7 +244,7 @@ impl ReceiveWindow {
         }
     }
 
-    /// The next frame was taken.
+    /// Accepts the next frame.
     pub(super) fn on_taken(&mut self, now: Instant, bytes: usize, urgent: bool) {
         self.expected = self.expected.wrapping_add(1);
         self.frames += 1;
@@ -255,37 +255,38 @@ impl ReceiveWindow {
         self.owed_since.get_or_insert(now);
     }
 
-    /// Frames before this one are lost and nobody minds.
+    /// Skips lost frames of an unreliable interface.
     pub(super) const fn skip_to(&mut self, sequence: u32) {
         self.expected = sequence;
         self.urgent = false;
-        self.complained = None;
+        self.reported_gap = None;
     }
 
-    /// The sender asks for an answer.
+    /// Handles the sender's request for an acknowledgement.
     pub(super) const fn ask(&mut self) {
         self.urgent = true;
     }
 
-    /// Whether an acknowledgement must leave now, alone if need be.
+    /// Returns whether an acknowledgement must be sent now, alone if necessary.
     pub(super) const fn is_urgent(&self) -> bool {
         self.urgent
     }
 
-    /// When an acknowledgement must leave, alone if need be, if one is owed.
+    /// Returns when an owed acknowledgement must be sent, alone if necessary.
     pub(super) fn due(&self, delay_ns: u64) -> Option<Instant> {
-        let delay_ns = if self.converses { delay_ns.max(CONVERSATION_NS) } else { delay_ns };
+        let delay_ns =
+            if self.is_request_response { delay_ns.max(CONVERSATION_NS) } else { delay_ns };
         self.owed_since.map(|since| since.plus_nanos(delay_ns))
     }
 
-    /// Whether a frame that has come was not the next: what an acknowledgement tells now.
+    /// Returns whether a frame is missing, which the next acknowledgement reports.
     pub(super) fn has_gap(&self) -> bool {
-        self.complained == Some(self.expected)
+        self.reported_gap == Some(self.expected)
     }
 
-    /// An acknowledgement leaves, alone or with a frame; the number that it names.
+    /// Notes that an acknowledgement is sent, alone or with a frame; returns the number in it.
     pub(super) const fn on_transmit(&mut self) -> u32 {
-        self.converses |= self.owed_since.is_some();
+        self.is_request_response |= self.owed_since.is_some();
         self.frames = 0;
         self.bytes = 0;
         self.owed_since = None;
@@ -293,9 +294,9 @@ impl ReceiveWindow {
         self.expected
     }
 
-    /// It has left alone.
+    /// Notes that the acknowledgement is sent alone.
     pub(super) const fn on_alone(&mut self) {
-        self.converses = false;
+        self.is_request_response = false;
     }
 }
 
@@ -310,7 +311,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the network loses, doubles and reorders: what is taken is what was sent, in order.
+        /// Checks for any loss, duplication and reordering: the accepted frames are the sent ones, in order.
         #[test]
         fn frames_are_taken_once_and_in_order(
             losses in proptest::collection::vec(0_u8..4, 400), total in 1_u32..150,
@@ -365,7 +366,7 @@ mod tests {
             prop_assert_eq!(ended as u32, total.div_ceil(3));
         }
 
-        /// However often a slow receiver is taken for a silent one: one frame goes again each time.
+        /// A slow receiver may count as silent repeatedly: only one frame is sent again each time.
         #[test]
         fn a_receiver_that_is_slow_is_not_sent_everything_again(
             total in 2_usize..FRAMES, silences in 1_usize..6, acknowledged in 2_usize..FRAMES,
@@ -388,7 +389,7 @@ mod tests {
             prop_assert!(window.has_room());
         }
 
-        /// Where all were lost, all go again once the first has arrived.
+        /// If all frames were lost, all are sent again once the first has arrived.
         #[test]
         fn what_was_lost_behind_the_first_goes_again(total in 1_usize..FRAMES) {
             let now = Instant::from_nanos(1);
@@ -409,7 +410,7 @@ mod tests {
             window.push(now, flight(true));
             let mut arrived = 0;
             for number in numbers {
-                arrived += window.on_acknowledgement(now, number).map_or(0, |news| news.frames);
+                arrived += window.on_acknowledgement(now, number).map_or(0, |arrived| arrived.frames);
             }
             prop_assert!(arrived <= 1);
         }

@@ -1,28 +1,28 @@
-//! Why a NIC does not do what a keeper asks.
+//! The reasons for which a NIC refuses a keeper's command.
 
 use thiserror::Error;
 
-/// Why a NIC does not do what a keeper asks.
+/// Why a NIC refused a keeper's command.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Refused {
-    /// The port is not the one that the NIC's configuration names.
-    #[error("only its keeper's port may ask that")]
+    /// The command did not come from the port that the NIC's configuration names.
+    #[error("only the keeper's port may do that")]
     NotKeeper = 1,
-    /// The process behind the port runs.
+    /// The process behind the port is not suspended.
     #[error("the process runs: stop its port first")]
     Running = 2,
-    /// A connection is being made, or asked for.
-    #[error("a connection is being made: let the process go on until it is, or take it back")]
+    /// A connection is being made or requested.
+    #[error("a connection is being made: let the process run until it is made, or cancel it")]
     Connecting = 3,
-    /// The interface's data goes past the NIC.
-    #[error("its data goes past the NIC, which can't save it")]
+    /// The interface's data bypasses the NIC.
+    #[error("its data bypasses the NIC, which can't save it")]
     Direct = 4,
-    /// What was withdrawn is not counted yet.
-    #[error("what was withdrawn is not counted yet: ask again")]
+    /// The NIC has not counted all withdrawn descriptors yet.
+    #[error("the NIC has not counted all withdrawn descriptors yet: try again")]
     Unsteady = 5,
-    /// It is not what was saved.
+    /// The interfaces have changed since they were saved.
     #[error("it has changed since it was saved: save again")]
     Changed = 6,
     /// The process has interfaces already.
@@ -31,30 +31,34 @@ pub enum Refused {
     /// The NIC has too few interfaces left.
     #[error("the NIC has too few interfaces left")]
     NoRoom = 8,
-    /// The process does not wait for one of the descriptors.
-    #[error("the process does not wait for a descriptor of it: it is another process's, or old")]
+    /// The process does not await one of the descriptors.
+    #[error(
+        "the process does not wait for one of its descriptors: the context is not its own, or old"
+    )]
     NotAwaited = 9,
-    /// Memory is not registered, or not so that this may be done with it.
+    /// Memory is not registered, or without the required rights.
     #[error(
         "memory of a descriptor is not registered like that: same order, sizes, tags and rights"
     )]
     Memory = 10,
-    /// A frame on the way is longer than this NIC's.
+    /// A frame on the way is longer than this NIC's frames.
     #[error("a frame on the way is longer than this NIC's frames")]
     FrameTooLong = 11,
-    /// What was handed over is no such thing.
-    #[error("what was handed over is damaged, or contradicts itself")]
+    /// The data is no valid encoding.
+    #[error("the data is damaged, or contradicts itself")]
     Malformed = 12,
-    /// The keeper's own memory may not be read or written.
-    #[error("the keeper's memory may not be touched")]
+    /// The keeper's own memory can't be read or written.
+    #[error("the keeper's memory can't be read or written")]
     Scratch = 13,
-    /// They are not the interfaces that were restored.
-    #[error("these are not the interfaces that were restored, or they are whole already")]
+    /// These are not the interfaces that were restored, or they were joined before.
+    #[error("these are not the interfaces that were restored, or they were joined already")]
     NotRestored = 14,
-    /// The connection has ended while its process stood still.
-    #[error("its connection has ended, and the process is yet to be told: let it go on first")]
+    /// The connection ended while its process was suspended.
+    #[error(
+        "its connection has ended, and the process has not received the event yet: resume it first"
+    )]
     Ended = 15,
-    /// The NIC does not run the extension, or another version of it.
+    /// The NIC does not run the extension, or runs another version of it.
     #[error("the NIC does not run this version of the extension for Virtual Interfaces")]
     Unknown = 0,
 }

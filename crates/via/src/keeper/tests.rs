@@ -1,5 +1,5 @@
-//! What NICs refuse, asked by a keeper whose port stops others as well: both in one ring, so that nothing
-//! happens between two orders.
+//! Refusals of a keeper's commands. The keeper's port also stops other ports: both kinds of commands are in one
+//! ring, so that nothing happens between two of them.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::nic::{Nic, ViId};
 const STOPPER: ExtensionId = ExtensionId(9);
 const KEEPER: PortId = PortId(1_100);
 
-/// Stops the port that a command names, or has it go on.
+/// Stops the port that a command names, or resumes it.
 struct Stopper;
 
 impl Extension for Stopper {
@@ -103,7 +103,7 @@ impl Scene {
         self.keeper.port.completion().await.unwrap();
     }
 
-    /// What the NIC says to an order about that memory.
+    /// Returns the NIC's refusal of a command with that memory.
     async fn refused(&mut self, command: Command, region: RegionRef) -> Refused {
         self.keeper.port.submit(&Command { region, ..command }).unwrap();
         let answer = self.keeper.port.completion().await.unwrap();
@@ -145,7 +145,7 @@ fn an_interface_past_the_nic_is_not_saved() {
         let port = scene.port();
         let direct = ViAttributes { direct: true, ..ViAttributes::default() };
         let [first, second] = direct.to_words();
-        // As a process with a lane asks for one.
+        // The command by which a process with a lane creates a direct interface.
         let create = Command { args: [first, second, 0], ..about(PortId(0), CREATE, 0) };
         let vi = scene.nics[0].call(create).await.unwrap().port.0;
         scene.stop().await;
@@ -153,7 +153,7 @@ fn an_interface_past_the_nic_is_not_saved() {
     });
 }
 
-/// What left the queue and not the NIC is withdrawn by the stop, and counted right after it.
+/// The stop withdraws frames that have left the queue and not the NIC; they are counted right after it.
 #[test]
 fn what_was_just_withdrawn_is_asked_for_again() {
     play(Reliability::Unreliable, |mut scene| async move {
@@ -163,7 +163,7 @@ fn what_was_just_withdrawn_is_asked_for_again() {
             let descriptor = Descriptor::of(memory.segment(0, 40_000).unwrap());
             scene.nics[0].post_send(scene.vis[0], descriptor).unwrap();
         }
-        // It is on its way, and far from through.
+        // Its frames are on their way, and most have not been sent.
         let first = scene.keeper.ask("wait", order(SAVE, port), 0).await;
         assert_eq!(why(first), (Refused::Running, None));
         scene.keeper.port.post(&stopper(1, port)).unwrap();
@@ -208,7 +208,7 @@ fn orders_that_make_no_sense_are_refused() {
         for opcode in [RESTORE, JOIN] {
             assert_eq!(scene.refused(order(opcode, port), noise).await, Refused::Malformed);
         }
-        // One that a keeper's own checks would not let through.
+        // A context that the keeper's own checks would reject.
         scene.keeper.forget(port, &saved).await.unwrap();
         let mut wrong = saved.context.clone().with_peers(|_, _| Ok::<_, ()>(())).unwrap();
         wrong.vis[0].cut = 7;

@@ -1,4 +1,4 @@
-//! Wakers of a program's own, kept so that none of them is woken or dropped while a lock is held: each may
+//! Deferred wakes and drops of the program's wakers: none is woken or dropped while a lock is held. Each may
 //! run any code, such as dropping a future that takes the same lock.
 
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Wake, Waker};
 
-/// Something that a request holds until it has ended and its outcome is not wanted any more.
+/// A value that a request keeps alive until it has ended and its outcome was taken or discarded.
 pub(super) type Guard = Arc<dyn fmt::Debug + Send + Sync>;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ enum Task {
 /// Wakers to be woken, and wakers and guards to be dropped, once no lock is held.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// The first of them: most often it is the only one, and takes no allocation.
+    /// The first of them: most often the only one, which needs no allocation.
     first: Option<Task>,
     more: Vec<Task>,
 }
@@ -50,7 +50,7 @@ impl Deferred {
         self.first.is_some().then(|| std::mem::take(self))
     }
 
-    /// Wakes and drops them. The caller holds no lock.
+    /// Wakes and drops them. The caller must hold no lock.
     pub(super) fn run(self) {
         for task in self.first.into_iter().chain(self.more) {
             if let Task::Wake(waker) = task {
@@ -63,8 +63,8 @@ impl Deferred {
 const HELD: u8 = 1;
 const RUNG: u8 = 2;
 
-/// A waker that passes each wake on to others. What is polled under a lock is given this one: its clones and
-/// drops run nobody's code, and while it is held it only notes that it was woken.
+/// A waker that forwards each wake to other wakers. Code polled under a lock gets this one: cloning and
+/// dropping it runs no foreign code. While it is held, it only records that it was woken.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     state: AtomicU8,
@@ -72,20 +72,21 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// From here on, on whatever thread, it only notes that it was woken. The caller holds the lock that
-    /// [`Bell::release`] is called under, too.
+    /// Makes every wake, on any thread, only recorded from now on. The caller holds the lock under which it
+    /// later calls [`Bell::release`].
     #[inline]
     pub(super) fn hold(&self) {
         self.state.store(HELD, Ordering::Release);
     }
 
-    /// Ends that; whether it was woken meanwhile: then it is to be rung once no lock is held.
+    /// Forwards wakes again. Returns whether one was recorded meanwhile: the caller then rings once it holds no
+    /// lock.
     #[inline]
     pub(super) fn release(&self) -> bool {
         self.state.swap(0, Ordering::AcqRel) & RUNG != 0
     }
 
-    /// Replaces those to whom it passes wakes on.
+    /// Replaces the wakers that it forwards to.
     pub(super) fn pass_to<'a>(
         &self,
         wakers: impl Iterator<Item = &'a Waker> + Clone,
@@ -100,7 +101,7 @@ impl Bell {
         }
     }
 
-    /// Wakes them. The caller holds no lock.
+    /// Wakes them. The caller must hold no lock.
     pub(super) fn ring(&self) {
         let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut deferred = Deferred::default();

@@ -1,4 +1,4 @@
-//! What an engine needs of whatever carries its packets.
+//! The interface between an engine and the carrier of its packets.
 
 use std::task::Waker;
 
@@ -7,81 +7,82 @@ use midplane_simhw::region::Payload;
 use super::envelope::{Envelope, Peer};
 use super::progression::InitError;
 
-/// What a carrier has to tell.
+/// An event that a carrier reports.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A packet has come.
+    /// A packet has arrived.
     Packet {
-        /// Who sent it: what the carrier knows, not what the envelope claims.
+        /// The sender, as the carrier knows it, whatever the envelope claims.
         from: Peer,
         /// Its envelope.
         envelope: Envelope,
-        /// Its payload; another process may be writing it.
+        /// Its payload; a sender that shares memory may still be writing it.
         payload: Payload<'a>,
     },
-    /// A process is gone; nothing more comes from it, until [`Event::Returned`].
+    /// A process was lost: nothing more arrives from it until [`Event::Returned`].
     Lost(Peer),
-    /// The same, and the carrier knows that it was started again.
+    /// A process was lost, and the carrier knows that it was started again.
     Restarted(Peer),
-    /// A process is there in the place of one that was lost: packets go to it and come from it.
+    /// A new process has replaced one that was lost: packets can be exchanged with it.
     Returned(Peer),
 }
 
-/// Why a packet was not taken.
+/// Why a packet was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Refusal {
-    /// No room now.
+    /// There is no room now.
     Full,
-    /// The process is gone.
+    /// The process was lost.
     Lost,
 }
 
-/// Carries packets between processes: exactly once, and in order from each process to each other,
-/// or says that a process is lost. One that is lost may return, as another process with its number: nothing
-/// that was posted for the former one reaches it. Packets of different processes have no order.
+/// Carries packets between processes: exactly once, and in order for each pair of processes, or reports that a
+/// process was lost. A lost process may return as another process with its number: nothing posted for the
+/// former one reaches it. Packets of different senders have no order.
 ///
 /// An engine posts no packet to its own process.
 pub trait Carrier: Send {
-    /// The process that this is.
+    /// Returns the number of this process.
     fn own(&self) -> Peer;
 
-    /// Reaches further processes.
+    /// Connects to further processes.
     ///
     /// # Errors
     /// [`InitError::Unknown`].
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError>;
 
-    /// Most bytes of a packet's payload, at least 16.
+    /// Returns the most bytes of a packet's payload, at least 16.
     fn room(&self) -> usize;
 
-    /// Most bytes of the payload of a part of a message that `to` has cleared for its `receive`.
+    /// Returns the most payload bytes of one data packet for the receive `receive`, which `to` has cleared.
     fn part(&self, _to: Peer, _receive: u64) -> usize {
         self.room()
     }
 
-    /// Takes a packet for `to`; the payload is copied before it returns.
+    /// Queues a packet for `to`; the payload is copied before it returns.
     ///
     /// # Errors
-    /// [`Refusal`]; the packet is the caller's still.
+    /// [`Refusal`]; the packet was not queued.
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal>;
 
-    /// What has come since.
+    /// Returns the next event, if there is one.
     fn poll(&mut self) -> Option<Event<'_>>;
 
-    /// Wakes `waker` once something has come, or there is room again where a packet was refused;
-    /// replaces the waker before. `false` if that is so already; then nothing is armed.
+    /// Has `waker` woken once an event has arrived, or there is room where a packet was refused. Replaces the
+    /// former waker. Returns `false` and arms nothing if that is already so.
     fn arm(&mut self, waker: &Waker) -> bool;
 
-    /// Whether all that was posted is safe with the others: nothing is lost if this process ends now.
+    /// Returns whether every posted packet has reached its receiver's side: if this process ends now, none is
+    /// lost.
     fn is_flushed(&mut self) -> bool {
         true
     }
 
-    /// Takes part no longer: what was posted still arrives, then the others see the process lost.
+    /// Leaves the network: what was posted still arrives, then the others see this process lost.
     fn close(&mut self);
 }
 
-/// For programs that choose a carrier while they run.
+/// Lets programs choose a carrier at run time.
 impl<C: Carrier + ?Sized> Carrier for Box<C> {
     fn own(&self) -> Peer {
         (**self).own()

@@ -1,16 +1,16 @@
-//! Collective operations: what all processes of a communicator do together.
+//! Collective operations: each is called by all processes of a communicator.
 //!
-//! All of them call the same operations in the same order. Contributions may have any lengths, so
-//! that each operation is its own v form too. Their messages travel in a context of their own, each
-//! operation with a tag of its own.
+//! All processes call the same operations in the same order. Contributions may have any lengths, so each
+//! operation is also its own v form (such as `MPI_Gatherv`). Their messages have a context of their own, and
+//! each operation a tag of its own.
 //!
-//! A communicator [on NICs](Communicator::on_nics) has those carry out what they can.
+//! A communicator [on NICs](Communicator::on_nics) has the NICs carry out what they can.
 //!
 //! # Cancel safety
-//! None: an operation that is dropped before it has ended, or that fails, as it does once a process that it
-//! needs is lost, leaves its communicator [abandoned](MessageError::Abandoned). The others are told: what is
-//! under way over it there ends with [`Failure::Abandoned`](super::request::Failure::Abandoned). Other
-//! communicators are untouched.
+//! None: an operation that is dropped before it has ended, or that fails, leaves its communicator
+//! [abandoned](MessageError::Abandoned). It fails once a process that it needs is lost. The other processes are
+//! notified: what they have under way over that communicator ends with
+//! [`Failure::Abandoned`](super::request::Failure::Abandoned). Other communicators are unaffected.
 
 mod carried;
 mod nics;
@@ -35,7 +35,7 @@ pub(super) use nics::Nics;
 pub(super) struct Turn<'a, P: Progression> {
     communicator: &'a Communicator<P>,
     tag: Tag,
-    /// Its place in the queue for the NICs, if it is to be carried out by them, until it leaves that.
+    /// Its place in the queue for the NICs, until it leaves the queue; `None` if the hosts carry it out.
     place: Option<u32>,
     ended: bool,
 }
@@ -44,7 +44,7 @@ impl<P: Progression> Drop for Turn<'_, P> {
     fn drop(&mut self) {
         if !self.ended {
             if !self.communicator.abandoned.swap(true, Ordering::Relaxed) {
-                self.communicator.tell_left();
+                self.communicator.notify_left();
             }
             if let Some(nics) = &self.communicator.nics {
                 nics.abandon();
@@ -54,7 +54,7 @@ impl<P: Progression> Drop for Turn<'_, P> {
 }
 
 impl<'a, P: Progression> Turn<'a, P> {
-    /// Takes the operation's place in the order of its communicator's: before anything is polled.
+    /// Claims the operation's place in its communicator's order, before anything is polled.
     pub(super) fn new(communicator: &'a Communicator<P>) -> Result<Self, MessageError> {
         if communicator.abandoned.load(Ordering::Relaxed) {
             return Err(MessageError::Abandoned);
@@ -95,7 +95,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         Ok(received.bytes.into())
     }
 
-    /// Down a binomial tree whose root is `root` (ranks are counted from it).
+    /// Broadcasts down a binomial tree whose root is `root` (ranks are counted from it).
     async fn broadcast(&self, root: u32, mut bytes: Bytes) -> Result<Bytes, MessageError> {
         let size = self.size();
         let place = (self.rank() + size - root) % size;
@@ -118,7 +118,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         Ok(bytes)
     }
 
-    /// Everybody's bytes, by rank: by the NICs if these take them, else round a ring.
+    /// Gathers every process's bytes, by rank: through the NICs if they take them, otherwise round a ring.
     pub(super) async fn all_gather(mut self, bytes: Bytes) -> Result<Vec<Bytes>, MessageError> {
         if let Some(nics) = self.nics().await?
             && let Some(blocks) = self.all_gather_by(nics, &bytes).await?
@@ -158,14 +158,14 @@ impl<P: Progression> Communicator<P> {
         Ok(())
     }
 
-    /// Ends when all processes have begun it: dissemination, in ceil(log2 n) rounds (Hensgen, Finkel
+    /// Waits until all processes have called it. Uses dissemination, in ceil(log2 n) rounds (Hensgen, Finkel
     /// and Manber, 1988).
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn barrier(&self) -> impl Future<Output = Result<(), MessageError>> {
         let turn = Turn::queued(self);
         async move {
@@ -185,13 +185,14 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// The root's bytes, at every process; the others' are ignored. A binomial tree.
+    /// Sends the root's bytes to every process, down a binomial tree, and returns them at each. `bytes` of
+    /// other processes are ignored.
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn broadcast(
         &self,
         root: Rank,
@@ -212,13 +213,13 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// Everybody's bytes, by rank, at the root; `None` at the others.
+    /// Gathers every process's bytes, by rank, at the root; returns `None` at the others.
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn gather(
         &self,
         root: Rank,
@@ -240,14 +241,15 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// Of the root's blocks, by rank, the one for this process; the others' blocks are ignored.
+    /// Sends each of the root's blocks, by rank, to its process; returns this process's block. `blocks` of
+    /// other processes are ignored.
     ///
     /// # Errors
-    /// [`MessageError::Shape`] at a root with more or fewer blocks than processes;
-    /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
+    /// [`MessageError::Shape`] at the root if there is not one block a process; [`MessageError::Rank`],
+    /// [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn scatter(
         &self,
         root: Rank,
@@ -279,13 +281,13 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// Everybody's bytes, by rank, at every process: round a ring, in n - 1 steps.
+    /// Gathers every process's bytes, by rank, at every process: round a ring, in n - 1 steps.
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn all_gather(
         &self,
         bytes: impl Into<Bytes>,
@@ -295,15 +297,15 @@ impl<P: Progression> Communicator<P> {
         async move { turn?.all_gather(bytes).await }
     }
 
-    /// From each process its block for this one, by rank. The first partner is the next rank, so
-    /// that nobody is everybody's first.
+    /// Sends each process its block, and returns the blocks for this one, by rank. In step k each process sends
+    /// to the rank k above it, so no process is the target of all at once.
     ///
     /// # Errors
-    /// [`MessageError::Shape`] for more or fewer blocks than processes; [`MessageError::Failed`],
+    /// [`MessageError::Shape`] if there is not one block a process; [`MessageError::Failed`],
     /// [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn all_to_all(
         &self,
         mut blocks: Vec<Bytes>,

@@ -1,9 +1,8 @@
 //! Messages as futures, for tasks of any runtime: ranks, modes, probes, persistent requests.
 //!
-//! The tasks of a process share its [`Process`] behind a lock; whichever of them is polled moves all
-//! requests forward, and one that waits is always armed to be woken by the carrier. Nothing is
-//! spawned and no clock is read, so that the same code runs on tokio, in virtual time, or on a
-//! thread that [blocks](Communicator::block_on).
+//! The tasks of a process share its [`Process`] behind a lock. Whichever task is polled moves all requests
+//! forward; the carrier always holds the waker of one task that waits. Nothing is spawned and no clock is read,
+//! so the same code runs on tokio, in virtual time, or on a thread that [blocks](Communicator::block_on).
 
 mod making;
 mod pending;
@@ -34,13 +33,13 @@ use waiters::Waiters;
 pub use pending::{Pending, wait_all, wait_any, wait_some};
 pub use persistent::Persistent;
 #[cfg(feature = "service")]
-pub(crate) use probing::Place;
+pub(crate) use probing::Registration;
 pub use probing::{Message, Probed};
 
 /// A message that was received.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Received {
-    /// Who sent it; [`Rank::NULL`] for nobody.
+    /// The sender's rank; [`Rank::NULL`] if it was received from there.
     pub source: Rank,
     /// Its tag.
     pub tag: Tag,
@@ -48,49 +47,50 @@ pub struct Received {
     pub bytes: Vec<u8>,
 }
 
-/// What the tasks of a process share.
+/// The state that all communicators of a process share.
 #[derive(Debug)]
-struct Desk<P> {
+struct Shared<P> {
     process: Process<P>,
     waiters: Waiters,
-    /// Requests that ended within the poll that asked for them, since one did not.
+    /// Consecutive requests that completed within the poll that asked for them.
     turns: u32,
-    /// The way to the NICs' collective operations, if a communicator has it.
+    /// The NICs' collective operations, if a communicator uses them.
     nics: Weak<Nics>,
 }
 
-impl<P: Progression> Desk<P> {
-    /// Moves things forward until `request` is done, or nothing is left to do but to wait; `waker` is
-    /// then armed. Whoever is done need not look for more: it leaves, and another one leads.
+impl<P: Progression> Shared<P> {
+    /// Moves requests forward until `request` is done or no more can be done now; the carrier then wakes
+    /// `waker`. A task whose request is done stops early: when it leaves, another waiter takes over the
+    /// carrier's waker.
     fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
         advance(process.lower_mut(), waiters.lead(place), request);
-        self.tell_probes();
+        self.wake_probes();
     }
 
-    /// The same for one that may be kept without being polled: whoever else waits is woken as well.
+    /// Does the same for a waiter that may be kept without being polled: the carrier then wakes all waiters.
     fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
         advance(process.lower_mut(), waiters.lead_kept(place), request);
-        self.tell_probes();
+        self.wake_probes();
     }
 
-    /// Moves things forward as far as they go now.
-    fn glance(&mut self) {
+    /// Moves requests forward as far as possible without waiting.
+    fn poll_once(&mut self) {
         self.process.lower_mut().advance(Wait::Not);
-        self.tell_probes();
+        self.wake_probes();
     }
 
     fn moves(&mut self) -> u32 {
         self.process.lower_mut().requests().moves()
     }
 
-    /// Wakes those who watch, if something has moved.
-    fn tell_probes(&mut self) {
+    /// Wakes the probes, if anything has moved since they were last woken.
+    fn wake_probes(&mut self) {
         let moves = self.moves();
-        self.waiters.tell_probes(moves);
+        self.waiters.wake_probes(moves);
     }
 }
 
@@ -102,37 +102,36 @@ fn advance(lower: &mut impl Progression, waker: &Waker, request: Option<Request>
     }
 }
 
-/// What the tasks of a process share, locked. Wakers that are to be woken or dropped meanwhile are so once it
-/// is unlocked.
+/// The shared state, locked. Wakers to be woken or dropped meanwhile are woken or dropped after the unlock.
 struct Locked<'a, P: Progression> {
-    /// There until this is dropped.
-    desk: Option<MutexGuard<'a, Desk<P>>>,
+    /// `Some` until this is dropped.
+    shared: Option<MutexGuard<'a, Shared<P>>>,
 }
 
 impl<P: Progression> Deref for Locked<'_, P> {
-    type Target = Desk<P>;
+    type Target = Shared<P>;
 
     #[inline]
-    fn deref(&self) -> &Desk<P> {
-        self.desk.as_ref().expect("it is not dropped")
+    fn deref(&self) -> &Shared<P> {
+        self.shared.as_ref().expect("the guard is taken only on drop")
     }
 }
 
 impl<P: Progression> DerefMut for Locked<'_, P> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Desk<P> {
-        self.desk.as_mut().expect("it is not dropped")
+    fn deref_mut(&mut self) -> &mut Shared<P> {
+        self.shared.as_mut().expect("the guard is taken only on drop")
     }
 }
 
 impl<P: Progression> Drop for Locked<'_, P> {
     #[inline]
     fn drop(&mut self) {
-        let Some(mut desk) = self.desk.take() else { return };
-        let rung = desk.waiters.bell().release().then(|| Arc::clone(desk.waiters.bell()));
-        let of_waiters = desk.waiters.deferred.take();
-        let of_requests = desk.process.lower_mut().requests().deferred.take();
-        drop(desk);
+        let Some(mut shared) = self.shared.take() else { return };
+        let rung = shared.waiters.bell().release().then(|| Arc::clone(shared.waiters.bell()));
+        let of_waiters = shared.waiters.deferred.take();
+        let of_requests = shared.process.lower_mut().requests().deferred.take();
+        drop(shared);
         [of_waiters, of_requests].into_iter().flatten().for_each(Deferred::run);
         if let Some(bell) = rung {
             bell.ring();
@@ -140,29 +139,29 @@ impl<P: Progression> Drop for Locked<'_, P> {
     }
 }
 
-/// A group of processes whose messages no other communicator sees. Clones are the same one.
+/// A group of processes whose messages no other communicator sees. Clones share one communicator.
 ///
 /// # Cancel safety
-/// A send's future that is dropped before it was polled has sent nothing; later, the message goes
-/// its way. A receive's future that is dropped has received nothing: a message that it had met
-/// stands in the queue again, where it stood, unless it was truncated.
+/// If a send's future is dropped before its first poll, nothing is sent; if it is dropped later, the message is
+/// still sent. A dropped receive has received nothing: a message that it had matched returns to its place in
+/// the queue, unless it was truncated.
 pub struct Communicator<P> {
-    desk: Arc<Mutex<Desk<P>>>,
+    shared: Arc<Mutex<Shared<P>>>,
     scope: Scope,
     /// Number of the next collective operation.
     pub(super) turn: Arc<AtomicU32>,
     pub(super) abandoned: Arc<AtomicBool>,
-    /// How often a process had been lost when this was made: what its members' collective operations need of one
-    /// that was lost later will never come.
+    /// Number of losses of processes when this was made. Collective operations fail that need a process lost
+    /// later.
     losses: u32,
-    /// What its collective operations are carried out by, where it is not hosts alone.
+    /// The NICs that carry out its collective operations; `None` if the hosts do.
     pub(super) nics: Option<Arc<Nics>>,
 }
 
 impl<P> Clone for Communicator<P> {
     fn clone(&self) -> Self {
         Self {
-            desk: Arc::clone(&self.desk),
+            shared: Arc::clone(&self.shared),
             scope: self.scope.clone(),
             turn: Arc::clone(&self.turn),
             abandoned: Arc::clone(&self.abandoned),
@@ -179,65 +178,65 @@ impl<P> fmt::Debug for Communicator<P> {
 }
 
 impl<P: Progression> Communicator<P> {
-    /// All processes: what [`Process::new`] has brought up.
+    /// Makes the communicator of all processes, from what [`Process::new`] returns.
     #[must_use]
     pub fn world(process: Process<P>, scope: Scope) -> Self {
         let (waiters, nics) = (Waiters::default(), Weak::new());
-        let desk = Desk { process, waiters, turns: 0, nics };
-        Self::of(Arc::new(Mutex::new(desk)), scope, 0)
+        let shared = Shared { process, waiters, turns: 0, nics };
+        Self::of(Arc::new(Mutex::new(shared)), scope, 0)
     }
 
-    fn of(desk: Arc<Mutex<Desk<P>>>, scope: Scope, losses: u32) -> Self {
-        Self { desk, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
+    fn of(shared: Arc<Mutex<Shared<P>>>, scope: Scope, losses: u32) -> Self {
+        Self { shared, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
     }
 
-    /// Promises that no receive or probe on this communicator leaves the tag open, here or elsewhere
-    /// (MPI's `mpi_assert_no_any_tag`); call it before anything is sent. Messages of different tags
-    /// then have no order, and each tag has a limit of its own in the receiver's window.
+    /// Promises that no process receives or probes on this communicator with the tag left open (MPI's
+    /// `mpi_assert_no_any_tag`). Call it before anything is sent. Messages of different tags are then
+    /// unordered, and each tag has its own limit in the receiver's window.
     pub fn assert_no_any_tag(&self) {
         let context = self.scope.context();
         self.with(|process| process.lower_mut().assert_no_any_tag(context));
     }
 
-    /// Another communicator of the same process, whose members have been there since this one was made.
+    /// Makes another communicator of the same process. Its members have been there since this one was made.
     pub(super) fn sibling(&self, scope: Scope) -> Self {
-        Self::of(Arc::clone(&self.desk), scope, self.losses)
+        Self::of(Arc::clone(&self.shared), scope, self.losses)
     }
 
-    /// This one, with a way to the NICs.
-    pub(super) fn by_way_of(self, nics: Nics) -> Self {
+    /// Returns this communicator, with collective operations carried out by the NICs.
+    pub(super) fn with_nics(self, nics: Nics) -> Self {
         let nics = Arc::new(nics);
         self.lock().nics = Arc::downgrade(&nics);
         Self { nics: Some(nics), ..self }
     }
 
-    /// This process's rank.
+    /// Returns this process's rank.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.scope.rank()
     }
 
-    /// Processes in the group.
+    /// Returns the number of processes in the group.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.scope.size()
     }
 
-    /// The group and its contexts.
+    /// Returns the group and its contexts.
     #[must_use]
     pub const fn scope(&self) -> &Scope {
         &self.scope
     }
 
     fn lock(&self) -> Locked<'_, P> {
-        lock(&self.desk)
+        lock(&self.shared)
     }
 
-    /// The process behind it, for as long as `work` takes; other tasks wait meanwhile.
+    /// Runs `work` on the process behind this communicator; other tasks wait for the lock meanwhile.
     pub fn with<T>(&self, work: impl FnOnce(&mut Process<P>) -> T) -> T {
-        let mut desk = self.lock();
-        let result = work(&mut desk.process);
-        desk.tell_probes();
+        let mut shared = self.lock();
+        let result = work(&mut shared.process);
+        shared.wake_probes();
         result
     }
 
@@ -269,7 +268,7 @@ impl<P: Progression> Communicator<P> {
         self.ireceive_into(source, tag, Load::anything())
     }
 
-    /// Starts a receive into the room given.
+    /// Starts a receive into `room`.
     ///
     /// # Errors
     /// Those of [`Process::ireceive`].
@@ -284,13 +283,13 @@ impl<P: Progression> Communicator<P> {
         Ok(Pending::new(self.clone(), request, true))
     }
 
-    /// Sends in standard mode.
+    /// Sends `bytes` in standard mode.
     ///
     /// # Errors
     /// Those of [`isend`](Self::isend), and [`MessageError::Failed`].
     ///
     /// # Cancel safety
-    /// Dropped before its first poll, nothing is sent; later, the message goes its way.
+    /// If dropped before its first poll, nothing is sent; if dropped later, the message is still sent.
     pub async fn send(
         &self,
         to: Rank,
@@ -300,13 +299,13 @@ impl<P: Progression> Communicator<P> {
         self.send_as(Mode::Standard, to, tag, bytes).await
     }
 
-    /// Sends in the mode given.
+    /// Sends `bytes` in the given mode.
     ///
     /// # Errors
     /// Those of [`isend`](Self::isend), and [`MessageError::Failed`].
     ///
     /// # Cancel safety
-    /// Dropped before its first poll, nothing is sent; later, the message goes its way.
+    /// If dropped before its first poll, nothing is sent; if dropped later, the message is still sent.
     pub async fn send_as(
         &self,
         mode: Mode,
@@ -328,8 +327,7 @@ impl<P: Progression> Communicator<P> {
     /// Those of [`ireceive`](Self::ireceive), and [`MessageError::Failed`].
     ///
     /// # Cancel safety
-    /// Dropped, the receive is withdrawn; a message that it had met stands in the queue again,
-    /// where it stood.
+    /// If dropped, the receive is withdrawn; a message that it had matched returns to its place in the queue.
     pub async fn receive(
         &self,
         source: impl Into<Option<Rank>>,
@@ -338,14 +336,13 @@ impl<P: Progression> Communicator<P> {
         self.ireceive(source, tag)?.await
     }
 
-    /// Sends and receives at once, as when all processes shift something along (`MPI_Sendrecv`).
+    /// Sends and receives at once, as when all processes shift data along a ring (`MPI_Sendrecv`).
     ///
     /// # Errors
     /// Those of [`send`](Self::send) and [`receive`](Self::receive).
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, the receive is withdrawn, and the message that is sent goes
-    /// its way.
+    /// If dropped after its first poll, the receive is withdrawn; the message to send is still sent.
     pub async fn send_receive(
         &self,
         (to, send_tag): (Rank, Tag),
@@ -360,16 +357,16 @@ impl<P: Progression> Communicator<P> {
         received
     }
 
-    /// The same, and what is received takes the place of what was sent (`MPI_Sendrecv_replace`): a
-    /// longer message is an error, and so is none at all from a process that is gone; `buffer`
-    /// then holds what was sent, or the beginning of the longer message.
+    /// Sends `buffer` and receives into it (`MPI_Sendrecv_replace`). A message longer than `buffer` is an
+    /// error: `buffer` then holds its beginning. If the other process exits without sending, that is an error
+    /// too: `buffer` then holds what was sent.
     ///
     /// # Errors
     /// Those of [`send`](Self::send) and [`receive`](Self::receive).
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, the receive is withdrawn, the message that is sent goes its
-    /// way, and `buffer` is as it was.
+    /// If dropped after its first poll, the receive is withdrawn, the message to send is still sent, and
+    /// `buffer` is unchanged.
     pub async fn send_receive_replace(
         &self,
         to: (Rank, Tag),
@@ -386,36 +383,36 @@ impl<P: Progression> Communicator<P> {
         result.map(|()| received).map_err(MessageError::from)
     }
 
-    /// Lends buffered sends `bytes` more; see [`Process::attach`].
+    /// Adds `bytes` to the buffer for buffered sends; see [`Process::attach`].
     pub fn attach(&self, bytes: usize) {
         self.with(|process| process.attach(bytes));
     }
 
-    /// Takes the attached buffer away, when no send holds any of it; returns its bytes.
+    /// Waits until no send uses the attached buffer, detaches it, and returns its size in bytes.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// If dropped, nothing was detached.
     pub async fn detach(&self) -> usize {
         self.watch(|process| process.detach()).await
     }
 
-    /// What waits for what, in the whole process.
+    /// Reports what each request of the process waits for.
     #[must_use]
     pub fn explain(&self) -> Explanation {
         self.lock().process.explain()
     }
 
-    /// Runs a future on this thread: it polls for a while, then parks.
+    /// Runs a future on this thread: busy-polls for a while, then parks until it is woken.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         block_on(future)
     }
 
-    /// Brings the lower layer down, when everything of ours has left. All communicators of the
-    /// process are then closed; call it when no process will send here any more, as after a
+    /// Shuts the lower layer down once every message of this process has left. All communicators of the process
+    /// are then closed. Call it when no process will send to this one any more, as after a
     /// [`barrier`](Self::barrier).
     ///
     /// # Cancel safety
-    /// Dropped, it goes on when it is called again.
+    /// If dropped, the next call continues the shutdown.
     pub async fn finalize(&self) {
         self.watch(|process| match process.lower_mut().finalize() {
             Poll::Ready(()) => Some(()),
@@ -428,7 +425,7 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// A request that was built by hand, of either context.
+    /// Wraps a request that was built by hand, in either context.
     pub(super) fn adopt(&self, request: Request, receive: bool) -> Pending<P> {
         Pending::new(self.clone(), request, receive)
     }
@@ -462,8 +459,8 @@ impl<P: Progression> Communicator<P> {
         Ok(self.adopt(request, true))
     }
 
-    /// The process in the place of a member that was lost takes no part in collective operations, and none go
-    /// on that another process has left.
+    /// Checks that a collective operation can include `rank`: the process must not have been lost since this
+    /// communicator was made, and no process may have left an operation.
     fn check_member(&self, process: &Process<P>, rank: Rank) -> Result<(), MessageError> {
         let peer = self.scope.group().peer(rank)?;
         if process.lower().has_returned(peer, self.losses) {
@@ -475,14 +472,14 @@ impl<P: Progression> Communicator<P> {
         Ok(())
     }
 
-    /// Tells all others that this process has left a collective operation before it had ended.
-    pub(super) fn tell_left(&self) {
+    /// Notifies all other members that this process left a collective operation before its end.
+    pub(super) fn notify_left(&self) {
         let scope = &self.scope;
         self.with(|process| {
             for to in (0..self.size()).map(Rank).filter(|to| *to != self.rank()) {
                 let sent = process.build_send(scope, scope.collective(), Mode::Standard, to, LEFT);
                 let sent = sent.and_then(|sent| process.start_or_free(sent, Load::Copy(&[])));
-                // One that can't be told is gone.
+                // A member that cannot be notified is gone.
                 if let Ok(request) = sent {
                     process.free(request);
                 }
@@ -496,15 +493,15 @@ impl<P: Progression> Communicator<P> {
     }
 }
 
-/// Ours do not panic in here. A caller of [`Communicator::with`] may, between two calls: what it
-/// leaves is whole.
-fn lock<P: Progression>(desk: &Mutex<Desk<P>>) -> Locked<'_, P> {
-    let desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
-    desk.waiters.bell().hold();
-    Locked { desk: Some(desk) }
+/// Locks the shared state. A panic in a caller's closure ([`Communicator::with`]) happens between two calls of
+/// the process, so the state is consistent and poisoning is ignored.
+fn lock<P: Progression>(shared: &Mutex<Shared<P>>) -> Locked<'_, P> {
+    let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.waiters.bell().hold();
+    Locked { shared: Some(shared) }
 }
 
-/// Runs a future on this thread: it polls for a while, then parks until it is woken.
+/// Runs a future on this thread: busy-polls for a while, then parks until it is woken.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let parker = Parker::default();
     let mut future = pin!(future);

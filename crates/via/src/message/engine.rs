@@ -1,14 +1,14 @@
-//! A lower layer over whatever carries packets: eager and announced messages, windows, cancelling.
+//! A lower layer over any carrier of packets: eager and announced (rendezvous) messages, windows, cancellation.
 //!
-//! A message up to a size leaves whole, with its envelope. A longer one, and one for which the
-//! receiver's window for unexpected messages has no room, is announced; when its receive is there,
-//! the receiver clears it and its bytes follow in parts, straight into the receive's memory. A
-//! synchronous message that left whole is acknowledged when it meets its receive.
+//! A message up to a certain size is sent whole (eagerly), with its envelope. A longer one is announced, and so
+//! is one for which the receiver's window for unexpected messages has no room. When the receive has matched,
+//! the receiver clears the message, and its bytes follow in parts, straight into the receive's memory. A
+//! synchronous message that was sent whole is acknowledged when it matches.
 //!
-//! If the window has no room for an announcement either, the message waits with its sender. The
-//! receiver is hinted at it, and keeps nothing; a receive that finds no message asks the senders that
-//! have hinted at one. So a message that no receive asks for never stops one that is asked for,
-//! however small the window.
+//! If the window has no room for an announcement either, the message waits with its sender. The sender sends a
+//! hint, of which the receiver stores no more than the key. A receive that finds no message asks the senders
+//! that have sent hints. So a message without a receive never blocks one that has a receive, however small the
+//! window.
 
 mod arrivals;
 mod config;
@@ -50,66 +50,65 @@ pub use config::{
 /// Most bytes of one message.
 pub const MAX_LENGTH: usize = 1 << 30;
 
-/// What an engine has seen.
+/// Counts of what an engine has sent and received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Messages that left whole.
+    /// Messages sent whole.
     pub eager: u64,
-    /// Messages that were announced because of their length.
+    /// Messages announced because of their length.
     pub announced: u64,
-    /// Messages that were announced because the receiver's window was full.
+    /// Messages announced because the receiver's window was full.
     pub demoted: u64,
-    /// Messages that met a posted receive when they came.
+    /// Messages that matched a posted receive on arrival.
     pub expected: u64,
-    /// Messages that came before their receive.
+    /// Messages that arrived before their receive.
     pub unexpected: u64,
-    /// Messages of ready sends that came before their receive: errors of the program.
+    /// Messages of ready sends that arrived before their receive: errors of the program.
     pub ready_too_early: u64,
-    /// Packets that contradict what their sender may send; their sender counts as lost from the
-    /// first one on.
+    /// Packets that violate the protocol; from the first one on, their sender counts as lost.
     pub malformed: u64,
-    /// Receives whose message was longer than their room.
+    /// Receives that got a longer message than they had room for.
     pub truncated: u64,
 }
 
-/// A message that has come and met no receive.
+/// A message that has arrived and not matched.
 #[derive(Debug)]
 struct Arrived {
-    /// The sender's request, where it waits for an answer; else 0.
+    /// The handle of the sender's request, if it waits for an answer; else 0.
     sender: u64,
     length: u32,
-    /// What it takes of its sender's window here.
+    /// Bytes of its sender's window here that it occupies.
     charge: u32,
-    /// Its bytes, unless it was only announced.
+    /// Its bytes; `None` if it was only announced.
     bytes: Option<Vec<u8>>,
-    /// It waits with its sender, which would give it to another receive if this process returns it.
+    /// True if it still waits with its sender, which offers it to other receives if this process returns it.
     hinted: bool,
 }
 
-/// Everything but the carrier.
+/// The state of an engine except its carrier.
 #[derive(Debug)]
-struct Desk {
+struct Core {
     own: Peer,
     config: Config,
     requests: Requests,
     matching: Matching<Request, Arrived>,
     claimed: BTreeMap<Request, Held<Arrived>>,
     links: Vec<Link>,
-    /// Processes with which messages wait that this one was told of.
+    /// Processes that have sent hints at messages that wait with them.
     hinting: BTreeSet<Peer>,
-    /// Counts losses of processes.
+    /// The number of losses of processes so far.
     losses: u32,
-    /// A process has left a collective operation before it had ended: its link says which.
+    /// True once a process has left a collective operation before its end: its link says which.
     has_left: bool,
-    /// Contexts in which no receive asks for any tag.
+    /// Contexts in which no receive leaves the tag open.
     by_tag: BTreeSet<Context>,
-    /// Bytes of a window here that the messages of one class may take.
+    /// Bytes of a window here that the messages of one class may occupy.
     limits: Limits,
-    /// Bytes of the memory for unexpected messages that no window has yet.
+    /// Bytes of the memory for unexpected messages that are not yet part of a window.
     unshared: usize,
-    /// Memory for a packet.
+    /// A buffer for one packet.
     scratch: Vec<u8>,
-    /// Processes that have something to leave.
+    /// Processes for which packets wait to be sent.
     busy: Vec<Peer>,
     /// Messages of this process to itself.
     to_self: VecDeque<(Envelope, Bytes)>,
@@ -120,7 +119,7 @@ struct Desk {
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Life {
+enum Phase {
     New,
     Running,
     Closing,
@@ -131,17 +130,17 @@ enum Life {
 #[derive(Debug)]
 pub struct Engine<C> {
     carrier: C,
-    desk: Desk,
-    life: Life,
+    core: Core,
+    phase: Phase,
 }
 
 impl<C: Carrier> Engine<C> {
-    /// An engine that is not initialised yet.
+    /// Makes an engine that is not initialised yet.
     #[must_use]
     pub fn new(carrier: C, config: Config) -> Self {
-        // Half a window: one message of the largest size is on its way while one waits.
+        // Half a window: one message of the largest size can travel while another waits.
         let eager = config.eager.min(carrier.room()).min(config.window / 2 - ENTRY);
-        let desk = Desk {
+        let core = Core {
             own: carrier.own(),
             config,
             requests: Requests::new(),
@@ -161,96 +160,97 @@ impl<C: Carrier> Engine<C> {
             counters: Counters::default(),
             eager,
         };
-        Self { carrier, desk, life: Life::New }
+        Self { carrier, core, phase: Phase::New }
     }
 
-    /// What it has seen.
+    /// Returns what the engine has counted.
     #[must_use]
     pub const fn counters(&self) -> Counters {
-        self.desk.counters
+        self.core.counters
     }
 
-    /// Bytes of unexpected messages that are here now, [`ENTRY`] for each included.
+    /// Returns the bytes of unexpected messages stored here, including [`ENTRY`] for each.
     #[must_use]
     pub fn unexpected_bytes(&self) -> u64 {
-        self.desk.links.iter().map(|link| link.arrived - link.freed).sum()
+        self.core.links.iter().map(|link| link.arrived - link.freed).sum()
     }
 
-    /// What carries its packets.
+    /// Returns the carrier of its packets.
     #[must_use]
     pub const fn carrier(&self) -> &C {
         &self.carrier
     }
 
-    /// What carries its packets, to be told what no trait says.
+    /// Returns the carrier, for operations outside its trait.
     pub const fn carrier_mut(&mut self) -> &mut C {
         &mut self.carrier
     }
 
-    /// Takes in what has come, a batch at most, and where `looks` no more than what ends a request: who
-    /// looks for that has it the sooner. Whether there may be more.
+    /// Handles arrived packets, at most a batch. If `stops_early`, stops once a request has completed, so that the
+    /// caller gets its outcome sooner. Returns whether more may have arrived.
     #[inline]
-    fn take_in(&mut self, looks: bool) -> bool {
-        let before = self.desk.requests.completed();
-        for _ in 0..self.desk.config.batch {
-            if looks && self.desk.requests.completed() != before {
+    fn take_in(&mut self, stops_early: bool) -> bool {
+        let before = self.core.requests.completed();
+        for _ in 0..self.core.config.batch {
+            if stops_early && self.core.requests.completed() != before {
                 return true;
             }
-            if let Some((envelope, bytes)) = self.desk.to_self.pop_front() {
-                self.desk.on_packet(self.desk.own, &envelope, Payload::from(&bytes[..]));
+            if let Some((envelope, bytes)) = self.core.to_self.pop_front() {
+                self.core.on_packet(self.core.own, &envelope, Payload::from(&bytes[..]));
                 continue;
             }
             match self.carrier.poll() {
                 Some(Event::Packet { from, envelope, payload }) => {
-                    self.desk.on_packet(from, &envelope, payload);
+                    self.core.on_packet(from, &envelope, payload);
                 }
-                Some(Event::Lost(peer)) => self.desk.lose(Failure::PeerLost(peer)),
-                Some(Event::Restarted(peer)) => self.desk.lose(Failure::PeerRestarted(peer)),
-                Some(Event::Returned(peer)) => self.desk.regain(peer),
+                Some(Event::Lost(peer)) => self.core.lose(Failure::PeerLost(peer)),
+                Some(Event::Restarted(peer)) => self.core.lose(Failure::PeerRestarted(peer)),
+                Some(Event::Returned(peer)) => self.core.regain(peer),
                 None => return false,
             }
         }
         true
     }
 
-    /// What is for a process that is lost fails at once, and moves nothing forward: it may have returned.
+    /// Polls the carrier if the operation's peer is lost: it may have returned. Otherwise an operation for a
+    /// lost process would fail without ever polling.
     #[inline]
-    fn look_for(&mut self, operation: Operation) {
+    fn poll_if_lost(&mut self, operation: Operation) {
         let peer = match operation {
             Operation::Send { to, .. } => Some(to),
             Operation::Receive(pattern) => pattern.source,
             Operation::Claimed(_) | Operation::Nothing => None,
         };
-        if peer.and_then(|peer| self.desk.link(peer)).is_some_and(|link| link.lost) {
+        if peer.and_then(|peer| self.core.link(peer)).is_some_and(|link| link.lost) {
             self.take_in(false);
         }
     }
 
-    /// Lets leave what can; whether more could at once.
+    /// Sends all packets that can be sent now; returns whether more could be sent at once.
     #[inline]
     fn flush(&mut self) -> bool {
-        !self.desk.busy.is_empty() && self.desk.flush(&mut self.carrier)
+        !self.core.busy.is_empty() && self.core.flush(&mut self.carrier)
     }
 
     #[inline]
-    fn progress(&mut self, looks: bool) -> bool {
-        if self.desk.requests.has_marked() {
-            self.desk.cancel_marked();
+    fn progress(&mut self, stops_early: bool) -> bool {
+        if self.core.requests.has_marked() {
+            self.core.cancel_marked();
         }
-        let more = self.take_in(looks) | self.flush();
-        more || !self.desk.to_self.is_empty()
+        let more = self.take_in(stops_early) | self.flush();
+        more || !self.core.to_self.is_empty()
     }
 }
 
 impl<C: Carrier> Progression for Engine<C> {
     fn init(&mut self) -> Result<Abilities, InitError> {
-        if self.life != Life::New {
+        if self.phase != Phase::New {
             return Err(InitError::Twice);
         }
-        self.life = Life::Running;
-        self.addprocs(&[self.desk.own])?;
+        self.phase = Phase::Running;
+        self.addprocs(&[self.core.own])?;
         Ok(Abilities {
-            own: self.desk.own,
+            own: self.core.own,
             max_tag: Tag(u32::MAX),
             max_context: Context(u32::MAX),
             max_length: MAX_LENGTH,
@@ -258,29 +258,29 @@ impl<C: Carrier> Progression for Engine<C> {
     }
 
     fn addprocs(&mut self, peers: &[Peer]) -> Result<(), InitError> {
-        if self.life != Life::Running {
+        if self.phase != Phase::Running {
             return Err(InitError::NotInitialised);
         }
-        let known = |desk: &Desk, peer| desk.link(peer).is_some_and(|link| link.known);
-        let own = self.desk.own;
-        let new = peers.iter().filter(|peer| !known(&self.desk, **peer) && **peer != own).count();
-        let share = self.desk.unshared / new.max(1);
+        let known = |core: &Core, peer| core.link(peer).is_some_and(|link| link.known);
+        let own = self.core.own;
+        let new = peers.iter().filter(|peer| !known(&self.core, **peer) && **peer != own).count();
+        let share = self.core.unshared / new.max(1);
         for peer in peers.iter().copied() {
-            if known(&self.desk, peer) {
+            if known(&self.core, peer) {
                 continue;
             }
-            if peer != self.desk.own {
+            if peer != self.core.own {
                 self.carrier.connect(&[peer])?;
             }
-            self.desk.add(peer, share);
+            self.core.add(peer, share);
         }
-        self.desk.flush(&mut self.carrier);
+        self.core.flush(&mut self.carrier);
         Ok(())
     }
 
     #[inline]
     fn build(&mut self, operation: Operation) -> Result<Request, BuildError> {
-        if self.life != Life::Running {
+        if self.phase != Phase::Running {
             return Err(BuildError::NotRunning);
         }
         let peer = match operation {
@@ -289,21 +289,21 @@ impl<C: Carrier> Progression for Engine<C> {
             Operation::Claimed(_) | Operation::Nothing => None,
         };
         if let Some(peer) = peer {
-            self.desk.link(peer).filter(|link| link.known).ok_or(BuildError::Unknown(peer))?;
+            self.core.link(peer).filter(|link| link.known).ok_or(BuildError::Unknown(peer))?;
         }
-        Ok(self.desk.requests.insert(operation))
+        Ok(self.core.requests.insert(operation))
     }
 
     #[inline]
     fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), StartError> {
-        if self.life != Life::Running {
+        if self.phase != Phase::Running {
             return Err(StartError::NotRunning);
         }
-        if let Some(operation) = self.desk.requests.operation(request) {
-            self.look_for(operation);
+        if let Some(operation) = self.core.requests.operation(request) {
+            self.poll_if_lost(operation);
         }
-        let desk = &mut self.desk;
-        let record = desk.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
+        let core = &mut self.core;
+        let record = core.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
         if record.state != State::Built {
             return Err(StartError::NotBuilt);
         }
@@ -311,45 +311,45 @@ impl<C: Carrier> Progression for Engine<C> {
             (Operation::Send { mode, to, context, tag }, Load::Copy(bytes)) => {
                 check_length(bytes.len())?;
                 let route = Route { mode, to, context, tag };
-                if !desk.send_at_once(&mut self.carrier, request, route, bytes) {
-                    desk.queue_send(request, to, Bytes::copy_from_slice(bytes));
+                if !core.send_at_once(&mut self.carrier, request, route, bytes) {
+                    core.queue_send(request, to, Bytes::copy_from_slice(bytes));
                 }
             }
             (Operation::Send { mode, to, context, tag }, Load::Bytes(bytes)) => {
                 check_length(bytes.len())?;
                 let route = Route { mode, to, context, tag };
-                if !desk.send_at_once(&mut self.carrier, request, route, &bytes) {
-                    desk.queue_send(request, to, bytes);
+                if !core.send_at_once(&mut self.carrier, request, route, &bytes) {
+                    core.queue_send(request, to, bytes);
                 }
             }
             (Operation::Receive(pattern), Load::Room { room, storage }) => {
                 (record.room, record.storage) = (room, storage);
-                desk.receive(request, &pattern);
+                core.receive(request, &pattern);
             }
             (Operation::Claimed(_), Load::Room { room, storage }) => {
-                let held = desk.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
+                let held = core.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
                 (record.room, record.storage) = (room, storage);
-                desk.meet(request, held);
+                core.meet(request, held);
             }
             _ => return Err(StartError::WrongLoad),
         }
-        // A receive may have met its message: the sender need not wait for our next advance.
+        // A receive may have matched: answer its sender now, not at the next advance.
         self.flush();
         Ok(())
     }
 
     #[inline]
     fn destroy(&mut self, request: Request, undo: bool) {
-        if !self.desk.claimed.is_empty()
-            && let Some(held) = self.desk.claimed.remove(&request)
+        if !self.core.claimed.is_empty()
+            && let Some(held) = self.core.claimed.remove(&request)
         {
-            self.desk.unclaim(held);
+            self.core.unclaim(held);
         }
-        match self.desk.requests.state(request) {
-            Some(State::Done) if undo => self.desk.abandon(request, undo),
-            Some(State::Waiting | State::Active) => self.desk.abandon(request, undo),
+        match self.core.requests.state(request) {
+            Some(State::Done) if undo => self.core.abandon(request, undo),
+            Some(State::Waiting | State::Active) => self.core.abandon(request, undo),
             _ => {
-                self.desk.requests.remove(request);
+                self.core.requests.remove(request);
             }
         }
         self.flush();
@@ -357,36 +357,36 @@ impl<C: Carrier> Progression for Engine<C> {
 
     #[inline]
     fn send_now(&mut self, operation: Operation, bytes: &[u8]) -> Option<Outcome> {
-        if self.life != Life::Running {
+        if self.phase != Phase::Running {
             return None;
         }
         let route = Route::of(operation)?;
-        self.look_for(operation);
-        let (status, result) = self.desk.send_alone(&mut self.carrier, route, bytes)?;
+        self.poll_if_lost(operation);
+        let (status, result) = self.core.send_alone(&mut self.carrier, route, bytes)?;
         Some(Outcome { status, result, bytes: Vec::new() })
     }
 
     #[inline]
     fn receive_now(&mut self, pattern: &Pattern, room: usize, storage: &mut Vec<u8>) -> Receipt {
-        if self.life != Life::Running || !self.desk.may_receive_alone(pattern) {
+        if self.phase != Phase::Running || !self.core.may_receive_alone(pattern) {
             return Receipt::Refused;
         }
         let event = self.carrier.poll();
         let taken = match event {
             Some(Event::Packet { from, envelope, payload }) => {
                 let target = (room, &mut *storage);
-                self.desk.on_packet_for(pattern, target, from, &envelope, payload)
+                self.core.on_packet_for(pattern, target, from, &envelope, payload)
             }
             Some(Event::Lost(peer)) => {
-                self.desk.lose(Failure::PeerLost(peer));
+                self.core.lose(Failure::PeerLost(peer));
                 None
             }
             Some(Event::Restarted(peer)) => {
-                self.desk.lose(Failure::PeerRestarted(peer));
+                self.core.lose(Failure::PeerRestarted(peer));
                 None
             }
             Some(Event::Returned(peer)) => {
-                self.desk.regain(peer);
+                self.core.regain(peer);
                 None
             }
             None => None,
@@ -401,32 +401,32 @@ impl<C: Carrier> Progression for Engine<C> {
     }
 
     fn finalize(&mut self) -> Poll<()> {
-        match self.life {
-            Life::Down => return Poll::Ready(()),
-            Life::New => {}
-            Life::Running | Life::Closing => {
-                self.life = Life::Closing;
-                let drained = self.desk.links.iter().all(|link| link.lost || link.is_idle());
-                if !drained || self.desk.owes_answers() || !self.carrier.is_flushed() {
+        match self.phase {
+            Phase::Down => return Poll::Ready(()),
+            Phase::New => {}
+            Phase::Running | Phase::Closing => {
+                self.phase = Phase::Closing;
+                let drained = self.core.links.iter().all(|link| link.lost || link.is_idle());
+                if !drained || self.core.owes_answers() || !self.carrier.is_flushed() {
                     return Poll::Pending;
                 }
                 self.carrier.close();
             }
         }
-        self.life = Life::Down;
-        self.desk.fail_all(Failure::Finalized);
+        self.phase = Phase::Down;
+        self.core.fail_all(Failure::Finalized);
         Poll::Ready(())
     }
 
     fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
-        let Some((id, key, arrived)) = self.desk.matching.peek(pattern) else {
-            return self.desk.probe_hinted(pattern, claim);
+        let Some((id, key, arrived)) = self.core.matching.peek(pattern) else {
+            return self.core.probe_hinted(pattern, claim);
         };
         let length = arrived.length as usize;
         let claimed = (claim == Claim::Take).then(|| {
-            let held = self.desk.matching.remove(id).expect("it was there");
-            let request = self.desk.requests.insert(Operation::Claimed(key));
-            self.desk.claimed.insert(request, held);
+            let held = self.core.matching.remove(id).expect("the message was just found");
+            let request = self.core.requests.insert(Operation::Claimed(key));
+            self.core.claimed.insert(request, held);
             request
         });
         Some(Probe { key, length, claimed })
@@ -436,7 +436,7 @@ impl<C: Carrier> Progression for Engine<C> {
     fn advance(&mut self, wait: Wait<'_>) -> usize {
         loop {
             let more = self.progress(matches!(wait, Wait::Not));
-            let completed = self.desk.requests.take_completed();
+            let completed = self.core.requests.take_completed();
             let Wait::Wake(waker) = wait else { return completed };
             if completed > 0 {
                 return completed;
@@ -445,7 +445,7 @@ impl<C: Carrier> Progression for Engine<C> {
                 return 0;
             }
             if more {
-                // The batch is spent: others on this thread go first.
+                // The batch is spent: yield to other tasks on this thread.
                 waker.wake_by_ref();
                 return 0;
             }
@@ -453,27 +453,27 @@ impl<C: Carrier> Progression for Engine<C> {
     }
 
     fn requests(&mut self) -> &mut Requests {
-        &mut self.desk.requests
+        &mut self.core.requests
     }
 
     fn losses(&self) -> u32 {
-        self.desk.losses
+        self.core.losses
     }
 
     fn was_left(&self, context: Context) -> bool {
-        self.desk.has_left && self.desk.links.iter().any(|link| link.left.contains(&context))
+        self.core.has_left && self.core.links.iter().any(|link| link.left.contains(&context))
     }
 
     fn has_returned(&self, peer: Peer, losses: u32) -> bool {
-        self.desk.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
+        self.core.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
     }
 
     fn assert_no_any_tag(&mut self, context: Context) {
-        self.desk.by_tag.insert(context);
+        self.core.by_tag.insert(context);
     }
 
     fn explain(&self) -> Explanation {
-        self.desk.explain()
+        self.core.explain()
     }
 }
 
@@ -484,7 +484,7 @@ const fn check_length(length: usize) -> Result<(), StartError> {
     Ok(())
 }
 
-impl Desk {
+impl Core {
     #[inline]
     fn link(&self, peer: Peer) -> Option<&Link> {
         self.links.get(peer.0 as usize)
@@ -496,7 +496,7 @@ impl Desk {
     }
 
     fn add(&mut self, peer: Peer, share: usize) {
-        // What this process sends to itself is its own affair.
+        // Messages to itself take no share of the total.
         let is_own = peer == self.own;
         let window = if is_own { self.config.window } else { self.config.window.min(share) };
         self.unshared -= if is_own { 0 } else { window };
@@ -509,7 +509,7 @@ impl Desk {
         self.list(peer);
     }
 
-    /// Lists a process among those that have something to leave.
+    /// Lists a process among those for which packets wait to be sent.
     fn list(&mut self, peer: Peer) {
         let Some(link) = self.link_mut(peer) else { return };
         if !std::mem::replace(&mut link.listed, true) {
@@ -522,7 +522,7 @@ impl Desk {
         self.requests.complete(request, status, result);
     }
 
-    /// What a request says of the message that it is about, before anything is delivered.
+    /// Returns the status of a request's message before any byte is delivered.
     fn blank(key: Key) -> Status {
         Status { source: key.source, tag: key.tag, length: 0 }
     }

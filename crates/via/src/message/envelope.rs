@@ -1,4 +1,4 @@
-//! What travels before a message's bytes: six words, and two handles where an answer is expected.
+//! The header of a message's packets: six words, and two handles where an answer is expected.
 
 use std::fmt;
 
@@ -25,20 +25,20 @@ number!(
     Peer
 );
 number!(
-    /// What a sender writes on a message and a receiver asks for; any 32 bits.
+    /// A label that the sender puts on a message and a receiver can match; any 32 bits.
     Tag
 );
 number!(
-    /// A communicator's own space of tags: what is sent in one context is never seen in another.
+    /// A communicator's own space of tags: messages of one context never match in another.
     Context
 );
 
-/// The tag of what a process sends to all others of a communicator when it leaves a collective operation before
-/// that has ended. Collective operations have those below it.
+/// The tag with which a process tells the others of a communicator that it left a collective operation before
+/// its end. Collective operations use the tags below it.
 pub(super) const LEFT: Tag = Tag(1 << 31);
 
 impl Context {
-    /// Whether it is one of what collective operations send.
+    /// Returns whether it is a context of collective operations.
     pub(super) const fn is_collective(self) -> bool {
         self.0 % 2 == 1
     }
@@ -49,39 +49,40 @@ pub const PLAIN: usize = 24;
 /// Most bytes of an envelope: with both handles.
 pub const LONGEST: usize = 40;
 
-/// What a packet is. In brackets, the flags of LAM's envelopes that say the same.
+/// The kind of a packet. In brackets, the flags of LAM's envelopes with the same meaning.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Kind {
     /// A whole message; its bytes follow (`TINY`, `SHORT`).
     Eager = 1,
-    /// A message is there to be had; its bytes stay with the sender (`LONG`).
+    /// Request to send (RTS): announces a message whose bytes stay with the sender (`LONG`).
     Announce = 2,
-    /// The announced message has its receive: send as many bytes as `length` says.
+    /// Clear to send (CTS): the announced message has matched; the sender may send `length` bytes of it.
     Clear = 3,
-    /// A part of a message that was cleared, after the parts before it (`2ND`).
+    /// Data: a part of a message that was cleared; it follows the parts before it (`2ND`).
     Chunk = 4,
-    /// A synchronous message has met its receive (`ACK`).
+    /// A synchronous message has matched its receive (`ACK`).
     Acknowledge = 5,
-    /// What the sender of this has room for altogether: the handle `to`, as a number; `from`: what
-    /// messages of a context may take of it (32 bits), and those of a context and a tag. The payload
-    /// says what is free again since, 12 bytes each: context, tag, bytes.
+    /// Flow control. `to`, as a number: bytes of this packet's sender's window that its receiver may use,
+    /// counted from the start. `from`: bytes of the window that one context may occupy (low 32 bits), and one
+    /// tag of a context (high 32 bits). The payload lists what is free again, 12 bytes each: context, tag,
+    /// bytes.
     Credit = 6,
-    /// Take back a message that no receive has met.
+    /// Asks the receiver to return a message that has not matched.
     Withdraw = 7,
-    /// The answer: marked [`Marks::GRANTED`] where the message was taken back.
+    /// The answer: marked [`Marks::GRANTED`] if the message was returned.
     Withdrawn = 8,
-    /// A message waits with its sender. The receiver has no room for its announcement, and keeps
-    /// nothing of it unless a receive waits for it.
+    /// A message waits with its sender. The receiver has no room to store its announcement, and forgets it
+    /// unless a receive waits for it.
     Hint = 9,
-    /// The receive `from`, or a probe if that is 0, asks for the first message that waits with its
-    /// sender, of this context and tag; of any tag if `length` is 1.
+    /// Asks for the first message that waits with its sender, with this context and tag; with any tag if
+    /// `length` is 1. `from` is the receive, or 0 for a probe.
     Seek = 10,
-    /// The answer: marked [`Marks::GRANTED`], the message `from` and its key. Bit 0 of `sequence`
-    /// says that more such messages wait, bit 1 that any do.
+    /// The answer: marked [`Marks::GRANTED`], `from` and the key name the message. Bit 0 of `sequence`: more
+    /// such messages wait; bit 1: any messages wait.
     Sought = 11,
-    /// What becomes of a message that was sought: marked [`Marks::GRANTED`], the receiver holds its
-    /// announcement; else it waits with its sender as before.
+    /// Ends a search. Marked [`Marks::GRANTED`], the receiver stores the message's announcement; otherwise the
+    /// message waits with its sender as before.
     Settle = 12,
 }
 
@@ -105,70 +106,69 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| *kind as u32 == number)
     }
 
-    /// Whether such a packet takes part in matching, and so has its place in the sender's order.
+    /// Returns whether such packets are matched, and so are numbered in the sender's order.
     #[must_use]
     pub const fn is_matched(self) -> bool {
         matches!(self, Self::Eager | Self::Announce)
     }
 }
 
-/// More about a packet: any of four bits.
+/// Marks of a packet: any of four bits.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Marks(u8);
 
 impl Marks {
-    /// Nothing special.
+    /// No marks.
     pub const NONE: Self = Self(0);
-    /// The sender waits until the message meets its receive.
+    /// The sender waits until the message has matched its receive.
     pub const SYNCHRONOUS: Self = Self(1);
-    /// The sender says that the receive is posted.
+    /// The sender promises that the receive is posted.
     pub const READY: Self = Self(2);
-    /// The sender has copied the message and goes on.
+    /// The sender has copied the message; its send is already complete.
     pub const BUFFERED: Self = Self(4);
-    /// What was asked for is done.
+    /// The request that this answers was granted.
     pub const GRANTED: Self = Self(8);
 
-    /// These and `other`.
+    /// Returns the union of both sets of marks.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` are among these.
+    /// Returns whether all of `other` are set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// The six words (length, tag, flags, process, context, sequence) of LAM's envelopes, and handles.
+/// An envelope: the six words of LAM's (length, tag, flags, process, context, sequence), and two handles.
 ///
-/// All words are little-endian, 32 bits. The flags hold the kind in their lowest byte and the marks
-/// above it. The handles `to` and `from` (64 bits each) follow unless the packet is
-/// [plain](Envelope::is_plain).
+/// All words are little-endian, 32 bits. The flags hold the kind in their lowest byte and the marks above it.
+/// The handles `to` and `from` (64 bits each) follow unless the packet is [plain](Envelope::is_plain).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Envelope {
-    /// Bytes of the message, or of what follows; what it says of other kinds stands with them.
+    /// Bytes of the message or of the payload; [`Kind`] documents other meanings.
     pub length: u32,
     /// The message's tag.
     pub tag: Tag,
-    /// What this packet is.
+    /// The packet's kind.
     pub kind: Kind,
-    /// More about it.
+    /// The packet's marks.
     pub marks: Marks,
     /// The process that sent it.
     pub source: Peer,
     /// The message's context.
     pub context: Context,
-    /// Which of the matched packets from its sender to its receiver this is, modulo 2^32.
+    /// The number of this packet among the matched ones from its sender to its receiver, modulo 2^32.
     pub sequence: u32,
-    /// The addressee's own name for what this is about; 0 where there is none.
+    /// The request at the packet's receiver that it concerns, as a handle; 0 if none.
     pub to: u64,
-    /// The sender's own name for what this is about; 0 where there is none.
+    /// The request at the packet's sender that it concerns, as a handle; 0 if none.
     pub from: u64,
 }
 
-/// The bytes are no envelope.
+/// The bytes are no valid envelope.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the bytes are no envelope")]
 pub struct Malformed;
@@ -192,20 +192,20 @@ struct Handles {
 }
 
 impl Envelope {
-    /// Whether no handles follow: an eager message that expects no answer.
+    /// Returns whether no handles follow: an eager message that expects no answer.
     #[must_use]
     pub const fn is_plain(&self) -> bool {
         matches!(self.kind, Kind::Eager) && !self.marks.contains(Marks::SYNCHRONOUS)
     }
 
-    /// Bytes that it takes: [`PLAIN`] or [`LONGEST`].
+    /// Returns its size in bytes: [`PLAIN`] or [`LONGEST`].
     #[must_use]
     pub const fn size(&self) -> usize {
         if self.is_plain() { PLAIN } else { LONGEST }
     }
 
-    /// All of it but the sender, in words of 64 bits: length and tag, the flags, context and sequence,
-    /// both handles. For carriers that know who sends.
+    /// Packs all but the sender into words of 64 bits: length and tag, the flags, context and sequence, both
+    /// handles. For carriers that know the sender.
     #[must_use]
     pub fn words(&self) -> [u64; 5] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -214,10 +214,10 @@ impl Envelope {
         [about, flags, pair(self.context.0, self.sequence), self.to, self.from]
     }
 
-    /// What these words of `source` say.
+    /// Unpacks words that `source` has sent.
     ///
     /// # Errors
-    /// [`Malformed`] if they have flags that nobody sets.
+    /// [`Malformed`] if they contain an unknown kind or unknown flags.
     pub fn of_words(source: Peer, words: [u64; 5]) -> Result<Self, Malformed> {
         let [about, flags, place, to, from] = words;
         let (kind, marks) = (flags & 0xFF, flags >> 8);
@@ -237,7 +237,7 @@ impl Envelope {
         })
     }
 
-    /// Writes it to the start of `out`; returns its size.
+    /// Writes it to the start of `out`; returns its size in bytes.
     #[must_use]
     pub fn emit(&self, out: &mut [u8; LONGEST]) -> usize {
         let words = Words {
@@ -256,10 +256,10 @@ impl Envelope {
         self.size()
     }
 
-    /// Reads one from the start of `bytes`; its size tells where the payload begins.
+    /// Reads one from the start of `bytes`; the payload follows after [`size`](Self::size) bytes.
     ///
     /// # Errors
-    /// [`Malformed`] if there are too few bytes, or flags that nobody sets.
+    /// [`Malformed`] if there are too few bytes, or an unknown kind or unknown flags.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let (words, rest) = Words::ref_from_prefix(bytes).map_err(|_| Malformed)?;
         let [kind, marks, 0, 0] = words.flags.get().to_le_bytes() else { return Err(Malformed) };

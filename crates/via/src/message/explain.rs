@@ -1,4 +1,4 @@
-//! Why nothing happens: what waits for what, and what has come that nobody asked for.
+//! Diagnosis of stalls: what each request waits for, and which messages have arrived without a receive.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,22 +7,22 @@ use super::envelope::{Context, Peer, Tag};
 use super::matching::{Key, Pattern};
 use super::request::Request;
 
-/// What a request waits for.
+/// The event that a request waits for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Missing {
-    /// A receive: a message that the pattern asks for.
+    /// A receive waits for a message that matches the pattern.
     Message(Pattern),
-    /// A receive that has met its message: its other bytes.
+    /// A receive that has matched waits for the rest of the bytes.
     Rest {
-        /// What the message is matched by.
+        /// The message's source, tag and context.
         key: Key,
-        /// Bytes that are here.
+        /// Bytes that have arrived.
         filled: usize,
-        /// Bytes that the receive takes.
+        /// Bytes that the receive accepts.
         length: usize,
     },
-    /// A send: room for the message at its receiver, or in what carries it there.
+    /// A send waits for room at its receiver, or in the carrier.
     Window {
         /// The receiver.
         to: Peer,
@@ -33,7 +33,7 @@ pub enum Missing {
         /// The message's bytes.
         length: usize,
     },
-    /// A send: its receive at the other process.
+    /// A send waits for its receive at the other process.
     Receive {
         /// The receiver.
         to: Peer,
@@ -46,31 +46,31 @@ pub enum Missing {
     },
 }
 
-/// Messages with one key that nobody has asked for.
+/// Messages with one key that no receive has matched.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Unmatched {
-    /// How many.
+    /// Number of messages.
     pub messages: usize,
-    /// How many of them were announced only.
+    /// Number of them that were only announced: their bytes are still with the sender.
     pub announced: usize,
-    /// Their bytes.
+    /// Their bytes together.
     pub bytes: u64,
 }
 
-/// What waits for what, in one process, at one moment.
+/// A snapshot of what each request of a process waits for.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Explanation {
     /// Requests that are under way.
     pub waiting: Vec<(Request, Missing)>,
-    /// Messages that have come and met no receive.
+    /// Messages that have arrived without a matching receive.
     pub unmatched: BTreeMap<Key, Unmatched>,
-    /// Processes that are gone.
+    /// Processes that were lost.
     pub lost: Vec<Peer>,
 }
 
 impl Explanation {
-    /// Unmatched messages that a pattern fails to ask for by one thing only: its tag, its source or
-    /// its context. They are what a stuck receive most likely meant.
+    /// Returns the unmatched messages that differ from a pattern in one respect only: tag, source or context. A
+    /// stuck receive most likely meant one of them.
     pub fn near(&self, pattern: Pattern) -> impl Iterator<Item = (Key, Unmatched, Difference)> {
         self.unmatched.iter().filter_map(move |(key, unmatched)| {
             Some((*key, *unmatched, Difference::between(&pattern, *key)?))
@@ -78,15 +78,15 @@ impl Explanation {
     }
 }
 
-/// The one thing that keeps a message from meeting a receive.
+/// The one respect in which a message differs from a pattern.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Difference {
-    /// Another tag.
+    /// The tag.
     Tag,
-    /// Another sender.
+    /// The sender.
     Source,
-    /// Another context.
+    /// The context.
     Context,
 }
 

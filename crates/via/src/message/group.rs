@@ -1,4 +1,4 @@
-//! Who belongs together: ranks, groups, and the contexts that keep communicators apart.
+//! Ranks, groups, and the contexts that separate communicators.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use thiserror::Error;
 use super::envelope::{Context, Peer};
 use super::request::NOBODY;
 
-/// A process, by its place in a communicator's group; from 0.
+/// A process, by its position in a communicator's group; from 0.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// Nobody: what is sent there or received from there is done at once, with no bytes.
+    /// The null process (`MPI_PROC_NULL`): a send to it or a receive from it is done at once, with no bytes.
     pub const NULL: Self = Self(u32::MAX);
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Rank {
     }
 }
 
-/// There is no such rank in the communicator.
+/// The communicator has no such rank.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("there is no rank {rank}; the communicator has {size} processes, from 0")]
 pub struct NoSuchRank {
@@ -33,16 +33,16 @@ pub struct NoSuchRank {
     pub size: u32,
 }
 
-/// Processes in order: their places are their ranks.
+/// An ordered list of processes: each one's position is its rank.
 #[derive(Debug, Eq, PartialEq)]
 pub struct Group {
     members: Vec<Peer>,
-    /// Members and their ranks by member, where ranks are not the processes' own numbers.
+    /// Members and their ranks, sorted by member; `None` if ranks equal the processes' numbers.
     by_peer: Option<Vec<(Peer, Rank)>>,
 }
 
 impl Group {
-    /// The group of `members`, in this order. Of a process named twice, the first place counts.
+    /// Makes the group of `members`, in this order. If a process is named twice, its first position counts.
     #[must_use]
     pub fn new(mut members: Vec<Peer>) -> Self {
         let mut by_peer: Vec<_> =
@@ -59,29 +59,29 @@ impl Group {
         Self { members, by_peer: (!plain).then_some(by_peer) }
     }
 
-    /// Processes in the group.
+    /// Returns the number of processes in the group.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// The members, in order.
+    /// Returns the members, in order of rank.
     #[must_use]
     pub fn members(&self) -> &[Peer] {
         &self.members
     }
 
-    /// The process with this rank.
+    /// Returns the process with this rank.
     ///
     /// # Errors
-    /// [`NoSuchRank`], also for [`Rank::NULL`].
+    /// [`NoSuchRank`] if the group has no such rank, or for [`Rank::NULL`].
     #[inline]
     pub fn peer(&self, rank: Rank) -> Result<Peer, NoSuchRank> {
         let found = self.members.get(rank.0 as usize).copied();
         found.ok_or_else(|| NoSuchRank { rank, size: self.size() })
     }
 
-    /// The rank of a process; `None` if it is no member.
+    /// Returns the rank of a process; `None` if it is no member.
     #[must_use]
     #[inline]
     pub fn rank(&self, peer: Peer) -> Option<Rank> {
@@ -95,8 +95,8 @@ impl Group {
     }
 }
 
-/// A group, this process's place in it, and two contexts: one for what programs send, one for what
-/// collective operations send.
+/// A group, this process's rank in it, and two contexts: one for the program's messages, one for those of
+/// collective operations.
 #[derive(Clone, Debug)]
 pub struct Scope {
     group: Arc<Group>,
@@ -108,44 +108,46 @@ impl Scope {
     /// Highest number of a communicator.
     pub const MAX_NUMBER: u32 = u32::MAX / 2;
 
-    /// `None` unless `own` is a member and the number is at most [`Scope::MAX_NUMBER`].
+    /// Makes the handle of communicator `number`. Returns `None` unless `own` is a member and the number is at
+    /// most [`Scope::MAX_NUMBER`].
     #[must_use]
     pub fn new(group: Arc<Group>, own: Peer, number: u32) -> Option<Self> {
         let rank = group.rank(own).filter(|_| number <= Self::MAX_NUMBER)?;
         Some(Self { group, rank, number })
     }
 
-    /// This process's rank.
+    /// Returns this process's rank.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Processes in the group.
+    /// Returns the number of processes in the group.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.group.size()
     }
 
-    /// The group.
+    /// Returns the group.
     #[must_use]
     pub const fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
-    /// The context of what programs send.
+    /// Returns the context of the program's messages.
     #[must_use]
     pub const fn context(&self) -> Context {
         Context(self.number * 2)
     }
 
-    /// The context of what collective operations send.
+    /// Returns the context of the messages of collective operations.
     #[must_use]
     pub const fn collective(&self) -> Context {
         Context(self.number * 2 + 1)
     }
 
-    /// The rank of whoever a message came from; [`Rank::NULL`] for nobody and for strangers.
+    /// Returns the rank of a message's sender; [`Rank::NULL`] for [`NOBODY`] and for processes outside the
+    /// group.
     #[must_use]
     #[inline]
     pub fn rank_of(&self, peer: Peer) -> Rank {

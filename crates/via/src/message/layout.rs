@@ -1,9 +1,9 @@
-//! Strided types: blocks of bytes at equal distances, as a column of a matrix lies in memory.
+//! Strided types: blocks of bytes at equal distances, such as a column of a row-major matrix.
 
 use bytes::Bytes;
 use thiserror::Error;
 
-/// `blocks` blocks of `length` bytes, the first bytes of which lie `stride` bytes apart
+/// A strided type: `blocks` blocks of `length` bytes, each `stride` bytes after the start of the one before
 /// (`MPI_Type_vector`, in bytes).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Strided {
@@ -16,14 +16,14 @@ pub struct Strided {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// Blocks would overlap, or the whole is larger than memory.
+    /// The blocks would overlap, or their extent overflows.
     #[error("{blocks} blocks of {length} bytes every {stride} bytes overlap or are too many")]
     Overlap {
-        /// Blocks.
+        /// Number of blocks.
         blocks: usize,
-        /// Bytes of each.
+        /// Bytes of each block.
         length: usize,
-        /// Bytes from the start of one to the next.
+        /// Bytes from the start of one block to the next.
         stride: usize,
     },
     /// The memory ends before the last block does.
@@ -34,7 +34,7 @@ pub enum LayoutError {
         /// Bytes of the memory.
         bytes: usize,
     },
-    /// The message has another size than the blocks together.
+    /// The message's size differs from that of all blocks together.
     #[error("the blocks have {blocks} bytes together, the message {message}")]
     Size {
         /// Bytes of all blocks.
@@ -55,13 +55,13 @@ impl Strided {
         Ok(Self { blocks, length, stride })
     }
 
-    /// Bytes of all blocks together: of a message.
+    /// Returns the bytes of all blocks together, which is the size of a message.
     #[must_use]
     pub const fn size(&self) -> usize {
         self.blocks * self.length
     }
 
-    /// Bytes from the first block's start to the last one's end.
+    /// Returns the bytes from the first block's start to the last block's end.
     #[must_use]
     pub const fn extent(&self) -> usize {
         match self.blocks {
@@ -75,7 +75,7 @@ impl Strided {
         if extent > bytes { Err(LayoutError::Outside { extent, bytes }) } else { Ok(()) }
     }
 
-    /// The blocks of `memory`, one after another: a message.
+    /// Copies the blocks of `memory`, one after another, into a message.
     ///
     /// # Errors
     /// [`LayoutError::Outside`].
@@ -89,7 +89,7 @@ impl Strided {
         Ok(message.into())
     }
 
-    /// Puts a message's bytes into the blocks of `memory`, whose other bytes stay as they are.
+    /// Copies a message's bytes into the blocks of `memory`; its other bytes are unchanged.
     ///
     /// # Errors
     /// [`LayoutError::Outside`], [`LayoutError::Size`]; nothing is written then.

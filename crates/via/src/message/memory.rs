@@ -1,7 +1,7 @@
 //! A carrier within one process: bounded queues between engines, in memory.
 //!
-//! For tests, and the reference for other carriers. Each pair of processes has a queue a direction,
-//! in order; which queue a process looks at next is drawn from a seed, so that packets of different
+//! For tests, and the reference for other carriers. Each pair of processes has one queue in each direction, and
+//! each queue keeps its order. A seed decides which queue a process polls next, so that packets of different
 //! senders overtake each other in every way.
 
 use std::collections::VecDeque;
@@ -15,12 +15,12 @@ use super::carrier::{Carrier, Event, Refusal};
 use super::envelope::{Envelope, LONGEST, Peer};
 use super::progression::InitError;
 
-/// Packets that a queue holds.
+/// Default number of packets that a queue holds.
 pub const DEFAULT_DEPTH: usize = 64;
-/// Bytes of a packet's payload.
+/// Default limit of a packet's payload in bytes.
 pub const DEFAULT_ROOM: usize = 8192;
 
-/// What a network in memory is like.
+/// Configures a network in memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct MemoryConfig {
     depth: usize,
@@ -35,21 +35,21 @@ impl Default for MemoryConfig {
 }
 
 impl MemoryConfig {
-    /// Packets that a queue holds, at least 1. Default: [`DEFAULT_DEPTH`].
+    /// Sets how many packets a queue holds, at least 1. Default: [`DEFAULT_DEPTH`].
     #[must_use]
     pub const fn depth(mut self, packets: usize) -> Self {
         self.depth = if packets == 0 { 1 } else { packets };
         self
     }
 
-    /// Most bytes of a packet's payload, at least 1. Default: [`DEFAULT_ROOM`].
+    /// Sets the largest payload of a packet in bytes, at least 1. Default: [`DEFAULT_ROOM`].
     #[must_use]
     pub const fn room(mut self, bytes: usize) -> Self {
         self.room = if bytes == 0 { 1 } else { bytes };
         self
     }
 
-    /// What decides whose packet comes next. Default: 0.
+    /// Sets the seed that decides which sender's packet is received next. Default: 0.
     #[must_use]
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -57,7 +57,7 @@ impl MemoryConfig {
     }
 }
 
-/// A packet in a queue; its memory is used again.
+/// A packet in a queue; its memory is reused.
 #[derive(Debug)]
 struct Packet {
     envelope: [u8; LONGEST],
@@ -69,50 +69,50 @@ impl Packet {
 }
 
 #[derive(Debug, Default)]
-struct Lane {
+struct Queue {
     packets: VecDeque<Packet>,
-    /// The sender was refused and waits for room.
+    /// True if the sender was refused and waits for room.
     refused: bool,
-    /// Nothing more will be put in; the receiver is told once it is empty.
+    /// True once the sender posts no more; the receiver gets `Lost` once the queue is empty.
     closed: bool,
-    told: bool,
+    loss_reported: bool,
 }
 
 #[derive(Debug)]
-struct Hub {
+struct Shared {
     /// From sender `s` to receiver `r`: `s * processes + r`.
-    lanes: Vec<Lane>,
+    queues: Vec<Queue>,
     wakers: Vec<Option<Waker>>,
-    /// Processes that something has happened to since they armed or polled in vain.
-    news: Vec<bool>,
+    /// True for each process to which something has happened since its last arm or fruitless poll.
+    has_event: Vec<bool>,
     spare: Vec<Packet>,
-    gone: Vec<bool>,
+    exited: Vec<bool>,
 }
 
 /// One process's end of a network in memory.
 #[derive(Debug)]
 pub struct MemoryCarrier {
-    hub: Arc<Mutex<Hub>>,
+    shared: Arc<Mutex<Shared>>,
     own: Peer,
     processes: usize,
     config: MemoryConfig,
     rng: Rng,
-    /// The packet that was handed out last.
+    /// The packet that `poll` returned last.
     current: Packet,
 }
 
-/// The ends of a network of `processes`, in order.
+/// Makes a network of `processes`; returns their ends, in order.
 #[must_use]
 pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
-    let hub = Arc::new(Mutex::new(Hub {
-        lanes: (0..processes * processes).map(|_| Lane::default()).collect(),
+    let shared = Arc::new(Mutex::new(Shared {
+        queues: (0..processes * processes).map(|_| Queue::default()).collect(),
         wakers: vec![None; processes],
-        news: vec![false; processes],
+        has_event: vec![false; processes],
         spare: Vec::new(),
-        gone: vec![false; processes],
+        exited: vec![false; processes],
     }));
     let end = |own: usize| MemoryCarrier {
-        hub: Arc::clone(&hub),
+        shared: Arc::clone(&shared),
         own: Peer(own as u32),
         processes,
         config,
@@ -122,11 +122,11 @@ pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
     (0..processes).map(end).collect()
 }
 
-impl Hub {
-    /// Something has happened to a process: its waker, to be woken once the lock is not held any more.
+impl Shared {
+    /// Notes that something has happened to a process; returns its waker, to be woken after the unlock.
     #[must_use]
-    fn tell(&mut self, process: usize) -> Option<Waker> {
-        self.news[process] = true;
+    fn notify(&mut self, process: usize) -> Option<Waker> {
+        self.has_event[process] = true;
         self.wakers[process].take()
     }
 }
@@ -136,17 +136,18 @@ fn wake(wakers: impl IntoIterator<Item = Waker>) {
 }
 
 impl MemoryCarrier {
-    fn hub(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {
-        hub.lock().expect("nothing panics while it holds this lock")
+    fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+        shared.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Ends a process as if it had been killed: what it has posted and nobody has taken is lost.
+    /// Ends the process as if it had been killed: packets that it posted and that were not yet received are
+    /// lost.
     pub fn kill(&mut self) {
-        let mut hub = Self::hub(&self.hub);
+        let mut shared = Self::lock(&self.shared);
         for other in 0..self.processes {
-            hub.lanes[self.own.0 as usize * self.processes + other].packets.clear();
+            shared.queues[self.own.0 as usize * self.processes + other].packets.clear();
         }
-        drop(hub);
+        drop(shared);
         self.close();
     }
 }
@@ -169,80 +170,80 @@ impl Carrier for MemoryCarrier {
 
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
         let (own, to) = (self.own.0 as usize, to.0 as usize);
-        let mut hub = Self::hub(&self.hub);
-        if hub.gone[to] || hub.gone[own] {
+        let mut shared = Self::lock(&self.shared);
+        if shared.exited[to] || shared.exited[own] {
             return Err(Refusal::Lost);
         }
-        let lane = &mut hub.lanes[own * self.processes + to];
-        if lane.packets.len() >= self.config.depth {
-            lane.refused = true;
+        let queue = &mut shared.queues[own * self.processes + to];
+        if queue.packets.len() >= self.config.depth {
+            queue.refused = true;
             return Err(Refusal::Full);
         }
-        let mut packet = hub.spare.pop().unwrap_or(Packet::EMPTY);
+        let mut packet = shared.spare.pop().unwrap_or(Packet::EMPTY);
         let _ = envelope.emit(&mut packet.envelope);
         packet.payload.clear();
         packet.payload.extend_from_slice(payload);
-        hub.lanes[own * self.processes + to].packets.push_back(packet);
-        let waker = hub.tell(to);
-        drop(hub);
+        shared.queues[own * self.processes + to].packets.push_back(packet);
+        let waker = shared.notify(to);
+        drop(shared);
         wake(waker);
         Ok(())
     }
 
     fn poll(&mut self) -> Option<Event<'_>> {
         let own = self.own.0 as usize;
-        let mut hub = Self::hub(&self.hub);
-        if !hub.news[own] {
+        let mut shared = Self::lock(&self.shared);
+        if !shared.has_event[own] {
             return None;
         }
         let first = self.rng.below(self.processes as u64) as usize;
         for step in 0..self.processes {
             let from = (first + step) % self.processes;
-            let lane = &mut hub.lanes[from * self.processes + own];
-            if let Some(packet) = lane.packets.pop_front() {
-                let refused = std::mem::take(&mut lane.refused);
-                hub.spare.push(std::mem::replace(&mut self.current, packet));
-                let waker = if refused { hub.tell(from) } else { None };
-                drop(hub);
+            let queue = &mut shared.queues[from * self.processes + own];
+            if let Some(packet) = queue.packets.pop_front() {
+                let refused = std::mem::take(&mut queue.refused);
+                shared.spare.push(std::mem::replace(&mut self.current, packet));
+                let waker = if refused { shared.notify(from) } else { None };
+                drop(shared);
                 wake(waker);
                 let Packet { envelope, payload } = &self.current;
-                let envelope = Envelope::parse(envelope).expect("it was emitted here");
+                let envelope = Envelope::parse(envelope).expect("post emitted this envelope");
                 let payload = Payload::from(&payload[..]);
                 return Some(Event::Packet { from: Peer(from as u32), envelope, payload });
             }
-            if lane.closed && !std::mem::replace(&mut lane.told, true) {
+            if queue.closed && !std::mem::replace(&mut queue.loss_reported, true) {
                 return Some(Event::Lost(Peer(from as u32)));
             }
         }
-        hub.news[own] = false;
+        shared.has_event[own] = false;
         None
     }
 
     fn arm(&mut self, waker: &Waker) -> bool {
         let own = self.own.0 as usize;
-        let mut hub = Self::hub(&self.hub);
-        if std::mem::take(&mut hub.news[own]) {
-            // Room may have come as well: the next poll looks again.
-            hub.news[own] = true;
+        let mut shared = Self::lock(&self.shared);
+        if std::mem::take(&mut shared.has_event[own]) {
+            // There may be room again as well: the next poll checks.
+            shared.has_event[own] = true;
             return false;
         }
-        let former = hub.wakers[own].replace(waker.clone());
+        let former = shared.wakers[own].replace(waker.clone());
         // Its drop may run any code.
-        drop(hub);
+        drop(shared);
         drop(former);
         true
     }
 
     fn close(&mut self) {
         let own = self.own.0 as usize;
-        let mut hub = Self::hub(&self.hub);
-        hub.gone[own] = true;
+        let mut shared = Self::lock(&self.shared);
+        shared.exited[own] = true;
         let mut wakers = Vec::new();
         for other in 0..self.processes {
-            hub.lanes[own * self.processes + other].closed = true;
-            wakers.extend(hub.tell(other));
+            shared.queues[own * self.processes + other].closed = true;
+            wakers.extend(shared.notify(other));
         }
-        drop(hub);
+        drop(shared);
         wake(wakers);
     }
 }

@@ -1,7 +1,7 @@
 //! One process's messages, polled: modes, probes, waiting and testing, the attached buffer.
 //!
-//! This is the layer for who polls: nothing is locked and nothing is shared. Around it,
-//! [`Communicator`](super::communicator::Communicator) offers the same as futures.
+//! This is the layer for programs that poll: nothing is locked or shared.
+//! [`Communicator`](super::communicator::Communicator) wraps it and offers the same as futures.
 
 mod blocking;
 mod testing;
@@ -24,20 +24,20 @@ use super::request::{Failure, Load, Mode, NOBODY, Operation, Outcome, Request, S
 pub use blocking::{DEFAULT_SPINS, Parker};
 pub use testing::Found;
 
-/// Why something about messages did not work.
+/// Why an operation on messages failed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// It was carried out and failed.
+    /// The request ran and failed.
     #[error(transparent)]
     Failed(#[from] Failure),
-    /// It was not built.
+    /// The request could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// It was not started.
+    /// The request could not be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// There is no such rank.
+    /// The group has no such rank.
     #[error(transparent)]
     Rank(#[from] NoSuchRank),
     /// The attached buffer is too small, or full; attach more, or wait.
@@ -52,52 +52,51 @@ pub enum MessageError {
         /// Bytes attached.
         attached: usize,
     },
-    /// A typed message was not encoded, or its bytes are no such message.
+    /// A typed message could not be encoded, or the received bytes are no such message.
     #[error(transparent)]
     Codec(#[from] midplane_simhw::wire::WireError),
-    /// The bytes of a message are no whole number of values.
-    #[error("{bytes} bytes are no whole number of values of {each} bytes")]
+    /// The length of a message is not a multiple of the value's size.
+    #[error("{bytes} bytes are not a whole number of values of {each} bytes")]
     Uneven {
-        /// Bytes that came.
+        /// Bytes received.
         bytes: usize,
-        /// Bytes of a value.
+        /// Bytes of one value.
         each: usize,
     },
-    /// Blocks of a collective operation are not as many as there are processes, or not as long as
-    /// the others'.
+    /// A collective operation got the wrong number of blocks (one per process), or blocks of the wrong length.
     #[error("{what}: {expected} expected, {found} found")]
     Shape {
-        /// What does not fit.
+        /// Names the count that is wrong.
         what: &'static str,
-        /// How many there should be.
+        /// The expected count.
         expected: usize,
-        /// How many there are.
+        /// The count found.
         found: usize,
     },
-    /// A collective operation on this communicator was dropped before it ended: its processes no
-    /// longer agree where they are. Duplicate another communicator.
+    /// A collective operation on this communicator was dropped before it ended, so its processes no longer
+    /// agree on the next one. Continue on a duplicate made from another communicator.
     #[error(
-        "a collective operation on this communicator was dropped before it ended; go on with another one"
+        "a collective operation on this communicator was dropped before it ended; use another one"
     )]
     Abandoned,
-    /// A process's NIC does not carry collective operations out: the extension is not installed there or
-    /// has stopped, its group is not these processes' nodes ([`Status::Invalid`]), or another communicator
-    /// holds it ([`Status::Refused`]).
+    /// A process's NIC refused the collective operations. The extension is not installed there or has stopped;
+    /// or its group is not these processes' nodes ([`Status::Invalid`]); or another communicator uses it
+    /// ([`Status::Refused`]).
     #[error(
         "the NIC of rank {rank} carries out no collective operations of this group: {status:?}"
     )]
     Nics {
-        /// Whose NIC.
+        /// The rank whose NIC it is.
         rank: Rank,
-        /// How it has ended the command.
+        /// The status with which the NIC ended the command.
         status: Status,
     },
-    /// All numbers for communicators are used up.
+    /// All communicator numbers are used up.
     #[error("there are no numbers left for communicators")]
     NoContext,
 }
 
-/// Room that a buffered send takes beside its bytes.
+/// Bytes of the attached buffer that a buffered send takes in addition to its message.
 pub const BUFFER_OVERHEAD: usize = 64;
 
 /// One process's messages over a lower layer.
@@ -105,13 +104,13 @@ pub const BUFFER_OVERHEAD: usize = 64;
 pub struct Process<P> {
     lower: P,
     abilities: Abilities,
-    /// Bytes of the attached buffer.
+    /// Size of the attached buffer in bytes.
     buffer: usize,
     pub(super) next_number: u32,
 }
 
 impl<P: Progression> Process<P> {
-    /// Brings the lower layer up, with `processes` processes in the world, from 0.
+    /// Initialises the lower layer with `processes` processes in the world, numbered from 0.
     ///
     /// # Errors
     /// Those of the lower layer.
@@ -125,24 +124,24 @@ impl<P: Progression> Process<P> {
         Ok((Self { lower, abilities, buffer: 0, next_number: 1 }, scope))
     }
 
-    /// What the lower layer can do.
+    /// Returns what the lower layer can do.
     #[must_use]
     pub const fn abilities(&self) -> Abilities {
         self.abilities
     }
 
-    /// The lower layer.
+    /// Returns the lower layer.
     #[must_use]
     pub const fn lower(&self) -> &P {
         &self.lower
     }
 
-    /// The lower layer, to be driven by hand.
+    /// Returns the lower layer, for callers that drive it directly.
     pub const fn lower_mut(&mut self) -> &mut P {
         &mut self.lower
     }
 
-    /// A send that can be started again and again (`MPI_Send_init` and its kin).
+    /// Builds a send that can be started repeatedly (`MPI_Send_init` and its variants).
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Build`].
@@ -172,7 +171,7 @@ impl<P: Progression> Process<P> {
         Ok(self.lower.build(Operation::Send { mode, to, context, tag })?)
     }
 
-    /// A receive that can be started again and again; `None` is a wildcard.
+    /// Builds a receive that can be started repeatedly; `None` is a wildcard.
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Build`].
@@ -200,11 +199,11 @@ impl<P: Progression> Process<P> {
         Ok(self.lower.build(Operation::Receive(Pattern { context, source, tag }))?)
     }
 
-    /// Starts a request that was built, or whose outcome was taken.
+    /// Starts a request that was just built, or whose outcome was taken.
     ///
     /// # Errors
-    /// [`MessageError::Start`]; [`MessageError::Buffer`] for a buffered send. The request can be
-    /// started then.
+    /// [`MessageError::Start`]; [`MessageError::Buffer`] for a buffered send. After an error the request is
+    /// still unstarted and can be started.
     #[inline]
     pub fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), MessageError> {
         match self.lower.requests().operation(request) {
@@ -222,7 +221,8 @@ impl<P: Progression> Process<P> {
         }
     }
 
-    /// The message goes on as an orphan that holds its part of the buffer; the request is done.
+    /// Sends the message as an orphan request that occupies its part of the buffer; `request` itself is done at
+    /// once.
     fn start_buffered(
         &mut self,
         request: Request,
@@ -255,7 +255,7 @@ impl<P: Progression> Process<P> {
         Ok(())
     }
 
-    /// Starts a send (`MPI_Isend` and its kin).
+    /// Starts a send (`MPI_Isend` and its variants).
     ///
     /// # Errors
     /// Those of [`send_init`](Self::send_init) and [`start`](Self::start).
@@ -303,7 +303,7 @@ impl<P: Progression> Process<P> {
         }
     }
 
-    /// Whether a message is there, without receiving it; moves things forward first.
+    /// Moves requests forward, then returns the first message that matches, without receiving it.
     ///
     /// # Errors
     /// [`MessageError::Rank`].
@@ -336,20 +336,19 @@ impl<P: Progression> Process<P> {
         Ok(self.lower.iprobe(&Pattern { context, source, tag }, claim))
     }
 
-    /// Asks for a request to be cancelled; wait for it: it either did what it was for, or ends with
-    /// [`Failure::Cancelled`]. A receive is decided here and now; a send that has left, by its
-    /// receiver.
+    /// Requests cancellation; wait for the request all the same: it completes normally, or with
+    /// [`Failure::Cancelled`]. A receive is decided at once. For a send that has left, its receiver decides.
     pub fn cancel(&mut self, request: Request) {
         self.lower.requests().cancel(request);
         self.lower.advance(Wait::Not);
     }
 
-    /// Forgets a request; one that is under way goes on (`MPI_Request_free`).
+    /// Frees a request; one that is under way continues (`MPI_Request_free`).
     pub fn free(&mut self, request: Request) {
         self.lower.destroy(request, false);
     }
 
-    /// Takes an outcome, if there is one, and forgets the request.
+    /// Takes an outcome, if there is one, and frees the request.
     #[inline]
     pub(super) fn take(&mut self, request: Request) -> Option<Outcome> {
         let outcome = self.lower.requests().take(request)?;
@@ -357,31 +356,31 @@ impl<P: Progression> Process<P> {
         Some(outcome)
     }
 
-    /// Gives buffered sends `bytes` more to live in. Each takes its length and [`BUFFER_OVERHEAD`].
+    /// Adds `bytes` to the buffer for buffered sends. Each send takes its length and [`BUFFER_OVERHEAD`].
     pub const fn attach(&mut self, bytes: usize) {
         self.buffer = self.buffer.saturating_add(bytes);
     }
 
-    /// Takes the buffer away once no send holds any of it; `None` until then.
+    /// Detaches the buffer and returns its size in bytes; `None` while a send occupies part of it.
     pub fn detach(&mut self) -> Option<usize> {
         self.lower.advance(Wait::Not);
         (self.lower.requests().attached() == 0).then(|| std::mem::take(&mut self.buffer))
     }
 
-    /// Bytes of the attached buffer that no send holds.
+    /// Returns the bytes of the attached buffer that no send occupies.
     #[must_use]
     pub fn buffer_free(&mut self) -> usize {
         self.buffer.saturating_sub(self.lower.requests().attached())
     }
 
-    /// What waits for what.
+    /// Reports what each request waits for.
     #[must_use]
     pub fn explain(&self) -> Explanation {
         self.lower.explain()
     }
 }
 
-/// Where a buffered message goes.
+/// The destination of a buffered message.
 #[derive(Clone, Copy)]
 struct Route {
     to: Peer,

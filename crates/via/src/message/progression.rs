@@ -1,8 +1,8 @@
-//! The seam between the layers: the eight functions of LAM's request progression interface.
+//! The interface between the layers: the eight functions of LAM's request progression interface.
 //!
-//! LAM/MPI puts everything that depends on what carries the messages behind eight entry points
-//! (the LAM over VIA paper, section 3; Burns, "LAM 6.0 portability", 1996). Here they are a trait;
-//! what LAM's layers share through the request's structure, they share through [`Requests`].
+//! LAM/MPI puts everything that depends on the transport behind eight entry points (the LAM over VIA paper,
+//! section 3; Burns, "LAM 6.0 portability", 1996). Here they are a trait. LAM's layers share state in the
+//! request's structure; here they share it in [`Requests`].
 
 use std::task::{Poll, Waker};
 
@@ -12,10 +12,10 @@ use super::envelope::{Context, Peer, Tag};
 use super::matching::{Key, Pattern};
 use super::request::{Load, Operation, Outcome, Request, Requests};
 
-/// What a lower layer can do.
+/// The abilities of a lower layer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Abilities {
-    /// The process that this is.
+    /// The number of this process.
     pub own: Peer,
     /// Highest tag.
     pub max_tag: Tag,
@@ -25,59 +25,60 @@ pub struct Abilities {
     pub max_length: usize,
 }
 
-/// How long to advance.
+/// Whether an `advance` may wait.
 #[derive(Clone, Copy, Debug)]
 pub enum Wait<'a> {
     /// Do what can be done now.
     Not,
-    /// The same; and if no request became done, wake this when there is more to do. Whoever may
-    /// block parks until then.
+    /// Do what can be done now; if no request completed, have this waker woken when there is more to do. A
+    /// caller that may block parks until then.
     Wake(&'a Waker),
 }
 
 /// Whether a probed message leaves the queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Claim {
-    /// It stays: the next receive that asks for it gets it.
+    /// It stays: the next receive that matches gets it.
     Leave,
-    /// It leaves, and only the request made for it receives it (a matched probe).
+    /// It leaves the queue: only the request made for it can receive it (a matched probe).
     Take,
 }
 
 /// A message that a probe has found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Probe {
-    /// What it is matched by.
+    /// Its source, tag and context.
     pub key: Key,
-    /// Its bytes.
+    /// Its length in bytes.
     pub length: usize,
-    /// With [`Claim::Take`], the request that receives it: start it with room, or destroy it, and
-    /// the message goes back where it stood.
+    /// With [`Claim::Take`], the request that receives the message. Start it with room, or destroy it: the
+    /// message then returns to its place in the queue.
     pub claimed: Option<Request>,
 }
 
-/// What came of a receive that was tried without a request.
+/// The result of a receive attempted without a request.
 #[derive(Debug)]
 pub enum Receipt {
-    /// The message is here.
+    /// The message was received.
     Here(Outcome),
-    /// It has not come; try again.
+    /// No message has arrived; try again.
     NotYet,
-    /// Others have a say in what comes next, or it takes more than one packet: build a receive.
+    /// Not possible without a request: other receives or messages come first, or the message takes more than
+    /// one packet. Build a receive.
     Refused,
 }
 
-/// Why a lower layer did not come up, or did not take a process in.
+/// Why a lower layer was not initialised, or did not add a process.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum InitError {
     /// It was initialised before.
     #[error("the lower layer is initialised already")]
     Twice,
-    /// Initialise first.
+    /// `init` was not called.
     #[error("the lower layer is not initialised; call init first")]
     NotInitialised,
-    /// It does not reach such a process.
+    /// The fabric has no such process.
     #[error("there is no process {0} on this fabric")]
     Unknown(Peer),
 }
@@ -86,7 +87,7 @@ pub enum InitError {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Add the process first.
+    /// The process was not added.
     #[error("process {0} was not added")]
     Unknown(Peer),
     /// The lower layer is finalised, or was never initialised.
@@ -94,22 +95,22 @@ pub enum BuildError {
     NotRunning,
 }
 
-/// Why a request was not started; it is as it was.
+/// Why a request was not started; its state is unchanged.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It is under way, or its outcome was not taken, or it exists no longer.
-    #[error("the request is not one that can be started now; wait for it first")]
+    /// The request is under way, its outcome was not taken, or it was removed.
+    #[error("the request is under way, or its outcome was not taken; wait for it first")]
     NotBuilt,
-    /// Messages to send for sends, room for receives.
-    #[error("a send is started with a message, a receive with room")]
+    /// A send needs a message, a receive needs room.
+    #[error("a send must be started with a message, a receive with room")]
     WrongLoad,
     /// The message is too long for this layer.
     #[error("a message has at most {most} bytes, not {length}")]
     TooLong {
         /// Bytes of the message.
         length: usize,
-        /// Most that this layer takes.
+        /// Most bytes that this layer takes.
         most: usize,
     },
     /// The lower layer is finalised.
@@ -117,93 +118,92 @@ pub enum StartError {
     NotRunning,
 }
 
-/// What moves requests forward. Polled; owned by one thread at a time.
+/// The lower layer, which moves requests forward. It is polled, and owned by one thread at a time.
 ///
-/// Messages of one process to another with the same context meet receives in the order in which
-/// they were started, and receives that ask for the same message in the order in which they were
-/// started. A matched pair completes as long as both processes keep calling
-/// [`advance`](Self::advance); nothing moves outside it and [`start`](Self::start).
+/// Messages of one process to another with the same context match receives in the order in which they were
+/// started. Receives that match the same message get it in the order in which they were started. A matched pair
+/// completes as long as both processes keep calling [`advance`](Self::advance); requests move only within it
+/// and [`start`](Self::start).
 pub trait Progression {
-    /// Brings the layer up; once, first.
+    /// Initialises the layer; call it once, before anything else.
     ///
     /// # Errors
     /// [`InitError`].
     fn init(&mut self) -> Result<Abilities, InitError>;
 
-    /// Makes processes known; messages may then go to and come from them. Known ones are passed
-    /// over.
+    /// Adds processes, with which messages can then be exchanged. Skips those that were added before.
     ///
     /// # Errors
-    /// [`InitError`]; processes before the one named are known then.
+    /// [`InitError`]; the processes before the one that failed were added.
     fn addprocs(&mut self, peers: &[Peer]) -> Result<(), InitError>;
 
-    /// The persistent part of a request.
+    /// Builds the persistent part of a request.
     ///
     /// # Errors
     /// [`BuildError`].
     fn build(&mut self, operation: Operation) -> Result<Request, BuildError>;
 
-    /// The part of a request that belongs to one communication. It may be done when this returns.
+    /// Starts one communication of a request. It may be done when this returns.
     ///
     /// # Errors
-    /// [`StartError`]; what was loaded is dropped.
+    /// [`StartError`]; the load is dropped.
     fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), StartError>;
 
-    /// Undoes a build. A send that is under way goes on without an owner. So does a receive, and
-    /// its message is lost, unless `undo`: it is then withdrawn, or the message that it has met
-    /// goes back into the queue where it stood (a truncated one is lost). A claimed message that
-    /// was not received goes back in either case.
+    /// Undoes a build. A send that is under way continues without an owner. A receive under way does too, and
+    /// its message is lost, unless `undo`: then the receive is withdrawn, or the message that it matched
+    /// returns to its place in the queue (a truncated one is lost). A claimed message that was not received
+    /// returns to the queue in either case.
     fn destroy(&mut self, request: Request, undo: bool);
 
-    /// Brings the layer down: ready when nothing of ours is left to leave; call
+    /// Shuts the layer down: ready once all of this process's packets have left; call
     /// [`advance`](Self::advance) until then. Requests that are not done fail then.
     fn finalize(&mut self) -> Poll<()>;
 
-    /// A send that needs no request: in standard or ready mode, of a message that leaves at once and is
-    /// not answered. `None` where it is not that, and nothing has happened then.
+    /// Sends without a request: in standard or ready mode, a message that leaves at once and needs no answer.
+    /// Returns `None`, without any effect, if that is not possible.
     ///
-    /// This and [`receive_now`](Self::receive_now) are the shortcuts that LAM's later interface calls
-    /// fast send and fast receive, for who blocks.
+    /// This and [`receive_now`](Self::receive_now) are the shortcuts for blocking callers that LAM's later
+    /// interface calls fast send and fast receive.
     fn send_now(&mut self, _operation: Operation, _bytes: &[u8]) -> Option<Outcome> {
         None
     }
 
-    /// A receive that needs no request: looks once, and takes a message that the pattern asks for, at
-    /// most `room` bytes of it, straight into `storage`, where no other receive and no other message
-    /// waits. Whatever else has come takes its way.
+    /// Receives without a request: polls once, and puts at most `room` bytes of a matching message straight
+    /// into `storage`. This works only if no other receive and no unexpected message waits. Other packets that
+    /// arrive are handled as usual.
     fn receive_now(&mut self, _: &Pattern, _room: usize, _storage: &mut Vec<u8>) -> Receipt {
         Receipt::Refused
     }
 
-    /// Whether a message is there that the pattern asks for; does not advance.
+    /// Returns a message that matches the pattern, if one has arrived; does not advance.
     fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe>;
 
-    /// Moves requests forward; says how many became done since it said so last.
+    /// Moves requests forward; returns how many completed since the last call that returned them.
     fn advance(&mut self, wait: Wait<'_>) -> usize;
 
-    /// The requests.
+    /// Returns the table of requests.
     fn requests(&mut self) -> &mut Requests;
 
-    /// How often a process was lost so far.
+    /// Returns how many times a process was lost so far.
     fn losses(&self) -> u32 {
         0
     }
 
-    /// Whether a process was lost since there had been so many losses, and another one is there in its place.
+    /// Returns whether a process was lost after the first `losses` losses, and has been replaced since.
     fn has_returned(&self, _peer: Peer, _losses: u32) -> bool {
         false
     }
 
-    /// Whether another process has left a collective operation of this context before it had ended.
+    /// Returns whether another process left a collective operation of this context before its end.
     fn was_left(&self, _context: Context) -> bool {
         false
     }
 
-    /// Promises that no receive or probe of this context asks for any tag, here or at the processes
-    /// that this one sends to. Messages of different tags then have no order, and what waits unreceived
-    /// of one tag holds back nothing of the others.
+    /// Promises that no receive or probe of this context leaves the tag open, here or at the processes that
+    /// this one sends to. Messages of different tags then have no order, and unreceived messages of one tag do
+    /// not hold back other tags.
     fn assert_no_any_tag(&mut self, _context: Context) {}
 
-    /// What waits for what.
+    /// Reports what each request waits for.
     fn explain(&self) -> super::explain::Explanation;
 }

@@ -1,11 +1,11 @@
-//! Requests: one communication each, from the moment that it is built until its outcome is taken.
+//! Requests: each is one communication, from when it is built until its outcome is taken.
 //!
 //! ```text
-//! Built --start--> Waiting --it leaves, or is posted--> Active --> Done --take--> Built
+//! Built --start--> Waiting --sent or posted--> Active --> Done --take--> Built
 //! ```
 //!
-//! The table is what both layers share: the lower layer moves requests forward, the upper one reads
-//! their states, takes outcomes and marks what is to be cancelled.
+//! Both layers share the table: the lower layer moves requests forward; the upper one reads their states, takes
+//! outcomes and marks requests to be cancelled.
 
 use std::task::Waker;
 
@@ -16,10 +16,10 @@ use super::bell::{Deferred, Guard};
 use super::envelope::{Context, Peer, Tag};
 use super::matching::{Arrival, Key, Pattern, PostedId};
 
-/// The source of what was received from nobody.
+/// The source in the status of a receive from [`Rank::NULL`](super::group::Rank::NULL), or of a send.
 pub const NOBODY: Peer = Peer(u32::MAX);
 
-/// Names a request; a stale name is recognised.
+/// Names a request; a name of a removed request is detected.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Request {
     slot: u32,
@@ -27,13 +27,14 @@ pub struct Request {
 }
 
 impl Request {
-    /// As a handle in an envelope; never 0.
+    /// Packs it into a handle for an envelope; never 0.
     #[must_use]
     pub const fn to_handle(self) -> u64 {
         self.slot as u64 | (self.generation as u64) << 32
     }
 
-    /// What [`Request::to_handle`] made. Any number is some name: the table says whether it lives.
+    /// Unpacks what [`Request::to_handle`] made. Accepts any number: the table checks whether such a request
+    /// exists.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
     pub const fn from_handle(handle: u64) -> Self {
@@ -41,141 +42,142 @@ impl Request {
     }
 }
 
-/// When a send is complete (MPI 1.1, section 3.4).
+/// When a send completes (MPI 1.1, section 3.4).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Mode {
-    /// When its bytes are the sender's no longer: copied, or handed to the receiver.
+    /// Once its bytes were copied or handed to the receiver.
     #[default]
     Standard,
-    /// At once: the bytes are copied into room that was attached for it.
+    /// At once: its bytes are copied into the attached buffer.
     Buffered,
-    /// When its receive has begun.
+    /// Once its receive has begun.
     Synchronous,
-    /// As standard; the sender vouches that the receive is posted. A breach is counted, not punished.
+    /// Like standard; the sender promises that the receive is posted. A broken promise is counted, without other
+    /// effect.
     Ready,
 }
 
-/// What a request does, each time that it is started.
+/// The operation of a request, each time it is started.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Operation {
     /// Sends a message.
     Send {
-        /// When it is complete.
+        /// When it completes.
         mode: Mode,
-        /// To whom.
+        /// The receiver.
         to: Peer,
-        /// In which context.
+        /// The context that it is sent in.
         context: Context,
-        /// With which tag.
+        /// The tag that it is sent with.
         tag: Tag,
     },
-    /// Receives the first message that the pattern asks for.
+    /// Receives the first message that matches the pattern.
     Receive(Pattern),
-    /// Receives a message that a probe has taken out of the queue; once.
+    /// Receives, once, a message that a probe took out of the queue.
     Claimed(Key),
-    /// A send to nobody, or a receive from nobody: done as soon as it is started. The upper layer
-    /// keeps such requests from the lower one.
+    /// A send to or a receive from [`Rank::NULL`](super::group::Rank::NULL): done as soon as it is started. The
+    /// upper layer never passes such a request to the lower one.
     Nothing,
 }
 
-/// What a request is started with.
+/// The message to send or the room to receive into, given when a request is started.
 #[derive(Debug)]
 pub enum Load<'a> {
-    /// A message to send, copied if it cannot leave at once.
+    /// A message to send, copied only if it cannot leave at once.
     Copy(&'a [u8]),
     /// A message to send.
     Bytes(Bytes),
-    /// Room for a message of at most `room` bytes. `storage` is used where it is large enough, so
-    /// that whoever hands the same one in again allocates nothing; what is in it does not matter.
+    /// Room for a message of at most `room` bytes. `storage` is used if it is large enough, so a caller that
+    /// reuses one storage allocates nothing; its contents do not matter.
     Room {
-        /// Most bytes that the receive takes.
+        /// Most bytes that the receive accepts.
         room: usize,
-        /// Where they may go.
+        /// A buffer that the bytes may be put into.
         storage: Vec<u8>,
     },
 }
 
 impl Load<'_> {
-    /// Room for any message, in storage that the lower layer finds.
+    /// Returns room for a message of any length; the lower layer allocates it.
     #[must_use]
     pub const fn anything() -> Self {
         Self::Room { room: usize::MAX, storage: Vec::new() }
     }
 }
 
-/// How far a request is.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
-    /// Not started, or its outcome taken.
+    /// Not started, or its outcome was taken.
     Built,
     /// A send of which nothing has left yet.
     Waiting,
-    /// Under way, or a receive that is posted.
+    /// A send under way, or a receive that is posted.
     Active,
-    /// Its outcome can be taken.
+    /// Ended; its outcome can be taken.
     Done,
 }
 
-/// Which message a request was about.
+/// The message that a request sent or received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Status {
-    /// Who sent it.
+    /// The sender.
     pub source: Peer,
     /// Its tag.
     pub tag: Tag,
-    /// Bytes that were delivered.
+    /// Bytes delivered.
     pub length: usize,
 }
 
-/// Why a request did not do what it was for.
+/// Why a request failed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// The receive got the beginning of the message; the sender knows nothing of it.
+    /// The receive got only the beginning of the message; the sender is not notified.
     #[error("the message has {length} bytes, more than the {room} there is room for")]
     Truncated {
         /// Bytes of the message.
         length: usize,
-        /// Most that the receive took.
+        /// Most bytes that the receive accepted.
         room: usize,
     },
-    /// It was cancelled before it met its counterpart: nothing was sent or received.
-    #[error("cancelled before it met its counterpart")]
+    /// It was cancelled before it matched: nothing was sent or received.
+    #[error("cancelled before it matched")]
     Cancelled,
-    /// The other process is gone; of a send, nobody knows whether it was received.
+    /// The other process exited or was lost; a sent message may or may not have been received.
     #[error("process {0} is gone")]
     PeerLost(Peer),
-    /// The other process was killed or has ended, and was started again: this was for the former one. Messages
-    /// may be sent to the new one.
+    /// The other process was killed or has ended, and was started again: this request was for the former one.
+    /// Messages can be sent to the new one.
     #[error("process {0} was started again; the one that this was for is gone")]
     PeerRestarted(Peer),
-    /// The receiver's memory for messages that it does not expect is full, and the configuration
-    /// says to refuse then: nothing was sent.
-    #[error(
-        "process {0} has no memory left for messages that it does not expect; have it post receives first"
-    )]
+    /// The receiver's memory for unexpected messages is full, and its configuration refuses more: nothing was
+    /// sent.
+    #[error("process {0} has no memory left for unexpected messages; have it post receives first")]
     Refused(Peer),
-    /// Of a collective operation: another process has left it before it had ended, because it failed there or
-    /// was dropped. No further one can be carried out over that communicator.
-    #[error("another process has left the collective operation; go on with another communicator")]
+    /// In a collective operation: another process left before its end, because it failed there or was dropped.
+    /// This communicator can carry out no more collective operations.
+    #[error(
+        "another process has left the collective operation; continue with another communicator"
+    )]
     Abandoned,
     /// The lower layer was finalised first.
     #[error("the message layer was finalised")]
     Finalized,
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Which message it was about.
+    /// The message that it sent or received.
     pub status: Status,
-    /// Whether it did what it was for.
+    /// Success, or why it failed.
     pub result: Result<(), Failure>,
-    /// Of a receive: the bytes, in the storage handed in or in another. Of a send: empty.
+    /// For a receive: the bytes, in the storage passed in or in another. For a send: empty.
     pub bytes: Vec<u8>,
 }
 
-/// A receive that has met an announced message: `filled` of `wanted` bytes are here.
+/// A receive that matched a rendezvous message: `filled` of `wanted` bytes have arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer {
     pub(super) peer: Peer,
@@ -185,12 +187,12 @@ pub(super) struct Transfer {
     pub(super) length: usize,
 }
 
-/// What the table knows of a request.
+/// The table's entry for a request.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) operation: Operation,
     pub(super) state: State,
-    /// A send's message, while it may still have to leave.
+    /// A send's message, while it may still have to be sent.
     pub(super) bytes: Bytes,
     pub(super) storage: Vec<u8>,
     pub(super) room: usize,
@@ -199,14 +201,14 @@ pub(super) struct Record {
     pub(super) arrival: Arrival,
     pub(super) status: Status,
     pub(super) result: Result<(), Failure>,
-    /// Nobody will take the outcome.
+    /// True if the outcome will not be taken.
     pub(super) orphan: bool,
-    /// What it receives goes back into the queue.
+    /// True if what it receives returns to the queue.
     pub(super) undo: bool,
-    /// Bytes of the attached buffer that it holds until it is done.
+    /// Bytes of the attached buffer that it occupies until it is done.
     pub(super) attached: usize,
     waker: Option<Waker>,
-    /// Released once it has ended and nobody will take its outcome.
+    /// Released once the request has ended and its outcome will not be taken.
     guard: Option<Guard>,
 }
 
@@ -226,18 +228,18 @@ pub struct Requests {
     completed: usize,
     attached: usize,
     moves: u32,
-    /// Wakers that are woken and dropped once whoever owns this table holds no lock.
+    /// Wakers that are woken or dropped once the owner of this table holds no lock.
     pub(super) deferred: Deferred,
 }
 
 impl Requests {
-    /// No requests.
+    /// Makes an empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A new request, not started.
+    /// Adds a request that is not started.
     #[inline]
     pub fn insert(&mut self, operation: Operation) -> Request {
         let slot = self.free.pop().unwrap_or_else(|| self.grow(operation));
@@ -274,7 +276,7 @@ impl Requests {
         u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 requests")
     }
 
-    /// Forgets a request; `false` if it was forgotten before.
+    /// Removes a request; returns `false` if it was removed before.
     #[inline]
     pub fn remove(&mut self, request: Request) -> bool {
         let Some(slot) = self.slots.get_mut(request.slot as usize) else { return false };
@@ -310,27 +312,27 @@ impl Requests {
         (slot.generation == request.generation && slot.live).then_some(&mut slot.record)
     }
 
-    /// How far a request is; `None` if there is no such request any more.
+    /// Returns how far a request has got; `None` if it was removed.
     #[must_use]
     #[inline]
     pub fn state(&self, request: Request) -> Option<State> {
         self.get(request).map(|record| record.state)
     }
 
-    /// What a request does.
+    /// Returns what a request does; `None` if it was removed.
     #[must_use]
     pub fn operation(&self, request: Request) -> Option<Operation> {
         self.get(request).map(|record| record.operation)
     }
 
-    /// Status and result of a request that is done; it stays as it is.
+    /// Returns status and result of a request that is done; its outcome is not taken.
     #[must_use]
     pub fn peek(&self, request: Request) -> Option<(Status, Result<(), Failure>)> {
         let record = self.get(request)?;
         (record.state == State::Done).then_some((record.status, record.result))
     }
 
-    /// The outcome of a request that is done; it can be started again.
+    /// Takes the outcome of a request that is done; it can then be started again.
     #[inline]
     pub fn take(&mut self, request: Request) -> Option<Outcome> {
         let record = self.get_mut(request).filter(|record| record.state == State::Done)?;
@@ -339,8 +341,8 @@ impl Requests {
         Some(Outcome { status: record.status, result: record.result, bytes })
     }
 
-    /// Asks for a request to be cancelled; the lower layer decides at its next
-    /// [`advance`](super::progression::Progression::advance) whether it still can.
+    /// Marks a request to be cancelled. At its next [`advance`](super::progression::Progression::advance), the
+    /// lower layer decides whether it still can.
     pub fn cancel(&mut self, request: Request) {
         let state = self.state(request);
         if matches!(state, Some(State::Waiting | State::Active)) {
@@ -348,7 +350,7 @@ impl Requests {
         }
     }
 
-    /// Has `waker` woken when the request is done; now if it is.
+    /// Has `waker` woken when the request is done; at once if it already is.
     pub(super) fn wake_when_done(&mut self, request: Request, waker: &Waker) {
         let Some(record) = self.get_mut(request).filter(|record| record.state != State::Done)
         else {
@@ -360,7 +362,7 @@ impl Requests {
         }
     }
 
-    /// Has a request hold something until it is forgotten.
+    /// Attaches a guard that is released when the request is removed.
     #[cfg(feature = "service")]
     pub(super) fn guard(&mut self, request: Request, guard: Guard) {
         match self.get_mut(request) {
@@ -369,21 +371,21 @@ impl Requests {
         }
     }
 
-    /// Bytes of the attached buffer that sends under way hold.
+    /// Returns the bytes of the attached buffer that sends under way occupy.
     #[must_use]
     pub const fn attached(&self) -> usize {
         self.attached
     }
 
-    /// Completes a request for [`Operation::Nothing`], or one that needs nothing more, with no
-    /// message.
+    /// Completes a request without a message: one for [`Operation::Nothing`], or one that has nothing left to
+    /// do.
     pub(super) fn finish(&mut self, request: Request, length: usize) {
         let status = Status { source: NOBODY, tag: Tag(0), length };
         self.complete(request, status, Ok(()));
     }
 
-    /// A count that wraps: it changes whenever a message has come before its receive, a request is
-    /// done, or everything for a process has left. Who watches for such things looks again then.
+    /// Returns a counter that wraps. It changes whenever an unexpected message has arrived, a request is done,
+    /// or the last packet for a process has left. Probes then ask again.
     #[must_use]
     pub const fn moves(&self) -> u32 {
         self.moves
@@ -393,7 +395,7 @@ impl Requests {
         self.moves = self.moves.wrapping_add(1);
     }
 
-    /// Lets a send hold `bytes` of the attached buffer until it is done.
+    /// Has a send occupy `bytes` of the attached buffer until it is done.
     pub(super) fn hold_attached(&mut self, request: Request, bytes: usize) {
         if let Some(record) = self.get_mut(request) {
             record.attached = bytes;
@@ -401,7 +403,7 @@ impl Requests {
         }
     }
 
-    /// A request is done: wakes who waits; forgets an orphan.
+    /// Marks a request as done: wakes its waiter, and removes an orphan.
     #[inline]
     pub(super) fn complete(
         &mut self,
@@ -431,12 +433,12 @@ impl Requests {
         }
     }
 
-    /// Requests that became done since they were taken last.
+    /// Returns how many requests completed since the last `take_completed`.
     pub(super) const fn completed(&self) -> usize {
         self.completed
     }
 
-    /// The same, and they are taken.
+    /// Returns the same count, and resets it to 0.
     pub(super) fn take_completed(&mut self) -> usize {
         std::mem::take(&mut self.completed)
     }
@@ -449,7 +451,7 @@ impl Requests {
         !self.marked.is_empty()
     }
 
-    /// All requests, by their slot.
+    /// Iterates over all requests, by slot.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Request, &Record)> {
         self.slots.iter().enumerate().filter(|(_, slot)| slot.live).map(|(index, slot)| {
             (Request { slot: index as u32, generation: slot.generation }, &slot.record)

@@ -1,7 +1,6 @@
-//! Messages of types: values through the one codec, and slices of plain old data as they lie in
-//! memory.
+//! Typed messages: values in the crates' one encoding, and slices of plain data as they lie in memory.
 //!
-//! Plain data crosses in the sender's byte order: both sides are little-endian or both are not.
+//! Plain data is sent in the sender's byte order: sender and receiver must have the same one.
 
 use std::future::Future;
 
@@ -19,15 +18,15 @@ use super::process::MessageError;
 use super::progression::Progression;
 use super::request::Mode;
 
-/// The bytes of plain values.
+/// Copies the bytes of plain values.
 pub fn to_bytes<T: IntoBytes + Immutable>(values: &[T]) -> Bytes {
     Bytes::copy_from_slice(values.as_bytes())
 }
 
-/// Plain values from their bytes, wherever these lie in memory.
+/// Reads plain values from their bytes, at any alignment.
 ///
 /// # Errors
-/// [`MessageError::Uneven`] for a part of a value, or a type without bytes.
+/// [`MessageError::Uneven`] if the bytes are no whole number of values, or the type has no bytes.
 pub fn from_bytes<T: FromBytes>(bytes: &[u8]) -> Result<Vec<T>, MessageError> {
     let each = size_of::<T>();
     let uneven = MessageError::Uneven { bytes: bytes.len(), each };
@@ -38,13 +37,13 @@ pub fn from_bytes<T: FromBytes>(bytes: &[u8]) -> Result<Vec<T>, MessageError> {
 }
 
 impl<P: Progression> Communicator<P> {
-    /// Sends a value, of at most [`wire::LIMIT`] bytes.
+    /// Sends a value whose encoding has at most [`wire::LIMIT`] bytes.
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`send`](Self::send).
     ///
     /// # Cancel safety
-    /// Dropped before its first poll, nothing is sent; later, the message goes its way.
+    /// If dropped before its first poll, nothing is sent; if dropped later, the message is still sent.
     pub async fn send_value<T: Serialize + Sync>(
         &self,
         to: Rank,
@@ -54,14 +53,13 @@ impl<P: Progression> Communicator<P> {
         self.send(to, tag, wire::encode(value)?).await
     }
 
-    /// Receives a value, and who sent it.
+    /// Receives a value; returns it with its sender.
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`receive`](Self::receive).
     ///
     /// # Cancel safety
-    /// Dropped, the receive is withdrawn; a message that it had met stands in the queue again,
-    /// where it stood.
+    /// If dropped, the receive is withdrawn; a message that it had matched returns to its place in the queue.
     pub async fn receive_value<T: DeserializeOwned>(
         &self,
         source: impl Into<Option<Rank>>,
@@ -77,7 +75,7 @@ impl<P: Progression> Communicator<P> {
     /// Those of [`send`](Self::send).
     ///
     /// # Cancel safety
-    /// Dropped before its first poll, nothing is sent; later, the message goes its way.
+    /// If dropped before its first poll, nothing is sent; if dropped later, the message is still sent.
     pub async fn send_slice<T: IntoBytes + Immutable + Sync>(
         &self,
         to: Rank,
@@ -87,14 +85,13 @@ impl<P: Progression> Communicator<P> {
         self.send_as(Mode::Standard, to, tag, to_bytes(values)).await
     }
 
-    /// Receives plain values, and who sent them.
+    /// Receives plain values; returns them with their sender.
     ///
     /// # Errors
     /// [`MessageError::Uneven`], and those of [`receive`](Self::receive).
     ///
     /// # Cancel safety
-    /// Dropped, the receive is withdrawn; a message that it had met stands in the queue again,
-    /// where it stood.
+    /// If dropped, the receive is withdrawn; a message that it had matched returns to its place in the queue.
     pub async fn receive_slice<T: FromBytes>(
         &self,
         source: impl Into<Option<Rank>>,
@@ -104,13 +101,13 @@ impl<P: Progression> Communicator<P> {
         Ok((from_bytes(&bytes)?, source))
     }
 
-    /// The root's value, at every process.
+    /// Sends the root's value to every process, and returns it at each.
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`broadcast`](Self::broadcast).
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn broadcast_value<T: Serialize + DeserializeOwned + Sync>(
         &self,
         root: Rank,
@@ -121,13 +118,13 @@ impl<P: Progression> Communicator<P> {
         async move { Ok(wire::decode(&spread?.await?)?) }
     }
 
-    /// Everybody's value, by rank, at every process.
+    /// Returns the values of all processes, by rank, at every process.
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`all_gather`](Self::all_gather).
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn all_gather_value<T: Serialize + DeserializeOwned + Sync>(
         &self,
         value: &T,
@@ -139,13 +136,14 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// Everybody's plain values combined one by one, at every process. All have as many.
+    /// Combines the plain values of all processes element by element, at every process. All must pass equally
+    /// many.
     ///
     /// # Errors
-    /// [`MessageError::Shape`] where they have not; those of [`all_reduce`](Self::all_reduce).
+    /// [`MessageError::Shape`] if they do not; those of [`all_reduce`](Self::all_reduce).
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn all_reduce_slice<T: FromBytes + IntoBytes + Immutable + Sync>(
         &self,
         values: &[T],

@@ -1,4 +1,4 @@
-//! Connections, as the host asks for them.
+//! Connections: requesting, awaiting, accepting and ending them.
 
 use std::time::Duration;
 
@@ -20,42 +20,42 @@ use crate::outcome::ConnectError;
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ConnectFailed {
-    /// The other side, or the network.
+    /// The other side or the network failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// This side.
+    /// The local NIC failed.
     #[error(transparent)]
     Nic(#[from] NicError),
 }
 
-/// A connection that was asked for.
+/// A connection request or wait under way.
 #[derive(Debug)]
-#[must_use = "ask the NIC for what became of it"]
+#[must_use = "pass it to `Nic::connected`, `finish` or `requested`"]
 pub struct Ticket {
     cookie: u64,
     vi: Option<ViId>,
 }
 
-/// Somebody asks for a connection: accept or reject it.
+/// A connection request from another node: accept or reject it.
 #[derive(Debug)]
-#[must_use = "whoever asks waits for an answer"]
+#[must_use = "the requesting node waits for an answer"]
 pub struct Request {
     id: u64,
-    /// The node that asks.
+    /// The node that requests the connection.
     pub node: NodeId,
-    /// What its interface is like: an interface that accepts it must agree.
+    /// The attributes of its interface: an interface that accepts it must agree.
     pub attributes: ViAttributes,
 }
 
 impl Nic {
-    /// Asks for a connection with whoever waits at `to`; `timeout` `None` waits for ever.
+    /// Requests a connection with a process that waits at `to`. If `timeout` is `None`, waits for ever.
     ///
     /// # Errors
-    /// [`ConnectError::NoMatch`] at once if nobody waits there now; the others as they say.
+    /// [`ConnectError::NoMatch`] at once if no process waits there now; other [`ConnectError`]s and
+    /// [`NicError`]s.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the request under way until its timeout; [`Nic::disconnect`] ends
-    /// it.
+    /// If dropped, the request stays under way until its timeout; [`Nic::disconnect`] ends it.
     pub async fn connect(
         &mut self,
         vi: ViId,
@@ -68,12 +68,12 @@ impl Nic {
         call.nic.finish(&ticket).await
     }
 
-    /// Asks for a connection with a peer that asks for one with us: `local` is what it calls us.
-    /// Does not wait: [`Nic::connected`] polls, [`Nic::finish`] waits. The peer may come at any time, its node
-    /// may be dead or start again meanwhile; `timeout` `None` waits for ever.
+    /// Requests a connection with a peer that requests one with this node, under the name `local`. Does not
+    /// wait: [`Nic::connected`] polls, [`Nic::finish`] waits. The peer may call at any time, and its node may
+    /// die or be started again meanwhile. If `timeout` is `None`, waits for ever.
     ///
     /// # Errors
-    /// [`NicError`] if nothing was asked.
+    /// [`NicError`] if the request could not be posted.
     pub fn connect_peer(
         &mut self,
         vi: ViId,
@@ -84,14 +84,14 @@ impl Nic {
         self.start_connect(vi, CONNECT_PEER, to, local, timeout)
     }
 
-    /// Waits for somebody who asks for a connection with `discriminator` of this node.
+    /// Waits for a request for a connection with `discriminator` of this node.
     ///
     /// # Errors
-    /// [`ConnectError::TimedOut`] if nobody did in time.
+    /// [`ConnectError::TimedOut`] if there was none in time.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the wait under way until its timeout: who asks meanwhile is left
-    /// without an answer. Use [`Nic::listen_for`], which may be polled, where that matters.
+    /// If dropped, the wait stays under way until its timeout: a request that arrives meanwhile gets no answer.
+    /// To avoid that, use [`Nic::listen_for`], which can be polled.
     pub async fn connect_wait(
         &mut self,
         discriminator: Discriminator,
@@ -107,10 +107,10 @@ impl Nic {
         }
     }
 
-    /// Begins to wait for one who asks for a connection with `discriminator` of this node.
+    /// Starts to wait for a request for a connection with `discriminator` of this node.
     ///
     /// # Errors
-    /// [`NicError`] if it could not begin.
+    /// [`NicError`] if it could not start.
     pub fn listen_for(
         &mut self,
         discriminator: Discriminator,
@@ -123,10 +123,10 @@ impl Nic {
         Ok(Ticket { cookie, vi: None })
     }
 
-    /// Who has asked since, if anybody has.
+    /// Returns the request that has arrived, if there is one.
     ///
     /// # Errors
-    /// [`ConnectError::TimedOut`] if nobody did in time; the ticket is used up then.
+    /// [`ConnectError::TimedOut`] if there was none in time; the ticket is used up then.
     pub fn requested(&mut self, ticket: &Ticket) -> Result<Option<Request>, ConnectFailed> {
         self.poll_all();
         let Some(completion) = self.finished(ticket.cookie) else { return Ok(None) };
@@ -159,17 +159,21 @@ impl Nic {
     ) -> Result<u64, NicError> {
         let slot = self.free_scratch.pop().ok_or(NicError::QueueFull)?;
         let mut bytes = [0; PARAMETER_BYTES];
-        let length = wire::encode_into(parameters, &mut bytes).expect("they always fit");
+        let length = wire::encode_into(parameters, &mut bytes)
+            .expect("encoded parameters fit PARAMETER_BYTES");
         let start = usize::from(slot) * SCRATCH_BYTES;
-        self.scratch.write(start, &bytes[..length]).expect("a slot of it");
-        let region = self.scratch.range(start, length).expect("a slot of it");
+        self.scratch
+            .write(start, &bytes[..length])
+            .expect("every slot is within the scratch region");
+        let region =
+            self.scratch.range(start, length).expect("every slot is within the scratch region");
         self.start(Command { region, ..command }, Some(slot))
     }
 
-    /// What became of a connection that was asked for, if anything has.
+    /// Returns the attributes of a connection once it was made; `None` until then.
     ///
     /// # Errors
-    /// [`ConnectError`] if there will be none; the ticket is used up then.
+    /// [`ConnectError`] if it failed; the ticket is used up then.
     pub fn connected(&mut self, ticket: &Ticket) -> Result<Option<ViAttributes>, ConnectFailed> {
         self.poll_all();
         let Some(completion) = self.finished(ticket.cookie) else { return Ok(None) };
@@ -180,7 +184,7 @@ impl Nic {
         Ok(Some(result?.unwrap_or_default()))
     }
 
-    /// The same, when it has.
+    /// Waits until a connection was made.
     ///
     /// # Errors
     /// As [`Nic::connected`].
@@ -196,15 +200,15 @@ impl Nic {
         }
     }
 
-    /// A command has ended: where it has connected an interface, that is so, whether anybody still waits for
-    /// it or not.
+    /// Handles the end of a command: if it has connected an interface, marks the interface as connected, even
+    /// if no caller waits for the command any more.
     pub(super) fn on_connected(&mut self, completion: &Completion) {
         if !has_connected(completion) {
             return;
         }
         let [.., ends] = completion.args;
         let Some(vi) = self.queues.id(completion.port) else { return };
-        // Whoever has asked may have ended it since.
+        // The requester may have disconnected meanwhile.
         let is_wanted = completion.opcode == CONNECT_ACCEPT
             || self.queues.of(vi).is_ok_and(|queues| queues.state == ViState::ConnectPending);
         if is_wanted {
@@ -213,26 +217,25 @@ impl Nic {
         }
     }
 
-    /// Does not wait any more for what was asked for: it fails with [`ConnectError::TimedOut`], if
-    /// it has not come about.
+    /// Cancels a wait or a connection request: it fails with [`ConnectError::TimedOut`], unless it succeeds
+    /// first.
     ///
     /// # Errors
-    /// [`NicError`] if the NIC could not be told.
+    /// [`NicError`] if the command could not be posted.
     pub fn give_up(&mut self, ticket: &Ticket) -> Result<(), NicError> {
         let args = [ticket.cookie, 0, 0];
         let command = Command { args, ..about(midplane_simhw::id::PortId(0), CANCEL, 0) };
         self.start_unwatched(command)
     }
 
-    /// Connects `vi` with who has asked.
+    /// Connects `vi` with the interface of a request.
     ///
     /// # Errors
-    /// [`ConnectError::Reliability`] or [`ConnectError::MaxTransfer`] if the two differ: the request
-    /// stands, for another interface to accept.
+    /// [`ConnectError::Reliability`] or [`ConnectError::MaxTransfer`] if the two differ: another interface can
+    /// then still accept the request.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, the interface may be connected all the same: [`Nic::query_vi`]
-    /// tells.
+    /// If dropped after its first poll, the interface may be connected all the same: [`Nic::query_vi`] tells.
     pub async fn accept(&mut self, request: &Request, vi: ViId) -> Result<(), ConnectFailed> {
         self.queues.of(vi)?;
         let args = [request.id, 0, 0];
@@ -241,13 +244,13 @@ impl Nic {
         Ok(())
     }
 
-    /// Refuses who has asked.
+    /// Refuses a request.
     ///
     /// # Errors
-    /// [`ConnectError::Gone`] if it does not ask any more.
+    /// [`ConnectError::Gone`] if the request was withdrawn or has timed out.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, the request is refused all the same.
+    /// If dropped after its first poll, the request is refused all the same.
     pub async fn reject(&mut self, request: Request) -> Result<(), ConnectFailed> {
         let args = [request.id, 0, 0];
         let command = Command { args, ..about(midplane_simhw::id::PortId(0), CONNECT_REJECT, 0) };
@@ -256,41 +259,42 @@ impl Nic {
         Ok(())
     }
 
-    /// Ends a connection, or the wish for one: what was posted comes back, flushed where it was not
-    /// done, and the interface is idle. The other end is told, and finds its own in the error state.
+    /// Ends a connection, or a request for one. Posted descriptors complete, flushed if they were not done, and
+    /// the interface is idle. The other end is notified, and its interface enters the error state.
     ///
     /// # Errors
     /// [`NicError::NoSuchVi`] if it was destroyed; [`NicError::QueueFull`] until completions are taken.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, the connection ends all the same.
+    /// If dropped after its first poll, the connection ends all the same.
     pub async fn disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
         self.end_connection(vi);
         self.call(about(vi.number, DISCONNECT, 0)).await?;
-        // It may have been connected only then.
+        // It may have become connected meanwhile.
         self.end_connection(vi);
         Ok(())
     }
 
-    /// As [`Nic::disconnect`], without waiting for it.
+    /// Starts what [`Nic::disconnect`] does, without waiting for its end.
     ///
     /// # Errors
-    /// [`NicError`] if the NIC could not be told.
+    /// [`NicError`] if the command could not be posted.
     pub fn start_disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
         self.end_connection(vi);
         self.start_unwatched(about(vi.number, DISCONNECT, 0))
     }
 
-    /// The same; [`Nic::has_ended`] tells when all that was posted has come back, and all news of the connection.
+    /// Does the same, and returns a cookie: [`Nic::has_ended`] returns true once all posted descriptors and all
+    /// events of the connection have arrived.
     pub(crate) fn begin_disconnect(&mut self, vi: ViId) -> Result<u64, NicError> {
         self.queues.of(vi)?;
         self.end_connection(vi);
         self.start(about(vi.number, DISCONNECT, 0), None)
     }
 
-    /// Whether a command has ended; it is forgotten then.
+    /// Returns whether a command has ended; it is forgotten then.
     pub(crate) fn has_ended(&mut self, cookie: u64) -> bool {
         self.finished(cookie).is_some()
     }
@@ -301,7 +305,7 @@ impl Nic {
     }
 }
 
-/// Whether a command has connected an interface.
+/// Returns whether a command has connected an interface.
 fn has_connected(completion: &Completion) -> bool {
     matches!(completion.opcode, CONNECT_REQUEST | CONNECT_PEER | CONNECT_ACCEPT)
         && completion.status == Status::Done
@@ -314,7 +318,7 @@ fn parameters(
     local: Discriminator,
     timeout: Option<Duration>,
 ) -> ConnectParameters {
-    // No time at all is hardly any: 0 means for ever here.
+    // 0 means for ever here, so a timeout of zero becomes 1 ns.
     let timeout_ns = timeout.map_or(0, |timeout| nanos(timeout).max(1));
     ConnectParameters { node: node.0, remote, local, timeout_ns }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong at a NIC.
+//! Errors of a NIC.
 
 use midplane_simhw::host::OpenError;
 use midplane_simhw::id::NodeId;
@@ -7,29 +7,29 @@ use thiserror::Error;
 
 use super::MAX_SEGMENTS;
 
-/// Why a NIC does not do what it was asked for.
+/// Why a NIC did not do what it was asked to.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum NicError {
-    /// There is no NIC any more.
+    /// The NIC has stopped.
     #[error("the NIC has stopped")]
     Closed,
-    /// The NIC does not run the extension.
+    /// The NIC does not run the extension for Virtual Interfaces.
     #[error("the NIC does not run the extension for Virtual Interfaces: install it in its unit")]
     NoExtension,
-    /// The NIC has as many interfaces as it may.
+    /// The NIC has as many interfaces as it can.
     #[error("the NIC has no Virtual Interface left: destroy one first")]
     TooManyVis,
-    /// Take completions first.
+    /// As many commands are under way as the NIC takes: take completions first.
     #[error("as many commands are under way as the NIC takes: take completions first")]
     QueueFull,
-    /// No port to be had.
+    /// The port could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// No memory to be had.
+    /// The memory could not be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// A descriptor has at most [`MAX_SEGMENTS`].
+    /// A descriptor has at most [`MAX_SEGMENTS`] segments.
     #[error("a descriptor has at most {MAX_SEGMENTS} segments, not {0}")]
     TooManySegments(usize),
     /// The interface was destroyed.
@@ -41,15 +41,15 @@ pub enum NicError {
     /// A direct interface needs a lane.
     #[error("the NIC has no lane for direct Virtual Interfaces: open it with one")]
     NoLane,
-    /// The lane is that of another node.
+    /// The lane belongs to another node.
     #[error("the lane is node {lane}'s, and the NIC node {nic}'s: give both the same number")]
     LaneOfAnother {
         /// The lane's node.
         lane: NodeId,
-        /// The NIC's.
+        /// The NIC's node.
         nic: NodeId,
     },
-    /// No direct interface is like that.
+    /// A direct interface can't have these attributes.
     #[error("a direct Virtual Interface has reliable delivery and no remote reads: ask for that")]
     NotDirect,
 }

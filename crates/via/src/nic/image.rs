@@ -1,5 +1,5 @@
-//! What a process's way into its NIC holds, as data: beside what the NIC has
-//! ([`PortContext`]), and taken from the same process in the same stop.
+//! The host's half of a saved process, as data: its interfaces and their queues, saved at the same stop as the
+//! NIC's half ([`PortContext`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::keeper::MappedMemory;
 use crate::memory::{Memory, MemoryOptions, RemoteMemory};
 use crate::outcome::AsyncError;
 
-/// What a process's way into its NIC holds. The bytes of its memory are not in it.
+/// The host's half of a saved process. The bytes of its memory are not in it.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct NicContext {
-    /// Its memory, in the order in which it was registered.
+    /// Its memory, in the order of registration.
     pub memory: Vec<HeldMemory>,
     vis: Vec<HeldVi>,
     queues: Vec<Vec<(ViId, WorkQueue)>>,
@@ -33,18 +33,18 @@ pub struct NicContext {
     next_serial: u32,
 }
 
-/// Registered memory.
+/// A region of registered memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HeldMemory {
-    /// What the process and its peers call it.
+    /// The name that the process and its peers use.
     pub name: MemoryName,
-    /// Its bytes.
+    /// Its length in bytes.
     pub bytes: u32,
-    /// Interfaces with this tag may touch it.
+    /// The tag of the interfaces that may use it.
     pub tag: ProtectionTag,
-    /// The other ends of those may write it.
+    /// True if the other ends of those interfaces may write it.
     pub rdma_write: bool,
-    /// The other ends of those may read it.
+    /// True if the other ends of those interfaces may read it.
     pub rdma_read: bool,
 }
 
@@ -57,7 +57,7 @@ struct HeldVi {
     posted: [Vec<HeldDescriptor>; 2],
 }
 
-/// A descriptor that the application has not taken back.
+/// A descriptor that the application has not taken back yet.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 struct HeldDescriptor {
     cookie: u64,
@@ -75,33 +75,33 @@ enum HeldTransfer {
     Read(RemoteMemory),
 }
 
-/// Why a process's way into its NIC was not saved.
+/// Why the host's half was not saved.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum NicSaveError {
-    /// Something is asked of the NIC, or its answer is not taken.
-    #[error("the NIC is asked for something: wait for the answer, and take it, first")]
+    /// A command is under way, or its completion was not taken.
+    #[error("a command is under way: wait for its completion, and take it, first")]
     Busy,
-    /// It has interfaces whose data goes past the NIC.
+    /// The NIC was opened with a lane, for interfaces whose data bypasses the NIC.
     #[error("direct Virtual Interfaces can't be saved: close them first")]
     Direct,
 }
 
-/// Why a process's way into its NIC was not restored.
+/// Why the host's half was not restored.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum NicRestoreError {
-    /// The NIC does not give what it takes.
+    /// The NIC refused what the restore needs.
     #[error(transparent)]
     Nic(#[from] NicError),
-    /// The context contradicts itself.
+    /// The context is inconsistent.
     #[error("the context contradicts itself: {0}")]
     Malformed(&'static str),
 }
 
 impl Nic {
-    /// Saves what this holds, of a process that [stands still](crate::keeper): after its NIC has saved its
-    /// part.
+    /// Saves the host's half of a process that is [suspended](crate::keeper), after its NIC has saved the other
+    /// half.
     ///
     /// # Errors
     /// [`NicSaveError`]; nothing has changed then.
@@ -148,19 +148,18 @@ impl Nic {
         })
     }
 
-    /// Opens a NIC for a process that was saved elsewhere, and registers its memory again, in the same
-    /// order and sizes; what it is filled with is the caller's to say. `taken` is what the former NIC has
-    /// saved of the same process. All names stay: [`ViId`]s, completion queues, [`RemoteMemory`] that
-    /// others have.
+    /// Opens a NIC for a process that was saved elsewhere, and registers its memory again, in the same order
+    /// and sizes. The caller fills it. `taken` is the half that the former NIC saved of the same process. All
+    /// names stay valid: [`ViId`]s, completion queues, and [`RemoteMemory`] that other processes have.
     ///
-    /// Then the port is stopped, a [`Keeper`](crate::keeper::Keeper) restores `taken` with
-    /// [`Nic::memory_map`], the port goes on, and [`Nic::post_untaken`] is called before anything else.
+    /// Then stop the port; have a [`Keeper`](crate::keeper::Keeper) restore `taken` with [`Nic::memory_map`];
+    /// resume the port; and call [`Nic::post_untaken`] before anything else.
     ///
     /// # Errors
     /// [`NicRestoreError`].
     ///
     /// # Cancel safety
-    /// Dropped, the port is closed.
+    /// If dropped, the port is closed.
     pub async fn restore<P>(
         host: &impl Host,
         options: PortOptions,
@@ -194,12 +193,12 @@ impl Nic {
                 nic.untaken.push((vi, queue, cookie));
             }
         }
-        // Once this is answered, the NIC knows what is awaited.
+        // Once this completes, the NIC has received the commands before it.
         nic.call(about(midplane_simhw::id::PortId(0), QUERY_NIC, 0)).await?;
         Ok((nic, memory))
     }
 
-    /// Interfaces, and what is posted to them, as they were.
+    /// Restores the interfaces and the descriptors posted to them.
     fn adopt(&mut self, saved: &NicContext, memory: &[Memory]) -> Result<(), NicRestoreError> {
         let wrong = NicRestoreError::Malformed;
         let mut queues = Queues::default();
@@ -236,11 +235,11 @@ impl Nic {
         Ok(())
     }
 
-    /// Posts what the former NIC had not taken when the process was stopped: what a restored process does
-    /// first when it goes on.
+    /// Posts the descriptors that the former NIC had not taken when the process was stopped. A restored process
+    /// calls this before anything else.
     ///
     /// # Errors
-    /// [`NicError::QueueFull`], [`NicError::Closed`]: what is not posted is so with the next call.
+    /// [`NicError::QueueFull`], [`NicError::Closed`]: the next call posts the rest.
     pub fn post_untaken(&mut self) -> Result<(), NicError> {
         while let Some((vi, queue, cookie)) = self.untaken.first().copied() {
             self.post_again(vi, queue, cookie)?;
@@ -250,7 +249,8 @@ impl Nic {
         Ok(())
     }
 
-    /// What the process and its peers call its memory, and what the NIC does: for who restores it there.
+    /// Returns the names of its memory for the process and for the NIC, from which a keeper restores the NIC's
+    /// half.
     #[must_use]
     pub fn memory_map(&self) -> Vec<MappedMemory> {
         let mapped = self.memories.iter().filter_map(|(name, region)| {
@@ -261,7 +261,7 @@ impl Nic {
         mapped.collect()
     }
 
-    /// Registers memory under a name that it has already, or one of its own.
+    /// Registers memory, under the given name or under its own.
     pub(super) fn register_as(
         &mut self,
         bytes: usize,
@@ -272,7 +272,7 @@ impl Nic {
             .tag(options.tag)
             .rights(options.rights());
         let mut region = self.port.register_with(bytes, registered)?;
-        // Others know restored memory by the name that it had: nothing else may have that here.
+        // Peers use the former names of restored memory: no other memory may get such a name.
         while name.is_none() && self.restored.contains(&region.whole().into()) {
             drop(region);
             region = self.port.register_with(bytes, registered)?;
@@ -308,7 +308,7 @@ fn held(cookie: u64, descriptor: &Descriptor, ended: Option<End>) -> HeldDescrip
 }
 
 impl HeldDescriptor {
-    /// As the NIC's host keeps it; `None` if its memory is not there.
+    /// Restores the descriptor; returns `None` if its memory is missing.
     fn descriptor(&self, memory: &[Memory], names: &[HeldMemory]) -> Option<Descriptor> {
         let segment = |piece: &Piece| {
             let at = names.iter().position(|held| held.name == piece.memory)?;

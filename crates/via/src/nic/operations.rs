@@ -1,8 +1,8 @@
-//! Commands under way that are no descriptors: what each of them holds until its completion.
+//! Commands under way that are no descriptors, and the resources of each until its completion.
 
 use midplane_simhw::port::Completion;
 
-/// What is under way; later, its completion.
+/// A command under way; later, its completion.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) scratch: Option<u16>,
@@ -24,12 +24,12 @@ pub(super) struct Operations {
 }
 
 impl Operations {
-    /// Whether nothing is under way.
+    /// Returns whether no command is under way.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len()
     }
 
-    /// Takes an operation; returns its cookie.
+    /// Adds an operation; returns its cookie.
     pub(super) fn insert(&mut self, operation: Operation) -> u64 {
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, operation: None });

@@ -1,4 +1,4 @@
-//! What was posted to one queue of an interface, until the application takes it back.
+//! Descriptors posted to one queue of an interface, until the application takes them back.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::WorkQueue;
 use crate::descriptor::{Completed, Descriptor};
 use crate::outcome::{DescriptorError, Operation};
 
-/// How a descriptor ended.
+/// The result of a descriptor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(super) struct End {
     pub(super) operation: Operation,
@@ -18,32 +18,32 @@ pub(super) struct End {
     pub(super) immediate: Option<u32>,
 }
 
-/// How far a descriptor is.
+/// The state of a posted descriptor.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Not done. Where the table of its segments is, if the NIC reads one.
+    /// Not completed; with the scratch slot of its segment table, if it has one.
     Pending(Option<u16>),
     Ended(End),
 }
 
-/// Descriptors in the order in which they were posted and come back. A descriptor's number is how many
-/// were posted before it.
+/// Descriptors in the order in which they were posted and are taken back. A descriptor's number is the count of
+/// those posted before it.
 #[derive(Debug, Default)]
 pub(super) struct PostedQueue {
     entries: VecDeque<(Descriptor, State)>,
-    /// The number of the first.
+    /// The number of the first entry.
     first: u64,
-    /// The number of the first that has not ended.
+    /// The number of the first entry that is pending.
     pending: u64,
 }
 
 impl PostedQueue {
-    /// Descriptors that the application has not taken back.
+    /// Returns the number of descriptors that the application has not taken back.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The number of what is posted next.
+    /// Returns the number of the next descriptor to be posted.
     #[inline]
     pub(super) fn next_number(&self) -> u64 {
         self.first + self.entries.len() as u64
@@ -54,7 +54,7 @@ impl PostedQueue {
         self.entries.push_back((descriptor, State::Pending(scratch)));
     }
 
-    /// Puts one where it was before; `false` if that is not the place after the last.
+    /// Restores a descriptor under its number; returns `false` if that is not the next one.
     pub(super) fn restore(
         &mut self,
         number: u64,
@@ -73,7 +73,7 @@ impl PostedQueue {
         is_next
     }
 
-    /// All of them, with their numbers and how they ended.
+    /// Iterates over all descriptors, with their numbers and results.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Descriptor, Option<End>)> {
         (self.first..).zip(&self.entries).map(|(number, (descriptor, state))| match state {
             State::Pending(_) => (number, descriptor, None),
@@ -89,7 +89,7 @@ impl PostedQueue {
         Some(&self.entries.get(self.place(number)?)?.0)
     }
 
-    /// From now on the table of a pending one's segments lies there.
+    /// Sets the scratch slot of a pending descriptor's segment table.
     pub(super) fn set_scratch(&mut self, number: u64, scratch: Option<u16>) {
         let place = self.place(number).and_then(|at| self.entries.get_mut(at));
         if let Some((_, State::Pending(place))) = place {
@@ -97,14 +97,15 @@ impl PostedQueue {
         }
     }
 
-    /// The first that has not ended, and its number.
+    /// Returns the first pending descriptor and its number.
     #[inline]
     pub(super) fn pending(&self) -> Option<(u64, &Descriptor)> {
         let at = self.pending - self.first;
         Some((self.pending, &self.entries.get(at as usize)?.0))
     }
 
-    /// So one has ended: once. What its table lay in, if it had one.
+    /// Completes a pending descriptor. Returns the scratch slot of its segment table, if it had one; `None` if
+    /// it was not pending.
     #[inline]
     pub(super) fn end(&mut self, number: u64, end: End) -> Option<Option<u16>> {
         let at = self.place(number)?;
@@ -117,7 +118,7 @@ impl PostedQueue {
         Some(scratch)
     }
 
-    /// So has the first one that had not, which has no table; `false` if there is none.
+    /// Completes the first pending descriptor, which has no segment table; returns `false` if there is none.
     #[inline]
     pub(super) fn end_pending(&mut self, end: End) -> bool {
         let next = self.entries.get_mut((self.pending - self.first) as usize);
@@ -135,13 +136,13 @@ impl PostedQueue {
         }
     }
 
-    /// Whether the first one has ended.
+    /// Returns whether the first descriptor has completed.
     #[inline]
     pub(super) const fn has_ended(&self) -> bool {
         self.first < self.pending
     }
 
-    /// The first one, if it has ended.
+    /// Takes the first descriptor, if it has completed.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Completed> {
         if !self.has_ended() {
@@ -156,13 +157,14 @@ impl PostedQueue {
     }
 }
 
-/// What a NIC knows a descriptor by: unlike any other that its process has posted and not taken back.
+/// Returns a descriptor's cookie, by which the NIC names it: unique among those of its process that were not
+/// taken back.
 #[inline]
 pub(super) const fn cookie(vi: PortId, queue: WorkQueue, number: u64) -> u64 {
     number << 17 | (queue as u64) << 16 | vi.0 as u64
 }
 
-/// The number of the descriptor with this cookie, in its queue.
+/// Returns the number in its queue of the descriptor with this cookie.
 #[inline]
 pub(super) const fn number(cookie: u64) -> u64 {
     cookie >> 17
@@ -184,13 +186,14 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Op {
         Post,
-        /// The one that stands so far behind the first, which may be none.
+        /// Ends the descriptor so many places behind the first, if there is one.
         End(u64),
         Take,
     }
 
     proptest! {
-        /// Whatever order they end in, they come back in that in which they were posted, each once, as they first ended.
+        /// Checks for any order of completions: descriptors are taken in the order of posting, each once, with
+        /// its first result.
         #[test]
         fn descriptors_come_back_in_order_once_those_before_have_ended(
             begin in 1_u64..1 << 40,

@@ -1,4 +1,4 @@
-//! What a NIC has, and an interface of it.
+//! Queries of a NIC's resources and of an interface's state.
 
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{MAX_REGIONS, Status};
@@ -8,33 +8,33 @@ use super::{MAX_SEGMENTS, Nic, NicError, ViId};
 use crate::attributes::{MAX_DISCRIMINATOR, ViAttributes, ViState};
 use crate::command::{QUERY_NIC, about};
 
-/// What a NIC has, and how much of each a program may use at once (Virtual Interface Architecture 1.0,
-/// NIC attributes).
+/// Resources of a NIC, and how much of each a program may use at once (Virtual Interface Architecture 1.0, NIC
+/// attributes).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct NicAttributes {
-    /// The node that it is on: its address, with a discriminator.
+    /// The node that it is on; with a discriminator, its address.
     pub node: NodeId,
     /// Most bytes of a discriminator.
     pub max_discriminator: usize,
-    /// Most interfaces of the NIC, over all that have opened it.
+    /// Most interfaces of the NIC, shared by all processes that have opened it.
     pub max_vis: usize,
-    /// Those that there are now.
+    /// Interfaces that exist now.
     pub vis: usize,
-    /// Most descriptors, connections and questions under way of whoever has opened it.
+    /// Most descriptors, connection requests and queries that this process may have under way.
     pub max_posted: usize,
     /// Most data segments of a descriptor.
     pub max_segments: usize,
     /// Most bytes of one registered region.
     pub max_region: usize,
-    /// Most regions of whoever has opened it.
+    /// Most regions of this process.
     pub max_regions: usize,
-    /// Most bytes of a message that leave in one frame.
+    /// Most bytes of a message in one frame.
     pub mtu: usize,
 }
 
 impl Nic {
-    /// The state of an interface, as its NIC has it now.
+    /// Returns the state of an interface, as its NIC reports it now.
     ///
     /// # Errors
     /// [`NicError::NoSuchVi`] if it was destroyed.
@@ -53,10 +53,10 @@ impl Nic {
         Ok((state, attributes))
     }
 
-    /// What the NIC has, as it says now.
+    /// Returns the NIC's resources, as it reports them now.
     ///
     /// # Errors
-    /// [`NicError::NoExtension`] if Virtual Interfaces were withdrawn from it, [`NicError::Closed`],
+    /// [`NicError::NoExtension`] if the extension was removed from it, [`NicError::Closed`],
     /// [`NicError::QueueFull`].
     ///
     /// # Cancel safety

@@ -1,4 +1,4 @@
-//! Work queues and completion queues.
+//! Work queues and completion queues of the host's half.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::posted::{End, PostedQueue, cookie, number};
-use super::{MAX_SEGMENTS, Nic, NicError, Quiet, SCRATCH_BYTES, ViId};
+use super::{MAX_SEGMENTS, Nic, NicError, SCRATCH_BYTES, Unrung, ViId};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
     Ended, FENCE, IMMEDIATE, OPERATION_READ, OPERATION_WRITE, POST_RECEIVE, POST_SEND,
@@ -19,9 +19,9 @@ use crate::descriptor::{Completed, Descriptor, Fields, Transfer};
 /// One of an interface's two queues.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub enum WorkQueue {
-    /// Sends, writes and reads.
+    /// The queue of sends, writes and reads.
     Send,
-    /// Receives.
+    /// The queue of receives.
     Receive,
 }
 
@@ -29,17 +29,17 @@ pub enum WorkQueue {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct CqId(pub(super) usize);
 
-/// Why a descriptor was not posted; it comes back untouched.
+/// Why a descriptor was not posted; returns the descriptor unchanged.
 #[derive(Debug, Error)]
 #[error("{error}")]
 pub struct PostFailed {
-    /// What is wrong.
+    /// The error.
     pub error: NicError,
-    /// As it was handed in.
+    /// The descriptor, as it was passed in.
     pub descriptor: Descriptor,
 }
 
-/// One interface, as its host knows it.
+/// The host's state of one interface.
 #[derive(Debug)]
 pub(super) struct ViQueues {
     pub(super) id: ViId,
@@ -66,7 +66,7 @@ impl Queues {
         self.vis[at] = Some(ViQueues { id, attributes, state: ViState::Idle, posted, told });
     }
 
-    /// Forgets an interface, and what it still had.
+    /// Removes an interface and its queues.
     pub(super) fn remove(&mut self, vi: ViId) {
         for queue in &mut self.completions {
             queue.retain(|(other, _)| *other != vi);
@@ -86,12 +86,12 @@ impl Queues {
         self.vis.iter().flatten()
     }
 
-    /// What each completion queue holds.
+    /// Iterates over the contents of the completion queues.
     pub(super) fn told(&self) -> impl Iterator<Item = &VecDeque<(ViId, WorkQueue)>> {
         self.completions.iter()
     }
 
-    /// A completion queue that holds what it did.
+    /// Restores a completion queue with its contents.
     pub(super) fn restore_cq(&mut self, told: &[(ViId, WorkQueue)]) {
         self.completions.push(told.iter().copied().collect());
     }
@@ -106,13 +106,13 @@ impl Queues {
         }
     }
 
-    /// What was posted to one queue of an interface.
+    /// Returns the descriptors posted to one queue of an interface.
     #[inline]
     pub(super) fn posted(&mut self, vi: PortId, queue: WorkQueue) -> Option<&mut PostedQueue> {
         Some(&mut self.vis.get_mut(vi.index())?.as_mut()?.posted[queue as usize])
     }
 
-    /// A descriptor has ended, as the NIC tells.
+    /// Handles the NIC's completion of a descriptor.
     #[inline]
     pub(super) fn on_ended(&mut self, free_scratch: &mut Vec<u16>, completion: &Completion) {
         let Ended { opcode, vi, cookie, operation, outcome, length, immediate } =
@@ -122,7 +122,7 @@ impl Queues {
         free_scratch.extend(self.end(vi, queue, number(cookie), end));
     }
 
-    /// So a descriptor has ended; what the table of its segments lay in.
+    /// Completes a descriptor; returns the scratch slot of its segment table, if it had one.
     #[inline]
     pub(super) fn end(
         &mut self,
@@ -133,25 +133,29 @@ impl Queues {
     ) -> Option<u16> {
         let queues = self.vis.get_mut(vi.index())?.as_mut()?;
         let scratch = queues.posted[queue as usize].end(number, end)?;
-        tell(&mut self.completions, queues, queue);
+        push_completion(&mut self.completions, queues, queue);
         scratch
     }
 
-    /// So has the first of a direct interface's queue that had not; `false` if there is none. None of those has a
-    /// table of its segments.
+    /// Completes the first pending descriptor of a direct interface's queue; returns `false` if there is none.
+    /// Such descriptors have no segment table.
     #[inline]
     pub(super) fn end_pending(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
         let Some(Some(queues)) = self.vis.get_mut(vi.index()) else { return false };
         let has_ended = queues.posted[queue as usize].end_pending(end);
         if has_ended {
-            tell(&mut self.completions, queues, queue);
+            push_completion(&mut self.completions, queues, queue);
         }
         has_ended
     }
 }
 
 #[inline]
-fn tell(completions: &mut [VecDeque<(ViId, WorkQueue)>], queues: &ViQueues, queue: WorkQueue) {
+fn push_completion(
+    completions: &mut [VecDeque<(ViId, WorkQueue)>],
+    queues: &ViQueues,
+    queue: WorkQueue,
+) {
     if let Some(cq) = queues.told[queue as usize]
         && let Some(told) = completions.get_mut(cq.0)
     {
@@ -160,18 +164,18 @@ fn tell(completions: &mut [VecDeque<(ViId, WorkQueue)>], queues: &ViQueues, queu
 }
 
 impl Nic {
-    /// Makes a completion queue.
+    /// Creates a completion queue.
     pub fn create_cq(&mut self) -> CqId {
         self.queues.completions.push(VecDeque::new());
         CqId(self.queues.completions.len() - 1)
     }
 
-    /// Lends a descriptor to the send queue.
+    /// Posts a descriptor to the send queue. The NIC may use its memory until it completes.
     ///
     /// # Errors
-    /// [`PostFailed`] gives the descriptor back: [`NicError::QueueFull`] until completions are
-    /// taken, [`NicError::NoSuchVi`], [`NicError::Closed`]. What the NIC finds wrong with it is the
-    /// descriptor's outcome.
+    /// [`PostFailed`] returns the descriptor: [`NicError::QueueFull`] until completions are taken,
+    /// [`NicError::NoSuchVi`], [`NicError::Closed`]. Errors that the NIC finds in it are the descriptor's
+    /// outcome.
     #[inline]
     pub fn post_send(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
         if self.is_direct(vi) {
@@ -183,13 +187,13 @@ impl Nic {
         Ok(())
     }
 
-    /// The doorbell, for all that was posted so far.
+    /// Rings the doorbell for all that was posted so far.
     pub(super) fn ring(&mut self) {
-        self.quiet = Quiet::Nothing;
+        self.unrung = Unrung::Nothing;
         self.port.ring();
     }
 
-    /// Lends a descriptor to the receive queue.
+    /// Posts a descriptor to the receive queue. The NIC may use its memory until it completes.
     ///
     /// # Errors
     /// As [`Nic::post_send`].
@@ -204,8 +208,8 @@ impl Nic {
         Ok(())
     }
 
-    /// The same without a doorbell: the hardware hears of it with what is posted next, or once polls
-    /// find nothing. Only for receives that no message can need before.
+    /// Posts a receive without a doorbell: the hardware is notified with the next post, or once polls find
+    /// nothing. Only for receives that no message can need before then.
     pub(crate) fn post_receive_quietly(
         &mut self,
         vi: ViId,
@@ -216,7 +220,7 @@ impl Nic {
         }
         let command = about(vi.number, POST_RECEIVE, 0);
         self.post(vi, WorkQueue::Receive, command, descriptor)?;
-        self.quiet = Quiet::Posted;
+        self.unrung = Unrung::Posted;
         Ok(())
     }
 
@@ -249,7 +253,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Posts a descriptor anew that is under way already.
+    /// Posts a descriptor again to the new NIC, after a restore.
     pub(super) fn post_again(
         &mut self,
         vi: ViId,
@@ -258,7 +262,7 @@ impl Nic {
     ) -> Result<(), NicError> {
         let Some(posted) = self.queues.posted(vi.number, queue) else { return Ok(()) };
         let Some(descriptor) = posted.get(number(cookie)) else { return Ok(()) };
-        // Segments are names: what is lent stays lent.
+        // Segments are references: the NIC's use of the memory continues.
         let fields = Fields { segments: descriptor.segments.clone(), ..**descriptor };
         let descriptor = Descriptor::from(fields);
         let mut command = match queue {
@@ -277,7 +281,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Puts a descriptor's memory into its command: itself, or a table of it.
+    /// Puts a descriptor's memory into its command: its only segment, or a table of its segments.
     fn describe(
         &mut self,
         descriptor: &Descriptor,
@@ -296,10 +300,10 @@ impl Nic {
                 for (at, segment) in many.iter().enumerate() {
                     let bytes = segment_bytes(segment.region());
                     let written = self.scratch.write(start + at * SEGMENT_BYTES, &bytes);
-                    written.expect("a slot holds as many");
+                    written.expect("a slot holds MAX_SEGMENTS");
                 }
                 let table = self.scratch.range(start, many.len() * SEGMENT_BYTES);
-                command.region = table.expect("a slot of it");
+                command.region = table.expect("every slot is within the scratch region");
                 command.flags |= TABLE;
                 command.args[0] |= (many.len() as u64) << 32;
                 Ok(Some(slot))
@@ -307,8 +311,8 @@ impl Nic {
         }
     }
 
-    /// The next descriptor of a queue, if it is done: descriptors come back in the order in which
-    /// they were posted.
+    /// Polls, then takes the next descriptor of a queue, if it has completed. Descriptors complete in the order
+    /// in which they were posted.
     ///
     /// # Errors
     /// [`NicError::NoSuchVi`] if the interface was destroyed.
@@ -321,8 +325,8 @@ impl Nic {
         }
     }
 
-    /// The same, of what was taken from the hardware already: by any poll, for any queue. It costs a
-    /// look into memory of this process.
+    /// Takes the next descriptor of a queue, if an earlier poll of any queue has completed it. Reads only
+    /// memory of this process.
     ///
     /// # Errors
     /// As [`Nic::done`].
@@ -331,7 +335,7 @@ impl Nic {
         Ok(self.queues.of(vi)?.posted[queue as usize].take())
     }
 
-    /// The next descriptor of the send queue, if it is done.
+    /// Takes the next descriptor of the send queue, if it has completed.
     ///
     /// # Errors
     /// As [`Nic::done`].
@@ -340,7 +344,7 @@ impl Nic {
         self.done(vi, WorkQueue::Send)
     }
 
-    /// The next descriptor of the receive queue, if it is done.
+    /// Takes the next descriptor of the receive queue, if it has completed.
     ///
     /// # Errors
     /// As [`Nic::done`].
@@ -349,7 +353,7 @@ impl Nic {
         self.done(vi, WorkQueue::Receive)
     }
 
-    /// The next descriptor of a queue, when it is done.
+    /// Waits until the next descriptor of a queue has completed, and takes it.
     ///
     /// # Errors
     /// As [`Nic::done`]; [`NicError::Closed`] once the NIC has stopped.
@@ -365,7 +369,7 @@ impl Nic {
         }
     }
 
-    /// The next queue of which a descriptor is done, of those that tell this completion queue.
+    /// Takes the next entry of a completion queue: the queue in which a descriptor has completed.
     #[must_use]
     pub fn cq_done(&mut self, cq: CqId) -> Option<(ViId, WorkQueue)> {
         if self.queues.completions.get(cq.0)?.is_empty() {
@@ -374,7 +378,7 @@ impl Nic {
         self.queues.completions.get_mut(cq.0)?.pop_front()
     }
 
-    /// The same, when there is one.
+    /// Waits for the next entry of a completion queue.
     ///
     /// # Errors
     /// [`NicError::Closed`] once the NIC has stopped.
@@ -391,7 +395,7 @@ impl Nic {
     }
 }
 
-/// The command of a descriptor for the send queue, without its memory.
+/// Makes the command of a descriptor for the send queue, without its memory.
 fn send_command(vi: ViId, descriptor: &Descriptor) -> Command {
     let (operation, remote) = match descriptor.transfer {
         Transfer::Send => (0, [0; 2]),

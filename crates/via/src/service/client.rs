@@ -13,45 +13,45 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tower_service::Service;
 
 use super::frame;
-use super::lane::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE};
+use super::messages::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE};
 use super::server::REQUEST;
-use crate::message::communicator::{Communicator, Pending, Place};
+use crate::message::communicator::{Communicator, Pending, Registration};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 use crate::message::request::{Load, Mode};
 
-/// Why a request has no answer.
+/// Why a request got no answer.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum CallError {
-    /// The message layer says no.
+    /// The message layer failed.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// The service says so.
+    /// The service returned an error; this is its text.
     #[error("the service failed: {0}")]
     Service(String),
-    /// The request is longer than this client sends.
+    /// The request is longer than this client may send.
     #[error("a request has at most {most} bytes, not {length}: see `Client::max_message`")]
     TooLong {
         /// Bytes of the request.
         length: usize,
-        /// Most bytes of one.
+        /// Most bytes of a request.
         most: usize,
     },
-    /// What came is no answer.
-    #[error("what came was not sent by a server: its communicator is used by something else")]
+    /// The received message is no answer.
+    #[error("the received message is no answer of a server: something else uses its communicator")]
     Malformed,
 }
 
 type Turn = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
-/// Asks one [`Server`](super::Server). Clones share how many requests may be under way, and each
-/// reserves for itself.
+/// Sends requests to one [`Server`](super::Server). Clones share one limit of requests under way, and each
+/// reserves its own slot.
 ///
-/// `poll_ready`, or [`reserve`](Self::reserve), waits while as many requests as the
-/// [`depth`](Self::depth) are under way. A process has one client of a communicator, and its clones.
+/// If [`depth`](Self::depth) requests are under way, `poll_ready` and [`reserve`](Self::reserve) wait. A
+/// process may have one client, with its clones, on a communicator.
 pub struct Client<P: Progression> {
     communicator: Communicator<P>,
     server: Rank,
@@ -60,8 +60,8 @@ pub struct Client<P: Progression> {
     next: Arc<AtomicU32>,
     permit: Option<OwnedSemaphorePermit>,
     turn: Option<Turn>,
-    /// While it waits for its turn: answers to calls that were dropped are taken meanwhile.
-    place: Option<Place<P>>,
+    /// Registered while it waits for a slot: it then receives the answers to calls that were dropped.
+    place: Option<Registration<P>>,
 }
 
 impl<P: Progression> Clone for Client<P> {
@@ -87,7 +87,7 @@ impl<P: Progression> fmt::Debug for Client<P> {
 }
 
 impl<P: Progression> Client<P> {
-    /// A client of the server at `server`, over the communicator that both have for this.
+    /// Makes a client of the server at rank `server`, over the communicator that both use for nothing else.
     #[must_use]
     pub fn new(communicator: Communicator<P>, server: Rank) -> Self {
         let room = Arc::new(Semaphore::new(DEFAULT_DEPTH));
@@ -95,7 +95,7 @@ impl<P: Progression> Client<P> {
         Self { communicator, server, room, longest, next, permit: None, turn: None, place: None }
     }
 
-    /// Requests that may be under way, at least 1; for clones that are made later, too. Default:
+    /// Sets how many requests may be under way, at least 1; also for clones made later. Default:
     /// [`DEFAULT_DEPTH`].
     #[must_use]
     pub fn depth(mut self, requests: usize) -> Self {
@@ -103,24 +103,25 @@ impl<P: Progression> Client<P> {
         self
     }
 
-    /// Most bytes of a request, and of an answer: a longer one is an error. With [`depth`](Self::depth) this
-    /// bounds what a server can make this process keep. Default: [`DEFAULT_MAX_MESSAGE`].
+    /// Sets the most bytes of a request and of an answer: a longer one is an error. With
+    /// [`depth`](Self::depth), this bounds the memory that a server can make this process use. Default:
+    /// [`DEFAULT_MAX_MESSAGE`].
     #[must_use]
     pub const fn max_message(mut self, bytes: usize) -> Self {
         self.longest = bytes;
         self
     }
 
-    /// Requests that could begin now.
+    /// Returns how many requests could start now.
     #[must_use]
     pub fn room(&self) -> usize {
         self.room.available_permits()
     }
 
-    /// Waits until a request may begin: the next [`call`](Service::call) takes it.
+    /// Waits until a request may start, and reserves its slot for the next [`call`](Service::call).
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing but a place in the queue, which this client keeps.
+    /// If dropped, no slot was reserved; this client keeps its place in the queue.
     pub async fn reserve(&mut self) {
         std::future::poll_fn(|context| self.poll_reserve(context)).await;
     }
@@ -138,11 +139,11 @@ impl<P: Progression> Client<P> {
         let room = &self.room;
         let turn = self.turn.get_or_insert_with(|| Box::pin(Arc::clone(room).acquire_owned()));
         let Poll::Ready(permit) = turn.as_mut().poll(context) else {
-            let place = self.place.get_or_insert_with(|| Place::new(&self.communicator));
+            let place = self.place.get_or_insert_with(|| Registration::new(&self.communicator));
             place.drive(context.waker());
             return Poll::Pending;
         };
-        let permit = permit.expect("it is never closed");
+        let permit = permit.expect("the semaphore is never closed");
         (self.turn, self.place) = (None, None);
         self.permit = Some(permit);
         Poll::Ready(())
@@ -163,8 +164,8 @@ impl<P: Progression> Service<Bytes> for Client<P> {
     /// # Panics
     /// If the client was not ready.
     fn call(&mut self, request: Bytes) -> Call<P> {
-        let permit = self.permit.take().expect("a client is asked only once it is ready");
-        // Numbers come again after 2^31 requests; from 1, for 0 is the tag of requests.
+        let permit = self.permit.take().expect("call follows poll_ready");
+        // The high bit keeps them apart from the tag of requests; they repeat after 2^31 requests.
         let tag = self.next.fetch_add(1, Ordering::Relaxed) & 0x7FFF_FFFF | 0x8000_0000;
         let started = self.start(&request, tag);
         Call { state: Some(started.unwrap_or_else(State::Failed)), permit: Some(permit) }
@@ -191,20 +192,20 @@ enum State<P: Progression> {
     Asked { sent: Option<Pending<P>>, answer: Pending<P> },
 }
 
-/// An answer to come.
+/// The future of an answer.
 ///
 /// # Panics
-/// Polled again after it was ready.
+/// If polled again after it was ready.
 ///
 /// # Cancel safety
-/// Dropped, the request may still be handled. Its room is free once the request has left and the answer has
-/// come, which is thrown away: a server that does not answer holds no more of this process than the client's
-/// [`depth`](Client::depth). Any waiting client of the process takes such answers in.
+/// If dropped, the request may still be handled. Its slot is free once the request was sent and the answer has
+/// arrived, which is discarded. So a server that does not answer occupies no more of this process than the
+/// client's [`depth`](Client::depth). Any waiting client of the process receives such answers.
 #[derive(Debug)]
-#[must_use = "the answer comes to whoever awaits it"]
+#[must_use = "the answer is returned only when awaited"]
 pub struct Call<P: Progression> {
     state: Option<State<P>>,
-    /// There until it is dropped.
+    /// `Some` until it is dropped.
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -234,7 +235,7 @@ impl<P: Progression> Future for Call<P> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let answer = ready!(this.poll_answer(context));
-        // The answer was taken, or will never come.
+        // The answer was taken, or will never arrive.
         this.state = None;
         Poll::Ready(answer)
     }
@@ -247,7 +248,7 @@ impl<P: Progression> Drop for Call<P> {
             if let Some(sent) = sent {
                 sent.free_with(Arc::clone(&permit) as _);
             }
-            // The receive stays, so that the answer has somewhere to go.
+            // The receive stays posted, so that the answer has a receive to match.
             answer.free_with(permit);
         }
     }

@@ -1,9 +1,9 @@
-//! Connections between processes: who asks for one, and who accepts it.
+//! Connections between processes: connecting and accepting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::lane::{Receiver, Sender};
+use super::messages::{Receiver, Sender};
 use super::stream::{Abandoned, ByteStream, DEFAULT_DROPPED};
 use crate::message::communicator::Communicator;
 use crate::message::envelope::Tag;
@@ -12,15 +12,15 @@ use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 use crate::message::request::Failure;
 
-/// Where connections are asked for.
-const KNOCK: Tag = Tag(0);
+/// The tag of requests for a connection.
+const CONNECT_TAG: Tag = Tag(0);
 
-/// Connections of one process with the others of a communicator, which is theirs alone. Clones are
-/// the same.
+/// Connections of one process with the others of a communicator, which nothing else may use. Clones share one
+/// set of connections.
 ///
-/// Who connects numbers the connection, and may write at once. Its bytes have the tag `2n`, those
-/// of the other side `2n + 1`, so that both sides may connect to each other. Numbers begin again
-/// after 2^31 - 1 connections.
+/// The connecting process numbers the connection, and may write at once. Its bytes have the tag `2n`, those of
+/// the accepting process `2n + 1`, so both may connect to each other. Numbers repeat after 2^31 - 1
+/// connections.
 #[derive(Debug)]
 pub struct Streams<P: Progression> {
     communicator: Communicator<P>,
@@ -39,7 +39,7 @@ impl<P: Progression> Clone for Streams<P> {
 }
 
 impl<P: Progression> Streams<P> {
-    /// All connections over a communicator: the only user of it in this process.
+    /// Makes and accepts connections over a communicator, which nothing else in this process may use.
     #[must_use]
     pub fn new(communicator: Communicator<P>) -> Self {
         communicator.assert_no_any_tag();
@@ -47,54 +47,54 @@ impl<P: Progression> Streams<P> {
         Self { communicator, next: Arc::default(), abandoned }
     }
 
-    /// Bounds, for each peer, the streams that were dropped here before the peer ended them and whose bytes this process
-    /// still takes in and throws away. Beyond it, the oldest is given up: what the peer writes there waits in the peer's
-    /// window for unexpected messages, which it then has less of. For clones and streams that are made later. Default:
-    /// [`DEFAULT_DROPPED`].
+    /// Sets, for each peer, how many streams may be draining: they were dropped here before the peer ended
+    /// them, and this process still receives and discards their bytes. Beyond the bound, the oldest is given
+    /// up: the peer's further bytes then occupy part of the peer's window for unexpected messages. Applies to
+    /// clones and streams made later. Default: [`DEFAULT_DROPPED`].
     #[must_use]
     pub fn dropped(mut self, streams: usize) -> Self {
         self.abandoned = Arc::new(Abandoned::new(streams));
         self
     }
 
-    /// A connection with `peer`, which accepts it when it likes: what is written before that waits.
+    /// Makes a connection with `peer`. It accepts when it likes; bytes written before that wait.
     ///
     /// # Errors
-    /// [`MessageError`] if there is no such rank, or it is gone.
+    /// [`MessageError`] if there is no such rank, or its process is lost.
     ///
     /// # Cancel safety
-    /// Dropped before it was polled, it has done nothing; later, the other side may accept a
-    /// connection that ends at once.
+    /// If dropped before its first poll, nothing was done; if dropped later, the peer may accept a connection
+    /// that ends at once.
     pub async fn connect(&self, peer: Rank) -> Result<ByteStream<P>, MessageError> {
-        // From 1, below 2^31: tags are twice that, and 0 is where connections are asked for.
+        // From 1, below 2^31: tags are twice that, and tag 0 is for connection requests.
         let number = self.next.fetch_add(1, Ordering::Relaxed) % 0x7FFF_FFFF + 1;
         let stream = self.stream(peer, Tag(2 * number), Tag(2 * number + 1));
-        self.communicator.send(peer, KNOCK, number.to_le_bytes().to_vec()).await?;
+        self.communicator.send(peer, CONNECT_TAG, number.to_le_bytes().to_vec()).await?;
         Ok(stream)
     }
 
-    /// The next connection that somebody has asked for.
+    /// Accepts the next connection that another process has requested.
     ///
     /// # Errors
     /// [`MessageError`] once the message layer is down.
     ///
     /// # Cancel safety
-    /// Dropped, it has accepted nothing.
+    /// If dropped, no connection was accepted.
     pub async fn accept(&self) -> Result<ByteStream<P>, MessageError> {
         loop {
             self.abandoned.discard();
-            let knock = match self.communicator.receive(None, KNOCK).await {
-                Ok(knock) => knock,
-                // Whoever it was, the others may still come.
+            let request = match self.communicator.receive(None, CONNECT_TAG).await {
+                Ok(request) => request,
+                // One process was lost; the others may still connect.
                 Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            // Other bytes are no connection.
-            let Ok(number) = knock.bytes[..].try_into().map(u32::from_le_bytes) else { continue };
+            // A message of another form is no connection request.
+            let Ok(number) = request.bytes[..].try_into().map(u32::from_le_bytes) else { continue };
             if (1..=0x7FFF_FFFF).contains(&number) {
-                return Ok(self.stream(knock.source, Tag(2 * number + 1), Tag(2 * number)));
+                return Ok(self.stream(request.source, Tag(2 * number + 1), Tag(2 * number)));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What stands behind the bytes of a message, so that they are taken as they came.
+//! The trailer of a message, behind its bytes, so that the bytes are used where they were received.
 //!
 //! ```text
 //! item of a stream     bytes, 0
@@ -9,13 +9,13 @@
 
 use bytes::Bytes;
 
-/// Bytes of a request's number behind it.
+/// Bytes of the tag behind a request.
 pub(super) const TAG_BYTES: usize = 4;
 
 const PLAIN: u8 = 0;
 const OTHER: u8 = 1;
 
-/// Bytes that say no such thing.
+/// The message has no valid trailer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Malformed;
 
@@ -26,17 +26,17 @@ fn with_byte(bytes: &[u8], last: u8) -> Vec<u8> {
     message
 }
 
-/// An item of a stream.
+/// Makes an item of a stream.
 pub(super) fn item(bytes: &[u8]) -> Vec<u8> {
     with_byte(bytes, PLAIN)
 }
 
-/// The end of a stream.
+/// Makes the end of a stream.
 pub(super) fn end() -> Vec<u8> {
     vec![OTHER]
 }
 
-/// An item of a stream, or `None` for its end.
+/// Parses an item of a stream; returns `None` for its end.
 pub(super) fn parse_item(mut message: Vec<u8>) -> Result<Option<Bytes>, Malformed> {
     match message.pop() {
         Some(PLAIN) => Ok(Some(message.into())),
@@ -45,7 +45,7 @@ pub(super) fn parse_item(mut message: Vec<u8>) -> Result<Option<Bytes>, Malforme
     }
 }
 
-/// A request that is answered with a tag.
+/// Makes a request whose answer is sent with `tag`.
 pub(super) fn request(bytes: &[u8], tag: u32) -> Vec<u8> {
     let mut message = Vec::with_capacity(bytes.len() + TAG_BYTES);
     message.extend_from_slice(bytes);
@@ -53,7 +53,7 @@ pub(super) fn request(bytes: &[u8], tag: u32) -> Vec<u8> {
     message
 }
 
-/// A request, and its answer's tag.
+/// Parses a request; returns its bytes and its answer's tag.
 pub(super) fn parse_request(mut message: Vec<u8>) -> Result<(Bytes, u32), Malformed> {
     let (rest, tag) = message.split_last_chunk::<TAG_BYTES>().ok_or(Malformed)?;
     let (length, tag) = (rest.len(), u32::from_le_bytes(*tag));
@@ -61,7 +61,7 @@ pub(super) fn parse_request(mut message: Vec<u8>) -> Result<(Bytes, u32), Malfor
     Ok((message.into(), tag))
 }
 
-/// An answer: bytes, or the text of an error.
+/// Makes an answer: bytes, or the text of an error.
 pub(super) fn answer(result: Result<&[u8], &str>) -> Vec<u8> {
     match result {
         Ok(bytes) => with_byte(bytes, PLAIN),
@@ -69,7 +69,7 @@ pub(super) fn answer(result: Result<&[u8], &str>) -> Vec<u8> {
     }
 }
 
-/// An answer.
+/// Parses an answer.
 pub(super) fn parse_answer(mut message: Vec<u8>) -> Result<Result<Bytes, String>, Malformed> {
     match message.pop() {
         Some(PLAIN) => Ok(Ok(message.into())),

@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use tower_service::Service;
 
 use super::frame;
-use super::lane::DEFAULT_MAX_MESSAGE;
+use super::messages::DEFAULT_MAX_MESSAGE;
 use crate::message::communicator::{Communicator, Pending, Received};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
@@ -22,23 +22,24 @@ use crate::message::request::{Failure, Load};
 /// The tag of all requests.
 pub(super) const REQUEST: Tag = Tag(0);
 
-/// Requests that a server handles at once: enough to keep a service busy that waits for others.
+/// Default number of requests that a server handles at once: enough to keep a service busy that waits for other
+/// services.
 pub const DEFAULT_HANDLED: usize = 64;
 
-/// What a server has done.
+/// Counts of what a server has done.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Requests that were handed to the service.
+    /// Requests passed to the service.
     pub requests: u64,
-    /// Messages that were no requests, or longer ones than the server takes, and were passed over.
+    /// Messages that were skipped: they were no requests, or longer than the server accepts.
     pub malformed: u64,
 }
 
-/// Serves whoever asks over a communicator.
+/// Serves the clients of a communicator.
 ///
-/// Requests are handled at once, [`depth`](Self::depth) of them at most; a request counts until its
-/// answer has left. While there are so many, and while the service is not ready, further ones stay
-/// with those who ask, as far as they have no place in this process's window for unexpected messages.
+/// Handles up to [`depth`](Self::depth) requests at once; a request counts until its answer was sent. While
+/// there are that many, or the service is not ready, further requests wait in this process's window for
+/// unexpected messages, and beyond that with their clients.
 #[derive(Debug)]
 pub struct Server<P: Progression> {
     communicator: Communicator<P>,
@@ -47,21 +48,21 @@ pub struct Server<P: Progression> {
 }
 
 impl<P: Progression> Server<P> {
-    /// A server over a communicator that is its own in this process.
+    /// Makes a server over a communicator that nothing else in this process uses.
     #[must_use]
     pub const fn new(communicator: Communicator<P>) -> Self {
         Self { communicator, depth: DEFAULT_HANDLED, longest: DEFAULT_MAX_MESSAGE }
     }
 
-    /// Requests that are handled at once, at least 1. Default: [`DEFAULT_HANDLED`].
+    /// Sets how many requests are handled at once, at least 1. Default: [`DEFAULT_HANDLED`].
     #[must_use]
     pub fn depth(mut self, requests: usize) -> Self {
         self.depth = requests.max(1);
         self
     }
 
-    /// Most bytes of a request: a longer one is counted as malformed and not answered. With
-    /// [`depth`](Self::depth) this bounds what clients can make this process keep. Default:
+    /// Sets the most bytes of a request: a longer one counts as malformed and is not answered. With
+    /// [`depth`](Self::depth), this bounds the memory that clients can make this process use. Default:
     /// [`DEFAULT_MAX_MESSAGE`].
     #[must_use]
     pub const fn max_message(mut self, bytes: usize) -> Self {
@@ -72,11 +73,11 @@ impl<P: Progression> Server<P> {
     /// Serves until the service or the message layer fails.
     ///
     /// # Errors
-    /// [`MessageError`] once the message layer is down. An error of the service's `poll_ready` ends
-    /// it as if it had been told to stop; errors of its answers go to those who asked.
+    /// [`MessageError`] once the message layer is down. If the service's `poll_ready` fails, the server stops
+    /// as if by `stop`; errors of its answers are sent to the clients.
     ///
     /// # Cancel safety
-    /// Dropped, requests that are being handled are dropped and never answered; no other is taken.
+    /// If dropped, requests that are being handled are dropped and never answered; no other is taken.
     pub async fn serve<S>(self, service: S) -> Result<Counters, MessageError>
     where
         S: Service<Bytes, Response = Bytes, Error: Display>,
@@ -84,13 +85,13 @@ impl<P: Progression> Server<P> {
         self.serve_until(service, pending()).await
     }
 
-    /// The same, until `stop` is ready; what is being handled then is answered.
+    /// Serves until `stop` is ready; requests that are being handled then are still answered.
     ///
     /// # Errors
     /// Those of [`serve`](Self::serve).
     ///
     /// # Cancel safety
-    /// Dropped, requests that are being handled are dropped and never answered; no other is taken.
+    /// If dropped, requests that are being handled are dropped and never answered; no other is taken.
     pub async fn serve_until<S>(
         self,
         mut service: S,
@@ -103,11 +104,11 @@ impl<P: Progression> Server<P> {
         let mut stopped = false;
         let mut counters = Counters::default();
         let Self { ref communicator, depth, longest } = self;
-        let mut desk = Desk { communicator, depth, longest, receive: None };
+        let mut receiving = Receiving { communicator, depth, longest, receive: None };
         let mut handled = FuturesUnordered::new();
         while let Some(received) = poll_fn(|context| {
             stopped = stopped || stop.as_mut().poll(context).is_ready();
-            desk.poll_request(context, &mut service, Pin::new(&mut handled), stopped)
+            receiving.poll_request(context, &mut service, Pin::new(&mut handled), stopped)
         })
         .await
         {
@@ -129,7 +130,7 @@ impl<P: Progression> Server<P> {
         Ok(counters)
     }
 
-    /// Waits for an answer, and until it has left.
+    /// Waits for an answer, then sends it.
     async fn handle<E: Display>(
         &self,
         to: Rank,
@@ -140,21 +141,21 @@ impl<P: Progression> Server<P> {
             Ok(bytes) => frame::answer(Ok(&bytes)),
             Err(error) => frame::answer(Err(&error.to_string())),
         };
-        // Whoever has asked and is gone needs no answer.
+        // A client that is gone needs no answer.
         let _ = self.communicator.send(to, tag, message).await;
     }
 }
 
-/// What a server waits with.
-struct Desk<'a, P: Progression> {
+/// The receiving half of a server.
+struct Receiving<'a, P: Progression> {
     communicator: &'a Communicator<P>,
     depth: usize,
     longest: usize,
     receive: Option<Pending<P>>,
 }
 
-impl<P: Progression> Desk<'_, P> {
-    /// The next request, once the service takes it; `None` when it is over.
+impl<P: Progression> Receiving<'_, P> {
+    /// Receives the next request once the service is ready; `None` once all is answered after a stop.
     fn poll_request<S: Service<Bytes>>(
         &mut self,
         context: &mut Context<'_>,
@@ -170,13 +171,13 @@ impl<P: Progression> Desk<'_, P> {
             stopped = ready!(service.poll_ready(context)).is_err();
         }
         if stopped {
-            // What it has met goes back.
+            // A message that it has matched returns to the queue.
             self.receive = None;
             return if handled.is_empty() { Poll::Ready(None) } else { Poll::Pending };
         }
         loop {
             match ready!(self.poll_receive(context)) {
-                // Whoever it was, the others go on asking.
+                // One client was lost; the others may still send requests.
                 Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {}
                 received => return Poll::Ready(Some(received)),
             }

@@ -8,24 +8,25 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::lane::{LaneError, Receiver, Sender};
+use super::messages::{LaneError, Receiver, Sender};
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 use crate::message::request::Failure;
 
-/// Most bytes of one message: a longer write is several.
+/// Most bytes of one message: a longer write takes several.
 const MOST: usize = 64 * 1024;
 
-/// Streams of one process that were dropped before that process had ended them, and whose bytes are still taken in.
+/// Default number of streams of one peer that were dropped before the peer ended them and whose bytes are still
+/// received.
 pub const DEFAULT_DROPPED: usize = 64;
 
-/// Ends that were dropped before theirs had ended: what still comes for them is thrown away.
+/// Receivers that were dropped before their stream ended: what still arrives for them is discarded.
 #[derive(Debug)]
 pub(super) struct Abandoned<P: Progression> {
-    /// Of each process, the oldest first.
+    /// For each process, the oldest first.
     receivers: Mutex<Vec<Receiver<P>>>,
-    /// Most of one process.
+    /// Most receivers of one process.
     most: usize,
 }
 
@@ -38,7 +39,8 @@ impl<P: Progression> Abandoned<P> {
         self.receivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Beyond the bound, the oldest of the same process is given up: what comes for that stays in the process's window.
+    /// Adds a receiver. Beyond the bound, gives up the oldest of the same process: what arrives for that one
+    /// stays in the process's window.
     fn insert(&self, receiver: Receiver<P>) {
         let peer = receiver.peer();
         let mut receivers = self.lock();
@@ -47,12 +49,13 @@ impl<P: Progression> Abandoned<P> {
         let surplus = receivers.iter().filter(|one| is_its(one)).count() > self.most;
         let oldest = receivers.iter().position(is_its).filter(|_| surplus);
         let given_up = oldest.map(|at| receivers.remove(at));
-        // Not under the lock, as its end may wake others.
+        // Not under the lock, as its drop may wake tasks.
         drop(receivers);
         drop(given_up);
     }
 
-    /// The lock is not held meanwhile: what ends here may wake others, who may drop streams.
+    /// Discards what has arrived. Holds no lock meanwhile: a receiver that ends may wake tasks that drop
+    /// streams.
     pub(super) fn discard(&self) {
         let mut receivers = std::mem::take(&mut *self.lock());
         if !receivers.is_empty() {
@@ -62,16 +65,14 @@ impl<P: Progression> Abandoned<P> {
     }
 }
 
-/// A stream of bytes to and from another process, made by
-/// [`Streams`](super::Streams).
+/// A stream of bytes to and from another process, made by [`Streams`](super::Streams).
 ///
-/// A write is one message, or several of 64 KiB; it is ready when the message was handed over, and
-/// waits while as many are under way as a [`Sender`] lets be. `flush` waits until they have left this
-/// process's hands. `shutdown`, or dropping the stream, ends what the other side reads, behind all
-/// that was written.
+/// A write is one message, or several of 64 KiB. It is ready once the messages were queued; it waits while a
+/// [`Sender`]'s depth of them are under way. `flush` waits until all were sent. `shutdown`, or dropping the
+/// stream, ends the peer's reads behind everything that was written.
 ///
-/// What arrives for a stream that is dropped is thrown away whenever another stream of the same
-/// [`Streams`](super::Streams) reads or is accepted; its writer is not told. That is so for a
+/// Bytes that arrive for a dropped stream are discarded whenever another stream of the same
+/// [`Streams`](super::Streams) is read or accepted; their writer is not notified. This applies to a
 /// [bounded](super::Streams::dropped) number of streams of one peer.
 ///
 /// # Cancel safety
@@ -80,7 +81,7 @@ impl<P: Progression> Abandoned<P> {
 pub struct ByteStream<P: Progression> {
     peer: Rank,
     sender: Sender<P>,
-    /// There until the stream is dropped.
+    /// `Some` until the stream is dropped.
     receiver: Option<Receiver<P>>,
     rest: Bytes,
     abandoned: Arc<Abandoned<P>>,
@@ -96,7 +97,7 @@ impl<P: Progression> ByteStream<P> {
         Self { peer, sender, receiver: Some(receiver), rest: Bytes::new(), abandoned }
     }
 
-    /// The process at the other end.
+    /// Returns the process at the other end.
     #[must_use]
     pub const fn peer(&self) -> Rank {
         self.peer
@@ -111,7 +112,7 @@ impl<P: Progression> Drop for ByteStream<P> {
     }
 }
 
-/// As the kernel would say it.
+/// Converts an error to the kind that a TCP stream would return.
 fn failed(error: LaneError) -> io::Error {
     let kind = match error {
         LaneError::Message(MessageError::Failed(

@@ -1,4 +1,4 @@
-//! The byte pipes that frames travel over: connections over UDP, and over TCP.
+//! The byte pipes that carry frames: connections over UDP, and over TCP.
 
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,10 +13,10 @@ use crate::wire::socket::Clock;
 #[derive(Debug)]
 pub(super) struct Pipes {
     pub(super) endpoint: Mutex<Endpoint>,
-    /// Connections whose sessions have ended: to be closed.
+    /// Connections whose sessions have ended, to be closed.
     pub(super) closing: Mutex<Vec<PipeId>>,
     pub(super) clock: Clock,
-    /// Woken when a message of gossip was received.
+    /// Woken when a message of gossip is received.
     pub(super) gossip: AtomicWaker,
 }
 
@@ -52,7 +52,7 @@ impl Drop for Below {
 }
 
 impl Below {
-    /// Holds its lock, for a few calls.
+    /// Locks the connection, for a few calls.
     pub(super) fn hold(&self) -> Held<'_> {
         match self {
             Self::Udp(pipes, id) => Held::Udp(pipes.endpoint(), *id),
@@ -61,14 +61,14 @@ impl Below {
     }
 }
 
-/// A connection whose lock is held.
+/// A connection that is locked.
 pub(super) enum Held<'a> {
     Udp(MutexGuard<'a, Endpoint>, PipeId),
     Tcp(&'a Line, MutexGuard<'a, Buffers>),
 }
 
 impl Held<'_> {
-    /// Bytes that may be written.
+    /// Returns the bytes that may be written.
     pub(super) fn room(&mut self) -> usize {
         match self {
             Self::Udp(endpoint, id) => endpoint.peek(*id).map_or(0, |pipe| pipe.room()),
@@ -76,7 +76,8 @@ impl Held<'_> {
         }
     }
 
-    /// Writes a frame: there was room; another thread may have found a loss since, which takes room away.
+    /// Writes a frame for which there was room. Another thread may have detected a loss since, which reduces
+    /// the room.
     pub(super) fn write_all(&mut self, head: &[u8], parts: &[IoSlice<'_>]) {
         match self {
             Self::Udp(endpoint, id) => {
@@ -89,7 +90,7 @@ impl Held<'_> {
         }
     }
 
-    /// Returns received bytes in order, as far as they lie in one piece; empty if there are none.
+    /// Returns received bytes in order, as far as they are contiguous in memory; empty if there are none.
     pub(super) fn readable(&self) -> &[u8] {
         match self {
             Self::Udp(endpoint, id) => endpoint.peek(*id).map_or(&[], |pipe| pipe.readable()),
@@ -97,7 +98,7 @@ impl Held<'_> {
         }
     }
 
-    /// Takes bytes that are readable.
+    /// Consumes bytes that are readable.
     pub(super) fn consume(&mut self, bytes: usize) {
         match self {
             Self::Udp(endpoint, id) => {

@@ -1,7 +1,7 @@
-//! The streams between two processes over one wire: what they have sent, may send, and wait for.
+//! The streams between two processes over one wire: their received bytes, credit and wakers.
 //!
-//! It performs no I/O of its own and reads no clock. After each call that changes it, take its events and wakers, and
-//! see that [`Core::flush`] is called in the same turn.
+//! It performs no I/O and reads no clock. After each call that changes it, take its events and wakers, and call
+//! [`Core::flush`] in the same turn.
 
 mod dialing;
 
@@ -19,16 +19,17 @@ use super::parts::Parts;
 use super::stats::Counted;
 use super::wire::{Incoming, Peer, Wire};
 
-/// Bytes of the longest payload of a frame that is not data.
+/// Most bytes of the payload of a frame that is not data.
 pub(super) const MOST_CONTROL: usize = 8 * 1024;
-/// Streams that a peer may have open.
+/// Most streams that a peer may have open.
 const MOST_STREAMS: usize = 16 * 1024;
-/// Bytes that the peer of a session may send before they are read, over all streams, but for [`LEAST_WINDOW`] of each.
+/// Most bytes that the peer of a session may send before they are read, over all streams; [`LEAST_WINDOW`] of
+/// each stream comes on top.
 const BUDGET: u64 = 256 << 20;
-/// Frames that one call handles.
+/// Most frames that one call handles.
 const FRAMES_PER_TURN: usize = 256;
-/// Calls that handle what a wire has left once its peer is gone: the largest wire holds 16 MiB, of which each call
-/// handles 256 frames, or those in front of one of 2 KiB.
+/// Most calls that handle a wire's rest once its peer is gone. The largest wire holds 16 MiB; each call handles
+/// 256 frames, or those before a frame of 2 KiB.
 const LAST_TURNS: usize = 16_384;
 
 /// An event that a session reports to its node.
@@ -47,9 +48,9 @@ pub(super) enum Event {
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Ended {
-    /// The peer's process has ended, or has dropped the session.
+    /// The peer's process has exited, or has dropped the session.
     Gone,
-    /// The peer has sent what no correct peer sends.
+    /// The peer has violated the protocol.
     Violation,
     /// This node has ended it.
     Closed,
@@ -67,31 +68,31 @@ pub(super) struct Core {
     wire: Wire,
     flows: BTreeMap<u32, Flow>,
     next: u32,
-    /// Streams with frames due.
+    /// Streams with frames that are due.
     queued: VecDeque<u32>,
     /// Streams whose writers wait for room on the wire.
     crowded: VecDeque<u32>,
-    /// Descriptions that the wire has not taken; the newest alone counts.
+    /// A description that the wire has not accepted yet; only the newest one counts.
     hello: Option<Vec<u8>>,
     goodbye: bool,
     /// Bytes that the peer may send before they are read.
     committed: u64,
     opened_by_peer: usize,
     pub(super) events: VecDeque<Event>,
-    /// Tasks to wake, without the lock.
+    /// Tasks to wake once the lock is released.
     pub(super) wakers: Vec<Waker>,
-    /// Wakers that others have replaced: to be dropped without the lock.
+    /// Replaced wakers, to be dropped once the lock is released.
     pub(super) replaced: Vec<Waker>,
     pub(super) ended: Option<Ended>,
-    /// Flush has something to do.
+    /// True if a flush has something to do.
     pub(super) is_dirty: bool,
     pub(super) counted: Counted,
-    /// Counts the frames that were handled, and the parts of them that were read.
+    /// Counts the frames that were handled, and the parts of frames that were read.
     pub(super) handled: u64,
 }
 
 impl Core {
-    /// A session over a wire; the two ends differ in `is_first`.
+    /// Makes a session over a wire; the two ends differ in `is_first`.
     pub(super) fn new(wire: Wire, is_first: bool) -> Self {
         Self {
             wire,
@@ -131,7 +132,7 @@ impl Core {
         self.is_dirty = true;
     }
 
-    /// Opens a stream to a service of the peer; `None` if the wire takes no frame now.
+    /// Opens a stream to a service of the peer; returns `None` if the wire has no room now.
     pub(super) fn open(&mut self, service: &str) -> Option<u32> {
         self.wire.room().filter(|room| *room >= service.len())?;
         while self.flows.contains_key(&self.next) {
@@ -176,12 +177,12 @@ impl Core {
         self.flows.get_mut(&stream)
     }
 
-    /// Streams that are open at either end.
+    /// Returns the number of streams that are open at either end.
     pub(super) fn streams(&self) -> usize {
         self.flows.len()
     }
 
-    /// The application has dropped a stream: what it has written arrives, the rest is thrown away.
+    /// Drops a stream for the application: what was written still arrives; what is received is discarded.
     pub(super) fn drop_stream(&mut self, stream: u32) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         flow.is_dropped = true;
@@ -199,7 +200,7 @@ impl Core {
         self.queue(stream);
     }
 
-    /// The application writes no more.
+    /// Ends the application's direction of a stream.
     pub(super) fn finish(&mut self, stream: u32) {
         if let Some(flow) = self.flows.get_mut(&stream)
             && !flow.send.is_finished
@@ -210,8 +211,8 @@ impl Core {
         }
     }
 
-    /// Sends what credit and wire allow of `parts`; returns how many bytes. If it is none, the writer is woken once
-    /// there may be room.
+    /// Sends as much of `parts` as credit and wire allow; returns how many bytes. If it is 0, the writer is
+    /// woken once there may be room.
     pub(super) fn write(&mut self, stream: u32, parts: &[IoSlice<'_>], waker: &Waker) -> usize {
         let Self { wire, flows, crowded, replaced, .. } = self;
         let Some(flow) = flows.get_mut(&stream) else { return 0 };
@@ -229,7 +230,7 @@ impl Core {
                     self.queue(stream);
                     return 0;
                 }
-                // The driver looks for room as long as it polls, and asks for a wake-up when it parks.
+                // The driver checks for room while it polls, and requests a wake-up when it parks.
                 if !crowded.contains(&stream) {
                     crowded.push_back(stream);
                 }
@@ -240,7 +241,7 @@ impl Core {
             let taken = cursor.take(room.min(credit), |pieces| wire.push(header.words(), pieces));
             flow.send.sent += taken as u64;
             if cursor.taken > EARLY {
-                // The peer reads the first bytes while the next are written.
+                // The peer can read the first bytes while the next are written.
                 wire.flush();
             }
         }
@@ -249,7 +250,7 @@ impl Core {
         cursor.taken
     }
 
-    /// Sends what is due, and makes the peer see it.
+    /// Sends the frames that are due, and makes them visible to the peer.
     pub(super) fn flush(&mut self) {
         self.is_dirty = false;
         self.send_own();
@@ -277,7 +278,7 @@ impl Core {
         self.is_dirty |= self.hello.is_some() || self.goodbye;
     }
 
-    /// Sends the frames that are due of a stream; `false` if the wire has no room for all.
+    /// Sends a stream's due frames; returns `false` if the wire has no room for all.
     fn send_due(&mut self, stream: u32) -> bool {
         let Self { wire, flows, .. } = self;
         let Some(flow) = flows.get_mut(&stream) else { return true };
@@ -316,7 +317,7 @@ impl Core {
         (BUDGET.saturating_sub(self.committed) / 64).clamp(LEAST_WINDOW, FIRST_WINDOW)
     }
 
-    /// Bytes of a stream were read: grants more once half the window is free.
+    /// Notes that bytes of a stream were read; grants more credit once half the window is free.
     pub(super) fn consumed(&mut self, stream: u32, bytes: u64) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         let receive = &mut flow.receive;
@@ -331,7 +332,7 @@ impl Core {
         }
     }
 
-    /// Wakes the task once the stream has bytes, or has ended.
+    /// Has the task woken once the stream has bytes, or has ended.
     pub(super) fn await_bytes(&mut self, stream: u32, waker: &Waker) {
         if let Some(flow) = self.flows.get_mut(&stream) {
             wait(&mut flow.receive.waker, waker, &mut self.replaced);
@@ -349,9 +350,10 @@ impl Core {
         }
     }
 
-    /// Returns whether the next frame has bytes for a task that waits to read them, and could read them where they are.
+    /// Wakes the task that waits for the bytes of the next frame and can read them from the wire; returns
+    /// whether there is one.
     ///
-    /// A task that waits for the acceptance of its stream reads nothing: bytes that come before the acceptance are held.
+    /// A task that waits for the acceptance of its stream reads nothing: bytes that arrive before are held.
     pub(super) fn wake_reader(&mut self) -> bool {
         let Ok(Some(incoming)) = self.wire.peek() else { return false };
         let Some(header) = Header::parse(incoming.words) else { return false };
@@ -367,8 +369,8 @@ impl Core {
         found
     }
 
-    /// Handles frames that have come, a batch at most; bytes for the stream of `direct` go where it says. Whether
-    /// there was any.
+    /// Handles received frames, at most a batch; bytes for the stream of `direct` go into its buffer. Returns
+    /// whether there were any.
     pub(super) fn pump(&mut self, mut direct: Option<Direct<'_, '_>>) -> bool {
         let mut any = false;
         for _ in 0..FRAMES_PER_TURN {
@@ -400,7 +402,8 @@ impl Core {
         any
     }
 
-    /// Returns whether the reader of another stream than that of `direct` takes the next frame: it is awake, or is woken.
+    /// Returns whether the reader of another stream than `direct`'s takes the next frame: it is awake, or is
+    /// woken.
     fn is_left_to_reader(&mut self, incoming: Incoming, direct: Option<&Direct<'_, '_>>) -> bool {
         let Some(header) = Header::parse(incoming.words) else { return false };
         if header.kind != Kind::Data || direct.is_some_and(|direct| direct.stream == header.stream)
@@ -411,7 +414,8 @@ impl Core {
         flow.is_some_and(|flow| flow.is_left_to_reader(incoming.left, &mut self.wakers))
     }
 
-    /// The reader of the next frame's stream has not come for it: others take its frames until it waits for bytes again.
+    /// Has other tasks take the frames of the next frame's stream until its reader waits for bytes again, since
+    /// the reader has not taken this one.
     pub(super) fn leave_no_frame(&mut self) {
         let Ok(Some(incoming)) = self.wire.peek() else { return };
         let flow =
@@ -422,7 +426,7 @@ impl Core {
         }
     }
 
-    /// Handles one frame; `None` if no correct peer sends it.
+    /// Handles one frame; returns `None` if it violates the protocol.
     fn handle(&mut self, incoming: Incoming, direct: Option<&mut Direct<'_, '_>>) -> Option<()> {
         let header = Header::parse(incoming.words)?;
         if header.kind == Kind::Data {
@@ -435,8 +439,8 @@ impl Core {
         self.wire.read(&mut payload);
         match header.kind {
             Kind::Hello => {
-                // The newest alone counts, so that no peer makes this process keep many; in the place of the first, so
-                // that a stream never comes before the description of who has opened it.
+                // Only the newest counts, so that no peer makes this process store many. It takes the place of
+                // the first, so that a peer's description always comes before its streams.
                 match self.events.iter_mut().find(|event| matches!(event, Event::Hello(_))) {
                     Some(earlier) => *earlier = Event::Hello(payload),
                     None => self.events.push_back(Event::Hello(payload)),
@@ -446,7 +450,7 @@ impl Core {
             Kind::Open => return self.on_open(header, payload),
             _ => return self.on_control(header),
         }
-        // A peer that describes itself faster than its node listens is none that follows the protocol.
+        // A correct peer does not send so many events before they are handled.
         (self.events.len() <= MOST_STREAMS).then_some(())
     }
 
@@ -477,7 +481,8 @@ impl Core {
         Some(())
     }
 
-    /// A frame about a stream. One about a stream that is over here had left before the peer knew.
+    /// Handles a frame about a stream. If the stream is over here, the frame was sent before the peer knew, and
+    /// is ignored.
     fn on_control(&mut self, header: Header) -> Option<()> {
         let Some(flow) = self.flows.get_mut(&header.stream) else { return Some(()) };
         match header.kind {
@@ -506,7 +511,7 @@ impl Core {
         Some(())
     }
 
-    /// The peer waits for credit though the application reads as fast as it can: the window doubles.
+    /// Doubles a stream's window: the peer waits for credit although the application reads as fast as it can.
     fn widen(&mut self, stream: u32) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         let receive = &mut flow.receive;
@@ -568,7 +573,7 @@ impl Core {
         Some(())
     }
 
-    /// Ends the session: all of its streams are reset.
+    /// Ends the session, and resets all its streams.
     pub(super) fn end(&mut self, why: Ended) {
         if self.ended.is_some() {
             return;
@@ -578,12 +583,13 @@ impl Core {
             flow.reset.get_or_insert(Reason::Dropped);
             self.wakers.extend(flow.take_wakers());
         }
-        // The peer learns of it by the end of the wire; what was sent before is still there for it.
+        // The end of the wire notifies the peer; it can still read what was sent before.
         self.wire = Wire::Closed;
         self.events.push_back(Event::Ended(why));
     }
 
-    /// Asks the peer for a wake-up by the next frame, and by room where that is waited for; `false` if there is one already.
+    /// Requests wake-ups from the peer: by the next frame, and by room if a task waits for that. Returns
+    /// `false` if there is one already.
     pub(super) fn park(&mut self) -> bool {
         let needs_room = !self.crowded.is_empty() || !self.queued.is_empty();
         if needs_room {
@@ -593,24 +599,24 @@ impl Core {
         !has_room && !self.wire.park()
     }
 
-    /// Returns whether frames wait that the wire did not take.
+    /// Returns whether frames wait that the wire did not accept.
     pub(super) fn is_behind(&self) -> bool {
         !self.queued.is_empty() || self.hello.is_some()
     }
 
-    /// Polls on `processor` from now on. Returns where the peer polls.
+    /// Starts to poll on `processor`. Returns where the peer polls.
     pub(super) fn unpark(&self, processor: usize) -> Peer {
         self.wire.unpark(processor)
     }
 
-    /// Returns whether the system has taken nothing for a second although something waits; over TCP alone.
+    /// Returns whether the system has taken nothing for a second although bytes wait; only over TCP.
     pub(super) fn is_stuck(&self) -> bool {
         matches!(&self.wire, Wire::Piped(piped) if piped.is_stuck())
     }
 
-    /// The wire is gone, or was ended by the peer: received frames are still handled.
+    /// Handles the end of the wire, by loss or by the peer: received frames are still handled.
     pub(super) fn on_wire_ended(&mut self) {
-        // A hostile peer may end its channel and write on.
+        // A hostile peer may end its channel and continue to write: the turns are bounded.
         for _ in 0..LAST_TURNS {
             self.leave_no_frame();
             if !self.pump(None) {
@@ -621,7 +627,7 @@ impl Core {
     }
 }
 
-/// Bytes of room below which a writer waits for more: short frames cost as much as long ones.
+/// Bytes of room below which a writer waits: short frames cost as much as long ones.
 const LEAST_PIECE: usize = 2_048;
-/// Bytes of one write after which the peer is woken before its end.
+/// Bytes of one write after which the peer is woken before the write ends.
 const EARLY: usize = 32 * 1024;

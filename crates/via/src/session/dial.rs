@@ -10,23 +10,23 @@ use tokio::sync::Notify;
 use super::{Session, Transport};
 use crate::wire::tcp::{Config, Failed, connect};
 
-/// 300 ms: the time that UDP has before TCP is tried as well. Three dials over UDP fit into it.
+/// Time for which UDP is tried alone before TCP is tried as well: 300 ms. Three dials over UDP fit into it.
 const HEAD_START: Duration = Duration::from_millis(300);
 
 /// An attempt to reach a peer over one transport.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Attempt {
-    /// It was not tried.
+    /// The transport was not tried.
     #[default]
     None,
-    /// The peer was asked, and has not answered.
+    /// The peer was dialed, and has not answered.
     UnderWay,
-    /// The peer has answered: it carries the session.
+    /// The peer has answered: this transport carries the session.
     Answered,
     /// The peer has another key, or one side has none.
     KeyDoesNotFit,
-    /// The peer can't be reached over it, for this reason.
+    /// The peer can't be reached over this transport, for this reason.
     Failed(String),
 }
 
@@ -42,11 +42,11 @@ impl fmt::Display for Attempt {
     }
 }
 
-/// The attempts of a dial, as they are now; outlives its session.
+/// The present state of a dial's attempts; outlives its session.
 #[derive(Debug, Default)]
 pub struct Attempts {
     state: Mutex<[Attempt; 2]>,
-    /// UDP has answered, or failed.
+    /// Notified when UDP has answered or failed.
     is_udp_over: Notify,
 }
 
@@ -80,7 +80,7 @@ impl Attempts {
     }
 }
 
-/// Connects over TCP: at once, or if UDP has not answered within its head start.
+/// Connects over TCP: at once if UDP was not tried, otherwise if UDP has not answered within its head start.
 pub(super) async fn over_tcp(
     session: Arc<Session>,
     attempts: Arc<Attempts>,
@@ -97,7 +97,7 @@ pub(super) async fn over_tcp(
     match connect(to, &config).await {
         Ok(connection) => {
             let is_adopted = session.adopt(connection, Transport::Tcp(to));
-            // Else UDP has answered meanwhile.
+            // If not adopted, UDP has answered meanwhile.
             attempts.set_tcp(if is_adopted { Attempt::Answered } else { Attempt::None });
         }
         Err(error) => {

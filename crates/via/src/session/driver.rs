@@ -1,4 +1,4 @@
-//! Moves what the sessions of a process send and receive: one task.
+//! The driver of a process's sessions: one task that moves what they send and receive.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -22,31 +22,32 @@ use super::{Ended, Hub, Session, Stream, Transport};
 use crate::wire::endpoint::{Event as PipeEvent, PipeId};
 use crate::wire::socket::Socket;
 
-/// Limits how long the driver polls for an answer before it parks: a wake-up across processors takes 31 to 60 us where
-/// this was measured, and the answer comes behind it.
+/// Limits how long the driver polls for an answer before it parks: where this was measured, a wake-up on
+/// another processor takes 31 to 60 us, and the answer follows it.
 const SPIN: Duration = Duration::from_micros(150);
-/// Time after which the driver takes a frame that a reader was woken to take and has not: it may hold up other streams.
+/// Time after which the driver takes a frame that its woken reader has not taken: it may block other streams.
 const GRACE: Duration = Duration::from_micros(50);
-/// Time that others use of the processor once they were let run after which that is given up, and for how long: who lets
-/// others run may have to wait for as long as they like, who parks is woken sooner.
+/// If yielding the processor costs the driver more than `CROWDED`, it does not yield for `CROWDED_FOR`, but
+/// parks: other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
 const CROWDED: Duration = Duration::from_millis(1);
 const CROWDED_FOR: Duration = Duration::from_millis(100);
-/// Limits how long a driver that ends waits until its peers over UDP know.
+/// Limits how long a driver that ends waits until its peers over UDP are notified.
 const CLOSE: Duration = Duration::from_secs(1);
-/// Times in a row that polling was in vain after which it is tried at full length once more.
+/// Vain polls in a row after which the full polling time is tried again.
 const ANEW: u32 = 16;
-/// Limits how often the time is halved.
+/// Limits how often the polling time is halved.
 const HALVINGS: u32 = 5;
 
-/// Handles what the sessions of a process receive.
+/// Handles the events of a process's sessions.
 pub trait Handler {
-    /// A peer has connected over UDP.
+    /// Called when a peer has connected over UDP.
     fn on_accepted(&mut self, session: &Arc<Session>);
 
-    /// The peer has described itself.
+    /// Called when the peer has described itself.
     fn on_hello(&mut self, session: &Arc<Session>, hello: &[u8]);
 
-    /// The peer has opened a stream to a service. Returns whether it is accepted; dropping the stream ends it.
+    /// Called when the peer has opened a stream to a service. Returns whether it is accepted; dropping the
+    /// stream ends it.
     fn on_stream(
         &mut self,
         session: &Arc<Session>,
@@ -54,10 +55,10 @@ pub trait Handler {
         stream: Stream,
     ) -> Result<(), Refusal>;
 
-    /// The peer opens and accepts no more streams.
+    /// Called when the peer opens and accepts no more streams.
     fn on_goodbye(&mut self, session: &Arc<Session>);
 
-    /// The session has ended.
+    /// Called when the session has ended.
     fn on_ended(&mut self, session: &Arc<Session>, why: Ended);
 }
 
@@ -75,9 +76,10 @@ struct Active {
     session: Arc<Session>,
     /// When its last frame was handled.
     last: Instant,
-    /// Turns since then in which no frame was handled.
+    /// Turns since then that handled no frame.
     vain: u32,
-    /// When a reader was last woken, or a frame was last seen to be handled, and how many were handled until then.
+    /// When a reader was last woken or a frame was last handled, and how many frames had been handled until
+    /// then.
     read: Instant,
     handled: u64,
 }
@@ -93,19 +95,20 @@ pub struct Driver {
     active: Vec<Active>,
     /// All sessions that have not ended, by number.
     all: BTreeMap<u64, Arc<Session>>,
-    /// Times in a row that polling was in vain.
+    /// Vain polls in a row.
     vain: u32,
     is_current_thread: bool,
-    /// Polls of the socket.
+    /// Decides whether to poll the socket.
     spin: AdaptiveSpin,
     polls: Polls,
-    /// The last turn has found nothing, and a peer that may answer waits for this processor.
+    /// True if the last turn has found nothing, and a peer that may answer waits for this processor.
     lets_peer_run: bool,
-    /// Until then the processor is needed for longer work: this process parks where it would let a peer run.
+    /// Until then, the driver parks instead of yielding to a peer: other tasks need the processor for longer.
     crowded_until: Option<Instant>,
 }
 
-/// A driver whose runtime is dropped ends as one that was closed. No session is listed any more: it would keep itself.
+/// A driver whose runtime is dropped ends like one that was closed. It empties the list of sessions, since a
+/// listed session would keep itself alive.
 impl Drop for Driver {
     fn drop(&mut self) {
         self.end_sessions();
@@ -131,12 +134,13 @@ enum Found {
     Something,
 }
 
-/// Says whether the next turn polls the socket.
+/// How the next turn finds received datagrams.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Polls {
-    /// It asks the runtime for what has arrived.
+    /// It asks only the runtime for what has arrived.
     No,
-    /// The same; the one behind it polls, unless a task of this process has given the driver something to do meanwhile.
+    /// It asks only the runtime; the turn after it polls, unless a task of this process gives the driver work
+    /// meanwhile.
     Soon,
     /// It asks the system.
     Now,
@@ -193,7 +197,7 @@ impl Driver {
         self.close_socket().await;
     }
 
-    /// Returns whether the driver polls its socket rather than parks.
+    /// Returns how the next turn polls the socket; [`Polls::No`] lets the driver park.
     fn next_polls(&mut self, found: Found) -> Polls {
         if self.by_pipe.is_empty() {
             return Polls::No;
@@ -209,7 +213,7 @@ impl Driver {
         }
     }
 
-    /// Ends all sessions, so that peers and the tasks that wait for streams are told.
+    /// Ends all sessions, which notifies peers and the tasks that wait for streams.
     fn end_sessions(&mut self) {
         self.take_dirty();
         for session in std::mem::take(&mut self.all).into_values() {
@@ -225,7 +229,7 @@ impl Driver {
         };
         close_pipes(socket, &pipes);
         let has_received = self.polls == Polls::Now && socket.receive_now(&pipes.endpoint);
-        // An error of the socket is one of the runtime's: nothing more comes then.
+        // An error of the socket means that the runtime has ended: nothing more arrives.
         let is_busy = matches!(socket.poll(context, &pipes.endpoint), Poll::Ready(Ok(())));
         let mut endpoint = pipes.endpoint();
         let events: Vec<_> = std::iter::from_fn(|| endpoint.poll_event()).collect();
@@ -274,12 +278,12 @@ impl Driver {
         }
     }
 
-    /// Returns the session that is, or would be, over a connection over UDP.
+    /// Returns the session that uses a connection over UDP, or has dialed it.
     fn session_over(&self, id: PipeId) -> Option<Arc<Session>> {
         self.all.get(self.by_pipe.get(&id)?).cloned()
     }
 
-    /// Tells the peers over UDP that this process ends, as long as that takes, within a bound.
+    /// Notifies the peers over UDP that this process ends; waits for that, up to [`CLOSE`].
     async fn close_socket(&mut self) {
         let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else {
             return;
@@ -297,7 +301,7 @@ impl Driver {
                 return Poll::Ready(());
             }
             if is_busy {
-                // Other tasks, and the bound, have their turns however much arrives.
+                // Other tasks, and the timeout, get their turns however much arrives.
                 context.waker().wake_by_ref();
             }
             Poll::Pending
@@ -305,12 +309,12 @@ impl Driver {
         let _ = tokio::time::timeout(CLOSE, closed).await;
     }
 
-    /// Lets all tasks run that can.
+    /// Lets all ready tasks run.
     async fn yield_to_tasks(&self) {
         if !self.is_current_thread {
             return tokio::task::yield_now().await;
         }
-        // At the end of the queue, without asking the system for events before.
+        // Queues this task last, without asking the system for events first.
         let mut has_yielded = false;
         poll_fn(|context| {
             if std::mem::replace(&mut has_yielded, true) {
@@ -322,7 +326,7 @@ impl Driver {
         .await;
     }
 
-    /// Lets a peer run that waits for this processor: neither side needs a wake-up then.
+    /// Yields the processor to a peer that waits for it: then neither side needs a wake-up.
     fn let_peer_run(&mut self) {
         let start = now();
         rustix::thread::sched_yield();
@@ -332,7 +336,7 @@ impl Driver {
         }
     }
 
-    /// Polls each active session once, and parks those of which nothing is expected.
+    /// Polls each active session once, and parks those from which nothing is expected.
     fn turn(&mut self, handler: &mut impl Handler) -> Found {
         self.take_dirty();
         self.take_wakes();
@@ -386,7 +390,7 @@ impl Driver {
         let events = std::mem::take(&mut core.events);
         let mut found = if any || !wakers.is_empty() { Found::Something } else { Found::Hope };
         if found == Found::Hope && session.transport() != Transport::Shm {
-            // The socket's datagrams bring the session back: there is no ring to poll.
+            // Datagrams activate the session again: there is no ring to poll.
             active.vain = active.vain.max(2);
         }
         if found == Found::Something {
@@ -395,7 +399,7 @@ impl Driver {
             }
             (active.last, active.vain) = (now, 0);
         } else if active.vain > 1 && (peer == Peer::Parked || now >= active.last + spin) {
-            // Also where tasks took the time: a short one would else never be tried at full length again.
+            // Counts even if tasks used the time, or a halved time would never grow again.
             if peer != Peer::Parked {
                 self.vain = self.vain.wrapping_add(1);
             }
@@ -407,17 +411,17 @@ impl Driver {
         drop(core);
         wakers.into_iter().for_each(std::task::Waker::wake);
         for event in events {
-            self.tell(&session, event, handler);
+            self.dispatch(&session, event, handler);
         }
         found
     }
 
-    /// Returns how long polling is worth while now.
+    /// Returns how long polling pays at present.
     fn spin(&self) -> Duration {
         if self.vain.is_multiple_of(ANEW) { SPIN } else { SPIN / (1 << self.vain.min(HALVINGS)) }
     }
 
-    fn tell(&mut self, session: &Arc<Session>, event: Event, handler: &mut impl Handler) {
+    fn dispatch(&mut self, session: &Arc<Session>, event: Event, handler: &mut impl Handler) {
         match event {
             Event::Hello(hello) => handler.on_hello(session, &hello),
             Event::Goodbye => handler.on_goodbye(session),
@@ -437,7 +441,7 @@ impl Driver {
         }
     }
 
-    /// Activates the sessions that have something to flush, and learns of those that are new.
+    /// Activates the sessions that have something to flush, and adds new ones.
     fn take_dirty(&mut self) {
         let dirty = self.hub.dirty().as_mut().map(std::mem::take);
         for session in dirty.into_iter().flatten() {
@@ -448,7 +452,7 @@ impl Driver {
 
     fn activate(&mut self, session: Arc<Session>) {
         let number = session.number;
-        // A stream that is dropped after the end of its session has that activated once more: it is not kept.
+        // A stream dropped after its session's end activates the session again: it is not added.
         if session.ended().is_none() {
             if let Some(pipe) = session.pipe.get().filter(|_| session.is_over_udp()) {
                 self.by_pipe.entry(*pipe).or_insert(number);
@@ -467,7 +471,7 @@ impl Driver {
         }
     }
 
-    /// Takes the wake-ups that the runtime has told of.
+    /// Takes the wake-ups that the runtime has reported.
     fn take_wakes(&mut self) {
         let mut context = Context::from_waker(std::task::Waker::noop());
         if let Poll::Ready(Ok(mut ready)) = self.io.poll_read_ready(&mut context) {
@@ -477,10 +481,10 @@ impl Driver {
     }
 
     fn on_wakes(&mut self) {
-        let mut told = Vec::new();
-        self.io.get_ref().take(|number, is_gone| told.push((number, is_gone)));
+        let mut reported = Vec::new();
+        self.io.get_ref().take(|number, is_gone| reported.push((number, is_gone)));
         self.take_dirty();
-        for (number, is_gone) in told {
+        for (number, is_gone) in reported {
             let Some(session) = self.all.get(&number).cloned() else { continue };
             if is_gone {
                 session.lock().on_wire_ended();

@@ -1,9 +1,9 @@
-//! Frames that are to be sent about a stream once the wire has room.
+//! Frames about a stream that are to be sent once the wire has room.
 
 use super::flow::Flow;
 use super::frame::{FIN, Header, Kind, Reason};
 
-/// Frames that are to be sent about a stream.
+/// The frames about a stream that are due.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Due {
     pub(super) accepted: bool,
@@ -20,7 +20,7 @@ impl Due {
     }
 }
 
-/// The next frame that is due of a stream.
+/// Returns a stream's next frame that is due.
 pub(super) fn next_due(stream: u32, flow: &Flow) -> Option<Header> {
     let header = |kind, value| Some(Header::new(kind, stream, value));
     let due = &flow.due;
@@ -45,7 +45,7 @@ pub(super) fn next_due(stream: u32, flow: &Flow) -> Option<Header> {
     due.fin.then(|| Header { flags: FIN, ..Header::new(Kind::Data, stream, 0) })
 }
 
-/// A frame that was due has left.
+/// Notes that a due frame was sent.
 pub(super) fn done(header: Header, flow: &mut Flow) {
     let due = &mut flow.due;
     match header.kind {

@@ -6,11 +6,11 @@ use std::task::Waker;
 use super::due::Due;
 use super::frame::Reason;
 
-/// Bytes that a stream may be ahead of its reader at first.
+/// Bytes that a stream's sender may be ahead of its reader at first.
 pub(super) const FIRST_WINDOW: u64 = 256 * 1024;
-/// The same while a session has committed all that it may.
+/// The least such bytes: used while a session has committed its whole budget.
 pub(super) const LEAST_WINDOW: u64 = 4 * 1024;
-/// Bytes that a stream may be ahead of its reader at most.
+/// The most bytes that a stream's sender may be ahead of its reader.
 pub(super) const MOST_WINDOW: u64 = 4 << 20;
 
 /// A stream at one end.
@@ -18,33 +18,33 @@ pub(super) const MOST_WINDOW: u64 = 4 << 20;
 pub(super) struct Flow {
     pub(super) receive: Receive,
     pub(super) send: Send,
-    /// Frames about it that the wire has not taken.
+    /// Frames about it that the wire has not accepted yet.
     pub(super) due: Due,
-    /// It stands among those that have something due.
+    /// True if it is in the queue of streams with frames due.
     pub(super) is_queued: bool,
-    /// The peer, or this node, has ended it in both directions.
+    /// Set once the peer or this node has ended it in both directions.
     pub(super) reset: Option<Reason>,
-    /// The application has dropped it.
+    /// True once the application has dropped it.
     pub(super) is_dropped: bool,
-    /// The peer has accepted it, or opened it.
+    /// True once the peer has accepted it, or if the peer has opened it and this node has accepted it.
     pub(super) is_accepted: bool,
 }
 
 /// The direction from the peer.
 #[derive(Debug)]
 pub(super) struct Receive {
-    /// Bytes that have come and were not read, in the order of the stream.
+    /// Received bytes that were not read, in the order of the stream.
     pub(super) held: Held,
-    /// Bytes that have come.
+    /// Bytes received.
     pub(super) received: u64,
-    /// Bytes that were read or thrown away.
+    /// Bytes that were read or discarded.
     pub(super) consumed: u64,
-    /// Bytes that the peer may send.
+    /// Bytes that the peer may send in all.
     pub(super) granted: u64,
     pub(super) window: u64,
     pub(super) is_finished: bool,
     pub(super) waker: Option<Waker>,
-    /// The reader was woken to take long frames from the wire itself, and has kept up since.
+    /// True if the reader was woken to take long frames from the wire itself, and has kept up since.
     pub(super) takes_itself: bool,
 }
 
@@ -52,19 +52,19 @@ pub(super) struct Receive {
 #[derive(Debug)]
 pub(super) struct Send {
     pub(super) sent: u64,
-    /// Bytes that may be sent.
+    /// Bytes that may be sent in all.
     pub(super) limit: u64,
-    /// The application writes no more.
+    /// True once the application writes no more.
     pub(super) is_finished: bool,
-    /// The frame that says so has left.
+    /// True once the frame with [`FIN`](super::frame::FIN) was sent.
     pub(super) has_left: bool,
-    /// The peer reads no more.
+    /// True once the peer reads no more.
     pub(super) is_stopped: bool,
     pub(super) waker: Option<Waker>,
 }
 
 impl Flow {
-    /// A stream on which the peer may send `window` bytes, and this end `limit`.
+    /// Makes a stream on which the peer may send `window` bytes, and this end `limit`.
     pub(super) fn new(window: u64, limit: u64, is_accepted: bool) -> Self {
         Self {
             receive: Receive {
@@ -93,13 +93,14 @@ impl Flow {
         }
     }
 
-    /// Bytes that the peer may send, or has sent, and that the application has not read.
+    /// Returns the bytes that the peer may send or has sent, and that the application has not read.
     pub(super) const fn committed(&self) -> u64 {
         self.receive.granted - self.receive.consumed
     }
 
-    /// Returns whether its reader takes a frame of so many bytes from the wire itself: it waits for bytes, and has its waker
-    /// put into `wakers`, or was woken before. Short frames cost less where one task takes all of them in a row.
+    /// Returns whether its reader takes a frame of so many bytes from the wire itself. The reader either waits
+    /// for bytes, and its waker is put into `wakers`; or it was woken before. Short frames cost less if one
+    /// task takes all of them in a row.
     pub(super) fn is_left_to_reader(&mut self, bytes: usize, wakers: &mut Vec<Waker>) -> bool {
         if bytes < LONG || !self.is_accepted || self.is_dropped || self.reset.is_some() {
             return false;
@@ -121,14 +122,15 @@ impl Flow {
     }
 }
 
-/// Stores the waker of the task that waits. Puts the one before into `replaced`: what it owns is dropped with it.
+/// Stores the waker of a waiting task. Puts the former one into `replaced`, since dropping it may drop other
+/// things.
 pub(super) fn wait(slot: &mut Option<Waker>, waker: &Waker, replaced: &mut Vec<Waker>) {
     if !slot.as_ref().is_some_and(|waiting| waiting.will_wake(waker)) {
         replaced.extend(slot.replace(waker.clone()));
     }
 }
 
-/// Bytes in the order in which they came, in pieces; none of it is kept once it was read.
+/// Bytes in the order of their arrival, in pieces; a piece is freed once it was read.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     pieces: VecDeque<Vec<u8>>,
@@ -139,7 +141,7 @@ pub(super) struct Held {
 /// Bytes of a frame from which on its reader takes it from the wire itself.
 const LONG: usize = 16 << 10;
 
-/// Bytes that a piece has room for at least, so that short frames share one.
+/// Least capacity of a piece in bytes, so that short frames share one.
 const PIECE: usize = 4_096;
 
 impl Held {
@@ -154,7 +156,7 @@ impl Held {
             Some(piece) => piece,
             None => {
                 self.pieces.push_back(Vec::with_capacity(length.max(PIECE)));
-                self.pieces.back_mut().expect("one was added")
+                self.pieces.back_mut().expect("a piece was just added")
             }
         };
         let start = piece.len();
@@ -162,12 +164,12 @@ impl Held {
         fill(&mut piece[start..]);
     }
 
-    /// The next bytes, which stand together.
+    /// Returns the next bytes that are contiguous in memory.
     pub(super) fn front(&self) -> &[u8] {
         self.pieces.front().map_or(&[], |piece| &piece[self.read..])
     }
 
-    /// The first `count` bytes of [`Held::front`] were read.
+    /// Consumes the first `count` bytes of [`Held::front`].
     pub(super) fn consume(&mut self, count: usize) {
         self.read += count;
         if self.pieces.front().is_some_and(|piece| self.read >= piece.len()) {
@@ -176,7 +178,7 @@ impl Held {
         }
     }
 
-    /// Throws all of it away; returns how many bytes it was.
+    /// Discards all bytes; returns how many there were.
     pub(super) fn clear(&mut self) -> u64 {
         let bytes: usize = self.pieces.iter().map(Vec::len).sum::<usize>() - self.read;
         *self = Self::default();

@@ -1,13 +1,13 @@
-//! Frames of a session: what one process tells the other on the wire between them.
+//! Frames of a session: the messages of one process to the other on their wire.
 //!
-//! A frame is two words and a payload. The first word has the kind in its lowest byte, flags in the next and the number
-//! of the stream in its upper half; the second word is the kind's own.
+//! A frame is two words and a payload. The first word has the kind in its lowest byte, flags in the next, and
+//! the stream's number in its upper half; the meaning of the second word depends on the kind.
 
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// Describes the sender: the payload is the application's.
+    /// Describes the sender; the application defines the payload.
     Hello = 1,
     /// Opens a stream to the service that the payload names; the value is the credit of the stream.
     Open = 2,
@@ -17,17 +17,17 @@ pub(super) enum Kind {
     Data = 4,
     /// Raises the credit of a stream: the value is the number of bytes, from the first on, that may be sent.
     Credit = 5,
-    /// The sender would write more than its credit.
+    /// The sender would write more than its credit allows.
     Blocked = 6,
     /// Ends a stream in both directions; the value is a [`Reason`].
     Reset = 7,
     /// The sender reads no more of a stream.
     Stop = 8,
-    /// The sender opens no more streams, and accepts none.
+    /// The sender opens and accepts no more streams.
     Goodbye = 9,
 }
 
-/// The flag of a [`Kind::Data`] frame behind which its direction has no more bytes.
+/// The flag of a [`Kind::Data`] frame after which its direction has no more bytes.
 pub(super) const FIN: u8 = 1;
 
 impl Kind {
@@ -44,7 +44,7 @@ impl Kind {
     ];
 }
 
-/// The two words of a frame, taken apart.
+/// The decoded words of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
@@ -63,7 +63,7 @@ impl Header {
         [low | u64::from(self.stream) << 32, self.value]
     }
 
-    /// Reads the words of a frame; `None` if no correct peer sends them.
+    /// Decodes the words of a frame; returns `None` if they violate the protocol.
     #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
     pub(super) fn parse([first, value]: [u64; 2]) -> Option<Self> {
         let kind = *Kind::ALL.get((first as u8).checked_sub(1)? as usize)?;
@@ -80,7 +80,7 @@ impl Header {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u64)]
 pub(super) enum Reason {
-    /// The process dropped the stream, or was told to.
+    /// The process has dropped or reset the stream.
     Dropped = 0,
     /// The node offers no such service.
     NoService = 1,
@@ -98,7 +98,7 @@ impl Reason {
     }
 }
 
-/// Explains to the reader of a failed test what changed golden bytes mean.
+/// Explains changed golden bytes to the reader of a failed test.
 #[cfg(test)]
 pub(super) const CHANGED: &str =
     "bytes on the wire have changed: bump the version, and keep reading the old one";

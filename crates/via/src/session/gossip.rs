@@ -1,4 +1,4 @@
-//! The gossip of a process: messages of no session, through the socket of its sessions over UDP.
+//! The gossip of a process: messages outside any session, through the socket of its sessions over UDP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,11 +17,11 @@ pub struct Gossip {
 }
 
 impl Sessions {
-    /// Gossips from now on, in a cluster of this name, with the key of the sessions over UDP if they have one. `None`
-    /// without UDP.
+    /// Starts gossip in the cluster of this name, sealed with the key of the sessions over UDP if they have
+    /// one. Returns `None` without UDP.
     ///
     /// # Errors
-    /// The system's: it has no random numbers.
+    /// The system's error: it has no random numbers.
     pub fn begin_gossip(&self, cluster: &str) -> io::Result<Option<Gossip>> {
         let Some(pipes) = self.0.pipes.clone() else { return Ok(None) };
         let mut run = [0; 16];
@@ -34,12 +34,13 @@ impl Sessions {
 }
 
 impl Gossip {
-    /// Reads the system's time of day. To be called every few seconds: with a key, messages of another time are refused.
+    /// Reads the system's time of day. Call it every few seconds: with a key, messages of another time are
+    /// refused.
     pub fn set_time(&self) {
         self.with(|gossip, now| gossip.set_time(now, milliseconds()));
     }
 
-    /// Sends a message, which may be lost; `false` if it has no bytes, or more than
+    /// Sends a message, which may be lost. Returns `false` if it has no bytes, or more than
     /// [`MOST_MESSAGE`](crate::wire::gossip::MOST_MESSAGE).
     pub fn send(&self, to: SocketAddr, message: &[u8]) -> bool {
         let is_sent = self.with(|gossip, now| gossip.send(now, to, message));
@@ -56,7 +57,7 @@ impl Gossip {
         }
     }
 
-    /// Returns what was counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.with(|gossip, _| gossip.counters()).unwrap_or_default()
@@ -89,7 +90,7 @@ mod tests {
     use crate::wire::pipe::Config;
     use crate::wire::socket::Socket;
 
-    /// Expects no session.
+    /// A handler that expects no session.
     struct Nothing;
 
     impl Handler for Nothing {
@@ -102,7 +103,7 @@ mod tests {
         fn on_ended(&mut self, _: &Arc<Session>, _: Ended) {}
     }
 
-    /// A process that gossips, and its address; its driver runs until the test ends.
+    /// Starts a process that gossips; returns it with its address. Its driver runs until the test ends.
     fn process(key: Option<&Key>) -> (Gossip, SocketAddr) {
         let socket = Socket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap();
@@ -130,7 +131,7 @@ mod tests {
         assert!(thief.send(address, b"no"));
         let message = vec![7; MOST_MESSAGE];
         let sent = message.clone();
-        // Again and again: datagrams may be lost, on loopback too.
+        // Sends repeatedly, since datagrams may be lost, on loopback too.
         let sending = tokio::spawn(async move {
             loop {
                 one.set_time();

@@ -8,11 +8,11 @@ use atomic_waker::AtomicWaker;
 
 use super::wire::PIECE;
 
-/// Bytes that wait to be sent before writers wait for room.
+/// Most bytes that wait to be sent; then writers wait for room.
 const MOST_OUTGOING: usize = 256 * 1024;
-/// Bytes that wait to be read before no more are received.
+/// Most bytes that wait to be read; then no more are received.
 const MOST_INCOMING: usize = 256 * 1024;
-/// Bytes of memory that an empty buffer keeps.
+/// Most bytes of memory that an empty buffer keeps.
 const KEPT: usize = 64 * 1024;
 
 /// The bytes of a session over TCP, in both directions.
@@ -26,15 +26,15 @@ pub(super) struct Line {
 /// The bytes that wait in each direction.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    /// Bytes that the task has not taken.
+    /// Bytes that the task has not taken yet.
     outgoing: Vec<u8>,
-    /// Bytes that have come, the first `read` of which were read.
+    /// Received bytes, of which the first `read` were read.
     incoming: Vec<u8>,
     read: usize,
-    /// A writer has found less room than the longest frame needs.
+    /// True if a writer has found less room than the longest frame needs.
     is_short: bool,
     is_closing: bool,
-    /// The system has taken nothing for a second although something waits.
+    /// True if the system has taken nothing for a second although bytes wait.
     pub(super) is_stuck: bool,
 }
 
@@ -43,7 +43,7 @@ impl Line {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the task wake this waker.
+    /// Registers the waker of the task that moves the bytes.
     pub(super) fn register(&self, waker: &Waker) {
         self.mover.register(waker);
     }
@@ -53,14 +53,14 @@ impl Line {
         self.mover.wake();
     }
 
-    /// Sends what was written.
+    /// Wakes the task if there are written bytes.
     pub(super) fn flush(&self) {
         if !self.buffers().outgoing.is_empty() {
             self.wake();
         }
     }
 
-    /// Ends the connection behind what was written.
+    /// Ends the connection behind everything written.
     pub(super) fn close(&self) {
         self.buffers().is_closing = true;
         self.wake();
@@ -68,7 +68,7 @@ impl Line {
 }
 
 impl Buffers {
-    /// Bytes that may be written.
+    /// Returns the bytes that may be written.
     pub(super) fn room(&mut self) -> usize {
         let room = MOST_OUTGOING.saturating_sub(self.outgoing.len());
         self.is_short |= room < 2 * PIECE;
@@ -81,14 +81,14 @@ impl Buffers {
         parts.iter().for_each(|part| self.outgoing.extend_from_slice(part));
     }
 
-    /// Moves what is to be sent into `into`, which is empty. Returns whether a writer waits for that.
+    /// Moves the bytes to send into `into`, which is empty. Returns whether a writer waits for room.
     pub(super) fn take_outgoing(&mut self, into: &mut Vec<u8>) -> bool {
         into.shrink_to(KEPT);
         std::mem::swap(&mut self.outgoing, into);
         std::mem::take(&mut self.is_short)
     }
 
-    /// Returns whether the session has ended here.
+    /// Returns whether this process has ended the session.
     pub(super) const fn is_closing(&self) -> bool {
         self.is_closing
     }
@@ -98,7 +98,7 @@ impl Buffers {
         self.readable().len() < MOST_INCOMING
     }
 
-    /// Returns the bytes that have come, to be appended to.
+    /// Returns the buffer of received bytes, to be appended to.
     pub(super) fn incoming(&mut self) -> &mut Vec<u8> {
         if self.read >= KEPT {
             self.incoming.drain(..self.read);
@@ -107,12 +107,12 @@ impl Buffers {
         &mut self.incoming
     }
 
-    /// Returns the bytes that have come and were not read.
+    /// Returns received bytes that were not read.
     pub(super) fn readable(&self) -> &[u8] {
         &self.incoming[self.read..]
     }
 
-    /// Takes bytes that were read. Returns whether more may be received from now on, and could not before.
+    /// Consumes bytes. Returns whether more may be received now and could not before.
     pub(super) fn consume(&mut self, bytes: usize) -> bool {
         let was_full = !self.wants_more();
         self.read += bytes;

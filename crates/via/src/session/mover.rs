@@ -1,4 +1,4 @@
-//! Moves the bytes of one session between its buffers and a TCP socket: one task.
+//! The task that moves the bytes of one session between its buffers and a TCP socket.
 
 use std::future::poll_fn;
 use std::io;
@@ -18,11 +18,11 @@ use crate::wire::tcp::{Connection, Records};
 
 /// Bytes of one read.
 const READ: usize = 64 * 1024;
-/// Reads and writes of one turn: other tasks get theirs.
+/// Most reads and writes of one turn, so that other tasks run.
 const TURN: usize = 16;
-/// Limits how long a close waits until the peer has everything.
+/// Limits how long a close waits until the peer has received everything.
 const CLOSE: Duration = Duration::from_secs(5);
-/// Time in which the system takes nothing after which the peer is suspected.
+/// Time without progress of the system's writes after which the peer is suspected.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Moves the bytes of one session.
@@ -31,13 +31,13 @@ pub(super) struct Mover {
     line: Arc<Line>,
     stream: TcpStream,
     records: Option<Records>,
-    /// Bytes for the system, the first `written` of which it has taken.
+    /// Bytes for the system, of which it has taken the first `written`.
     outbox: Vec<u8>,
     written: usize,
     /// Bytes that are to be sealed.
     plain: Vec<u8>,
     inbox: Box<[u8]>,
-    /// Rings when the system has taken nothing for too long.
+    /// Fires if the system has taken nothing for [`STUCK`].
     alarm: Pin<Box<Sleep>>,
     is_alarmed: bool,
 }
@@ -48,7 +48,7 @@ enum Over {
     Closed,
     /// The peer or the network has ended the connection.
     Gone,
-    /// The peer has sent what no holder of the key sends.
+    /// The peer has sent bytes that no holder of the key sends.
     Violation,
 }
 
@@ -58,7 +58,7 @@ impl From<io::Error> for Over {
     }
 }
 
-/// The session ends with the task, however that ends.
+/// Ends the session when the task ends, however that happens.
 impl Drop for Mover {
     fn drop(&mut self) {
         self.session.with(super::core::Core::on_wire_ended);
@@ -87,7 +87,7 @@ impl Mover {
             Over::Closed => {
                 let _ = tokio::time::timeout(CLOSE, self.close()).await;
             }
-            // Dropped, it has the session handle the received bytes, and end.
+            // Dropping it makes the session handle the received bytes, and end.
             Over::Gone => {}
             Over::Violation => self.session.with(|core| core.end(Ended::Violation)),
         }
@@ -108,7 +108,7 @@ impl Mover {
         Poll::Pending
     }
 
-    /// Sends a part of what waits; returns whether there was any that the system takes.
+    /// Sends part of the waiting bytes; returns whether the system took any.
     fn send(&mut self, context: &mut Context<'_>) -> Result<bool, Over> {
         if self.written == self.outbox.len() && !self.fill_outbox() {
             return if self.line.buffers().is_closing() { Err(Over::Closed) } else { Ok(false) };
@@ -134,7 +134,7 @@ impl Mover {
         }
     }
 
-    /// Takes what the session has written; returns whether that is anything.
+    /// Takes the bytes that the session has written; returns whether there are any.
     fn fill_outbox(&mut self) -> bool {
         self.outbox.clear();
         self.written = 0;
@@ -181,7 +181,8 @@ impl Mover {
         Ok(true)
     }
 
-    /// Ends the connection behind what was written: reads until the peer has done the same, so that nothing is cut.
+    /// Ends the connection behind everything written; reads until the peer has ended it too, so that nothing is
+    /// cut off.
     async fn close(&mut self) -> io::Result<()> {
         self.stream.write_all(&self.outbox[self.written..]).await?;
         self.stream.shutdown().await?;

@@ -1,16 +1,16 @@
-//! The bytes of a vectored write, taken a frame at a time.
+//! The slices of a vectored write, from which frames take bytes.
 
 use std::io::IoSlice;
 
-/// Slices of bytes that are taken from the front.
+/// Slices whose bytes are taken from the front.
 pub(super) struct Parts<'a> {
     parts: &'a [IoSlice<'a>],
-    /// Bytes of the first that are taken.
+    /// Bytes of the first slice that were taken.
     offset: usize,
     pub(super) taken: usize,
 }
 
-/// Slices that one frame gathers.
+/// Most slices that one frame gathers.
 const GATHERED: usize = 16;
 
 impl<'a> Parts<'a> {

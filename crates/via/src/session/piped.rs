@@ -1,7 +1,7 @@
-//! Frames over a byte pipe: how they stand one behind the other, and how they are read as they come.
+//! Frames over a byte pipe: their encoding, and reading them as they arrive.
 //!
-//! A frame is its payload's length and its two words, eight bytes each, little-endian, then the payload. A long one is
-//! read in fragments, as its bytes come.
+//! A frame is its payload's length and its two words, eight bytes each, little-endian, then the payload. A long
+//! frame is read in fragments, as its bytes arrive.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ const HEAD: usize = 24;
 pub(super) struct Piped {
     below: Below,
     head: [u8; HEAD],
-    /// Bytes of the head that have come.
+    /// Bytes of the head received.
     come: usize,
-    /// The frame whose head has come.
+    /// The frame whose head was received.
     frame: Option<Frame>,
 }
 
@@ -36,9 +36,9 @@ struct Frame {
     words: [u64; 2],
     /// Bytes of its payload that were not read.
     left: usize,
-    /// Of the fragment that was seen: its bytes, and those that were not read.
+    /// Bytes of the peeked fragment, and how many of them were not read.
     fragment: Option<(usize, usize)>,
-    /// The payload of a frame that is no data, which is handled as a whole.
+    /// The payload of a frame that is not data: it is handled as a whole.
     whole: Option<Vec<u8>>,
 }
 
@@ -55,12 +55,12 @@ impl Piped {
         Self { below, head: [0; HEAD], come: 0, frame: None }
     }
 
-    /// Returns whether it is over this connection over UDP.
+    /// Returns whether it uses this connection over UDP.
     pub(super) fn is_over_pipe(&self, id: PipeId) -> bool {
         matches!(self.below, Below::Udp(_, own) if own == id)
     }
 
-    /// Returns whether the system has taken nothing for a second although something waits; over TCP alone.
+    /// Returns whether the system has taken nothing for a second although bytes wait; only over TCP.
     pub(super) fn is_stuck(&self) -> bool {
         matches!(&self.below, Below::Tcp(line) if line.buffers().is_stuck)
     }
@@ -75,7 +75,7 @@ impl Piped {
         self.below.hold().write_all(&head(length, words), parts);
     }
 
-    /// Makes the peer see what was pushed. Over UDP the driver's turn does.
+    /// Makes pushed frames visible to the peer. Over UDP, the driver's turn sends them.
     pub(super) fn flush(&self) {
         if let Below::Tcp(line) = &self.below {
             line.flush();
@@ -103,7 +103,7 @@ impl Piped {
         Ok(Some(Incoming { words, length, left }))
     }
 
-    /// Reads the next bytes of the fragment that was seen; ends it with the last of them.
+    /// Reads the next bytes of the peeked fragment; ends the fragment with the last of them.
     pub(super) fn read(&mut self, out: &mut [u8]) {
         let mut rest = &mut *out;
         let length = rest.len();
@@ -114,7 +114,7 @@ impl Piped {
         });
     }
 
-    /// Reads the next `length` bytes of the fragment that was seen, behind those that `out` has; ends it with the last of
+    /// Appends the next `length` bytes of the peeked fragment to `out`; ends the fragment with the last of
     /// them.
     pub(super) fn append(&mut self, length: usize, out: &mut ReadBuf<'_>) {
         self.take(length, |bytes| out.put_slice(bytes));
@@ -146,7 +146,7 @@ impl Piped {
         }
     }
 
-    /// Ends the fragment that was seen, read or not.
+    /// Ends the peeked fragment, read or not.
     pub(super) fn skip(&mut self) {
         let Some(frame) = &mut self.frame else { return };
         if let Some((_, left)) = frame.fragment {
@@ -169,7 +169,7 @@ impl Piped {
 }
 
 impl Frame {
-    /// Makes a frame of its head: its payload's length, and its words.
+    /// Makes a frame from its head: its payload's length, and its words.
     fn new([length, first, second]: [u64; 3]) -> Result<Self, Corrupt> {
         let words = [first, second];
         let is_data = Header::parse(words).ok_or(Corrupt)?.kind == Kind::Data;
@@ -178,8 +178,8 @@ impl Frame {
         Ok(Self { words, left, fragment: None, whole: (!is_data).then(Vec::new) })
     }
 
-    /// Sees the part of the payload that was received: a fragment of data, or the whole of anything else. Returns whether
-    /// there is any.
+    /// Peeks the received part of the payload: a fragment of data, or the whole payload of any other frame.
+    /// Returns whether there is one.
     fn see(&mut self, held: &mut Held<'_>) -> bool {
         let Some(whole) = &mut self.whole else {
             let come = held.readable().len().min(self.left);
@@ -201,7 +201,7 @@ impl Frame {
     }
 }
 
-/// Writes the head of a frame.
+/// Makes the head of a frame.
 fn head(length: usize, words: [u64; 2]) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     let all = [length as u64, words[0], words[1]];
@@ -211,7 +211,7 @@ fn head(length: usize, words: [u64; 2]) -> [u8; HEAD] {
     head
 }
 
-/// Reads the head of the next frame; `None` if not all of it has come.
+/// Reads the head of the next frame; returns `None` if it has not arrived completely.
 fn read_head(held: &mut Held<'_>, head: &mut [u8; HEAD], come: &mut usize) -> Option<[u64; 3]> {
     while *come < HEAD {
         *come += take(held, &mut head[*come..])?;
@@ -221,7 +221,7 @@ fn read_head(held: &mut Held<'_>, head: &mut [u8; HEAD], come: &mut usize) -> Op
     Some([words[0], words[1], words[2]].map(u64::from_le_bytes))
 }
 
-/// Takes bytes that have come; `None` if there are none.
+/// Takes received bytes; returns `None` if there are none.
 fn take(held: &mut Held<'_>, out: &mut [u8]) -> Option<usize> {
     let readable = held.readable();
     let count = readable.len().min(out.len());

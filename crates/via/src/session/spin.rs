@@ -1,22 +1,22 @@
-//! Decides whether the driver polls its socket before it parks: only where pauses have been short lately.
+//! Decides whether the driver polls its socket before it parks: only while pauses have been short lately.
 //!
-//! Whether a poll pays is not asked of the system but learnt: from how long the driver had nothing to do. A pause counts
-//! whether the driver polled or was parked meanwhile. On a processor that both processes share, the driver yields it
-//! between two polls, so that the peer can answer.
+//! Whether polling pays is learnt from how long the driver had nothing to do. A pause counts whether the driver
+//! polled or was parked meanwhile. On a processor that both processes share, the driver yields between two
+//! polls, so that the peer can answer.
 
 use std::time::{Duration, Instant};
 
-/// Limits one bout of polling: a wake-up across processors takes 31 to 60 us where this was measured, the answer comes
-/// behind it.
+/// Limits one bout of polling: where this was measured, a wake-up on another processor takes 31 to 60 us, and
+/// the answer follows it.
 const SPIN: Duration = Duration::from_micros(150);
-/// Limits a pause that polling would have ended sooner: two wake-ups, and an answer between them.
+/// The longest pause that polling would have shortened: two wake-ups, and an answer between them.
 const SHORT: Duration = Duration::from_micros(300);
-/// Short pauses in a row before the driver polls; and the most of them, after polls that were in vain.
+/// Short pauses in a row before the driver polls: at first, and at most after vain bouts.
 const WANTED: (u32, u32) = (16, 1 << 14);
-/// Factor by which that number grows with each bout in vain.
+/// Factor by which that number grows with each vain bout.
 const BACK_OFF: u32 = 4;
 
-/// The pauses of a driver, and whether it polls during the next.
+/// The pauses of a driver, and whether it polls during the next one.
 #[derive(Debug)]
 pub(super) struct AdaptiveSpin {
     /// When the current pause began.
@@ -32,7 +32,7 @@ impl AdaptiveSpin {
         Self { since: None, short: 0, wanted: WANTED.0 }
     }
 
-    /// The driver had something to do: the pause has ended.
+    /// Notes that the driver had something to do: the pause has ended.
     pub(super) fn on_work(&mut self, now: Instant) {
         let Some(since) = self.since.take() else { return };
         let has_polled = self.short >= self.wanted;
@@ -42,7 +42,7 @@ impl AdaptiveSpin {
             return;
         }
         if has_polled {
-            // A bout that paid makes up for a part of one in vain.
+            // A bout that paid undoes a part of a vain one.
             self.wanted = (self.wanted - self.wanted.div_ceil(16)).max(WANTED.0);
         }
         self.short = self.short.saturating_add(1);
@@ -55,7 +55,7 @@ impl AdaptiveSpin {
         }
     }
 
-    /// The driver has nothing to do. Returns whether it polls again rather than parks.
+    /// Notes that the driver has nothing to do. Returns whether it should poll again rather than park.
     pub(super) fn polls_on(&mut self, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
         if self.short < self.wanted {

@@ -1,4 +1,4 @@
-//! Counts what the streams of a session carry.
+//! Counters of a session's streams.
 
 use crate::wire::pipe;
 
@@ -16,11 +16,11 @@ pub(super) struct Counted {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Bytes of streams that were sent, and received.
+    /// Bytes of streams that were sent.
     pub bytes_sent: u64,
     /// Bytes of streams that were received.
     pub bytes_received: u64,
-    /// Streams that this process has opened, refused ones included.
+    /// Streams that this process has opened, including refused ones.
     pub opened: u64,
     /// Streams of the peer that this process has accepted.
     pub accepted: u64,
@@ -28,6 +28,6 @@ pub struct Stats {
     pub refused: u64,
     /// Streams that are open at either end.
     pub open: usize,
-    /// The connection's own counters, over UDP.
+    /// Statistics of the connection, over UDP.
     pub pipe: Option<pipe::Stats>,
 }

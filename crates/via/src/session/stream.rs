@@ -16,13 +16,13 @@ use super::frame::Reason;
 
 /// A stream of bytes to and from another process.
 ///
-/// A write is ready when its bytes are on the wire; it waits while the reader is a window behind, and only then.
-/// `shutdown` ends what the other side reads, behind all that was written. Dropping the stream does the same, and throws
-/// away what still comes: the other side's writes then fail with `BrokenPipe`. If the other process ends, reads and
-/// writes fail with `ConnectionReset`.
+/// A write is ready when its bytes are on the wire; it waits while the reader is a window behind, and if the
+/// wire has no room. `shutdown` ends the peer's reads behind everything written. Dropping the stream does the
+/// same, and discards what still arrives: the peer's writes then fail with `BrokenPipe`. If the other process
+/// exits, reads and writes fail with `ConnectionReset`.
 ///
-/// Reads and writes take from the budget of their task as those of tokio's sockets do: a task that never has to wait lets
-/// others run.
+/// Like those of tokio's sockets, reads and writes use the task's budget: a task that never has to wait yields
+/// to others.
 ///
 /// # Cancel safety
 /// That of tokio's traits: a read or a write that is dropped has read or written nothing.
@@ -33,11 +33,11 @@ pub struct Stream {
     watch: Option<Box<dyn Watch>>,
 }
 
-/// Observes a stream until it is dropped with it.
+/// Observes a stream, and is dropped with it.
 pub trait Watch: fmt::Debug + Send + Sync {
-    /// Counts bytes that were written.
+    /// Called with the number of bytes written.
     fn on_sent(&self, bytes: usize);
-    /// Counts bytes that were read.
+    /// Called with the number of bytes read.
     fn on_received(&self, bytes: usize);
 }
 
@@ -46,12 +46,12 @@ impl Stream {
         Self { session, number, watch: None }
     }
 
-    /// Has the stream observed from now on, by this one alone.
+    /// Sets the stream's observer; replaces a former one.
     pub fn watch(&mut self, watch: Box<dyn Watch>) {
         self.watch = Some(watch);
     }
 
-    /// The session that carries the stream.
+    /// Returns the session that carries the stream.
     #[must_use]
     pub const fn session(&self) -> &Arc<Session> {
         &self.session
@@ -60,11 +60,11 @@ impl Stream {
     /// Waits until the peer has accepted the stream.
     ///
     /// # Errors
-    /// `ConnectionRefused` if the peer offers no such service, or has too many streams that wait; `ConnectionReset` if
-    /// the peer is gone.
+    /// `ConnectionRefused` if the peer offers no such service, or has too many waiting streams;
+    /// `ConnectionReset` if the peer is gone.
     ///
     /// # Cancel safety
-    /// Dropped, it resumes when it is called again.
+    /// If dropped, the next call continues the wait.
     pub async fn accepted(&self) -> io::Result<()> {
         poll_fn(|context| {
             self.session.with(|core| {
@@ -159,7 +159,7 @@ impl Stream {
     }
 }
 
-/// Copies bytes that have come before; whether there were any.
+/// Copies bytes received before into `into`; returns whether there were any.
 pub(super) fn copy_held(core: &mut Core, number: u32, into: &mut ReadBuf<'_>) -> bool {
     let Some(flow) = core.flow(number) else { return false };
     let mut copied = 0;
@@ -176,7 +176,7 @@ pub(super) fn copy_held(core: &mut Core, number: u32, into: &mut ReadBuf<'_>) ->
     copied > 0
 }
 
-/// Maps the end of a stream to the error that the kernel would return.
+/// Maps the end of a stream to the error that a TCP socket would return.
 fn failed(reason: Reason, ended: Option<Ended>, was_accepted: bool) -> io::Error {
     match (reason, ended) {
         (_, Some(Ended::Gone)) => {

@@ -58,12 +58,12 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..250)
 }
 
-/// The byte at a place of a direction: what is lost, doubled or out of order shows.
+/// Returns the byte at an offset of a direction, so that loss, duplication and reordering are detected.
 fn byte(end: usize, stream: u32, at: u64) -> u8 {
     (at.wrapping_mul(31) ^ (at >> 9) ^ (u64::from(stream) * 7) ^ end as u64) as u8
 }
 
-/// What the model knows of one end of a stream.
+/// The model's state for one end of a stream.
 #[derive(Debug, Default)]
 struct Known {
     written: u64,
@@ -103,7 +103,7 @@ impl Network {
         (network, ends)
     }
 
-    /// A millisecond in which all that was sent arrives.
+    /// Advances by a millisecond; everything sent arrives.
     fn step(&mut self, ids: &mut [Option<PipeId>; 2]) {
         self.now = self.now.plus_nanos(1_000_000);
         for from in [0, 1, 0, 1] {
@@ -134,10 +134,10 @@ const ADDRESSES: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2),
 ];
 
-/// Two ends over TCP, whose system takes and gives bytes cut anywhere.
+/// Two ends over TCP. The system accepts and delivers bytes in arbitrary pieces.
 struct Lines {
     lines: [Arc<Line>; 2],
-    /// Bytes on the way from each end.
+    /// Bytes in transit from each end.
     sent: [Vec<u8>; 2],
     rng: Rng,
 }
@@ -152,7 +152,7 @@ impl Lines {
         (Self { lines, sent: Default::default(), rng: Rng::new(seed, "lines") }, ends)
     }
 
-    /// Moves some of what each end has written, if the other one takes more.
+    /// Moves some of the bytes that each end has written, if the other end accepts more.
     fn step(&mut self) {
         for from in [0, 1] {
             let sent = &mut self.sent[from];
@@ -198,7 +198,7 @@ impl World {
 
     fn turn(&mut self, end: usize) {
         let core = &mut self.ends[end];
-        // As the driver does, but for the time that it leaves a frame to its reader.
+        // Like the driver, but without the time for which it leaves a frame to its reader.
         if !core.wake_reader() && !core.pump(None) {
             core.leave_no_frame();
             core.pump(None);
@@ -244,7 +244,7 @@ impl World {
         self.known.get_mut(&(end, number)).unwrap().written += written as u64;
     }
 
-    /// Reads as [`Stream`](super::Stream) does; whether there were bytes, or the end.
+    /// Reads as [`Stream`](super::Stream) does; returns whether there were bytes, or the end.
     fn read(&mut self, end: usize, stream: usize, length: usize) -> bool {
         let Some((number, _)) = self.known(end, stream) else { return false };
         let mut bytes = vec![0; length];
@@ -300,7 +300,7 @@ impl World {
         }
     }
 
-    /// Finishes everything: each byte arrives where its reader is still there, and nothing is left.
+    /// Finishes all streams: every byte arrives if its reader still exists, and no stream is left.
     fn settle(&mut self) {
         for round in 0.. {
             assert!(round < 50_000, "it never ends: {:?}", self.known);
@@ -331,7 +331,7 @@ impl World {
             }
         }
         for round in 0.. {
-            // What was opened may arrive as late as now.
+            // A stream that was opened may arrive only now.
             for ((end, stream), known) in std::mem::take(&mut self.known) {
                 if !known.is_dropped {
                     self.ends[end].drop_stream(stream);
@@ -429,7 +429,7 @@ proptest! {
         let described = |is_here: bool| if is_here { 24 + 5 } else { 0 };
         prop_assert_eq!(over_tcp.len(), described(carried == Some(false)));
         prop_assert_eq!(over_udp, described(carried == Some(true)) as u64);
-        // Whatever does not carry it is released.
+        // A connection that does not carry the session is released.
         let is_released = pipes.closing().contains(&id);
         prop_assert_eq!(is_released, carried != Some(true));
         // A connection over UDP that ends later concerns the session only if it carries it.
@@ -572,7 +572,7 @@ fn a_long_frame_waits_for_its_reader_and_a_reader_that_never_comes_holds_up_no_o
     assert_eq!(from.write(other, &[IoSlice::new(&bytes)], Waker::noop()), bytes.len());
     let mut out = [0; 20_000];
     let mut into = ReadBuf::new(&mut out);
-    // The reader of the other stream does not take it, nor does the driver; its own reader is woken.
+    // Neither the reader of the other stream nor the driver takes the frame; its own reader is woken.
     assert!(!to.pump(Some(Direct { stream: other, into: &mut into })));
     assert!(!to.pump(None));
     assert_eq!((into.filled().len(), to.wakers.len()), (0, 1));
@@ -624,7 +624,7 @@ fn a_thousand_streams_that_carried_a_mebibyte_and_are_idle_keep_little_memory() 
         kept = from.streams() + to.streams();
     });
     assert_eq!(kept, 2 * STREAMS);
-    // 64 MiB are the bound of both processes; most of what is kept is the streams' own state.
+    // Both processes may use 64 MiB; most of the memory in use is the streams' own state.
     assert!(used.bytes_current < 4 << 20, "{} bytes are kept", used.bytes_current);
 }
 
@@ -668,7 +668,7 @@ fn streams_beyond_the_bound_are_refused_and_the_session_goes_on() {
     assert!(refused > 0 && here.ended.is_none() && there.ended.is_none());
 }
 
-/// Records what a driver handles, and keeps the streams that it is handed.
+/// Records the events of a driver, and keeps the streams that it receives.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<&'static str>>>, Arc<Mutex<Vec<Stream>>>);
 
@@ -768,7 +768,7 @@ impl Wake for Owner {
 #[test]
 fn a_replaced_waker_may_drop_a_stream_of_the_same_session() {
     let (done, ended) = std::sync::mpsc::channel();
-    // On a thread of its own: where it fails it never ends.
+    // On a thread of its own, since a failure would never end.
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

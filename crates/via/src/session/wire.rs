@@ -1,4 +1,4 @@
-//! Wires: carry the frames between two processes in order, each once, or report that they have broken.
+//! Wires carry the frames between two processes in order, each once, or report that they have broken.
 
 use std::io::{self, IoSlice};
 
@@ -8,7 +8,7 @@ use tokio::io::ReadBuf;
 
 use super::piped::Piped;
 
-/// Bytes of the longest frame on a ring: short enough that the peer reads one while the next is written.
+/// Most bytes of a frame on a ring: short enough that the peer reads one while the next is written.
 pub(super) const PIECE: usize = 32 * 1024;
 
 /// The connection of a session.
@@ -22,31 +22,31 @@ pub(super) enum Wire {
     Closed,
 }
 
-/// The ways that a dial is under way on.
+/// The attempts of a dial that are under way.
 #[derive(Debug)]
 pub(super) struct Dialing {
-    /// The wire once the peer answers over UDP; `None` if it does not, or is not asked.
+    /// The wire once the peer answers over UDP; `None` if it has failed, or was not tried.
     pub(super) udp: Option<Piped>,
-    /// TCP is tried, or will be.
+    /// True if TCP is tried, or will be.
     pub(super) is_tcp_open: bool,
 }
 
-/// The next frame, and what of its payload has not been read.
+/// The next frame, and how much of its payload has not been read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Incoming {
     pub(super) words: [u64; 2],
     /// Bytes of its payload.
     pub(super) length: usize,
-    /// Bytes of it that have not been read.
+    /// Bytes of its payload that have not been read.
     pub(super) left: usize,
 }
 
-/// Last known place of the peer of a session.
+/// The processor that the peer of a session last used, relative to this process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Peer {
-    /// It waits for a wake-up, or has not told.
+    /// It waits for a wake-up, or its processor is unknown.
     Parked,
-    /// It polls, or has work, on the processor of this process: it runs once this process lets it.
+    /// It polls, or has work, on the processor of this process: it runs once this process yields.
     Here,
     /// It was on another processor.
     Elsewhere,
@@ -56,9 +56,9 @@ pub(super) enum Peer {
 #[derive(Debug)]
 pub(super) struct Ring {
     pair: RingPair,
-    /// The next record, once it was seen, and how much of it has been read.
+    /// The next record, once it was peeked, and how much of it has been read.
     current: Option<(Record, usize)>,
-    /// Something was pushed since the peer was last woken.
+    /// True if a record was pushed since the peer was last woken.
     has_news: bool,
 }
 
@@ -67,7 +67,7 @@ impl Wire {
         Self::Ring(Ring { pair, current: None, has_news: false })
     }
 
-    /// Adds the peer's wake-ups to a set; over UDP the driver's turn has them.
+    /// Adds the peer's wake-ups to a set; over UDP, the driver's turn receives them.
     pub(super) fn watch(&self, wakes: &WakeSet, number: u64) -> io::Result<()> {
         match self {
             Self::Ring(ring) => wakes.add(number, &ring.pair),
@@ -75,7 +75,7 @@ impl Wire {
         }
     }
 
-    /// Bytes of payload that the next frame may have; `None` if no frame is taken now.
+    /// Returns the most bytes of the next frame's payload; `None` if no frame is accepted now.
     pub(super) fn room(&mut self) -> Option<usize> {
         match self {
             Self::Ring(ring) => Some(ring.pair.sender.room()?.min(PIECE)),
@@ -84,7 +84,8 @@ impl Wire {
         }
     }
 
-    /// Returns whether the longest frame is taken: writers that wait for room are woken then, not for each short frame.
+    /// Returns whether the longest frame has room. Writers that wait are woken only then, not for each short
+    /// frame.
     pub(super) fn has_room(&mut self) -> bool {
         let most = match self {
             Self::Ring(ring) => ring.pair.sender.most().min(PIECE),
@@ -93,7 +94,7 @@ impl Wire {
         self.room().is_some_and(|room| room >= most)
     }
 
-    /// Sends a frame, whose payload is no longer than [`Wire::room`] has said.
+    /// Sends a frame, whose payload is no longer than [`Wire::room`] returned.
     pub(super) fn push(&mut self, words: [u64; 2], parts: &[IoSlice<'_>]) {
         match self {
             Self::Ring(ring) => {
@@ -105,7 +106,7 @@ impl Wire {
         }
     }
 
-    /// The next frame. The one before must have been read or skipped.
+    /// Returns the next frame. The one before must have been read or skipped.
     pub(super) fn peek(&mut self) -> Result<Option<Incoming>, Corrupt> {
         match self {
             Self::Ring(ring) => ring.peek(),
@@ -114,7 +115,7 @@ impl Wire {
         }
     }
 
-    /// Reads the next bytes of the frame that was seen; ends it with the last of them.
+    /// Reads the next bytes of the peeked frame; ends the frame with the last of them.
     pub(super) fn read(&mut self, out: &mut [u8]) {
         match self {
             Self::Ring(ring) => ring.read(out),
@@ -123,8 +124,7 @@ impl Wire {
         }
     }
 
-    /// Reads the next bytes of the frame that was seen, `length` of them, behind those that `out` has; ends it with the
-    /// last.
+    /// Appends the next `length` bytes of the peeked frame to `out`; ends the frame with the last of them.
     pub(super) fn append(&mut self, length: usize, out: &mut ReadBuf<'_>) {
         match self {
             Self::Ring(ring) => ring.append(length, out),
@@ -133,7 +133,7 @@ impl Wire {
         }
     }
 
-    /// Ends the frame that was seen, read or not.
+    /// Ends the peeked frame, read or not.
     pub(super) fn skip(&mut self) {
         match self {
             Self::Ring(ring) => ring.skip(),
@@ -142,7 +142,8 @@ impl Wire {
         }
     }
 
-    /// Makes the peer see what was pushed: once for a batch of frames. Over UDP the driver's turn does.
+    /// Makes pushed frames visible to the peer: once for a batch of frames. Over UDP, the driver's turn sends
+    /// them.
     pub(super) fn flush(&mut self) {
         match self {
             Self::Ring(ring) => {
@@ -155,24 +156,25 @@ impl Wire {
         }
     }
 
-    /// Asks for a wake-up once there is room; [`Wire::room`] must be asked again. Over UDP it comes unasked.
+    /// Requests a wake-up once there is room; [`Wire::room`] must be called again afterwards. Over UDP, it
+    /// comes without a request.
     pub(super) fn await_room(&self) {
         if let Self::Ring(ring) = self {
             ring.pair.sender.await_room();
         }
     }
 
-    /// Asks for a wake-up by the next frame. Whether there is one already, and none comes.
+    /// Requests a wake-up by the next frame. Returns `true`, and requests none, if there is a frame already.
     pub(super) fn park(&mut self) -> bool {
         match self {
             Self::Ring(ring) => ring.park(),
-            // What the peer has broken is found by the next poll.
+            // The next poll finds violations of the protocol.
             Self::Piped(piped) => !matches!(piped.peek(), Ok(None)),
             Self::Dialing(_) | Self::Closed => false,
         }
     }
 
-    /// Polls from now on, on `processor`: needs no wake-ups. Returns where the peer polls.
+    /// Starts to poll on `processor`, which needs no wake-ups. Returns where the peer polls.
     pub(super) fn unpark(&self, processor: usize) -> Peer {
         let Self::Ring(ring) = self else { return Peer::Parked };
         ring.pair.receiver.unpark();

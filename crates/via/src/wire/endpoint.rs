@@ -1,4 +1,4 @@
-//! All connections of one socket, and its gossip: dials, accepts, and tells datagrams apart.
+//! All connections of one socket, and its gossip: dials, accepts, assigns datagrams to connections.
 //!
 //! No I/O and no clock here.
 
@@ -69,7 +69,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Makes an endpoint without connections. `seed` is drawn at random: ids and cookies come from it.
+    /// Makes an endpoint without connections. The caller draws `seed` at random: ids and cookies are derived
+    /// from it.
     #[must_use]
     pub fn new(config: Config, seed: u64) -> Self {
         let mut rng = Rng::new(seed, "wire");
@@ -96,7 +97,7 @@ impl Endpoint {
         }
     }
 
-    /// Begins a connection to `to`. It may be written to at once.
+    /// Starts a connection to `to`. It can be written to at once.
     pub fn dial(&mut self, now: Instant, to: SocketAddr) -> PipeId {
         let local = self.draw_id();
         let first_window = self.first_window();
@@ -109,15 +110,16 @@ impl Endpoint {
         self.is_accepting = is_accepting;
     }
 
-    /// Gossips from now on, in a cluster of this name, with the endpoint's key if it has one. `run` is drawn at random.
+    /// Starts gossip in the cluster of this name, sealed if the endpoint has a key. The caller draws `run` at
+    /// random.
     ///
-    /// After this: [`Gossip::set_time`]; and whenever a datagram was handled: [`Gossip::poll_message`].
+    /// After this, call [`Gossip::set_time`]; and after each handled datagram, [`Gossip::poll_message`].
     pub fn begin_gossip(&mut self, cluster: &str, run: [u8; 16]) {
         let gossip = Gossip::new(self.config.key.as_ref(), cluster, run);
         self.gossip = Some(Box::new(gossip));
     }
 
-    /// Returns the endpoint's gossip, if it has begun.
+    /// Returns the endpoint's gossip, if it was started.
     pub fn gossip(&mut self) -> Option<&mut Gossip> {
         self.gossip.as_deref_mut()
     }
@@ -130,7 +132,8 @@ impl Endpoint {
         }
     }
 
-    /// Handles a datagram that was received: the first `length` bytes of a buffer, in whose place another one may be left.
+    /// Handles a datagram that was received: the first `length` bytes of a buffer. May leave another buffer in
+    /// its place.
     pub(crate) fn handle_buffer(
         &mut self,
         now: Instant,
@@ -144,7 +147,7 @@ impl Endpoint {
         }
     }
 
-    /// Finds the connection that a datagram is of; handles one that is of none.
+    /// Finds the connection that a datagram belongs to; handles the datagram if there is none.
     fn find(
         &mut self,
         now: Instant,
@@ -185,7 +188,7 @@ impl Endpoint {
         found.map(|(slot, entry)| (slot, &mut entry.pipe))
     }
 
-    /// A connection has handled a datagram: the first of an acceptor says its id.
+    /// Updates a connection that has handled a datagram: an acceptor's first one tells its id.
     fn on_handled(&mut self, slot: u32, from: SocketAddr) {
         let Some(entry) = &self.slots[slot as usize].entry else { return };
         if entry.is_dialer && !entry.is_reported && entry.pipe.remote() != 0 {
@@ -195,7 +198,7 @@ impl Endpoint {
         self.enqueue(slot);
     }
 
-    /// Does what is due by now.
+    /// Handles the timeouts that are due by now.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.expire_tokens(now);
         while let Some(&(at, slot)) = self.timers.first() {
@@ -224,7 +227,7 @@ impl Endpoint {
         Some(&mut entry.pipe)
     }
 
-    /// Returns a connection to ask it something; `None` if it was released.
+    /// Returns a connection to read its state; `None` if it was released.
     #[must_use]
     pub fn peek(&self, id: PipeId) -> Option<&Pipe> {
         let slot = self.slots.get(id.slot as usize)?;
@@ -232,24 +235,25 @@ impl Endpoint {
         Some(&entry.pipe)
     }
 
-    /// Forgets a connection, open or ended: the peer of an open one learns of it when it sends.
+    /// Forgets a connection, open or ended. The peer of an open one is notified when it sends.
     pub fn release(&mut self, id: PipeId) {
         if self.peek(id).is_some() {
             self.remove(id.slot);
         }
     }
 
-    /// The system refuses a connection's datagrams of `bytes` and more: its interface takes no longer ones.
+    /// Notes that the system refuses a connection's datagrams of `bytes` and more: they exceed its interface's
+    /// MTU.
     pub fn handle_refused(&mut self, now: Instant, id: PipeId, bytes: usize) {
         if let Some(pipe) = self.pipe(id) {
             pipe.handle_refused(now, bytes);
         }
     }
 
-    /// The network reports that nobody receives at `peer`; port 0 if it does not say at which port.
+    /// Handles a network report that no process receives at `peer`; port 0 if the report names none.
     ///
-    /// All connections there are asked for a sign of life. Those that the report is certainly about end unless the peer
-    /// answers soon: dials, and all if only one peer of the host is known.
+    /// Pings all connections there. Those that the report certainly concerns end unless the peer answers soon:
+    /// dials, and all connections if only one peer of that host is known.
     pub fn handle_unreachable(&mut self, now: Instant, peer: SocketAddr) {
         let is_there = |entry: &Entry| {
             entry.peer.ip() == peer.ip() && [0, entry.peer.port()].contains(&peer.port())
@@ -269,7 +273,7 @@ impl Endpoint {
         }
     }
 
-    /// Appends the next datagrams to `out`, of one connection, as many as `most_segments`.
+    /// Appends the next datagrams of one connection to `out`, at most `most_segments`.
     #[must_use]
     pub fn poll_transmit(
         &mut self,
@@ -288,8 +292,8 @@ impl Endpoint {
         pipe.map_or([&[], &[]], Pipe::parts)
     }
 
-    /// Polls as [`Endpoint::poll_transmit`] does, but leaves out the bytes of a single long datagram: [`Endpoint::parts`]
-    /// returns them.
+    /// Polls as [`Endpoint::poll_transmit`] does, but leaves out the payload of a single long datagram:
+    /// [`Endpoint::parts`] returns it.
     pub(crate) fn poll_transmit_apart(
         &mut self,
         now: Instant,
@@ -324,20 +328,21 @@ impl Endpoint {
         None
     }
 
-    /// Returns what has happened next.
+    /// Returns the next event.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// When [`Endpoint::handle_timeout`] has to be called; `None` if only a datagram or the caller can cause anything.
+    /// Returns when [`Endpoint::handle_timeout`] must be called; `None` if only a datagram or the caller can
+    /// cause anything.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let tokens = self.tokens.as_ref().and_then(Tokens::poll_timeout);
         self.timers.first().map(|&(at, _)| at).into_iter().chain(tokens).min()
     }
 
-    /// Returns what was counted.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters
@@ -431,7 +436,8 @@ impl Endpoint {
         }
     }
 
-    /// Sets the timer, unless one is set that is as early: an early one does nothing and is set anew.
+    /// Sets a connection's timer, unless one as early is set: a timer that fires early does nothing and is set
+    /// anew.
     fn set_timer(&mut self, slot: u32) {
         let Some(entry) = &mut self.slots[slot as usize].entry else { return };
         let Some(at) = entry.pipe.poll_timeout() else { return };
@@ -445,7 +451,7 @@ impl Endpoint {
         self.timers.insert((at, slot));
     }
 
-    /// Reports what has changed.
+    /// Queues events for what has changed in a connection.
     fn review(&mut self, slot: u32) {
         let generation = self.slots[slot as usize].generation;
         let id = PipeId { slot, generation };
@@ -479,7 +485,8 @@ impl Endpoint {
         }
     }
 
-    /// A new connection from an address: its process may have been restarted, and the old ones be gone.
+    /// Pings the other connections of an address from which a new one comes: its process may have been
+    /// restarted, and its old connections be gone.
     fn ping_others(&mut self, peer: SocketAddr, but: u32) {
         let of_peer = self.by_peer.range((peer, 0)..=(peer, u64::MAX));
         let others: Vec<u32> = of_peer.map(|(_, slot)| *slot).filter(|slot| *slot != but).collect();

@@ -2,22 +2,24 @@
 //!
 //! No I/O and no clock here.
 //!
-//! A message travels in pieces, a datagram each, of 1,200 bytes at most: IP fragments none of them. A piece that is lost
-//! loses its message, and no other. Nothing is sent again: gossip repeats itself a little later.
+//! A message is sent in pieces, one per datagram of at most 1,200 bytes, so that IP fragments none of them. If
+//! a piece is lost, its message is lost, and no other. Nothing is sent again: gossip repeats itself soon.
 //!
 //! # Seals
 //!
-//! With a key, each piece is sealed by XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03, the AEAD of RFC 8439 with a nonce of
-//! 192 bits) under a key that HMAC-BLAKE2s derives from the cluster's. The nonce is 16 random bytes of the sender's *run*, drawn
-//! when it starts, and a counter of its datagrams: none repeats. The cluster's name is associated data.
+//! With a key, each piece is sealed by XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03, the AEAD of RFC 8439
+//! with a nonce of 192 bits). HMAC-BLAKE2s derives the key from the cluster's. The nonce is 16 random bytes of
+//! the sender's *run*, drawn when it starts, and a counter of its datagrams: no nonce repeats. The cluster's
+//! name is associated data.
 //!
-//! A receiver takes a datagram once. It has a sliding window of numbers for each run, as IPsec has (RFC 4303, section
-//! 3.4.3), and the sender's clock, which the seal covers, has to be within [`MOST_SKEW`] of its own: a window is kept that
-//! long, and a recorded datagram is too old after.
+//! A receiver accepts a datagram once. It has a sliding window of numbers for each run, as IPsec has (RFC 4303,
+//! section 3.4.3). The seal covers the sender's clock, which must be within [`MOST_SKEW`] of the receiver's. A
+//! window is kept that long; after that, a recorded datagram is too old.
 //!
 //! # Bounds
 //!
-//! Messages that wait to be taken, to leave, or for their other pieces are bounded: the oldest is dropped, and counted.
+//! Three queues are bounded: received messages, messages to send, and messages with missing pieces. A full
+//! queue drops its oldest message, and counts it.
 
 mod joining;
 mod piece;
@@ -35,11 +37,11 @@ use joining::Joining;
 use piece::{MOST_PIECES, PIECE_BYTES, Seal, Stamp};
 use senders::Senders;
 
-/// 65,536: bytes of a message at most.
+/// Most bytes of a message: 65,536.
 pub const MOST_MESSAGE: usize = 64 << 10;
-/// 60,000 ms: limits how far the clocks of two hosts may differ, with a key.
+/// Milliseconds by which the clocks of two hosts may differ, with a key: 60,000.
 pub const MOST_SKEW: u64 = 60_000;
-/// Messages that wait to be taken, and messages that wait to leave.
+/// Most messages that wait to be taken, and most that wait to be sent.
 const MOST_WAITING: usize = 64;
 
 const _: () = assert!(MOST_MESSAGE.div_ceil(PIECE_BYTES) <= MOST_PIECES);
@@ -47,19 +49,19 @@ const _: () = assert!(MOST_MESSAGE.div_ceil(PIECE_BYTES) <= MOST_PIECES);
 /// Counters of an endpoint's gossip.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Messages that were cut, and queued to leave.
+    /// Messages that were cut into pieces and queued.
     pub sent: u64,
     /// Messages of which every piece was received.
     pub received: u64,
     /// Messages that were dropped: too many waited, or a piece is missing.
     pub dropped: u64,
-    /// Datagrams of another key or cluster, malformed or repeated ones.
+    /// Datagrams that were malformed, repeated, or of another key or cluster.
     pub refused: u64,
     /// Datagrams of this key whose sender's clock differs by more than [`MOST_SKEW`].
     pub skewed: u64,
 }
 
-/// A message that waits to leave.
+/// A message that waits to be sent.
 #[derive(Debug)]
 struct Departure {
     to: SocketAddr,
@@ -83,7 +85,8 @@ pub struct Gossip {
 }
 
 impl Gossip {
-    /// Makes the gossip of a cluster. `run` is drawn at random; [`Gossip::set_time`] is called before anything else.
+    /// Makes the gossip of a cluster. The caller draws `run` at random, and calls [`Gossip::set_time`] before
+    /// anything else.
     pub(crate) fn new(key: Option<&Key>, cluster: &str, run: [u8; 16]) -> Self {
         Self {
             seal: Seal::new(key, cluster),
@@ -98,7 +101,8 @@ impl Gossip {
         }
     }
 
-    /// Sets the time of day, in milliseconds since 1970; to be called now and then, as the system's may be set.
+    /// Sets the time of day, in milliseconds since 1970. Call it from time to time, since the system's clock
+    /// may be set.
     pub fn set_time(&mut self, now: Instant, millis: u64) {
         self.time = (now, millis);
     }
@@ -107,7 +111,7 @@ impl Gossip {
         self.time.1.saturating_add(now.nanos_since(self.time.0) / 1_000_000)
     }
 
-    /// Queues a message; `false` if it has no bytes, or more than [`MOST_MESSAGE`].
+    /// Queues a message; returns `false` if it has no bytes, or more than [`MOST_MESSAGE`].
     pub fn send(&mut self, now: Instant, to: SocketAddr, message: &[u8]) -> bool {
         if message.is_empty() || message.len() > MOST_MESSAGE {
             return false;
@@ -130,7 +134,7 @@ impl Gossip {
         true
     }
 
-    /// Handles a datagram of gossip, which may have been sent by anybody.
+    /// Handles a datagram of gossip. It may come from any sender.
     pub(crate) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
         let stamp = Stamp::read(datagram).filter(|stamp| self.is_new(*stamp));
         let piece = stamp.and_then(|stamp| Some((stamp, self.seal.open(stamp, datagram)?)));
@@ -161,7 +165,7 @@ impl Gossip {
         }
     }
 
-    /// Returns whether a datagram is none that was received before; known of sealed ones alone.
+    /// Returns whether a datagram was not received before; always true without a seal.
     fn is_new(&self, stamp: Stamp) -> bool {
         !self.seal.is_sealed() || self.senders.is_new(stamp)
     }
@@ -189,7 +193,7 @@ impl Gossip {
         !self.inbox.is_empty()
     }
 
-    /// Returns what was counted.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters

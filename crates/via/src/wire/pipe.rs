@@ -1,6 +1,6 @@
 //! One connection: a byte pipe each way.
 //!
-//! No I/O and no clock here. `packet.rs` says what stands in a datagram; [`congestion`] says how much may be in flight.
+//! No I/O and no clock here. `packet.rs` defines the datagrams; [`congestion`] limits the bytes in flight.
 //!
 //! ```text
 //!   Dialing --accept--> Open --close--> Closing --confirmed--> Ended
@@ -45,17 +45,18 @@ use send_buffer::SendBuffer;
 const DIAL_AGAIN: (u64, u64) = (100_000_000, 1_000_000_000);
 /// Nanoseconds of silence, while something is outstanding, after which a peer is suspected.
 const SUSPECTED: u64 = 1_000_000_000;
-/// Nanoseconds for which a connection waits for the peer's own word after a stranger's: once open, and while it dials.
-const HEARSAY: (u64, u64) = (500_000_000, 1_500_000_000);
-/// Nanoseconds of silence after which memory in reserve is released.
+/// Nanoseconds that a connection waits for the peer itself to confirm an unauthenticated end: once open, and
+/// while it dials.
+const CONFIRM_NS: (u64, u64) = (500_000_000, 1_500_000_000);
+/// Nanoseconds of silence after which reserved memory is released.
 const TRIM: u64 = 1_000_000_000;
-/// Nanoseconds for which an acceptor waits for the dialer's first packet.
+/// Nanoseconds that an acceptor waits for the dialer's first packet.
 const CONFIRM: u64 = 5_000_000_000;
 
-/// Datagrams to send, all to the same peer: each has `segment_bytes` but the last, which may be shorter.
+/// Datagrams to send, all to the same peer: each has `segment_bytes`, except the last, which may be shorter.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Transmit {
-    /// Bytes of all datagrams together: so many were appended.
+    /// Bytes of all datagrams together, as appended.
     pub bytes: usize,
     /// Bytes of each datagram but the last.
     pub segment_bytes: usize,
@@ -83,11 +84,12 @@ struct Closing {
 /// Bytes that the peer has sent over a connection, and wants to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flow {
-    /// Bytes that were received, those behind a gap included.
+    /// Bytes received, including those behind a gap.
     pub(crate) received: u64,
-    /// Offset up to which the peer has bytes to send, as far as it was blocked; none if it can't ask.
+    /// Offset up to which the peer has bytes to send, as it reported when it was blocked; `None` if it can't
+    /// report that.
     pub(crate) wanted: Option<u64>,
-    /// Offset up to which there is room for them.
+    /// Offset up to which there is room for bytes.
     pub(crate) most: u64,
 }
 
@@ -103,7 +105,7 @@ pub struct Pipe {
     /// The peer's id; 0 while dialing.
     remote: u64,
     dialing: Option<Box<Dialing>>,
-    /// The datagram that accepts a dial, until the dialer's first packet; whether it is to be sent.
+    /// The datagram that accepts a dial, kept until the dialer's first packet; and whether it is to be sent.
     accept: Option<(Vec<u8>, bool)>,
     seal: Option<Seal>,
     send: SendBuffer,
@@ -114,32 +116,32 @@ pub struct Pipe {
     pacer: Pacer,
     discovery: Discovery,
     mtu: usize,
-    /// Offset up to which the peer takes bytes.
+    /// Offset up to which the peer accepts bytes.
     peer_window: u64,
-    /// The peer grants tokens: it is asked for a window.
+    /// True if the peer grants tokens: this side then asks it for a window.
     peer_grants: bool,
-    /// Offset that the peer was asked for last.
+    /// Offset that this side asked the peer for last.
     asked: u64,
-    /// The peer can ask for a window, and the offset that it has asked for.
+    /// True if the peer can ask for a window; and the offset that it has asked for.
     peer_asks: bool,
     wanted: u64,
-    /// Bytes that the peer's system holds for it.
+    /// Size in bytes of the receive buffer of the peer's system.
     peer_socket_bytes: u64,
     closing: Option<Closing>,
     /// Offset at which the peer's bytes end.
     peer_end: Option<u64>,
     ended: Option<Ended>,
-    /// An end that a stranger may have forged, and when it is believed.
-    hearsay: Option<(Ended, Instant)>,
-    /// Reports of the network that come before do not have the peer asked again.
+    /// An end that may be forged, since its packet is not authenticated; and when it is believed.
+    unconfirmed_end: Option<(Ended, Instant)>,
+    /// Network reports before this time do not ping the peer again.
     asked_until: Instant,
     heard_at: Instant,
     keepalive_at: Instant,
     /// When the memory of an idle connection is released.
     trim_at: Instant,
-    /// When the pacer lets the next packet pass; far in the future if it holds none back.
+    /// When the pacer lets the next packet pass; far in the future if it delays none.
     paced_until: Instant,
-    /// Packets that may leave although the window is full: the peer is silent.
+    /// Packets that may be sent although the window is full, to probe a silent peer.
     probes: u32,
     is_ping_due: bool,
     is_window_limited: bool,
@@ -147,7 +149,7 @@ pub struct Pipe {
     outcome: Outcome,
     body: Vec<u8>,
     plain: Vec<u8>,
-    /// The bytes of the pipe that the last packet carries, if they were left out of it.
+    /// The range of the pipe's bytes that the last packet carries and that were left out of its buffer.
     left_out: Option<(u64, u64)>,
     counted: Stats,
 }
@@ -165,12 +167,12 @@ impl Pipe {
             again_after: DIAL_AGAIN.0,
             give_up: now.plus_nanos(config.dial_timeout),
         }));
-        // A system without random numbers makes no keys.
+        // Without random numbers from the system, no handshake can be made.
         this.ended = has_failed.then_some(Ended::KeyDoesNotFit);
         this
     }
 
-    /// Accepts a dial of `remote` by the datagram `accept`.
+    /// Accepts a dial of `remote` with the datagram `accept`.
     pub(crate) fn accept(
         now: Instant,
         config: &Config,
@@ -216,7 +218,7 @@ impl Pipe {
             closing: None,
             peer_end: None,
             ended: None,
-            hearsay: None,
+            unconfirmed_end: None,
             asked_until: now,
             heard_at: now,
             keepalive_at: now.plus_nanos(config.keepalive),
@@ -235,7 +237,7 @@ impl Pipe {
         }
     }
 
-    /// Limits what the peer may send at first, and from then on to what it is granted.
+    /// Limits what the peer may send to `first` at first, and then to what it is granted.
     pub(crate) fn limit(&mut self, first: u64) {
         self.receive.limit(first);
         if self.remote != 0 && !self.peer_asks {
@@ -243,7 +245,7 @@ impl Pipe {
         }
     }
 
-    /// Lets the peer send up to `limit`: tells it at once if it waits for that, or can't ask.
+    /// Lets the peer send up to `limit`. Notifies it at once if it waits for that, or can't ask.
     pub(crate) fn raise_limit(&mut self, now: Instant, limit: u64) {
         let wanted = if self.peer_asks { self.wanted } else { u64::MAX };
         if self.receive.raise_limit(limit, wanted) {
@@ -251,7 +253,7 @@ impl Pipe {
         }
     }
 
-    /// Returns what the peer has sent, and wants to.
+    /// Returns what the peer has sent, and wants to send.
     pub(crate) fn flow(&self) -> Flow {
         Flow {
             received: self.receive.received(),
@@ -260,7 +262,7 @@ impl Pipe {
         }
     }
 
-    /// The peer has said what it takes at first; nothing if it is of an earlier version.
+    /// Handles the peer's first window; `None` if the peer is of an earlier version.
     fn on_first_window(&mut self, window: Option<u32>) {
         self.peer_asks = window.is_some();
         if let Some(window) = window {
@@ -269,12 +271,12 @@ impl Pipe {
         }
     }
 
-    /// Returns whether the peer has to be told that its window holds bytes back.
+    /// Returns whether a packet is due that asks the peer for a larger window.
     const fn is_ask_due(&self) -> bool {
         self.is_blocked() && self.asked <= self.peer_window
     }
 
-    /// Returns whether the window of a peer that grants tokens holds bytes back.
+    /// Returns whether the window of a peer that grants tokens blocks bytes.
     const fn is_blocked(&self) -> bool {
         self.peer_grants && self.send.written() > self.peer_window
     }
@@ -285,8 +287,8 @@ impl Pipe {
         self.send.write(parts, room)
     }
 
-    /// Copies all of the bytes into the send buffer, whatever room there is, unless the connection ends: a frame that was
-    /// begun is not cut. The caller has seen room for them before.
+    /// Copies all bytes into the send buffer, even beyond its room, unless the connection ends: a started frame
+    /// is not cut. The caller has checked before that there is room.
     #[cfg(feature = "session")]
     pub(crate) fn write_all(&mut self, parts: &[IoSlice<'_>]) {
         if self.closing.is_none() && self.ended.is_none() {
@@ -294,7 +296,7 @@ impl Pipe {
         }
     }
 
-    /// Takes `bytes` of what is readable, so that the peer may send more.
+    /// Consumes `bytes` of what is readable, so that the peer may send more.
     pub fn consume(&mut self, bytes: usize) {
         let round_trip = self.loss.round_trip();
         self.receive.consume(self.now, bytes, round_trip);
@@ -303,7 +305,7 @@ impl Pipe {
         }
     }
 
-    /// Closes: sends what was written, then tells the peer; ends after a bound in any case.
+    /// Closes: sends what was written, then notifies the peer. Ends after a timeout in any case.
     pub fn close(&mut self, now: Instant) {
         self.now = now;
         if self.dialing.is_some() {
@@ -315,19 +317,19 @@ impl Pipe {
         }
     }
 
-    /// Sends the accept again: the dialer has dialed again.
+    /// Has the accept sent again, since the dialer has dialed again.
     pub(crate) fn repeat_accept(&mut self) {
         if let Some((_, is_due)) = &mut self.accept {
             *is_due = true;
         }
     }
 
-    /// Asks the peer for a sign of life.
+    /// Has the peer pinged.
     pub fn ping(&mut self) {
         self.is_ping_due = true;
     }
 
-    /// Returns the bytes that [`Pipe::write`] takes now.
+    /// Returns how many bytes [`Pipe::write`] accepts now.
     #[must_use]
     pub fn room(&self) -> usize {
         if self.closing.is_some() || self.ended.is_some() {
@@ -338,7 +340,7 @@ impl Pipe {
         limit.saturating_sub(self.send.held_bytes())
     }
 
-    /// Returns received bytes in order, as far as they lie in one piece; empty if there are none.
+    /// Returns received bytes in order, as far as they are contiguous in memory; empty if there are none.
     #[must_use]
     pub fn readable(&self) -> &[u8] {
         self.receive.readable()
@@ -350,33 +352,33 @@ impl Pipe {
         self.dialing.is_none() && self.accept.is_none()
     }
 
-    /// Returns the key of its own that the peer has proven to have; none if it has no such key, or this side has none, or
-    /// before [`Pipe::is_established`].
+    /// Returns the peer's own key, once the peer has proven that it has it. `None` if it has no such key, or
+    /// this side has none, or before [`Pipe::is_established`].
     #[must_use]
     pub fn peer_key(&self) -> Option<PublicKey> {
         self.seal.as_ref().filter(|_| self.is_established())?.peer()
     }
 
-    /// Why it has ended, if it has; bytes received before stay readable.
+    /// Returns why it has ended, if it has; bytes received before stay readable.
     #[must_use]
     pub const fn ended(&self) -> Option<Ended> {
         self.ended
     }
 
-    /// Returns whether the peer was silent for a second although something is outstanding.
+    /// Returns whether the peer has been silent for a second although something is outstanding.
     #[must_use]
     pub fn is_suspected(&self, now: Instant) -> bool {
         let since = self.loss.oldest_at().map_or(now, |at| at.max(self.heard_at));
         now.nanos_since(since) >= SUSPECTED
     }
 
-    /// Returns whether the peer has acknowledged all that was written.
+    /// Returns whether the peer has acknowledged everything that was written.
     #[must_use]
     pub const fn is_flushed(&self) -> bool {
         self.send.is_all_acknowledged()
     }
 
-    /// Returns what was measured and counted.
+    /// Returns measurements and counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         Stats {
@@ -391,15 +393,16 @@ impl Pipe {
         }
     }
 
-    /// When [`Pipe::handle_timeout`] has to be called; `None` if only a datagram or the caller can cause anything.
+    /// Returns when [`Pipe::handle_timeout`] must be called; `None` if only a datagram or the caller can cause
+    /// anything.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         if self.ended.is_some() {
             return None;
         }
         if let Some(dialing) = &self.dialing {
-            let hearsay = self.hearsay.map_or(Instant::FAR_FUTURE, |(_, at)| at);
-            return Some(dialing.at.min(dialing.give_up).min(hearsay));
+            let unconfirmed_end = self.unconfirmed_end.map_or(Instant::FAR_FUTURE, |(_, at)| at);
+            return Some(dialing.at.min(dialing.give_up).min(unconfirmed_end));
         }
         let all = [
             self.loss.poll_timeout(),
@@ -410,7 +413,7 @@ impl Pipe {
             self.trim_at,
             self.idle_at(),
             self.closing.map_or(Instant::FAR_FUTURE, |closing| closing.give_up),
-            self.hearsay.map_or(Instant::FAR_FUTURE, |(_, at)| at),
+            self.unconfirmed_end.map_or(Instant::FAR_FUTURE, |(_, at)| at),
         ];
         all.into_iter().min()
     }
@@ -424,12 +427,12 @@ impl Pipe {
         })
     }
 
-    /// Id under which this side receives.
+    /// Returns the id under which this side receives.
     pub(crate) const fn local(&self) -> u64 {
         self.local
     }
 
-    /// Id under which the peer receives; 0 while dialing.
+    /// Returns the id under which the peer receives; 0 while dialing.
     pub(crate) const fn remote(&self) -> u64 {
         self.remote
     }

@@ -1,7 +1,7 @@
-//! Moves an endpoint's datagrams through a socket of tokio's.
+//! Moves an endpoint's datagrams through a UDP socket of tokio's.
 //!
-//! Datagrams are sent in trains and received in batches, a system call each, where the system can
-//! (UDP segmentation and receive offload, `recvmmsg`). Don't-fragment is set: IP cuts none of them.
+//! If the system supports it, datagrams are sent in trains and received in batches, each with one system call
+//! (UDP segmentation and receive offload, `recvmmsg`). Don't-fragment is set: IP fragments none of them.
 
 use std::future::Future as _;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -20,20 +20,20 @@ use tokio::time::Sleep;
 
 use super::endpoint::{Endpoint, Outgoing};
 
-/// Bytes of one receive buffer: the largest datagram, and the most that the system joins.
+/// Bytes of one receive buffer: the largest datagram, and the most that receive offload joins.
 const BUFFER_BYTES: usize = 65_536;
 /// Buffers of one receive call: 1 MiB of memory.
 const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
-/// Receive calls of one turn: other tasks get theirs.
+/// Most receive calls of one turn, so that other tasks run.
 const RECEIVES_PER_TURN: usize = 8;
-/// Reports of the network of one turn.
+/// Most network errors handled in one turn.
 const ERRORS_PER_TURN: usize = 64;
-/// Trains of one turn.
+/// Most trains sent in one turn.
 const SENDS_PER_TURN: usize = 64;
-/// Bytes of the system's buffers that are asked for: the system gives less where its own limit is lower.
+/// Bytes requested for the system's socket buffers; the system grants less if its own limit is lower.
 const SOCKET_BYTES: usize = 4 << 20;
 
-/// A UDP socket on a runtime of tokio's, with its clock.
+/// A UDP socket on a tokio runtime, with its clock.
 #[derive(Debug)]
 pub struct Socket {
     io: UdpSocket,
@@ -41,7 +41,7 @@ pub struct Socket {
     inbox: Vec<Box<[u8]>>,
     meta: [RecvMeta; BUFFERS],
     outbox: Vec<u8>,
-    /// The train in the outbox that the system has not taken.
+    /// The train in the outbox that the system has not taken yet.
     pending: Option<Outgoing>,
     alarm: Pin<Box<Sleep>>,
     alarm_at: Option<Instant>,
@@ -60,7 +60,7 @@ impl Clock {
 
     pub(crate) fn now(self) -> Instant {
         let elapsed = real_now().duration_since(self.0);
-        // Not zero: a timer that was never set is that.
+        // Not zero: that marks a timer that was never set.
         Instant::from_nanos(1).plus_nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
 }
@@ -70,8 +70,8 @@ fn real_now() -> std::time::Instant {
     std::time::Instant::now()
 }
 
-/// Has the system describe no datagram beyond its length: the time of its receipt, the address that it was sent to and the
-/// bits of ECN, which nothing here uses, cost a fifth of a receive call.
+/// Has the system report nothing of a datagram but its length. The time of receipt, the destination address and
+/// the ECN bits, which are not used here, would cost a fifth of a receive call.
 fn receive_bare(socket: &std::net::UdpSocket) {
     #[cfg(target_os = "linux")]
     {
@@ -89,23 +89,23 @@ fn lock(endpoint: &Mutex<Endpoint>) -> MutexGuard<'_, Endpoint> {
     endpoint.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes of the shortest datagram that the system refuses, as one of these was.
+/// Returns the bytes from which on the system refuses datagrams, as it has refused one of these.
 fn refused_bytes(outgoing: &Outgoing) -> usize {
     let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
     let bytes = outgoing.transmit.segment_bytes;
     let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
-    // Where the system does not tell, half is tried next.
+    // If the system does not tell, tries half next.
     fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
 }
 
 impl Socket {
-    /// Binds a socket; port 0 has the system choose.
+    /// Binds a socket; for port 0, the system chooses a port.
     ///
     /// # Errors
-    /// What the system says: the address is in use, or not of this host.
+    /// The system's error: the address is in use, or not one of this host.
     ///
     /// # Panics
-    /// Outside of a runtime of tokio's, or if its I/O or time is not enabled.
+    /// Outside of a tokio runtime, or if the runtime's I/O or time is not enabled.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = std::net::UdpSocket::bind(address)?;
         let options = socket2::SockRef::from(&socket);
@@ -114,7 +114,7 @@ impl Socket {
         socket.set_nonblocking(true)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         receive_bare(&socket);
-        // Without them a process that ended is noticed by its silence.
+        // Without them, a process that exited is noticed only by its silence.
         let _ = state.enable_transport_errors(UdpSockRef::from(&socket));
         Ok(Self {
             io: UdpSocket::from_std(socket)?,
@@ -132,19 +132,19 @@ impl Socket {
     /// Returns the address that the socket is bound to.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.io.local_addr()
     }
 
-    /// Returns the bytes of datagrams that the system holds for this socket, for
+    /// Returns the size in bytes of the system's receive buffer for this socket, for
     /// [`Config::socket_bytes`](super::pipe::Config::socket_bytes).
     #[must_use]
     pub fn receive_bytes(&self) -> u64 {
         socket2::SockRef::from(&self.io).recv_buffer_size().map_or(u64::MAX, |bytes| bytes as u64)
     }
 
-    /// Returns the time by this socket's clock: for calls of its endpoint.
+    /// Returns the time by this socket's clock, for calls of its endpoint.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.clock().now()
@@ -155,12 +155,12 @@ impl Socket {
         Clock(self.started)
     }
 
-    /// Receives what is there, does what is due, sends what may leave.
+    /// Receives datagrams, handles timeouts that are due, and sends what can be sent.
     ///
     /// Ready if the endpoint may have events, or if there is more to do than one turn does: drain
-    /// [`Endpoint::poll_event`] and call it again. Pending if all is done: the task is woken by a datagram, a timeout, or
-    /// room to send. Call it also after any use of the endpoint: nothing is sent else. No lock is held during a system
-    /// call: other threads read and write meanwhile.
+    /// [`Endpoint::poll_event`] and call it again. Pending if all is done: a datagram, a timeout, or room to
+    /// send wakes the task. Call it also after any use of the endpoint: otherwise nothing is sent. No lock is
+    /// held during a system call, so other threads can read and write meanwhile.
     pub fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -183,7 +183,7 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    /// Feeds what has arrived to the endpoint; returns whether that was anything.
+    /// Passes arrived datagrams to the endpoint; returns whether there were any.
     fn receive(
         &mut self,
         context: &mut Context<'_>,
@@ -203,8 +203,8 @@ impl Socket {
         Ok(has_received)
     }
 
-    /// Feeds a batch that has arrived to the endpoint, although the runtime was not asked whether there is any; returns
-    /// whether there was. For a task that polls: nothing wakes it.
+    /// Passes a batch of datagrams to the endpoint without asking the runtime whether there are any; returns
+    /// whether there were. For a task that polls: nothing wakes it.
     #[cfg(feature = "session")]
     pub(crate) fn receive_now(&mut self, endpoint: &Mutex<Endpoint>) -> bool {
         let filled = self.fill(false);
@@ -212,7 +212,7 @@ impl Socket {
         filled > 0
     }
 
-    /// Feeds the datagrams of the first buffers to the endpoint.
+    /// Passes the datagrams in the first `filled` buffers to the endpoint.
     fn feed(&mut self, filled: usize, endpoint: &Mutex<Endpoint>) {
         if filled == 0 {
             return;
@@ -231,7 +231,7 @@ impl Socket {
         }
     }
 
-    /// Feeds what the network reports about peers to the endpoint; returns whether that was anything.
+    /// Passes the network's reports about peers to the endpoint; returns whether there were any.
     fn receive_errors(&self, endpoint: &Mutex<Endpoint>) -> bool {
         let mut has_received = false;
         for _ in 0..ERRORS_PER_TURN {
@@ -245,8 +245,8 @@ impl Socket {
         has_received
     }
 
-    /// Receives a batch, if `is_ready` only where the runtime believes that there is one; returns how many buffers it
-    /// fills.
+    /// Receives a batch; with `is_ready`, only if the runtime believes that there is one. Returns the number of
+    /// buffers filled.
     fn fill(&mut self, is_ready: bool) -> usize {
         let mut inbox = self.inbox.iter_mut();
         let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
@@ -255,16 +255,16 @@ impl Socket {
         let mut filled = 0;
         let mut receive = || {
             filled = self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut self.meta)?;
-            // Fewer than there is room for are all: the call that would find nothing is saved.
+            // A batch that is not full holds all there are: this saves a call that would find none.
             let is_all = cfg!(target_os = "linux") && filled < BUFFERS;
             if is_all { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         };
-        // What the system reports here is about datagrams sent before, or transient.
+        // Errors here concern datagrams sent before, or are transient.
         let _ = if is_ready { self.io.try_io(Interest::READABLE, receive) } else { receive() };
         filled
     }
 
-    /// Sends trains; returns whether more may leave.
+    /// Sends trains; returns whether more can be sent.
     fn transmit(
         &mut self,
         context: &mut Context<'_>,
@@ -308,7 +308,7 @@ impl Socket {
                     }
                     self.receive_errors(endpoint);
                 }
-                // It may be a report about another train: what could not be sent counts as lost on the way.
+                // The error may concern another train: tries again, then counts this one as lost.
                 Err(_) => {
                     self.receive_errors(endpoint);
                     let _ = self.send(outgoing);
@@ -320,8 +320,8 @@ impl Socket {
         Ok(true)
     }
 
-    /// Sends a long datagram whose rest lies elsewhere: it is copied once less than others, at the price that the lock is
-    /// held meanwhile.
+    /// Sends a long datagram without copying its bytes into the outbox, which saves one copy. The lock is held
+    /// meanwhile.
     #[cfg(target_os = "linux")]
     fn send_apart(&self, to: SocketAddr, [first, second]: [&[u8]; 2]) -> io::Result<()> {
         use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg_addr};

@@ -1,19 +1,21 @@
-//! Connections over TCP, where UDP is blocked: a handshake, and records that are sealed if there is a key.
+//! Connections over TCP, for networks that block UDP: a handshake, and records that are sealed if there is a
+//! key.
 //!
 //! # Handshake
 //!
-//! The dialer sends 72 bytes: `midplane`, the version 1, a byte that is 1 with a key, 6 zeros, the dialer's random
-//! number 8, a Noise message 48 or zeros. The acceptor answers with 80 bytes: `midplane`, the version, a byte that is 0 or
-//! the reason of a refusal, 6 zeros, the acceptor's random number 8, a Noise message 56 or zeros. The first 16 bytes
-//! of both stay as they are in every version. With a key the dialer then sends an empty record: it has the key.
+//! The dialer sends 72 bytes: `midplane`, the version 1, a byte that is 1 with a key, 6 zeros, the dialer's
+//! random number (8 bytes), a Noise message (48 bytes) or zeros. The acceptor answers with 80 bytes:
+//! `midplane`, the version, a byte that is 0 or the reason of a refusal, 6 zeros, the acceptor's random number
+//! (8 bytes), a Noise message (56 bytes) or zeros. The first 16 bytes of both are the same in every version.
+//! With a key, the dialer then sends an empty record, which proves that it has the key.
 //!
-//! In version 2 both have keys of their own, and the Noise messages carry them: 96 and 104 bytes. An acceptor that does not
-//! speak it answers in version 1; the dialer connects again, and speaks that.
+//! In version 2, both nodes have keys of their own, which the Noise messages carry: 96 and 104 bytes. An
+//! acceptor that does not support it answers in version 1; the dialer connects again with version 1.
 //!
 //! # Records
 //!
-//! Without a key the bytes that follow are those of the session. With one they are records: the length 2, little-endian,
-//! then the sealed bytes; the nonce is the number of the record in its direction.
+//! Without a key, the session's bytes follow as they are. With a key, they are sent as records: the length (2
+//! bytes, little-endian), then the sealed bytes. The nonce is the number of the record in its direction.
 
 mod handshake;
 mod records;
@@ -26,7 +28,7 @@ pub(crate) use records::Records;
 
 use super::pipe::sealing::{Label, Secrets};
 
-/// The label of handshakes over TCP: none of them is one over UDP.
+/// The label of handshakes over TCP, which keeps them apart from those over UDP.
 const STREAMS: &Label = b"midplane tcp  1";
 
 /// Configures the connections over TCP of a process.
@@ -44,9 +46,9 @@ impl Config {
         self
     }
 
-    /// Proves to peers that this process has a key of its own, and has those that have one prove theirs: see
-    /// [`Session::peer_key`](crate::session::Session::peer_key). It needs a [key](Config::key) that all share; none by
-    /// default.
+    /// Sets this process's own key, with which it proves its identity to peers; peers with a key of their own
+    /// must prove theirs: see [`Session::peer_key`](crate::session::Session::peer_key). Needs a
+    /// [key](Config::key) that all peers share. None by default.
     #[must_use]
     pub fn own_key(mut self, own: Option<SecretKey>) -> Self {
         self.own = own;
@@ -63,14 +65,14 @@ impl Config {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Failed {
-    /// The system reports it.
+    /// The system reported an error.
     #[error("{0}")]
     System(#[from] std::io::Error),
     /// The peer has not answered in time.
     #[error("no answer; is the peer running, and the port not blocked?")]
     NoAnswer,
-    /// The peer sends something else than a node does.
-    #[error("what answers is no node, or has too many handshakes under way")]
+    /// The peer is not a node, or has too many handshakes under way.
+    #[error("the peer is no node, or has too many handshakes under way")]
     NoNode,
     /// The peer has another key, or one side has none.
     #[error(
@@ -80,7 +82,7 @@ pub enum Failed {
     /// The peer speaks another version.
     #[error("the peer speaks version {0}")]
     Version(u8),
-    /// The peer gives a reason that this version does not know.
+    /// The peer refused, for a reason that this version does not know.
     #[error("the peer refuses: reason {0}")]
     Refused(u8),
 }

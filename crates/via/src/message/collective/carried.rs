@@ -1,7 +1,8 @@
-//! Operations that the NICs carry out.
+//! Collective operations that the NICs carry out.
 //!
-//! Whether they do is decided from what all processes know, and all know it from the NICs: what differs in
-//! length begins with an operation of [`SMALL`] bytes, in which 4 are the length, little-endian.
+//! All processes decide alike whether the NICs can carry an operation out, from information that the NICs
+//! distribute. If lengths may differ, the operation begins with one of [`SMALL`] bytes, of which the first 4
+//! are the length, little-endian.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -13,13 +14,14 @@ use midplane_simhw::port::Status;
 
 use super::{Communicator, MessageError, Nics, Operation, Progression, Turn};
 
-/// Most bytes that go with their length.
+/// Most bytes that fit into the first operation, after their length.
 const WITH_LENGTH: usize = SMALL - 4;
-/// Processes up to which the NICs gather.
+/// Most processes for which the NICs gather.
 const MOST_GATHERED: u32 = 256;
 
 impl<'a, P: Progression> Turn<'a, P> {
-    /// One with a place in the queue for the NICs, if they carry this communicator's operations out.
+    /// Begins an operation, with a place in the queue for the NICs if they carry out this communicator's
+    /// operations.
     pub(in crate::message) fn queued(
         communicator: &'a Communicator<P>,
     ) -> Result<Self, MessageError> {
@@ -28,7 +30,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         Ok(turn)
     }
 
-    /// The NICs, when it is this one's turn; `None` where hosts carry it out.
+    /// Waits until it is this operation's turn and returns the NICs; `None` if the hosts carry it out.
     pub(super) async fn nics(&self) -> Result<Option<&'a Nics>, MessageError> {
         let (Some(nics), Some(place)) = (&self.communicator.nics, self.place) else {
             return Ok(None);
@@ -43,7 +45,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         Ok(Some(nics))
     }
 
-    /// Lets the next one have the NICs.
+    /// Passes the NICs on to the next operation.
     pub(super) fn leave_nics(&mut self) {
         if let (Some(nics), Some(_)) = (&self.communicator.nics, self.place.take()) {
             nics.leave();
@@ -54,7 +56,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         self.communicator.carry_out(nics, collective::barrier(0)).await.map(drop)
     }
 
-    /// `None` where they are more than the NICs take.
+    /// Broadcasts through the NICs; returns `None` if the bytes are more than they take.
     pub(super) async fn broadcast_by(
         &self,
         nics: &Nics,
@@ -75,7 +77,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         Ok(Some(own.cloned().unwrap_or_else(|| all.into())))
     }
 
-    /// The root's bytes, which it alone brings; others have room for so many.
+    /// Broadcasts the bytes that the root passes as `own`; the others have room for `room` bytes.
     async fn spread(
         &self,
         nics: &Nics,
@@ -92,7 +94,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         own.map_or_else(|| nics.read(room), |bytes| Ok(bytes.to_vec()))
     }
 
-    /// `None` where somebody brings more than the NICs take.
+    /// Gathers through the NICs; returns `None` if a process has more bytes than they take.
     pub(super) async fn all_gather_by(
         &self,
         nics: &Nics,
@@ -110,7 +112,8 @@ impl<'a, P: Progression> Turn<'a, P> {
         Ok(blocks.map(|block| Some(Bytes::copy_from_slice(&block[taken(block).1?]))).collect())
     }
 
-    /// Everybody's words, joined, at the root; or everywhere. Anywhere else it returns any words.
+    /// Combines every process's words, at the root, or everywhere if that is `None`. Other processes get
+    /// arbitrary words.
     pub(super) async fn reduce_by_nics(
         &self,
         root: Option<u32>,
@@ -134,12 +137,12 @@ impl<'a, P: Progression> Turn<'a, P> {
     }
 }
 
-/// Ranks of a communicator on NICs are those of their group.
+/// Converts a rank: a communicator on NICs has the ranks of the NICs' group.
 fn rank_of(rank: u32) -> u16 {
     u16::try_from(rank).expect("the NICs' group has as many members")
 }
 
-/// What goes first of `bytes`: their length, and all of them or none.
+/// Makes the first block for `bytes`: their length, and either all of them or none.
 fn with_length(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let mut first = length.to_le_bytes().to_vec();
@@ -149,13 +152,13 @@ fn with_length(bytes: &[u8]) -> Vec<u8> {
     first
 }
 
-/// The length, and where the bytes are if they go with it.
+/// Returns the length in a first block, and the range of the bytes if they are in it.
 fn taken(first: &[u8]) -> (usize, Option<Range<usize>>) {
     let length = first.first_chunk().map_or(0, |length| u32::from_le_bytes(*length)) as usize;
     (length, (length <= WITH_LENGTH).then_some(4..4 + length))
 }
 
-/// Whether the NICs take so many words.
+/// Returns whether the NICs take so many words.
 pub(super) const fn fits(words: &[u64]) -> bool {
     words.len() * 8 <= SMALL
 }
@@ -164,7 +167,7 @@ pub(super) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The words of a result, if all brought as many.
+/// Returns the words of a result, if all processes passed equally many.
 pub(super) fn words_of(joined: &[u8], words: usize) -> Result<Vec<u64>, MessageError> {
     if let Some(found) = Operation::differs(joined, words * 8) {
         let what = "words of another process";

@@ -1,5 +1,5 @@
-//! A communicator's way to its NICs: a port that holds their group, memory that they read and write,
-//! and a queue, for all members give the same operations in the same order.
+//! A communicator's access to its NICs: a port that holds their group, memory that they read and write, and a
+//! queue, since all members must issue the same operations in the same order.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::message::bell::{Bell, Deferred};
 use crate::message::progression::BuildError;
 use crate::message::request::Failure;
 
-/// One process's way to the NICs; one operation is under way at a time.
+/// One process's access to the NICs; one operation runs at a time.
 pub(in crate::message) struct Nics {
     state: Mutex<State>,
     /// Wakes the task whose operation is under way.
@@ -27,18 +27,18 @@ pub(in crate::message) struct Nics {
 }
 
 struct State {
-    /// `None` once the process's messages have been finalised.
-    way: Option<Way>,
-    /// Operations that have queued.
+    /// `None` once the process's messages were finalised.
+    access: Option<NicAccess>,
+    /// Operations that have entered the queue.
     queued: u32,
-    /// Operations of these that have left.
+    /// Operations that have left the queue.
     left: u32,
     waiting: BTreeMap<u32, Waker>,
 }
 
-/// Both live until the last handle of the communicator goes: what a dropped operation has left behind
-/// may still be written.
-struct Way {
+/// The port and memory of the NICs' operations. Both live until the communicator's last handle is dropped: a
+/// dropped operation may still write to the memory.
+struct NicAccess {
     port: Port,
     memory: Region,
 }
@@ -50,14 +50,14 @@ impl fmt::Debug for Nics {
 }
 
 impl Nics {
-    /// A port, and memory for all that the NICs do for so many members.
+    /// Opens a port, and registers memory for all operations of `size` members.
     fn open(host: &impl Host, size: u32) -> Result<Self, Status> {
         let options = PortOptions::default().depth(2);
         let mut port = host.open_port_with(options).map_err(|_| Status::Refused)?;
         let bytes = MAX_BROADCAST.max(SMALL * size as usize);
         let memory = port.register(bytes).map_err(|_| Status::Region)?;
-        let (way, waiting) = (Some(Way { port, memory }), BTreeMap::new());
-        let state = Mutex::new(State { way, queued: 0, left: 0, waiting });
+        let (access, waiting) = (Some(NicAccess { port, memory }), BTreeMap::new());
+        let state = Mutex::new(State { access, queued: 0, left: 0, waiting });
         Ok(Self { state, bell: Arc::default() })
     }
 
@@ -65,11 +65,11 @@ impl Nics {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut Way) -> T) -> Result<T, MessageError> {
-        self.lock().way.as_mut().map(work).ok_or_else(|| BuildError::NotRunning.into())
+    fn with<T>(&self, work: impl FnOnce(&mut NicAccess) -> T) -> Result<T, MessageError> {
+        self.lock().access.as_mut().map(work).ok_or_else(|| BuildError::NotRunning.into())
     }
 
-    /// A place in the queue.
+    /// Enters the queue; returns the place in it.
     pub(super) fn queue(&self) -> u32 {
         let mut state = self.lock();
         let place = state.queued;
@@ -77,7 +77,7 @@ impl Nics {
         place
     }
 
-    /// Ready when all places before this one have been left.
+    /// Ready when all operations before this place have left the queue.
     pub(super) fn poll_turn(&self, place: u32, context: &Context<'_>) -> Poll<()> {
         let mut state = self.lock();
         if state.left == place {
@@ -90,7 +90,7 @@ impl Nics {
         Poll::Pending
     }
 
-    /// The first in the queue leaves it.
+    /// Takes the first operation out of the queue, and wakes the next.
     pub(super) fn leave(&self) {
         let mut state = self.lock();
         state.left = state.left.wrapping_add(1);
@@ -102,69 +102,68 @@ impl Nics {
         }
     }
 
-    /// One has left the queue otherwise, or its operation has failed: nobody behind it has a turn.
+    /// Wakes all that wait: an operation failed or was dropped, so that no later one will get its turn.
     pub(super) fn abandon(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         waiting.into_values().for_each(Waker::wake);
     }
 
-    /// Lets the group go: for the others, this process has left.
+    /// Releases the NICs' group: for the other processes, this one has left.
     pub(in crate::message) fn close(&self) {
-        let way = self.lock().way.take();
-        drop(way);
+        let access = self.lock().access.take();
+        drop(access);
         self.abandon();
     }
 
-    /// The first bytes of the memory, as the NIC knows them.
+    /// Returns the first `bytes` bytes of the memory, as a reference for the NIC.
     pub(super) fn room(&self, bytes: usize) -> Result<RegionRef, MessageError> {
-        self.with(|way| way.memory.range(0, bytes).expect("operations fit the memory"))
+        self.with(|access| access.memory.range(0, bytes).expect("operations fit the memory"))
     }
 
     pub(super) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MessageError> {
-        self.with(|way| way.memory.write(offset, bytes).expect("operations fit the memory"))
+        self.with(|access| access.memory.write(offset, bytes).expect("operations fit the memory"))
     }
 
     pub(super) fn read(&self, bytes: usize) -> Result<Vec<u8>, MessageError> {
         let mut out = vec![0; bytes];
-        self.with(|way| way.memory.read(0, &mut out).expect("operations fit the memory"))?;
+        self.with(|access| access.memory.read(0, &mut out).expect("operations fit the memory"))?;
         Ok(out)
     }
 
-    /// How the command that was posted has ended; `None` once the NIC has stopped.
+    /// Polls for the completion of the posted command; `None` if the NIC has stopped.
     fn poll_end(&self, context: &Context<'_>) -> Poll<Result<Option<Completion>, MessageError>> {
         let (mut deferred, armed) = (Deferred::default(), Waker::from(Arc::clone(&self.bell)));
         self.bell.pass_to(once(context.waker()), &mut deferred);
         deferred.run();
         let mut state = self.lock();
-        let Some(way) = &mut state.way else {
+        let Some(access) = &mut state.access else {
             return Poll::Ready(Err(BuildError::NotRunning.into()));
         };
         let mut context = Context::from_waker(&armed);
-        let ended = ready!(pin!(way.port.completion()).poll(&mut context));
+        let ended = ready!(pin!(access.port.completion()).poll(&mut context));
         Poll::Ready(Ok(ended.ok()))
     }
 }
 
 impl<P: Progression> Communicator<P> {
-    /// The same processes in the same order, and contexts of their own, for which the NICs carry out
-    /// what they can, each on its process's node: barriers, broadcasts of up to [`MAX_BROADCAST`] bytes,
-    /// all-gathers of up to 84 bytes a process (of up to 256 processes), and
-    /// [reductions of words](Self::all_reduce_words), up to eleven. Everything else goes by hosts, as
-    /// do communicators made from this one, and all of it for a process alone.
+    /// Duplicates this communicator and has the NICs carry out what they can, each on its process's node:
+    /// barriers, broadcasts of up to [`MAX_BROADCAST`] bytes, all-gathers of up to 84 bytes a process (of up to
+    /// 256 processes), and [reductions](Self::all_reduce_words) of up to eleven words. The hosts carry out
+    /// everything else. They also serve communicators made from this one, and any of a single process.
     ///
-    /// The NICs' group ([`Collectives`](midplane_nicvm::collective::Collectives)) lists the processes' nodes
-    /// in the order of their ranks, and is held by one communicator at a time, as long as that has
-    /// handles and its process is not [finalised](Self::finalize). Who lets go of it is gone for the others:
-    /// what they need it for ends with [`Failure::PeerLost`]. An operation may end here before others'
-    /// NICs have all that they need of this one: stop a NIC after a barrier by hosts.
+    /// The NICs' group ([`Collectives`](midplane_nicvm::collective::Collectives)) lists the processes' nodes in
+    /// the order of their ranks. One communicator at a time holds it, until its last handle is dropped or its
+    /// process is [finalised](Self::finalize). For the other processes, one that releases the group is lost:
+    /// their operations that need it end with [`Failure::PeerLost`]. An operation may end here before other
+    /// NICs have received all that they need from this one: stop a NIC only after a barrier by hosts.
     ///
     /// # Errors
-    /// [`MessageError::Nics`], at all processes, if one's NIC does not take part; those of
+    /// [`MessageError::Nics`], at all processes, if the NIC of any of them does not take part; those of
     /// [`duplicate`](Self::duplicate).
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, the others may wait for ever, and this communicator may be
-    /// [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, the other processes may wait for ever, and this communicator may
+    /// be [abandoned](MessageError::Abandoned).
     pub fn on_nics(&self, host: &impl Host) -> impl Future<Output = Result<Self, MessageError>> {
         let new = self.duplicate();
         async move { new.await?.take_nics(host).await }
@@ -186,10 +185,10 @@ impl<P: Progression> Communicator<P> {
         }
         let nics = held.map_err(|status| MessageError::Nics { rank: new.rank(), status })?;
         new.carry_out(&nics, collective::start(0)).await?;
-        Ok(new.by_way_of(nics))
+        Ok(new.with_nics(nics))
     }
 
-    /// Has this process's NIC take the group for it, if it has the same one.
+    /// Has this process's NIC reserve the group for this communicator, if it has the same members.
     async fn hold(&self, host: &impl Host) -> Result<Nics, Status> {
         let invalid = |_| Status::Invalid;
         let rank = u16::try_from(self.rank().0).map_err(invalid)?;
@@ -203,13 +202,13 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// Gives the NIC a command and waits for its end; messages go on meanwhile.
+    /// Gives the NIC a command and waits for its completion; messages move forward meanwhile.
     pub(super) async fn carry_out(
         &self,
         nics: &Nics,
         command: Command,
     ) -> Result<Completion, MessageError> {
-        let posted = nics.with(|way| way.port.submit(&command))?;
+        let posted = nics.with(|access| access.port.submit(&command))?;
         let ended = match posted {
             Ok(()) => self.meanwhile(|context| nics.poll_end(context)).await?,
             Err(_) => None,

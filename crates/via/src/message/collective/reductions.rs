@@ -1,5 +1,5 @@
-//! Operations that combine everybody's contribution, always in the order of ranks: the operator
-//! has to be associative and need not be commutative.
+//! Reductions: operations that combine the contributions of all processes, always in the order of ranks. The
+//! operator must be associative and need not be commutative.
 
 use std::future::Future;
 
@@ -9,7 +9,7 @@ use super::{Communicator, Operation, Progression, Rank, Turn, carried};
 use crate::message::process::MessageError;
 
 impl<P: Progression> Turn<'_, P> {
-    /// Up a binomial tree: the result, at rank 0.
+    /// Combines up a binomial tree; returns the result at rank 0.
     async fn reduce(
         &self,
         mut bytes: Vec<u8>,
@@ -87,14 +87,14 @@ impl<P: Progression> Turn<'_, P> {
 }
 
 impl<P: Progression> Communicator<P> {
-    /// Everybody's bytes combined, at the root; `None` at the others. `combine` joins the second,
-    /// of higher ranks, to the first.
+    /// Combines the bytes of all processes; returns them at the root, `None` at the others. `combine` joins its
+    /// second argument, from higher ranks, to its first.
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn reduce(
         &self,
         root: Rank,
@@ -109,13 +109,13 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// Everybody's bytes combined, at every process.
+    /// Combines the bytes of all processes; returns them at every process.
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn all_reduce(
         &self,
         bytes: impl Into<Vec<u8>>,
@@ -126,14 +126,15 @@ impl<P: Progression> Communicator<P> {
         async move { turn?.all_reduce(bytes, combine).await }
     }
 
-    /// Everybody's words combined one by one, at the root; `None` at the others. All have as many.
+    /// Combines the words of all processes element by element; returns them at the root, `None` at the others.
+    /// All must pass equally many.
     ///
     /// # Errors
-    /// [`MessageError::Shape`] at the root where they have not; [`MessageError::Rank`],
-    /// [`MessageError::Failed`], [`MessageError::Abandoned`].
+    /// [`MessageError::Shape`] at the root if they do not; [`MessageError::Rank`], [`MessageError::Failed`],
+    /// [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn reduce_words(
         &self,
         root: Rank,
@@ -165,16 +166,16 @@ impl<P: Progression> Communicator<P> {
         if by_nics { Turn::queued(self) } else { Turn::new(self) }
     }
 
-    /// Everybody's words combined one by one, at every process. All have as many; where some bring more
-    /// than the NICs take and others do not, all wait for ever on a communicator
-    /// [on NICs](Self::on_nics).
+    /// Combines the words of all processes element by element; returns them at every process. All must pass
+    /// equally many. On a communicator [on NICs](Self::on_nics), if some pass more words than the NICs take and
+    /// others do not, all wait for ever.
     ///
     /// # Errors
-    /// [`MessageError::Shape`] where they have not as many; [`MessageError::Failed`],
+    /// [`MessageError::Shape`] if they do not pass equally many; [`MessageError::Failed`],
     /// [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn all_reduce_words(
         &self,
         words: &[u64],
@@ -194,14 +195,14 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// The bytes of all ranks up to this one combined, this one's included (Hillis and Steele,
-    /// 1986): ceil(log2 n) rounds.
+    /// Combines the bytes of all ranks up to and including this one (Hillis and Steele, 1986), in ceil(log2 n)
+    /// rounds.
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn scan(
         &self,
         bytes: impl Into<Vec<u8>>,

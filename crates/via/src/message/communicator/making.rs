@@ -1,8 +1,7 @@
 //! New communicators from old ones: duplicated, split, created for some of the processes.
 //!
-//! All processes of the old communicator take part, as in any collective operation. They tell each
-//! other the next number that each could use; the highest is free for all of them. Numbers are not
-//! used again.
+//! All processes of the old communicator take part, as in any collective operation. Each proposes the next
+//! number that it could use; the highest one is unused in all of them. Numbers are not reused.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,15 +14,15 @@ use crate::message::group::{Group, NoSuchRank, Rank, Scope};
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 
-/// What a process tells the others: 16 bytes, little-endian.
+/// A process's proposal to the others: 16 bytes, little-endian.
 #[derive(Clone, Copy)]
-struct Wish {
+struct SplitProposal {
     number: u32,
     color: Option<u32>,
     key: i32,
 }
 
-impl Wish {
+impl SplitProposal {
     fn emit(self) -> Bytes {
         let mut bytes = Vec::with_capacity(16);
         bytes.extend_from_slice(&self.number.to_le_bytes());
@@ -42,17 +41,17 @@ impl Wish {
 }
 
 fn wrong_size(bytes: &[u8]) -> MessageError {
-    MessageError::Shape { what: "bytes of a process's wish", expected: 16, found: bytes.len() }
+    MessageError::Shape { what: "bytes of a process's proposal", expected: 16, found: bytes.len() }
 }
 
 impl<P: Progression> Communicator<P> {
-    /// The same processes in the same order, and contexts of their own.
+    /// Makes a communicator of the same processes in the same order, with contexts of its own.
     ///
     /// # Errors
     /// [`MessageError::NoContext`], and those of collective operations.
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn duplicate(&self) -> impl Future<Output = Result<Self, MessageError>> {
         let agreed = self.agree(None, 0);
         async move {
@@ -61,14 +60,14 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// One communicator for each color, of the processes that named it, ordered by their keys and,
-    /// where these are equal, by their ranks here. `None` for a process that named no color.
+    /// Makes one communicator for each color, of the processes that named it. Ranks follow the keys and, where
+    /// keys are equal, the ranks here. Returns `None` to a process that named no color.
     ///
     /// # Errors
     /// [`MessageError::NoContext`], and those of collective operations.
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn split(
         &self,
         color: Option<u32>,
@@ -76,15 +75,15 @@ impl<P: Progression> Communicator<P> {
     ) -> impl Future<Output = Result<Option<Self>, MessageError>> {
         let agreed = self.agree(color, key);
         async move {
-            let (number, wishes) = agreed.await?;
+            let (number, proposals) = agreed.await?;
             if color.is_none() {
                 return Ok(None);
             }
             let mut members: Vec<_> = (0..)
                 .map(Rank)
-                .zip(&wishes)
-                .filter(|(_, wish)| wish.color == color)
-                .map(|(rank, wish)| (wish.key, rank))
+                .zip(&proposals)
+                .filter(|(_, proposal)| proposal.color == color)
+                .map(|(rank, proposal)| (proposal.key, rank))
                 .collect();
             members.sort_unstable();
             let ranks: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
@@ -92,14 +91,14 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// A communicator of the processes with these ranks, in this order; `None` for the others. All
-    /// processes name the same ones.
+    /// Makes a communicator of the processes with these ranks, in this order; returns `None` to the other
+    /// processes. All processes must pass the same ranks.
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::NoContext`], and those of collective operations.
     ///
     /// # Cancel safety
-    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn create(
         &self,
         ranks: &[Rank],
@@ -125,13 +124,13 @@ impl<P: Progression> Communicator<P> {
         Ok(self.sibling(scope))
     }
 
-    /// A number that no process here has used, and what each of them wishes. The call claims the number
-    /// that this process proposes, so that calls under way at once end with different ones.
+    /// Returns a number that no process here has used, and each process's proposal. The call claims the number
+    /// that this process proposes, so calls that run at once end with different numbers.
     fn agree(
         &self,
         color: Option<u32>,
         key: i32,
-    ) -> impl Future<Output = Result<(u32, Vec<Wish>), MessageError>> {
+    ) -> impl Future<Output = Result<(u32, Vec<SplitProposal>), MessageError>> {
         let number = self.with(|process| {
             let number = process.next_number;
             process.next_number = number.saturating_add(1);
@@ -139,15 +138,16 @@ impl<P: Progression> Communicator<P> {
         });
         let turn = Turn::queued(self);
         async move {
-            let wishes = turn?.all_gather(Wish { number, color, key }.emit()).await?;
-            let wishes: Result<Vec<_>, _> = wishes.iter().map(|wish| Wish::parse(wish)).collect();
-            let wishes = wishes?;
-            let number = wishes.iter().map(|wish| wish.number).max().unwrap_or(number);
+            let proposals = turn?.all_gather(SplitProposal { number, color, key }.emit()).await?;
+            let proposals: Result<Vec<_>, _> =
+                proposals.iter().map(|proposal| SplitProposal::parse(proposal)).collect();
+            let proposals = proposals?;
+            let number = proposals.iter().map(|proposal| proposal.number).max().unwrap_or(number);
             if number > Scope::MAX_NUMBER {
                 return Err(MessageError::NoContext);
             }
             self.with(|process| process.next_number = process.next_number.max(number + 1));
-            Ok((number, wishes))
+            Ok((number, proposals))
         }
     }
 }

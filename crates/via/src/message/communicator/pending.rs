@@ -1,4 +1,4 @@
-//! A request under way, as a future; waiting for any, some or all of several.
+//! The future of a request, and functions that wait for any, some or all of several requests.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -6,36 +6,36 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::{Communicator, Desk, Received, lock};
+use super::{Communicator, Received, Shared, lock};
 #[cfg(feature = "service")]
 use crate::message::bell::Guard;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 use crate::message::request::{Failure, Outcome, Request};
 
-/// Requests that may end one after the other within the poll that asks for them, before the others on
-/// the thread have their turn: who is answered faster than it parks would keep them waiting for ever.
-/// Each turn of another one may look in vain for as long as its carrier does: with 4, eight streams over
-/// shared memory have half the rate, with 32 half as long again a tail.
+/// Requests that may complete in a row within their own poll, before the task yields to others on its thread: a
+/// task that never has to wait would starve them. Each turn of another task may busy-poll for as long as its
+/// carrier does: with 4, eight streams over shared memory have half the rate; with 32, their tail latency is
+/// half as long again.
 pub(super) const TURNS: u32 = 16;
 
-/// A request under way: the future of its message. A send's message has no bytes.
+/// The future of a request's message. A send's message has no bytes.
 ///
 /// # Panics
-/// Polled again after it was ready.
+/// If polled again after it was ready.
 ///
 /// # Cancel safety
-/// Dropped, a send goes on. A receive is withdrawn; a message that it has met stands in the queue
-/// again, unless it was truncated.
-#[must_use = "a receive that is dropped receives nothing"]
+/// If dropped, a send continues. A receive is withdrawn; a message that it has matched returns to its place in
+/// the queue, unless it was truncated.
+#[must_use = "a dropped receive receives nothing"]
 pub struct Pending<P: Progression> {
     communicator: Communicator<P>,
     request: Option<Request>,
     place: Option<usize>,
     undo: bool,
-    /// Its owner may keep it without polling it.
+    /// True if its owner may keep it without polling it.
     kept: bool,
-    /// The count of moves when it let others go first: it waits once nothing has moved since.
+    /// The count of moves when it last yielded to others: it waits if nothing has moved since.
     seen: Option<u32>,
 }
 
@@ -50,54 +50,53 @@ impl<P: Progression> Pending<P> {
         Self { communicator, request: Some(request), place: None, undo, kept: false, seen: None }
     }
 
-    /// Says that its owner may keep it without polling it, as a stream does between two messages:
-    /// the others that wait do not depend on it then. While it is the last that was polled, all of
-    /// them are woken for whatever comes.
+    /// Declares that the owner may keep this without polling it, as a stream does between two messages: other
+    /// waiters then do not depend on it. While it was the last to be polled, every arrival wakes all of them.
     pub const fn kept(mut self) -> Self {
         self.kept = true;
         self
     }
 
-    /// The request, as [`Process`](crate::message::process::Process) knows it; `None` once the
-    /// outcome was taken.
+    /// Returns the request, as [`Process`](crate::message::process::Process) names it; `None` once the outcome
+    /// was taken.
     #[must_use]
     pub const fn request(&self) -> Option<Request> {
         self.request
     }
 
-    /// The outcome, if it is there; moves things forward first.
+    /// Moves requests forward, then takes the outcome, if the request is done.
     pub fn test(&mut self) -> Option<Result<Received, MessageError>> {
         let request = self.request?;
-        let shared = Arc::clone(&self.communicator.desk);
-        let mut desk = lock(&shared);
-        desk.glance();
-        let outcome = self.take(&mut desk, request)?;
+        let owner = Arc::clone(&self.communicator.shared);
+        let mut shared = lock(&owner);
+        shared.poll_once();
+        let outcome = self.take(&mut shared, request)?;
         Some(self.result(outcome))
     }
 
-    /// Whether the outcome is there; it stays.
+    /// Returns whether the request is done; the outcome is not taken.
     #[must_use]
     pub fn is_done(&self) -> bool {
         let Some(request) = self.request else { return true };
         self.communicator.with(|process| process.status(request).is_some())
     }
 
-    /// Asks for it to be cancelled; await it all the same: it ends with [`Failure::Cancelled`], or
-    /// as if nobody had asked.
+    /// Requests cancellation. Await the future all the same: it ends with [`Failure::Cancelled`], or normally
+    /// if the request could no longer be cancelled.
     pub fn cancel(&self) {
         if let Some(request) = self.request {
             self.communicator.with(|process| process.cancel(request));
         }
     }
 
-    /// Gives up the outcome; what is under way goes on (`MPI_Request_free`).
+    /// Discards the outcome; a request under way continues (`MPI_Request_free`).
     pub fn free(mut self) {
         if let Some(request) = self.request.take() {
             self.communicator.with(|process| process.free(request));
         }
     }
 
-    /// The same; and `guard` is dropped once what is under way has ended.
+    /// Does the same as `free`, and drops `guard` once the request has ended.
     #[cfg(feature = "service")]
     pub(crate) fn free_with(mut self, guard: Guard) {
         if let Some(request) = self.request.take() {
@@ -108,21 +107,20 @@ impl<P: Progression> Pending<P> {
         }
     }
 
-    /// Waits, and hands out the bytes also where the receive failed: of a message that was too long,
-    /// the beginning.
+    /// Waits, and returns the bytes even if the receive failed: of a message that was too long, the beginning.
     ///
     /// # Cancel safety
-    /// That of [`Pending`].
+    /// The same as for [`Pending`].
     pub async fn outcome(mut self) -> (Received, Result<(), Failure>) {
         let outcome = poll_fn(|context| self.poll_outcome(context)).await;
         let result = outcome.result;
         (self.communicator.received(outcome), result)
     }
 
-    fn take(&mut self, desk: &mut Desk<P>, request: Request) -> Option<Outcome> {
-        let outcome = desk.process.take(request)?;
+    fn take(&mut self, shared: &mut Shared<P>, request: Request) -> Option<Outcome> {
+        let outcome = shared.process.take(request)?;
         self.request = None;
-        desk.waiters.leave(&mut self.place);
+        shared.waiters.leave(&mut self.place);
         Some(outcome)
     }
 
@@ -135,45 +133,45 @@ impl<P: Progression> Pending<P> {
         polled
     }
 
-    /// The outcome, if it is there; else it is awaited, unless it is to be asked for `again` at once.
+    /// Takes the outcome, or registers the waker; sets `again` if the task must be polled again at once.
     fn poll_locked(&mut self, context: &Context<'_>, again: &mut bool) -> Poll<Outcome> {
         let request = self.request.expect("polled after it was ready");
-        let shared = Arc::clone(&self.communicator.desk);
-        let mut desk = lock(&shared);
-        if let Some(outcome) = self.take(&mut desk, request) {
+        let owner = Arc::clone(&self.communicator.shared);
+        let mut shared = lock(&owner);
+        if let Some(outcome) = self.take(&mut shared, request) {
             return Poll::Ready(outcome);
         }
-        desk.process.lower_mut().requests().wake_when_done(request, context.waker());
-        if desk.turns == TURNS {
-            desk.turns = 0;
+        shared.process.lower_mut().requests().wake_when_done(request, context.waker());
+        if shared.turns == TURNS {
+            shared.turns = 0;
             *again = true;
             return Poll::Pending;
         }
-        // Whoever waits may look for a while, and nobody else on its thread runs meanwhile: they go first.
-        let waits = self.seen == Some(desk.moves());
+        // Waiting may busy-poll and block the thread's other tasks: yield to them first.
+        let waits = self.seen == Some(shared.moves());
         if waits {
-            self.drive(&mut desk, context.waker(), request);
+            self.drive(&mut shared, context.waker(), request);
         } else {
-            desk.glance();
+            shared.poll_once();
         }
-        if let Some(outcome) = self.take(&mut desk, request) {
-            desk.turns += 1;
+        if let Some(outcome) = self.take(&mut shared, request) {
+            shared.turns += 1;
             return Poll::Ready(outcome);
         }
         if waits {
-            desk.turns = 0;
+            shared.turns = 0;
         } else {
-            self.seen = Some(desk.moves());
+            self.seen = Some(shared.moves());
             *again = true;
         }
         Poll::Pending
     }
 
-    fn drive(&mut self, desk: &mut Desk<P>, waker: &Waker, request: Request) {
+    fn drive(&mut self, shared: &mut Shared<P>, waker: &Waker, request: Request) {
         if self.kept {
-            desk.drive_kept(waker, &mut self.place, Some(request));
+            shared.drive_kept(waker, &mut self.place, Some(request));
         } else {
-            desk.drive(waker, &mut self.place, Some(request));
+            shared.drive(waker, &mut self.place, Some(request));
         }
     }
 
@@ -197,20 +195,20 @@ impl<P: Progression> Drop for Pending<P> {
         if self.request.is_none() && self.place.is_none() {
             return;
         }
-        let mut desk = self.communicator.lock();
+        let mut shared = self.communicator.lock();
         if let Some(request) = self.request.take() {
-            desk.process.lower_mut().destroy(request, self.undo);
+            shared.process.lower_mut().destroy(request, self.undo);
         }
-        desk.waiters.leave(&mut self.place);
-        desk.tell_probes();
+        shared.waiters.leave(&mut self.place);
+        shared.wake_probes();
     }
 }
 
-/// Waits for any of several; its place, and what came of it. Those whose outcome was taken are
-/// passed over; `None` if that is all.
+/// Waits for any of several requests; returns its index and its result. Skips those whose outcome was taken;
+/// returns `None` if all were.
 ///
 /// # Cancel safety
-/// Dropped, it has taken nothing.
+/// If dropped, no outcome was taken.
 pub async fn wait_any<P: Progression>(
     pending: &mut [Pending<P>],
 ) -> Option<(usize, Result<Received, MessageError>)> {
@@ -230,10 +228,10 @@ pub async fn wait_any<P: Progression>(
     .await
 }
 
-/// Waits for at least one of several, and takes all that are done; none if all were taken before.
+/// Waits for at least one of several requests, and takes all that are done; empty if all were taken before.
 ///
 /// # Cancel safety
-/// Dropped, it has taken nothing.
+/// If dropped, no outcome was taken.
 pub async fn wait_some<P: Progression>(
     pending: &mut [Pending<P>],
 ) -> Vec<(usize, Result<Received, MessageError>)> {
@@ -252,10 +250,10 @@ pub async fn wait_some<P: Progression>(
     done
 }
 
-/// Waits for all of several, in their order.
+/// Waits for all of several requests, in their order.
 ///
 /// # Cancel safety
-/// Dropped, it drops all of them.
+/// If dropped, all of them are dropped.
 pub async fn wait_all<P: Progression>(
     pending: impl IntoIterator<Item = Pending<P>>,
 ) -> Vec<Result<Received, MessageError>> {

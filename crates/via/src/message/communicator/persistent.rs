@@ -1,4 +1,4 @@
-//! Requests that are built once and started again and again.
+//! Requests that are built once and started repeatedly.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 use crate::message::request::{Failure, Load, Mode, Request, State};
 
-/// A send or a receive that can be started again and again. Dropped while it is under way, it ends
-/// as a [`Pending`](super::Pending) does.
+/// A send or a receive that can be started repeatedly. If dropped while it is under way, it ends as a
+/// [`Pending`](super::Pending) does.
 #[derive(Debug)]
 pub struct Persistent<P: Progression> {
     communicator: Communicator<P>,
@@ -22,7 +22,7 @@ pub struct Persistent<P: Progression> {
 }
 
 impl<P: Progression> Communicator<P> {
-    /// A send to be started again and again.
+    /// Builds a send that can be started repeatedly.
     ///
     /// # Errors
     /// Those of [`Process::send_init`](crate::message::process::Process::send_init).
@@ -31,7 +31,7 @@ impl<P: Progression> Communicator<P> {
         Ok(Persistent { communicator: self.clone(), request, place: None, undo: false })
     }
 
-    /// A receive to be started again and again.
+    /// Builds a receive that can be started repeatedly.
     ///
     /// # Errors
     /// Those of [`Process::receive_init`](crate::message::process::Process::receive_init).
@@ -47,22 +47,22 @@ impl<P: Progression> Communicator<P> {
 }
 
 impl<P: Progression> Persistent<P> {
-    /// Starts it: a send with its message, a receive with room.
+    /// Starts the request: a send with its message, a receive with room.
     ///
     /// # Errors
-    /// [`MessageError::Start`] while it is under way, or its outcome was not taken.
+    /// [`MessageError::Start`] while it is under way, or if its outcome was not taken.
     pub fn start(&mut self, load: Load<'_>) -> Result<(), MessageError> {
         self.communicator.with(|process| process.start(self.request, load))
     }
 
-    /// Whether it was started, and its outcome was not taken.
+    /// Returns whether it was started and its outcome was not taken.
     #[must_use]
     pub fn is_active(&self) -> bool {
         let state = self.communicator.with(|p| p.lower_mut().requests().state(self.request));
         !matches!(state, None | Some(State::Built))
     }
 
-    /// Asks for what is under way to be cancelled; wait for it all the same.
+    /// Requests cancellation of the started operation; wait for it all the same.
     pub fn cancel(&self) {
         self.communicator.with(|process| process.cancel(self.request));
     }
@@ -70,23 +70,23 @@ impl<P: Progression> Persistent<P> {
     /// Waits for the outcome; `None` if it was not started. It can then be started again.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// If dropped, no outcome was taken.
     pub async fn wait(&mut self) -> Option<(Received, Result<(), Failure>)> {
         poll_fn(|context| {
-            let shared = Arc::clone(&self.communicator.desk);
-            let mut desk = lock(&shared);
-            let requests = desk.process.lower_mut().requests();
+            let owner = Arc::clone(&self.communicator.shared);
+            let mut shared = lock(&owner);
+            let requests = shared.process.lower_mut().requests();
             if matches!(requests.state(self.request), None | Some(State::Built)) {
                 return Poll::Ready(None);
             }
             requests.wake_when_done(self.request, context.waker());
             if requests.state(self.request) != Some(State::Done) {
-                desk.drive(context.waker(), &mut self.place, Some(self.request));
+                shared.drive(context.waker(), &mut self.place, Some(self.request));
             }
-            let Some(outcome) = desk.process.lower_mut().requests().take(self.request) else {
+            let Some(outcome) = shared.process.lower_mut().requests().take(self.request) else {
                 return Poll::Pending;
             };
-            desk.waiters.leave(&mut self.place);
+            shared.waiters.leave(&mut self.place);
             let result = outcome.result;
             Poll::Ready(Some((self.communicator.received(outcome), result)))
         })
@@ -96,9 +96,9 @@ impl<P: Progression> Persistent<P> {
 
 impl<P: Progression> Drop for Persistent<P> {
     fn drop(&mut self) {
-        let mut desk = self.communicator.lock();
-        desk.process.lower_mut().destroy(self.request, self.undo);
-        desk.waiters.leave(&mut self.place);
-        desk.tell_probes();
+        let mut shared = self.communicator.lock();
+        shared.process.lower_mut().destroy(self.request, self.undo);
+        shared.waiters.leave(&mut self.place);
+        shared.wake_probes();
     }
 }

@@ -1,4 +1,4 @@
-//! Looking at messages before they are received; messages that only the finder receives.
+//! Probes: messages inspected before they are received, and messages that only their finder can receive.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
@@ -6,26 +6,26 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::task::{Context, Poll};
 
-use super::{Communicator, Desk, Pending, Received, lock};
+use super::{Communicator, Pending, Received, Shared, lock};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::{MessageError, Process};
 use crate::message::progression::{Claim, Probe, Progression, Wait};
 use crate::message::request::{Load, Request};
 
-/// What a probe has found.
+/// A message that a probe has found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Probed {
-    /// Who sent it.
+    /// The sender's rank.
     pub source: Rank,
     /// Its tag.
     pub tag: Tag,
-    /// Its bytes.
+    /// Its length in bytes.
     pub length: usize,
 }
 
-/// A message that was taken out of the queue (a matched probe): nobody else receives it. Dropped, it
-/// goes back where it stood.
+/// A message that a matched probe took out of the queue: no other receive can match it. If dropped, it returns
+/// to its place in the queue.
 #[derive(Debug)]
 pub struct Message<P: Progression> {
     communicator: Communicator<P>,
@@ -34,18 +34,18 @@ pub struct Message<P: Progression> {
 }
 
 impl<P: Progression> Message<P> {
-    /// What it is.
+    /// Returns its source, tag and length.
     #[must_use]
     pub const fn probed(&self) -> Probed {
         self.probed
     }
 
-    /// Starts to receive it into the room given (`MPI_Imrecv`).
+    /// Starts to receive it into `room` (`MPI_Imrecv`).
     ///
     /// # Errors
-    /// [`MessageError::Start`], if its sender is gone and its bytes with it.
+    /// [`MessageError::Start`] if the sender exited before the message's bytes arrived.
     pub fn ireceive(mut self, room: Load<'_>) -> Result<Pending<P>, MessageError> {
-        let request = self.request.take().expect("it is received once");
+        let request = self.request.take().expect("the request is taken only here");
         self.communicator.with(|process| process.start_or_free(request, room))?;
         Ok(Pending::new(self.communicator.clone(), request, true))
     }
@@ -56,7 +56,7 @@ impl<P: Progression> Message<P> {
     /// Those of [`ireceive`](Self::ireceive), and [`MessageError::Failed`].
     ///
     /// # Cancel safety
-    /// Dropped, the message goes back where it stood.
+    /// If dropped, the message returns to its place in the queue.
     pub async fn receive(self) -> Result<Received, MessageError> {
         self.ireceive(Load::anything())?.await
     }
@@ -71,7 +71,7 @@ impl<P: Progression> Drop for Message<P> {
 }
 
 impl<P: Progression> Communicator<P> {
-    /// Whether a message is there; it stays.
+    /// Returns the first message that matches, if one has arrived; it stays in the queue.
     ///
     /// # Errors
     /// [`MessageError::Rank`].
@@ -99,13 +99,13 @@ impl<P: Progression> Communicator<P> {
         Ok(found.map(|probe| self.message(probe)))
     }
 
-    /// Waits until a message is there; it stays.
+    /// Waits until a matching message has arrived; it stays in the queue.
     ///
     /// # Errors
     /// [`MessageError::Rank`].
     ///
     /// # Cancel safety
-    /// Dropped, it has done nothing.
+    /// If dropped, it has done nothing.
     pub async fn probe(
         &self,
         source: impl Into<Option<Rank>>,
@@ -122,7 +122,7 @@ impl<P: Progression> Communicator<P> {
     /// [`MessageError::Rank`].
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// If dropped, no message was taken.
     pub async fn mprobe(
         &self,
         source: impl Into<Option<Rank>>,
@@ -133,30 +133,30 @@ impl<P: Progression> Communicator<P> {
         Ok(self.message(found.await?))
     }
 
-    /// Asks again whenever a message has come or something else has moved.
+    /// Calls `ask` until it answers: whenever a message has arrived or another request has moved.
     pub(super) async fn watch<T>(&self, ask: impl Fn(&mut Process<P>) -> Option<T>) -> T {
-        let mut place = Place::new(self);
+        let mut place = Registration::new(self);
         poll_fn(|context| {
-            let mut desk = self.lock();
-            desk.process.lower_mut().advance(Wait::Not);
-            let mut answer = ask(&mut desk.process);
+            let mut shared = self.lock();
+            shared.process.lower_mut().advance(Wait::Not);
+            let mut answer = ask(&mut shared.process);
             if answer.is_none() {
-                desk.drive(context.waker(), &mut place.place, None);
-                desk.waiters.probes(place.place.expect("driving takes a place"));
-                answer = ask(&mut desk.process);
+                shared.drive(context.waker(), &mut place.place, None);
+                shared.waiters.probes(place.place.expect("drive registers a waiter"));
+                answer = ask(&mut shared.process);
             }
-            desk.tell_probes();
+            shared.wake_probes();
             answer.map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }
 
-    /// Waits for something else, which `poll` asks for, and moves messages meanwhile.
+    /// Waits for `poll`, which asks for something other than messages, and moves messages forward meanwhile.
     pub(in crate::message) async fn meanwhile<T>(
         &self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> T {
-        let mut place = Place::new(self);
+        let mut place = Registration::new(self);
         poll_fn(|context| {
             let answer = poll(context);
             if answer.is_pending() {
@@ -177,30 +177,30 @@ impl<P: Progression> Communicator<P> {
     }
 }
 
-/// A place among those who wait, for as long as this lives.
+/// A place among the process's waiters, for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Place<P: Progression> {
-    desk: Arc<Mutex<Desk<P>>>,
+pub(crate) struct Registration<P: Progression> {
+    shared: Arc<Mutex<Shared<P>>>,
     place: Option<usize>,
 }
 
-impl<P: Progression> Place<P> {
+impl<P: Progression> Registration<P> {
     pub(crate) fn new(communicator: &Communicator<P>) -> Self {
-        Self { desk: Arc::clone(&communicator.desk), place: None }
+        Self { shared: Arc::clone(&communicator.shared), place: None }
     }
 
-    /// Moves messages forward; `waker` is woken when there is more to do. The caller may keep this without
-    /// polling.
+    /// Moves messages forward, and has `waker` woken when there is more to do. The caller may keep this without
+    /// polling it.
     #[cfg(feature = "service")]
     pub(crate) fn drive(&mut self, waker: &Waker) {
-        lock(&self.desk).drive_kept(waker, &mut self.place, None);
+        lock(&self.shared).drive_kept(waker, &mut self.place, None);
     }
 }
 
-impl<P: Progression> Drop for Place<P> {
+impl<P: Progression> Drop for Registration<P> {
     fn drop(&mut self) {
         if self.place.is_some() {
-            lock(&self.desk).waiters.leave(&mut self.place);
+            lock(&self.shared).waiters.leave(&mut self.place);
         }
     }
 }

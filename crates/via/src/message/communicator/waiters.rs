@@ -1,4 +1,4 @@
-//! Who waits, and who of them the carrier wakes.
+//! The tasks of a process that wait, and which of them the carrier wakes.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use crate::message::bell::{Bell, Deferred};
 #[derive(Debug)]
 struct Waiter {
     waker: Waker,
-    /// It watches for anything to move, not for a request.
+    /// True if it waits for anything to move, not for one request.
     probes: bool,
 }
 
-/// The tasks that wait. One leads: the bell that is armed in the carrier wakes it, or it was woken to see to
-/// that. A leader that leaves hands over to another one.
+/// The tasks that wait. One of them leads: the bell that the carrier holds wakes it, or it was woken and is
+/// about to arm the carrier again. A leader that leaves hands over to another one.
 #[derive(Debug)]
 pub(super) struct Waiters {
     list: Slab<Waiter>,
     leader: Option<usize>,
     bell: Arc<Bell>,
-    /// The bell, as the carrier is given it.
+    /// The bell, as the waker given to the carrier.
     armed: Waker,
-    /// The count of moves when probes were told last.
-    told: u32,
+    /// The count of moves when the probes were last woken.
+    woken_at: u32,
     pub(super) deferred: Deferred,
 }
 
@@ -34,12 +34,12 @@ impl Default for Waiters {
         let bell = Arc::new(Bell::default());
         let armed = Waker::from(Arc::clone(&bell));
         let (list, deferred) = (Slab::new(), Deferred::default());
-        Self { list, leader: None, bell, armed, told: 0, deferred }
+        Self { list, leader: None, bell, armed, woken_at: 0, deferred }
     }
 }
 
 impl Waiters {
-    /// Takes a place, or keeps it.
+    /// Registers a waiter in `place`, or updates its waker.
     pub(super) fn enter(&mut self, place: &mut Option<usize>, waker: &Waker) -> usize {
         let index = *place.get_or_insert_with(|| {
             self.list.insert(Waiter { waker: waker.clone(), probes: false })
@@ -56,15 +56,15 @@ impl Waiters {
         self.list[place].probes = true;
     }
 
-    /// Returns the waker of this waiter, to be armed now.
+    /// Makes this waiter the leader; returns the waker to arm in the carrier.
     pub(super) fn lead(&mut self, place: usize) -> &Waker {
         self.leader = Some(place);
         self.bell.pass_to(once(&self.list[place].waker), &mut self.deferred);
         &self.armed
     }
 
-    /// The same for one that may be kept without being polled: no other task would learn that it did not
-    /// look, so it wakes all that wait now.
+    /// Does the same for a waiter that may be kept without being polled. Such a waiter might never react, so
+    /// the bell wakes all waiters.
     pub(super) fn lead_kept(&mut self, place: usize) -> &Waker {
         self.leader = Some(place);
         let all = self.list.iter().map(|(_, waiter)| &waiter.waker);
@@ -89,8 +89,8 @@ impl Waiters {
         }
     }
 
-    pub(super) fn tell_probes(&mut self, moves: u32) {
-        if std::mem::replace(&mut self.told, moves) != moves {
+    pub(super) fn wake_probes(&mut self, moves: u32) {
+        if std::mem::replace(&mut self.woken_at, moves) != moves {
             let Self { list, deferred, .. } = self;
             let probes = list.iter().filter(|(_, waiter)| waiter.probes);
             probes.for_each(|(_, waiter)| deferred.wake(waiter.waker.clone()));

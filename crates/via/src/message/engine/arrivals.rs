@@ -1,21 +1,21 @@
-//! What comes: each packet is checked before anything is done for it.
+//! Arriving packets: each is checked before it has any effect.
 
 use midplane_simhw::region::Payload;
 
-use super::config::QUESTIONS;
+use super::config::MOST_WITHDRAWALS;
 use super::flows::Limits;
 use super::peer::Stream;
-use super::{Arrived, Desk, MAX_LENGTH, flows};
+use super::{Arrived, Core, MAX_LENGTH, flows};
 use crate::message::envelope::{Envelope, Kind, LEFT, Marks, Peer};
 use crate::message::matching::{Arrival, Held, Key, Pattern};
 use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
 
-/// A packet contradicts what its sender may send.
+/// A packet violates the protocol.
 pub(super) struct Breach;
 
-impl Desk {
-    /// A packet has come from `from`. One that breaks the rules makes its sender count as lost: it
-    /// may have meant any of the messages that others wait for.
+impl Core {
+    /// Handles a packet from `from`. A packet that violates the protocol makes its sender count as lost, since
+    /// it may have been any message that a receive waits for.
     #[inline]
     pub(super) fn on_packet(&mut self, from: Peer, envelope: &Envelope, payload: Payload<'_>) {
         let Some(link) = self.link(from).filter(|link| link.known) else {
@@ -47,8 +47,8 @@ impl Desk {
         }
     }
 
-    /// Whether what comes next, if this pattern asks for it, is nobody else's: nothing waits, here or
-    /// there.
+    /// Returns whether a message that matches this pattern can only be meant for this receive: no other receive
+    /// and no message waits, here or with a sender.
     #[inline]
     pub(super) fn may_receive_alone(&self, pattern: &Pattern) -> bool {
         self.matching.is_empty()
@@ -60,8 +60,9 @@ impl Desk {
             })
     }
 
-    /// A packet has come where somebody wants a message and nobody else does: if it is that, it goes
-    /// straight there, and what came of it is told; else it takes the way of all others.
+    /// Handles a packet while one receive waits without a request, and no other does. If the packet is a
+    /// message that it matches, puts its bytes straight into `storage` and returns the outcome; handles any
+    /// other packet as usual.
     #[inline]
     pub(super) fn on_packet_for(
         &mut self,
@@ -88,8 +89,8 @@ impl Desk {
         Some(self.verdict(key, payload.len(), room))
     }
 
-    /// Whether a message is the next of its sender, within its window, and as long as it says; what it
-    /// takes of the window.
+    /// Checks that a message is the next of its sender, within its window, and as long as it claims; returns
+    /// the bytes of the window that it occupies.
     #[inline]
     fn admit(&mut self, from: Peer, envelope: &Envelope, bytes: usize) -> Result<u32, Breach> {
         let charge = Arrived::charge(envelope.kind, envelope.length);
@@ -168,7 +169,7 @@ impl Desk {
         self.requests.note_move();
     }
 
-    /// A message meets the receive that was posted for it, straight from the carrier.
+    /// Delivers an arriving message straight to the receive that was posted for it.
     #[inline]
     fn deliver(&mut self, receive: Request, key: Key, arrival: Arrival, payload: Payload<'_>) {
         let Some(record) = self.requests.get_mut(receive) else { return };
@@ -178,7 +179,7 @@ impl Desk {
         self.received(receive, key, payload.len(), room);
     }
 
-    /// A receive is started: it meets what is here, or is posted.
+    /// Starts a receive: it matches a message that has arrived, or is posted.
     #[inline]
     pub(super) fn receive(&mut self, request: Request, pattern: &Pattern) {
         if let Some(held) = self.matching.take(pattern) {
@@ -205,7 +206,7 @@ impl Desk {
         }
     }
 
-    /// A receive meets a message that was held, or announced just now.
+    /// Matches a receive with a message that was stored or just announced.
     pub(super) fn meet(&mut self, receive: Request, held: Held<Arrived>) {
         let Held { key, arrival, message } = held;
         let Some(record) = self.requests.get_mut(receive) else { return };
@@ -215,7 +216,7 @@ impl Desk {
         let length = message.length as usize;
         self.free(key, message.charge);
         if let Some(mut bytes) = message.bytes {
-            let record = self.requests.get_mut(receive).expect("it was there");
+            let record = self.requests.get_mut(receive).expect("the receive was just found");
             bytes.truncate(room);
             if record.storage.capacity() < bytes.len() {
                 std::mem::swap(&mut record.storage, &mut bytes);
@@ -230,7 +231,7 @@ impl Desk {
         let wanted = length.min(room);
         let handles = (message.sender, receive.to_handle());
         self.answer(key.source, Kind::Clear, Marks::NONE, handles, wanted as u32);
-        let record = self.requests.get_mut(receive).expect("it was there");
+        let record = self.requests.get_mut(receive).expect("the receive was just found");
         record.storage.resize(wanted, 0);
         if wanted == 0 {
             return self.received(receive, key, length, room);
@@ -247,7 +248,7 @@ impl Desk {
         }
     }
 
-    /// What a receive with so much room makes of a message.
+    /// Returns the outcome of a receive with `room` bytes of room for a message of `length` bytes.
     #[inline]
     fn verdict(&mut self, key: Key, length: usize, room: usize) -> (Status, Result<(), Failure>) {
         let status = Status { source: key.source, tag: key.tag, length: length.min(room) };
@@ -258,13 +259,13 @@ impl Desk {
         (status, Err(Failure::Truncated { length, room }))
     }
 
-    /// All that a receive takes of its message is here.
+    /// Completes a receive that has all the bytes that it takes of its message.
     #[inline]
     fn received(&mut self, receive: Request, key: Key, length: usize, room: usize) {
         let (status, result) = self.verdict(key, length, room);
         let undo = self.requests.get(receive).is_some_and(|record| record.undo);
         if undo && result.is_ok() {
-            return self.give_back(receive, key);
+            return self.return_message(receive, key);
         }
         self.complete(receive, status, result);
     }
@@ -300,7 +301,7 @@ impl Desk {
         Ok(())
     }
 
-    /// A send that waits for an answer of `from`.
+    /// Returns the send that an answer from `from` refers to.
     pub(super) fn answered(&mut self, from: Peer, handle: u64) -> Result<Request, Breach> {
         let send = Request::from_handle(handle);
         let record = self.requests.get_mut(send).ok_or(Breach)?;
@@ -339,7 +340,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Room is free again: the bytes of each class, and their sum, which raises the limit.
+    /// Handles returned credit: the bytes of each class, and their sum, which raises the limit.
     fn on_credit(
         &mut self,
         from: Peer,
@@ -357,7 +358,7 @@ impl Desk {
                 return Err(Breach);
             }
         }
-        // The first one says how much there is, and how much of that for each class.
+        // The first packet states the whole window, and the part of it for each class.
         let first = !std::mem::replace(&mut link.open, true);
         if !first && link.limit.checked_add(sum) != Some(envelope.to) {
             return Err(Breach);
@@ -371,14 +372,14 @@ impl Desk {
         Ok(())
     }
 
-    /// A peer that asks on while it takes no answers does not follow the protocol.
+    /// Checks that a peer does not keep asking while it takes no answers, which violates the protocol.
     pub(super) fn admit_question(&self, from: Peer) -> Result<(), Breach> {
         let owed = self.link(from).map_or(0, |link| link.owed);
-        // One request after a message that waits here, beside those to take messages back.
-        if owed > QUESTIONS { Err(Breach) } else { Ok(()) }
+        // One search for a message that waits here, in addition to the withdrawals.
+        if owed > MOST_WITHDRAWALS { Err(Breach) } else { Ok(()) }
     }
 
-    /// Only what no receive has met can be taken back. Looks at every held message.
+    /// Handles a withdrawal: returns the message if no receive has matched it. Searches all stored messages.
     fn on_withdraw(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         self.admit_question(from)?;
         let key = Key { context: envelope.context, source: from, tag: envelope.tag };
@@ -406,7 +407,7 @@ impl Desk {
         link.withdrawing = link.withdrawing.checked_sub(1).ok_or(Breach)?;
         self.next_withdrawal(from);
         if !envelope.marks.contains(Marks::GRANTED) {
-            // It met its receive first, and that answer came before this one; or it waits here.
+            // It matched first, and that answer came before this one; or it waits here.
             self.cancel_hinted(from, Request::from_handle(envelope.to));
             return Ok(());
         }

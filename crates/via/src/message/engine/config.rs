@@ -1,45 +1,46 @@
-//! What an engine may use, and what it does when that is used up.
+//! The limits of an engine, and what it does when they are reached.
 
 use super::flows::Limits;
 
-/// What becomes of an eager message when its receiver's memory for unexpected ones is full.
+/// The treatment of an eager message when its receiver's memory for unexpected messages is full.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// It is announced; its bytes stay with the sender until the receive is there. If there is no
+    /// The message is announced; its bytes stay with the sender until the receive is posted. If there is no
     /// room for the announcement either, the message waits as with [`WhenFull::Wait`].
     #[default]
     Announce,
-    /// It waits with the sender until a receive asks for it, and so do later messages of its context
-    /// to that process.
+    /// The message waits with the sender until a receive asks for it. So do later messages of its context to
+    /// that process.
     Wait,
-    /// Its send fails with [`Failure::Refused`](crate::message::request::Failure::Refused).
+    /// The send fails with [`Failure::Refused`](crate::message::request::Failure::Refused).
     Refuse,
 }
 
-/// Above this, a message is announced first: two copies and no handshake then cost as much as one
-/// copy and a round trip, on the shared memory of one host.
+/// Default limit of eager messages in bytes. At this length, over the shared memory of one host, two copies
+/// without a handshake cost as much as one copy and a round trip.
 pub const DEFAULT_EAGER: usize = 8192;
-/// The same over sockets, where a handshake takes two wake-ups, and a copy of this much less than one.
+/// The limit of eager messages in bytes that suits sockets: a handshake takes two wake-ups there, and copying
+/// this much costs less than one.
 pub const SOCKET_EAGER: usize = 512 * 1024;
-/// Of each sender, this much may be here unexpected: 4,096 messages of up to 192 bytes, or some 128
-/// of the largest eager ones.
+/// Default bytes of unexpected messages that each sender may have here: 4,096 messages of up to 192 bytes, or
+/// some 128 of the largest eager ones.
 pub const DEFAULT_WINDOW: usize = 1 << 20;
-/// Of all processes together, this much may be here unexpected.
+/// Default bytes of unexpected messages that all senders together may have here.
 pub const DEFAULT_TOTAL: usize = 1 << 30;
-/// What part of a window the messages of one stream may take, and what part those of one context
-/// leave to the others.
+/// The messages of one stream may occupy 1/8 of a window by default; those of one context leave as much to the
+/// others.
 const STREAM_PART: usize = 8;
-/// What an unexpected message counts for beside its bytes: about what its bookkeeping takes.
+/// Bytes that an unexpected message counts for in addition to its own: about the size of its bookkeeping.
 pub const ENTRY: usize = 64;
-/// Packets that one call of `advance` takes in before it looks after what is to leave.
+/// Default number of packets that one call of `advance` receives before it sends.
 pub const DEFAULT_BATCH: usize = 64;
 
-/// Requests of one process to take messages back that another one answers at a time: those that follow
-/// wait. Who sends more contradicts the protocol.
-pub(super) const QUESTIONS: usize = 64;
+/// Most withdrawals of one process that another answers at a time: further ones wait with their sender. A
+/// process that sends more violates the protocol.
+pub(super) const MOST_WITHDRAWALS: usize = 64;
 
-/// What an engine may use.
+/// The limits of an engine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
     pub(super) eager: usize,
@@ -66,25 +67,25 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Most bytes of an eager message; more than a packet of the carrier holds means as many as one
-    /// holds. Default: [`DEFAULT_EAGER`]; over sockets, [`SOCKET_EAGER`] is faster.
+    /// Sets the most bytes of an eager message; a packet of the carrier limits it further. Default:
+    /// [`DEFAULT_EAGER`]; over sockets, [`SOCKET_EAGER`] is faster.
     #[must_use]
     pub const fn eager(mut self, bytes: usize) -> Self {
         self.eager = bytes;
         self
     }
 
-    /// Bytes of unexpected messages that each process may have here, [`ENTRY`] for each and the
-    /// bytes of eager ones; at least 4 [`ENTRY`]. What other processes send beyond it waits with
-    /// them. Default: [`DEFAULT_WINDOW`].
+    /// Sets the bytes of unexpected messages that each process may have here, at least 4 [`ENTRY`]. Each
+    /// message counts [`ENTRY`], and an eager one also its bytes. Messages beyond it wait with their senders.
+    /// Default: [`DEFAULT_WINDOW`].
     #[must_use]
     pub const fn window(mut self, bytes: usize) -> Self {
         self.window = if bytes < 4 * ENTRY { 4 * ENTRY } else { bytes };
         self
     }
 
-    /// Bytes of that window that the messages of one stream may take: those of one tag, in a context
-    /// where no receive asks for any tag. Those of one context leave as much to the others. At least
+    /// Sets the bytes of that window that the messages of one stream may occupy: those of one tag, in a context
+    /// where no receive leaves the tag open. The messages of one context leave as much to the others. At least
     /// one message of the largest eager size. Default: an eighth of the window.
     #[must_use]
     pub const fn stream_window(mut self, bytes: usize) -> Self {
@@ -92,8 +93,8 @@ impl Config {
         self
     }
 
-    /// Bytes of unexpected messages that all processes together may have here: what the window of each
-    /// is cut to, where there are many. Default: [`DEFAULT_TOTAL`].
+    /// Sets the bytes of unexpected messages that all processes together may have here. With many processes,
+    /// each one's window is cut accordingly. Default: [`DEFAULT_TOTAL`].
     #[must_use]
     pub const fn total(mut self, bytes: usize) -> Self {
         self.total = bytes;
@@ -108,22 +109,23 @@ impl Config {
         Limits { context: word((window - stream).max(least)), stream: word(stream) }
     }
 
-    /// What this process does when another one's memory for unexpected messages is full.
+    /// Sets what this process does when a receiver's memory for unexpected messages is full.
     #[must_use]
     pub const fn when_full(mut self, policy: WhenFull) -> Self {
         self.when_full = policy;
         self
     }
 
-    /// Packets taken in a turn, at least 1. Default: [`DEFAULT_BATCH`].
+    /// Sets how many packets a call of `advance` receives before it sends, at least 1. Default:
+    /// [`DEFAULT_BATCH`].
     #[must_use]
     pub const fn batch(mut self, packets: usize) -> Self {
         self.batch = if packets == 0 { 1 } else { packets };
         self
     }
 
-    /// Seed of the hash of tags. Where processes send that are not trusted, draw it at random: who
-    /// knows it can choose tags that make matching slow. Default: 0, so that runs repeat.
+    /// Sets the seed of the hash of tags. If senders are not trusted, draw it at random: a sender that knows it
+    /// can choose tags that make matching slow. Default: 0, so that runs repeat.
     #[must_use]
     pub const fn hash_seed(mut self, seed: u64) -> Self {
         self.hash_seed = seed;

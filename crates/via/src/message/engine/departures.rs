@@ -1,20 +1,20 @@
-//! What leaves: messages in their order, answers, and the parts of announced messages.
+//! Departing packets: messages in their order, answers, and the parts of announced messages.
 
 use bytes::Bytes;
 
-use super::config::QUESTIONS;
+use super::config::MOST_WITHDRAWALS;
 use super::flows::Class;
 use super::peer::{Link, Stream};
-use super::{Arrived, Counters, Desk, ENTRY, WhenFull};
+use super::{Arrived, Core, Counters, ENTRY, WhenFull};
 use crate::message::carrier::{Carrier, Refusal};
 use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 use crate::message::matching::Key;
 use crate::message::request::{Failure, Mode, Operation, Request, State, Status};
 
-/// Parts of announced messages that leave to one process in a turn.
+/// Most parts of announced messages sent to one process in a turn.
 const PARTS: usize = 8;
 
-/// Where a message goes, and how.
+/// The destination of a message, and its mode.
 #[derive(Clone, Copy)]
 pub(super) struct Route {
     pub(super) mode: Mode,
@@ -39,10 +39,10 @@ impl Route {
     }
 }
 
-/// What became of an attempt to let a message leave.
+/// The result of an attempt to send a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Attempt {
-    /// It has left; it is answered, or done.
+    /// It was sent; `answered`: the receiver will answer it, else it is done.
     Left {
         answered: bool,
     },
@@ -50,8 +50,8 @@ enum Attempt {
     Failed(Failure),
 }
 
-impl Desk {
-    /// Lets a message leave now, if nothing is before it; else the caller keeps it.
+impl Core {
+    /// Sends a message now, if nothing is queued before it; returns `false` if the caller must queue it.
     #[inline]
     pub(super) fn send_at_once<C: Carrier>(
         &mut self,
@@ -67,7 +67,7 @@ impl Desk {
         self.conclude(request, self.sent(route, bytes.len()), attempt)
     }
 
-    /// The same without a request: what came of it, unless the message can't leave now, or is answered.
+    /// Does the same without a request; returns `None` if the message can't be sent now or needs an answer.
     #[inline]
     pub(super) fn send_alone<C: Carrier>(
         &mut self,
@@ -86,7 +86,7 @@ impl Desk {
         }
     }
 
-    /// Whether a message may leave whole, with nothing before it.
+    /// Returns whether a message can be sent whole, with nothing queued before it.
     #[inline]
     fn leaves_whole(&self, route: Route, length: usize) -> bool {
         self.link(route.to).is_some_and(|link| {
@@ -103,7 +103,7 @@ impl Desk {
         Status { source: self.own, tag: route.tag, length }
     }
 
-    /// What an attempt means for its request; `false` if it has to be made again.
+    /// Applies an attempt's result to its request; returns `false` if the attempt must be repeated.
     #[inline]
     fn conclude(&mut self, request: Request, sent: Status, attempt: Attempt) -> bool {
         match attempt {
@@ -165,7 +165,7 @@ impl Desk {
         }
         self.count_departure(fits, bytes.len() <= self.eager);
         let class = self.class(route);
-        let link = self.link_mut(route.to).expect("it was there");
+        let link = self.link_mut(route.to).expect("links are never removed");
         if kind == Kind::Hint {
             link.hinted.insert(Request::from_handle(handle), route.context, route.tag);
         } else {
@@ -177,15 +177,15 @@ impl Desk {
         Attempt::Left { answered }
     }
 
-    /// Returns the class of a message: it keeps its order with the messages of that class.
+    /// Returns the class of a message: messages of one class keep their order.
     #[inline]
     fn class(&self, route: Route) -> Class {
         let by_tag = !self.by_tag.is_empty() && self.by_tag.contains(&route.context);
         Class { context: route.context, tag: by_tag.then_some(route.tag) }
     }
 
-    /// How a message leaves: whole, announced, or only hinted at. What waits here is overtaken by no
-    /// other message of its context.
+    /// Returns how a message is sent: whole, announced, or as a hint. No message overtakes one of its class
+    /// that waits here.
     #[inline]
     fn form(&self, link: &Link, route: Route, length: usize) -> Result<Kind, Attempt> {
         if link.lost {
@@ -208,7 +208,7 @@ impl Desk {
                 return Ok(Kind::Announce);
             }
         }
-        // The receiver takes what comes behind an answer as sent after it.
+        // The receiver treats a hint that follows an answer as sent after it.
         if link.answers.is_empty() { Ok(Kind::Hint) } else { Err(Attempt::NotNow) }
     }
 
@@ -237,7 +237,7 @@ impl Desk {
         carrier.post(to, envelope, payload)
     }
 
-    /// An answer to a packet of `to`.
+    /// Queues an answer to a packet of `to`.
     pub(super) fn answer(
         &mut self,
         to: Peer,
@@ -260,7 +260,7 @@ impl Desk {
         self.push_answer(to, envelope);
     }
 
-    /// Lets a packet leave before any message to the same process.
+    /// Queues a packet that is sent before any message to the same process.
     pub(super) fn push_answer(&mut self, to: Peer, envelope: Envelope) {
         if let Some(link) = self.link_mut(to).filter(|link| !link.lost) {
             link.owed += usize::from(is_owed(envelope.kind));
@@ -269,19 +269,19 @@ impl Desk {
         }
     }
 
-    /// Asks for a message back that was announced, or waits for its acknowledgement.
+    /// Asks the receiver to return a message that was announced, or whose acknowledgement is awaited.
     pub(super) fn withdraw(&mut self, send: Request) {
         let operation = self.requests.get(send).map(|record| record.operation);
         let Some(Operation::Send { to, .. }) = operation else { return };
         let Some(link) = self.link_mut(to) else { return };
-        if link.withdrawing >= QUESTIONS {
+        if link.withdrawing >= MOST_WITHDRAWALS {
             return link.withdrawals.push_back(send);
         }
         link.withdrawing += 1;
         self.ask_back(send);
     }
 
-    /// A request to take a message back was answered: the next one leaves.
+    /// Sends the next withdrawal, after one was answered.
     pub(super) fn next_withdrawal(&mut self, peer: Peer) {
         while let Some(send) = self.link_mut(peer).and_then(|link| link.withdrawals.pop_front()) {
             let record = self.requests.get(send);
@@ -313,7 +313,7 @@ impl Desk {
         self.push_answer(to, envelope);
     }
 
-    /// Room that a message held is free again.
+    /// Returns the room that a message occupied to its sender's window.
     #[inline]
     pub(super) fn free(&mut self, key: Key, charge: u32) {
         if charge == 0 {
@@ -322,30 +322,30 @@ impl Desk {
         let limit = self.limits.stream;
         let Some(link) = self.link_mut(key.source) else { return };
         link.freed += u64::from(charge);
-        link.untold.add(key.context, key.tag, charge, limit);
-        // What is held may stay for ever: what is left of the window goes round without it.
-        let (unused, free) = (link.granted() - link.arrived, link.freed - link.told);
-        link.untold.due |= free >= unused;
-        if link.untold.due {
+        link.unreported.add(key.context, key.tag, charge, limit);
+        // Stored messages may stay for ever: report credit in time for the rest of the window.
+        let (unused, free) = (link.granted() - link.arrived, link.freed - link.reported);
+        link.unreported.due |= free >= unused;
+        if link.unreported.due {
             self.list(key.source);
         }
     }
 
-    /// A process has no room left of its window: it is told of what is free, however little.
-    pub(super) fn tell_all(&mut self, peer: Peer) {
+    /// Reports all free room to a process whose window is exhausted, however little it is.
+    pub(super) fn report_all_credit(&mut self, peer: Peer) {
         let Some(link) = self.link_mut(peer) else { return };
-        if !link.untold.is_empty() {
-            link.untold.due = true;
+        if !link.unreported.is_empty() {
+            link.unreported.due = true;
             self.list(peer);
         }
     }
 
-    /// Tells a process what it may take of our window; `false` if there is no room for a packet.
+    /// Sends a process its credit; returns `false` if the carrier has no room for a packet.
     fn send_credit<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) -> bool {
         let limits = self.limits;
         let mut packet = std::mem::take(&mut self.scratch);
         while let Some(link) = self.link(peer).filter(|link| link.owes_credit()) {
-            let (count, sum) = link.untold.emit(carrier.room(), &mut packet);
+            let (count, sum) = link.unreported.emit(carrier.room(), &mut packet);
             let envelope = Envelope {
                 length: packet.len() as u32,
                 tag: Tag(0),
@@ -361,16 +361,16 @@ impl Desk {
                 self.scratch = packet;
                 return false;
             }
-            let link = self.link_mut(peer).expect("it was there");
+            let link = self.link_mut(peer).expect("links are never removed");
             link.greeted = true;
-            link.told += sum;
-            link.untold.told(count);
+            link.reported += sum;
+            link.unreported.reported(count);
         }
         self.scratch = packet;
         true
     }
 
-    /// Lets leave what can; whether there is more that could leave in a further turn.
+    /// Sends all packets that can be sent now; returns whether more could be sent in another turn.
     pub(super) fn flush<C: Carrier>(&mut self, carrier: &mut C) -> bool {
         let mut at = 0;
         let mut more = false;
@@ -396,7 +396,7 @@ impl Desk {
             if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
                 return false;
             }
-            let link = self.link_mut(peer).expect("it was there");
+            let link = self.link_mut(peer).expect("links are never removed");
             link.answers.pop_front();
             link.owed -= usize::from(is_owed(envelope.kind));
         }
@@ -408,14 +408,14 @@ impl Desk {
             let Some((route, bytes)) = record
                 .and_then(|record| Some((Route::of(record.operation)?, record.bytes.clone())))
             else {
-                self.link_mut(peer).expect("it was there").sends.pop_front();
+                self.link_mut(peer).expect("links are never removed").sends.pop_front();
                 continue;
             };
             let attempt = self.attempt(carrier, send.to_handle(), route, &bytes);
             if !self.conclude(send, self.sent(route, bytes.len()), attempt) {
                 break;
             }
-            self.link_mut(peer).expect("it was there").sends.pop_front();
+            self.link_mut(peer).expect("links are never removed").sends.pop_front();
         }
         for _ in 0..PARTS {
             let Some(stream) = self.link_mut(peer).and_then(|link| link.streams.pop_front()) else {
@@ -428,7 +428,7 @@ impl Desk {
         self.link(peer).is_some_and(|link| !link.streams.is_empty())
     }
 
-    /// The next part of an announced message leaves; `false` if there is no room for it.
+    /// Sends the next part of an announced message; returns `false` if the carrier has no room for it.
     fn send_part<C: Carrier>(&mut self, carrier: &mut C, peer: Peer, mut stream: Stream) -> bool {
         let record = self.requests.get(stream.send);
         let Some((bytes, status)) = record.map(|r| (r.bytes.clone(), r.status)) else {
@@ -448,19 +448,19 @@ impl Desk {
             from: 0,
         };
         if self.post(carrier, peer, &envelope, part) == Err(Refusal::Full) {
-            self.link_mut(peer).expect("it was there").streams.push_front(stream);
+            self.link_mut(peer).expect("links are never removed").streams.push_front(stream);
             return false;
         }
         stream.sent = end;
         if end == stream.wanted {
             self.complete(stream.send, status, Ok(()));
         } else {
-            self.link_mut(peer).expect("it was there").streams.push_back(stream);
+            self.link_mut(peer).expect("links are never removed").streams.push_back(stream);
         }
         true
     }
 
-    /// Whether a process waits for something that only we can send.
+    /// Returns whether another process may wait for a packet that only this one can send.
     pub(super) fn owes_answers(&self) -> bool {
         self.requests.iter().any(|(_, record)| {
             matches!(record.operation, Operation::Send { .. })
@@ -470,16 +470,16 @@ impl Desk {
     }
 }
 
-/// Returns whether a packet answers a question that its addressee may repeat without limit.
+/// Returns whether a packet answers a question that its receiver may repeat without limit.
 const fn is_owed(kind: Kind) -> bool {
     matches!(kind, Kind::Withdrawn | Kind::Sought)
 }
 
 impl Arrived {
-    /// What a message takes of the window of its sender.
+    /// Returns the bytes of its sender's window that a message occupies.
     pub(super) const fn charge(kind: Kind, length: u32) -> u32 {
         match kind {
-            // More than any window, where that is what a peer says.
+            // A peer may claim any length: the sum saturates beyond any window.
             Kind::Eager => (ENTRY as u32).saturating_add(length),
             _ => ENTRY as u32,
         }

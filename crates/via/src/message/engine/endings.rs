@@ -1,21 +1,21 @@
-//! How requests end early: cancelled, abandoned, or their process lost.
+//! Early ends of requests: cancelled, abandoned, or their process lost.
 
-use super::flows::{Flows, Untold};
+use super::flows::{Flows, UnreportedCredit};
 use super::seeks::Seeks;
-use super::{Arrived, Desk, ENTRY, Link};
+use super::{Arrived, Core, ENTRY, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
 use crate::message::matching::{Held, Key};
 use crate::message::request::{Failure, Operation, Record, Request, State, Status};
 
-impl Desk {
+impl Core {
     pub(super) fn cancel_marked(&mut self) {
         for request in self.requests.take_marked() {
             self.cancel(request);
         }
     }
 
-    /// Cancels what has not met its counterpart; the rest goes on.
+    /// Cancels a request that has not matched; otherwise it continues.
     fn cancel(&mut self, request: Request) {
         let Some(record) = self.requests.get(request) else { return };
         match (record.operation, record.state) {
@@ -42,7 +42,7 @@ impl Desk {
         }
     }
 
-    /// Nobody will take the outcome of a request that is under way, or is done and to be undone.
+    /// Abandons a request whose outcome will not be taken: it is under way, or done and to be undone.
     pub(super) fn abandon(&mut self, request: Request, undo: bool) {
         let Some(record) = self.requests.get_mut(request) else { return };
         record.orphan = true;
@@ -57,7 +57,7 @@ impl Desk {
             (Operation::Receive(_) | Operation::Claimed(_), State::Done) => {
                 let key = Self::key_of(record.operation, record.status);
                 if record.result.is_ok() {
-                    self.give_back(request, key);
+                    self.return_message(request, key);
                 } else {
                     self.requests.remove(request);
                 }
@@ -76,14 +76,14 @@ impl Desk {
         Key { context, source: status.source, tag: status.tag }
     }
 
-    /// The message that a receive got goes back into the queue, and the receive is forgotten.
-    pub(super) fn give_back(&mut self, receive: Request, key: Key) {
+    /// Returns the message that a receive got to the queue, and removes the receive.
+    pub(super) fn return_message(&mut self, receive: Request, key: Key) {
         let Some(record) = self.requests.get_mut(receive) else { return };
         let bytes = std::mem::take(&mut record.storage);
         let arrival = record.arrival;
         self.requests.remove(receive);
         let length = u32::try_from(bytes.len()).expect("at most MAX_LENGTH");
-        // Its room in the window was given back when it was received.
+        // Its room in the window was returned when it was received.
         let message = Arrived { sender: 0, length, charge: 0, bytes: Some(bytes), hinted: false };
         self.put_back(Held { key, arrival, message });
     }
@@ -95,8 +95,8 @@ impl Desk {
         }
     }
 
-    /// A process is gone: everything that waits for it ends. So does, once, every receive from
-    /// any source that is posted at this moment: its message may have been that process's.
+    /// Handles the loss of a process: ends everything that waits for it. Every receive from any source that is
+    /// posted now also ends, once: its message may have been that process's.
     pub(super) fn lose(&mut self, failure: Failure) {
         let (Failure::PeerLost(peer) | Failure::PeerRestarted(peer)) = failure else { return };
         let losses = self.losses.saturating_add(1);
@@ -108,7 +108,7 @@ impl Desk {
         link.answers.clear();
         (link.owed, link.withdrawing) = (0, 0);
         link.withdrawals.clear();
-        link.untold = Untold::default();
+        link.unreported = UnreportedCredit::default();
         link.flows = Flows::default();
         link.sends.clear();
         link.streams.clear();
@@ -139,8 +139,8 @@ impl Desk {
         });
     }
 
-    /// A process has left a collective operation before it had ended: here it ends as well. Of each process, as many
-    /// such notices are kept as its window would hold; those of the oldest communicators are forgotten first.
+    /// Ends a collective operation that a process has left before its end. Stores as many such notices of a
+    /// process as its window holds messages, and forgets those of the oldest communicators first.
     pub(super) fn leave(&mut self, Key { context, source, .. }: Key) {
         self.has_left = true;
         let most = self.config.window / ENTRY;
@@ -157,7 +157,7 @@ impl Desk {
         });
     }
 
-    /// Another process is there in the place of one that was lost: nothing of that one's is left.
+    /// Handles the return of a process that was lost: removes all that is left of the former one.
     pub(super) fn regain(&mut self, peer: Peer) {
         self.lose(Failure::PeerRestarted(peer));
         let Some(link) = self.link_mut(peer).filter(|link| link.known) else { return };
@@ -178,7 +178,7 @@ impl Desk {
         self.fail(failure, |_| true);
     }
 
-    /// Ends every request under way for which `concerns` holds.
+    /// Ends every request under way for which `concerns` returns true.
     fn fail(&mut self, failure: Failure, concerns: impl Fn(&Record) -> bool) {
         let concerned: Vec<_> = self
             .requests

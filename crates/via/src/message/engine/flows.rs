@@ -1,26 +1,26 @@
-//! Credits by class: the bytes of a receiver's window that the messages of each class take.
+//! Credits by class: the bytes of a receiver's window that the messages of each class occupy.
 //!
-//! A class is a context, or a context and a tag where no receive asks for any tag. Each has a limit of
-//! its own, so that messages of one that nobody receives leave room for those of the others.
+//! A class is a context, or a context and a tag if no receive of that context leaves the tag open. Each class
+//! has a limit of its own, so that unreceived messages of one class leave room for the others.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 use crate::message::envelope::{Context, Tag};
 
-/// Messages that keep their order among themselves; without a tag, all of a context.
+/// A set of messages that keep their order among themselves; without a tag, all of a context.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Class {
     pub(super) context: Context,
     pub(super) tag: Option<Tag>,
 }
 
-/// Limits that a receiver sets on the messages of a class, in bytes of its window.
+/// A receiver's limits on the messages of a class, in bytes of its window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
-    /// All messages of a context.
+    /// For all messages of a context.
     pub(super) context: u32,
-    /// Those of a context and a tag.
+    /// For those of a context and a tag.
     pub(super) stream: u32,
 }
 
@@ -36,8 +36,8 @@ impl Limits {
     }
 }
 
-/// Bytes that the messages to one process take there, by class, as far as it has not said that they are
-/// free again. Never more entries than its window has room for messages.
+/// Bytes of one process's window that messages to it occupy, by class, as far as it has not returned the
+/// credit. Never has more entries than the window has room for messages.
 #[derive(Debug)]
 pub(super) struct Flows {
     taken: HashMap<Class, u64, FixedState>,
@@ -65,9 +65,9 @@ impl Flows {
         *self.taken.entry(class).or_insert(0) += u64::from(charge);
     }
 
-    /// Room of messages with this context and tag is free again; `false` if there was not so much.
+    /// Returns credit for messages with this context and tag; returns `false` if they occupied fewer bytes.
     pub(super) fn free(&mut self, context: Context, tag: Tag, bytes: u32) -> bool {
-        // A context may have become one without receives of any tag since.
+        // The context may have been promised to have no open tags meanwhile.
         let mut rest = u64::from(bytes);
         for tag in [Some(tag), None] {
             let class = Class { context, tag };
@@ -88,22 +88,23 @@ impl Flows {
     }
 }
 
-/// Room that is free again, and what its sender was not told of that, by context and tag.
+/// Credit that is free again and not yet reported to its sender, by context and tag.
 #[derive(Debug, Default)]
-pub(super) struct Untold {
+pub(super) struct UnreportedCredit {
     entries: Vec<(Context, Tag, u32)>,
-    /// The sender should be told as soon as a packet can leave.
+    /// True if it should be reported as soon as a packet can be sent.
     pub(super) due: bool,
 }
 
 /// Bytes of an entry in a packet.
 const ENTRY_BYTES: usize = 12;
-/// Entries after which a sender is told. Among so many of the last, one with the same key is added to.
+/// Number of entries at which the sender gets a report. Only the last so many are searched for an entry with
+/// the same key.
 const MANY: usize = 32;
 /// Bytes of a packet of so many entries.
 pub(super) const PACKET_BYTES: usize = MANY * ENTRY_BYTES;
 
-impl Untold {
+impl UnreportedCredit {
     #[inline]
     pub(super) fn add(&mut self, context: Context, tag: Tag, bytes: u32, limit: u32) {
         let first = self.entries.len().saturating_sub(MANY);
@@ -130,7 +131,7 @@ impl Untold {
         self.entries.is_empty()
     }
 
-    /// Writes as many entries as a packet of `room` bytes holds; their number, and their sum.
+    /// Writes as many entries as a packet of `room` bytes holds; returns their number and their sum in bytes.
     pub(super) fn emit(&self, room: usize, packet: &mut Vec<u8>) -> (usize, u64) {
         let count = self.entries.len().min((room / ENTRY_BYTES).max(1));
         packet.clear();
@@ -144,14 +145,14 @@ impl Untold {
         (count, sum)
     }
 
-    /// So many entries have left.
-    pub(super) fn told(&mut self, count: usize) {
+    /// Removes the first `count` entries, which were sent.
+    pub(super) fn reported(&mut self, count: usize) {
         self.entries.drain(..count);
         self.due = self.due && !self.entries.is_empty();
     }
 }
 
-/// The entries of a packet; `None` where its bytes are no such packet.
+/// Reads the entries of a packet; returns `None` if its length is no multiple of an entry's.
 pub(super) fn parse(packet: &[u8]) -> Option<impl Iterator<Item = (Context, Tag, u32)>> {
     let (entries, []) = packet.as_chunks::<ENTRY_BYTES>() else { return None };
     Some(entries.iter().map(|entry| {

@@ -1,7 +1,8 @@
 //! Messages that wait with their sender: the receiver has no room even for their announcement.
 //!
-//! The receiver is told of such a message once, by a hint, and keeps nothing of it unless a receive
-//! waits for it. A receive that is posted later asks for it ([`Seeks`](super::seeks::Seeks)).
+//! The sender notifies the receiver of such a message once, by a hint. The receiver stores no more than its
+//! key, unless a receive waits for it. A receive that is posted later asks for the message
+//! ([`Seeks`](super::seeks::Seeks)).
 
 use std::collections::BTreeMap;
 
@@ -9,14 +10,14 @@ use super::flows::Class;
 use crate::message::envelope::{Context, Tag};
 use crate::message::request::Request;
 
-/// State of a message that waits with its sender.
+/// The receiver's state for a message that waits with its sender.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Place {
-    /// It has forgotten the hint, or the hint is on its way.
+    /// The receiver has not asked for it.
     Free,
-    /// It asked, and was offered this message; its answer says what becomes of it.
+    /// The receiver asked and was offered this message; it has yet to accept or return it.
     Offered,
-    /// It holds the message for a matched probe.
+    /// The receiver holds the message for a matched probe.
     Taken,
 }
 
@@ -24,7 +25,7 @@ pub(super) enum Place {
 struct Waiting {
     send: Request,
     place: Place,
-    /// Its sender wants it back, and has said so.
+    /// True if its sender has asked for it back.
     cancelling: bool,
 }
 
@@ -58,7 +59,7 @@ impl Hinted {
         self.waiting.get(at).map(|waiting| waiting.place)
     }
 
-    /// Moves a message; whether its sender wants it back.
+    /// Sets the state of a message; returns whether its sender has asked for it back.
     pub(super) fn put(&mut self, send: Request, place: Place) -> bool {
         let waiting = self.numbers.get(&send).and_then(|at| self.waiting.get_mut(at));
         waiting.is_some_and(|waiting| {
@@ -67,14 +68,14 @@ impl Hinted {
         })
     }
 
-    /// Its sender wants a message back, or no longer: while it does, the message is not offered.
+    /// Sets whether the sender wants a message back: such a message is not offered.
     pub(super) fn set_cancelling(&mut self, send: Request, cancelling: bool) {
         if let Some(waiting) = self.numbers.get(&send).and_then(|at| self.waiting.get_mut(at)) {
             waiting.cancelling = cancelling;
         }
     }
 
-    /// The first message of this context and tag, or of any, that may be offered.
+    /// Returns the first message of this context, and of this tag unless it is `None`, that may be offered.
     pub(super) fn first(&self, context: Context, tag: Option<Tag>) -> Option<Request> {
         match tag {
             Some(tag) => {
@@ -92,7 +93,7 @@ impl Hinted {
         .map(|waiting| waiting.send)
     }
 
-    /// Returns whether messages of a class wait here: later ones wait behind them.
+    /// Returns whether messages of a class wait here: later ones queue behind them.
     #[inline]
     pub(super) fn holds(&self, Class { context, tag }: Class) -> bool {
         if self.order.is_empty() {

@@ -1,14 +1,14 @@
-//! What an engine knows of another process.
+//! An engine's state for another process.
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::flows::{Class, Flows, Untold};
+use super::flows::{Class, Flows, UnreportedCredit};
 use super::hinted::Hinted;
 use super::seeks::Seeks;
 use crate::message::envelope::{Context, Envelope};
 use crate::message::request::Request;
 
-/// An announced message whose bytes are leaving.
+/// An announced message whose bytes are being sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub(super) send: Request,
@@ -23,38 +23,38 @@ pub(super) struct Stream {
 pub(super) struct Link {
     pub(super) known: bool,
     pub(super) lost: bool,
-    /// Count of all losses when this process was last lost; 0 if it never was.
+    /// The count of all losses when this process was last lost; 0 if it never was.
     pub(super) lost_at: u32,
-    /// It is in the list of those that have something to leave.
+    /// True if it is in the list of processes for which packets wait to be sent.
     pub(super) listed: bool,
     /// Number of the next matched packet to it, and from it.
     pub(super) next_out: u32,
     pub(super) next_in: u32,
-    /// It has said what our messages may take of its window.
+    /// True once it has reported how much of its window this process may use.
     pub(super) open: bool,
-    /// Bytes of its window that our messages took in all, and may take; and by class.
+    /// Bytes of its window that messages of this process have used in all, and may use; and by class.
     pub(super) charged: u64,
     pub(super) limit: u64,
     pub(super) flows: Flows,
-    /// Bytes of our window that its unexpected messages may take; `greeted`: it was told so.
+    /// Bytes of this process's window that its unexpected messages may use; `greeted`: this was reported to it.
     pub(super) window: u64,
     pub(super) greeted: bool,
-    /// What its messages took of our window altogether, what of that is free again, and what it was
-    /// told of that.
+    /// Bytes of this process's window that its messages have used in all; how many of them are free again; and
+    /// how many of those were reported to it.
     pub(super) arrived: u64,
     pub(super) freed: u64,
-    pub(super) told: u64,
-    pub(super) untold: Untold,
-    /// Our requests to take a message back that wait for their answer, and those that follow.
+    pub(super) reported: u64,
+    pub(super) unreported: UnreportedCredit,
+    /// Withdrawals that wait for their answer, and those queued behind them.
     pub(super) withdrawing: usize,
     pub(super) withdrawals: VecDeque<Request>,
     /// Answers to its questions among `answers`.
     pub(super) owed: usize,
-    /// Answers leave first, then messages in their order, then the parts of announced ones.
+    /// Answers are sent first, then messages in their order, then the parts of announced ones.
     pub(super) answers: VecDeque<Envelope>,
     pub(super) sends: VecDeque<Request>,
     pub(super) streams: VecDeque<Stream>,
-    /// Messages to it that wait here, and what is asked of those that wait there.
+    /// Messages to it that wait here, and questions for messages that wait there.
     pub(super) hinted: Hinted,
     pub(super) seeks: Seeks,
     /// Contexts of collective operations that it has left.
@@ -62,21 +62,21 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Whether its window has room for this much more.
+    /// Returns whether its window has room for `charge` more bytes.
     #[inline]
     pub(super) fn has_window(&self, class: Class, charge: usize) -> bool {
         self.charged.saturating_add(charge as u64) <= self.limit
             && self.flows.has_room(class, charge)
     }
 
-    /// Returns the bytes of our window that its messages may take in all.
+    /// Returns the bytes of this process's window that its messages may use in all.
     pub(super) const fn granted(&self) -> u64 {
-        self.window + self.told
+        self.window + self.reported
     }
 
     /// Returns whether a credit packet to it is due.
     pub(super) fn owes_credit(&self) -> bool {
-        self.known && !self.lost && (!self.greeted || self.untold.due)
+        self.known && !self.lost && (!self.greeted || self.unreported.due)
     }
 
     pub(super) fn is_idle(&self) -> bool {

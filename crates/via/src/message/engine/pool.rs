@@ -1,20 +1,20 @@
-//! Buffers for unexpected messages, used again.
+//! Reusable buffers for unexpected messages.
 
 use midplane_simhw::region::Payload;
 
-/// Buffers of one class of sizes that are kept.
+/// Most free buffers kept in one size class.
 const KEPT: usize = 64;
 const SMALLEST: u32 = 7;
 const CLASSES: usize = 12;
 
-/// Free buffers by their capacity: 128 bytes, 256, up to 256 KiB; larger ones are not kept.
+/// Free buffers by capacity: 128 bytes, 256, up to 256 KiB; larger ones are not kept.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     classes: [Vec<Vec<u8>>; CLASSES],
 }
 
 impl Pool {
-    /// A buffer of exactly `length` bytes, of no particular content.
+    /// Takes a buffer of exactly `length` bytes, with unspecified content.
     pub(super) fn take(&mut self, length: usize) -> Vec<u8> {
         if length == 0 {
             return Vec::new();
@@ -26,7 +26,7 @@ impl Pool {
         buffer
     }
 
-    /// Copies at most `room` bytes of a payload into `storage`, or into a larger buffer in its place.
+    /// Copies at most `room` bytes of a payload into `storage`; replaces it with a larger buffer if necessary.
     #[inline]
     pub(super) fn fill(&mut self, storage: &mut Vec<u8>, payload: Payload<'_>, room: usize) {
         let taken = payload.len().min(room);
@@ -38,7 +38,7 @@ impl Pool {
         payload.copy_to(storage);
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer to the pool.
     pub(super) fn put(&mut self, buffer: Vec<u8>) {
         let Some(class) = buffer.capacity().checked_ilog2().and_then(|c| c.checked_sub(SMALLEST))
         else {

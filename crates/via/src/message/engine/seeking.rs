@@ -1,24 +1,24 @@
-//! Messages that wait with their sender: hints at them, questions after them, and the answers.
+//! Messages that wait with their sender: hints, questions for them, and answers.
 
 use super::arrivals::Breach;
 use super::hinted::Place;
 use super::peer::Link;
 use super::seeks::{Offer, Seeker};
-use super::{Arrived, Desk, MAX_LENGTH};
+use super::{Arrived, Core, MAX_LENGTH};
 use crate::message::envelope::{Envelope, Kind, Marks, Peer, Tag};
 use crate::message::matching::{Held, Key, Pattern, PostedId};
 use crate::message::progression::{Claim, Probe};
 use crate::message::request::{Failure, Operation, Request, Status};
 
-/// Bits of `sequence` in [`Kind::Sought`]: more such messages wait, and any do.
+/// Bits of `sequence` in [`Kind::Sought`]: more such messages wait; any messages wait.
 const MORE_SUCH: u32 = 1;
 const MORE: u32 = 2;
 
-/// Stale receives that a queue of questions may have beside those that are posted.
+/// Most receives in a queue of questions that are no longer posted, in addition to those that are.
 const STALE: usize = 64;
 
-impl Desk {
-    /// A message waits with its sender: it meets a receive that waits for it, or is forgotten.
+impl Core {
+    /// Handles a hint: the message matches a receive that waits for it, or only its key is stored.
     pub(super) fn on_hint(
         &mut self,
         from: Peer,
@@ -28,11 +28,11 @@ impl Desk {
         if bytes != 0 || envelope.from == 0 || envelope.length as usize > MAX_LENGTH {
             return Err(Breach);
         }
-        self.tell_all(from);
+        self.report_all_credit(from);
         let key = Key::of(envelope);
         let first = self.matching.first_posted(key);
         let link = self.link_mut(from).ok_or(Breach)?;
-        // The answer to an open question takes this message into account as well.
+        // The answer to an open question covers this message as well.
         if first.is_some() && link.seeks.asking.is_none() {
             self.counters.expected += 1;
             let (sender, length) = (envelope.from, envelope.length);
@@ -48,7 +48,7 @@ impl Desk {
         Ok(())
     }
 
-    /// A message that waits with its sender meets the first receive that asks for it.
+    /// Matches a message that waits with its sender with the first receive that accepts it.
     fn accept(&mut self, offer: &Offer) {
         let (arrival, receive) = self.matching.arrive(offer.key);
         if let Some(receive) = receive {
@@ -57,7 +57,7 @@ impl Desk {
         }
     }
 
-    /// A receive was posted: it asks the senders that have hinted at what it asks for.
+    /// Asks the senders whose hints match on behalf of a receive that was just posted.
     pub(super) fn seek(&mut self, receive: Request, pattern: &Pattern, posted: PostedId) {
         let asked = |peer: &Peer| pattern.source.is_none_or(|source| source == *peer);
         let peers: Vec<_> = self.hinting.iter().copied().filter(asked).collect();
@@ -89,7 +89,7 @@ impl Desk {
         posted.is_some_and(|posted| posted.stamp() == stamp)
     }
 
-    /// Asks a sender on behalf of the receive that was posted first; one question at a time.
+    /// Asks a sender on behalf of its earliest posted receive; one question at a time.
     fn ask(&mut self, peer: Peer) {
         loop {
             let Some(link) = self.link_mut(peer).filter(|link| !link.lost) else { return };
@@ -127,7 +127,7 @@ impl Desk {
         self.push_answer(peer, envelope);
     }
 
-    /// The receiver asks for the first message that waits here.
+    /// Handles a question: offers the first message that waits here and matches.
     pub(super) fn on_seek(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         self.admit_question(from)?;
         let (context, own) = (envelope.context, self.own);
@@ -160,7 +160,7 @@ impl Desk {
         Ok(())
     }
 
-    /// The sender answers our question.
+    /// Handles the answer to this process's question.
     pub(super) fn on_sought(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         let link = self.link_mut(from).ok_or(Breach)?;
         let Seeker { pattern, receive } = link.seeks.asking.take().ok_or(Breach)?;
@@ -191,7 +191,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Hints were passed over while a receive asked: others may have to ask as well.
+    /// Queues the receives that missed hints while a question was open: they may have to ask as well.
     fn seek_missed(&mut self, from: Peer, asked: Option<(u64, Request)>) {
         let Some(link) = self.link(from) else { return };
         let concerned: Vec<_> = self
@@ -207,7 +207,7 @@ impl Desk {
         }
     }
 
-    /// A message is offered to the receive that asked, or to a probe.
+    /// Gives an offered message to the receive that asked, or to a probe.
     fn on_offer(&mut self, from: Peer, offer: &Offer, asked: Option<(u64, Request)>) {
         let first = self.matching.first_posted(offer.key);
         let Some(link) = self.link_mut(from) else { return };
@@ -217,7 +217,7 @@ impl Desk {
                 link.seeks.found = Some(*offer);
                 return;
             }
-            // A receive that was posted before may be entitled to an earlier message: it asks first.
+            // A receive posted earlier may be due an earlier message: it asks first.
             Some(_) | None => {}
         }
         self.settle(from, offer.key, offer.sender, false);
@@ -226,7 +226,7 @@ impl Desk {
         }
     }
 
-    /// Tells a sender what becomes of a message that it has offered.
+    /// Tells a sender whether its offered message was taken.
     fn settle(&mut self, peer: Peer, key: Key, sender: u64, taken: bool) {
         let marks = if taken { Marks::GRANTED } else { Marks::NONE };
         if let Some(link) = self.link_mut(peer).filter(|link| !taken && !link.lost) {
@@ -236,7 +236,7 @@ impl Desk {
         self.answer(peer, Kind::Settle, marks, (sender, 0), 0);
     }
 
-    /// What a probe has found there waits with its sender again.
+    /// Returns a message that a probe has found: it waits with its sender again.
     fn return_found(&mut self, peer: Peer) {
         let found = self.link_mut(peer).and_then(|link| link.seeks.found.take());
         if let Some(offer) = found {
@@ -244,7 +244,7 @@ impl Desk {
         }
     }
 
-    /// The receiver holds a message that it was offered, or returns it.
+    /// Handles the receiver's decision to hold an offered message or to return it.
     pub(super) fn on_settle(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         let send = self.answered(from, envelope.to)?;
         let taken = envelope.marks.contains(Marks::GRANTED);
@@ -261,7 +261,7 @@ impl Desk {
         Ok(())
     }
 
-    /// The receiver has not met a message that its sender wants back.
+    /// Cancels a send whose message waits here, since its receiver does not have the message.
     pub(super) fn cancel_hinted(&mut self, to: Peer, send: Request) {
         let Some(link) = self.link_mut(to) else { return };
         match link.hinted.place(send) {
@@ -275,15 +275,15 @@ impl Desk {
         }
     }
 
-    /// A sender wants a message back that a probe has found; whether it did.
+    /// Drops a probe's find that its sender withdraws; returns whether it was found.
     pub(super) fn drop_found(&mut self, from: Peer, sender: u64) -> bool {
         let Some(link) = self.link_mut(from) else { return false };
         let found = link.seeks.found.take_if(|offer| offer.sender == sender);
         found.is_some()
     }
 
-    /// The first message that probes have found and a pattern asks for. What may not be the first of
-    /// its sender is returned.
+    /// Takes the first message that probes have found and that matches. Returns those to their sender that may
+    /// not be its first.
     pub(super) fn take_found(&mut self, pattern: &Pattern) -> Option<Held<Arrived>> {
         let offer = self.found(pattern, true)?;
         let link = self.link_mut(offer.key.source)?;
@@ -307,7 +307,7 @@ impl Desk {
         None
     }
 
-    /// Looks among what waits with its sender; asks for it if that is not known yet.
+    /// Searches the messages that wait with their senders; asks the senders if the answer is not known yet.
     pub(super) fn probe_hinted(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
         if self.hinting.is_empty() {
             return None;
@@ -315,7 +315,7 @@ impl Desk {
         if let Some(Offer { key, length, .. }) = self.found(pattern, false) {
             let length = length as usize;
             let claimed = (claim == Claim::Take).then(|| {
-                let held = self.take_found(pattern).expect("it was found");
+                let held = self.take_found(pattern).expect("the offer was just found");
                 self.settle(key.source, key, held.message.sender, true);
                 let request = self.requests.insert(Operation::Claimed(key));
                 self.claimed.insert(request, held);
@@ -328,7 +328,7 @@ impl Desk {
         for peer in peers {
             let Some(Link { seeks, .. }) = self.link(peer) else { continue };
             let known = seeks.found.is_some_and(|offer| pattern.accepts(offer.key));
-            // While another question is open, the caller probes again once it is answered.
+            // If another question is open, the caller probes again once it is answered.
             let free = seeks.asking.is_none() && seeks.queue.is_empty();
             if free && (known || seeks.forgotten.accepts(pattern)) {
                 self.return_found(peer);
@@ -338,7 +338,7 @@ impl Desk {
         None
     }
 
-    /// A claimed message is not received after all.
+    /// Returns a claimed message that was not received.
     pub(super) fn unclaim(&mut self, held: Held<Arrived>) {
         if !held.message.hinted {
             return self.put_back(held);

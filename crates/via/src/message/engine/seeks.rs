@@ -1,10 +1,10 @@
-//! What a receiver asks a sender for: messages that wait there, and that it was told of in vain.
+//! Questions of a receiver to a sender: hints that found no receive, and searches for the messages that wait
+//! with their sender.
 //!
-//! All messages of a context that are here were sent before those that wait with their sender, so
-//! a receive looks here first. If it finds nothing, and its sender has hinted at such a message, it
-//! asks, one receive after another in the order in which they were posted. Until the answer has come,
-//! no receive takes a message that the sender hints at: the answer may be that message, or an earlier
-//! one.
+//! All messages of a context that are stored here were sent before those that wait with their sender, so a
+//! receive searches here first. If it finds none and the sender has sent a matching hint, it asks the sender.
+//! Receives ask one after another, in the order in which they were posted. Until the answer arrives, no receive
+//! takes a hinted message of that sender: the answer may be that message, or an earlier one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,14 +12,14 @@ use crate::message::envelope::{Context, Tag};
 use crate::message::matching::{Key, Pattern, PostedId};
 use crate::message::request::Request;
 
-/// Keys of one sender's hints that are remembered one by one; more are remembered as any.
+/// Keys of one sender's hints that are stored; if there are more, every pattern counts as matching.
 const KEYS: usize = 64;
 
-/// Hints that found no receive: whether asking their sender may be of use.
+/// Hints that found no receive: they tell whether asking their sender may find a message.
 #[derive(Debug, Default)]
 pub(super) struct Forgotten {
     keys: BTreeSet<(Context, Tag)>,
-    /// There were more than are remembered.
+    /// True if there were more keys than are stored.
     any: bool,
 }
 
@@ -35,7 +35,7 @@ impl Forgotten {
         self.any || self.range(pattern).next().is_some()
     }
 
-    /// The sender has no more messages that this pattern asks for.
+    /// Forgets the keys of a pattern for which the sender has no more messages.
     pub(super) fn remove(&mut self, pattern: &Pattern) {
         let gone: Vec<_> = self.range(pattern).collect();
         gone.iter().for_each(|key| {
@@ -58,11 +58,11 @@ impl Forgotten {
     }
 }
 
-/// Who asks a sender.
+/// The receive or probe on whose behalf a sender is asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seeker {
     pub(super) pattern: Pattern,
-    /// The receive that asks, and when it was posted; `None` for a probe.
+    /// The receive, with the stamp of its posting; `None` for a probe.
     pub(super) receive: Option<(u64, Request)>,
 }
 
@@ -70,43 +70,43 @@ pub(super) struct Seeker {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
     pub(super) key: Key,
-    /// The sender's request.
+    /// The handle of the sender's request.
     pub(super) sender: u64,
     pub(super) length: u32,
-    /// It is the first of its context, not only of its tag.
+    /// True if it is the first of its context, not only of its tag.
     pub(super) any_tag: bool,
 }
 
 impl Offer {
-    /// Whether this is the first message of its sender that a pattern asks for.
+    /// Returns whether this is its sender's first message that matches a pattern.
     pub(super) fn is_first_of(&self, pattern: &Pattern) -> bool {
         pattern.accepts(self.key) && (self.any_tag || pattern.tag.is_some())
     }
 }
 
-/// What this process asks one sender.
+/// The state of this process's questions to one sender.
 #[derive(Debug, Default)]
 pub(super) struct Seeks {
     pub(super) forgotten: Forgotten,
     /// The question that is open.
     pub(super) asking: Option<Seeker>,
-    /// Receives that will ask, by when they were posted.
+    /// Receives that have yet to ask, by the stamp of their posting.
     pub(super) queue: BTreeMap<u64, Request>,
-    /// A hint that a receive waits for was passed over since the question was asked.
+    /// True if a hint that matched a receive was stored since the question was asked.
     pub(super) missed: bool,
-    /// What a probe has found.
+    /// The message that a probe has found.
     pub(super) found: Option<Offer>,
 }
 
 impl Seeks {
-    /// Whether a posted receive still has to ask, or waits for its answer.
+    /// Returns whether a posted receive has yet to ask, or waits for its answer.
     pub(super) fn is_unsettled(&self, posted: PostedId) -> bool {
         let stamp = posted.stamp();
         let asks = self.asking.and_then(|seeker| seeker.receive);
         self.queue.contains_key(&stamp) || asks.is_some_and(|(at, _)| at == stamp)
     }
 
-    /// Whether nothing is known of messages that wait there.
+    /// Returns whether no message is known to wait with the sender.
     pub(super) fn is_quiet(&self) -> bool {
         self.forgotten.is_empty()
             && self.asking.is_none()

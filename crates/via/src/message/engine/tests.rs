@@ -1,4 +1,4 @@
-//! Credits, seen from both sides.
+//! Credit, checked at the sender and the receiver.
 
 use midplane_simhw::rng::Rng;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use crate::message::progression::{Claim, Progression, Wait};
 use crate::message::request::{Load, Mode, Operation, Request};
 
 const PROCESSES: u32 = 3;
-/// A context whose messages have an order by tag only, after one in which they have one altogether.
+/// A context whose messages are ordered only within a tag; context 0 orders them all.
 const BY_TAG: Context = Context(1);
 
 type Process = Engine<MemoryCarrier>;
@@ -36,17 +36,17 @@ fn settle(engines: &mut [Process]) {
     }
 }
 
-/// Once nothing is under way, what a sender has charged is what its receiver holds or has not told.
+/// Checks, once nothing is under way: a sender has charged what its receiver holds or has not reported as free.
 #[track_caller]
 fn conserved(engines: &[Process], window: u64) {
     for (from, sender) in engines.iter().enumerate() {
         assert_eq!(sender.counters().malformed, 0);
         for (to, receiver) in engines.iter().enumerate() {
-            let (out, into) = (&sender.desk.links[to], &receiver.desk.links[from]);
+            let (out, into) = (&sender.core.links[to], &receiver.core.links[from]);
             assert_eq!(out.charged, into.arrived);
             assert_eq!(out.limit, into.granted());
-            assert_eq!(out.flows.taken(), into.arrived - into.told);
-            assert_eq!(into.freed - into.told, into.untold.bytes());
+            assert_eq!(out.flows.taken(), into.arrived - into.reported);
+            assert_eq!(into.freed - into.reported, into.unreported.bytes());
             assert!(into.arrived - into.freed <= window);
         }
     }
@@ -118,8 +118,8 @@ fn all_windows_together_are_no_larger_than_configured() {
     let mut engines = cluster(MemoryConfig::default(), config);
     settle(&mut engines);
     for engine in &engines {
-        let own = engine.desk.own;
-        let others = || (0..).map(Peer).zip(&engine.desk.links).filter(|(peer, _)| *peer != own);
+        let own = engine.core.own;
+        let others = || (0..).map(Peer).zip(&engine.core.links).filter(|(peer, _)| *peer != own);
         assert_eq!(others().map(|(_, link)| link.window).sum::<u64>(), 12_000);
         assert!(others().all(|(_, link)| link.limit == 6_000));
     }
@@ -142,7 +142,7 @@ fn a_stream_that_is_not_received_leaves_the_others_their_credit() {
     let before = engines[0].counters().demoted;
     assert!(before > 400, "{before} of 500 wait with their sender");
     assert!(engines[1].unexpected_bytes() <= 1 << 13, "no more than an eighth of the window");
-    // Messages of another stream, and of a context, leave whole still.
+    // Messages of another stream, and of another context, are still sent whole.
     for tag in 2..6 {
         send(&mut engines[0], BY_TAG, tag, 1000);
         send(&mut engines[0], Context(0), tag, 1000);

@@ -1,8 +1,8 @@
-//! What messages carry and what receives ask for.
+//! Keys of messages, and patterns of receives.
 
 use crate::message::envelope::{Context, Envelope, Peer, Tag};
 
-/// What a message is matched by.
+/// The parts of an envelope that matching compares.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Key {
     /// Its context.
@@ -14,26 +14,26 @@ pub struct Key {
 }
 
 impl Key {
-    /// What an envelope is matched by.
+    /// Returns the key of an envelope.
     #[must_use]
     pub const fn of(envelope: &Envelope) -> Self {
         Self { context: envelope.context, source: envelope.source, tag: envelope.tag }
     }
 }
 
-/// What a receive or a probe asks for; `None` is a wildcard. There is none for contexts.
+/// The messages that a receive or a probe accepts; `None` is a wildcard. The context is never open.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Pattern {
-    /// Messages of this context,
+    /// The context of the messages.
     pub context: Context,
-    /// of this sender, or of any,
+    /// Their sender, or `None` for any.
     pub source: Option<Peer>,
-    /// with this tag, or with any.
+    /// Their tag, or `None` for any.
     pub tag: Option<Tag>,
 }
 
 impl Pattern {
-    /// Whether a message with this key is what it asks for.
+    /// Returns whether a message with this key matches.
     #[must_use]
     pub fn accepts(&self, key: Key) -> bool {
         self.context == key.context
@@ -41,13 +41,13 @@ impl Pattern {
             && self.tag.is_none_or(|tag| tag == key.tag)
     }
 
-    /// Which of the four ways to leave something open this is.
+    /// Returns which of source and tag are open.
     #[inline]
     pub(super) const fn shape(&self) -> Shape {
         Shape(self.source.is_none() as usize | (self.tag.is_none() as usize) << 1)
     }
 
-    /// What all messages that it asks for have in common.
+    /// Returns the key's parts that all matching messages share.
     #[inline]
     pub(super) fn common(&self) -> Common {
         self.shape().common(Key {
@@ -73,7 +73,7 @@ impl Shape {
         self.0
     }
 
-    /// What a message has in common with the others that a pattern of this shape would accept.
+    /// Returns the parts of a key that a pattern of this shape fixes.
     #[inline]
     pub(super) const fn common(self, key: Key) -> Common {
         let source = if self.0 & 1 == 0 { key.source.0 } else { 0 };
@@ -82,7 +82,7 @@ impl Shape {
     }
 }
 
-/// The name of one queue among those of its shape.
+/// Identifies a queue among those of its shape.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Common {
     context: u32,

@@ -1,15 +1,15 @@
-//! Receives that wait for their message.
+//! Posted receives: those that wait for their message.
 
 use slab::Slab;
 
 use super::key::{Common, Key, Pattern, Shape};
 use super::queues::{Entries, Queues};
 
-/// The receives that were posted last stand in a list: to look through so few costs less than to
-/// enter one of them in a table and find it again.
+/// The last so many posted receives are kept in a list: searching so few costs less than inserting them into a
+/// table and finding them again.
 const LISTED: usize = 8;
 
-/// Names a posted receive; never another one later.
+/// Names a posted receive; never reused for another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PostedId {
     slot: u32,
@@ -17,7 +17,7 @@ pub struct PostedId {
 }
 
 impl PostedId {
-    /// Receives that were posted later have higher stamps.
+    /// Returns its stamp: receives posted later have higher stamps.
     pub(in crate::message) const fn stamp(self) -> u64 {
         self.stamp
     }
@@ -27,12 +27,12 @@ impl PostedId {
 struct Entry<R> {
     pattern: Pattern,
     stamp: u64,
-    /// It stands in a queue; else, in the list.
+    /// True if it is in a queue, false if it is in the list.
     queued: bool,
     receive: R,
 }
 
-/// The list's receives were all posted after those in the queues.
+/// The receives in the list were all posted after those in the queues.
 #[derive(Debug)]
 pub(super) struct Posted<R> {
     entries: Slab<Entry<R>>,
@@ -82,7 +82,7 @@ impl<R: Copy> Posted<R> {
         PostedId { slot, stamp }
     }
 
-    /// The receive that was posted first among those that accept `key`.
+    /// Takes the receive that was posted first among those that accept `key`.
     #[inline]
     pub(super) fn take(&mut self, key: Key) -> Option<R> {
         if self.queued > 0
@@ -97,7 +97,7 @@ impl<R: Copy> Posted<R> {
         Some(self.entries.remove(slot as usize).receive)
     }
 
-    /// The same; it stays posted.
+    /// Returns that receive without taking it.
     pub(super) fn first(&self, key: Key) -> Option<(PostedId, R)> {
         let queued = if self.queued > 0 { self.first_queued(key) } else { None };
         let slot = queued.map(|(slot, ..)| slot).or_else(|| {

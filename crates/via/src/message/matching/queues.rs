@@ -1,9 +1,9 @@
-//! Queues by name, of entries that somebody else keeps and numbers.
+//! Queues by name. Their entries are stored and numbered elsewhere.
 //!
-//! Where 100,000 messages wait, what costs is how many lines of the cache each of them touches. The
-//! table of names holds 8 bytes a queue, so that it stays in the cache: the number of the queue's first
-//! entry, and as much of its name's hash that no entry is looked at but the one that is wanted. Links
-//! are 8 bytes an entry, dense, so that neighbours are relinked without touching them.
+//! With 100,000 waiting messages, the cost is the number of cache lines that each of them touches. The table of
+//! names holds 8 bytes a queue, so that it stays in the cache: the number of the queue's first entry, and
+//! enough of its name's hash that only the wanted entry is read. Links take 8 bytes an entry, densely packed,
+//! so that neighbours are relinked without touching their entries.
 
 use std::hash::BuildHasher;
 
@@ -13,18 +13,18 @@ use hashbrown::hash_table::Entry;
 
 use super::key::Common;
 
-/// The end of a queue.
+/// Marks the end of a queue.
 const NONE: u32 = u32::MAX;
 
 /// The entries, as the queues of one shape see them.
 pub(super) trait Entries {
-    /// The queue that an entry belongs to.
+    /// Returns the name of the queue that an entry belongs to.
     fn name(&self, entry: u32) -> Common;
-    /// Older entries have smaller stamps.
+    /// Returns an entry's stamp; older entries have smaller ones.
     fn stamp(&self, entry: u32) -> u64;
 }
 
-/// An entry's neighbours; the first one's `previous` is the last one.
+/// An entry's neighbours; the first entry's `previous` is the last entry.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     previous: u32,
@@ -37,7 +37,7 @@ impl Link {
 
 #[derive(Clone, Copy, Debug)]
 struct Head {
-    /// Of the queue's name.
+    /// Hash of the queue's name.
     hash: u32,
     first: u32,
 }
@@ -49,16 +49,16 @@ impl Head {
     }
 }
 
-/// The queues of one shape: first in, first out, save for what leaves from the middle.
+/// The queues of one shape: first in, first out, but entries may also leave from the middle.
 #[derive(Debug)]
 pub(super) struct Queues {
     heads: HashTable<Head>,
-    /// By the entries' numbers.
+    /// The links, by entry number.
     links: Vec<Link>,
     hasher: FixedState,
 }
 
-/// The table looks at the lowest bits and the highest ones.
+/// Widens a hash to 64 bits: the table uses the lowest and the highest ones.
 #[inline]
 fn wide(hash: u32) -> u64 {
     u64::from(hash) << 32 | u64::from(hash)
@@ -70,7 +70,7 @@ impl Queues {
         Self { heads: HashTable::new(), links: Vec::new(), hasher }
     }
 
-    /// Enters as the last one.
+    /// Appends an entry.
     #[inline]
     pub(super) fn push(&mut self, name: Common, entry: u32, entries: &impl Entries) {
         self.make_room(entry);
@@ -95,7 +95,7 @@ impl Queues {
         }
     }
 
-    /// Enters where its stamp belongs.
+    /// Inserts an entry in the order of its stamp.
     pub(super) fn insert(&mut self, name: Common, entry: u32, entries: &impl Entries) {
         let stamp = entries.stamp(entry);
         let first = self.first(name, entries);
@@ -119,7 +119,7 @@ impl Queues {
         }
     }
 
-    /// Takes the first one out.
+    /// Removes the first entry and returns it.
     #[inline]
     pub(super) fn pop(&mut self, name: Common, entries: &impl Entries) -> Option<u32> {
         let hash = self.hash(name);
@@ -136,11 +136,11 @@ impl Queues {
         Some(first)
     }
 
-    /// Takes one out, wherever it stands.
+    /// Removes an entry from any position.
     #[inline]
     pub(super) fn remove(&mut self, name: Common, entry: u32, entries: &impl Entries) {
         let Link { previous, next } = self.link(entry);
-        // The last one leads nowhere, so that nobody comes before the first one.
+        // The last entry has no `next`, so no entry's `next` is the first one.
         let is_first = self.link(previous).next != entry;
         if is_first {
             let hash = wide(self.hash(name));
@@ -155,7 +155,7 @@ impl Queues {
             self.link_mut(previous).next = next;
         }
         let knows_previous = match next {
-            NONE => self.first(name, entries).expect("one comes before this one"),
+            NONE => self.first(name, entries).expect("the queue has an entry before this one"),
             next => next,
         };
         self.link_mut(knows_previous).previous = previous;

@@ -1,4 +1,4 @@
-//! Where held messages lie, by number: their keys, 12 bytes each, apart from what is touched once.
+//! Storage of held messages, by number. Their keys are stored apart from the rest, which is touched only once.
 
 use super::key::Key;
 use super::unexpected::{Arrival, Held};
@@ -6,20 +6,20 @@ use super::unexpected::{Arrival, Held};
 #[derive(Debug)]
 struct Slot<M> {
     stamp: u64,
-    /// `None` where the slot is free.
+    /// `None` if the slot is free.
     message: Option<M>,
 }
 
-/// The slot that was left last is the next to be used, as it is still in the cache; once all are free,
-/// they are used in order again, so that messages which come one after another lie one after another.
+/// The slot freed last is reused first, since it is still in the cache. Once all are free, they are used in
+/// order again, so that consecutive messages lie next to each other.
 #[derive(Debug)]
 pub(super) struct Slots<M> {
-    /// Of what lies in each slot, or lay there last.
+    /// The key of the message that lies, or last lay, in each slot.
     keys: Vec<Key>,
     slots: Vec<Slot<M>>,
     /// The slots from here on are free.
     used: u32,
-    /// So are these, before them.
+    /// Free slots below `used`.
     left: Vec<u32>,
 }
 
@@ -47,7 +47,7 @@ impl<M> Slots<M> {
         number
     }
 
-    /// Takes out what lies in a slot that is not free.
+    /// Takes the message out of a slot that is not free.
     #[inline]
     pub(super) fn remove(&mut self, number: u32) -> Held<M> {
         let slot = &mut self.slots[number as usize];
@@ -61,19 +61,19 @@ impl<M> Slots<M> {
         held
     }
 
-    /// What lies in a slot.
+    /// Returns the message in a slot; `None` if the slot is free.
     #[inline]
     pub(super) fn message(&self, number: u32) -> Option<&M> {
         self.slots.get(number as usize)?.message.as_ref()
     }
 
-    /// The key of what lies in a slot, or lay there last.
+    /// Returns the key of the message that lies, or last lay, in a slot.
     #[inline]
     pub(super) fn key(&self, number: u32) -> Key {
         self.keys[number as usize]
     }
 
-    /// The place in the order of arrival of what lies in a slot, or lay there last.
+    /// Returns the place in the order of arrival of the message that lies, or last lay, in a slot.
     #[inline]
     pub(super) fn stamp(&self, number: u32) -> u64 {
         self.slots[number as usize].stamp
@@ -89,7 +89,7 @@ impl<M> Slots<M> {
         self.len() == 0
     }
 
-    /// The slots that are not free.
+    /// Iterates over the slots that are not free.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &M)> {
         let used = self.slots[..self.used as usize].iter().zip(0..);
         used.filter_map(|(slot, number)| Some((number, slot.message.as_ref()?)))

@@ -1,4 +1,4 @@
-//! The engine against a model that looks at everything.
+//! The matching engine compared with a model that searches everything.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use super::queues::Queues;
 use super::*;
 use crate::message::envelope::{Context, Peer, Tag};
 
-/// Two lists in order, searched from the front.
+/// The model: two ordered lists, searched from the front.
 #[derive(Default)]
 struct Model {
     posted: Vec<(Pattern, u32)>,
@@ -83,7 +83,7 @@ fn operation() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// As they are where nobody uses a wildcard.
+/// Generates operations without wildcards.
 fn exact_operation() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => key().prop_map(Op::Arrive),
@@ -94,7 +94,7 @@ fn exact_operation() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Both, and what the test remembers of them.
+/// The engine, the model, and the state of the test.
 struct Run {
     real: Matching<u32, u32>,
     model: Model,
@@ -179,7 +179,7 @@ impl Run {
         assert_eq!(held, expected);
     }
 
-    /// Whatever is held is received, one shape after another having the first word.
+    /// Receives all held messages, starting with each shape in turn.
     fn drain(&mut self) {
         for open in 0.. {
             let Some(&(_, key, _)) = self.model.held.last() else { return };
@@ -193,8 +193,7 @@ impl Run {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Many receives stand open first, so that those that were posted last and the others are told
-    /// apart.
+    /// Posts many receives first, so that some are in the queues and the last ones in the list.
     #[test]
     fn matching_equals_the_model(
         seed: u64, open in proptest::collection::vec(pattern(), 0..30),
@@ -207,7 +206,7 @@ proptest! {
         run.drain();
     }
 
-    /// Messages come and go, and come again where others lay, before anybody uses a wildcard.
+    /// Reuses the slots of messages before any receive uses a wildcard.
     #[test]
     fn a_shape_that_is_asked_with_late_finds_all_in_order(
         seed: u64,
@@ -221,7 +220,7 @@ proptest! {
         run.drain();
     }
 
-    /// Two keys that are all the same to the tables are two keys.
+    /// Keeps two keys apart that the tables cannot distinguish by hash.
     #[test]
     fn keys_whose_hashes_are_the_same_are_told_apart(
         ops in proptest::collection::vec((operation(), any::<bool>()), 0..200),
@@ -242,14 +241,14 @@ proptest! {
     }
 }
 
-/// The seed under which the twins are twins.
+/// The seed for which the hashes of the two keys collide.
 const TWINS: u64 = 0;
 
-/// Two keys whose hashes are the same, as far as the tables keep them.
+/// Returns two keys whose stored hashes are equal.
 fn twins() -> [Key; 2] {
     static FOUND: LazyLock<[Key; 2]> = LazyLock::new(|| {
         let queues = Queues::new(TWINS);
-        // Multiplied, for neighbours in number have hashes that are far apart.
+        // Multiplied, since consecutive numbers have hashes that are far apart.
         let key = |i: u32| Key {
             context: Context(0),
             source: Peer(i.wrapping_mul(0x85EB_CA6B)),
@@ -274,8 +273,8 @@ fn held(run: &mut Run, tags: impl IntoIterator<Item = u32>) {
     }
 }
 
-/// Three messages of each key stand in a row; one is taken out and put back, with a fourth behind them
-/// or not, and with each shape in use or not yet.
+/// Holds three messages of each key; takes one out and puts it back, with or without a fourth behind them, and
+/// with each shape in use or not.
 #[test]
 fn what_is_put_back_stands_where_it_stood() {
     for (place, behind, wild) in (0..12).map(|i| (i % 3, i / 3 % 2 == 0, i / 6 == 0)) {
@@ -290,7 +289,7 @@ fn what_is_put_back_stands_where_it_stood() {
         if behind {
             held(&mut run, [1]);
         }
-        // The one that was taken last, then those before it.
+        // The one that was taken last first, then those before it.
         (0..=place).rev().for_each(|at| run.apply(Op::PutBack(at)));
         (0..3).for_each(|_| run.apply(Op::Receive(exact(key))));
         (0..run.model.held.len()).for_each(|_| run.apply(Op::Receive(any)));
@@ -317,7 +316,7 @@ fn ids_of_messages_that_are_gone_name_nobody() {
     assert_eq!(real.remove(anew).unwrap().message, 5);
 }
 
-/// In bulk, programs receive what they held and hold again: neighbours in time are neighbours in memory.
+/// Checks that messages held one after another are adjacent in memory, also after all were received.
 #[test]
 fn slots_are_used_in_order_again_once_all_are_free() {
     let mut real = Matching::<(), u32>::new(0);

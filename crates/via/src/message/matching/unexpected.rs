@@ -1,4 +1,4 @@
-//! Messages that came before their receive.
+//! Messages that arrived before their receive.
 
 use std::iter;
 
@@ -6,7 +6,7 @@ use super::key::{Common, Key, Pattern, Shape};
 use super::queues::{Entries, Queues};
 use super::slots::Slots;
 
-/// Names a held message; never another one later.
+/// Names a held message; never reused for another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct HeldId {
     slot: u32,
@@ -17,29 +17,29 @@ pub struct HeldId {
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Arrival(pub(super) u64);
 
-/// A message that was held.
+/// A message that is or was held.
 #[derive(Debug)]
 pub struct Held<M> {
-    /// What it is matched by.
+    /// Its source, tag and context.
     pub key: Key,
-    /// When it came.
+    /// Its place in the order of arrival.
     pub arrival: Arrival,
-    /// What was held.
+    /// The message, as the caller stores it.
     pub message: M,
 }
 
-/// A message stands in one queue of each shape that anybody has asked with so far: programs that
-/// use no wildcard pay for none.
+/// A message is in one queue for each shape that any receive or probe has used so far: programs that use no
+/// wildcard pay for none.
 #[derive(Debug)]
 pub(super) struct Unexpected<M> {
     slots: Slots<M>,
     exact: Queues,
-    /// Of the shapes with a wildcard that have been asked with.
+    /// The queues of the shapes with a wildcard that were used.
     wild: Vec<(Shape, Queues)>,
     seed: u64,
 }
 
-/// What is held, as the queues of one shape see it.
+/// The held messages, as the queues of one shape see them.
 struct Seen<'a, M> {
     slots: &'a Slots<M>,
     shape: Shape,
@@ -112,7 +112,7 @@ impl<M> Unexpected<M> {
         HeldId { slot, stamp: self.slots.stamp(slot) }
     }
 
-    /// The queues of each shape, and what is in them.
+    /// Iterates over the queues of each shape, with a view of their entries.
     #[inline]
     fn parts(&mut self) -> impl Iterator<Item = (Shape, &mut Queues, Seen<'_, M>)> {
         let slots = &self.slots;
@@ -121,7 +121,7 @@ impl<M> Unexpected<M> {
         all.map(move |(shape, queues)| (shape, queues, Seen { slots, shape }))
     }
 
-    /// The queues of a shape that somebody asks with; `None` where nothing is held.
+    /// Returns the queues of a shape, made on first use; `None` if no message is held.
     #[inline]
     fn asked(&mut self, shape: Shape) -> Option<(&mut Queues, Seen<'_, M>)> {
         if self.slots.is_empty() {
@@ -135,7 +135,7 @@ impl<M> Unexpected<M> {
         Some((&mut self.wild[at].1, Seen { slots: &self.slots, shape }))
     }
 
-    /// Somebody asks with this shape for the first time.
+    /// Makes the queues of a shape on its first use.
     #[cold]
     fn open(&mut self, shape: Shape) -> usize {
         let held = self.slots.iter().map(|(slot, _)| (self.slots.stamp(slot), slot));
@@ -149,7 +149,7 @@ impl<M> Unexpected<M> {
         self.wild.len() - 1
     }
 
-    /// Takes out what the queues of `popped` have given away already.
+    /// Removes a message from all queues but those of `popped`, which have removed it already.
     #[inline]
     fn unlink(&mut self, slot: u32, popped: Option<Shape>) -> Held<M> {
         for (shape, queues, seen) in self.parts() {

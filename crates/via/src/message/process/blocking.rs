@@ -1,4 +1,4 @@
-//! Waiting on this thread: it polls for a while, then parks until its carrier wakes it.
+//! Blocking operations: the thread busy-polls for a while, then parks until its carrier wakes it.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -12,7 +12,7 @@ use crate::message::matching::Pattern;
 use crate::message::progression::{Claim, Probe, Progression, Receipt, Wait};
 use crate::message::request::{Load, Mode, Operation, Outcome, Request, State};
 
-/// Polls before a waiting thread parks: some 20 us, about what waking it costs.
+/// Polls before a waiting thread parks: some 20 us, about the cost of waking it.
 pub const DEFAULT_SPINS: u32 = 400;
 
 /// Wakes a thread that is parked.
@@ -25,33 +25,33 @@ impl Wake for Unpark {
     }
 }
 
-/// How a thread waits: polling first, then parked; or polling alone.
+/// How a thread waits: it busy-polls, then parks; or it only polls.
 #[derive(Clone, Debug)]
 pub struct Parker {
     waker: Waker,
     spins: u32,
-    /// It never parks.
+    /// True if it never parks.
     polls: bool,
 }
 
-/// Looks after which who only polls lets others have its core, some 15 us: where threads are more than
-/// cores, the one that it waits for may be among them.
-const LOOKS: u32 = 256;
+/// Polls after which a thread that never parks yields its core, some 15 us apart. With more threads than cores,
+/// the thread that it waits for may need that core.
+const POLLS_PER_YIELD: u32 = 256;
 
-/// How often somebody has looked.
-struct Looks<'a> {
+/// Counts the polls of one wait.
+struct Spin<'a> {
     parker: &'a Parker,
     made: u32,
 }
 
-impl Looks<'_> {
-    /// Whether to look, once more.
+impl Spin<'_> {
+    /// Returns whether to poll once more.
     #[inline]
     fn again(&mut self) -> bool {
         if self.parker.polls {
             self.made += 1;
-            // No pause between looks: that takes longer than one.
-            if self.made == LOOKS {
+            // No spin hint between polls: it takes longer than a poll.
+            if self.made == POLLS_PER_YIELD {
                 self.made = 0;
                 std::thread::yield_now();
             }
@@ -67,32 +67,31 @@ impl Looks<'_> {
 }
 
 impl Parker {
-    /// For the thread that calls this; it polls `spins` times before it parks.
+    /// Makes one for the calling thread; it polls `spins` times before it parks.
     #[must_use]
     pub fn new(spins: u32) -> Self {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         Self { waker, spins, polls: false }
     }
 
-    /// For a thread with a core of its own: it never parks, and only lets others have its core now and
-    /// then.
+    /// Makes one for a thread with a core of its own: it never parks, and yields the core only now and then.
     #[must_use]
     pub fn polling() -> Self {
         Self { polls: true, ..Self::new(u32::MAX) }
     }
 
-    const fn looks(&self) -> Looks<'_> {
-        Looks { parker: self, made: 0 }
+    const fn spin(&self) -> Spin<'_> {
+        Spin { parker: self, made: 0 }
     }
 
-    /// Asks again and again until there is an answer, moving `lower` forward in between.
+    /// Calls `ask` until it answers. After the spins, moves the lower layer forward and parks between calls.
     pub(crate) fn until<P: Progression, T>(
         &self,
         process: &mut Process<P>,
         mut ask: impl FnMut(&mut Process<P>) -> Option<T>,
     ) -> T {
-        let mut looks = self.looks();
-        while looks.again() {
+        let mut spin = self.spin();
+        while spin.again() {
             if let Some(answer) = ask(process) {
                 return answer;
             }
@@ -103,7 +102,7 @@ impl Parker {
                 return answer;
             }
             let done = process.lower.advance(Wait::Wake(&self.waker));
-            // What this call has brought itself wakes nobody: look before parking.
+            // Progress made by this call wakes no waker: ask again before parking.
             if done == 0 && process.lower.requests().moves() == before {
                 std::thread::park();
             }
@@ -126,7 +125,7 @@ impl Default for Parker {
 }
 
 impl<P: Progression> Process<P> {
-    /// Waits for a request; it can then be started again. `None` if it is not under way.
+    /// Waits for a request, which can then be started again. Returns `None` if it is not under way.
     pub fn wait(&mut self, request: Request, parker: &Parker) -> Option<Outcome> {
         parker.until(self, |process| match process.lower.requests().state(request) {
             None | Some(State::Built) => Some(None),
@@ -134,7 +133,7 @@ impl<P: Progression> Process<P> {
         })
     }
 
-    /// Waits for any of several requests; `None` if none is under way.
+    /// Waits for any of several requests; returns `None` if none is under way.
     pub fn wait_any(&mut self, requests: &[Request], parker: &Parker) -> Option<(usize, Outcome)> {
         parker.until(self, |process| match process.test_any(requests) {
             Found::Done(done) => Some(Some(done)),
@@ -143,7 +142,7 @@ impl<P: Progression> Process<P> {
         })
     }
 
-    /// Waits for at least one of several requests; `None` if none is under way.
+    /// Waits for at least one of several requests; returns `None` if none is under way.
     pub fn wait_some(
         &mut self,
         requests: &[Request],
@@ -156,7 +155,7 @@ impl<P: Progression> Process<P> {
         })
     }
 
-    /// Waits for all of several requests; `None` in the place of one that is not under way.
+    /// Waits for all of several requests; returns `None` in the place of one that is not under way.
     pub fn wait_all(&mut self, requests: &[Request], parker: &Parker) -> Vec<Option<Outcome>> {
         parker.until(self, |process| process.test_all(requests))
     }
@@ -183,7 +182,7 @@ impl<P: Progression> Process<P> {
         Ok(outcome.result?)
     }
 
-    /// A send that needs no request: what came of it, if it is done at once.
+    /// Sends without a request; returns the outcome if the send is done at once.
     #[inline]
     pub(crate) fn send_now(
         &mut self,
@@ -198,7 +197,7 @@ impl<P: Progression> Process<P> {
         self.lower.send_now(operation, bytes)
     }
 
-    /// Receives and waits for the message. An error is in the outcome.
+    /// Receives a message and waits for it. If the receive fails, the error is in the outcome.
     ///
     /// # Errors
     /// Those of [`ireceive`](Self::ireceive).
@@ -218,7 +217,7 @@ impl<P: Progression> Process<P> {
         Ok(parker.until(self, |process| process.finish(request)))
     }
 
-    /// A receive that needs no request, while it looks and has not parked.
+    /// Receives without a request, within the polls before parking.
     #[inline]
     fn receive_now(
         &mut self,
@@ -231,8 +230,8 @@ impl<P: Progression> Process<P> {
         let Load::Room { room, storage } = load else { return None };
         let source = source.map(|rank| scope.group().peer(rank)).transpose().ok()?;
         let pattern = Pattern { context: scope.context(), source, tag };
-        let mut looks = parker.looks();
-        while looks.again() {
+        let mut spin = parker.spin();
+        while spin.again() {
             match self.lower.receive_now(&pattern, *room, storage) {
                 Receipt::Here(outcome) => return Some(outcome),
                 Receipt::NotYet => {}
@@ -242,7 +241,7 @@ impl<P: Progression> Process<P> {
         None
     }
 
-    /// Waits until a message is there.
+    /// Waits until a matching message has arrived.
     ///
     /// # Errors
     /// [`MessageError::Rank`].

@@ -1,16 +1,16 @@
-//! Testing one, any, some or all of several requests.
+//! Tests of one, any, some or all of several requests, without waiting.
 //!
-//! A request that is not under way (built, or its outcome taken) counts as done and empty, as an
-//! inactive one does in MPI: nobody waits for it, and it has no outcome.
+//! A request that is not under way (built, or its outcome taken) counts as done without an outcome, like an
+//! inactive request in MPI: waits skip it.
 
 use super::Process;
 use crate::message::progression::{Progression, Wait};
 use crate::message::request::{Failure, Outcome, Request, State, Status};
 
-/// What one look at several requests has found.
+/// The result of one test of several requests.
 #[derive(Debug)]
 pub enum Found<T> {
-    /// This.
+    /// At least one is done: its outcome, or theirs.
     Done(T),
     /// None of them is done yet.
     Pending,
@@ -19,8 +19,8 @@ pub enum Found<T> {
 }
 
 impl<P: Progression> Process<P> {
-    /// Moves things forward; the outcome of a request, once it is done. It can then be started
-    /// again, or freed.
+    /// Moves requests forward, and takes the outcome of `request` if it is done. The request can then be
+    /// started again, or freed.
     #[inline]
     pub fn test(&mut self, request: Request) -> Option<Outcome> {
         if self.lower.requests().state(request) != Some(State::Done) {
@@ -29,7 +29,7 @@ impl<P: Progression> Process<P> {
         self.lower.requests().take(request)
     }
 
-    /// The same, and the request is gone with its outcome.
+    /// Does the same as `test`, and frees the request with its outcome.
     #[inline]
     pub fn finish(&mut self, request: Request) -> Option<Outcome> {
         let outcome = self.test(request)?;
@@ -37,7 +37,8 @@ impl<P: Progression> Process<P> {
         Some(outcome)
     }
 
-    /// Status and result of a request that is done; it stays as it is (`MPI_Request_get_status`).
+    /// Returns status and result of a request that is done, without taking its outcome
+    /// (`MPI_Request_get_status`).
     pub fn status(&mut self, request: Request) -> Option<(Status, Result<(), Failure>)> {
         self.lower.advance(Wait::Not);
         self.lower.requests().peek(request)
@@ -47,7 +48,7 @@ impl<P: Progression> Process<P> {
         !matches!(self.lower.requests().state(request), None | Some(State::Built))
     }
 
-    /// The outcome of the first request in the list that is done, and its place.
+    /// Takes the outcome of the first request in the list that is done, with its index.
     pub fn test_any(&mut self, requests: &[Request]) -> Found<(usize, Outcome)> {
         self.lower.advance(Wait::Not);
         let mut idle = true;
@@ -60,7 +61,7 @@ impl<P: Progression> Process<P> {
         if idle { Found::Idle } else { Found::Pending }
     }
 
-    /// The outcomes of all requests in the list that are done, and their places.
+    /// Takes the outcomes of all requests in the list that are done, with their indices.
     pub fn test_some(&mut self, requests: &[Request]) -> Found<Vec<(usize, Outcome)>> {
         self.lower.advance(Wait::Not);
         let mut done = Vec::new();
@@ -78,8 +79,8 @@ impl<P: Progression> Process<P> {
         }
     }
 
-    /// All outcomes, once every request that is under way is done; `None` in the place of one that
-    /// was not. Until then, none is taken.
+    /// Takes all outcomes once every request under way is done; `None` in the place of one that was not under
+    /// way. Until then, takes none.
     pub fn test_all(&mut self, requests: &[Request]) -> Option<Vec<Option<Outcome>>> {
         self.lower.advance(Wait::Not);
         let done = |state| matches!(state, None | Some(State::Built | State::Done));

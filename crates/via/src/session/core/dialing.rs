@@ -1,4 +1,4 @@
-//! Dials that were not answered yet: the first transport that answers carries the session.
+//! Dials without an answer yet: the first transport that answers carries the session.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use super::{Core, Ended};
 use crate::wire::endpoint::PipeId;
 
 impl Core {
-    /// The peer of a dial answers over UDP: that carries the session, unless TCP does.
+    /// Handles an answer over UDP to a dial: UDP then carries the session, unless TCP does. Returns whether it
+    /// does.
     pub(in crate::session) fn on_pipe_established(&mut self, id: PipeId) -> bool {
         let Wire::Dialing(dialing) = &mut self.wire else { return false };
         let Some(udp) = dialing.udp.take_if(|udp| udp.is_over_pipe(id)) else { return false };
@@ -18,7 +19,7 @@ impl Core {
         true
     }
 
-    /// A connection over UDP has ended. Returns whether it was a dial.
+    /// Handles the end of a connection over UDP. Returns whether it was a dial.
     pub(in crate::session) fn on_pipe_ended(&mut self, id: PipeId) -> bool {
         match &mut self.wire {
             Wire::Dialing(dialing) => {
@@ -34,7 +35,8 @@ impl Core {
         false
     }
 
-    /// The peer of a dial answers over TCP: that carries the session. Returns whether it does; else UDP has answered.
+    /// Handles an answer over TCP to a dial: TCP then carries the session. Returns `false` if UDP has answered
+    /// before.
     pub(in crate::session) fn on_tcp_established(&mut self, line: Arc<Line>) -> bool {
         let is_open = matches!(self.wire, Wire::Dialing(_));
         if is_open {
@@ -44,7 +46,7 @@ impl Core {
         is_open
     }
 
-    /// TCP is not tried, or not any longer.
+    /// Notes that TCP is not tried, or no longer.
     pub(in crate::session) fn on_tcp_failed(&mut self) {
         let Wire::Dialing(dialing) = &mut self.wire else { return };
         dialing.is_tcp_open = false;

@@ -1,4 +1,4 @@
-//! Cookies: a source proves that it receives what is sent to its address, before anything is kept for it.
+//! Cookies: a source proves that it receives at its address before any state is stored for it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use snow::resolvers::{CryptoResolver as _, DefaultResolver};
 
 use super::super::pipe::packet::COOKIE_BYTES;
 
-/// Nanoseconds after which cookies are made anew; one is good for one to two of these.
+/// Nanoseconds of a cookie's period; a cookie is valid for one to two periods.
 const PERIOD: u64 = 10_000_000_000;
 
 /// Makes and checks cookies.

@@ -1,8 +1,9 @@
-//! Dials of others, and answers to strangers.
+//! Dials of peers, and answers to datagrams of no connection.
 //!
 //! A dial makes a connection that is *half open* until the dialer's next packet proves its address. Half-open
-//! connections are bounded: in all, by source address, and in time. Past a first bound the endpoint answers a dial with a
-//! cookie, and stores nothing until the source dials again with it. No answer is longer than the dial.
+//! connections are bounded: in all, by source address, and in time. Above a first bound, the endpoint answers a
+//! dial with a cookie, and stores nothing until the source dials again with it. No answer is longer than the
+//! dial.
 
 use std::net::SocketAddr;
 
@@ -14,13 +15,13 @@ use super::super::pipe::sealing::Secrets;
 use super::super::pipe::{Pipe, sealing};
 use super::Endpoint;
 
-/// Connections of one endpoint.
+/// Most connections of one endpoint.
 const MOST_PIPES: usize = 16_384;
-/// Half-open connections, in all and of one address, past which a cookie is asked for.
+/// Half-open connections, in all and of one address, above which an endpoint asks for a cookie.
 const FREE_HALF_OPEN: (usize, u32) = (64, 8);
-/// The same, past which dials are refused.
+/// Half-open connections, in all and of one address, above which it refuses dials.
 const MOST_HALF_OPEN: (usize, u32) = (1_024, 64);
-/// Answers to strangers that wait to be sent: more are dropped.
+/// Most answers to datagrams of no connection that wait to be sent: more are dropped.
 const MOST_REPLIES: usize = 64;
 
 impl Endpoint {

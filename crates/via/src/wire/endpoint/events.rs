@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::super::pipe::{Ended, Transmit};
 
-/// A connection of an endpoint. One that was released is never confused with a later one.
+/// Names a connection of an endpoint. The id of a released one is never reused for a later one.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PipeId {
     pub(super) slot: u32,
@@ -18,9 +18,11 @@ pub enum Event {
     Accepted(PipeId, SocketAddr),
     /// A dial of this side is established.
     Established(PipeId),
-    /// There is more to read, or room to write; reported once until [`Endpoint::pipe`](super::Endpoint::pipe) is called.
+    /// There is more to read, or room to write. Reported once, until [`Endpoint::pipe`](super::Endpoint::pipe)
+    /// is called.
     Progress(PipeId),
-    /// It has ended. What was received stays readable until [`Endpoint::release`](super::Endpoint::release).
+    /// The connection has ended. Received bytes stay readable until
+    /// [`Endpoint::release`](super::Endpoint::release).
     Ended(PipeId, Ended),
 }
 
@@ -29,7 +31,7 @@ pub enum Event {
 pub struct Outgoing {
     /// The address that they go to.
     pub to: SocketAddr,
-    /// The connection that they are of; none for answers to strangers, and for gossip.
+    /// The connection that they belong to; `None` for gossip, and for answers to datagrams of no connection.
     pub pipe: Option<PipeId>,
     /// The sizes of the datagrams.
     pub transmit: Transmit,
@@ -42,6 +44,6 @@ pub struct Counters {
     pub strangers: u64,
     /// Dials that were refused or asked for a cookie.
     pub turned_away: u64,
-    /// Answers to strangers that were dropped.
+    /// Answers to datagrams of no connection that were dropped.
     pub replies_dropped: u64,
 }

@@ -1,13 +1,14 @@
-//! Receive tokens: bounds what the senders of all connections together have in flight to this endpoint.
+//! Receive tokens: bound what the senders of all connections together have in flight to this endpoint.
 //!
-//! A token is a permission to send some bytes: a connection's window that is moved on by a quantum. The receiver alone
-//! grants tokens, in turn, to the connections whose senders ask. It grants the next one as soon as the bound has room, so
-//! while the holders before are still sending: the port before the receiver never idles for a round trip. The paper's
-//! senders pass tokens among themselves, and release them early (DVCM, section 4; `midplane_nicvm::coordination`): there
-//! each sender knows all others. Here it needs to know nothing.
+//! A token is a permission to send some bytes: it advances a connection's window by a quantum. Only the
+//! receiver grants tokens, in turn, to the connections whose senders ask. It grants the next one as soon as the
+//! bound has room, while the former holders are still sending, so that the switch port before the receiver is
+//! never idle for a round trip. The paper's senders pass tokens among themselves, and release them early (DVCM,
+//! section 4; `midplane_nicvm::coordination`): there each sender knows all others. Here it needs to know none.
 //!
-//! A sender asks by naming the offset up to which it has bytes, and is granted no more than that: no token is kept
-//! unused. Besides, each connection may send a few bytes without a token, as long as a reserve has room for them.
+//! A sender asks by naming the offset up to which it has bytes, and is granted no more than that: no token
+//! stays unused. In addition, each connection may send a few bytes without a token, as long as a reserve has
+//! room for them.
 
 #[cfg(test)]
 mod tests;
@@ -21,24 +22,26 @@ use super::super::pipe::config::FIRST_WINDOW;
 use super::super::pipe::{Flow, Pipe};
 use super::Endpoint;
 
-/// Bytes of a port's buffer that tokens can be made for: less holds no token beside the headers, more than the largest
-/// switches have bounds nothing.
+/// Range of a port's buffer in bytes. A smaller one holds no token in addition to the headers; one larger than
+/// the largest switches have limits nothing.
 pub const PORT_BUFFERS: RangeInclusive<u64> = (8 << 10)..=(1 << 30);
-/// 64 KiB: switches with shallow buffers hold that much for each port, and no more.
+/// Default bytes of a port's buffer, 64 KiB: switches with shallow buffers have no more for each port.
 pub const DEFAULT_PORT_BUFFER: u64 = 64 << 10;
 
-/// The part of the buffer for tokens; the headers of the packets and all that is sent without a token fit in the rest.
+/// Divisor of the buffer for the part that holds tokens. Packet headers, and bytes sent without a token, fit in
+/// the rest.
 const TOKENS_PART: u64 = 2;
-/// The part for bytes that are sent without a token. What remains is for headers, acknowledgements and dials.
+/// Divisor of the buffer for the part that holds bytes sent without a token. The remainder holds headers,
+/// acknowledgements and dials.
 const RESERVE_PART: u64 = 4;
-/// Tokens among which the bound is divided: the more, the shorter is a turn, and the more packets tell of tokens.
+/// Tokens into which the bound is divided. More tokens make turns shorter, and take more packets.
 const TOKENS: u64 = 4;
-/// Bytes of a token at most.
+/// Most bytes of a token.
 const MOST_QUANTUM: u64 = 64 << 10;
-/// Bytes that a connection may send without a token: a small request.
+/// Bytes that a connection may send without a token: enough for a small request.
 const ALLOWANCE: u64 = 1 << 10;
-/// Nanoseconds for which a token counts without a sign of its holder: longer than a packet that was lost takes to be sent
-/// again, and what a user hardly notices.
+/// Nanoseconds after which a silent holder's token no longer counts: longer than the retransmission of a lost
+/// packet takes, and hardly noticeable to a user.
 const LEASE: u64 = 200_000_000;
 
 /// Counters of an endpoint's tokens.
@@ -46,20 +49,20 @@ const LEASE: u64 = 200_000_000;
 pub struct TokenCounters {
     /// Tokens that were granted.
     pub granted: u64,
-    /// Tokens that count no longer, as their holders were silent.
+    /// Tokens that no longer count, since their holders were silent.
     pub expired: u64,
     /// Connections that wait for a token now.
     pub waiting: usize,
 }
 
-/// State of one connection.
+/// The state of one connection.
 #[derive(Debug)]
 struct Share {
     /// Offset up to which the sender may send.
     limit: u64,
     /// Bytes that have arrived.
     received: u64,
-    /// Offset up to which the sender wants to send, and the receiver has room.
+    /// Offset up to which the sender wants to send, limited by the receiver's room.
     wanted: u64,
     /// Bytes that it may send without a token.
     allowance: u64,
@@ -68,7 +71,7 @@ struct Share {
     active_at: Instant,
     alarm: Option<Instant>,
     is_waiting: bool,
-    /// What is in flight counts no longer; no token is granted until it has arrived.
+    /// True if what is in flight no longer counts; then no token is granted until it has arrived.
     is_expired: bool,
 }
 
@@ -77,7 +80,7 @@ struct Share {
 pub(super) struct Tokens {
     bound: u64,
     quantum: u64,
-    /// Bytes of the reserve that are no connection's allowance.
+    /// Bytes of the reserve that are not yet a connection's allowance.
     reserve: u64,
     in_flight: u64,
     shares: Vec<Option<Share>>,
@@ -87,7 +90,7 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// Makes the tokens for a port whose buffer has `bytes`, brought into [`PORT_BUFFERS`].
+    /// Makes the tokens for a port whose buffer has `bytes`, clamped to [`PORT_BUFFERS`].
     pub(super) fn new(bytes: u64) -> Self {
         let bytes = bytes.clamp(*PORT_BUFFERS.start(), *PORT_BUFFERS.end());
         let bound = bytes / TOKENS_PART;
@@ -103,7 +106,7 @@ impl Tokens {
         }
     }
 
-    /// Draws the bytes that the sender of the next connection may send without a token.
+    /// Takes the bytes that the next connection's sender may send without a token out of the reserve.
     pub(super) fn draw_allowance(&mut self) -> u64 {
         let allowance = if self.reserve >= ALLOWANCE { ALLOWANCE } else { 0 };
         self.reserve -= allowance;
@@ -129,7 +132,7 @@ impl Tokens {
         });
     }
 
-    /// Forgets a connection: what it has in flight counts no longer.
+    /// Forgets a connection: what it has in flight no longer counts.
     pub(super) fn remove(&mut self, slot: u32) {
         let Some(share) = self.shares.get_mut(slot as usize).and_then(Option::take) else { return };
         self.reserve += share.allowance;
@@ -142,8 +145,8 @@ impl Tokens {
         }
     }
 
-    /// Takes note of what has arrived over a connection, and of what its sender wants; returns the offset up to which it may
-    /// send without another token.
+    /// Notes what has arrived over a connection, and what its sender wants; returns the offset up to which it
+    /// may send without another token.
     pub(super) fn observe(&mut self, now: Instant, slot: u32, flow: Flow) -> u64 {
         let quantum = self.quantum;
         let Some(share) = self.shares.get_mut(slot as usize).and_then(Option::as_mut) else {
@@ -154,11 +157,11 @@ impl Tokens {
             share.active_at = now;
         }
         if flow.wanted.is_none() && share.limit < FIRST_WINDOW {
-            // A sender of an earlier version began with a window of its own, and asks for nothing.
+            // A sender of an earlier version started with a fixed window, and does not ask.
             self.reserve += std::mem::take(&mut share.allowance);
             (share.limit, share.is_expired) = (FIRST_WINDOW, true);
         }
-        // A sender with more than that takes its turn: else its allowances would come on top of its tokens.
+        // A sender that wants more waits for a token, or it would use its allowance as well.
         let free = share.received + share.allowance;
         if flow.wanted.is_some_and(|wanted| wanted <= free) {
             share.limit = share.limit.max(free);
@@ -167,7 +170,7 @@ impl Tokens {
         let counts = if share.is_expired { 0 } else { share.unused() };
         self.in_flight = self.in_flight - share.in_flight + counts;
         share.in_flight = counts;
-        // One that can't ask wants more once it has used up what it had.
+        // A sender that can't ask is presumed to want more once it has used up its window.
         let presumed = share.limit + if share.unused() == 0 { quantum } else { 0 };
         share.wanted = flow.wanted.unwrap_or(presumed).min(flow.most);
         if !share.is_waiting && share.demand() > 0 {
@@ -177,12 +180,13 @@ impl Tokens {
         share.limit
     }
 
-    /// Grants the next token, if the bound has room: the connection, and the offset up to which it may send.
+    /// Grants the next token, if the bound has room; returns the connection, and the offset up to which it may
+    /// send.
     #[must_use]
     pub(super) fn poll_grant(&mut self, now: Instant) -> Option<(u32, u64)> {
         while let Some(&slot) = self.waiting.front() {
             let share =
-                self.shares[slot as usize].as_mut().expect("one that is gone waits no more");
+                self.shares[slot as usize].as_mut().expect("a removed connection does not wait");
             let bytes = share.demand().min(self.quantum);
             if bytes > 0 && self.in_flight + bytes > self.bound {
                 return None;
@@ -211,7 +215,7 @@ impl Tokens {
         None
     }
 
-    /// Counts the tokens of silent holders no longer.
+    /// Expires the tokens of silent holders: they no longer count.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         while let Some(&(at, slot)) = self.alarms.first().filter(|(at, _)| *at <= now) {
             self.alarms.remove(&(at, slot));
@@ -228,38 +232,38 @@ impl Tokens {
         }
     }
 
-    /// When [`Tokens::handle_timeout`] has to be called, if it has.
+    /// Returns when [`Tokens::handle_timeout`] must be called, if at all.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.alarms.first().map(|(at, _)| *at)
     }
 
-    /// Returns what was counted.
+    /// Returns the counters.
     pub(super) fn counters(&self) -> TokenCounters {
         TokenCounters { waiting: self.waiting.len(), ..self.counters }
     }
 }
 
 impl Share {
-    /// Bytes of tokens that have not arrived.
+    /// Returns the bytes of its tokens that have not arrived.
     const fn unused(&self) -> u64 {
         self.limit.saturating_sub(self.received + self.allowance)
     }
 
-    /// Bytes that it waits for.
+    /// Returns the bytes that it waits for.
     const fn demand(&self) -> u64 {
         if self.is_expired { 0 } else { self.wanted.saturating_sub(self.limit) }
     }
 }
 
 impl Endpoint {
-    /// Returns what was counted of tokens; `None` without
+    /// Returns the counters of tokens; `None` without
     /// [`receive_tokens`](crate::wire::pipe::Config::receive_tokens).
     #[must_use]
     pub fn token_counters(&self) -> Option<TokenCounters> {
         self.tokens.as_ref().map(Tokens::counters)
     }
 
-    /// Draws the first window of the next connection; none if it is not limited.
+    /// Determines the first window of the next connection; `None` if it is not limited.
     pub(super) fn first_window(&mut self) -> Option<u64> {
         self.tokens.as_mut().map(Tokens::draw_allowance)
     }
@@ -277,7 +281,7 @@ impl Endpoint {
         }
     }
 
-    /// Lets others have the tokens of silent holders.
+    /// Expires the tokens of silent holders, and grants them to other connections.
     pub(super) fn expire_tokens(&mut self, now: Instant) {
         if let Some(tokens) = &mut self.tokens {
             tokens.handle_timeout(now);
@@ -285,7 +289,7 @@ impl Endpoint {
         }
     }
 
-    /// Has the tokens see what a connection has received, and who gets the next ones.
+    /// Updates the tokens with what a connection has received, and grants the next ones.
     pub(super) fn share(&mut self, now: Instant, slot: u32) {
         let (Some(tokens), Some(entry)) = (&mut self.tokens, &mut self.slots[slot as usize].entry)
         else {
@@ -300,7 +304,7 @@ impl Endpoint {
         self.grant(now);
     }
 
-    /// Tells the peers that get the next tokens.
+    /// Grants the next tokens, and notifies the peers that get them.
     pub(super) fn grant(&mut self, now: Instant) {
         while let Some((slot, limit)) =
             self.tokens.as_mut().and_then(|tokens| tokens.poll_grant(now))

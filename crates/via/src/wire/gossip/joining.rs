@@ -1,11 +1,11 @@
-//! Messages of which not every piece was received.
+//! Messages whose pieces have not all been received.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use super::piece::{PIECE_BYTES, Piece, Stamp};
 
-/// Messages that wait for pieces: 4.6 MB at most.
+/// Most messages that wait for pieces: at most 4.6 MB.
 pub(super) const MOST: usize = 64;
 
 /// The sender's address, its run, and the number of the message's first datagram.
@@ -14,7 +14,7 @@ type Id = (SocketAddr, [u8; 16], u64);
 /// A message that waits for pieces.
 #[derive(Debug)]
 struct Partial {
-    /// Counts the messages that were begun before it.
+    /// Counts the messages that were started before it.
     order: u64,
     last: u8,
     /// Bit `i`: piece `i` was received.
@@ -30,7 +30,8 @@ pub(super) struct Joining {
 }
 
 impl Joining {
-    /// Adds a piece. Returns the message if it was the last one missing, and whether another message was dropped for it.
+    /// Adds a piece. Returns the message if this completed it, and whether another message was dropped to make
+    /// room.
     pub(super) fn add(
         &mut self,
         from: SocketAddr,
@@ -49,7 +50,7 @@ impl Joining {
             let bytes = vec![0; (usize::from(last) + 1) * PIECE_BYTES];
             Partial { order: self.begun, last, received: 0, bytes }
         });
-        // A piece that was received stays as it is.
+        // A piece that was received before is not changed.
         if partial.last != last || partial.received & (1 << index) != 0 {
             return (None, is_dropped);
         }

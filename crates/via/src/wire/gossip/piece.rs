@@ -1,4 +1,4 @@
-//! Pieces of messages, as they stand in datagrams: sealed, or plain without a key.
+//! Pieces of messages and their layout in datagrams: sealed with a key, plain without one.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use snow::resolvers::{CryptoResolver as _, DefaultResolver};
 
 use super::super::pipe::packet::{GOSSIP, TAG_BYTES, VERSION, u64_at};
 
-/// Bytes of a datagram at most: what a path takes that has not been probed.
+/// Most bytes of a datagram: what an unprobed path carries.
 pub(super) const DATAGRAM_BYTES: usize = 1_200;
 /// Bytes before the body.
 pub(super) const HEADER_BYTES: usize = 32;
@@ -18,12 +18,12 @@ pub(super) const HEADER_BYTES: usize = 32;
 const FIELDS_BYTES: usize = 10;
 /// Bytes of a message in each of its pieces but the last, which may have fewer.
 pub(super) const PIECE_BYTES: usize = DATAGRAM_BYTES - HEADER_BYTES - FIELDS_BYTES - TAG_BYTES;
-/// Pieces of a message at most.
+/// Most pieces of a message.
 pub(super) const MOST_PIECES: usize = 64;
-/// Separates this use of the cluster's secret from others.
+/// The label that separates this use of the cluster's secret from others.
 const LABEL: &[u8] = b"midplane gossip 1";
 
-/// Tells a datagram from all others: the sender's run, and a number that no two of its datagrams share.
+/// Identifies a datagram: the sender's run, and a number that no other datagram of the run has.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Stamp {
     pub(super) run: [u8; 16],
@@ -37,7 +37,7 @@ impl Stamp {
         Some(Self { run, number: u64_at(datagram, 24)? })
     }
 
-    /// Returns both: they are the nonce.
+    /// Returns the nonce: the run and the number.
     fn nonce(self) -> [u8; 24] {
         let mut nonce = [0; 24];
         nonce[..16].copy_from_slice(&self.run);
@@ -55,7 +55,7 @@ pub(super) struct Piece<'a> {
     pub(super) index: u8,
     /// The index of the last one.
     pub(super) last: u8,
-    /// The bytes: [`PIECE_BYTES`] of each but the last piece, which has at least one.
+    /// Its bytes: [`PIECE_BYTES`], except in the last piece, which has at least one.
     pub(super) bytes: &'a [u8],
 }
 
@@ -72,10 +72,10 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// Seals and opens the pieces of one cluster; plain ones without a key.
+/// Seals and opens the pieces of one cluster; without a key, leaves them plain.
 pub(super) struct Seal {
     cipher: Option<XChaCha20Poly1305>,
-    /// The first bytes of each datagram, and the cluster's name.
+    /// Associated data of the seal: the first bytes of each datagram, and the cluster's name.
     associated: Vec<u8>,
 }
 
@@ -97,7 +97,7 @@ impl Seal {
         self.cipher.is_some()
     }
 
-    /// Returns the datagram of a piece.
+    /// Makes the datagram of a piece.
     pub(super) fn emit(
         &self,
         stamp: Stamp,
@@ -120,7 +120,7 @@ impl Seal {
         out
     }
 
-    /// Opens a datagram with this stamp; `None` if it is none of this key and cluster.
+    /// Opens a datagram with this stamp; returns `None` if it has another key or cluster.
     pub(super) fn open<'a>(&self, stamp: Stamp, datagram: &'a mut [u8]) -> Option<Piece<'a>> {
         if datagram.get(..8)? != &self.associated[..8] {
             return None;

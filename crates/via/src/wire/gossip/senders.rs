@@ -1,11 +1,11 @@
-//! The runs of which datagrams were received, and which: a datagram is taken once.
+//! The runs from which datagrams were received, with a window of numbers each: a datagram is accepted once.
 
 use std::collections::BTreeMap;
 
 use super::MOST_SKEW;
 use super::piece::Stamp;
 
-/// Runs of which windows are kept. More are refused until one has been silent for long enough.
+/// Most runs whose windows are kept. Further runs are refused until one has been silent for long enough.
 pub(super) const MOST_SENDERS: usize = 4_096;
 
 /// The window of a run.
@@ -14,7 +14,7 @@ struct Window {
     highest: u64,
     /// Bit `i`: the number `highest - i` was received.
     received: u128,
-    /// Milliseconds since 1970 after which no datagram is accepted that was sent so far.
+    /// Milliseconds since 1970 after which every datagram that was sent so far is too old.
     until: u64,
 }
 
@@ -47,7 +47,8 @@ impl Senders {
         self.0.get(&stamp.run).is_none_or(|window| window.is_new(stamp.number))
     }
 
-    /// Takes a new datagram, sent at `sent` by its sender's clock; `false` if there are too many runs.
+    /// Accepts a new datagram, sent at `sent` by its sender's clock; returns `false` if there are too many
+    /// runs.
     pub(super) fn accept(&mut self, millis: u64, stamp: Stamp, sent: u64) -> bool {
         if self.0.len() >= MOST_SENDERS && !self.0.contains_key(&stamp.run) {
             self.0.retain(|_, window| window.until >= millis);

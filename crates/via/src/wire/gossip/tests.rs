@@ -28,7 +28,7 @@ fn cut(sender: &mut Gossip, message: &[u8]) -> Vec<Vec<u8>> {
     std::iter::from_fn(|| sender.poll_transmit()).map(|(_, datagram)| datagram).collect()
 }
 
-/// Hands datagrams over; returns the messages that they make.
+/// Passes datagrams to a receiver; returns the messages that they form.
 fn join(receiver: &mut Gossip, now: Instant, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut joined = Vec::new();
     for datagram in datagrams {
@@ -53,7 +53,8 @@ fn the_bytes_of_gossip_never_change() {
     golden.extend(b"a message");
     assert_eq!(cut(&mut plain, b"a message"), [golden]);
 
-    // The seal as another implementation makes it: HMAC of Python's blake2s, HChaCha20 by hand, OpenSSL's ChaCha20-Poly1305.
+    // The seal as made by another implementation: HMAC of Python's blake2s, HChaCha20 by hand, OpenSSL's
+    // ChaCha20-Poly1305.
     let sealed = cut(&mut gossip(Some(&key()), "c", 9), b"a message").remove(0);
     let mut golden = vec![7, 1, 1, 0, 0, 0, 0, 0];
     golden.extend([9; 16]);
@@ -96,7 +97,7 @@ fn one_without_the_key_or_of_another_cluster_says_nothing() {
         assert_eq!((receiver.counters(), receiver.joining.len()), (refused, 0));
         assert_eq!(receiver.senders.len(), 0);
     }
-    // Nor does a node with the key say anything to one without.
+    // Nor does a node without the key accept datagrams of one with it.
     let datagrams = cut(&mut gossip(Some(&ours), "c", 1), b"secret");
     assert!(!datagrams[0].windows(6).any(|window| window == b"secret"));
     assert!(join(&mut gossip(None, "c", 2), Instant::ZERO, &datagrams).is_empty());
@@ -110,14 +111,14 @@ fn what_was_recorded_is_not_taken_again() {
     assert_eq!(join(&mut receiver, Instant::ZERO, &datagrams).len(), 200);
     assert!(join(&mut receiver, Instant::ZERO, &datagrams).is_empty());
     assert_eq!(receiver.counters().refused, 200);
-    // One that has just started takes it for a while.
+    // A receiver that has just started accepts it for a while.
     let now = Instant::ZERO.plus_nanos((MOST_SKEW + 1) * 1_000_000);
     let mut young = gossip(Some(&key()), "c", 3);
     assert_eq!(join(&mut young, Instant::ZERO, &datagrams[..1]).len(), 1);
     let mut young = gossip(Some(&key()), "c", 3);
     assert!(join(&mut young, now, &datagrams).is_empty());
     assert_eq!(young.counters().skewed, 200);
-    // A clock that is set reaches as far.
+    // The same limit applies after the clock was set.
     young.set_time(now, NEW_YEAR + MOST_SKEW);
     assert_eq!(join(&mut young, now, &datagrams[..1]).len(), 1);
 }
@@ -158,7 +159,7 @@ fn what_waits_is_bounded_and_the_oldest_is_dropped() {
     let datagrams: Vec<_> = std::iter::from_fn(|| sender.poll_transmit()).collect();
     assert_eq!(datagrams.len(), 2 * MOST_WAITING);
     assert_eq!(sender.counters().dropped, 2);
-    // Firsts without seconds.
+    // First pieces without second ones.
     let mut receiver = gossip(None, "c", 2);
     let beginnings = (0..MOST + 3).map(|_| cut(&mut sender, &[1; MOST_MESSAGE]).remove(0));
     let beginnings: Vec<_> = beginnings.collect();
@@ -206,7 +207,7 @@ proptest! {
         let arriving: Vec<_> = arriving.into_iter().map(|(_, datagram)| datagram).collect();
         let mut joined = join(&mut receiver, Instant::ZERO, &arriving);
         if !is_sealed {
-            // Nothing tells a plain copy from another message of the same bytes.
+            // Without a key, a copy cannot be distinguished from another message of the same bytes.
             joined.sort();
             joined.dedup();
         }

@@ -1,34 +1,34 @@
-//! Received packet numbers, and when the peer is to be told of them.
+//! Received packet numbers, and when they are acknowledged.
 
 use midplane_simhw::time::Instant;
 
 use super::packet::Acknowledgement;
 use super::ranges::Ranges;
 
-/// Ranges of numbers that are remembered; numbers before them count as received.
+/// Most ranges of numbers that are stored; numbers before them count as received.
 const MOST_REMEMBERED: usize = 64;
-/// Packets that ask for an acknowledgement, after which one is due at once.
+/// Packets that ask for an acknowledgement, after which one is sent at once.
 const PACKETS: u32 = 8;
-/// Bytes of such packets, after which one is due at once: two packets of a host's own interface.
+/// Bytes of such packets after which an acknowledgement is sent at once: two packets of the loopback interface.
 const BYTES: usize = 96 << 10;
-/// Nanoseconds that an acknowledgement of a large packet may wait: more of them follow.
+/// Nanoseconds that the acknowledgement of a large packet may wait: more packets will follow.
 const DELAY: u64 = 1_000_000;
-/// Nanoseconds for one of a small packet: an answer that carries it along is likely.
+/// Nanoseconds that the acknowledgement of a small packet may wait: an answer that carries it is likely.
 const SMALL_DELAY: u64 = 20_000_000;
-/// Bytes of a packet that is large, or none if it asks for nothing else.
+/// Bytes of pipe data from which on a packet counts as large. One without such bytes counts as large too.
 const LARGE_BYTES: usize = 1_000;
 
 /// Received packet numbers.
 #[derive(Debug)]
 pub(super) struct Acks {
     received: Ranges,
-    /// Numbers before it count as received: they are too old to tell.
+    /// Numbers before it count as received, since they are too old to be stored.
     floor: u64,
     largest_at: Instant,
-    /// Packets and bytes that ask for an acknowledgement and have none.
+    /// Packets and bytes that ask for an acknowledgement and have none yet.
     packets: u32,
     bytes: usize,
-    /// When the acknowledgement leaves; far in the future if none is due.
+    /// When the acknowledgement must be sent; far in the future if none is due.
     due: Instant,
 }
 
@@ -44,12 +44,12 @@ impl Acks {
         }
     }
 
-    /// Returns whether `number` was received, or is too old to tell.
+    /// Returns whether `number` was received, or is too old to be stored.
     pub(super) fn has_received(&self, number: u64) -> bool {
         number < self.floor || number == u64::MAX || self.received.contains(number)
     }
 
-    /// Takes note of a packet that was not received before.
+    /// Notes a packet that was not received before.
     pub(super) fn on_received(&mut self, now: Instant, number: u64, bytes: usize, asks: bool) {
         let largest = self.received.newest_first().next().map_or(0, |range| range.1);
         self.received.insert(number, number + 1);
@@ -66,7 +66,7 @@ impl Acks {
         }
         self.packets += 1;
         self.bytes += bytes;
-        // A gap, and what fills one, is news that the sender waits for.
+        // The sender waits to learn of a gap, and of a packet that fills one.
         if number != largest || self.packets >= PACKETS || self.bytes >= BYTES {
             self.due = now;
         } else {
@@ -76,17 +76,17 @@ impl Acks {
         }
     }
 
-    /// An acknowledgement is due at once.
+    /// Makes an acknowledgement due at once.
     pub(super) fn hurry(&mut self, now: Instant) {
         self.due = now;
     }
 
-    /// Returns whether one leaves now even alone.
+    /// Returns whether an acknowledgement must be sent now, alone if necessary.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.due <= now
     }
 
-    /// Returns whether one is wanted with the next packet.
+    /// Returns whether the next packet should carry an acknowledgement.
     pub(super) fn is_wanted(&self) -> bool {
         self.due != Instant::FAR_FUTURE
     }
@@ -95,7 +95,7 @@ impl Acks {
         self.due
     }
 
-    /// Makes the acknowledgement; nothing is due any more.
+    /// Makes the acknowledgement; then none is due any more.
     pub(super) fn take(&mut self, now: Instant, window: u64) -> Option<Acknowledgement> {
         self.packets = 0;
         self.bytes = 0;

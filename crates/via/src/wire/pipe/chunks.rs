@@ -1,10 +1,10 @@
-//! Memory for a stretch of a byte stream, in chunks that are used again.
+//! Memory for a part of a byte stream, in reusable chunks.
 
 use std::collections::VecDeque;
 
 /// Bytes of a chunk.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Chunks that are kept for use again while the pipe is busy, 4 MiB: a new one costs a system call, page faults and zeros.
+/// Most free chunks kept while the pipe is busy, 4 MiB: a new one costs a system call, page faults and zeroing.
 const SPARE_CHUNKS: usize = 64;
 
 /// Bytes of a stream between two offsets; a chunk exists once a byte of it was written.
@@ -45,7 +45,7 @@ impl Chunks {
         })
     }
 
-    /// Returns bytes from `offset` on that lie in one piece, up to `to`.
+    /// Returns the bytes from `offset` on that are contiguous in memory, up to `to`.
     pub(crate) fn piece(&self, offset: u64, to: u64) -> &[u8] {
         let (number, at) = place(offset);
         let count = (to.saturating_sub(offset)).min((CHUNK_BYTES - at) as u64) as usize;
@@ -67,7 +67,8 @@ impl Chunks {
         }
     }
 
-    /// Returns the bytes from `offset` to `to` as they lie: no more than a chunk's 64 KiB, so that they lie in two at most.
+    /// Returns the bytes from `offset` to `to` in place: at most a chunk's 64 KiB, so that they are in two
+    /// chunks at most.
     pub(crate) fn parts(&self, offset: u64, to: u64) -> [&[u8]; 2] {
         let first = self.piece(offset, to);
         [first, self.piece(offset + first.len() as u64, to)]
@@ -90,7 +91,7 @@ impl Chunks {
         }
     }
 
-    /// Releases all memory but that of bytes in use: none is if `is_empty`.
+    /// Releases all memory that is not in use; all memory, if `is_empty`.
     pub(crate) fn trim(&mut self, is_empty: bool) {
         self.spare = Vec::new();
         if is_empty {

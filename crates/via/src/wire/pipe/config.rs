@@ -10,17 +10,19 @@ use super::congestion::{ControllerFactory, Cubic};
 pub(crate) use super::reassembly::FIRST_WINDOW;
 use super::sealing::Secrets;
 
-/// Bytes of the largest datagram that is tried: a train of it and one of short ones cost a system call each.
+/// Default limit of a datagram's bytes. A system call sends one datagram of this size or a train of short ones
+/// at the same cost.
 const DEFAULT_MTU_LIMIT: usize = 65_000;
-/// Bytes of the largest receive window, and of the send buffer: 10 Gb/s over 6 ms.
+/// Default bytes of the largest receive window, and of the send buffer: 10 Gb/s over 6 ms.
 const DEFAULT_WINDOW: u64 = 8 << 20;
-/// Nanoseconds of silence after which a peer counts as lost.
+/// Default nanoseconds of silence after which a peer counts as lost.
 const DEFAULT_IDLE_TIMEOUT: u64 = 30_000_000_000;
-/// Nanoseconds of silence after which a peer is asked for a sign of life: three such losses are no end.
+/// Default nanoseconds of silence after which a peer is pinged: a connection survives the loss of two pings in
+/// a row.
 const DEFAULT_KEEPALIVE: u64 = DEFAULT_IDLE_TIMEOUT / 3;
-/// Nanoseconds that a dial waits for an answer.
+/// Default nanoseconds that a dial waits for an answer.
 const DEFAULT_DIAL_TIMEOUT: u64 = 10_000_000_000;
-/// Nanoseconds that a close waits for the peer to have everything.
+/// Default nanoseconds that a close waits for the peer to acknowledge everything.
 const DEFAULT_CLOSE_TIMEOUT: u64 = 5_000_000_000;
 
 /// Configures the connections of an endpoint.
@@ -67,8 +69,9 @@ impl Config {
         self
     }
 
-    /// Proves to peers that this process has a key of its own, and has those that have one prove theirs: see
-    /// [`Pipe::peer_key`](super::Pipe::peer_key). It needs a [key](Config::key) that all share; none by default.
+    /// Sets this process's own key, with which it proves its identity to peers; peers with a key of their own
+    /// must prove theirs: see [`Pipe::peer_key`](super::Pipe::peer_key). Needs a [key](Config::key) that all
+    /// peers share. None by default.
     #[must_use]
     pub fn own_key(mut self, own: Option<SecretKey>) -> Self {
         self.own = own;
@@ -82,14 +85,14 @@ impl Config {
         self
     }
 
-    /// Sets the bytes that a connection holds for its reader at most, from 256 KiB; 8 MiB by default.
+    /// Sets the most bytes that a connection stores for its reader, from 256 KiB; 8 MiB by default.
     #[must_use]
     pub fn receive_window(mut self, bytes: u64) -> Self {
         self.most_window = bytes.max(FIRST_WINDOW);
         self
     }
 
-    /// Sets the bytes that a connection holds at most until they are acknowledged; 8 MiB by default.
+    /// Sets the most bytes that a connection stores until they are acknowledged; 8 MiB by default.
     #[must_use]
     pub fn send_buffer(mut self, bytes: usize) -> Self {
         self.send_bytes = bytes.max(1);
@@ -103,8 +106,8 @@ impl Config {
         self
     }
 
-    /// Sets the nanoseconds of silence after which a peer is asked for a sign of life; 10 s by default. A process that
-    /// ended is noticed that much later, at a cost of two datagrams each time.
+    /// Sets the nanoseconds of silence after which a peer is pinged; 10 s by default. An exited process is
+    /// noticed that much later; each ping costs two datagrams.
     #[must_use]
     pub fn keepalive(mut self, nanos: u64) -> Self {
         self.keepalive = nanos;
@@ -118,31 +121,32 @@ impl Config {
         self
     }
 
-    /// Sets the nanoseconds that a close waits for the peer to have everything; 5 s by default.
+    /// Sets the nanoseconds that a close waits for the peer to acknowledge everything; 5 s by default.
     #[must_use]
     pub fn close_timeout(mut self, nanos: u64) -> Self {
         self.close_timeout = nanos;
         self
     }
 
-    /// Sets the bytes of the system's receive buffer: peers of the same host keep no more in flight.
+    /// Sets the bytes of the system's receive buffer: peers on the same host keep no more in flight.
     #[must_use]
     pub fn socket_bytes(mut self, bytes: u64) -> Self {
         self.socket_bytes = bytes;
         self
     }
 
-    /// Has the peers of all connections take turns, so that they never overflow a port before this endpoint whose buffer has
-    /// `bytes`, at least 8 KiB: what they have in flight together fits in. Off by default. The peers need no configuration.
+    /// Has the peers of all connections take turns, so that together they never have more in flight than fits
+    /// the buffer of a switch port before this endpoint. `bytes` is the size of that buffer, at least 8 KiB.
+    /// Off by default. The peers need no configuration.
     ///
-    /// No more than half of the buffer arrives in each round trip.
+    /// At most half of the buffer arrives in each round trip.
     #[must_use]
     pub fn receive_tokens(mut self, bytes: u64) -> Self {
         self.port_buffer = Some(bytes);
         self
     }
 
-    /// Sets the law of congestion control; Cubic by default.
+    /// Sets the congestion control; Cubic by default.
     #[must_use]
     pub fn congestion(mut self, factory: ControllerFactory) -> Self {
         self.congestion = factory;
@@ -167,11 +171,11 @@ impl fmt::Debug for Config {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Ended {
-    /// This side has closed it, and the peer has everything.
+    /// This side has closed it, and the peer has received everything.
     #[error("closed")]
     Closed,
-    /// This side has closed it, and the peer has not confirmed in time that it has everything.
-    #[error("closed before the peer had everything")]
+    /// This side has closed it, and the peer has not confirmed in time that it has received everything.
+    #[error("closed before the peer had received everything")]
     CloseTimedOut,
     /// The peer has closed it; every byte that it wrote can be read.
     #[error("closed by the peer")]
@@ -180,15 +184,15 @@ pub enum Ended {
     #[error("the peer is silent")]
     Lost,
     /// The network reports that no process receives at the peer's address.
-    #[error("nobody receives at the peer's address; is the peer running?")]
+    #[error("no process receives at the peer's address; is the peer running?")]
     Unreachable,
-    /// No answer to a dial.
+    /// The peer did not answer the dial.
     #[error("no answer; is the peer running, and UDP not blocked?")]
     NoAnswer,
     /// The peer does not know the connection: its process was restarted.
     #[error("the peer was restarted")]
     Restarted,
-    /// The peer has refused the dial.
+    /// The peer refused the dial.
     #[error("refused: {0}")]
     Refused(RefuseReason),
     /// The peer has another key, or one side has none.
@@ -201,14 +205,14 @@ pub enum Ended {
     Version(u8),
 }
 
-/// Why a peer refuses a dial.
+/// Why a peer refused a dial.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum RefuseReason {
-    /// It has as many connections as it may.
-    #[error("the peer has as many connections as it may")]
+    /// The peer has as many connections as it accepts.
+    #[error("the peer has as many connections as it accepts")]
     Full,
-    /// It gives no reason that this version knows.
+    /// The peer gave a reason that this version does not know.
     #[error("reason {0}")]
     Other(u8),
 }
@@ -223,17 +227,17 @@ pub(crate) mod reason {
 /// Measurements and counters of a connection.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Stats {
-    /// Nanoseconds of a round trip, smoothed.
+    /// Smoothed round-trip time in nanoseconds.
     pub round_trip: u64,
     /// Bytes that may be in flight.
     pub congestion_window: u64,
-    /// Bytes that are.
+    /// Bytes in flight.
     pub in_flight: u64,
     /// Bytes of the largest datagram.
     pub mtu: usize,
-    /// Datagrams sent and received.
+    /// Datagrams sent.
     pub packets_sent: u64,
-    /// Datagrams received that were the peer's.
+    /// Valid datagrams received from the peer.
     pub packets_received: u64,
     /// Packets found lost.
     pub packets_lost: u64,

@@ -1,41 +1,42 @@
-//! Bounds the bytes in flight: the congestion window's law, and Cubic (RFC 9438).
+//! Bounds the bytes in flight: the interface of congestion controllers, and Cubic (RFC 9438).
 
 use std::fmt;
 use std::sync::Arc;
 
 use midplane_simhw::time::Instant;
 
-/// Acknowledged packets, as a law receives them.
+/// An acknowledged packet, as a controller receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
     /// When the packet was sent.
     pub sent: Instant,
     /// Bytes of its datagram.
     pub bytes: u64,
-    /// True if the window was what limited the sender: else it says nothing about growth.
+    /// True if the window limited the sender; otherwise the acknowledgement is no reason to grow.
     pub is_window_limited: bool,
-    /// Nanoseconds of a round trip: smoothed, and the least.
+    /// Smoothed round-trip time in nanoseconds.
     pub round_trip: u64,
-    /// Nanoseconds of the shortest round trip.
+    /// Shortest round-trip time in nanoseconds.
     pub least_round_trip: u64,
 }
 
-/// A law of congestion control: it answers how many bytes may be in flight.
+/// A congestion controller: it decides how many bytes may be in flight.
 pub trait Controller: fmt::Debug + Send {
-    /// A packet was acknowledged.
+    /// Handles the acknowledgement of a packet.
     fn on_acked(&mut self, now: Instant, acked: Acked);
-    /// Packets were lost, the last of them sent at `sent`; `is_persistent` if nothing passed for several timeouts.
+    /// Handles losses, the last one of a packet sent at `sent`. `is_persistent` if no packet arrived for
+    /// several timeouts.
     fn on_lost(&mut self, now: Instant, sent: Instant, is_persistent: bool);
-    /// Datagrams have up to `bytes` from now on.
+    /// Changes the largest datagram to `bytes`.
     fn on_mtu(&mut self, bytes: usize);
     /// Returns the bytes that may be in flight.
     fn window(&self) -> u64;
 }
 
-/// Makes the law of a connection whose datagrams have so many bytes at first.
+/// Makes the controller of a connection, from the bytes of its largest datagram at first.
 pub type ControllerFactory = Arc<dyn Fn(usize) -> Box<dyn Controller> + Send + Sync>;
 
-/// The part of the window that remains after a loss.
+/// The fraction of the window that remains after a loss.
 const BETA: f64 = 0.7;
 /// Growth of the cubic function, in packets per second cubed.
 const C: f64 = 0.4;
@@ -46,7 +47,7 @@ const FIRST_PACKETS: f64 = 10.0;
 /// Packets of the least window.
 const LEAST_PACKETS: f64 = 2.0;
 
-/// Cubic: the law of most TCP senders.
+/// Cubic, the congestion control of most TCP senders.
 #[derive(Clone, Debug)]
 pub struct Cubic {
     mtu: f64,
@@ -54,16 +55,17 @@ pub struct Cubic {
     slow_start_until: f64,
     /// The window before the last loss.
     before_loss: f64,
-    /// The window of a Reno sender.
+    /// The window that a Reno sender would have.
     reno: f64,
-    /// When growth began after the last loss, and the seconds from there to the window before it.
+    /// When growth began after the last loss, and the seconds from then until the window before it is reached
+    /// again.
     epoch: Option<(Instant, f64)>,
-    /// Losses of packets sent before it count as one with the last.
+    /// Losses of packets sent before this time count as one with the last loss.
     recovery: Option<Instant>,
 }
 
 impl Cubic {
-    /// Makes the law for datagrams of up to `mtu` bytes.
+    /// Makes the controller for datagrams of up to `mtu` bytes.
     #[must_use]
     pub fn new(mtu: usize) -> Self {
         let mtu = mtu as f64;
@@ -108,7 +110,7 @@ impl Controller for Cubic {
             return;
         }
         if !acked.is_window_limited {
-            // Time that passes unused is no reason to grow.
+            // Time in which the window was not used is no reason to grow.
             self.epoch = None;
             return;
         }
@@ -130,7 +132,7 @@ impl Controller for Cubic {
             return;
         }
         self.recovery = Some(now);
-        // A window that has not reached its last peak makes room for others.
+        // Fast convergence: a window below its last peak yields to other connections.
         let yields = self.window < self.before_loss;
         self.before_loss = self.window * if yields { f64::midpoint(1.0, BETA) } else { 1.0 };
         self.window = (self.window * BETA).max(self.least());

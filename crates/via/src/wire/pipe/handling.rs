@@ -6,19 +6,19 @@ use super::config::{Ended, RefuseReason, reason};
 use super::congestion::Acked;
 use super::loss::{Kind, Outcome, Sent};
 use super::packet::{Accept, Acknowledgement, Body, HEADER_BYTES, Packet, VERSION};
-use super::{FIRST_WINDOW, HEARSAY, Pipe, TRIM};
+use super::{CONFIRM_NS, FIRST_WINDOW, Pipe, TRIM};
 
-/// A packet that is not what it should be: malformed, forged, or received before.
+/// The packet is malformed, forged, or was received before.
 struct Bad;
 
 impl Pipe {
-    /// Takes a datagram of the peer's. One that is none of its packets is dropped and counted.
+    /// Handles a datagram of the peer. An invalid one is dropped and counted.
     pub fn handle_datagram(&mut self, now: Instant, datagram: &mut [u8]) {
         self.handle(now, datagram, false);
     }
 
-    /// Takes the first `length` bytes of a buffer, a datagram of the peer's; and the buffer too if it has many bytes, which
-    /// are not copied then: another one is left in its place.
+    /// Handles the first `length` bytes of a buffer, a datagram of the peer. Keeps the buffer instead of
+    /// copying if it has many bytes, and leaves another buffer in its place.
     pub(crate) fn handle_buffer(&mut self, now: Instant, buffer: &mut Box<[u8]>, length: usize) {
         self.handle(now, &buffer[..length], true);
         self.receive.take_buffer(buffer, length);
@@ -64,8 +64,8 @@ impl Pipe {
             self.receive.presume(FIRST_WINDOW);
         }
         self.heard_at = self.now;
-        self.hearsay = None;
-        // The acceptor knows by it that the dialer's address is no forgery.
+        self.unconfirmed_end = None;
+        // The ping proves the dialer's address to the acceptor.
         self.is_ping_due = true;
         self.has_progress = true;
         Ok(())
@@ -87,7 +87,7 @@ impl Pipe {
             return Err(Bad);
         }
         let is_closed = self.closing.is_some() && self.send.is_all_acknowledged();
-        self.hear_of(if is_closed { Ended::Closed } else { Ended::Restarted });
+        self.on_unauthenticated_end(if is_closed { Ended::Closed } else { Ended::Restarted });
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl Pipe {
         if self.dialing.is_none() {
             return Err(Bad);
         }
-        self.hear_of(match said {
+        self.on_unauthenticated_end(match said {
             _ if version != VERSION => Ended::Version(version),
             reason::VERSION => Ended::Version(version),
             reason::KEY => Ended::KeyDoesNotFit,
@@ -105,8 +105,8 @@ impl Pipe {
         Ok(())
     }
 
-    /// With a key, waits for what the peer itself says: who sees packets pass can forge this.
-    fn hear_of(&mut self, end: Ended) {
+    /// Ends the connection; with a key, first waits for the peer itself, since this packet may be forged.
+    fn on_unauthenticated_end(&mut self, end: Ended) {
         if self.config.key.is_none() {
             self.end(end);
         } else {
@@ -115,19 +115,21 @@ impl Pipe {
     }
 
     fn doubt(&mut self, end: Ended) {
-        let patience = if self.dialing.is_some() { HEARSAY.1 } else { HEARSAY.0 };
+        let patience = if self.dialing.is_some() { CONFIRM_NS.1 } else { CONFIRM_NS.0 };
         let until = self.now.plus_nanos(patience);
-        self.hearsay.get_or_insert((end, until));
+        self.unconfirmed_end.get_or_insert((end, until));
     }
 
-    /// The network reports that nobody receives at the peer's address. Anybody can forge that: the peer is asked. A
-    /// dial, and any connection if the report is certainly about it, ends unless the peer answers soon.
+    /// Handles a network report that no process receives at the peer's address. The report may be forged, so
+    /// the peer is pinged. A dial, and any connection if the report certainly concerns it, ends unless the peer
+    /// answers soon.
     ///
-    /// Asks once within the time that an answer may take: each ping to a process that has ended causes a report.
+    /// Pings once within the time that an answer may take: each ping to an exited process causes another
+    /// report.
     pub(crate) fn handle_unreachable(&mut self, now: Instant, is_certain: bool) {
         self.now = now;
         if self.asked_until <= now {
-            self.asked_until = now.plus_nanos(HEARSAY.0);
+            self.asked_until = now.plus_nanos(CONFIRM_NS.0);
             self.is_ping_due = true;
         }
         if is_certain || self.dialing.is_some() {
@@ -192,7 +194,7 @@ impl Pipe {
 
     fn on_heard(&mut self) {
         self.heard_at = self.now;
-        self.hearsay = None;
+        self.unconfirmed_end = None;
         self.asked_until = self.now;
         self.keepalive_at = self.now.plus_nanos(self.config.keepalive);
         self.trim_at = self.now.plus_nanos(TRIM);
@@ -207,7 +209,7 @@ impl Pipe {
         let used = self.loss.in_flight();
         let mut outcome = std::mem::take(&mut self.outcome);
         self.loss.handle_acknowledged(self.now, acknowledgement.ranges(), delay, &mut outcome);
-        // What is used by half is what limits soon: acknowledgements come in batches.
+        // A window used by half will limit soon: acknowledgements arrive in batches.
         let is_window_limited = self.is_window_limited || 2 * used >= self.law.window();
         for sent in outcome.acked.drain(..) {
             self.on_acked(sent, is_window_limited);
@@ -257,7 +259,7 @@ impl Pipe {
         }
         let is_news = |sent: &Sent| sent.bytes > 0 && sent.from == sent.to;
         if span.is_some() && (self.receive.is_limited() || lost.iter().any(is_news)) {
-            self.tell_again();
+            self.repeat_window();
         }
         if let Some((first, last)) = span {
             self.asked = 0;
@@ -266,8 +268,8 @@ impl Pipe {
         }
     }
 
-    /// A packet may have been lost that told the peer of the window: the next one does it again.
-    fn tell_again(&mut self) {
+    /// Sends the window again: the packet that carried it may have been lost.
+    fn repeat_window(&mut self) {
         self.receive.repeat_update();
         self.acks.hurry(self.now);
     }
@@ -280,20 +282,20 @@ impl Pipe {
         }
     }
 
-    /// The system refuses datagrams of `bytes` and more: its interface takes no longer ones.
+    /// Notes that the system refuses datagrams of `bytes` and more: they exceed its interface's MTU.
     pub fn handle_refused(&mut self, now: Instant, bytes: usize) {
         self.now = now;
         self.discovery.handle_refused(now, bytes);
         self.on_mtu();
     }
 
-    /// Does what is due by now.
+    /// Handles the timeouts that are due by now.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         if self.ended.is_some() {
             return;
         }
-        if let Some((end, at)) = self.hearsay
+        if let Some((end, at)) = self.unconfirmed_end
             && at <= now
         {
             return self.end(end);
@@ -348,10 +350,10 @@ impl Pipe {
         self.probes = 2;
         self.asked = 0;
         if self.receive.is_limited() || self.loss.oldest().is_none() {
-            self.tell_again();
+            self.repeat_window();
         }
         match self.loss.oldest() {
-            // The oldest bytes travel again: they are what the peer needs first.
+            // The oldest bytes are sent again: the peer needs them first.
             Some(sent) => self.send.on_lost(sent.from, sent.to),
             None => self.is_ping_due = true,
         }

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use midplane_simhw::time::Instant;
 
-/// Packets that arrive after a later one before it counts as lost.
+/// Number of later packets acknowledged after which a packet counts as lost.
 const PACKET_THRESHOLD: u64 = 3;
-/// Nanoseconds below which no timer is set.
+/// Least nanoseconds of a timer.
 const GRANULARITY: u64 = 1_000_000;
-/// Nanoseconds of a round trip while none was measured.
+/// Presumed round-trip time in nanoseconds before one was measured.
 const FIRST_ROUND_TRIP: u64 = 100_000_000;
-/// Nanoseconds that a peer may keep an acknowledgement back: its delay, and a scheduler's.
+/// Most nanoseconds that a peer may delay an acknowledgement: its own delay, and its scheduler's.
 const MOST_ACK_DELAY: u64 = 25_000_000;
-/// Most nanoseconds between two probes: a path that returns is found soon.
+/// Most nanoseconds between two probes, so that a path that works again is noticed soon.
 const MOST_TIMEOUT: u64 = 2_000_000_000;
 
 /// A packet that was sent.
@@ -21,7 +21,7 @@ pub(super) struct Sent {
     pub(super) at: Instant,
     /// Bytes of the datagram if it counts as in flight, else 0.
     pub(super) bytes: u32,
-    /// Bytes of the pipe that it carries; none if they are equal.
+    /// Range of the pipe's bytes that it carries; empty if both are equal.
     pub(super) from: u64,
     pub(super) to: u64,
     pub(super) kind: Kind,
@@ -30,13 +30,13 @@ pub(super) struct Sent {
 /// The purpose of a packet, beyond its bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
-    /// Acknowledged or lost, or asks for nothing.
+    /// Acknowledged or lost, or needs no acknowledgement.
     Settled,
     /// Carries bytes or asks for an answer.
     Plain,
-    /// Ends the pipe.
+    /// Closes the pipe.
     Close,
-    /// Finds how long datagrams may be.
+    /// Probes the path's MTU.
     Probe(u32),
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Loss {
     /// Number of the first of them.
     first: u64,
     in_flight: u64,
-    /// Packets in flight that ask for an acknowledgement, those outside of the window included.
+    /// Packets in flight that ask for an acknowledgement, including those that the window does not count.
     asking: u64,
     /// One past the largest acknowledged number.
     acked_end: u64,
@@ -85,12 +85,12 @@ impl Loss {
         }
     }
 
-    /// Number of the next packet.
+    /// Returns the number of the next packet.
     pub(super) fn next_number(&self) -> u64 {
         self.first + self.sent.len() as u64
     }
 
-    /// Takes note of the packet with the next number.
+    /// Notes the packet with the next number.
     pub(super) fn on_sent(&mut self, sent: Sent) {
         if sent.kind == Kind::Settled && self.sent.is_empty() {
             self.first += 1;
@@ -109,7 +109,7 @@ impl Loss {
         ranges[0].1 <= self.next_number()
     }
 
-    /// Settles what the ranges acknowledge, the newest first, into `outcome`; detects losses.
+    /// Settles the acknowledged packets into `outcome`, the oldest first; detects losses.
     pub(super) fn handle_acknowledged(
         &mut self,
         now: Instant,
@@ -160,7 +160,7 @@ impl Loss {
         self.smoothed = Some((7 * smoothed + adjusted) / 8);
     }
 
-    /// Finds packets that are lost: by number, and by time.
+    /// Detects lost packets: by number, and by time.
     fn detect(&mut self, now: Instant, outcome: &mut Outcome) {
         self.lost_at = Instant::FAR_FUTURE;
         let patience = (self.round_trip().max(self.latest) * 9 / 8).max(GRANULARITY);
@@ -184,7 +184,7 @@ impl Loss {
         }
     }
 
-    /// Detects losses whose time has come; returns whether probes are due instead: the peer is silent.
+    /// Detects losses whose time has come; returns whether probes are due instead, since the peer is silent.
     pub(super) fn handle_timeout(&mut self, now: Instant, outcome: &mut Outcome) -> bool {
         if self.lost_at <= now {
             self.detect(now, outcome);
@@ -194,12 +194,12 @@ impl Loss {
             return false;
         }
         self.timeouts += 1;
-        // The next probe is counted from here even if none can leave.
+        // The next probe is timed from here even if none can be sent now.
         self.last_asked_at = now;
         true
     }
 
-    /// The oldest packet that carries bytes and is not acknowledged.
+    /// Returns the oldest packet that carries bytes and is not acknowledged.
     pub(super) fn oldest(&self) -> Option<Sent> {
         self.sent.iter().find(|sent| sent.kind != Kind::Settled && sent.from < sent.to).copied()
     }
@@ -209,7 +209,7 @@ impl Loss {
         self.sent.shrink_to_fit();
     }
 
-    /// When the oldest packet in flight was sent.
+    /// Returns when the oldest packet in flight was sent.
     pub(super) fn oldest_at(&self) -> Option<Instant> {
         self.sent.iter().find(|sent| sent.kind != Kind::Settled).map(|sent| sent.at)
     }
@@ -226,17 +226,17 @@ impl Loss {
         self.lost_at.min(self.probe_at())
     }
 
-    /// Nanoseconds after which a silent peer is probed.
+    /// Returns the nanoseconds after which a silent peer is probed.
     pub(super) fn timeout(&self) -> u64 {
         self.round_trip() + (4 * self.variance).max(GRANULARITY) + MOST_ACK_DELAY
     }
 
-    /// Nanoseconds of a round trip, smoothed.
+    /// Returns the smoothed round-trip time in nanoseconds.
     pub(super) fn round_trip(&self) -> u64 {
         self.smoothed.unwrap_or(FIRST_ROUND_TRIP)
     }
 
-    /// Nanoseconds of the shortest round trip; `u64::MAX` before one was measured.
+    /// Returns the shortest round-trip time in nanoseconds; `u64::MAX` before one was measured.
     pub(super) const fn least_round_trip(&self) -> u64 {
         self.least
     }

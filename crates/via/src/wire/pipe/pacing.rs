@@ -1,15 +1,15 @@
-//! Spreads a window over its round trip: a bucket of bytes that may leave now.
+//! Spreads a window over its round trip: a token bucket of bytes that may be sent now.
 
 use midplane_simhw::time::Instant;
 
-/// The bucket fills faster than a window a round trip, by this share: growth is not held up.
+/// The bucket fills by this factor faster than one window per round trip, so that it does not delay growth.
 const GAIN: f64 = 1.25;
 /// Nanoseconds of sending that the bucket holds: timers are no finer than a millisecond.
 const QUANTUM: u64 = 2_000_000;
-/// Datagrams that it holds at least.
+/// Datagrams that the bucket holds at least.
 const LEAST_PACKETS: u64 = 10;
 
-/// Bytes that may leave now.
+/// The bucket of bytes that may be sent now.
 #[derive(Debug)]
 pub(super) struct Pacer {
     tokens: f64,
@@ -38,7 +38,7 @@ impl Pacer {
         self.tokens -= bytes as f64;
     }
 
-    /// When an eighth of the quantum has been filled: not each packet is worth a timer.
+    /// Returns when an eighth of the quantum will be filled: a timer for each packet would cost too much.
     pub(super) fn ready_at(&self, window: u64, round_trip: u64, mtu: usize) -> Instant {
         let rate = GAIN * window as f64 / round_trip.max(1) as f64;
         let wanted = (rate * QUANTUM as f64 / 8.0).max(mtu as f64) - self.tokens;

@@ -1,6 +1,7 @@
-//! Packets of the wire, version 1: what stands where in a datagram.
+//! Packets of the wire, version 1: the layout of datagrams.
 //!
-//! A datagram is one packet; numbers are little-endian. The first two bytes are the kind and the version.
+//! A datagram is one packet; numbers are little-endian, and the table gives the length of each field in bytes.
+//! The first two bytes are the kind and the version.
 //!
 //! | kind | fields after the first two bytes |
 //! |---|---|
@@ -12,14 +13,14 @@
 //! | 6 refuse | reason 1, padding 5, dialer's id 8 |
 //! | 7 gossip | sealed 1, padding 5, sender's run 16, number of its datagrams 8, body |
 //!
-//! A dialer with a key of its own offers both handshakes (`sealing.rs`). Acceptors that do not know the greater one read it as
-//! padding, and answer the other.
+//! A dialer with a key of its own offers both handshakes (`sealing.rs`). An acceptor that does not know the
+//! longer one reads it as padding, and answers the other.
 //!
 //! An acceptor of another version answers a dial with *refuse*, reason 2, in its own version: the first 16
-//! bytes of dial and refuse stay as they are in every version.
+//! bytes of dial and refuse are the same in every version.
 //!
-//! The body of a data packet is sealed with the packet number as nonce if the endpoint has a key, and then 16
-//! bytes longer. It is a byte of flags and what they name, in this order:
+//! If the endpoint has a key, the body of a data packet is sealed with the packet number as nonce, and 16 bytes
+//! longer. It is a byte of flags and the fields that they announce, in this order:
 //!
 //! | flag | fields |
 //! |---|---|
@@ -30,16 +31,16 @@
 //! | 32 ask | offset up to which the sender has bytes 8: it asks for a window that holds them |
 //! | 16 bytes | offset 8; the bytes of the pipe from there up to the end |
 //!
-//! The body of gossip is a piece of a [message](crate::wire::gossip): the sender's clock in milliseconds since 1970 8, the piece's
-//! index 1, the last piece's 1, bytes. Pieces of one message have numbers one after the other. A sealed body has the run
-//! and the number as nonce, and is 16 bytes longer.
+//! The body of gossip is a piece of a [message](crate::wire::gossip): the sender's clock in milliseconds since
+//! 1970 (8 bytes), the piece's index (1), the index of the last piece (1), bytes. Pieces of one message have
+//! consecutive numbers. A sealed body has the run and the number as nonce, and is 16 bytes longer.
 //!
-//! Packet numbers of a direction start at 0 and never repeat. Bytes that were lost travel again in new packets,
-//! cut anew. The window is the offset up to which the receiver takes bytes; it never falls.
+//! Packet numbers of a direction start at 0 and never repeat. Lost bytes are sent again in new packets, divided
+//! anew. The window is the offset up to which the receiver accepts bytes; it never falls.
 //!
-//! The first window, more by one, stands in the packets that make a connection. It is 256 KiB, or less: then the receiver
-//! grants tokens (`endpoint/tokens.rs`), and is asked for a window. A 0 there is an earlier version's: its first window is
-//! 256 KiB, it asks for none, and it drops packets that do.
+//! The packets that make a connection carry the first window plus one. It is 256 KiB, or less: then the
+//! receiver grants tokens (`endpoint/tokens.rs`), and the sender must ask for a window. A 0 in this field means
+//! an earlier version: its first window is 256 KiB, it never asks, and it drops packets that do.
 
 /// Version of the protocol.
 pub(crate) const VERSION: u8 = 1;
@@ -47,13 +48,13 @@ pub(crate) const VERSION: u8 = 1;
 pub(crate) const HEADER_BYTES: usize = 24;
 /// Bytes of an authentication tag behind a sealed body.
 pub(crate) const TAG_BYTES: usize = 16;
-/// Bytes of a dial: no answer to one is longer, so that nobody can have a victim flooded.
+/// Bytes of a dial: no answer to one is longer, so that forged dials can't amplify a flood.
 pub(crate) const DIAL_BYTES: usize = 1_200;
 /// Bytes of a cookie.
 pub(crate) const COOKIE_BYTES: usize = 16;
 /// Bytes of a Noise message of the handshake: a public key and a tag.
 pub(crate) const NOISE_BYTES: usize = 48;
-/// Bytes of one that carries its sender's own key: that and another tag as well.
+/// Bytes of a Noise message that carries its sender's own key: 48 more for that key and another tag.
 pub(crate) const IDENTIFIED_BYTES: usize = 96;
 /// Most ranges of one acknowledgement.
 pub(crate) const MOST_RANGES: usize = 32;
@@ -92,12 +93,12 @@ pub(crate) mod flag {
     pub(crate) const ALL: u8 = 63;
 }
 
-/// A packet as it stands in a datagram.
+/// A packet, as it is laid out in a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Packet<'a> {
     /// Asks for a connection.
     Dial(Dial<'a>),
-    /// Asks to dial again with a cookie.
+    /// Tells the dialer to dial again with a cookie.
     Cookie { dialer: u64, cookie: [u8; COOKIE_BYTES] },
     /// Accepts a dial.
     Accept(Accept<'a>),
@@ -118,7 +119,7 @@ pub(crate) struct Dial<'a> {
     pub(crate) version: u8,
     /// True if the dialer has a key.
     pub(crate) sealed: bool,
-    /// The dialer's first window; none of an earlier version.
+    /// The dialer's first window; `None` if it is of an earlier version.
     pub(crate) first_window: Option<u32>,
     /// The dialer's id of the connection.
     pub(crate) dialer: u64,
@@ -128,18 +129,18 @@ pub(crate) struct Dial<'a> {
     pub(crate) socket_bytes: u64,
     /// The Noise message if sealed, else empty.
     pub(crate) noise: &'a [u8],
-    /// The one with the dialer's own key, if it is sealed and has one, else empty.
+    /// The Noise message with the dialer's own key; empty if not sealed, or without such a key.
     pub(crate) identified: &'a [u8],
 }
 
 /// The fields of an accept.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Accept<'a> {
-    /// The acceptor's first window; none of an earlier version.
+    /// The acceptor's first window; `None` if it is of an earlier version.
     pub(crate) first_window: Option<u32>,
     /// The dialer's id of the connection.
     pub(crate) dialer: u64,
-    /// The acceptor's.
+    /// The acceptor's id of the connection.
     pub(crate) acceptor: u64,
     /// Bytes of the acceptor's receive buffer in the system.
     pub(crate) socket_bytes: u64,
@@ -147,17 +148,17 @@ pub(crate) struct Accept<'a> {
     pub(crate) noise: &'a [u8],
 }
 
-/// Reads 8 bytes at `at`, if there are so many.
+/// Reads 8 bytes at `at`; returns `None` if there are fewer.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
-/// Reads a first window, which stands at the same place in dials and accepts.
+/// Reads a first window, which is at the same offset in dials and accepts.
 fn first_window(bytes: &[u8]) -> Option<u32> {
     u32_at(bytes, 4)?.checked_sub(1)
 }
 
-/// The bytes of a first window.
+/// Encodes a first window.
 fn first_window_bytes(window: Option<u32>) -> [u8; 4] {
     window.map_or(0, |window| window.saturating_add(1)).to_le_bytes()
 }
@@ -269,12 +270,12 @@ pub(crate) fn emit_header(receiver: u64, number: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(&number.to_le_bytes());
 }
 
-/// An acknowledgement: the ranges, the newest first, each from its first number to one past its last.
+/// An acknowledgement: ranges of numbers, the newest first, each from its first number to one past its last.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Acknowledgement {
     /// Microseconds from the receipt of the largest number to the acknowledgement.
     pub(crate) delay_micros: u32,
-    /// Offset up to which the receiver takes bytes.
+    /// Offset up to which the receiver accepts bytes.
     pub(crate) window: u64,
     ranges: [(u64, u64); MOST_RANGES],
     count: usize,
@@ -387,7 +388,7 @@ impl<'a> Body<'a> {
         Some(this)
     }
 
-    /// Returns whether the peer waits for an acknowledgement of the packet.
+    /// Returns whether the packet's sender waits for its acknowledgement.
     pub(crate) const fn asks_for_acknowledgement(&self) -> bool {
         self.flags & !flag::ACKNOWLEDGE != 0
     }
@@ -427,7 +428,7 @@ mod tests {
         golden[88..184].fill(7);
         assert_eq!(out, golden);
         assert_eq!(Packet::parse(&out), Some(Packet::Dial(dial)));
-        // Without the cluster's key no peer is identified.
+        // Without the cluster's key, no peer proves a key of its own.
         out[2] = 0;
         let Some(Packet::Dial(dial)) = Packet::parse(&out) else { panic!() };
         assert_eq!((dial.noise.len(), dial.identified.len()), (0, 0));

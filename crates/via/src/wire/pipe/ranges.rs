@@ -1,4 +1,4 @@
-//! Sets of numbers as ranges, ordered; mostly empty or of one range.
+//! Sets of numbers as ordered ranges; mostly empty or of one range.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ impl Ranges {
             return 0;
         }
         if let Some(last) = self.0.back_mut() {
-            // Most come in order.
+            // Most numbers arrive in order.
             if from == last.1 {
                 last.1 = to;
                 return to - from;
@@ -99,7 +99,7 @@ impl Ranges {
         self.0.len()
     }
 
-    /// The ranges, the last first.
+    /// Iterates over the ranges, the last first.
     pub(crate) fn newest_first(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.0.iter().rev().copied()
     }

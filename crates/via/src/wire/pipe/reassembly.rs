@@ -1,4 +1,5 @@
-//! Received bytes, in order again: what the application reads, and the window that bounds what the peer sends.
+//! Reassembly of received bytes: the application reads them in order, and the window bounds what the peer
+//! sends.
 
 use std::collections::VecDeque;
 
@@ -10,20 +11,20 @@ use super::ranges::Ranges;
 /// Bytes of the window at first.
 pub(crate) const FIRST_WINDOW: u64 = 256 << 10;
 
-/// Why a peer's bytes are refused.
+/// The peer's bytes exceed the window.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct PastWindow;
 
 /// Bytes of a datagram from which on its buffer is kept rather than copied: half of a buffer's.
 const LARGE: usize = 32 << 10;
-/// Buffers that are kept for use again while the pipe is busy, 4 MiB.
+/// Most free buffers kept while the pipe is busy, 4 MiB.
 const SPARE_BUFFERS: usize = 64;
 
 /// Bytes of one datagram, in the buffer that it was received in.
 #[derive(Debug)]
 struct Piece {
     offset: u64,
-    /// The whole buffer; empty until [`Reassembly::take_buffer`] gives it.
+    /// The whole buffer; empty until [`Reassembly::take_buffer`] provides it.
     buffer: Box<[u8]>,
     start: usize,
     bytes: usize,
@@ -39,7 +40,7 @@ impl Piece {
 #[derive(Debug)]
 pub(super) struct Reassembly {
     chunks: Chunks,
-    /// Bytes that lie in the buffers of their datagrams, in order; the chunks have none of them.
+    /// Bytes that are kept in the buffers of their datagrams, in order; the chunks have none of them.
     pieces: VecDeque<Piece>,
     spare: Vec<Box<[u8]>>,
     consumed: u64,
@@ -47,16 +48,16 @@ pub(super) struct Reassembly {
     in_order: u64,
     /// Received bytes behind a gap.
     later: Ranges,
-    /// Bytes past what is consumed that the peer may send.
+    /// Bytes beyond the consumed ones that the peer may send.
     window: u64,
     most_window: u64,
-    /// Largest offset that the peer was allowed.
+    /// Largest offset that was advertised to the peer.
     advertised: u64,
-    /// Offset that is not passed whatever room there is; no limit if `u64::MAX`.
+    /// Offset beyond which nothing is advertised, whatever room there is; no limit if `u64::MAX`.
     limit: u64,
-    /// The peer waits for what the limit has been raised to, or has to be told again.
+    /// True if the peer waits for the raised limit, or must be told of the window again.
     is_update_wanted: bool,
-    /// Bytes received, those behind a gap included.
+    /// Bytes received, including those behind a gap.
     received: u64,
     /// When and at which offset the application began the current round trip of consumption.
     round_at: Instant,
@@ -84,8 +85,8 @@ impl Reassembly {
         }
     }
 
-    /// Takes bytes; returns whether the application has more to read. If the buffer `is_lent`, many bytes are not copied:
-    /// [`Reassembly::take_buffer`] comes next.
+    /// Adds received bytes; returns whether the application has more to read. If the buffer `is_lent`, many
+    /// bytes are not copied: the caller then calls [`Reassembly::take_buffer`].
     pub(super) fn insert(
         &mut self,
         offset: u64,
@@ -123,7 +124,8 @@ impl Reassembly {
         Ok(true)
     }
 
-    /// Takes the buffer of the datagram that was inserted last, of `length` bytes, if it was not copied; leaves another one.
+    /// Takes the buffer of the datagram that was inserted last, of `length` bytes, if it was not copied; leaves
+    /// another one.
     pub(super) fn take_buffer(&mut self, buffer: &mut Box<[u8]>, length: usize) {
         let Some(piece) = self.pieces.back_mut().filter(|piece| piece.buffer.is_empty()) else {
             return;
@@ -133,7 +135,7 @@ impl Reassembly {
         piece.buffer = std::mem::replace(buffer, spare);
     }
 
-    /// Writes only what is missing: bytes that were received once never change.
+    /// Writes only missing bytes: those that were received once never change.
     fn insert_later(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset + bytes.len() as u64;
         let mut missing = Ranges::default();
@@ -151,7 +153,7 @@ impl Reassembly {
         self.later.insert(offset, end);
     }
 
-    /// Returns bytes in order, in one piece.
+    /// Returns bytes in order that are contiguous in memory.
     pub(super) fn readable(&self) -> &[u8] {
         match self.pieces.front() {
             Some(piece) if piece.offset <= self.consumed => {
@@ -165,8 +167,9 @@ impl Reassembly {
         }
     }
 
-    /// The application has taken `bytes`. The window grows if the application takes half of it within two round
-    /// trips, or has caught up while the peer had less than half of it left: it was what held the peer back.
+    /// Notes that the application has consumed `bytes`. The window grows in two cases: the application consumes
+    /// half of it within two round trips; or it has caught up while the peer had less than half of it left. In
+    /// both, the window limited the peer.
     pub(super) fn consume(&mut self, now: Instant, bytes: usize, round_trip: u64) {
         let bytes = (bytes as u64).min(self.in_order - self.consumed);
         self.consumed += bytes;
@@ -188,23 +191,24 @@ impl Reassembly {
         }
     }
 
-    /// Returns whether the peer should be told of a window that has grown by a quarter.
+    /// Returns whether the peer should be told of the window: it has grown by a quarter, or the peer waits for
+    /// it.
     pub(super) fn is_update_due(&self) -> bool {
         let more = self.offered().saturating_sub(self.advertised);
         self.is_update_wanted || more >= self.window / 4
     }
 
-    /// Has the peer told of the window once more: what told it was lost.
+    /// Has the window sent to the peer again, since the packet that carried it was lost.
     pub(super) const fn repeat_update(&mut self) {
         self.is_update_wanted = true;
     }
 
-    /// Limits what the peer may send at first, and from then on to what [`Reassembly::raise_limit`] says.
+    /// Limits what the peer may send to `first`, and then to what [`Reassembly::raise_limit`] sets.
     pub(super) const fn limit(&mut self, first: u64) {
         (self.limit, self.advertised) = (first, first);
     }
 
-    /// Lets the peer send up to `limit`, as it does by itself.
+    /// Raises the limit to one that the peer presumes without being told.
     pub(super) fn presume(&mut self, limit: u64) {
         self.limit = self.limit.max(limit);
         self.advertised = self.advertised.max(limit);
@@ -217,12 +221,12 @@ impl Reassembly {
         self.is_update_wanted
     }
 
-    /// Returns whether the peer has to be granted what it may send.
+    /// Returns whether the peer may send only what it is granted.
     pub(super) const fn is_limited(&self) -> bool {
         self.limit != u64::MAX
     }
 
-    /// Offset up to which there is room for what the peer sends.
+    /// Returns the offset up to which there is room for the peer's bytes.
     pub(super) const fn room_until(&self) -> u64 {
         self.consumed + self.window
     }
@@ -231,17 +235,17 @@ impl Reassembly {
         self.room_until().min(self.limit)
     }
 
-    /// Returns the bytes received, those behind a gap included.
+    /// Returns the bytes received, including those behind a gap.
     pub(super) const fn received(&self) -> u64 {
         self.received
     }
 
-    /// Returns the offset that the peer is allowed.
+    /// Returns the offset up to which the peer may send.
     pub(super) const fn advertised(&self) -> u64 {
         self.advertised
     }
 
-    /// Returns the window to advertise, and takes it as advertised.
+    /// Returns the window to advertise, and notes it as advertised.
     pub(super) fn advertise(&mut self) -> u64 {
         self.is_update_wanted = false;
         self.advertised = self.advertised.max(self.offered());
@@ -274,7 +278,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The byte at an offset, in the copy `copy` of the stream.
+    /// Returns the bytes of the stream from one offset to another.
     fn bytes(from: u64, to: u64) -> Vec<u8> {
         (from..to).map(|offset| (offset * 7 / 5) as u8).collect()
     }
@@ -293,13 +297,13 @@ mod tests {
             let mut read = Vec::new();
             for (from, length) in pieces {
                 let mut piece = bytes(from, from + length);
-                // What was received once is not overwritten by a liar.
+                // Received bytes are not overwritten by different ones.
                 for (at, byte) in piece.iter_mut().enumerate() {
                     if received.contains(from + at as u64) {
                         *byte ^= 0xff;
                     }
                 }
-                // Where it stands in a datagram of this many bytes.
+                // Its offset in a datagram, and the bytes of that datagram.
                 let (start, datagram) = (20, 20 + piece.len());
                 buffer[start..datagram].copy_from_slice(&piece);
                 reassembly.insert(from, &piece, from % 3 > 0).unwrap();

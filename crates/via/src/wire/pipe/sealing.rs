@@ -1,24 +1,25 @@
-//! Keys of one connection: agreed on by a Noise handshake, used with each packet number once.
+//! Keys of one connection: agreed on by a Noise handshake; each packet number is used once.
 //!
-//! The patterns are those of the Noise Protocol Framework, revision 34. `NNpsk0` (sections 7.5 and 9) proves that both ends
-//! have the cluster's key. `IXpsk0` proves it, and which node's own key each end has as well, in two messages too: the
-//! dialer's key travels under the cluster's key in the first, and `se` and `es` of the second bind both keys to all that is
-//! sealed afterwards (payload properties `2 3`, then `2 5`, in section 7.7). So an acceptor knows who dials once the dialer's
-//! first packet opens, for which a connection waits in any case. `XX` would hide who dials from those who learn the
-//! cluster's key later, at the price of a third message, which has to be sent again when it is lost.
+//! The patterns are those of the Noise Protocol Framework, revision 34. `NNpsk0` (sections 7.5 and 9) proves
+//! that both ends have the cluster's key. `IXpsk0` proves that too, and also which node's own key each end has,
+//! in two messages as well. The dialer's key is sent under the cluster's key in the first; `se` and `es` of the
+//! second bind both keys to everything sealed afterwards (payload properties `2 3`, then `2 5`, in section
+//! 7.7). So an acceptor knows the dialer's identity once the dialer's first packet opens, for which a
+//! connection waits in any case. `XX` would hide the dialer's identity from an attacker that learns the
+//! cluster's key later, but needs a third message, which must be sent again if it is lost.
 //!
-//! A dialer with a key of its own offers both handshakes. An acceptor that knows `IXpsk0` answers that one; an older one
-//! answers the other. Who changes the dial on its way can have the lesser one answered: a node whose peer says that it has a key
-//! of its own, and has not proven it, ends the session.
+//! A dialer with a key of its own offers both handshakes. An acceptor that knows `IXpsk0` answers that one; an
+//! older one answers the other. An attacker that changes the dial on its way can force the weaker handshake.
+//! Therefore a node ends the session if its peer claims to have a key of its own and has not proven it.
 
 use midplane_simhw::seal::{Key, PublicKey, SecretKey};
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
 use super::packet::{IDENTIFIED_BYTES, NOISE_BYTES, TAG_BYTES};
 
-/// The handshake of those who share a key: two messages, the key mixed in before the first.
+/// The handshake of nodes that share a key: two messages, the key mixed in before the first.
 const SHARED: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
-/// The same of two who have keys of their own as well: each message carries its sender's.
+/// The handshake of nodes that also have keys of their own: each message carries its sender's.
 const IDENTIFIED: &str = "Noise_IXpsk0_25519_ChaChaPoly_BLAKE2s";
 
 /// A Noise message of the handshake.
@@ -27,9 +28,9 @@ pub(crate) type Message = Vec<u8>;
 /// The secrets of one end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Secrets<'a> {
-    /// Key that all nodes of the cluster share.
+    /// The key that all nodes of the cluster share.
     pub(crate) key: &'a Key,
-    /// The node's own, if it uses it in this handshake.
+    /// The node's own key, if this handshake uses it.
     pub(crate) own: Option<&'a SecretKey>,
 }
 
@@ -44,18 +45,18 @@ impl<'a> Secrets<'a> {
         }
     }
 
-    /// Bytes of a message without a payload.
+    /// Returns the bytes of a message without a payload.
     const fn bytes(self) -> usize {
         if self.own.is_some() { IDENTIFIED_BYTES } else { NOISE_BYTES }
     }
 }
 
-/// The protocol and its version: a handshake of one is none of the other.
+/// The protocol and its version: a handshake of one label is invalid for any other.
 pub(crate) type Label = [u8; 15];
 /// The label of connections over datagrams.
 pub(crate) const DATAGRAMS: &Label = b"midplane wire 1";
 
-/// The protocol and the dialer's id are bound to the handshake.
+/// Makes the prologue, which binds the protocol and the dialer's id to the handshake.
 fn prologue(label: &Label, dialer: u64) -> [u8; 23] {
     let mut bytes = [0; 23];
     bytes[..15].copy_from_slice(label);
@@ -63,12 +64,12 @@ fn prologue(label: &Label, dialer: u64) -> [u8; 23] {
     bytes
 }
 
-/// Bytes that only the two ends can read, make or change.
+/// Seals and opens bytes, so that only the two ends can read, make or change them.
 #[derive(Debug)]
 pub(crate) struct Seal(StatelessTransportState);
 
 impl Seal {
-    /// Seals `plain` to the end of `out`.
+    /// Seals `plain`, and appends it to `out`.
     pub(crate) fn seal(&self, number: u64, plain: &[u8], out: &mut Vec<u8>) {
         let begin = out.len();
         out.resize(begin + plain.len() + TAG_BYTES, 0);
@@ -76,13 +77,13 @@ impl Seal {
         sealed.expect("a body and its tag are below Noise's 65535 bytes, and there is room");
     }
 
-    /// Returns the key that the peer has proven to have, if it has one of its own: an acceptor knows it for certain once
-    /// the first packet opens.
+    /// Returns the peer's own key, if it has one. The peer has proven it; to an acceptor, only once the first
+    /// packet opens.
     pub(crate) fn peer(&self) -> Option<PublicKey> {
         Some(PublicKey::new(self.0.get_remote_static()?.try_into().ok()?))
     }
 
-    /// Opens `sealed` into `plain`; returns whether it is the peer's.
+    /// Opens `sealed` into `plain`; returns whether it is authentic.
     pub(crate) fn open(&self, number: u64, sealed: &[u8], plain: &mut Vec<u8>) -> bool {
         plain.resize(sealed.len().max(TAG_BYTES), 0);
         let Ok(bytes) = self.0.read_message(number, sealed, plain) else { return false };
@@ -96,7 +97,7 @@ impl Seal {
 pub(crate) struct Begun(HandshakeState);
 
 impl Begun {
-    /// Begins; `None` if the system has no random numbers.
+    /// Starts a handshake; returns `None` if the system has no random numbers.
     pub(crate) fn new(secrets: Secrets<'_>, label: &Label, dialer: u64) -> Option<(Self, Message)> {
         let prologue = prologue(label, dialer);
         let mut handshake = secrets.builder(&prologue)?.build_initiator().ok()?;
@@ -105,7 +106,7 @@ impl Begun {
         Some((Self(handshake), message))
     }
 
-    /// Takes the answer; itself again if it is of another key.
+    /// Finishes the handshake with the answer; returns itself if the answer is of another key.
     pub(crate) fn finish(mut self, acceptor: u64, message: &[u8]) -> Result<Seal, Box<Self>> {
         let mut said = [0; 8];
         let read = self.0.read_message(message, &mut said);
@@ -127,7 +128,7 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// Begins them; `None` if the system has no random numbers.
+    /// Starts them; returns `None` if the system has no random numbers.
     pub(crate) fn new(secrets: Secrets<'_>, label: &Label, dialer: u64) -> Option<Self> {
         let (shared, message) = Begun::new(Secrets { own: None, ..secrets }, label, dialer)?;
         let mut this =
@@ -139,7 +140,7 @@ impl Offers {
         Some(this)
     }
 
-    /// Takes the answer to either; `None` if it answers neither.
+    /// Finishes with the answer to either; returns `None` if it answers neither.
     pub(crate) fn finish(&mut self, acceptor: u64, message: &[u8]) -> Option<Seal> {
         let is_identified = message.len() == IDENTIFIED_BYTES + 8;
         let offer = if is_identified { &mut self.identified } else { &mut self.shared };
@@ -153,7 +154,7 @@ impl Offers {
     }
 }
 
-/// Answers a dialer's message; `None` if it is of another key.
+/// Answers a dialer's message; returns `None` if it is of another key.
 pub(crate) fn answer(
     secrets: Secrets<'_>,
     label: &Label,
@@ -207,7 +208,7 @@ mod tests {
         }
     }
 
-    /// A curve whose static key says that it is another one's.
+    /// A curve that claims the static key of another node.
     struct Liar {
         curve: Box<dyn Dh>,
         claimed: Option<PublicKey>,

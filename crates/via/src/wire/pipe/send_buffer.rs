@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use super::chunks::Chunks;
 use super::ranges::Ranges;
 
-/// Bytes written and not yet acknowledged: where each stands.
+/// Bytes written and not yet acknowledged, and the state of each.
 #[derive(Debug, Default)]
 pub(super) struct SendBuffer {
     chunks: Chunks,
@@ -15,13 +15,13 @@ pub(super) struct SendBuffer {
     acknowledged_later: Ranges,
     /// Every byte before it was sent.
     sent: u64,
-    /// Sent and lost: to be sent again, unless acknowledged late.
+    /// Bytes sent and lost: to be sent again, unless acknowledged late.
     lost: Ranges,
     written: u64,
 }
 
 impl SendBuffer {
-    /// Copies as much of `parts` as `room` bytes; returns how many.
+    /// Copies up to `room` bytes of `parts`; returns how many.
     pub(super) fn write(&mut self, parts: &[IoSlice<'_>], room: usize) -> usize {
         let begin = self.written;
         for part in parts {
@@ -33,8 +33,8 @@ impl SendBuffer {
         (self.written - begin) as usize
     }
 
-    /// Takes the next range to send, of at most `most` bytes, new ones only up to `window`; and whether it is sent
-    /// again.
+    /// Takes the next range to send, of at most `most` bytes; new bytes only up to `window`. Returns also
+    /// whether it is sent again.
     pub(super) fn next(&mut self, most: usize, window: u64) -> Option<(u64, u64, bool)> {
         if let Some((from, to)) = self.lost.take_first(most as u64) {
             return Some((from, to, true));
@@ -52,12 +52,12 @@ impl SendBuffer {
         self.chunks.copy_to(from, to, out);
     }
 
-    /// Returns the bytes `from..to` of a packet, as they lie.
+    /// Returns the bytes `from..to` of a packet, in place.
     pub(super) fn parts(&self, (from, to): (u64, u64)) -> [&[u8]; 2] {
         self.chunks.parts(from, to)
     }
 
-    /// The peer has received `from..to`; returns whether memory was released.
+    /// Notes that the peer has received `from..to`; returns whether memory was released.
     pub(super) fn on_acknowledged(&mut self, from: u64, to: u64) -> bool {
         if !self.lost.is_empty() {
             self.lost.remove(from, to);
@@ -81,7 +81,7 @@ impl SendBuffer {
         true
     }
 
-    /// The packet with `from..to` is lost.
+    /// Notes that the packet with `from..to` was lost.
     pub(super) fn on_lost(&mut self, from: u64, to: u64) {
         let from = from.max(self.acknowledged);
         self.lost.insert(from, to.max(from));
@@ -93,7 +93,7 @@ impl SendBuffer {
         }
     }
 
-    /// Returns whether there is something that may be sent now.
+    /// Returns whether there are bytes that may be sent now.
     pub(super) fn has_something(&self, window: u64) -> bool {
         !self.lost.is_empty() || self.sent < self.written.min(window)
     }

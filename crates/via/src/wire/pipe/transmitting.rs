@@ -1,4 +1,4 @@
-//! What leaves: trains of packets, as far as window and pacer allow.
+//! Transmission: trains of packets, as far as window and pacer allow.
 
 use midplane_simhw::time::Instant;
 
@@ -10,15 +10,16 @@ use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
 const TRAIN_BYTES: usize = 65_000;
 /// Most bytes of a datagram in a train of several: each must fit an Ethernet packet.
 const SEGMENT_BYTES: usize = 1_472;
-/// Bytes of the least room for bytes of the pipe: a shorter rest waits for the next packet.
+/// Bytes of the pipe for which a packet has room at least, behind all its other fields.
 const LEAST_ROOM: usize = 64;
-/// Bytes of a packet from which on a socket takes them from where they lie.
+/// Bytes of a packet from which on they are left out, and a socket sends them from the send buffer.
 const LARGE: u64 = 16 << 10;
-/// Nanoseconds of a round trip below which the peer is on this host.
+/// Round-trip time in nanoseconds below which the peer counts as being on this host.
 const SAME_HOST: u64 = 1_000_000;
 
 impl Pipe {
-    /// Appends the next datagrams to `out`: as many as `most_segments` of equal length, the last may be shorter.
+    /// Appends the next datagrams to `out`, at most `most_segments`. All have the same length, except the last,
+    /// which may be shorter.
     #[must_use]
     pub fn poll_transmit(
         &mut self,
@@ -31,7 +32,8 @@ impl Pipe {
         transmit
     }
 
-    /// Polls as [`Pipe::poll_transmit`] does, but leaves out the bytes of a single long datagram: [`Pipe::parts`] returns them.
+    /// Polls as [`Pipe::poll_transmit`] does, but leaves out the payload of a single long datagram:
+    /// [`Pipe::parts`] returns it.
     pub(crate) fn poll_transmit_apart(
         &mut self,
         now: Instant,
@@ -56,7 +58,7 @@ impl Pipe {
 
     fn poll_train(&mut self, out: &mut Vec<u8>, most_segments: usize) -> Option<usize> {
         if self.ended.is_some() {
-            // The peer that has closed still waits for the acknowledgement of that.
+            // A peer that has closed still waits for the acknowledgement of its close.
             let owes = self.ended == Some(Ended::ClosedByPeer) && self.acks.is_due(self.now);
             return if owes { self.emit_packet(out, self.mtu, false) } else { None };
         }
@@ -98,7 +100,7 @@ impl Pipe {
         Some(out.len() - begin)
     }
 
-    /// Bytes that may be in flight: a peer on this host takes no more than its system holds for it.
+    /// Returns the bytes that may be in flight, for a peer on this host at most what its system's buffer holds.
     pub(super) fn window(&self) -> u64 {
         let window = self.law.window();
         if self.loss.least_round_trip() < SAME_HOST {
@@ -152,7 +154,7 @@ impl Pipe {
             self.probes = 0;
             return None;
         }
-        // An update of the window has to arrive.
+        // A window update needs an acknowledgement, so that it is sent again if lost.
         let pings = pings || self.receive.is_update_due();
         let number = self.loss.next_number();
         let begin = out.len();
@@ -162,7 +164,7 @@ impl Pipe {
         let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
         let most = most - HEADER_BYTES - tag;
         let target = if self.seal.is_some() { &mut body } else { &mut *out };
-        // While it is blocked, each packet that is acknowledged says how much is.
+        // While bytes are blocked, every packet that needs an acknowledgement tells how many.
         let asks = asks || (self.is_blocked() && (has_bytes || closes || pings));
         let what = Content { has_bytes, closes, pings, asks, most };
         let range = self.emit_body(target, what);
@@ -244,7 +246,7 @@ impl Pipe {
         self.discovery.on_sent(now, bytes);
     }
 
-    /// Appends a datagram of `bytes` that finds out whether so many pass.
+    /// Appends a probe of `bytes`, which tests whether the path carries datagrams of that size.
     fn emit_probe(&mut self, out: &mut Vec<u8>, probe: u32, bytes: usize) -> usize {
         let begin = out.len();
         let number = self.loss.next_number();
@@ -258,7 +260,7 @@ impl Pipe {
             out.push(flag::PROBE);
             out.resize(begin + bytes, 0);
         }
-        // It is lost where it is too long: that says nothing about congestion.
+        // Losing a probe that is too long says nothing about congestion, so it counts 0 bytes.
         let kind = Kind::Probe(probe);
         self.loss.on_sent(Sent { at: self.now, bytes: 0, from: 0, to: 0, kind });
         self.counted.packets_sent += 1;
@@ -266,7 +268,7 @@ impl Pipe {
     }
 }
 
-/// What a packet carries beside an acknowledgement, in at most `most` bytes.
+/// The contents of a packet in addition to an acknowledgement, in at most `most` bytes.
 #[derive(Clone, Copy, Debug)]
 struct Content {
     has_bytes: bool,

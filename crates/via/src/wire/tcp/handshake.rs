@@ -19,13 +19,13 @@ const IDENTIFIED: u8 = 2;
 const MAGIC: &[u8; 8] = b"midplane";
 /// Bytes of both messages before the Noise message.
 const HEAD_BYTES: usize = 24;
-/// Bytes of both that stay as they are in every version.
+/// Bytes of both messages that are the same in every version.
 const FIXED_BYTES: usize = 16;
-/// Limits how long a dialer waits for the connection, and for the answer.
+/// Limits how long a dialer waits for the connection and for the answer.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// Limits how long an acceptor waits for the dialer's part: all of it leaves at once.
+/// Limits how long an acceptor waits for the dialer's part, which is sent at once.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(2);
-/// 30 s of silence after which a peer counts as lost, as over UDP; the system probes an idle one after 10 s.
+/// Silence after which a peer counts as lost, as over UDP: 30 s. The system probes an idle one after 10 s.
 const SILENCE: Duration = Duration::from_secs(30);
 const PROBE: Duration = Duration::from_secs(10);
 
@@ -40,7 +40,7 @@ mod reason {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
-    /// Seals and opens, with a key.
+    /// Seals and opens records; `None` without a key.
     pub(crate) records: Option<Records>,
     pub(crate) peer: SocketAddr,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Connection {
 /// Connects to the process at an address.
 ///
 /// # Cancel safety
-/// Dropped, it closes the connection.
+/// If dropped, it closes the connection.
 pub(crate) async fn connect(to: SocketAddr, config: &Config) -> Result<Connection, Failed> {
     let connecting = async {
         let secrets = config.secrets();
@@ -76,7 +76,7 @@ fn of_version(secrets: Option<Secrets<'_>>, version: u8) -> Option<Secrets<'_>> 
     })
 }
 
-/// Bytes of a dialer's message of a version; the acceptor's has 8 more.
+/// Returns the bytes of a dialer's message of a version; the acceptor's has 8 more.
 const fn dial_bytes(version: u8) -> usize {
     HEAD_BYTES + if version == IDENTIFIED { IDENTIFIED_BYTES } else { NOISE_BYTES }
 }
@@ -116,10 +116,10 @@ async fn dial(
     Ok(Connection { stream, records, peer: to })
 }
 
-/// Answers the process that has connected. Takes 2 s at most.
+/// Answers the process that has connected. Takes at most 2 s.
 ///
 /// # Cancel safety
-/// Dropped, it closes the connection.
+/// If dropped, it closes the connection.
 pub(crate) async fn accept(
     stream: TcpStream,
     peer: SocketAddr,
@@ -155,7 +155,7 @@ async fn greet(
         let has_no_seal = secrets.is_some() && sealed.is_none();
         has_no_seal.then_some((reason::KEY, Failed::KeyDoesNotFit))
     });
-    // The dialer of a version that is not spoken learns which one would be understood.
+    // A dialer of an unsupported version learns the newest one supported here.
     let version = if spoken(version).is_some() { version } else { newest };
     let said = failed.as_ref().map_or(reason::NONE, |(reason, _)| *reason);
     let (seal, noise) = sealed.unzip();
@@ -177,7 +177,7 @@ async fn greet(
     Ok(Connection { stream, records, peer })
 }
 
-/// Reads a message of the handshake: its bytes by its version, or the first ones alone.
+/// Reads a message of the handshake, as long as its version says; of an unknown version, only the fixed bytes.
 async fn read_message(
     stream: &mut TcpStream,
     bytes: impl Fn(u8) -> Option<usize>,
@@ -194,7 +194,7 @@ async fn read_message(
     Ok(message)
 }
 
-/// A peer that closes instead of an answer is no node, or is one that has too many handshakes under way.
+/// Converts an error: a peer that closes instead of an answer is no node, or has too many handshakes under way.
 fn cut(error: io::Error) -> Failed {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => Failed::NoNode,
@@ -202,7 +202,7 @@ fn cut(error: io::Error) -> Failed {
     }
 }
 
-/// Returns a message of the handshake; `second` follows the version.
+/// Makes a message of the handshake; `second` follows the version.
 fn message(version: u8, second: u8, id: u64, noise: Option<&[u8]>) -> Vec<u8> {
     let mut message = MAGIC.to_vec();
     message.extend([version, second, 0, 0, 0, 0, 0, 0]);
@@ -240,7 +240,7 @@ mod tests {
         Config::default().key(key).own_key(own)
     }
 
-    /// Two ends on loopback, with these keys.
+    /// Connects two ends on loopback, with these keys.
     async fn both(dialer: Keys, acceptor: Keys) -> [Result<Connection, Failed>; 2] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();

@@ -7,10 +7,10 @@ use crate::wire::pipe::sealing::Seal;
 
 /// Bytes of a record before its sealed bytes.
 const HEAD: usize = 2;
-/// Bytes that one record seals at most.
+/// Most bytes that one record seals.
 const MOST: usize = 16 * 1024;
 
-/// A record that no holder of the key has sent, or one out of its place.
+/// A record from no holder of the key, or one out of order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct BadRecord;
 
@@ -18,28 +18,28 @@ pub(crate) struct BadRecord;
 #[derive(Debug)]
 pub(crate) struct Records {
     seal: Seal,
-    /// Records of each direction so far: the nonce of the next.
+    /// Records of each direction so far: the nonce of the next one.
     sealed: u64,
     opened: u64,
-    /// The beginning of a record whose end has not come.
+    /// The beginning of a record whose end has not arrived.
     partial: Vec<u8>,
     plain: Vec<u8>,
 }
 
 impl Records {
-    /// Bytes of a record that seals none.
+    /// Bytes of a record that seals no bytes.
     pub(crate) const EMPTY: usize = HEAD + TAG_BYTES;
 
     pub(crate) const fn new(seal: Seal) -> Self {
         Self { seal, sealed: 0, opened: 0, partial: Vec::new(), plain: Vec::new() }
     }
 
-    /// Returns the key of its own that the peer has proven to have, if it has one.
+    /// Returns the peer's own key, which it has proven to have, if it has one.
     pub(crate) fn peer(&self) -> Option<PublicKey> {
         self.seal.peer()
     }
 
-    /// Appends records with these bytes to `out`; one that is empty for none.
+    /// Appends records with these bytes to `out`; for no bytes, one empty record.
     pub(crate) fn seal(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let mut rest = bytes;
         loop {
@@ -55,7 +55,7 @@ impl Records {
         }
     }
 
-    /// Takes received bytes, cut anywhere; appends what the complete records seal to `out`.
+    /// Accepts received bytes, cut anywhere; appends the contents of complete records to `out`.
     pub(crate) fn open(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), BadRecord> {
         self.partial.extend_from_slice(bytes);
         let mut at = 0;
@@ -122,7 +122,7 @@ mod tests {
             let at = at.index(sealed.len());
             sealed[at] ^= 1;
             read.clear();
-            // A length that was changed may wait for bytes that never come; nothing that was changed is read.
+            // With a changed length, the reader may wait for bytes that never arrive; it accepts no changed bytes.
             let _ = other.open(&sealed, &mut read);
             prop_assert!(read.len() <= sent.len() && sent.starts_with(&read));
             prop_assert!(read.len() < sent.len() || sent.is_empty());

@@ -1,4 +1,4 @@
-//! Senders, a port with a small buffer and a receiver, in virtual time: what must hold for any of them.
+//! Senders, a port with a small buffer and a receiver, in virtual time, and the invariants of any run.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -24,20 +24,20 @@ struct Setting {
     byte_nanos: u64,
     /// Bytes that each sender sends.
     total: u64,
-    /// Nanoseconds that a sender pauses between two messages at most; if 0, all of its messages are there at first.
+    /// Most nanoseconds that a sender pauses between two messages; if 0, it has all its messages from the start.
     pause: u64,
     deaths: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Event {
-    /// A packet is at the port: of a sender, its bytes, and what it asks for.
+    /// A packet reaches the port: its sender, its bytes, and the offset that it asks for.
     Port(usize, u64, u64),
-    /// It is at the receiver.
+    /// A packet reaches the receiver.
     Arrival(usize, u64, u64),
-    /// A sender may send up to an offset.
+    /// A limit reaches a sender: it may send up to this offset.
     Limit(usize, u64),
-    /// A sender has its next message.
+    /// A sender gets its next message.
     Message(usize),
     Death(usize),
 }
@@ -48,11 +48,11 @@ struct Sender {
     written: u64,
     sent: u64,
     limit: u64,
-    /// Offset of the last limit that is under way to it.
+    /// The last limit that is on its way to it.
     told: u64,
     asked: u64,
     received: u64,
-    /// When it was last told of a token, or had its last message.
+    /// When it last received a token, or got its last message.
     served_at: u64,
     is_dead: bool,
 }
@@ -86,7 +86,7 @@ impl Run {
             longest_wait: 0,
             rng: Rng::new(setting.seed, "messages"),
         };
-        // The port works off a quarter of what tokens have in flight in the longest round trip.
+        // In the longest round trip, the port forwards a quarter of the bytes that tokens allow in flight.
         let most_trip = this.tokens.bound * setting.byte_nanos / 4;
         for slot in 0..setting.senders {
             let limit = this.tokens.draw_allowance();
@@ -107,7 +107,7 @@ impl Run {
         self.events.push(Reverse((self.now + after, self.number, event)));
     }
 
-    /// Sends what a sender may, and asks for more.
+    /// Sends as much as a sender may, and asks for more.
     fn send(&mut self, slot: usize) {
         loop {
             let sender = &mut self.senders[slot];
@@ -170,7 +170,7 @@ impl Run {
         }
     }
 
-    /// Checks that no more is in flight than the bound, and that it is what the shares have.
+    /// Checks that the bytes in flight are within the bound, and equal the sum of the shares.
     fn check(&self) {
         let tokens = &self.tokens;
         let shares = tokens.shares.iter().flatten();
@@ -203,7 +203,7 @@ impl Run {
         }
     }
 
-    /// Runs until nothing happens any more.
+    /// Runs until no events are left.
     fn run(mut self) -> Self {
         loop {
             let alarm = self.tokens.poll_timeout().map(Instant::as_nanos);
@@ -230,14 +230,14 @@ impl Run {
         self
     }
 
-    /// Bytes a second until the first sender was done.
+    /// Returns the bytes per second until the first sender was done.
     fn goodput(&self) -> f64 {
         let (at, received) = self.at_first.as_ref().expect("one is done");
         received.iter().sum::<u64>() as f64 / *at as f64 * 1e9
     }
 }
 
-/// Jain's index of fairness.
+/// Returns Jain's index of fairness.
 fn jain(values: &[u64]) -> f64 {
     let sum: f64 = values.iter().map(|value| *value as f64).sum();
     let squares: f64 = values.iter().map(|value| (*value as f64).powi(2)).sum();
@@ -259,7 +259,7 @@ fn drawn(seed: u64) -> Setting {
     }
 }
 
-/// So many seeds that no run has had before, or the one of a failure: `WIRE_SEED=n`.
+/// Returns `count` new seeds, or the one of a failure: `WIRE_SEED=n`.
 fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let given = std::env::var("WIRE_SEED").ok().and_then(|seed| seed.parse().ok());
     let fresh = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
@@ -290,10 +290,10 @@ fn a_sender_that_dies_holds_up_others_for_one_lease_of_one_token_and_every_byte_
         let mut setting = Setting { deaths: true, ..drawn(seed) };
         setting.pause = 1 + Rng::new(seed, "pause").below(2 * MS);
         let run = Run::new(setting).run();
-        // Each of the others may have its turn once, and what is at the port is ahead of it.
+        // Each of the others may have one turn, and the packets at the port are ahead.
         let turns =
             (run.tokens.quantum * setting.senders as u64 + setting.buffer) * setting.byte_nanos;
-        // Each that dies keeps a token from the others, and has it for one lease.
+        // Each sender that dies withholds a token from the others for one lease.
         let deaths = run.senders.iter().filter(|sender| sender.is_dead).count() as u64;
         let most = LEASE * (1 + deaths.div_ceil(TOKENS)) + 2 * turns;
         assert!(run.longest_wait <= most, "waited {} ns: {setting:?}", run.longest_wait);

@@ -1,4 +1,4 @@
-//! Messages in one direction, from one process to another: a sink there, a stream here.
+//! Messages in one direction between two processes: a `Sink` at the sender, a `Stream` at the receiver.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,37 +18,37 @@ use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 use crate::message::request::{Load, Mode};
 
-/// Messages of a sender that may be under way: some 4 KiB of short ones, and 128 KiB of the longest
-/// that leave whole.
+/// Default number of a sender's messages that may be under way: some 4 KiB of short ones, or 128 KiB of the
+/// longest eager ones.
 pub const DEFAULT_DEPTH: usize = 16;
 
-/// Most bytes of one message that is received: 16 MiB.
+/// Default limit of a received message: 16 MiB.
 pub const DEFAULT_MAX_MESSAGE: usize = 16 << 20;
 
-/// Why nothing more goes into, or comes out of, a lane.
+/// Why a message was not sent or received.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum LaneError {
-    /// The message layer says no.
+    /// The message layer failed.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// It was closed here.
+    /// This end was closed.
     #[error("this end is closed: nothing more can be sent")]
     Closed,
-    /// What came is no message of a lane: somebody else uses its tag.
-    #[error("what came was not sent by a lane: its tag is used by something else")]
+    /// The received message is none of a [`Sender`]: something else uses its tag.
+    #[error("the received message was not sent by a `Sender`: something else uses its tag")]
     Malformed,
 }
 
 /// Sends messages to one process, under one tag: a `Sink` of [`Bytes`].
 ///
-/// At most [`depth`](Self::depth) messages are under way: handed over here, and not yet with the
-/// receiver or in its window for messages that it does not expect. Dropped, it tells the receiver
-/// that nothing more comes, behind all that was sent.
+/// At most [`depth`](Self::depth) messages are under way: accepted here, and neither received nor stored in the
+/// receiver's window for unexpected messages. When it is dropped, the receiver's stream ends behind everything
+/// that was sent.
 ///
 /// # Cancel safety
-/// [`reserve`](Self::reserve), [`flush`](Self::flush) and [`close`](Self::close) take nothing when
-/// they are dropped. What was handed over goes its way.
+/// If [`reserve`](Self::reserve), [`flush`](Self::flush) or [`close`](Self::close) is dropped, no message is
+/// lost. Messages that were accepted are still sent.
 #[derive(Debug)]
 pub struct Sender<P: Progression> {
     communicator: Communicator<P>,
@@ -61,21 +61,21 @@ pub struct Sender<P: Progression> {
 }
 
 impl<P: Progression> Sender<P> {
-    /// A lane to `to` under `tag`, which nothing else there may use.
+    /// Makes a sender to `to` under `tag`, which nothing else there may use.
     #[must_use]
     pub const fn new(communicator: Communicator<P>, to: Rank, tag: Tag) -> Self {
         let leaving = VecDeque::new();
         Self { communicator, to, tag, depth: DEFAULT_DEPTH, leaving, failed: None, ended: false }
     }
 
-    /// Messages that may be under way, at least 1. Default: [`DEFAULT_DEPTH`].
+    /// Sets how many messages may be under way, at least 1. Default: [`DEFAULT_DEPTH`].
     #[must_use]
     pub fn depth(mut self, messages: usize) -> Self {
         self.depth = messages.max(1);
         self
     }
 
-    /// Messages under way.
+    /// Returns the number of messages under way.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.leaving.len()
@@ -84,38 +84,39 @@ impl<P: Progression> Sender<P> {
     /// Waits for room for one message.
     ///
     /// # Errors
-    /// [`LaneError::Closed`], [`LaneError::Message`]: of a message before, too; it then stays so.
+    /// [`LaneError::Closed`]; [`LaneError::Message`], also for an earlier message: every later call then
+    /// returns it too.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing; nor has a permit that is not used.
+    /// If dropped, no room was taken; nor by a permit that is not used.
     pub async fn reserve(&mut self) -> Result<Permit<'_, P>, LaneError> {
         poll_fn(|context| self.poll_reserve(context)).await?;
         Ok(Permit { sender: self })
     }
 
-    /// Waits until all that was handed over is with the receiver or in its window.
+    /// Waits until every accepted message was received or is in the receiver's window.
     ///
     /// # Errors
     /// [`LaneError::Message`].
     ///
     /// # Cancel safety
-    /// Dropped, it goes on when it is called again.
+    /// If dropped, the next call continues the wait.
     pub async fn flush(&mut self) -> Result<(), LaneError> {
         poll_fn(|context| self.poll_settle(context, 0)).await
     }
 
-    /// Says that nothing more comes, and waits as [`flush`](Self::flush) does.
+    /// Ends the receiver's stream, and waits as [`flush`](Self::flush) does.
     ///
     /// # Errors
     /// [`LaneError::Message`].
     ///
     /// # Cancel safety
-    /// Dropped, it goes on when it is called again, or when this is dropped.
+    /// If dropped, the next call, or dropping this sender, completes it.
     pub async fn close(&mut self) -> Result<(), LaneError> {
         poll_fn(|context| self.poll_end(context)).await
     }
 
-    /// Ready once there is room for a message: [`Sender::send_now`] takes it then.
+    /// Ready once there is room for a message, which [`Sender::send_now`] then takes.
     pub(super) fn poll_reserve(
         &mut self,
         context: &mut Context<'_>,
@@ -126,15 +127,15 @@ impl<P: Progression> Sender<P> {
         self.poll_settle(context, self.depth - 1)
     }
 
-    /// Ready once at most `most` are under way.
+    /// Ready once at most `most` messages are under way.
     pub(super) fn poll_settle(
         &mut self,
         context: &mut Context<'_>,
         most: usize,
     ) -> Poll<Result<(), LaneError>> {
         while self.failed.is_none() && self.leaving.len() > most {
-            // Messages of one lane meet their receives in order: the first to be done is the first.
-            let first = self.leaving.front_mut().expect("more than none");
+            // Messages of one sender match in order, so the oldest completes first.
+            let first = self.leaving.front_mut().expect("the queue is longer than `most`");
             let done = ready!(Pin::new(first).poll(context));
             self.leaving.pop_front();
             self.failed = done.err();
@@ -165,7 +166,7 @@ impl<P: Progression> Sender<P> {
 impl<P: Progression> Drop for Sender<P> {
     fn drop(&mut self) {
         if !self.ended {
-            // Whoever is gone need not be told.
+            // If the receiver is gone, it needs no end.
             let _ = self.start(frame::end());
         }
     }
@@ -179,10 +180,10 @@ pub struct Permit<'a, P: Progression> {
 }
 
 impl<P: Progression> Permit<'_, P> {
-    /// Hands a message over. It is copied.
+    /// Sends a message; its bytes are copied.
     ///
     /// # Errors
-    /// [`LaneError::Message`]: it is longer than the lower layer takes, or that is closed.
+    /// [`LaneError::Message`] if it is longer than the lower layer takes, or the lower layer is down.
     pub fn send(self, bytes: &[u8]) -> Result<(), LaneError> {
         self.sender.send_now(bytes)
     }
@@ -211,8 +212,8 @@ impl<P: Progression> Sink<Bytes> for Sender<P> {
 /// Receives the messages of one [`Sender`]: a `Stream` that ends with it.
 ///
 /// # Cancel safety
-/// [`receive`](Self::receive) that is dropped has taken nothing. Dropped itself, a message that it
-/// has not handed out stands in the queue again; read to the end if the lane's window is to be free.
+/// If [`receive`](Self::receive) is dropped, no message was taken. If the receiver is dropped, a message that
+/// it has matched returns to the queue. Read to the end to free the sender's window.
 #[derive(Debug)]
 pub struct Receiver<P: Progression> {
     communicator: Communicator<P>,
@@ -224,39 +225,39 @@ pub struct Receiver<P: Progression> {
 }
 
 impl<P: Progression> Receiver<P> {
-    /// The other end of the lane from `from` under `tag`.
+    /// Makes the receiver of what `from` sends under `tag`.
     #[must_use]
     pub const fn new(communicator: Communicator<P>, from: Rank, tag: Tag) -> Self {
         let longest = DEFAULT_MAX_MESSAGE;
         Self { communicator, from, tag, longest, pending: None, ended: false }
     }
 
-    /// Most bytes of a message: a longer one is an error. This bounds what the sender can make this process
-    /// keep. Default: [`DEFAULT_MAX_MESSAGE`].
+    /// Sets the most bytes of a message: a longer one is an error. This bounds the memory that the sender can
+    /// make this process use. Default: [`DEFAULT_MAX_MESSAGE`].
     #[must_use]
     pub const fn max_message(mut self, bytes: usize) -> Self {
         self.longest = bytes;
         self
     }
 
-    /// The next message; `None` once its sender has closed.
+    /// Receives the next message; `None` once its sender has closed.
     ///
     /// # Errors
-    /// [`LaneError::Message`] or [`LaneError::Malformed`]; nothing comes after it.
+    /// [`LaneError::Message`] or [`LaneError::Malformed`]; the stream has ended then.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
+    /// If dropped, no message was taken.
     pub async fn receive(&mut self) -> Result<Option<Bytes>, LaneError> {
         poll_fn(|context| self.poll_receive(context)).await
     }
 
-    /// Whether nothing more comes.
+    /// Returns whether the stream has ended.
     #[must_use]
     pub const fn is_ended(&self) -> bool {
         self.ended
     }
 
-    /// The process that sends.
+    /// Returns the rank of the sender.
     pub(super) const fn peer(&self) -> Rank {
         self.from
     }
@@ -276,7 +277,7 @@ impl<P: Progression> Receiver<P> {
         Poll::Ready(self.take(received.map(|received| received.bytes)))
     }
 
-    /// Takes what has come, without being woken for more; `true` once nothing more comes.
+    /// Takes messages that have arrived, without registering a waker; returns `true` once the stream has ended.
     pub(super) fn discard(&mut self) -> bool {
         while !self.ended {
             let Ok(mut pending) = self.next_pending() else { return true };
@@ -293,7 +294,7 @@ impl<P: Progression> Receiver<P> {
         if let Some(pending) = self.pending.take() {
             return Ok(pending);
         }
-        // One byte more says what it is.
+        // One more byte, for the trailer.
         let room = Load::Room { room: self.longest.saturating_add(1), storage: Vec::new() };
         Ok(self.communicator.ireceive_into(self.from, self.tag, room)?.kept())
     }
