@@ -3,8 +3,8 @@
 #
 #   benches/launchers/slurm.sh
 #
-# Starts Slurm on a machine of namespaces, has srun start the ranks of `collectives` (by what srun itself says,
-# and by PMI-2), then a `gangd` on each node, and jobs under those; checks what they answer, and that cancelling
+# Starts Slurm on a machine of namespaces, has srun start the ranks of `lab collectives` (by what srun itself says,
+# and by PMI-2), then a `midplane gang daemon` on each node, and jobs under those; checks what they answer, and that cancelling
 # the step leaves nothing. Ends with 1 if something did not hold. Needs root and Debian's packages slurmd,
 # slurmctld and slurm-client; where it can't run it says so, and that is no failure.
 set -euo pipefail
@@ -13,13 +13,15 @@ source benches/launchers/machine.sh
 source benches/launchers/nodes.sh
 needs timeout od pgrep:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client
 if [[ -z ${FOLDER:-} ]]; then
-    cargo build --release --quiet --example collectives --example gangd --example gang
+    cargo build --release --quiet -p midplane-benches -p midplane-cli
 fi
-EXAMPLES=$(realpath "${CARGO_TARGET_DIR:-target}")/release/examples
+RELEASE=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+LAB=$RELEASE/lab
+MIDPLANE=$RELEASE/midplane
 enter_machine 4 "$@"
 start_slurm 4 "PartitionName=all Nodes=node[1-4] Default=YES OverSubscribe=FORCE:4"
 
-barriers=("$EXAMPLES/collectives" --fabric udp --operation barrier --rounds 50 --json)
+barriers=("$LAB" collectives --fabric udp --operation barrier --rounds 50 --json)
 for tasks in 4 8; do
     timeout 60 srun -N 4 -n $tasks "${barriers[@]}" >"$FOLDER/said" || fail "srun -N 4 -n $tasks collectives"
     holds "srun -N 4 -n $tasks collectives" "$FOLDER/said" "\"nodes\":$tasks"
@@ -30,14 +32,14 @@ timeout 60 srun --mpi=pmi2 -N 4 -n 4 "${barriers[@]}" >"$FOLDER/said" || fail "s
 holds "srun --mpi=pmi2 -N 4 -n 4 collectives" "$FOLDER/said" '"nodes":4'
 
 # A daemon a node. They are one machine, so that each has a socket of its own.
-gangd="exec '$EXAMPLES/gangd' --key '$FOLDER/key' --slots 1 --fabric udp --slice-ms 50 \
+gangd="exec '$MIDPLANE' gang daemon --key '$FOLDER/key' --slots 1 --fabric udp --slice-ms 50 \
     --socket '$FOLDER/'\$SLURM_PROCID.socket"
 srun -N 4 -n 4 --job-name daemons bash -c "$gangd" >"$FOLDER/gangd.log" 2>&1 &
-gang=("$EXAMPLES/gang" --socket "$FOLDER/0.socket")
+gang=("$MIDPLANE" gang --socket "$FOLDER/0.socket")
 four_hosts() { "${gang[@]}" list | grep -q '^4 of 4 hosts'; }
 wait_for 30 four_hosts
-"${gang[@]}" run --ranks 4 -- "$EXAMPLES/gang" nas cg S >"$FOLDER/cg" &
-timeout 60 "${gang[@]}" run --ranks 4 -- "$EXAMPLES/gang" nas ft S >"$FOLDER/ft" || fail "FT under srun's daemons"
+"${gang[@]}" run --ranks 4 -- "$LAB" nas cg S >"$FOLDER/cg" &
+timeout 60 "${gang[@]}" run --ranks 4 -- "$LAB" nas ft S >"$FOLDER/ft" || fail "FT under srun's daemons"
 wait $! || fail "CG under srun's daemons"
 holds "gang nas ft, beside another, under srun's daemons" "$FOLDER/ft" '"verified":true'
 holds "gang nas cg, beside it" "$FOLDER/cg" '"verified":true'
@@ -46,7 +48,7 @@ holds "gang nas cg, beside it" "$FOLDER/cg" '"verified":true'
 "${gang[@]}" run --ranks 4 -- sleep 600 >"$FOLDER/sleeps" 2>&1 &
 wait_for 10 pgrep -x sleep
 scancel --name daemons
-wait_for 20 is_gone gangd
+wait_for 20 is_gone midplane
 wait_for 5 is_gone sleep
 wait_for 20 no_jobs
 [[ -z $(ls "$FOLDER"/*.socket 2>/dev/null) ]] || fail "a socket is left"

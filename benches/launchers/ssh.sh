@@ -4,7 +4,7 @@
 #   benches/launchers/ssh.sh
 #
 # On a machine of namespaces, an sshd on a high port answers for three hosts, with keys that were made for this
-# run. ssh starts the ranks of `collectives`, then `gangd --hostfile ... --spread` starts a daemon on each host by
+# run. ssh starts the ranks of `lab collectives`, then `midplane gang daemon --hostfile ... --spread` starts a daemon on each host by
 # ssh; jobs run under those, and nothing is left when the first daemon is killed, or an ssh. Ends with 1 if
 # something did not hold. Needs root and Debian's packages openssh-server and openssh-client; where it can't run
 # it says so, and that is no failure.
@@ -13,9 +13,11 @@ cd "$(dirname "$0")/../.."
 source benches/launchers/machine.sh
 needs timeout od pgrep:procps sshd:openssh-server ssh:openssh-client ssh-keygen:openssh-client
 if [[ -z ${FOLDER:-} ]]; then
-    cargo build --release --quiet --example collectives --example gangd --example gang
+    cargo build --release --quiet -p midplane-benches -p midplane-cli
 fi
-EXAMPLES=$(realpath "${CARGO_TARGET_DIR:-target}")/release/examples
+RELEASE=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+LAB=$RELEASE/lab
+MIDPLANE=$RELEASE/midplane
 enter_machine 3 "$@"
 
 ssh-keygen -q -t ed25519 -N '' -f "$FOLDER/host_key"
@@ -44,7 +46,7 @@ ssh=(ssh -F "$FOLDER/ssh_config")
 wait_for 10 "${ssh[@]}" node1 true
 
 printf 'node%s slots=2\n' 1 2 3 >"$FOLDER/hostfile"
-barriers="'$EXAMPLES/collectives' --fabric udp --operation barrier --rounds 50 --json --hostfile '$FOLDER/hostfile'"
+barriers="'$LAB' collectives --fabric udp --operation barrier --rounds 50 --json --hostfile '$FOLDER/hostfile'"
 pids=()
 for rank in 5 4 3 2 1 0; do
     timeout 60 "${ssh[@]}" "node$((rank / 2 + 1))" "$barriers --rank $rank" >"$FOLDER/rank$rank" &
@@ -53,9 +55,9 @@ done
 for pid in "${pids[@]}"; do wait "$pid" || fail "collectives over ssh"; done
 holds "six ranks of collectives over ssh" "$FOLDER/rank0" '"nodes":6'
 
-gangd=("$EXAMPLES/gangd" --hostfile "$FOLDER/hostfile" --key "$FOLDER/key" --spread --fabric udp --slice-ms 50
+gangd=("$MIDPLANE" gang daemon --hostfile "$FOLDER/hostfile" --key "$FOLDER/key" --spread --fabric udp --slice-ms 50
     --socket "$FOLDER/socket" --rsh "ssh -F $FOLDER/ssh_config")
-gang=("$EXAMPLES/gang" --socket "$FOLDER/socket")
+gang=("$MIDPLANE" gang --socket "$FOLDER/socket")
 three_hosts() { "${gang[@]}" list | grep -q '^3 of 3 hosts with 2 slots each'; }
 start_daemons() {
     "${gangd[@]}" >"$FOLDER/gangd.log" 2>&1 &
@@ -64,8 +66,8 @@ start_daemons() {
 }
 
 start_daemons
-"${gang[@]}" run --ranks 4 -- "$EXAMPLES/gang" nas cg S >"$FOLDER/cg" &
-timeout 60 "${gang[@]}" run --ranks 4 -- "$EXAMPLES/gang" nas ft S >"$FOLDER/ft" || fail "FT under ssh's daemons"
+"${gang[@]}" run --ranks 4 -- "$LAB" nas cg S >"$FOLDER/cg" &
+timeout 60 "${gang[@]}" run --ranks 4 -- "$LAB" nas ft S >"$FOLDER/ft" || fail "FT under ssh's daemons"
 wait $! || fail "CG under ssh's daemons"
 holds "gang nas ft, beside another, under ssh's daemons" "$FOLDER/ft" '"verified":true'
 holds "gang nas cg, beside it" "$FOLDER/cg" '"verified":true'
@@ -83,12 +85,12 @@ wait_for 5 is_gone sleep
 
 # The first daemon is killed while a job runs: nothing is left on any host.
 kill -KILL "$daemon"
-wait_for 20 is_gone gangd
+wait_for 20 is_gone midplane
 start_daemons
 "${gang[@]}" run --ranks 6 -- sleep 600 >"$FOLDER/sleeps" 2>&1 &
 wait_for 10 pgrep -x sleep
 kill -KILL "$daemon"
-wait_for 20 is_gone gangd
+wait_for 20 is_gone midplane
 wait_for 5 is_gone sleep
 wait_for 5 is_gone ssh
 [[ -z $(ls "$FOLDER"/socket* 2>/dev/null) ]] || fail "a socket is left"

@@ -14,13 +14,15 @@ source benches/launchers/machine.sh
 source benches/launchers/nodes.sh
 needs timeout od pgrep:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client salloc:slurm-client
 if [[ -z ${FOLDER:-} ]]; then
-    cargo build --release --quiet --example preempt --example gangd --example gang
+    cargo build --release --quiet -p midplane-benches -p midplane-cli
 fi
-EXAMPLES=$(realpath "${CARGO_TARGET_DIR:-target}")/release/examples
+RELEASE=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+LAB=$RELEASE/lab
+MIDPLANE=$RELEASE/midplane
 SECONDS_EACH=${1:-32}
 enter_machine 4 "$@"
 mkdir "$FOLDER/turns"
-ticker() { echo "exec '$EXAMPLES/preempt' --be-ticker '$FOLDER/turns' \"$1\" $SECONDS_EACH"; }
+ticker() { echo "exec '$LAB' --be-ticker '$FOLDER/turns' \"$1\" $SECONDS_EACH"; }
 
 start_slurm 4 "PartitionName=all Nodes=node[1-4] Default=YES OverSubscribe=FORCE:2" "PreemptMode=GANG" \
     "SchedulerTimeSlice=5"
@@ -39,9 +41,9 @@ for pid in "${pids[@]}"; do wait "$pid" || fail "a job under Slurm"; done
 scancel 1 2
 wait_for 20 no_jobs
 
-srun -N 4 -n 4 --job-name daemons bash -c "exec '$EXAMPLES/gangd' --key '$FOLDER/key' --slots 1 --slice-ms 50 \
+srun -N 4 -n 4 --job-name daemons bash -c "exec '$MIDPLANE' gang daemon --key '$FOLDER/key' --slots 1 --slice-ms 50 \
     --socket '$FOLDER/'\$SLURM_PROCID.socket" >"$FOLDER/gangd.log" 2>&1 &
-gang=("$EXAMPLES/gang" --socket "$FOLDER/0.socket")
+gang=("$MIDPLANE" gang --socket "$FOLDER/0.socket")
 four_hosts() { "${gang[@]}" list | grep -q '^4 of 4 hosts'; }
 wait_for 30 four_hosts
 pids=()
@@ -51,4 +53,4 @@ for job in 1 2; do
     pids+=($!)
 done
 for pid in "${pids[@]}"; do wait "$pid" || fail "a job under gangd"; done
-"$EXAMPLES/preempt" --turns "$FOLDER/turns"
+"$LAB" preempt --turns "$FOLDER/turns"

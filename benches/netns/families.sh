@@ -35,7 +35,7 @@ run() {
     local flags=(--fabric "$fabric" --peers "$FOLDER/peers" --mode token --message-bytes 10240
         --seconds 0.5 --json "$@")
     if [[ $fabric == switch ]]; then
-        ip netns exec "$TAG-1" timeout 30 "$EXAMPLES/switchd" --bind "$a:7100" --peers "$FOLDER/peers" \
+        ip netns exec "$TAG-1" timeout 30 "$MIDPLANE" switch --bind "$a:7100" --peers "$FOLDER/peers" \
             --seconds 12 --json >"$FOLDER/switch" &
         flags+=(--switch "$a:7100")
         sleep 0.3
@@ -53,8 +53,10 @@ run() {
     fi
 }
 
-cargo build --release --quiet --example incast --example switchd
+cargo build --release --quiet --example incast
+cargo build --release --quiet -p midplane-cli
 EXAMPLES=${CARGO_TARGET_DIR:-target}/release/examples
+MIDPLANE=${CARGO_TARGET_DIR:-target}/release/midplane
 build_network 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "$FOLDER/why")"
 echo "1:$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" >"$FOLDER/key"
 

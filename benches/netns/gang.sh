@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gang scheduling between two hosts: a gangd on each, jobs whose messages go between them over sealed UDP.
+# Gang scheduling between two hosts: a `midplane gang daemon` on each, jobs whose messages go between them over sealed UDP.
 #
 #   benches/netns/gang.sh [SLICE_MS]
 #
@@ -16,8 +16,10 @@ NET=10.231.81
 
 source benches/netns/network.sh
 needs timeout od awk
-cargo build --release --quiet --example gangd --example gang --example preempt
-EXAMPLES=$(realpath "${CARGO_TARGET_DIR:-target}")/release/examples
+cargo build --release --quiet -p midplane-benches -p midplane-cli
+RELEASE=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+LAB=$RELEASE/lab
+MIDPLANE=$RELEASE/midplane
 add_pair 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "$FOLDER/why")"
 printf '1:%s\n' "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" >"$FOLDER/key"
 chmod 600 "$FOLDER/key"
@@ -39,13 +41,13 @@ daemons() {
     printf '%s\n' "$NET.1:$port" "$NET.2:$port" >"$FOLDER/$name.peers"
     pids=()
     for host in 0 1; do
-        ip netns exec "$TAG-$((host + 1))" "$EXAMPLES/gangd" --peers "$FOLDER/$name.peers" --key "$FOLDER/key" \
+        ip netns exec "$TAG-$((host + 1))" "$MIDPLANE" gang daemon --peers "$FOLDER/$name.peers" --key "$FOLDER/key" \
             --host $host --slots 1 --fabric udp --socket "$FOLDER/$name$host" "${@:3}" \
             >/dev/null 2>>"$FOLDER/complaints" &
         pids+=($!)
     done
     for _ in {1..100}; do
-        "$EXAMPLES/gang" --socket "$FOLDER/${name}0" list 2>/dev/null | grep -q '^2 of 2 hosts' && return
+        "$MIDPLANE" gang --socket "$FOLDER/${name}0" list 2>/dev/null | grep -q '^2 of 2 hosts' && return
         sleep 0.1
     done
     cat "$FOLDER/complaints" >&2
@@ -54,10 +56,10 @@ daemons() {
 
 daemons turns 24800 --slice-ms "$SLICE" --with-itself 10
 turns=("${pids[@]}")
-gang=("$EXAMPLES/gang" --socket "$FOLDER/turns0")
-"${gang[@]}" run --ranks 2 -- "$EXAMPLES/gang" nas cg W >"$FOLDER/cg" &
+gang=("$MIDPLANE" gang --socket "$FOLDER/turns0")
+"${gang[@]}" run --ranks 2 -- "$LAB" nas cg W >"$FOLDER/cg" &
 first=$!
-"${gang[@]}" run --ranks 2 -- "$EXAMPLES/gang" nas ep A >"$FOLDER/ep" 2>"$FOLDER/ended" &
+"${gang[@]}" run --ranks 2 -- "$LAB" nas ep A >"$FOLDER/ep" 2>"$FOLDER/ended" &
 second=$!
 saved=
 for _ in {1..100}; do
@@ -72,17 +74,17 @@ wait $first || fail "CG beside EP"
 holds "CG on two hosts, beside another job" "$FOLDER/cg" '"verified":true'
 
 # One host with both slots goes on with what two had.
-ip netns exec "$TAG-1" "$EXAMPLES/gangd" --slots 2 --fabric udp --socket "$FOLDER/elsewhere" >/dev/null 2>&1 &
+ip netns exec "$TAG-1" "$MIDPLANE" gang daemon --slots 2 --fabric udp --socket "$FOLDER/elsewhere" >/dev/null 2>&1 &
 elsewhere=$!
 for _ in {1..100}; do [[ -S $FOLDER/elsewhere ]] && break || sleep 0.1; done
-timeout 120 "$EXAMPLES/gang" --socket "$FOLDER/elsewhere" restore "$FOLDER/saved" >"$FOLDER/restored" ||
+timeout 120 "$MIDPLANE" gang --socket "$FOLDER/elsewhere" restore "$FOLDER/saved" >"$FOLDER/restored" ||
     fail "EP elsewhere"
 holds "EP, finished on one host" "$FOLDER/restored" '"verified":true'
 kill $elsewhere && wait $elsewhere
 
 daemons alone 24801 --slice-ms 3600000
 alone=("${pids[@]}")
-"$EXAMPLES/preempt" --fabric udp --daemons "$FOLDER/alone0,$FOLDER/turns0" --ranks 2 --class W --slice-ms "$SLICE" \
+"$LAB" preempt --fabric udp --daemons "$FOLDER/alone0,$FOLDER/turns0" --ranks 2 --class W --slice-ms "$SLICE" \
     --mode resident --repeat 5 || fail "a result is not the official one"
 "${gang[@]}" list | head -1
 

@@ -13,11 +13,11 @@ NET=10.231.81
 
 source benches/netns/network.sh
 needs timeout
-PINGPONG=${CARGO_TARGET_DIR:-target}/release/examples/pingpong
-[[ -x $PINGPONG ]] || cargo build --release --example pingpong
+LAB=${CARGO_TARGET_DIR:-target}/release/lab
+[[ -x $LAB ]] || cargo build --release -p midplane-benches
 
 add_pair
 FLAGS=("$@")
 ((${#FLAGS[@]})) || FLAGS=(--layer vi,message --sizes 64,4096,32768,65536,262144,1048576)
-ip netns exec "$TAG-1" timeout 300 "$PINGPONG" --fabric udp --between $NET.1,$NET.2 \
+ip netns exec "$TAG-1" timeout 300 "$LAB" pingpong --fabric udp --between $NET.1,$NET.2 \
     --launch "ip netns exec $TAG-2" "${FLAGS[@]}"

@@ -53,12 +53,12 @@ kernel() {
     local protocol=$1 senders=$2 sent=0 received pids=()
     local common=(--protocol "$protocol" --message-bytes $MESSAGE --seconds "$SECONDS_EACH" --json)
     write_peers "$senders"
-    ip netns exec "$TAG-0" timeout 60 "$PEER" --rank 0 --peers "$FOLDER/peers" "${common[@]}" \
+    ip netns exec "$TAG-0" timeout 60 "$LAB" kernel-peer --rank 0 --peers "$FOLDER/peers" "${common[@]}" \
         >"$FOLDER/received" &
     received=$!
     sleep 0.3
     for ((i = 1; i <= senders; i++)); do
-        ip netns exec "$TAG-$i" timeout 60 "$PEER" --rank "$i" --peers "$FOLDER/peers" \
+        ip netns exec "$TAG-$i" timeout 60 "$LAB" kernel-peer --rank "$i" --peers "$FOLDER/peers" \
             "${common[@]}" >"$FOLDER/sent$i" &
         pids+=($!)
     done
@@ -114,10 +114,11 @@ against_sim() {
         }'
 }
 
-cargo build --release --quiet --example incast --example kernel_peer
+cargo build --release --quiet --example incast
+cargo build --release --quiet -p midplane-benches
 examples=${CARGO_TARGET_DIR:-target}/release/examples
 INCAST=$examples/incast
-PEER=$examples/kernel_peer
+LAB=${CARGO_TARGET_DIR:-target}/release/lab
 
 build_network 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "$FOLDER/why")"
 

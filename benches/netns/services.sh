@@ -13,8 +13,8 @@ NET=10.231.79
 
 source benches/netns/network.sh
 needs timeout awk
-EXAMPLES=${CARGO_TARGET_DIR:-target}/release/examples
-[[ -x $EXAMPLES/collectives ]] || cargo build --release --examples
+LAB=${CARGO_TARGET_DIR:-target}/release/lab
+[[ -x $LAB ]] || cargo build --release -p midplane-benches
 
 
 add_pair
@@ -27,7 +27,7 @@ run() {
     local pids=() rank space
     for rank in 3 2 1 0; do
         space=$TAG-$((rank % 2 + 1))
-        ip netns exec "$space" timeout 60 "$EXAMPLES/$1" "${@:2}" --fabric udp --rank $rank \
+        ip netns exec "$space" timeout 60 "$LAB" "$@" --fabric udp --rank $rank \
             --peers "$FOLDER/peers" >"$FOLDER/rank$rank" 2>&1 &
         pids+=($!)
     done

@@ -1,7 +1,7 @@
 //! What a path is like: how long a packet may be, and what each stage of it takes.
 //!
 //! ```text
-//! cargo run --release --example path
+//! midplane path
 //! ```
 //!
 //! Frames whose hop limit ends at a switch come back from there with a stamp, so that each stage of a

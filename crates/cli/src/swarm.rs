@@ -1,7 +1,7 @@
 //! Random clusters in random trouble, against everything that must always hold.
 //!
 //! ```text
-//! cargo run --release --example swarm -- --seeds 1000
+//! midplane swarm --seeds 1000
 //! ```
 //!
 //! Each seed decides a topology, NICs, settings of the firmware, a load, and what goes wrong. While
@@ -41,7 +41,7 @@ Examples:
   swarm --seed 17 --pcapng 17.pcapng --perfetto 17.perfetto-trace
 
   # How many seeds it takes to find each bug that is planted on purpose
-  cargo run --release --example swarm --features planted -- --plant all --seeds 1000";
+  cargo run --release -p midplane-cli --features planted -- swarm --plant all --seeds 1000";
 
 /// Runs random clusters, faults and loads against all invariants: safety while things go wrong,
 /// liveness once they have healed, and nothing left over at the end.

@@ -1,7 +1,7 @@
 //! The switch in software, as a program: a congested network for hosts that have a fast one.
 //!
 //! ```text
-//! cargo run --release --example switchd -- --bind 127.0.0.1:7000 --peers peers.txt --seconds 10
+//! midplane switch --bind 127.0.0.1:7000 --peers peers.txt --seconds 10
 //! ```
 //!
 //! It forwards the frames of the peers to each other at a modelled rate and through modelled

@@ -1,7 +1,7 @@
 //! One scenario file, and everything that can be seen of it.
 //!
 //! ```text
-//! cargo run --release --example trace -- --scenario examples/trace/example.toml --out run
+//! midplane trace --scenario crates/cli/src/trace/example.toml --out run
 //! ```
 //!
 //! Writes `run.pcapng` for Wireshark (with `docs/wireshark/midplane.lua`), `run.perfetto-trace` for
@@ -38,7 +38,7 @@ use scenario::{Messages, Scenario};
 const EXAMPLES: &str = "\
 Examples:
   # The scenario that ships with the example
-  trace --scenario examples/trace/example.toml --out run
+  trace --scenario crates/cli/src/trace/example.toml --out run
 
   # What Wireshark makes of it
   tshark -X lua_script:docs/wireshark/midplane.lua -r run.pcapng -Y 'frame.interface_name == \"drops\"'";

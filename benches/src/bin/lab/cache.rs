@@ -1,7 +1,7 @@
 //! A key-value store whose NIC answers what is asked for most.
 //!
 //! ```text
-//! cargo run --release --example cache
+//! cargo run --release -p midplane-benches -- cache
 //! ```
 
 mod extension;

@@ -1,7 +1,7 @@
 //! Every table and figure of the five papers that has data, from the simulated machines.
 //!
 //! ```text
-//! cargo run --release --example figures
+//! cargo run --release -p midplane-benches -- figures
 //! ```
 //!
 //! Draws into `target/figures` and prints one table: what the paper says, what came out here, and how far

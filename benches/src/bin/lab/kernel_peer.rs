@@ -2,8 +2,8 @@
 //! those that arrive.
 //!
 //! ```text
-//! cargo run --release --example kernel_peer
-//! cargo run --release --example kernel_peer -- --rank 1 --peers peers.txt
+//! cargo run --release -p midplane-benches -- kernel-peer
+//! cargo run --release -p midplane-benches -- kernel-peer --rank 1 --peers peers.txt
 //! ```
 //!
 //! `benches/netns/run.sh` runs it beside `incast`, on the same links.

@@ -1,7 +1,7 @@
 //! A rate limit that costs the server's host nothing.
 //!
 //! ```text
-//! cargo run --release --example limiter
+//! cargo run --release -p midplane-benches -- limiter
 //! ```
 
 mod bucket;

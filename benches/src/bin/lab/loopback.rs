@@ -1,7 +1,7 @@
 //! Messages over this host's loopback: ours, application to application, beside tokio's TCP.
 //!
 //! ```text
-//! cargo run --release --example loopback
+//! cargo run --release -p midplane-benches -- loopback
 //! ```
 //!
 //! Both sides of each are tasks of tokio runtimes with one thread, either of the same or of two. The

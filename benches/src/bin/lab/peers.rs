@@ -1,7 +1,7 @@
 //! All comparisons with other systems, one after another, as one table of Markdown.
 //!
 //! ```text
-//! cargo run --release --example peers > peers.md
+//! cargo run --release -p midplane-benches -- peers > peers.md
 //! ```
 //!
 //! Each is an example of its own, which this one builds where it has to and runs with `--json`. Systems that are

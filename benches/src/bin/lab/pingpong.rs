@@ -1,7 +1,7 @@
 //! One message there and one back, between two processes: ours on every layer, beside the kernel's.
 //!
 //! ```text
-//! cargo run --release --example pingpong
+//! cargo run --release -p midplane-benches -- pingpong
 //! ```
 
 mod arguments;

@@ -1,7 +1,7 @@
 //! Decisions by a majority whose hosts may be busy.
 //!
 //! ```text
-//! cargo run --release --example quorum
+//! cargo run --release -p midplane-benches -- quorum
 //! ```
 
 mod extension;

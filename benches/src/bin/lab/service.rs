@@ -1,7 +1,7 @@
 //! One service, asked over tokio's TCP and over ours, in the same run.
 //!
 //! ```text
-//! cargo run --release --example service
+//! cargo run --release -p midplane-benches -- service
 //! ```
 //!
 //! What serves is a `tower::Service` that knows nothing of either. As a *stream*, the code that

@@ -94,8 +94,8 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 const HELP: &str = "Two hosts: put their host:port into a file, one a line, then run
-  host A: cargo run --release --example transfer -- --rank 0 --peers FILE
-  host B: cargo run --release --example transfer -- --rank 1 --peers FILE
+  host A: cargo run --release -p midplane-benches -- transfer --rank 0 --peers FILE
+  host B: cargo run --release -p midplane-benches -- transfer --rank 1 --peers FILE
 The rates of a disk are those of its own host's command line, the link's are the sender's.
 
 Columns: the median time of each way of cutting; what the plan promised and how far off that was; the plan against

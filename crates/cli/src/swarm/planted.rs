@@ -15,8 +15,8 @@ use midplane_kit::report::{DID_NOT_HOLD, print_json, say};
 /// What names there are.
 pub(crate) fn chosen(name: &str) -> Result<Vec<Bug>, String> {
     if !cfg!(feature = "planted") {
-        return Err("--plant needs the feature planted: cargo run --release --example swarm \
-                    --features planted -- --plant all"
+        return Err("--plant needs a build with bugs: cargo run --release -p midplane-cli --features planted -- \
+                    swarm --plant all"
             .to_owned());
     }
     let bugs: Vec<Bug> =

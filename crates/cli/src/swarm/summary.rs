@@ -153,9 +153,6 @@ impl Summary {
 
 /// The command that runs a seed again.
 pub(crate) fn replay(seed: u64, bug: Option<&str>) -> String {
-    let (features, plant) = match bug {
-        Some(bug) => (" --features planted", format!(" --plant {bug}")),
-        None => ("", String::new()),
-    };
-    format!("cargo run --release --example swarm{features} -- --seed {seed}{plant}")
+    let plant = bug.map_or(String::new(), |bug| format!(" --plant {bug}"));
+    format!("midplane swarm --seed {seed}{plant}")
 }
