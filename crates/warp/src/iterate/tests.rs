@@ -219,7 +219,10 @@ fn a_flow_leaves_each_node_what_it_supplies() {
 #[test]
 fn graphs_that_make_no_sense_are_refused_by_edge() {
     let wrong = ShortestPaths::new(2, &[(0, 1, 1.0), (0, 2, 1.0)], 0).unwrap_err();
-    assert_eq!(wrong.to_string(), "edge 1 joins nodes 0 and 2; there are 2, from 0 on");
+    assert_eq!(
+        wrong.to_string(),
+        "edge 1 joins nodes 0 and 2; the graph has 2 nodes, numbered from 0"
+    );
     assert!(PageRank::new(2, &[(0, 1, -1.0)]).is_err());
 }
 
