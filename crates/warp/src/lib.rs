@@ -10,7 +10,7 @@
 //! - [`memory`]: shared memory with a choice of consistency for each write
 //! - [`iterate`]: fixed points by asynchronous iteration, and detection of termination
 //! - [`stamp`], [`estimate`], [`feedback`]: the measurements that a law needs, and their wire
-//! formats
+//!   formats
 //! - [`model`]: senders that share one queue, as a fluid and in packets, to test a law
 //! - `quinn` (feature of that name): the law as the congestion controller of QUIC connections
 #![forbid(unsafe_code)]
