@@ -1,4 +1,4 @@
-//! What is asked of a planner, and the plan that it gives back.
+//! Requests to a planner, and the plans that it returns.
 
 use crate::compound::{Grouping, GroupingError};
 use crate::limits::{Cut, Limits, MAX_FRAGMENTS};
@@ -6,28 +6,28 @@ use crate::stage::{Pipeline, PipelineError, StageError};
 use crate::timing::{Parts, Recurrence};
 use crate::unit::Micros;
 
-/// The largest message, in bytes: a pebibyte. Every byte count up to it is exact in `f64`.
+/// The largest message: a pebibyte, in bytes. `f64` holds every byte count up to it exactly.
 pub const MAX_BYTES: f64 = (1_u64 << 50) as f64;
 
-/// Why there is no plan.
+/// The reason why there is no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The message has no bytes, more than [`MAX_BYTES`], or no finite number of them.
+    /// The message has no bytes, more than [`MAX_BYTES`], or a number of bytes that is not finite.
     #[error("bytes must be a number above 0 and at most 2^50, not {0}")]
     Bytes(f64),
-    /// A limit that must be above zero is not.
+    /// A limit is zero, negative or not finite.
     #[error("{field} must be a number above 0, not {value}")]
     NotPositive {
-        /// Which limit.
+        /// Name of the limit.
         field: &'static str,
-        /// What was given.
+        /// The given value.
         value: f64,
     },
-    /// A count that must be at least one is zero.
+    /// A count is zero that must be at least one.
     #[error("{field} must be at least 1")]
     ZeroCount {
-        /// Which count.
+        /// Name of the count.
         field: &'static str,
     },
     /// The unit is larger than the message.
@@ -57,20 +57,20 @@ pub enum PlanError {
         /// The largest fragment in bytes.
         mtu: f64,
     },
-    /// The limits together leave no cut of this message.
+    /// No cut of this message satisfies all limits.
     #[error("no cut of {bytes} bytes keeps mtu, align, min_fragment and max_fragments at once")]
     NoCut {
         /// The message in bytes.
         bytes: f64,
     },
-    /// The number of fragments asked for cannot be had.
+    /// The requested number of fragments is not possible.
     #[error("fragments must be from {fewest} to {most} here, not {asked}")]
     Fragments {
-        /// What was asked for.
+        /// The requested number.
         asked: usize,
-        /// Fewest possible.
+        /// The fewest possible fragments.
         fewest: usize,
-        /// Most possible.
+        /// The most possible fragments.
         most: usize,
     },
     /// No finite number of fragments is best: no stage has an overhead, so cutting finer always helps.
@@ -78,14 +78,14 @@ pub enum PlanError {
         "no finite number of fragments is best: overhead_us of the bottleneck is 0; set fragments, min_fragment or align"
     )]
     Unbounded,
-    /// The algorithm is made for other chains.
+    /// The algorithm does not apply to this chain or these limits.
     #[error("planner {planner} needs {needs}, this pipeline has {stages} at its top level")]
     NotApplicable {
-        /// The algorithm.
+        /// Name of the algorithm.
         planner: &'static str,
-        /// What it needs.
+        /// The requirement that is not met.
         needs: &'static str,
-        /// Stages of the chain, or groups if there are any.
+        /// Stages of the chain; groups, if the plan refragments.
         stages: usize,
     },
     /// The linear program would be too large to solve in reasonable time.
@@ -93,21 +93,21 @@ pub enum PlanError {
     TooLarge {
         /// Stages times fragments.
         needed: usize,
-        /// The most that is tried.
+        /// The largest product that the planner solves.
         limit: usize,
     },
-    /// The solver of the linear program gave up.
+    /// The solver of the linear program found no solution.
     #[error("planner lp found no solution for {fragments} fragments")]
     Solver {
-        /// The number of fragments that it failed at.
+        /// The number of fragments of the unsolved program.
         fragments: usize,
     },
-    /// The vector to be timed holds a size that is no size, or none at all.
+    /// A size of the vector to be timed is not a positive, finite number.
     #[error("vector[{index}] must be a number above 0, not {value}")]
     Vector {
         /// Position in the vector.
         index: usize,
-        /// What stands there.
+        /// The invalid size.
         value: f64,
     },
     /// The vector to be timed does not sum to the message.
@@ -121,7 +121,7 @@ pub enum PlanError {
     /// The stages do not form a chain.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// A stage's costs are no costs.
+    /// A stage has an invalid cost.
     #[error(transparent)]
     Stage(#[from] StageError),
     /// The groups do not cover the stages.
@@ -129,7 +129,7 @@ pub enum PlanError {
     Groups(#[from] GroupingError),
 }
 
-/// Which kind of plan it is.
+/// The kind of a plan: the planner that made it.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 #[non_exhaustive]
 pub enum Family {
@@ -149,16 +149,16 @@ pub enum Family {
     Optimum,
 }
 
-/// How one group of stages cuts the fragments that it is handed.
+/// The cuts of top-level fragments inside one group of stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Level {
     /// The group's stages, in order.
     pub stages: std::ops::Range<usize>,
-    /// For each fragment of the top level, the sizes in bytes that it crosses this group in.
+    /// For each top-level fragment, the sizes in bytes in which it crosses this group.
     pub fragments: Vec<Vec<f64>>,
 }
 
-/// A message cut, and what that promises.
+/// The cut of a message, with its predicted latency.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub(crate) family: Family,
@@ -170,58 +170,62 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The kind of plan.
+    /// Returns the kind of the plan.
     #[must_use]
     pub const fn family(&self) -> Family {
         self.family
     }
 
-    /// Sizes in bytes, in sending order; they sum to the message.
+    /// Returns the sizes in bytes, in sending order. They sum to the message.
     #[must_use]
     pub fn fragments(&self) -> &[f64] {
         &self.fragments
     }
 
-    /// One entry for each group of stages where the plan refragments; empty where every fragment crosses all
-    /// stages as it is.
+    /// Returns one entry for each group of stages, if the plan refragments. Empty if every fragment
+    /// crosses all stages unchanged.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.levels
     }
 
-    /// The latency that the exact recurrence predicts.
+    /// Returns the latency that the exact recurrence predicts.
     #[must_use]
     pub const fn latency(&self) -> Micros {
         self.latency
     }
 
-    /// What no plan for this message can beat (equation 5).
+    /// Returns a latency that no plan for this message can beat (equation 5).
     #[must_use]
     pub const fn lower_bound(&self) -> Micros {
         self.lower_bound
     }
 
-    /// The stage that is busy longest under this plan.
+    /// Returns the stage that is busy longest under this plan.
     #[must_use]
     pub const fn bottleneck(&self) -> usize {
         self.bottleneck
     }
 
-    /// How far the latency is above the lower bound, as a fraction of it; 0 where both are 0.
+    /// Returns how far the latency is above the lower bound, as a fraction of the bound; 0 if both
+    /// are 0.
     #[must_use]
     pub fn gap(&self) -> f64 {
         let bound = self.lower_bound.get();
         if bound > 0.0 { (self.latency.get() / bound - 1.0).clamp(0.0, f64::MAX) } else { 0.0 }
     }
 
-    /// The plan backwards: for the reversed pipeline it has the same latency (Theorem 2).
+    /// Returns the sizes in reverse order. For the reversed pipeline they have the same latency
+    /// (Theorem 2).
     #[must_use]
     pub fn reversed_fragments(&self) -> Vec<f64> {
         self.fragments.iter().rev().copied().collect()
     }
 
-    /// The sizes as whole bytes that sum to the message rounded to a byte: every border moves to the nearest byte,
-    /// and a fragment that would become empty goes to its neighbour.
+    /// Returns the sizes as whole bytes that sum to the message rounded to a byte.
+    ///
+    /// Every border moves to the nearest byte. A fragment that would become empty is joined with
+    /// its neighbour.
     #[must_use]
     pub fn whole_bytes(&self) -> Vec<u64> {
         let mut cuts = Vec::with_capacity(self.fragments.len());
@@ -238,7 +242,7 @@ impl Plan {
     }
 }
 
-/// A message to be planned for: its size, the limits, and where the caller insists, the number of fragments.
+/// A planning request: the size of the message, its limits and, if set, the number of fragments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
     bytes: f64,
@@ -247,27 +251,28 @@ pub struct Request {
 }
 
 impl Request {
-    /// A message of `bytes`, free of limits. Fractions of a byte are allowed: sizes are a continuum here.
+    /// Creates a request for a message of `bytes`, without limits. Fractions of a byte are allowed,
+    /// since planning treats sizes as real numbers.
     #[must_use]
     pub fn new(bytes: f64) -> Self {
         Self { bytes, limits: Limits::new(), fragments: None }
     }
 
-    /// Keeps these limits.
+    /// Sets the limits that the plan must satisfy.
     #[must_use]
     pub const fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Cuts into exactly so many fragments, at the top level.
+    /// Sets the exact number of fragments at the top level.
     #[must_use]
     pub const fn fragments(mut self, count: usize) -> Self {
         self.fragments = Some(count);
         self
     }
 
-    /// Size of the message in bytes.
+    /// Returns the size of the message in bytes.
     #[must_use]
     pub const fn bytes(&self) -> f64 {
         self.bytes
@@ -314,7 +319,7 @@ impl<'p> Problem<'p> {
         Recurrence::new(self.pipeline.stages(), self.credits().map(|credits| credits.min(most)))
     }
 
-    /// A plan that does not refragment, with its promise.
+    /// Makes a plan that does not refragment, with its predicted latency.
     pub(crate) fn plan(&self, family: Family, fragments: Vec<f64>) -> Plan {
         Plan {
             family,
@@ -327,12 +332,15 @@ impl<'p> Problem<'p> {
     }
 }
 
-/// Times a vector that the caller gives; with `groups` its fragments are the top level's, cut anew in every
-/// compound stage by the fixed planner.
+/// Makes a plan of sizes that the caller gives, and predicts its latency.
+///
+/// With `groups`, the sizes are those of the top level; the fixed planner cuts them again inside
+/// every group.
 ///
 /// # Errors
 ///
-/// A vector that is empty, holds what is no size, or does not sum to the message within one part in a million.
+/// [`PlanError`] if the vector is empty, has an invalid size, or does not sum to the message within
+/// one part in a million.
 pub fn time(
     pipeline: &Pipeline,
     request: &Request,
@@ -364,7 +372,8 @@ pub fn time(
 }
 
 impl Plan {
-    /// T_f, T_b and T_l of a plan that does not refragment, on the chain that it was made for.
+    /// Returns T_f, T_b and T_l of a plan that does not refragment, on the chain that it was made
+    /// for.
     #[must_use]
     pub fn parts(&self, pipeline: &Pipeline, max_in_flight: Option<usize>) -> Parts {
         pipeline.parts(&self.fragments, max_in_flight)
