@@ -1,9 +1,10 @@
 //! Runs all planners and returns the fastest plan, by the exact recurrence.
 
-use crate::compound::Grouping;
 use crate::fixed;
+use crate::grouping::Grouping;
 use crate::hierarchical;
-use crate::plan::{Family, Plan, PlanError, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Request};
 use crate::ramp;
 use crate::ramp_up;
 use crate::ramp_up_down;

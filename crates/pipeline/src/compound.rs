@@ -1,115 +1,13 @@
 //! Compound stages: groups of stages that receive whole fragments, cut them finer inside, and pass
 //! on whole ones.
 
-use std::ops::Range;
-
 use crate::fixed::Signature;
+pub use crate::grouping::{Grouping, GroupingError};
+use crate::limits::MAX_FRAGMENTS;
+use crate::problem::{Level, Plan};
 use crate::stage::{Pipeline, Stage};
 use crate::timing::{Recurrence, Row};
 use crate::unit::Micros;
-
-/// An invalid division of a chain into groups.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GroupingError {
-    /// A group is empty.
-    #[error("groups[{0}] is empty")]
-    Empty(usize),
-    /// A group does not continue where the one before ended.
-    #[error("groups[{group}] must continue with stage {expected}")]
-    Gap {
-        /// Index of the group.
-        group: usize,
-        /// The stage that must come next.
-        expected: usize,
-    },
-    /// The groups end before or behind the last stage.
-    #[error("groups cover {covered} of {stages} stages")]
-    Uncovered {
-        /// Number of stages that the groups cover.
-        covered: usize,
-        /// Number of stages of the chain.
-        stages: usize,
-    },
-}
-
-/// A division of a chain into groups of neighbouring stages, each a compound stage (section 4.3.1).
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Grouping {
-    ends: Vec<usize>,
-}
-
-impl Grouping {
-    /// Creates groups from their stages; they must cover stages `0..stages` in order.
-    ///
-    /// # Errors
-    ///
-    /// [`GroupingError`] if a group is empty, out of order, overlapping or beyond the last stage,
-    /// or if a stage is in no group.
-    pub fn new<G: AsRef<[usize]>>(stages: usize, groups: &[G]) -> Result<Self, GroupingError> {
-        let mut ends = Vec::with_capacity(groups.len());
-        let mut expected = 0;
-        for (group, members) in groups.iter().enumerate() {
-            if members.as_ref().is_empty() {
-                return Err(GroupingError::Empty(group));
-            }
-            for &stage in members.as_ref() {
-                if stage != expected {
-                    return Err(GroupingError::Gap { group, expected });
-                }
-                expected += 1;
-            }
-            ends.push(expected);
-        }
-        if expected != stages || stages == 0 {
-            return Err(GroupingError::Uncovered { covered: expected, stages });
-        }
-        Ok(Self { ends })
-    }
-
-    /// Creates three groups: one slow stage, the stages before it and the stages after it.
-    #[must_use]
-    pub fn around(stages: usize, slow: usize) -> Self {
-        let mut ends = vec![slow, slow + 1, stages];
-        ends.retain(|&end| end > 0 && end <= stages);
-        ends.dedup();
-        Self { ends }
-    }
-
-    /// Creates groups that end with the stages for which `border` returns true, and with the last
-    /// one.
-    pub(crate) fn at(stages: usize, border: impl Fn(usize) -> bool) -> Self {
-        Self {
-            ends: (0..stages)
-                .filter(|&stage| stage + 1 == stages || border(stage))
-                .map(|stage| stage + 1)
-                .collect(),
-        }
-    }
-
-    /// Returns the groups as ranges of stages.
-    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, &end)| start..end)
-    }
-
-    /// Returns the number of groups.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Returns true if no group has more than one stage, so that nothing can refragment.
-    #[must_use]
-    pub fn is_flat(&self) -> bool {
-        self.ranges().all(|range| range.len() == 1)
-    }
-
-    /// Returns true if the groups end with the last of `stages` stages.
-    pub(crate) fn covers(&self, stages: usize) -> bool {
-        self.ends.last() == Some(&stages)
-    }
-}
 
 /// Returns the exact latency of a plan that refragments, in microseconds.
 ///
@@ -120,7 +18,7 @@ impl Grouping {
 /// fragments.
 pub(crate) fn latency(
     pipeline: &Pipeline,
-    levels: &[crate::plan::Level],
+    levels: &[Level],
     credits: Option<usize>,
     mut rows: Option<&mut Vec<Row>>,
 ) -> f64 {
@@ -155,7 +53,7 @@ pub(crate) fn latency(
     exits.last().copied().unwrap_or(0.0)
 }
 
-impl crate::plan::Plan {
+impl Plan {
     /// Returns every piece's stay in every stage under this plan, refragmenting or not, on the
     /// chain that it was made for.
     #[must_use]
@@ -186,6 +84,15 @@ pub struct Approximation {
     pub mean: Micros,
 }
 
+impl Approximation {
+    /// Returns the standard deviation as a fraction of the mean.
+    #[must_use]
+    pub fn relative_deviation(&self) -> f64 {
+        let mean = self.mean.get();
+        if mean > 0.0 { self.deviation.get() / mean } else { 0.0 }
+    }
+}
+
 /// Fits a simple stage to a chain seen as one compound stage (section 4.3.1).
 ///
 /// The fit covers fragment sizes from `low` to `high` bytes at `points` equal steps, at least two.
@@ -194,10 +101,11 @@ pub struct Approximation {
 pub fn approximate(inside: &Pipeline, low: f64, high: f64, points: usize) -> Approximation {
     let signature = Signature::new(inside);
     let points = points.max(2);
-    let most = crate::limits::MAX_FRAGMENTS;
     let samples: Vec<(f64, f64)> = (0..points)
         .map(|index| low + (high - low) * index as f64 / (points - 1) as f64)
-        .map(|size| (size, signature.latency(size, signature.count(size, 1, most) as f64).get()))
+        .map(|size| {
+            (size, signature.latency(size, signature.count(size, 1, MAX_FRAGMENTS) as f64).get())
+        })
         .collect();
     let n = points as f64;
     let mean_x = samples.iter().map(|(x, _)| x).sum::<f64>() / n;

@@ -2,8 +2,10 @@
 //! the fragment size.
 
 use crate::limits::MAX_FRAGMENTS;
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::stage::{Pipeline, Stage};
+use crate::timing::Recurrence;
 use crate::unit::Micros;
 
 /// If limits break the closed form: the range of counts up to which all are tried.
@@ -359,7 +361,7 @@ fn try_equal_but_last(problem: &Problem<'_>, count: usize, best: &mut BestCut<'_
 
 /// Keeps the fastest of the offered cuts, timed by the exact recurrence.
 pub(crate) struct BestCut<'a, 'p> {
-    clock: crate::timing::Recurrence<'p>,
+    clock: Recurrence<'p>,
     best: Option<(f64, Vec<f64>)>,
     problem: &'a Problem<'p>,
 }

@@ -1,14 +1,17 @@
 //! Hierarchical fragmentation (section 4.3): compound stages cut fragments finer inside and
 //! reassemble them at their borders.
 
-use crate::compound::{self, Approximation, Grouping, GroupingError};
+use crate::compound;
 use crate::fixed;
+use crate::grouping::{Grouping, GroupingError};
 use crate::limits::{Cut, Limits};
-use crate::plan::{Family, Level, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Level, Plan, Problem, Request};
 use crate::ramp;
 use crate::ramp_up;
 use crate::ramp_up_down;
 use crate::stage::Pipeline;
+use crate::unit::Micros;
 
 /// Number of fits of the compound stages, each over the sizes that the fit before led to. A third
 /// changes nothing.
@@ -330,7 +333,7 @@ fn cut_inside(
     }
     let latency = compound::latency(problem.pipeline, &levels, problem.credits(), None);
     let mut plan = problem.plan(Family::Hierarchical, sizes);
-    plan.latency = crate::unit::Micros::of(latency);
+    plan.latency = Micros::of(latency);
     plan.levels = levels;
     Ok(plan)
 }
@@ -385,13 +388,4 @@ pub fn linear_model(
     let (compound, fragments) = approximated(&problem, groups, top)?;
     let latency = compound.top.latency(&fragments, None).get();
     Ok(LinearModel { top: compound.top, fragments, latency })
-}
-
-impl Approximation {
-    /// Returns the standard deviation as a fraction of the mean.
-    #[must_use]
-    pub fn relative_deviation(&self) -> f64 {
-        let mean = self.mean.get();
-        if mean > 0.0 { self.deviation.get() / mean } else { 0.0 }
-    }
 }

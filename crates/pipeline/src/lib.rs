@@ -40,12 +40,15 @@ pub mod conveyor;
 pub mod estimate;
 pub mod fixed;
 pub mod gantt;
+mod grouping;
 pub mod hierarchical;
 pub mod limits;
 #[cfg(feature = "lp")]
 pub mod optimum;
 pub mod plan;
+mod plan_error;
 pub mod planner;
+mod problem;
 pub mod ramp;
 pub mod ramp_up;
 pub mod ramp_up_down;

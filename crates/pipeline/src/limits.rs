@@ -1,6 +1,6 @@
 //! Limits that real systems set for a cut, and the fitting of a wished cut to them.
 
-use crate::plan::PlanError;
+use crate::plan_error::PlanError;
 
 /// The most fragments of any plan. A terabyte over a stage with 10 us of overhead needs about
 /// 10,000; object stores refuse more.

@@ -7,7 +7,8 @@ use microlp::{
     ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, SolveOutcome, Variable,
 };
 
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::ramp;
 use crate::stage::{Pipeline, Stage};
 

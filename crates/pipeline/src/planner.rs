@@ -7,7 +7,8 @@
 
 use crate::fixed::Signature;
 use crate::limits::{Cut, Limits, MAX_FRAGMENTS};
-use crate::plan::{MAX_BYTES, Plan, PlanError, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{MAX_BYTES, Plan, Request};
 use crate::ramp::ramp;
 use crate::stage::Pipeline;
 

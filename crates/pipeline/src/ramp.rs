@@ -12,7 +12,8 @@ mod ends;
 mod pass;
 
 use crate::fixed::{self, BestCut};
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
 use ends::{Precision, Ramp};

@@ -1,7 +1,8 @@
 //! The ramp-up algorithm for two stages (section 4.1.3, Theorem 4).
 
 use crate::fixed::{self, BestCut};
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
 /// Span of numbers of fragments that are tried, from the fewest on.

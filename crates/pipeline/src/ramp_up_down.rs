@@ -1,7 +1,8 @@
 //! The ramp-up-and-down algorithm for a fast, a slow and a fast stage (section 4.2, Theorem 5).
 
 use crate::fixed::{self, BestCut};
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::ramp_up::Recurrent;
 use crate::stage::Pipeline;
 
