@@ -18,7 +18,7 @@ const STEP_NS: i64 = 1_000_000_000;
 /// The weight of a new sample in the measured noise.
 const NOISE_GAIN: f64 = 1.0 / 16.0;
 
-/// How messages form groups, and groups an estimate.
+/// The span of a group of messages, and the number of groups in an estimate.
 #[derive(Clone, Copy, Debug)]
 pub struct Grouping {
     span_ns: u64,
@@ -69,7 +69,7 @@ pub struct Arrivals {
     pub received: u64,
     /// Messages whose sequence number was skipped and that have not arrived since.
     pub missing: u64,
-    /// Duplicates.
+    /// Messages that arrived again.
     pub doubled: u64,
     /// Messages that arrived after their group was closed.
     pub late: u64,

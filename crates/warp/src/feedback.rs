@@ -25,7 +25,7 @@ pub struct Feedback {
     pub estimate: Estimate,
     /// When the receiver sent this feedback, by the receiver's clock.
     pub returned: Instant,
-    /// What has become of messages.
+    /// Messages that arrived so far, without duplicates.
     pub received: u64,
     /// Messages that are missing so far.
     pub missing: u64,

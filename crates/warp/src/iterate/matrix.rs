@@ -17,7 +17,7 @@ pub enum MatrixError {
     Line {
         /// From 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the error.
         what: &'static str,
     },
     /// The matrix is not square.
