@@ -40,7 +40,7 @@ pub enum CarryError {
         /// The I/O error.
         source: io::Error,
     },
-    /// A station panicked.
+    /// The task of a station panicked.
     #[error("a station panicked")]
     Panicked,
 }

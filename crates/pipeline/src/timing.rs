@@ -48,7 +48,8 @@ pub struct Parts {
     pub busy: Micros,
     /// T_l: from there until the last fragment leaves the last stage.
     pub last: Micros,
-    /// How much of T_b the bottleneck spent waiting. Zero for equal fragments and for every bubble-free plan.
+    /// Time within T_b that the bottleneck spent waiting. Zero for equal fragments and for every
+    /// bubble-free plan.
     pub idle: Micros,
 }
 

@@ -18,8 +18,8 @@ const EDGE: usize = 8;
 /// more than this.
 const WORTH: f64 = 8.0;
 
-/// How often a range of sizes is divided in search of bottlenecks. A chain rarely has more than
-/// four.
+/// Depth to which a range of sizes is divided in search of bottlenecks. A chain rarely has more
+/// than four.
 const DIVISIONS: usize = 3;
 
 /// A path through which the caller can send messages and time them.
