@@ -53,9 +53,11 @@ pub struct Parts {
     pub idle: Micros,
 }
 
-/// The state of a chain while fragments enter it one by one (inequalities 1 to 3, taken as equalities).
+/// The state of a chain while fragments enter it one by one (inequalities 1 to 3, taken as
+/// equalities).
 ///
-/// With `credits` at most that many fragments are in the chain at once: one more enters when the oldest has left.
+/// With `credits`, at most that many fragments are in the chain at once: the next one enters when
+/// the oldest has left.
 #[derive(Clone, Debug)]
 pub(crate) struct Recurrence<'p> {
     stages: &'p [Stage],

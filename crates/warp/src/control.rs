@@ -388,7 +388,8 @@ impl Controller {
     }
 
     /// Restores growth gradually after a first queue, as long as the queue neither grows nor
-    /// drains. A queue that has just run empty does not show yet which rate the path allows.
+    /// drains, and withdraws it otherwise. A queue that has just run empty does not show yet which
+    /// rate the path allows.
     fn calm(&mut self, step: f64, excess: f64, filled: f64, unsure: f64) {
         self.is_starting &= filled < SEEN && excess < BRAKE + CERTAIN * unsure;
         if !self.is_starting {

@@ -235,7 +235,8 @@ impl GateKeeper {
         Some(now.plus_nanos(wait as u64))
     }
 
-    /// Removes all credit until `until`. After that time the gate reopens full.
+    /// Removes all credit until `until`. The first [`GateKeeper::pour`] from then on reopens the
+    /// gate, with full credit.
     pub fn shut(&mut self, until: Instant) {
         self.shut_until = Some(until);
         self.gate.state.gate.store(SHUT, Ordering::Relaxed);

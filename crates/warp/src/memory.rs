@@ -3,9 +3,12 @@
 //!
 //! | write | order that readers see | how it travels |
 //! |---|---|---|
-//! | [`Memory::co_write`] | total order of all nodes' coherent writes | ordered by a sequencer, committed by a majority |
-//! | [`Memory::pram_write`] | FIFO order of each writer's PRAM writes (Lipton and Sandberg 1988) | reliably, in order |
-//! | [`Memory::slow_write`] | latest value: order of each writer's writes to one location, and the last arrives (Hutto and Ahamad 1990) | when the gate is open, latest value only |
+//! | [`Memory::co_write`] | total order of all nodes' coherent writes | by a sequencer and a majority |
+//! | [`Memory::pram_write`] | FIFO order of each writer's PRAM writes | reliably, in order |
+//! | [`Memory::slow_write`] | latest value: each writer's order at one location | when the gate is open |
+//!
+//! PRAM memory is by Lipton and Sandberg (1988), slow memory by Hutto and Ahamad (1990). Of slow
+//! writes to one location, any but the last may be skipped; the last one arrives.
 //!
 //! A read is local and never waits. A node sees its own slow and PRAM writes at once. It sees its
 //! coherent writes once they are committed. Levels may be mixed, also on one location. A slow write
