@@ -40,7 +40,7 @@ const MOST_GROUPS: u32 = 4;
 /// The most pieces of all fragments inside one group, which bounds a plan's memory.
 const MOST_PIECES: usize = 1 << 12;
 
-/// The algorithm on the top level, or inside a group.
+/// An algorithm for the top level, or for the inside of a group.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Base {

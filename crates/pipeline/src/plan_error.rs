@@ -25,21 +25,21 @@ pub enum PlanError {
         /// Name of the count.
         field: &'static str,
     },
-    /// The unit is larger than the message.
+    /// The alignment unit is larger than the message.
     #[error("align {align} is beyond the message's {bytes} bytes")]
     AlignBeyondMessage {
-        /// The unit in bytes.
+        /// The alignment unit in bytes.
         align: f64,
         /// The message in bytes.
         bytes: f64,
     },
-    /// The unit is less than a byte.
+    /// The alignment unit is less than a byte.
     #[error("align must be at least 1 byte, not {0}")]
     AlignBelowByte(f64),
-    /// The unit is larger than the largest fragment.
+    /// The alignment unit is larger than the largest fragment.
     #[error("align {align} is beyond the mtu {mtu}")]
     AlignBeyondMtu {
-        /// The unit in bytes.
+        /// The alignment unit in bytes.
         align: f64,
         /// The largest fragment in bytes.
         mtu: f64,
@@ -86,7 +86,7 @@ pub enum PlanError {
     /// The linear program would be too large to solve in reasonable time.
     #[error("planner lp stops at {limit} stage passages, this needs {needed}")]
     TooLarge {
-        /// Stages times fragments.
+        /// The size of the program: stages times fragments.
         needed: usize,
         /// The largest product that the planner solves.
         limit: usize,

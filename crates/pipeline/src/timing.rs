@@ -42,11 +42,11 @@ impl Row {
 pub struct Parts {
     /// The stage that is busy longest; the other parts refer to it.
     pub bottleneck: usize,
-    /// T_f: until the first fragment enters the bottleneck.
+    /// T_f: the time until the first fragment enters the bottleneck.
     pub first: Micros,
-    /// T_b: from there until the last fragment leaves the bottleneck.
+    /// T_b: the time from then until the last fragment leaves the bottleneck.
     pub busy: Micros,
-    /// T_l: from there until the last fragment leaves the last stage.
+    /// T_l: the time from then until the last fragment leaves the last stage.
     pub last: Micros,
     /// Time within T_b that the bottleneck spent waiting. Zero for equal fragments and for every
     /// bubble-free plan.

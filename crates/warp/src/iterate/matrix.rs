@@ -15,7 +15,7 @@ pub enum MatrixError {
     /// A line of the file is invalid.
     #[error("line {line}: {what}")]
     Line {
-        /// From 1.
+        /// Number of the line, from 1.
         line: usize,
         /// Description of the error.
         what: &'static str,
@@ -32,7 +32,7 @@ pub enum MatrixError {
     /// diagonal entry.
     #[error("the diagonal entry of row {row} is zero; reorder the rows so that none is")]
     ZeroDiagonal {
-        /// From 1.
+        /// Number of the row, from 1.
         row: usize,
     },
     /// The condition of Chazan and Miranker fails: the spectral radius is 1 or more.

@@ -1,4 +1,5 @@
-//! Fixed-point problems beyond linear systems: shortest paths, PageRank, ODEs, flows in networks.
+//! Fixed-point problems other than linear systems: shortest paths, PageRank, ODEs and network
+//! flows.
 
 use super::FixedPoint;
 

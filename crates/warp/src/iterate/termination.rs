@@ -25,7 +25,7 @@ pub enum Report {
         round: u32,
         /// The first unknown.
         first: usize,
-        /// Their values.
+        /// The values of the unknowns, in order.
         values: Vec<f64>,
     },
 }

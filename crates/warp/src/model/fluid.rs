@@ -16,7 +16,7 @@ pub struct FluidSender {
     pub controller: Controller,
     /// Round-trip delay without the queue.
     pub delay: Duration,
-    /// How much faster the receiver's clock runs than this sender's, in parts per million.
+    /// Rate of the receiver's clock above this sender's, in parts per million.
     pub skew_ppm: f64,
     sequence: u32,
     /// The step whose feedback arrived last.
