@@ -38,7 +38,7 @@ pub struct PacketsConfig {
     pub packet: u64,
     /// Packets that a sender sends at once, with the same send time.
     pub burst: u64,
-    /// How receivers group the packets for an estimate.
+    /// Grouping of packets in the receivers' estimators.
     pub grouping: Grouping,
 }
 
