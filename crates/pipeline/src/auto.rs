@@ -1,28 +1,30 @@
-//! The planner that knows all the others and takes the fastest plan, as the exact recurrence tells it.
+//! Runs all planners and returns the fastest plan, by the exact recurrence.
 
-use crate::compound::Grouping;
 use crate::fixed;
+use crate::grouping::Grouping;
 use crate::hierarchical;
-use crate::plan::{Family, Plan, PlanError, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Request};
 use crate::ramp;
 use crate::ramp_up;
 use crate::ramp_up_down;
 use crate::stage::Pipeline;
 
-/// Whether plans may cut a message anew between stages.
+/// Permission to refragment: to cut a message differently between some stages.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Refragment {
-    /// Every fragment crosses all stages as it is.
+    /// Every fragment crosses all stages unchanged.
     Never,
-    /// At the borders of groups around the slow stages, where it helps.
+    /// Refragments at the borders of groups of stages, if that makes the plan faster.
     #[default]
     WhereItHelps,
 }
 
-/// The fastest plan over equal, ramped and refragmenting ones; never above any of them.
+/// Returns the fastest of equal, ramped and refragmenting plans.
 ///
-/// `groups` restricts where it may refragment; without them the groups around the slowest stages are tried.
+/// If `groups` are given, the plan may refragment at their borders only, whatever `refragment`
+/// says. Without them it tries all useful groups.
 ///
 /// # Errors
 ///

@@ -1,122 +1,24 @@
-//! Compound stages: groups of stages that are handed whole fragments, cut them finer inside, and hand on whole ones.
-
-use std::ops::Range;
+//! Compound stages: groups of stages that receive whole fragments, cut them finer inside, and pass
+//! on whole ones.
 
 use crate::fixed::Signature;
+pub use crate::grouping::{Grouping, GroupingError};
+use crate::limits::MAX_FRAGMENTS;
+use crate::problem::{Level, Plan};
 use crate::stage::{Pipeline, Stage};
 use crate::timing::{Recurrence, Row};
 use crate::unit::Micros;
 
-/// Why groups do not divide a chain.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GroupingError {
-    /// There is no group, or an empty one.
-    #[error("groups[{0}] is empty")]
-    Empty(usize),
-    /// A group does not go on where the one before ended.
-    #[error("groups[{group}] must go on with stage {expected}")]
-    Gap {
-        /// The group.
-        group: usize,
-        /// The stage that belongs there.
-        expected: usize,
-    },
-    /// The groups end before or behind the last stage.
-    #[error("groups cover {covered} of {stages} stages")]
-    Uncovered {
-        /// Stages covered.
-        covered: usize,
-        /// Stages of the chain.
-        stages: usize,
-    },
-}
-
-/// A division of a chain into groups of neighbouring stages, each a compound stage (section 4.3.1).
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Grouping {
-    ends: Vec<usize>,
-}
-
-impl Grouping {
-    /// Groups given by their stages; they must cover stages `0..stages` in order.
-    ///
-    /// # Errors
-    ///
-    /// A group that is empty, out of order, overlapping or beyond the last stage; a stage in no group.
-    pub fn new<G: AsRef<[usize]>>(stages: usize, groups: &[G]) -> Result<Self, GroupingError> {
-        let mut ends = Vec::with_capacity(groups.len());
-        let mut expected = 0;
-        for (group, members) in groups.iter().enumerate() {
-            if members.as_ref().is_empty() {
-                return Err(GroupingError::Empty(group));
-            }
-            for &stage in members.as_ref() {
-                if stage != expected {
-                    return Err(GroupingError::Gap { group, expected });
-                }
-                expected += 1;
-            }
-            ends.push(expected);
-        }
-        if expected != stages || stages == 0 {
-            return Err(GroupingError::Uncovered { covered: expected, stages });
-        }
-        Ok(Self { ends })
-    }
-
-    /// One slow stage, the stages before it and the stages after it.
-    #[must_use]
-    pub fn around(stages: usize, slow: usize) -> Self {
-        let mut ends = vec![slow, slow + 1, stages];
-        ends.retain(|&end| end > 0 && end <= stages);
-        ends.dedup();
-        Self { ends }
-    }
-
-    /// Groups that end with the stages for which `border` holds, and with the last one.
-    pub(crate) fn at(stages: usize, border: impl Fn(usize) -> bool) -> Self {
-        Self {
-            ends: (0..stages)
-                .filter(|&stage| stage + 1 == stages || border(stage))
-                .map(|stage| stage + 1)
-                .collect(),
-        }
-    }
-
-    /// The groups as ranges of stages.
-    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, &end)| start..end)
-    }
-
-    /// How many groups there are.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Whether no group has more than one stage, so that nothing can refragment.
-    #[must_use]
-    pub fn is_flat(&self) -> bool {
-        self.ranges().all(|range| range.len() == 1)
-    }
-
-    /// Whether the groups end with the last of `stages` stages.
-    pub(crate) fn covers(&self, stages: usize) -> bool {
-        self.ends.last() == Some(&stages)
-    }
-}
-
-/// The exact time of a plan that refragments.
+/// Returns the exact latency of a plan that refragments, in microseconds.
 ///
-/// Inside a group the pieces follow each other as in any chain, across the borders of top-level fragments too, so that
-/// a group's first stages go on while its last ones finish. A group starts on a top-level fragment when all of its
-/// pieces have left the group before. `rows`, if given, receives every piece's stay, `fragment` counting top-level
+/// Inside a group the pieces follow each other as in any chain, also across the borders of
+/// top-level fragments: a group's first stages work on the next fragment while its last ones
+/// finish. A group starts on a top-level fragment when all of its pieces have left the group
+/// before. If `rows` is given, it receives every piece's stay; `fragment` then counts top-level
 /// fragments.
 pub(crate) fn latency(
     pipeline: &Pipeline,
-    levels: &[crate::plan::Level],
+    levels: &[Level],
     credits: Option<usize>,
     mut rows: Option<&mut Vec<Row>>,
 ) -> f64 {
@@ -151,8 +53,9 @@ pub(crate) fn latency(
     exits.last().copied().unwrap_or(0.0)
 }
 
-impl crate::plan::Plan {
-    /// Every piece's stay in every stage under this plan, refragmenting or not, on the chain that it was made for.
+impl Plan {
+    /// Returns every piece's stay in every stage under this plan, refragmenting or not, on the
+    /// chain that it was made for.
     #[must_use]
     pub fn rows(&self, pipeline: &Pipeline, max_in_flight: Option<usize>) -> Vec<Row> {
         if self.levels.is_empty() {
@@ -169,27 +72,40 @@ impl crate::plan::Plan {
     }
 }
 
-/// A simple stage fitted to a compound one: least squares over the latencies that equal fragments have inside it.
+/// A simple stage fitted to a compound one, by least squares over the latencies of equal fragments
+/// inside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Approximation {
-    /// The simple stage.
+    /// The fitted stage.
     pub stage: Stage,
-    /// Standard deviation of its errors in microseconds.
+    /// Standard deviation of the fit's errors.
     pub deviation: Micros,
-    /// Mean of the latencies that it was fitted to.
+    /// Mean of the latencies to which the stage was fitted.
     pub mean: Micros,
 }
 
-/// Fits a simple stage to a chain seen as one compound stage, over fragment sizes from `low` to `high` bytes sampled
-/// at `points` equal steps (section 4.3.1). At least two points; a range of no width gives a stage of no overhead.
+impl Approximation {
+    /// Returns the standard deviation as a fraction of the mean.
+    #[must_use]
+    pub fn relative_deviation(&self) -> f64 {
+        let mean = self.mean.get();
+        if mean > 0.0 { self.deviation.get() / mean } else { 0.0 }
+    }
+}
+
+/// Fits a simple stage to a chain seen as one compound stage (section 4.3.1).
+///
+/// The fit covers fragment sizes from `low` to `high` bytes at `points` equal steps, at least two.
+/// If `low` equals `high`, the stage has no overhead.
 #[must_use]
 pub fn approximate(inside: &Pipeline, low: f64, high: f64, points: usize) -> Approximation {
     let signature = Signature::new(inside);
     let points = points.max(2);
-    let most = crate::limits::MAX_FRAGMENTS;
     let samples: Vec<(f64, f64)> = (0..points)
         .map(|index| low + (high - low) * index as f64 / (points - 1) as f64)
-        .map(|size| (size, signature.latency(size, signature.count(size, 1, most) as f64).get()))
+        .map(|size| {
+            (size, signature.latency(size, signature.count(size, 1, MAX_FRAGMENTS) as f64).get())
+        })
         .collect();
     let n = points as f64;
     let mean_x = samples.iter().map(|(x, _)| x).sum::<f64>() / n;

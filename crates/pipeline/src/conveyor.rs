@@ -1,9 +1,11 @@
-//! A plan applied to real I/O: fragments of its sizes carried through stages that work at the same time.
+//! A plan applied to real I/O: carries fragments of its sizes through stages that work at the same
+//! time.
 //!
-//! The only place of this crate that does I/O and reads a clock. A [`Conveyor`] starts at an `AsyncRead`, cut by
-//! [`Cut`] into fragments of the plan's sizes, and passes them through [`Station`]s, each a task of its own; the time
-//! that every fragment spends in every stage is kept, so that a chart of what happened can stand beside the predicted
-//! one (see [`gantt`](crate::gantt)).
+//! This is the only module of the crate that does I/O and reads a clock. A [`Conveyor`] reads an
+//! `AsyncRead`, which [`Cut`] cuts into fragments of the plan's sizes. It passes them through
+//! [`Station`]s, each a task of its own. It records the time that every fragment spends in every
+//! stage, so that a measured chart can be compared with the predicted one (see
+//! [`gantt`](crate::gantt)).
 
 use std::future::Future;
 use std::io;
@@ -20,33 +22,33 @@ use tokio::task::JoinSet;
 use crate::timing::Row;
 use crate::unit::Micros;
 
-/// Largest fragment that is read into memory: a gibibyte.
+/// The largest fragment that is read into memory: a gibibyte.
 pub const MAX_FRAGMENT: u64 = 1 << 30;
 
-/// Fragments that may wait between two stages.
+/// The most fragments that may wait between two stages.
 const QUEUE: usize = 1024;
 
-/// Why a message did not arrive.
+/// The reason why a message did not arrive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CarryError {
     /// Reading the source or a station's I/O failed.
     #[error("stage {stage}: {source}")]
     Io {
-        /// The stage, the source being 0.
+        /// Index of the stage; the source is 0.
         stage: usize,
-        /// What went wrong.
+        /// The I/O error.
         source: io::Error,
     },
-    /// A station panicked.
+    /// The task of a station panicked.
     #[error("a station panicked")]
     Panicked,
 }
 
 /// Cuts a byte source into fragments of given sizes: a stream of `Bytes`.
 ///
-/// Ends after the last size; a source that ends earlier is an `UnexpectedEof`. A size of zero gives an empty
-/// fragment, one above [`MAX_FRAGMENT`] an `InvalidInput`.
+/// Ends after the last size. If the source ends earlier, yields `UnexpectedEof`. A size of zero
+/// gives an empty fragment; a size above [`MAX_FRAGMENT`] gives `InvalidInput`.
 #[derive(Debug)]
 pub struct Cut<R> {
     source: R,
@@ -101,17 +103,18 @@ impl<R: AsyncRead + Unpin> Stream for Cut<R> {
     }
 }
 
-/// A stage of real work: takes a fragment and hands it on.
+/// A stage of real work: takes a fragment and passes it on.
 pub trait Station: Send + 'static {
-    /// Works on one fragment.
+    /// Processes one fragment and returns what the next stage receives.
     ///
     /// # Cancel safety
     ///
-    /// The conveyor never drops the future before it is done, except when the whole run is dropped or fails.
+    /// The conveyor does not drop the future before it completes, unless the whole run is dropped
+    /// or fails.
     fn carry(&mut self, fragment: Bytes) -> impl Future<Output = io::Result<Bytes>> + Send;
 }
 
-/// A memory copy: the host's part in many protocols.
+/// Copies each fragment in memory: the host's part in many protocols.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Copy;
 
@@ -133,7 +136,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Station for Write<W> {
     }
 }
 
-/// A chain of real stages, built from its source on.
+/// A chain of real stages, beginning with its source.
 #[derive(Debug)]
 pub struct Conveyor {
     start: Instant,
@@ -157,7 +160,7 @@ impl Conveyor {
         Self { start, tasks, stages: 1, out }
     }
 
-    /// Adds a stage behind the last one.
+    /// Adds a stage behind the last one, and starts its task.
     ///
     /// # Panics
     ///
@@ -165,27 +168,28 @@ impl Conveyor {
     #[must_use]
     pub fn stage<S: Station>(mut self, station: S) -> Self {
         let (send, out) = mpsc::channel(QUEUE);
-        let inlet = std::mem::replace(&mut self.out, out);
-        self.tasks.spawn(work(station, self.stages, inlet, send, self.start));
+        let input = std::mem::replace(&mut self.out, out);
+        self.tasks.spawn(work(station, self.stages, input, send, self.start));
         self.stages += 1;
         self
     }
 
-    /// When the first stage started; rows count from here.
+    /// Returns when the first stage started. The times of rows count from there.
     #[must_use]
     pub const fn started(&self) -> Instant {
         self.start
     }
 
-    /// Waits until the last fragment has left the last stage; every fragment's stay in every stage.
+    /// Waits until the last fragment has left the last stage. Returns every fragment's stay in
+    /// every stage.
     ///
     /// # Errors
     ///
-    /// The first stage that failed; the others are stopped.
+    /// [`CarryError`] of a stage that failed; the other stages then end, too.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future stops all stages; fragments that are under way are lost.
+    /// Dropping the future stops all stages and loses the fragments in them.
     pub async fn run(mut self) -> Result<Vec<Row>, CarryError> {
         while self.out.recv().await.is_some() {}
         let mut rows = Vec::new();
@@ -231,7 +235,7 @@ async fn read<R: AsyncRead + Unpin>(
         if send.send((fragment, bytes)).await.is_err() {
             break;
         }
-        // Stages that share a thread take turns, the later ones first to be woken.
+        // Lets later stages on the same thread run between two fragments.
         tokio::task::yield_now().await;
     }
     Ok(rows)
@@ -240,12 +244,12 @@ async fn read<R: AsyncRead + Unpin>(
 async fn work<S: Station>(
     mut station: S,
     stage: usize,
-    mut inlet: mpsc::Receiver<(usize, Bytes)>,
+    mut input: mpsc::Receiver<(usize, Bytes)>,
     send: mpsc::Sender<(usize, Bytes)>,
     clock: Instant,
 ) -> Result<Vec<Row>, CarryError> {
     let mut rows = Vec::new();
-    while let Some((fragment, bytes)) = inlet.recv().await {
+    while let Some((fragment, bytes)) = input.recv().await {
         let (start, size) = (since(clock), bytes.len() as f64);
         let done = station.carry(bytes).await.map_err(|source| CarryError::Io { stage, source })?;
         rows.push(Row { stage, fragment, bytes: size, start, end: since(clock) });

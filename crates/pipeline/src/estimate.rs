@@ -1,6 +1,7 @@
-//! Stages from measurements: instrumented, from outside, hop by hop, and while messages flow.
+//! Stages from measurements: from instrumented stages, from outside, hop by hop, and while messages
+//! flow.
 //!
-//! No clock and no I/O here: whoever measures hands in sizes and times.
+//! These modules read no clock and do no I/O: the caller measures and passes in sizes and times.
 
 mod black_box;
 mod hops;
@@ -14,7 +15,8 @@ pub use online::{Monitor, RISKY, Verdict};
 
 use crate::stage::{Pipeline, Stage};
 
-/// The stages of a chain from timings of each: `(bytes, us)` pairs of fragments that did not wait (section 5.3.1).
+/// Fits the stages of a chain to timings of each: `(bytes, us)` pairs of fragments that did not
+/// wait (section 5.3.1).
 ///
 /// # Errors
 ///

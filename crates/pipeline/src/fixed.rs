@@ -1,35 +1,41 @@
-//! Equal fragments (section 3): the Fixed-sized Theorem, with bottlenecks that shift.
+//! Equal fragments (section 3): the Fixed-sized Theorem, for chains whose bottleneck changes with
+//! the fragment size.
 
 use crate::limits::MAX_FRAGMENTS;
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::stage::{Pipeline, Stage};
+use crate::timing::Recurrence;
 use crate::unit::Micros;
 
-/// Fragments up to which the count is searched in full where limits break the closed form.
+/// If limits break the closed form: the range of counts up to which all are tried.
 const FULL_SEARCH: usize = 64;
 
-/// What a planner of equal fragments has to know of a chain, sorted so that a plan takes nanoseconds.
+/// The latency of equal fragments on a chain, as a function of their number; prepared so that a
+/// plan takes nanoseconds.
 ///
-/// Equal fragments of size `x` take `sum(g) + x sum(G) + (k-1) max(g + G x)`. The maximum is the upper hull of the
-/// stages' lines (section 3.2), so the latency is the maximum of the stages' signature curves `c1 k + c2/k + c3`
-/// (equation 13). Each of them is convex in `k`, hence so is the latency: one local minimum, at a signature's minimum,
-/// at a switch between two stages, or at one fragment.
+/// Equal fragments of size `x` take `sum(g) + x sum(G) + (k-1) max(g + G x)`. The maximum is the
+/// upper hull of the stages' lines (section 3.2), so the latency is the maximum of the stages'
+/// signature curves `c1 k + c2/k + c3` (equation 13). Each curve is convex in `k`, so the latency
+/// is, too. It has one local minimum: at a curve's minimum, at a switch between two stages, or at
+/// one fragment.
 ///
-/// Building it sorts the stages and allocates once; [`Signature::count`] does neither.
+/// [`Signature::new`] sorts the stages and allocates once; [`Signature::count`] does neither.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Signature {
     overheads: f64,
     per_byte: f64,
-    /// Hull lines from the one that is highest for large fragments to the one for small.
+    /// Hull lines, from the highest one for large fragments to the highest one for small fragments.
     hull: Vec<Line>,
 }
 
-/// One line of the hull: `g + G x` is the greatest from `from` bytes up, until the line before takes over.
+/// One line of the hull: `g + G x` is the greatest from `from` bytes up to the `from` of the line
+/// before.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Line {
     g: f64,
     c: f64,
-    /// `sum(G) - G`: what the other stages pay for a byte.
+    /// `sum(G) - G`: the cost of a byte in all other stages.
     others: f64,
     from: f64,
     /// One over `from`.
@@ -37,7 +43,7 @@ struct Line {
 }
 
 impl Signature {
-    /// The signature of a chain.
+    /// Computes the signature of a chain.
     #[must_use]
     pub fn new(pipeline: &Pipeline) -> Self {
         let stages = pipeline.stages();
@@ -45,8 +51,8 @@ impl Signature {
         Self::of_lines(overheads, stages.iter().map(Stage::c).sum(), stages)
     }
 
-    /// The signature of a chain of which only the sums and the slowest stages are known: as much as can be seen
-    /// from outside (section 5.3.2).
+    /// Computes the signature of a chain from its sums and its slowest stages, which is all that
+    /// can be observed from outside (section 5.3.2).
     pub(crate) fn of_lines(overheads: f64, per_byte: f64, slowest: &[Stage]) -> Self {
         let mut lines: Vec<&Stage> = slowest.iter().collect();
         lines.sort_by(|a, b| b.c().total_cmp(&a.c()).then(b.g().total_cmp(&a.g())));
@@ -79,13 +85,14 @@ impl Signature {
         Self { overheads, per_byte, hull }
     }
 
-    /// Latency in microseconds of `bytes` cut into `count` equal fragments, which may be fractional.
+    /// Returns the latency of `bytes` cut into `count` equal fragments, which may be fractional.
     #[must_use]
     pub fn latency(&self, bytes: f64, count: f64) -> Micros {
         Micros::of(self.us(bytes, count))
     }
 
-    // No fused multiply-add here: where the processor is not known to have one it is a call, and dearer than the rest.
+    // No fused multiply-add: without support by the target processor it is a function call, which
+    // costs more than the rest.
     fn us(&self, bytes: f64, count: f64) -> f64 {
         let size = bytes / count;
         let mut slowest = 0.0;
@@ -96,29 +103,29 @@ impl Signature {
         (count - 1.0) * slowest + (self.per_byte * size + self.overheads)
     }
 
-    /// The fragment sizes, in bytes and descending, at which the bottleneck moves to another stage (point A of the
-    /// paper's figure 2).
+    /// Returns the fragment sizes, in bytes and descending, at which the bottleneck moves to
+    /// another stage (point A of the paper's figure 2).
     pub fn switches(&self) -> impl Iterator<Item = f64> + '_ {
         let inner = self.hull.len().saturating_sub(1);
         self.hull[..inner].iter().map(|line| line.from)
     }
 
-    /// The real number of fragments at which the latency is least (equation 12 on the hull); infinite if cutting
-    /// finer always helps.
+    /// Returns the real number of fragments at which the latency is least (equation 12 on the
+    /// hull); infinite if cutting finer always helps.
     #[must_use]
     pub fn best_real(&self, bytes: f64) -> f64 {
         self.piece(bytes, (1.0, f64::INFINITY)).best_real()
     }
 
-    /// The best whole number of fragments within `fewest..=most`. Equal to trying them all, because the latency is
-    /// convex in the count. No allocation.
+    /// Returns the best whole number of fragments within `fewest..=most`. The result is that of
+    /// trying them all, because the latency is convex in the count. Does not allocate.
     #[must_use]
     pub fn count(&self, bytes: f64, fewest: usize, most: usize) -> usize {
         let piece = self.piece(bytes, (fewest as f64, most as f64));
         piece.best(most, |count| self.us(bytes, count))
     }
 
-    /// The curve on which the latency is least within a range of counts.
+    /// Returns the curve on which the latency is least within a range of counts.
     fn piece(&self, bytes: f64, (mut low, most): (f64, f64)) -> Piece {
         let mut piece = Piece { g: 0.0, own: 0.0, low, high: most };
         for line in &self.hull {
@@ -136,7 +143,8 @@ impl Signature {
     }
 }
 
-/// A signature curve, `g k + own / k` and a constant, and the counts between which it is the highest.
+/// A signature curve, `g k + own / k` and a constant, with the range of counts where it is the
+/// highest.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     g: f64,
@@ -146,8 +154,8 @@ struct Piece {
 }
 
 impl Piece {
-    /// Squares are compared, so that one root is taken at most. If both terms are zero there is nothing to gain from
-    /// cutting and nothing to pay for it.
+    /// Returns the best real count. Compares squares, so that it computes one root at most. If both
+    /// terms are zero, cutting has neither gain nor cost, and the result is the lowest count.
     fn best_real(&self) -> f64 {
         if self.own <= self.low * self.low * self.g {
             self.low
@@ -158,7 +166,8 @@ impl Piece {
         }
     }
 
-    /// The better of the two whole numbers around the best real one; `us` is asked where they lie on two curves.
+    /// Returns the better of the two whole numbers around the best real one. Calls `us` only if
+    /// they lie on two curves.
     fn best(&self, most: usize, us: impl Fn(f64) -> f64) -> usize {
         let real = self.best_real();
         let below = real as usize;
@@ -175,8 +184,11 @@ impl Piece {
     }
 }
 
-/// The best whole number of equal fragments within `fewest..=most`, straight from the stages: the number that
-/// [`Signature::count`] gives, for chains that are met for the first time. No table, no allocation.
+/// Returns the best whole number of equal fragments within `fewest..=most`, directly from the
+/// stages.
+///
+/// The result is that of [`Signature::count`]. Suited to a chain that is planned for once: builds
+/// no table and does not allocate.
 #[must_use]
 pub fn count(pipeline: &Pipeline, bytes: f64, fewest: usize, most: usize) -> usize {
     let stages = pipeline.stages();
@@ -195,9 +207,11 @@ pub fn count(pipeline: &Pipeline, bytes: f64, fewest: usize, most: usize) -> usi
     })
 }
 
-/// The curve on which the latency is least, given the slowest stages at both ends of the range, which enclose it.
+/// Returns the curve on which the latency is least, given the slowest stages at both ends of the
+/// range of counts.
 ///
-/// Where their lines meet, the slowest stage takes the place of one of them, until none is above.
+/// Where the lines of these two stages meet, another stage may be slower. It then replaces one of
+/// them, and the search repeats until no other stage is slower.
 fn enclosed(
     stages: &[Stage],
     (bytes, per_byte): (f64, f64),
@@ -229,7 +243,7 @@ fn enclosed(
     piece(left, low, high)
 }
 
-/// The stage that takes longest for a fragment of some size, and how long.
+/// The stage that takes longest for a fragment of some size, and the time it takes.
 #[derive(Clone, Copy, Debug)]
 struct Slowest {
     g: f64,
@@ -250,10 +264,10 @@ fn slowest(stages: &[Stage], size: f64) -> Slowest {
     stages.iter().fold(Slowest::NONE, |slowest, stage| slowest.or(stage, size))
 }
 
-/// Equal fragments whose number is the best there is: the paper's fixed-sized algorithm.
+/// Plans equal fragments of the best number: the paper's fixed-sized algorithm.
 ///
-/// Where limits break the closed form (units, credits, a smaller last fragment), the counts around the closed form's
-/// are tried with the exact recurrence, all of them up to 64.
+/// If limits break the closed form (units, credits, a smaller last fragment), tries counts around
+/// the closed form's with the exact recurrence; all of them, if the limits allow at most 64.
 ///
 /// # Errors
 ///
@@ -264,7 +278,7 @@ pub fn fixed(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> 
     Ok(problem.plan(Family::Fixed, sizes))
 }
 
-/// The best equal cut of a checked problem.
+/// Returns the best equal cut of a checked problem.
 pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
     let (fewest, most) = problem.cut.counts;
     let count = count(problem.pipeline, problem.bytes, fewest, most);
@@ -288,7 +302,8 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
 /// Numbers of fragments that the fallback tries for equal sizes.
 const FALLBACKS: usize = 1_000;
 
-/// A cut that keeps all limits when no candidate did: as many full fragments as fit and the rest, or the fewest.
+/// Returns a cut within all limits, if no candidate was: equal fragments with a smaller last one,
+/// or the fewest fragments.
 pub(crate) fn fallback(problem: &Problem<'_>) -> Vec<f64> {
     let (fewest, most) = problem.cut.counts;
     if problem.limits.equal_but_last {
@@ -306,7 +321,7 @@ pub(crate) fn fallback(problem: &Problem<'_>) -> Vec<f64> {
 fn counts_to_try(problem: &Problem<'_>, near: usize) -> Vec<usize> {
     let (fewest, most) = problem.cut.counts;
     let all = most - fewest < FULL_SEARCH;
-    // Few credits may want far fewer fragments than the closed form, which knows of none.
+    // With few credits the best count may be far below the closed form's, which ignores credits.
     let low = if all || problem.credits().is_some() { fewest } else { fewest.max(near / 2) };
     let high = if all { most } else { most.min(near.saturating_mul(2).max(FULL_SEARCH)) };
     let step = ((high.saturating_sub(low)) / 256).max(1);
@@ -317,7 +332,8 @@ fn counts_to_try(problem: &Problem<'_>, near: usize) -> Vec<usize> {
     counts
 }
 
-/// For one count, the size of all but the last: the latency is convex in it, so a golden section finds it.
+/// Offers cuts of one count with various sizes of all fragments but the last. The latency is convex
+/// in that size, so a golden-section search finds the best.
 fn try_equal_but_last(problem: &Problem<'_>, count: usize, best: &mut BestCut<'_, '_>) {
     let bytes = problem.bytes;
     let low = bytes / count as f64;
@@ -343,9 +359,9 @@ fn try_equal_but_last(problem: &Problem<'_>, count: usize, best: &mut BestCut<'_
     }
 }
 
-/// Keeps the fastest of the cuts that it is offered, timed by the exact recurrence.
+/// Keeps the fastest of the offered cuts, timed by the exact recurrence.
 pub(crate) struct BestCut<'a, 'p> {
-    clock: crate::timing::Recurrence<'p>,
+    clock: Recurrence<'p>,
     best: Option<(f64, Vec<f64>)>,
     problem: &'a Problem<'p>,
 }
@@ -355,7 +371,7 @@ impl<'a, 'p> BestCut<'a, 'p> {
         Self { clock: problem.recurrence(), best: None, problem }
     }
 
-    /// Times a cut and keeps it if it is the fastest so far; its latency in microseconds.
+    /// Times a cut and keeps it if it is the fastest so far. Returns its latency in microseconds.
     pub(crate) fn offer(&mut self, sizes: Vec<f64>) -> f64 {
         debug_assert!(sizes.len() <= MAX_FRAGMENTS && self.problem.bytes > 0.0);
         let latency = self.clock.latency(&sizes);
@@ -369,7 +385,7 @@ impl<'a, 'p> BestCut<'a, 'p> {
         sizes.map_or(f64::INFINITY, |sizes| self.offer(sizes))
     }
 
-    /// The latency of the fastest in microseconds, infinite if there is none.
+    /// Returns the latency of the fastest cut in microseconds, infinite if there is none.
     pub(crate) fn latency(&self) -> f64 {
         self.best.as_ref().map_or(f64::INFINITY, |(latency, _)| *latency)
     }

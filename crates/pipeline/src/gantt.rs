@@ -1,27 +1,28 @@
-//! Gantt charts: what a plan predicts, and beside it what was measured, as SVG and as a Chrome trace.
+//! Gantt charts of predicted and measured stays, as SVG and as a Chrome trace.
 //!
-//! The trace is the JSON array of complete events that Perfetto and Chrome's tracing page open.
+//! The trace is a JSON array of complete events, which Perfetto and Chrome's tracing page open.
 
 use std::fmt::Write as _;
 
 use crate::timing::Row;
 
-/// Height of one bar in pixels; a chart is 900 wide.
+/// Height of one bar in pixels.
 const BAR: f64 = 22.0;
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 120.0;
 const TOP: f64 = 34.0;
 
-/// One chart: a title and its bars. Several share one time axis.
+/// A chart: a title and its bars. Several charts share one time axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart<'a> {
-    /// What stands above it, such as `predicted`.
+    /// The title above the chart, such as `predicted`.
     pub title: &'a str,
     /// The bars.
     pub rows: &'a [Row],
 }
 
-/// Draws charts above one another on one time axis. `names` are the stages'; a stage without one is numbered.
+/// Draws charts one above the other, on one time axis. `names` are those of the stages; a stage
+/// without a name is numbered.
 #[must_use]
 pub fn svg(charts: &[Chart<'_>], names: &[&str]) -> String {
     let stages =
@@ -77,7 +78,7 @@ fn draw(
 fn axis(out: &mut String, end: f64, scale: f64, y: f64) {
     for tick in 0..=5 {
         let at = end * f64::from(tick) / 5.0;
-        // The last label ends with the axis, so that long numbers stay on the page.
+        // The last label ends where the axis ends, so that long numbers stay on the page.
         let anchor = if tick == 5 { "end" } else { "middle" };
         let (x, y) = (LEFT + at * scale, y + 16.0);
         let _ = writeln!(

@@ -1,39 +1,46 @@
-//! Hierarchical fragmentation (section 4.3): compound stages that cut finer inside and reassemble at their borders.
+//! Hierarchical fragmentation (section 4.3): compound stages cut fragments finer inside and
+//! reassemble them at their borders.
 
-use crate::compound::{self, Approximation, Grouping, GroupingError};
+use crate::compound;
 use crate::fixed;
+use crate::grouping::{Grouping, GroupingError};
 use crate::limits::{Cut, Limits};
-use crate::plan::{Family, Level, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Level, Plan, Problem, Request};
 use crate::ramp;
 use crate::ramp_up;
 use crate::ramp_up_down;
 use crate::stage::Pipeline;
+use crate::unit::Micros;
 
-/// Fits of the compound stages, each over the sizes that the one before led to; a third changes nothing.
+/// Number of fits of the compound stages, each over the sizes that the fit before led to. A third
+/// changes nothing.
 const ROUNDS: usize = 2;
 
-/// Sizes that a compound stage is fitted to. 24 are within 0.1 % of the fit to a thousand.
+/// Number of sizes to which a compound stage is fitted. 24 are within 0.1 % of the fit to a
+/// thousand.
 const POINTS: usize = 24;
 
 /// The smallest size of the first fit, in bytes.
 const SMALLEST: f64 = 64.0;
 
-/// Numbers of top-level fragments tried on either side of the approximation's best.
+/// Numbers of top-level fragments that are tried on either side of the approximation's best.
 const AROUND: usize = 4;
 
-/// Groupings that ramps are tried on; the best one is nearly always among the first four with equal fragments.
+/// Groupings on which ramps are tried. The best one is nearly always among the first four with
+/// equal fragments.
 const SHORTLIST: usize = 4;
 
-/// Stages up to which every division into groups is looked at: 63 of them for eight stages.
+/// Stages up to which every division into few groups is tried: 63 of them for eight stages.
 const SHORT_CHAIN: usize = 8;
 
-/// Groups of a division; a fifth has not been seen to help.
+/// The most groups of such a division; a fifth has never helped in tests.
 const MOST_GROUPS: u32 = 4;
 
-/// Pieces of all fragments in all groups together beyond which no more are cut: it bounds a plan's memory.
+/// The most pieces of all fragments inside one group, which bounds a plan's memory.
 const MOST_PIECES: usize = 1 << 12;
 
-/// The algorithm on the top level, or inside a group.
+/// An algorithm for the top level, or for the inside of a group.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Base {
@@ -47,7 +54,7 @@ pub enum Base {
     Ramp,
 }
 
-/// A compound pipeline: every group of stages replaced by the simple stage that approximates it.
+/// A compound pipeline: every group of stages is replaced by the simple stage that approximates it.
 #[derive(Clone, Debug)]
 pub(crate) struct Compound {
     pub(crate) groups: Grouping,
@@ -70,14 +77,15 @@ impl Compound {
     }
 }
 
-/// The plan that refragments at the groups' borders with one algorithm on each level.
+/// Makes the plan that refragments at the groups' borders, with one algorithm for each level.
 ///
-/// The top level is planned on the approximated compound pipeline, fitted twice; its latency and its number of
-/// fragments are then settled by the exact recurrence.
+/// The top level is planned on the approximated compound pipeline, fitted twice. The exact
+/// recurrence then determines its latency and the best number of fragments.
 ///
 /// # Errors
 ///
-/// Groups that do not cover the stages; a [`Base`] that does not fit the number of groups; else see [`PlanError`].
+/// [`PlanError::Groups`] if the groups do not cover the stages. [`PlanError::NotApplicable`] if a
+/// [`Base`] does not fit the number of groups. Otherwise see [`PlanError`].
 pub fn with_bases(
     pipeline: &Pipeline,
     request: &Request,
@@ -90,12 +98,14 @@ pub fn with_bases(
     best_of(&problem, groups, top, inside)
 }
 
-/// The fastest refragmenting plan over all bases that apply, for the given groups, or else for every group around one
-/// stage.
+/// Makes the fastest refragmenting plan with equal fragments and ramps on both levels.
+///
+/// Uses the given groups. Without them it tries all divisions into two to four groups, or on chains
+/// of more than eight stages the groups around the slowest stages.
 ///
 /// # Errors
 ///
-/// Groups that do not cover the stages; else see [`PlanError`].
+/// [`PlanError::Groups`] if the groups do not cover the stages; otherwise see [`PlanError`].
 pub fn hierarchical(
     pipeline: &Pipeline,
     request: &Request,
@@ -113,7 +123,8 @@ pub fn hierarchical(
     Ok(plan(&problem, &groupings)?.unwrap_or_else(flat))
 }
 
-/// Whether a plan keeps what its problem asks of all fragments together.
+/// Returns true if a plan's top level satisfies `equal_but_last`, in case its problem requires
+/// that.
 fn keeps_shape(problem: &Problem<'_>, plan: &Plan) -> bool {
     let Some((last, others)) = plan.fragments().split_last() else { return false };
     let first = others.first().unwrap_or(last);
@@ -121,8 +132,9 @@ fn keeps_shape(problem: &Problem<'_>, plan: &Plan) -> bool {
     !problem.limits.equal_but_last || (equal && *last <= first * (1.0 + 1e-9))
 }
 
-/// The fastest plan over some groupings of a checked problem: all are tried with equal fragments on both levels, the
-/// best of them with ramps. `None` where none of them keeps all limits.
+/// Returns the fastest plan of a checked problem over some groupings. Tries all of them with equal
+/// fragments on both levels, and the best of those with ramps. Returns `None` if none satisfies all
+/// limits.
 pub(crate) fn plan(
     problem: &Problem<'_>,
     groupings: &[Grouping],
@@ -152,8 +164,9 @@ pub(crate) fn plan(
     Ok(best)
 }
 
-/// The divisions worth trying: all into two to four groups on short chains; on long ones the groups around each of
-/// the slowest stages, for small and for large fragments, alone and with either neighbour.
+/// Returns the divisions worth trying. On short chains: all divisions into two to four groups. On
+/// long ones: the groups around the slowest stages for small and for large fragments, alone and
+/// with either neighbour.
 pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
     let n = problem.pipeline.stages().len();
     if n <= SHORT_CHAIN {
@@ -186,7 +199,7 @@ pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
     groupings
 }
 
-/// The plan whose top level is given; each group cuts by the fixed planner.
+/// Makes the plan whose top level is given; each group cuts by the fixed planner.
 pub(crate) fn given(
     problem: &Problem<'_>,
     groups: &Grouping,
@@ -240,7 +253,8 @@ fn best_of(
     Ok(best)
 }
 
-/// Plans the top level on the approximation, fits again over the sizes in use, and plans again.
+/// Plans the top level on the approximation, fits again over the sizes of that plan, and plans
+/// again.
 pub(crate) fn approximated(
     problem: &Problem<'_>,
     groups: &Grouping,
@@ -259,7 +273,8 @@ pub(crate) fn approximated(
     }
 }
 
-/// The smallest and the largest size of a plan, a hair apart where they are equal, so that the fit is exact there.
+/// Returns the smallest and the largest size of a plan. If they are nearly equal, widens the range
+/// by 1 % at each end, so that the fit has a range.
 pub(crate) fn in_use(sizes: &[f64]) -> (f64, f64) {
     let low = sizes.iter().copied().fold(f64::INFINITY, f64::min);
     let high = sizes.iter().copied().fold(0.0, f64::max);
@@ -297,7 +312,7 @@ fn cut_with(problem: &Problem<'_>, base: Base) -> Result<Vec<f64>, PlanError> {
     })
 }
 
-/// Cuts every top-level fragment inside every group, and times the whole exactly.
+/// Cuts every top-level fragment inside every group, and times the plan exactly.
 fn cut_inside(
     problem: &Problem<'_>,
     compound: &Compound,
@@ -318,12 +333,13 @@ fn cut_inside(
     }
     let latency = compound::latency(problem.pipeline, &levels, problem.credits(), None);
     let mut plan = problem.plan(Family::Hierarchical, sizes);
-    plan.latency = crate::unit::Micros::of(latency);
+    plan.latency = Micros::of(latency);
     plan.levels = levels;
     Ok(plan)
 }
 
-/// One fragment's pieces inside one group; the fragment itself where a limit or a free chain leaves no better cut.
+/// Returns one fragment's pieces inside one group. Returns the fragment itself if a limit or a
+/// chain without overheads leaves no better cut.
 fn pieces(
     problem: &Problem<'_>,
     inside: &Pipeline,
@@ -343,19 +359,20 @@ fn pieces(
     }
 }
 
-/// A plan made and promised as in the paper: in the linear model of the compound stages.
+/// A plan made and timed as in the paper, in the linear model of the compound stages.
 #[derive(Clone, Debug)]
 pub struct LinearModel {
     /// The compound pipeline of the last fit.
     pub top: Pipeline,
     /// The top level's sizes in bytes.
     pub fragments: Vec<f64>,
-    /// Its latency on the compound pipeline, in microseconds.
+    /// The plan's latency on the compound pipeline, in microseconds.
     pub latency: f64,
 }
 
-/// Algorithms B, C and C' in the paper's own terms: planned, and timed, on the approximation (section 5.5). The
-/// exact time of the same plan is [`with_bases`]'s affair; the two differ by a few percent.
+/// Runs the paper's algorithms B, C and C' on its own terms: planned and timed on the approximation
+/// (section 5.5). [`with_bases`] returns the exact time of the same plan; the two differ by a few
+/// percent.
 ///
 /// # Errors
 ///
@@ -371,13 +388,4 @@ pub fn linear_model(
     let (compound, fragments) = approximated(&problem, groups, top)?;
     let latency = compound.top.latency(&fragments, None).get();
     Ok(LinearModel { top: compound.top, fragments, latency })
-}
-
-impl Approximation {
-    /// The standard deviation as a fraction of the mean.
-    #[must_use]
-    pub fn relative_deviation(&self) -> f64 {
-        let mean = self.mean.get();
-        if mean > 0.0 { self.deviation.get() / mean } else { 0.0 }
-    }
 }

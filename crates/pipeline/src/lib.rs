@@ -1,13 +1,16 @@
-//! Fragmentation planners: messages cut so that they arrive soonest on any chain of store-and-forward stages.
+//! Fragmentation planners: cut a message so that it arrives soonest through any chain of
+//! store-and-forward stages.
 //!
-//! Every stage costs an overhead for each fragment and a time for each byte. Small fragments let stages work at the
-//! same time; large ones pay fewer overheads. This crate finds the cut in between. It does no I/O, save in `conveyor`,
-//! and reads no clock.
+//! Every stage costs an overhead for each fragment and a time for each byte. With small fragments
+//! the stages work at the same time; large ones pay fewer overheads. This crate computes the best
+//! cut in between. It reads no clock and does no I/O, except in `conveyor`.
 //!
-//! - [`stage`] - start here: what a chain is made of, [`mod@unit`] - microseconds
-//! - [`plan`] - what is asked of a planner and what it promises, [`limits`] - what real systems demand of a cut
-//! - [`mod@fixed`], [`mod@ramp`], [`mod@ramp_up`], [`mod@ramp_up_down`], [`mod@hierarchical`] - the algorithms
-//! - [`mod@auto`] - the fastest of them
+//! - [`stage`] - start here: stages and chains of them, [`mod@unit`] - microseconds
+//! - [`plan`] - requests and plans, [`limits`] - constraints on the sizes and the number of
+//!   fragments
+//! - [`mod@fixed`], [`mod@ramp`], [`mod@ramp_up`], [`mod@ramp_up_down`], [`mod@hierarchical`] - the
+//!   algorithms
+//! - [`mod@auto`] - the fastest plan of all of them
 //! - [`planner`] - the hot path: plans from a cache, [`estimate`] - stages from measurements
 //! - [`gantt`] - charts as SVG and as a Chrome trace
 //! - `conveyor` - a plan applied to real I/O (feature `io`)
@@ -37,12 +40,15 @@ pub mod conveyor;
 pub mod estimate;
 pub mod fixed;
 pub mod gantt;
+mod grouping;
 pub mod hierarchical;
 pub mod limits;
 #[cfg(feature = "lp")]
 pub mod optimum;
 pub mod plan;
+mod plan_error;
 pub mod planner;
+mod problem;
 pub mod ramp;
 pub mod ramp_up;
 pub mod ramp_up_down;

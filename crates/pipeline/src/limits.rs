@@ -1,14 +1,15 @@
-//! What real systems ask of a cut, and fitting a wished-for cut to it.
+//! Limits that real systems set for a cut, and the fitting of a wished cut to them.
 
-use crate::plan::PlanError;
+use crate::plan_error::PlanError;
 
-/// Most fragments of any plan. A terabyte over a stage of 10 us wants about 10,000; object stores refuse more.
+/// The most fragments of any plan. A terabyte over a stage with 10 us of overhead needs about
+/// 10,000; object stores refuse more.
 pub const MAX_FRAGMENTS: usize = 1 << 16;
 
-/// Rules for the sizes and the number of fragments; all off by default.
+/// Limits of the sizes and the number of fragments; all off by default.
 ///
-/// They hold at every level of a plan that refragments, except `max_in_flight` and `fragments`, which concern the
-/// top level.
+/// They hold at every level of a plan that refragments. Only `max_in_flight` and `max_fragments`
+/// concern just the top level.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
     pub(crate) mtu: Option<f64>,
@@ -20,62 +21,66 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// No limits.
+    /// Creates limits that are all off.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Largest fragment in bytes.
+    /// Sets the largest fragment in bytes.
     #[must_use]
     pub const fn mtu(mut self, bytes: f64) -> Self {
         self.mtu = Some(bytes);
         self
     }
 
-    /// Every fragment but the last is a multiple of so many bytes. Coarse units cost: about 1 % of the latency at
-    /// 256 bytes and a quarter of it at 4 KiB, for messages up to 64 KB.
+    /// Makes every fragment but the last a multiple of this many bytes.
+    ///
+    /// Coarse units cost latency: for messages up to 64 KB about 1 % at 256 bytes, and a quarter at
+    /// 4 KiB.
     #[must_use]
     pub const fn align(mut self, bytes: f64) -> Self {
         self.align = Some(bytes);
         self
     }
 
-    /// Smallest fragment in bytes. Only the last fragment may be smaller, and only if no other cut exists.
+    /// Sets the smallest fragment in bytes. Only the last fragment may be smaller, and only if no
+    /// other cut exists.
     #[must_use]
     pub const fn min_fragment(mut self, bytes: f64) -> Self {
         self.min_fragment = Some(bytes);
         self
     }
 
-    /// Most fragments; at least 1, and [`MAX_FRAGMENTS`] in any case.
+    /// Sets the most fragments; at least 1. [`MAX_FRAGMENTS`] applies in any case.
     #[must_use]
     pub const fn max_fragments(mut self, count: usize) -> Self {
         self.max_fragments = Some(count);
         self
     }
 
-    /// All fragments have one size, but the last may be smaller: what multipart uploads ask for.
+    /// If true, makes all fragments equal except the last, which may be smaller. Multipart uploads
+    /// require this.
     #[must_use]
     pub const fn equal_but_last(mut self, yes: bool) -> Self {
         self.equal_but_last = yes;
         self
     }
 
-    /// Most fragments in the chain at once (credits, receive buffers); at least 1. Fewer than there are stages
-    /// leaves some of them idle whatever the plan.
+    /// Sets the most fragments in the chain at once (credits, receive buffers); at least 1. With
+    /// fewer than there are stages, some stages are always idle.
     #[must_use]
     pub const fn max_in_flight(mut self, count: usize) -> Self {
         self.max_in_flight = Some(count);
         self
     }
 
-    /// Whether anything bounds the size of a fragment from below, so that cutting must come to an end.
+    /// Returns true if a limit bounds the number of fragments from above.
     pub(crate) const fn bounds_count(&self) -> bool {
         self.align.is_some() || self.min_fragment.is_some() || self.max_fragments.is_some()
     }
 
-    /// Whether any limit constrains sizes beyond their sum.
+    /// Returns true if a limit constrains sizes beyond their sum.
     pub(crate) const fn shapes(&self) -> bool {
         self.align.is_some()
             || self.mtu.is_some()
@@ -115,14 +120,15 @@ impl Limits {
     }
 }
 
-/// The sizes that one message may be cut into: a band for all fragments but the last, one for the last, and a unit.
+/// The sizes that one message may be cut into: bounds for all fragments but the last, bounds for
+/// the last, and a unit.
 ///
-/// Sizes are counted in units here, a real number of bytes where no alignment is asked for; the remainder that is
-/// less than a unit goes to the last fragment.
+/// Sizes here count units. Without alignment a unit is a byte, and sizes are real numbers. The
+/// remainder that is less than a unit goes to the last fragment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     bytes: f64,
-    /// Unit in bytes; 1 with `whole == false` where sizes may be fractional.
+    /// Unit in bytes; 1 if `whole` is false, so that sizes may be fractional.
     unit: f64,
     whole: bool,
     total: f64,
@@ -131,7 +137,7 @@ pub(crate) struct Cut {
     high: f64,
     last_low: f64,
     last_high: f64,
-    /// Fewest and most fragments.
+    /// The fewest and the most fragments.
     pub(crate) counts: (usize, usize),
 }
 
@@ -184,15 +190,16 @@ impl Cut {
         Ok(())
     }
 
-    /// Most fragments that the bands leave room for; without a unit or a smallest size, one a byte.
+    /// Returns the most fragments that the bounds permit; without a unit or a smallest size, one
+    /// per byte.
     fn most(&self) -> f64 {
         let free = !self.whole && self.low == 0.0;
         let (low, last_low) = if free { (1.0, 1.0) } else { (self.low, self.last_low) };
         1.0 + ((self.total - last_low) / low + 1e-12).floor()
     }
 
-    /// Brings a wish to what is allowed: same number of fragments, exact sum, every size in its band.
-    /// `false` if that number of fragments does not allow any cut.
+    /// Changes wished sizes to allowed ones: the same number of fragments, the exact sum, every
+    /// size within its bounds. Returns false if no cut into that many fragments is allowed.
     pub(crate) fn fit(&self, sizes: &mut [f64]) -> bool {
         let count = sizes.len();
         if count < self.counts.0 || count > self.counts.1 {
@@ -201,7 +208,7 @@ impl Cut {
         for size in sizes.iter_mut() {
             *size = (*size / self.unit).max(0.0);
         }
-        if !self.pour(sizes) {
+        if !self.scale_to_sum(sizes) {
             return false;
         }
         if self.whole {
@@ -214,15 +221,15 @@ impl Cut {
         true
     }
 
-    fn band(&self, index: usize, count: usize) -> (f64, f64) {
+    fn bounds(&self, index: usize, count: usize) -> (f64, f64) {
         if index + 1 == count { (self.last_low, self.last_high) } else { (self.low, self.high) }
     }
 
-    /// Scales all sizes by one factor, each held within its band, until they sum to the message.
-    fn pour(&self, sizes: &mut [f64]) -> bool {
+    /// Scales all sizes by one factor, each clamped to its bounds, until they sum to the message.
+    fn scale_to_sum(&self, sizes: &mut [f64]) -> bool {
         let count = sizes.len();
         let inside = |sizes: &[f64], factor: f64, index: usize| {
-            let (low, high) = self.band(index, count);
+            let (low, high) = self.bounds(index, count);
             (sizes[index] * factor).clamp(low, high.max(low))
         };
         let sum_at =
@@ -242,38 +249,39 @@ impl Cut {
         for _ in 0..100 {
             let middle = 0.5 * (low + high);
             if middle <= low || middle >= high {
-                // No number lies between them.
+                // No `f64` lies between them.
                 break;
             }
             if sum_at(sizes, middle) < self.total { low = middle } else { high = middle }
         }
-        let poured: Vec<f64> = (0..count).map(|i| inside(sizes, high, i)).collect();
-        let sum: f64 = poured.iter().sum();
-        sizes.copy_from_slice(&poured);
-        self.settle(sizes, self.total - sum);
+        let scaled: Vec<f64> = (0..count).map(|i| inside(sizes, high, i)).collect();
+        let sum: f64 = scaled.iter().sum();
+        sizes.copy_from_slice(&scaled);
+        self.absorb_error(sizes, self.total - sum);
         true
     }
 
-    /// Puts a rounding error of the sum where there is room for it.
-    fn settle(&self, sizes: &mut [f64], mut error: f64) {
+    /// Adds a rounding error of the sum to fragments that have room for it.
+    fn absorb_error(&self, sizes: &mut [f64], mut error: f64) {
         let count = sizes.len();
         for index in (0..count).rev() {
             if error == 0.0 {
                 return;
             }
-            let (low, high) = self.band(index, count);
+            let (low, high) = self.bounds(index, count);
             let moved = (sizes[index] + error).clamp(low, high.max(low));
             error -= moved - sizes[index];
             sizes[index] = moved;
         }
     }
 
-    /// Whole units: everything rounded down, what is missing given to the largest fractions that have room.
+    /// Rounds sizes to whole units: rounds all down, then adds the missing units where the fraction
+    /// was largest and the bounds permit it.
     fn round(&self, units: &mut [f64]) {
         let count = units.len();
         let wished = units.to_vec();
         for (index, size) in units.iter_mut().enumerate() {
-            let (low, high) = self.band(index, count);
+            let (low, high) = self.bounds(index, count);
             *size = (*size + 1e-9).floor().clamp(low, high.max(low));
         }
         let mut missing = (self.total - units.iter().sum::<f64>()).round();
@@ -287,7 +295,7 @@ impl Cut {
                     return;
                 }
                 let index = if step > 0.0 { order[position] } else { order[count - 1 - position] };
-                let (low, high) = self.band(index, count);
+                let (low, high) = self.bounds(index, count);
                 let share = (missing.abs() / (count - position) as f64).floor().max(1.0);
                 let room = if step > 0.0 { high - units[index] } else { units[index] - low };
                 let moved = share.min(room).max(0.0);
@@ -300,7 +308,8 @@ impl Cut {
         }
     }
 
-    /// Equal sizes and a last fragment that may be smaller, of about `size` bytes; `None` if that breaks a limit.
+    /// Returns `count` fragments of about `size` bytes, all equal but the last, which may be
+    /// smaller. Returns `None` if that breaks a limit.
     pub(crate) fn equal_but_last(&self, count: usize, size: f64) -> Option<Vec<f64>> {
         if count == 1 {
             return (self.counts.0 == 1).then(|| vec![self.bytes]);
@@ -323,16 +332,16 @@ impl Cut {
         fits.then_some(sizes)
     }
 
-    /// The unit in bytes, if sizes are counted in units.
+    /// Returns the unit in bytes, if there is an alignment.
     pub(crate) fn unit(&self) -> Option<f64> {
         self.whole.then_some(self.unit)
     }
 
-    /// Whether a vector keeps every limit; `size` in bytes.
+    /// Returns true if sizes in bytes satisfy every limit.
     pub(crate) fn allows(&self, sizes: &[f64]) -> bool {
         let count = sizes.len();
         sizes.iter().enumerate().all(|(index, &size)| {
-            let (low, high) = self.band(index, count);
+            let (low, high) = self.bounds(index, count);
             let rest = if index + 1 == count { self.remainder } else { 0.0 };
             let units = (size - rest) / self.unit;
             size > 0.0 && units >= low - 1e-9 && units <= high + 1e-9

@@ -1,26 +1,30 @@
-//! The linear program's optimum (section 2): the yardstick for plans that do not refragment.
+//! The linear program's optimum (section 2): the reference for plans that do not refragment.
 //!
-//! Behind the feature `lp`, for tests and studies: it takes milliseconds where the ramp takes microseconds.
+//! It is for tests and studies (feature `lp`), since it takes milliseconds where the ramp takes
+//! microseconds.
 
 use microlp::{
     ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, SolveOutcome, Variable,
 };
 
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::ramp;
 use crate::stage::{Pipeline, Stage};
 
-/// The largest program, in stages times fragments. At that size one solution takes about a second.
+/// The largest program, in stages times fragments. A program of that size takes about a second.
 pub const MAX_PASSAGES: usize = 1024;
 
-/// The best plan that does not refragment: inequalities 1 to 3, solved for one number of fragments after another.
+/// Computes the best plan that does not refragment: solves inequalities 1 to 3 for one number of
+/// fragments after another.
 ///
-/// The latency is convex in the number, so the search climbs from the ramp's. Limits other than the number of
-/// fragments are not part of the program and are refused by [`PlanError::NotApplicable`].
+/// The latency is convex in the number of fragments, so the search starts at the ramp's number and
+/// goes up and down. The program supports no limits other than the number of fragments.
 ///
 /// # Errors
 ///
-/// [`PlanError::TooLarge`] and [`PlanError::Solver`]; else see [`PlanError`].
+/// [`PlanError::NotApplicable`] for limits on sizes or flight, [`PlanError::TooLarge`] and
+/// [`PlanError::Solver`]; otherwise see [`PlanError`].
 pub fn optimum(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
     let stages = pipeline.stages().len();
@@ -51,8 +55,8 @@ pub fn optimum(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError
     Ok(best)
 }
 
-/// One program. Sizes are counted in messages and times in the message's way through the slowest stage, which
-/// keeps the solver's numbers near one.
+/// Solves one program. Sizes are fractions of the message, and times are fractions of the lower
+/// bound, which keeps the solver's numbers near one.
 fn solve(problem: &Problem<'_>, count: usize) -> Result<Plan, PlanError> {
     let stages = problem.pipeline.stages();
     let needed = count * stages.len();
@@ -80,7 +84,8 @@ fn solve(problem: &Problem<'_>, count: usize) -> Result<Plan, PlanError> {
     }
     let mut plan = problem
         .plan(Family::Optimum, fragments.iter().map(|size| size * (problem.bytes / sum)).collect());
-    // A fragment of no bytes still costs its overhead; whoever sends the plan leaves it out.
+    // A fragment without bytes still costs its overhead, so it is removed if the limits allow fewer
+    // fragments.
     if plan.fragments.contains(&0.0) && count > problem.cut.counts.0 {
         let fewer: Vec<f64> = plan.fragments.iter().copied().filter(|&size| size > 0.0).collect();
         plan = problem.plan(Family::Optimum, fewer);
@@ -88,7 +93,8 @@ fn solve(problem: &Problem<'_>, count: usize) -> Result<Plan, PlanError> {
     Ok(plan)
 }
 
-/// The exits of one fragment from every stage, tied to the fragment before.
+/// Adds the variables of one fragment's exits from every stage, with the constraints by the
+/// fragment before. Returns the exits.
 fn passage(
     program: &mut Program,
     problem: &Problem<'_>,

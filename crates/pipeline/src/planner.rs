@@ -1,17 +1,19 @@
-//! A plan for every message on the hot path: cached by size class, never computed there, nothing allocated.
+//! Plans for messages on the hot path: cached by size class, without allocation.
 //!
-//! Message sizes fall into eight classes an octave; a plan scaled from its class's largest size costs 0.1 % on
-//! average. A class seen for the first time is answered with equal fragments at once, in tens of nanoseconds, and noted
-//! as [`Wanted`]; whoever has time computes its ramp with [`Wanted::compute`], on any thread, and brings it back with
-//! [`Planner::install`].
+//! Message sizes fall into eight classes per octave. A plan scaled from its class's largest size
+//! costs 0.1 % on average. While a class has no ramp, the planner returns equal fragments within
+//! tens of nanoseconds and records the class as [`Wanted`]. The caller computes its ramp with
+//! [`Wanted::compute`], on any thread, and hands it to [`Planner::install`].
 
 use crate::fixed::Signature;
 use crate::limits::{Cut, Limits, MAX_FRAGMENTS};
-use crate::plan::{MAX_BYTES, Plan, PlanError, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{MAX_BYTES, Plan, Request};
 use crate::ramp::ramp;
 use crate::stage::Pipeline;
 
-/// Classes an octave: three bits of the mantissa. Four would cost 0.25 % on average, one 1 %.
+/// Classes per octave: three bits of the mantissa. Four classes would cost 0.25 % on average, one 1
+/// %.
 const CLASSES: usize = 8;
 
 /// Octaves of `1..=MAX_BYTES`.
@@ -19,9 +21,9 @@ const OCTAVES: usize = 51;
 
 const WORDS: usize = (OCTAVES * CLASSES).div_ceil(64);
 
-/// The sizes of one message on the hot path: whole bytes, in order, summing to the message.
+/// Iterates over the fragment sizes of one message: whole bytes, in order, that sum to the message.
 ///
-/// An iterator; it borrows the planner's cache and allocates nothing.
+/// Borrows the planner's cache and does not allocate.
 #[derive(Clone, Debug)]
 pub struct Pieces<'a> {
     shape: Shape<'a>,
@@ -34,12 +36,12 @@ pub struct Pieces<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Shape<'a> {
     Equal(usize),
-    /// Where each fragment ends, as a fraction of the message.
+    /// The end of each fragment, as a fraction of the message.
     Ends(&'a [f64]),
 }
 
 impl Pieces<'_> {
-    /// Number of fragments planned for; rounding to units may leave fewer.
+    /// Returns the number of planned fragments; rounding to units may leave fewer.
     #[must_use]
     pub const fn planned(&self) -> usize {
         match self.shape {
@@ -48,7 +50,7 @@ impl Pieces<'_> {
         }
     }
 
-    /// Whether the plan came from the cache; else it is the equal fragments of a first message.
+    /// Returns true if the plan came from the cache; otherwise it has equal fragments.
     #[must_use]
     pub const fn is_cached(&self) -> bool {
         matches!(self.shape, Shape::Ends(_))
@@ -90,7 +92,7 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// A size class that was planned for without a ramp.
+/// A size class that has been used without a ramp in the cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
     class: usize,
@@ -99,7 +101,7 @@ pub struct Wanted {
     request: Request,
 }
 
-/// A computed ramp on its way back to the planner.
+/// A computed ramp, for [`Planner::install`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Computed {
     class: usize,
@@ -108,12 +110,12 @@ pub struct Computed {
 }
 
 impl Wanted {
-    /// Computes the ramp: some ten to some hundred microseconds, off the hot path.
+    /// Computes the ramp in tens to hundreds of microseconds, off the hot path.
     ///
     /// # Errors
     ///
-    /// None that the planner has not ruled out when it was made, except limits that single classes cannot keep; such
-    /// a class stays with equal fragments.
+    /// [`PlanError`] if the limits leave no cut for this class; the class then stays with equal
+    /// fragments.
     pub fn compute(&self) -> Result<Computed, PlanError> {
         let plan: Plan = ramp(&self.pipeline, &self.request)?;
         let mut at = 0.0;
@@ -126,14 +128,14 @@ impl Wanted {
     }
 }
 
-/// Plans for one chain, one sender. Not shared: each sender has its own, and no lock.
+/// Plans for one sender on one chain. Each sender has a planner of its own, so there is no lock.
 #[derive(Clone, Debug)]
 pub struct Planner {
     pipeline: Pipeline,
     signature: Signature,
     limits: Limits,
     ramps: bool,
-    /// Most fragments, and the bounds of a size, read off the limits once.
+    /// The most fragments and the bounds of a size, derived from the limits once.
     most: usize,
     unit: u64,
     mtu: f64,
@@ -144,15 +146,15 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner with an empty cache.
+    /// Creates a planner with an empty cache.
     ///
-    /// `equal_but_last` and `max_in_flight` are not for the hot path and are refused: plan such messages with
+    /// The hot path does not support `equal_but_last` and `max_in_flight`: plan such messages with
     /// [`fixed`](mod@crate::fixed) or [`auto`](mod@crate::auto).
     ///
     /// # Errors
     ///
-    /// Limits that contradict each other or are refused; a chain without any overhead unless a limit bounds the
-    /// number of fragments.
+    /// [`PlanError`] if limits contradict each other or are not supported, or if the chain has no
+    /// overhead and no limit bounds the number of fragments.
     pub fn new(pipeline: Pipeline, limits: Limits) -> Result<Self, PlanError> {
         let needs = "limits without equal_but_last and max_in_flight, a whole align";
         let stages = pipeline.stages().len();
@@ -168,7 +170,8 @@ impl Planner {
         if pipeline.is_free_to_cut() && !limits.bounds_count() {
             return Err(PlanError::Unbounded);
         }
-        // Rounding to units moves each end by half a unit: a unit less above, a unit more below.
+        // Rounding to units moves each end by up to half a unit, so both bounds of a size keep a
+        // unit of slack.
         let slack = if limits.align.is_some() { unit } else { 1.0 };
         let mtu = limits.mtu.map_or(f64::INFINITY, |mtu| mtu - slack);
         if mtu < 1.0 {
@@ -190,9 +193,10 @@ impl Planner {
         })
     }
 
-    /// The sizes for a message of `bytes`: of its class's ramp if there is one, else equal. Zero bytes have none.
+    /// Returns the sizes for a message of `bytes`: from its class's ramp if there is one, otherwise
+    /// equal. Zero bytes have none.
     ///
-    /// Takes nanoseconds and does not allocate. A message above [`MAX_BYTES`] is treated as one of that class.
+    /// Takes nanoseconds and does not allocate. A message above [`MAX_BYTES`] uses that class.
     pub fn plan(&mut self, bytes: u64) -> Pieces<'_> {
         let class = class_of(bytes);
         let shape = match &self.classes[class] {
@@ -213,7 +217,8 @@ impl Planner {
         self.signature.count(bytes, fewest, most)
     }
 
-    /// Replaces the chain: the cache is emptied, and ramps that are still being computed will be turned away.
+    /// Replaces the chain and empties the cache. Ramps that were requested before are rejected by
+    /// [`Planner::install`].
     ///
     /// # Errors
     ///
@@ -224,8 +229,10 @@ impl Planner {
         Ok(())
     }
 
-    /// Whether to use ramps. Off where the chain is known so badly that a ramp is a risk: equal fragments suffer less
-    /// from wrong costs (above some 20 % error a ramp loses on average). Switching empties the cache.
+    /// Switches ramps on or off; on at first. A change empties the cache.
+    ///
+    /// Switch them off while the costs of the chain are uncertain: equal fragments suffer less from
+    /// wrong costs. Above about 20 % error a ramp loses on average.
     pub fn use_ramps(&mut self, yes: bool) {
         if self.ramps != yes {
             self.ramps = yes;
@@ -235,8 +242,8 @@ impl Planner {
         }
     }
 
-    /// The next class that wants its ramp; it is not named again until the chain is replaced. Allocates: off the
-    /// hot path.
+    /// Returns the next class that needs a ramp, each once until a message uses it again.
+    /// Allocates, so call it off the hot path.
     #[must_use]
     pub fn poll_wanted(&mut self) -> Option<Wanted> {
         let word = self.wanted.iter().position(|&word| word != 0)?;
@@ -261,8 +268,8 @@ impl Planner {
         })
     }
 
-    /// Puts a computed ramp into the cache; `false` if the chain has been replaced since, or if the ramp does not
-    /// keep the limits for every size of its class.
+    /// Puts a computed ramp into the cache. Returns false if the chain has been replaced since, or
+    /// if the ramp breaks a limit for some size of its class.
     pub fn install(&mut self, computed: Computed) -> bool {
         let good = computed.generation == self.generation && self.keeps_limits(&computed);
         if good {
@@ -289,14 +296,14 @@ impl Planner {
         })
     }
 
-    /// The chain that is planned for.
+    /// Returns the chain.
     #[must_use]
     pub const fn pipeline(&self) -> &Pipeline {
         &self.pipeline
     }
 }
 
-/// The octave and the three bits below its leading one.
+/// Returns the class of a size: its octave, and the three bits below its leading one.
 fn class_of(bytes: u64) -> usize {
     let bytes = bytes.clamp(1, MAX_BYTES as u64);
     let octave = bytes.ilog2() as usize;

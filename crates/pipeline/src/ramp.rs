@@ -1,36 +1,44 @@
-//! The greedy ramp: sizes that rise towards the bottleneck's middle and fall again, on any number of stages.
+//! The greedy ramp, on any number of stages: sizes rise towards the fragment that keeps the
+//! bottleneck busy longest, and fall again.
 //!
-//! A generalisation of Theorems 4 and 5. Take a bottleneck. Going forward from a first fragment, the next one is the
-//! largest that reaches the bottleneck before it falls idle; going backward from a last fragment, the same on the
-//! reversed chain (Theorem 2). The plan takes the smaller of the two at every place. What is left to choose are the
-//! two ends, the number of fragments and the bottleneck. On two stages and on fast-slow-fast this *is* the optimum.
+//! A generalisation of Theorems 4 and 5 for one chosen bottleneck. Forward from the first fragment,
+//! each next one is the largest that reaches the bottleneck before it falls idle. Backward from the
+//! last fragment, the same rule applies to the reversed chain (Theorem 2). The plan takes the
+//! smaller of the two sizes at every position. The search is over the first and the last size, the
+//! number of fragments and the bottleneck. On two stages and on fast-slow-fast chains the result is
+//! the optimum.
 
 mod ends;
 mod pass;
 
 use crate::fixed::{self, BestCut};
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
 use ends::{Precision, Ramp};
 
-/// Fragments beyond which no ramp is tried: the ends of so long a message hardly matter, and equal sizes are
-/// within a fraction of a percent.
+/// The most fragments for which ramps are tried. The ends of a longer message hardly matter: equal
+/// sizes are within a fraction of a percent.
 const MOST_FRAGMENTS: usize = 512;
 
-/// Bottlenecks tried. A third one raises the quality from 0.2 % to 0.07 % above the optimum; a fourth adds nothing.
+/// Bottlenecks that are tried. With two, plans are 0.2 % above the optimum; with three, 0.07 %; a
+/// fourth adds nothing.
 const BOTTLENECKS: usize = 3;
 
-/// A rough ramp within this factor of the best plan is searched exactly; the error of a rough search is 1e-5.
+/// A rough ramp within this factor of the best plan is searched exactly. The error of a rough
+/// search is 1e-5.
 const CLOSE: f64 = 1.001;
 
-/// Single units moved between neighbours after rounding to units, at most this many timings.
+/// The most timings that are spent on moving single units between fragments after rounding to
+/// units.
 const MOVES: usize = 1500;
 
-/// A plan of the greedy ramp; never slower than the best equal fragments.
+/// Plans by the greedy ramp; never slower than the best equal fragments.
 ///
-/// Without limits its latency is within 0.1 % of the linear program's optimum on average. With limits the ramp is
-/// held within the bands, rounded to units and then improved by moving single units.
+/// Without limits its latency is within 0.1 % of the linear program's optimum on average. With
+/// limits, the sizes are clamped to their bounds, rounded to units and then improved by moving
+/// single units.
 ///
 /// # Errors
 ///
@@ -41,7 +49,7 @@ pub fn ramp(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> {
     Ok(problem.plan(Family::Ramp, sizes))
 }
 
-/// The best ramp of a checked problem.
+/// Returns the best ramp of a checked problem.
 pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
     let equal = fixed::sizes(problem);
     let count = equal.len();
@@ -57,7 +65,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
             climber.climb(&mut best);
         }
         for climber in &mut climbers {
-            climber.settle(&mut best);
+            climber.refine(&mut best);
         }
     }
     let limited = problem.cut.unit().is_some();
@@ -65,7 +73,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
     if limited { move_units(problem, sizes) } else { sizes }
 }
 
-/// The stages that are busy longest when `count` equal fragments cross them.
+/// Returns the stages that are busy longest when `count` equal fragments cross them.
 fn bottlenecks(stages: &[Stage], count: usize, bytes: f64) -> Vec<usize> {
     let busy =
         |index: &usize| (count as f64).mul_add(stages[*index].g(), bytes * stages[*index].c());
@@ -75,17 +83,18 @@ fn bottlenecks(stages: &[Stage], count: usize, bytes: f64) -> Vec<usize> {
     order
 }
 
-/// The search for the number of fragments around one bottleneck.
+/// The search for the best number of fragments with one bottleneck.
 #[derive(Debug)]
 struct Climber<'a, 'p> {
     problem: &'a Problem<'p>,
     ramp: Ramp,
-    /// A bound from below without the fragments' overheads, and the bottleneck's overhead.
+    /// A lower bound of the latency without the later fragments' overheads, and the bottleneck's
+    /// overhead.
     floor: (f64, f64),
     counts: (usize, usize),
     count: usize,
     latency: f64,
-    /// Latencies of the rough ramps, by their number of fragments.
+    /// Numbers of fragments tried roughly, with their latencies.
     rough: Vec<(usize, f64)>,
 }
 
@@ -107,7 +116,8 @@ impl<'a, 'p> Climber<'a, 'p> {
         }
     }
 
-    /// Times the ramp of so many fragments; infinite if there is none or if it cannot be the best.
+    /// Offers the ramp of `count` fragments. Returns its latency, infinite if there is none or if
+    /// it cannot be the best.
     fn attempt(&mut self, count: usize, best: &mut BestCut<'_, '_>, precision: Precision) -> f64 {
         let floor = ((count - 1) as f64).mul_add(self.floor.1, self.floor.0);
         if count < self.counts.0 || count > self.counts.1 || floor >= best.latency() {
@@ -129,7 +139,7 @@ impl<'a, 'p> Climber<'a, 'p> {
         latency
     }
 
-    /// Roughly: from the equal cut's number, first in strides, then one by one.
+    /// Searches roughly, from the equal cut's number: first in strides, then one by one.
     fn climb(&mut self, best: &mut BestCut<'_, '_>) {
         self.latency = self.roughly(self.count, best);
         while self.latency.is_infinite() && self.count > self.counts.0 {
@@ -159,8 +169,8 @@ impl<'a, 'p> Climber<'a, 'p> {
         }
     }
 
-    /// Exactly: the number found and its neighbours, as long as they improve.
-    fn settle(&mut self, best: &mut BestCut<'_, '_>) {
+    /// Searches exactly: the number found and its neighbours, as long as they improve.
+    fn refine(&mut self, best: &mut BestCut<'_, '_>) {
         if self.latency > best.latency() * CLOSE {
             return;
         }
@@ -180,7 +190,7 @@ impl<'a, 'p> Climber<'a, 'p> {
     }
 }
 
-/// Moves single units between fragments while that helps and the budget lasts.
+/// Moves single units between fragments, as long as that helps and timings remain.
 fn move_units(problem: &Problem<'_>, mut sizes: Vec<f64>) -> Vec<f64> {
     let Some(unit) = problem.cut.unit() else { return sizes };
     let count = sizes.len();

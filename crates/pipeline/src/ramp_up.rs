@@ -1,13 +1,14 @@
 //! The ramp-up algorithm for two stages (section 4.1.3, Theorem 4).
 
 use crate::fixed::{self, BestCut};
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
-/// Fragments up to which every number is tried.
+/// Span of numbers of fragments that are tried, from the fewest on.
 pub(crate) const MOST_FRAGMENTS: usize = 1024;
 
-/// The recurrence `x' = a x + b` that keeps a first stage and the one after it busy (equations 15 to 18).
+/// The recurrence `x' = a x + b` that keeps a stage and the next one busy (equations 15 to 18).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Recurrent {
     a: f64,
@@ -15,25 +16,26 @@ pub(crate) struct Recurrent {
 }
 
 impl Recurrent {
-    /// `None` if a byte costs nothing in the first stage, so that no next size keeps both busy.
+    /// Returns `None` if a byte costs nothing in the first stage: then no next size keeps both
+    /// busy.
     pub(crate) fn new(first: &Stage, second: &Stage) -> Option<Self> {
         let (a, b) = (second.c() / first.c(), (second.g() - first.g()) / first.c());
         (a.is_finite() && b.is_finite()).then_some(Self { a, b })
     }
 
-    /// The sizes from `first` on.
+    /// Returns `count` sizes from `first` on.
     pub(crate) fn sizes(self, first: f64, count: usize) -> impl Iterator<Item = f64> {
         std::iter::successors(Some(first), move |size| Some(self.a.mul_add(*size, self.b)))
             .take(count)
     }
 
-    /// The `n`th size as `slope x0 + offset` (equation 17).
+    /// Returns the `n`th size as `slope x0 + offset` (equation 17).
     pub(crate) fn nth(self, n: usize) -> (f64, f64) {
         (0..n)
             .fold((1.0, 0.0), |(slope, offset), _| (slope * self.a, self.a.mul_add(offset, self.b)))
     }
 
-    /// The sum of `count` sizes as `slope x0 + offset` (equation 18).
+    /// Returns the sum of `count` sizes as `slope x0 + offset` (equation 18).
     pub(crate) fn sum(self, count: usize) -> (f64, f64) {
         let (mut slope, mut offset) = (0.0, 0.0);
         let mut size = (1.0, 0.0);
@@ -46,13 +48,14 @@ impl Recurrent {
     }
 }
 
-/// The bubble-free plan of a two-stage pipeline: the optimum (Theorem 4).
+/// Makes the bubble-free plan of a two-stage pipeline: the optimum (Theorem 4).
 ///
-/// Numbers of fragments whose first size would be negative, which the theorem does not exclude, are passed over.
+/// Skips numbers of fragments for which a size would be negative, which the theorem does not
+/// exclude.
 ///
 /// # Errors
 ///
-/// [`PlanError::NotApplicable`] unless there are two stages; else see [`PlanError`].
+/// [`PlanError::NotApplicable`] unless there are two stages; otherwise see [`PlanError`].
 pub fn ramp_up(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
     let sizes = sizes(&problem)?;
@@ -68,7 +71,8 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
         return Ok(fixed::sizes(problem));
     }
     let mut best = BestCut::new(problem);
-    // A free byte in the first stage: reversed, the recurrence exists unless it is free in both.
+    // If a byte costs nothing in the first stage, the recurrence of the reversed chain exists,
+    // unless it costs nothing in both.
     let (recurrent, reversed) = match Recurrent::new(&first, &second) {
         Some(recurrent) => (Some(recurrent), false),
         None => (Recurrent::new(&second, &first), true),

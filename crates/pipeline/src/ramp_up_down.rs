@@ -1,23 +1,25 @@
 //! The ramp-up-and-down algorithm for a fast, a slow and a fast stage (section 4.2, Theorem 5).
 
 use crate::fixed::{self, BestCut};
-use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::plan_error::PlanError;
+use crate::problem::{Family, Plan, Problem, Request};
 use crate::ramp_up::Recurrent;
 use crate::stage::Pipeline;
 
-/// Fragments up to which every pair of a rising and a falling part is tried.
+/// The most fragments for which every pair of a rising and a falling part is tried.
 const MOST_FRAGMENTS: usize = 96;
 
-/// Sizes that rise so as to keep the first two stages busy, then fall so as to keep the last two busy.
+/// Makes a plan whose sizes first rise, to keep the first two stages busy, and then fall, to keep
+/// the last two busy.
 ///
-/// All pairs of part lengths are tried, as in the paper. The two parts share their largest fragment, so that
-/// `k = k1 + k2 - 1`; the paper's text says `k1 + k2`, its equations 19 to 22 count the shared one twice. Optimal if the
-/// middle stage is the slowest for every size; a valid plan on any three stages. Messages that want more than 96
-/// fragments get plans of 96.
+/// Tries all pairs of part lengths, as in the paper. The two parts share their largest fragment, so
+/// `k = k1 + k2 - 1`. The paper's text says `k1 + k2`; its equations 19 to 22 count the shared
+/// fragment twice. The plan is optimal if the middle stage is the slowest for every size, and valid
+/// on any three stages. A message whose best plan has more than 96 fragments gets 96.
 ///
 /// # Errors
 ///
-/// [`PlanError::NotApplicable`] unless there are three stages; else see [`PlanError`].
+/// [`PlanError::NotApplicable`] unless there are three stages; otherwise see [`PlanError`].
 pub fn ramp_up_down(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
     let sizes = sizes(&problem)?;
@@ -61,7 +63,8 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
     Ok(best.take().unwrap_or_else(|| fixed::fallback(problem)))
 }
 
-/// The unique sizes of `rising` fragments up to the largest and the others down from it.
+/// Returns the unique sizes of `rising` fragments up to the largest, and of the others down from
+/// it.
 fn shape(
     up: Option<Recurrent>,
     down: Option<Recurrent>,
@@ -73,7 +76,7 @@ fn shape(
     let (sum_up, nth) =
         if rising == 1 { ((1.0, 0.0), (1.0, 0.0)) } else { (up?.sum(rising), up?.nth(rising - 1)) };
     let sum_down = if falling == 1 { (1.0, 0.0) } else { down?.sum(falling) };
-    // Sum = up(x0) + down(xc) - xc, with xc = slope x0 + offset.
+    // The sum is up(x0) + down(xc) - xc, with xc = slope x0 + offset.
     let slope = sum_up.0 + (sum_down.0 - 1.0) * nth.0;
     let offset = sum_up.1 + (sum_down.0 - 1.0) * nth.1 + sum_down.1;
     let first = (bytes - offset) / slope;

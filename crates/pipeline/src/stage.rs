@@ -1,17 +1,19 @@
-//! Store-and-forward stages, and the chain that they form.
+//! Store-and-forward stages, and chains of them.
 
 use std::ops::Range;
 
 use crate::unit::{Micros, MicrosPerByte};
 
-/// Stages that one chain may have. Planning is linear to quadratic in them; real chains have 2 to 8.
+/// The most stages of one chain. Planning time is linear to quadratic in them; real chains have 2
+/// to 8.
 pub const MAX_STAGES: usize = 256;
 
-/// The largest cost accepted, for an overhead in microseconds (eleven days) and for a byte alike.
-/// Together with [`MAX_BYTES`](crate::plan::MAX_BYTES) it keeps every latency far below what `f64` can hold.
+/// The largest accepted cost: for an overhead in microseconds (eleven days), and for a byte in
+/// microseconds per byte. Together with [`MAX_BYTES`](crate::plan::MAX_BYTES) it keeps every
+/// latency far below the range of `f64`.
 pub const MAX_COST: f64 = 1e12;
 
-/// Why a cost is no cost.
+/// An invalid cost.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
@@ -35,11 +37,11 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A stage that spends `overhead_us` on each fragment and `us_per_byte` on each byte.
+    /// Creates a stage that spends `overhead_us` on each fragment and `us_per_byte` on each byte.
     ///
     /// # Errors
     ///
-    /// A cost that is negative, not finite or above [`MAX_COST`].
+    /// [`StageError`] if a cost is negative, not finite or above [`MAX_COST`].
     pub fn new(overhead_us: f64, us_per_byte: f64) -> Result<Self, StageError> {
         if !is_cost(overhead_us) {
             return Err(StageError::Overhead(overhead_us));
@@ -50,12 +52,13 @@ impl Stage {
         Ok(Self { overhead: overhead_us, first: overhead_us, per_byte: us_per_byte })
     }
 
-    /// The same stage with another overhead for the first fragment of a message, in microseconds: a DMA engine
-    /// that must be programmed once, a disk that must seek once. Myrinet's BIP modelled its stages so.
+    /// Sets another overhead for the first fragment of a message, in microseconds. Examples are a
+    /// DMA engine that must be programmed once, or a disk that must seek once. Myrinet's BIP
+    /// modelled its stages so.
     ///
     /// # Errors
     ///
-    /// An overhead that is negative, not finite or above [`MAX_COST`].
+    /// [`StageError`] if the overhead is negative, not finite or above [`MAX_COST`].
     pub fn with_first_overhead(mut self, overhead_us: f64) -> Result<Self, StageError> {
         if !is_cost(overhead_us) {
             return Err(StageError::FirstOverhead(overhead_us));
@@ -64,31 +67,33 @@ impl Stage {
         Ok(self)
     }
 
-    /// A stage from costs that were computed here; what a fit leaves outside the range is brought into it.
+    /// Creates a stage from fitted costs, clamped to the valid range.
     pub(crate) fn clamped(overhead_us: f64, us_per_byte: f64) -> Self {
         let overhead = into_cost(overhead_us);
         Self { overhead, first: overhead, per_byte: into_cost(us_per_byte) }
     }
 
-    /// Time spent on each fragment after the first, whatever its size (the paper's `g`).
+    /// Returns the time spent on each fragment after the first, whatever its size (the paper's
+    /// `g`).
     #[must_use]
     pub const fn overhead(&self) -> Micros {
         Micros::of(self.overhead)
     }
 
-    /// Time spent on the first fragment, whatever its size. Equal to [`Stage::overhead`] unless set.
+    /// Returns the time spent on the first fragment, whatever its size. Equal to
+    /// [`Stage::overhead`] unless set.
     #[must_use]
     pub const fn first_overhead(&self) -> Micros {
         Micros::of(self.first)
     }
 
-    /// Time spent on each byte (the paper's `G`).
+    /// Returns the time spent on each byte (the paper's `G`).
     #[must_use]
     pub const fn per_byte(&self) -> MicrosPerByte {
         MicrosPerByte::of(self.per_byte)
     }
 
-    /// How long a fragment of `bytes` occupies the stage, when it is not the first.
+    /// Returns how long a fragment of `bytes` occupies the stage, when it is not the first.
     #[must_use]
     pub fn time(&self, bytes: f64) -> Micros {
         Micros::of(self.us(bytes))
@@ -102,7 +107,7 @@ impl Stage {
         self.per_byte
     }
 
-    // Not fused: where the processor is not known to fuse, a fused multiply-add is a call.
+    // No fused multiply-add: without support by the target processor it is a function call.
     pub(crate) fn us(&self, bytes: f64) -> f64 {
         self.overhead + self.per_byte * bytes
     }
@@ -111,7 +116,7 @@ impl Stage {
         self.first + self.per_byte * bytes
     }
 
-    /// The smaller of the two overheads: what every fragment pays at least.
+    /// Returns the smaller of the two overheads, which every fragment pays at least.
     pub(crate) const fn least_overhead(&self) -> f64 {
         self.overhead.min(self.first)
     }
@@ -133,17 +138,17 @@ fn into_cost(value: f64) -> f64 {
     if value.is_nan() { 0.0 } else { value.clamp(0.0, MAX_COST) }
 }
 
-/// Why stages do not form a chain.
+/// An invalid chain of stages.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
-    /// There is no stage.
+    /// The chain has no stage.
     #[error("stages is empty: a pipeline needs at least one stage")]
     NoStages,
-    /// More stages than [`MAX_STAGES`].
+    /// The chain has more stages than [`MAX_STAGES`].
     #[error("stages has {0} entries, the limit is 256")]
     TooManyStages(usize),
-    /// A range of stages to merge that is empty or goes past the last stage.
+    /// The range of stages to merge is empty or goes past the last stage.
     #[error("stages {start}..{end} cannot be merged in a chain of {stages}")]
     BadMerge {
         /// First stage of the range.
@@ -157,19 +162,19 @@ pub enum PipelineError {
 
 /// A chain of store-and-forward stages, in the order in which a fragment passes them. Never empty.
 ///
-/// A stage takes one fragment at a time, and a fragment enters a stage only when all of it has left the one before.
-/// Steps that do not behave so have to be merged first, see [`Pipeline::merged`].
+/// A stage takes one fragment at a time. A fragment enters a stage only when all of it has left the
+/// stage before. Steps that behave otherwise must first be merged, see [`Pipeline::merged`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pipeline {
     stages: Vec<Stage>,
 }
 
 impl Pipeline {
-    /// A chain of the given stages.
+    /// Creates a chain of the given stages.
     ///
     /// # Errors
     ///
-    /// No stage, or more than [`MAX_STAGES`].
+    /// [`PipelineError`] if there is no stage, or more than [`MAX_STAGES`].
     pub fn new(stages: Vec<Stage>) -> Result<Self, PipelineError> {
         if stages.is_empty() {
             return Err(PipelineError::NoStages);
@@ -180,46 +185,49 @@ impl Pipeline {
         Ok(Self { stages })
     }
 
-    /// A chain that the crate built itself from at least one stage.
+    /// Creates a chain from at least one stage, without checks.
     pub(crate) fn of(stages: Vec<Stage>) -> Self {
         debug_assert!(!stages.is_empty());
         Self { stages }
     }
 
-    /// The stages in order.
+    /// Returns the stages in order.
     #[must_use]
     pub fn stages(&self) -> &[Stage] {
         &self.stages
     }
 
-    /// The same stages in the opposite order. The best plan of the one is the other's reversed (Theorem 2), as long
-    /// as no stage has an overhead of its own for the first fragment.
+    /// Returns the chain with its stages in the opposite order.
+    ///
+    /// The best plan of one is the reversed plan of the other (Theorem 2), unless a stage has a
+    /// different overhead for the first fragment.
     #[must_use]
     pub fn reversed(&self) -> Self {
         Self { stages: self.stages.iter().rev().copied().collect() }
     }
 
-    /// The chain with a range of stages replaced by one whose costs are their sums.
+    /// Replaces a range of stages by one stage whose costs are their sums.
     ///
-    /// Two kinds of steps need it: those that run on one engine, of which only one works at any time, and those
-    /// that a fragment passes as one sequential step. In the paper's Myrinet the receiver's network and host DMA
-    /// are such a pair (section 5.3.1).
+    /// Two kinds of steps need this: steps that run on one engine, so that only one works at a
+    /// time, and steps that a fragment passes as one sequential step. In the paper's Myrinet the
+    /// receiver's network and host DMA are such a pair (section 5.3.1).
     ///
     /// # Errors
     ///
-    /// A range that is empty or ends behind the last stage.
+    /// [`PipelineError::BadMerge`] if the range is empty or ends behind the last stage.
     pub fn merged(&self, range: Range<usize>) -> Result<Self, PipelineError> {
         self.replaced(range, |stages| {
             stages.iter().skip(1).fold(stages[0], |sum, stage| sum.with(stage))
         })
     }
 
-    /// The chain with a range of stages replaced by one that passes bytes on as they come in (cut-through): the
-    /// steps overlap, so the bytes cost what the slowest of them costs and only the overheads add up.
+    /// Replaces a range of stages by one stage that passes bytes on as they arrive (cut-through).
+    /// The steps overlap, so a byte costs what the slowest step costs, and only the overheads add
+    /// up.
     ///
     /// # Errors
     ///
-    /// A range that is empty or ends behind the last stage.
+    /// [`PipelineError::BadMerge`] if the range is empty or ends behind the last stage.
     pub fn overlapped(&self, range: Range<usize>) -> Result<Self, PipelineError> {
         self.replaced(range, |stages| {
             let mut whole = stages.iter().skip(1).fold(stages[0], |sum, stage| sum.with(stage));
@@ -243,15 +251,17 @@ impl Pipeline {
         Ok(Self { stages })
     }
 
-    /// A weak lower bound of any plan's latency for `bytes`, refragmenting or not (equation 5): the whole message
-    /// in one piece through the slowest stage, and nothing but overhead elsewhere.
+    /// Returns a weak lower bound of any plan's latency for `bytes`, refragmenting or not (equation
+    /// 5): the whole message in one piece through the slowest stage, and only the overheads
+    /// elsewhere.
     #[must_use]
     pub fn lower_bound(&self, bytes: f64) -> Micros {
         let slowest = self.stages.iter().map(Stage::c).fold(0.0, f64::max);
         Micros::of(bytes.mul_add(slowest, self.stages.iter().map(Stage::least_overhead).sum()))
     }
 
-    /// The stage that is busy longest when `count` fragments carry `bytes` in all; the first of equals.
+    /// Returns the stage that is busy longest when `count` fragments carry `bytes` in all; the
+    /// first of equals.
     #[must_use]
     pub fn bottleneck(&self, count: usize, bytes: f64) -> usize {
         let busy = |stage: &Stage| {
@@ -266,7 +276,8 @@ impl Pipeline {
         best
     }
 
-    /// Whether cutting finer helps for ever: no overhead anywhere, and more than one stage that costs something.
+    /// Returns true if cutting finer always helps: no stage has an overhead, and more than one has
+    /// a cost per byte.
     pub(crate) fn is_free_to_cut(&self) -> bool {
         self.stages.iter().all(|stage| stage.g() == 0.0)
             && self.stages.iter().filter(|stage| stage.c() > 0.0).count() > 1

@@ -1,4 +1,4 @@
-//! The exact recurrence: when each fragment leaves each stage.
+//! The exact recurrence: the time at which each fragment leaves each stage.
 
 use std::ops::Range;
 
@@ -12,16 +12,18 @@ pub struct Row {
     pub stage: usize,
     /// The fragment, counted from 0.
     pub fragment: usize,
-    /// Its size in bytes.
+    /// Size of the fragment in bytes.
     pub bytes: f64,
-    /// When it entered, in microseconds after the first fragment entered the first stage.
+    /// When the fragment entered the stage, in microseconds after the first fragment entered the
+    /// first stage.
     pub start: Micros,
-    /// When it left.
+    /// When the fragment left the stage, on the same clock.
     pub end: Micros,
 }
 
 impl Row {
-    /// A measured stay, times in microseconds; `None` if they are not finite, negative, or the wrong way round.
+    /// Creates a row from a measured stay, in microseconds. Returns `None` if a time is negative or
+    /// not finite, or if the end lies before the start.
     #[must_use]
     pub fn new(stage: usize, fragment: usize, bytes: f64, stay: Range<f64>) -> Option<Self> {
         let good = stay.start >= 0.0 && stay.end >= stay.start && stay.end.is_finite();
@@ -38,21 +40,24 @@ impl Row {
 /// The three parts of a latency (equation 4); their sum is the latency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parts {
-    /// Which stage the parts are seen from: the one that is busy longest.
+    /// The stage that is busy longest; the other parts refer to it.
     pub bottleneck: usize,
-    /// T_f: until the first fragment enters the bottleneck.
+    /// T_f: the time until the first fragment enters the bottleneck.
     pub first: Micros,
-    /// T_b: from there until the last fragment leaves the bottleneck.
+    /// T_b: the time from then until the last fragment leaves the bottleneck.
     pub busy: Micros,
-    /// T_l: from there until the last fragment leaves the last stage.
+    /// T_l: the time from then until the last fragment leaves the last stage.
     pub last: Micros,
-    /// How much of T_b the bottleneck spent waiting. Zero for equal fragments and for every bubble-free plan.
+    /// Time within T_b that the bottleneck spent waiting. Zero for equal fragments and for every
+    /// bubble-free plan.
     pub idle: Micros,
 }
 
-/// The state of a chain while fragments enter it one by one (inequalities 1 to 3, taken as equalities).
+/// The state of a chain while fragments enter it one by one (inequalities 1 to 3, taken as
+/// equalities).
 ///
-/// With `credits` at most that many fragments are in the chain at once: one more enters when the oldest has left.
+/// With `credits`, at most that many fragments are in the chain at once: the next one enters when
+/// the oldest has left.
 #[derive(Clone, Debug)]
 pub(crate) struct Recurrence<'p> {
     stages: &'p [Stage],
@@ -71,7 +76,8 @@ impl<'p> Recurrence<'p> {
         }
     }
 
-    /// Sends one fragment that is there from `arrival` on; tells when it leaves the last stage.
+    /// Sends one fragment that is available from `arrival` on. Returns when it leaves the last
+    /// stage.
     pub(crate) fn push(&mut self, arrival: f64, bytes: f64) -> f64 {
         let mut at = arrival;
         let slot = if self.exits.is_empty() { None } else { Some(self.sent % self.exits.len()) };
@@ -96,19 +102,19 @@ impl<'p> Recurrence<'p> {
         at
     }
 
-    /// When the newest fragment left each stage.
+    /// Returns when the newest fragment left each stage.
     pub(crate) fn left_at(&self) -> &[f64] {
         &self.free
     }
 
-    /// Forgets all fragments.
+    /// Resets the chain to its empty state.
     pub(crate) fn restart(&mut self) {
         self.free.fill(0.0);
         self.exits.fill(0.0);
         self.sent = 0;
     }
 
-    /// The latency of a whole vector in microseconds, from a fresh start.
+    /// Returns the latency of a whole vector in microseconds, from an empty chain.
     pub(crate) fn latency(&mut self, fragments: &[f64]) -> f64 {
         self.restart();
         fragments.iter().fold(0.0, |_, &bytes| self.push(0.0, bytes))
@@ -116,17 +122,17 @@ impl<'p> Recurrence<'p> {
 }
 
 impl Pipeline {
-    /// How long the fragments take from the first one's start to the last one's end, in this order.
+    /// Returns the time from the first fragment's start to the last one's end, in this order.
     ///
-    /// `max_in_flight` is the number of fragments that may be in the chain at once; `None` sets no limit and 0 is
-    /// read as 1.
+    /// `max_in_flight` is the number of fragments that may be in the chain at once. `None` sets no
+    /// limit; 0 counts as 1.
     #[must_use]
     pub fn latency(&self, fragments: &[f64], max_in_flight: Option<usize>) -> Micros {
         let credits = max_in_flight.map(|credits| credits.clamp(1, fragments.len().max(1)));
         Micros::of(Recurrence::new(self.stages(), credits).latency(fragments))
     }
 
-    /// Every fragment's stay in every stage, fragment by fragment.
+    /// Returns every fragment's stay in every stage, fragment by fragment.
     #[must_use]
     pub fn rows(&self, fragments: &[f64], max_in_flight: Option<usize>) -> Vec<Row> {
         let credits = max_in_flight.map(|credits| credits.clamp(1, fragments.len().max(1)));
@@ -144,7 +150,7 @@ impl Pipeline {
         rows
     }
 
-    /// T_f, T_b and T_l of a plan. An empty plan has three parts of zero.
+    /// Returns T_f, T_b and T_l of a plan. The parts of an empty plan are zero.
     #[must_use]
     pub fn parts(&self, fragments: &[f64], max_in_flight: Option<usize>) -> Parts {
         let bottleneck = self.bottleneck(fragments.len(), fragments.iter().sum());

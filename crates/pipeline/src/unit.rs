@@ -1,21 +1,21 @@
-//! The two units that every cost is stated in.
+//! The two units of all costs: microseconds, and microseconds per byte.
 
 use std::fmt;
 
-/// A time in microseconds: finite, from zero up.
+/// A time in microseconds: finite and not negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Micros(f64);
 
 impl Micros {
-    /// No time at all.
+    /// Zero microseconds.
     pub const ZERO: Self = Self(0.0);
 
-    /// Takes what the crate computed from checked costs, which is finite and not negative.
+    /// Wraps a time computed from checked costs, which is finite and not negative.
     pub(crate) const fn of(us: f64) -> Self {
         Self(us)
     }
 
-    /// The number of microseconds.
+    /// Returns the number of microseconds.
     #[must_use]
     pub const fn get(self) -> f64 {
         self.0
@@ -28,7 +28,7 @@ impl fmt::Display for Micros {
     }
 }
 
-/// An inverse bandwidth in microseconds a byte: finite, from zero up. 0.001 is 1 GB/s.
+/// An inverse bandwidth in microseconds per byte: finite and not negative. 0.001 is 1 GB/s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct MicrosPerByte(f64);
 
@@ -37,7 +37,7 @@ impl MicrosPerByte {
         Self(us_per_byte)
     }
 
-    /// The number of microseconds that one byte takes.
+    /// Returns the number of microseconds that one byte takes.
     #[must_use]
     pub const fn get(self) -> f64 {
         self.0

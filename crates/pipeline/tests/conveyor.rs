@@ -1,4 +1,4 @@
-//! Real stages: what comes out is what went in, cut as planned.
+//! Tests the conveyor with real stages: it delivers the bytes that it read, cut as planned.
 
 use std::io;
 

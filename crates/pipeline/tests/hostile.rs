@@ -1,4 +1,5 @@
-//! Whatever comes in: a plan that keeps every limit, or a typed error; never a NaN, a panic or an endless loop.
+//! Tests planners with hostile input: the result is a plan within every limit or a typed error,
+//! never a NaN, a panic or an endless loop.
 
 use midplane_pipeline::auto::Refragment;
 use midplane_pipeline::{
@@ -28,7 +29,7 @@ fn wild() -> impl Strategy<Value = f64> {
     ]
 }
 
-/// Costs that are allowed, however odd.
+/// Draws valid costs, extreme ones included.
 fn odd() -> impl Strategy<Value = f64> {
     prop_oneof![
         Just(0.0),
@@ -97,7 +98,7 @@ proptest! {
 
     #[test]
     fn wild_requests_give_sound_plans_or_errors(
-        // Groups of stages double with each one.
+        // The number of possible groupings doubles with each stage.
         chain in odd_chain(4), bytes in wild(), mtu in prop::option::of(wild()), align in prop::option::of(wild()),
         min in prop::option::of(wild()), most in prop::option::of(0_usize..50), flight in prop::option::of(0_usize..9),
         equal in any::<bool>(), count in prop::option::of(0_usize..80),

@@ -1,4 +1,4 @@
-//! The hot path allocates nothing, cached or not.
+//! Tests that the hot path does not allocate, with or without a cached plan.
 
 use midplane_pipeline::{Limits, Pipeline, Planner, Stage};
 

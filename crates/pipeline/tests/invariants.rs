@@ -1,4 +1,4 @@
-//! What must always hold of every plan, on random chains.
+//! Tests properties of every plan on random chains.
 
 use midplane_pipeline::auto::Refragment;
 use midplane_pipeline::fixed::Signature;
@@ -111,7 +111,7 @@ proptest! {
         let sum = parts.first.get() + parts.busy.get() + parts.last.get();
         prop_assert!(close(sum, chain.latency(&sizes, None).get(), 1e-12));
         let equal = chain.parts(&[500.0; 9], None);
-        prop_assert!(equal.idle.get() <= 1e-9 * equal.busy.get(), "equal fragments never leave the bottleneck idle");
+        prop_assert!(equal.idle.get() <= 1e-9 * equal.busy.get(), "equal fragments left the bottleneck idle");
     }
 
     #[test]
@@ -123,7 +123,7 @@ proptest! {
         }
         let rising = plan.fragments().windows(2).all(|pair| pair[1] >= pair[0] * (1.0 - 1e-9));
         let falling = plan.fragments().windows(2).all(|pair| pair[1] <= pair[0] * (1.0 + 1e-9));
-        prop_assert!(rising || falling, "the ramp is monotone: {plan:?}");
+        prop_assert!(rising || falling, "the ramp is not monotone: {plan:?}");
     }
 
     #[test]
@@ -190,7 +190,8 @@ proptest! {
     }
 }
 
-/// The best last fragment of six was next to nothing here, and the search for five crept up from there.
+/// A chain on which the best last of six fragments is almost zero; the search for five once started
+/// from there and crept.
 #[test]
 fn a_ramp_forgets_the_ends_of_another_number_of_fragments() {
     let stages = [(1.4035, 0.0031381), (19.119, 0.07803), (1.154, 0.022274)];

@@ -1,4 +1,4 @@
-//! All integration tests of the crate in one binary: it is linked once.
+//! Links all integration tests of the crate into one binary.
 
 mod conveyor;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Stages found again from timings.
+//! Tests that the estimates recover stages from timings.
 
 use midplane_pipeline::estimate::{
     BlackBoxError, FitError, HopPath, Monitor, Path, Verdict, fit, hops, instrumented, observe,

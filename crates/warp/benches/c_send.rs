@@ -1,6 +1,7 @@
-//! What does a message cost that is not sent? The gate, against what others do with a full queue.
+//! Measures the cost of a message that is not sent: by the gate, and by other senders with a full
+//! queue.
 //!
-//! At most 5 ns are asked of a congested gate, and that others take 20 times as long.
+//! The targets are at most 5 ns for a gate without credit, and 20 times as long for the others.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -14,9 +15,9 @@ use quinn::rustls::RootCertStore;
 use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
 use quinn::{ClientConfig, Connection, Endpoint, ServerConfig};
 
-/// Bytes of a message.
+/// Size of a message in bytes.
 const MESSAGE: usize = 1_000;
-/// Bytes of credit that a gate is made with: more than any batch of messages takes.
+/// Credit of a new gate in bytes: more than any batch of messages takes.
 const CREDIT: u64 = 1 << 40;
 
 fn gates(c: &mut Criterion) {
@@ -55,7 +56,7 @@ fn rivals(c: &mut Criterion) {
     let (connection, _peer) = connected.expect("loopback answers");
     let _guard = runtime.enter();
     let datagram = Bytes::from_static(&[0; MESSAGE]);
-    // Nobody drives the connection from here on: its queue of 1 MiB fills and stays full.
+    // No task drives the connection from here on: its queue of 1 MiB fills and stays full.
     (0..2_000).for_each(|_| connection.send_datagram(datagram.clone()).expect("it is queued"));
     group.bench_function("quinn send_datagram", |b| {
         b.iter(|| connection.send_datagram(black_box(datagram.clone())));
@@ -63,7 +64,7 @@ fn rivals(c: &mut Criterion) {
     group.finish();
 }
 
-/// A connection over loopback, and its other end.
+/// Makes a connection over loopback. Returns it with its other end.
 async fn connect() -> (Connection, (Connection, Endpoint, Endpoint)) {
     let certificate = rcgen::generate_simple_self_signed(["localhost".to_owned()]);
     let certificate = certificate.expect("a certificate");

@@ -1,8 +1,10 @@
-//! How well rates and queues meet their targets, over every number of senders and many seeds.
+//! Measures how well rates and queues meet their targets, over every number of senders and many
+//! seeds.
 //!
-//! `cargo bench -p midplane-warp --bench laws -- [--sweep] [--hours N]`: 64 random seeds, or 1,000 with
-//! `--sweep`, each with another number of senders from 1 to 128, for the pure laws, for the law to use as
-//! a fluid and in packets with noise; and skew for so many hours of virtual time (1).
+//! Run with `cargo bench -p midplane-warp --bench laws -- [--sweep] [--hours N]`. Draws 64 random
+//! seeds, or 1,000 with `--sweep`, with 1 to 128 senders in turn. Covers the pure laws, the
+//! recommended law as a fluid and in packets with noise, and clock skew for N hours of virtual time
+//! (1 unless set).
 
 #[path = "../tests/controller/loads.rs"]
 mod loads;
@@ -16,7 +18,7 @@ use midplane_simhw::rng::Rng;
 use midplane_warp::model::{Fluid, FluidSender};
 use scenario::{Draw, LOOP, PRODUCT, SERVICE, Settled, settle_fluid, settle_packets};
 
-/// The worst of each figure, and the mean of the rate's error.
+/// The worst value of each measurement, and the mean of the rate's error.
 #[derive(Debug)]
 struct Worst {
     runs: u32,
@@ -84,12 +86,12 @@ fn main() {
     }
 }
 
-/// How many senders a seed has: all numbers from 1 to 128 in turn.
+/// Returns the number of senders for a seed: all numbers from 1 to 128 in turn.
 const fn senders(seed: u64) -> usize {
     (1 + seed * 37 % 128) as usize
 }
 
-/// W1: below their bounds the pure laws settle, above them they swing.
+/// Measures W1: below their bounds the pure laws settle, and above them they oscillate.
 fn pure(seeds: u64) {
     let (mut calm, mut wild) = (0.0_f64, f64::INFINITY);
     for seed in 0..seeds {
@@ -110,7 +112,7 @@ fn pure(seeds: u64) {
     );
 }
 
-/// The longest queue of two senders under skew, over its target.
+/// Returns the longest queue of two senders with skewed clocks, over its target.
 fn skewed(ppm: f64, time: Duration) -> f64 {
     let draw = Draw::even(2, 0.5 * PRODUCT, 0.0);
     let sender = || {

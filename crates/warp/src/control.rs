@@ -1,17 +1,19 @@
-//! The law to use: the gradient of the delay, and each sender's own backlog.
+//! The recommended law: the gradient of the delay, and each sender's own backlog.
 //!
-//! Warp minus one is the slope of the one-way delay. Alone it cannot see a standing queue, so a
-//! second term steers each sender's own share of the queue to what the sender is allowed:
+//! Warp minus one is the slope of the one-way delay. The slope alone cannot show a standing queue.
+//! A second term therefore controls each sender's own share of the queue towards its allowed
+//! backlog:
 //!
 //! ```text
 //! d lambda / dt = epsilon lambda (1 - warp) + kappa (a - lambda d)
 //! ```
 //!
-//! with a the backlog that the sender may keep and d the queueing delay. In equilibrium each keeps
-//! its a: the queue stands at the sum, rates are as the a are, and clocks that drift apart move the
-//! backlog by epsilon s lambda / kappa and no more. With gains g = epsilon tau and k = kappa tau^2
-//! the loop is (g s + k) e^-s / s^2 in units of the feedback delay tau; g = 0.5 and k = g^2 / 4
-//! leave a phase margin of 47 degrees, whatever the number of senders.
+//! Here a is the backlog that the sender may keep, and d is the queueing delay. In equilibrium each
+//! sender keeps its a: the queue is the sum of all a, and the rates are in proportion to the a.
+//! Clocks that drift apart by s move the backlog by epsilon s lambda / kappa and no more. With
+//! gains g = epsilon tau and k = kappa tau^2, the loop is (g s + k) e^-s / s^2 in units of the
+//! feedback delay tau. The gains g = 0.5 and k = g^2 / 4 leave a phase margin of 47 degrees for any
+//! number of senders.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,49 +22,54 @@ use midplane_simhw::time::{Instant, nanos};
 
 use crate::feedback::{Feedback, QueueDelay};
 
-/// g: how much of a gradient is answered within a feedback delay.
+/// The gain g: the share of a gradient that is corrected within one feedback delay.
 const GRADIENT_GAIN: f64 = 0.5;
-/// k: how much of a backlog's error is, squared in the feedback delay.
+/// The gain k: the share of a backlog's error that is corrected, per feedback delay squared.
 const BACKLOG_GAIN: f64 = GRADIENT_GAIN * GRADIENT_GAIN / 4.0;
-/// Growth in a feedback delay where a sender has no backlog to speak of: it doubles in 1.5.
+/// Exponential growth per feedback delay while a sender has hardly any backlog: its rate doubles in
+/// 1.5 of them.
 const GROWTH: f64 = std::f64::consts::LN_2 / 1.5;
-/// The share of its allowance at which a sender's first backlog ends its start.
+/// If a sender's first backlog reaches this share of its allowance, its start phase ends.
 const SEEN: f64 = 0.25;
-/// A queue that grows or drains by so much is not calm.
+/// If the queue grows or drains faster than this (|warp - 1|), the path counts as unsettled.
 const UNREST: f64 = 0.1;
-/// Feedback delays from unrest to growth at its full.
+/// Feedback delays of a settled queue after which growth is back at its full rate ...
 const CALM_DELAYS: f64 = 10.0;
-/// ... and of unrest until there is none: a swing loses more calm than it wins back.
+/// ... and feedback delays of an unsettled queue that end growth. The shorter time makes an
+/// oscillation lose more growth than it regains.
 const UNREST_DELAYS: f64 = 1.0;
-/// A warp so far above 1 ends all growth: the queue grows already.
+/// A warp this far above 1 ends all growth, because the queue grows already.
 const BRAKE: f64 = 0.25;
-/// An excess of arrivals that is answered at once, not by and by.
+/// An excess of arrivals above this (warp - 1) cuts the rate at once instead of gradually.
 const OVERLOAD: f64 = 0.2;
-/// Deviations of the slope that are no chance: less is left to the other terms.
+/// Standard deviations beyond which a slope is not noise. Smaller slopes are left to the other
+/// terms.
 const CERTAIN: f64 = 4.0;
-/// Rates that are remembered of a feedback delay.
+/// Past rates that are recorded per feedback delay.
 const PAST_STEPS: f64 = 16.0;
-/// A queue of so much of the feedback delay is deep: a shallower one fills and drains faster than
-/// news of it travels, and shares are then sought more slowly.
+/// A queue counts as deep from this share of the feedback delay. A shallower one fills and drains
+/// faster than feedback about it arrives, so senders move towards their shares more slowly.
 const DEEP: f64 = 1.0 / 3.0;
-/// Feedback delays that an estimate is good for.
+/// Feedback delays for which an estimate is valid.
 const VALIDITY: f64 = 1.5;
-/// Usual times between two feedbacks of silence that are no chance, where many of them are lost ...
+/// If much of the feedback is lost: an estimate is valid for this many usual times between two
+/// feedbacks ...
 const QUIET_GAPS: f64 = 6.0;
-/// ... and the most feedback delays that this makes an estimate good for.
+/// ... and for at most this many feedback delays.
 const MOST_VALIDITY: f64 = 16.0;
-/// A rate without feedback is divided by eight each eighth of a feedback delay.
+/// Without feedback the rate is divided by eight, this many times per feedback delay.
 const DECAY_STEPS: u64 = 8;
-/// A sender that used less of its rate is limited by its application (as other controllers have it).
+/// If a sender used less than this share of its rate, its application limits it (as in other
+/// controllers).
 const APPLICATION_LIMIT: f64 = 0.65;
-/// The weight of what is new in the feedback delay.
+/// The weight of a new sample in the smoothed feedback delay.
 const DELAY_GAIN: f64 = 1.0 / 8.0;
-/// While it drains the queue a sender keeps this share of its rate ...
+/// During a drain a sender keeps this share of its rate ...
 const DRAIN_SHARE: f64 = 0.5;
-/// ... for so many feedback delays.
+/// ... for this many feedback delays.
 const DRAIN_DELAYS: f64 = 2.0;
 
-/// What a sender is allowed, and between which rates.
+/// The backlog that a sender may keep, and the limits of its rate.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlConfig {
     backlog: f64,
@@ -73,14 +80,16 @@ pub struct ControlConfig {
 }
 
 impl ControlConfig {
-    /// A sender that may keep `backlog` bytes in queues, at `floor` to `ceiling` bytes a second.
+    /// Configures a sender that may keep `backlog` bytes in queues, at `floor` to `ceiling` bytes a
+    /// second.
     ///
-    /// The backlog is the weight: senders that share a queue get rates as their backlogs are. For a
-    /// queue of Q bytes, N equal senders have Q / N each. The floor is the rate of the probes that
-    /// keep an idle or a cut-off sender alive; a message each few feedback delays is enough.
+    /// The backlog is the weight: senders that share a queue get rates in proportion to their
+    /// backlogs. For a queue of Q bytes, N equal senders have Q / N each. The floor is the rate of
+    /// the probes that an idle or cut-off sender still sends; one message every few feedback delays
+    /// is enough.
     ///
     /// # Panics
-    /// If the backlog or the floor is not above zero, or the ceiling below the floor.
+    /// If the backlog or the floor is not above zero, or if the ceiling is below the floor.
     #[must_use]
     pub fn new(backlog: f64, floor: f64, ceiling: f64) -> Self {
         assert!(backlog > 0.0, "a sender without a backlog has no share");
@@ -94,43 +103,46 @@ impl ControlConfig {
         }
     }
 
-    /// Does not ask how much of the rate is used, for who is not told of what others send under
-    /// it; off unless set. The rate of an idle sender then rises to its ceiling.
+    /// If `is` is true, assumes that the application uses the whole rate; off unless set.
+    ///
+    /// For a caller that cannot count all bytes sent under this rate. The rate of an idle sender
+    /// then rises to its ceiling.
     pub const fn is_always_used(&mut self, is: bool) -> &mut Self {
         self.is_always_used = is;
         self
     }
 
-    /// The feedback delay that is assumed before the first one is measured; 1 ms unless set. Too
-    /// long costs time at the start, too short lets a start overshoot.
+    /// Sets the feedback delay that is assumed before the first measurement; 1 ms unless set. A
+    /// value that is too long slows the start; one that is too short lets the start overshoot.
     pub const fn first_delay(&mut self, delay: Duration) -> &mut Self {
         self.first_delay = delay;
         self
     }
 }
 
-/// What a controller knows.
+/// The state of a controller: its rate and its measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Knowledge {
     /// Bytes a second that may be sent.
     pub rate: f64,
-    /// The last warp; 1 before there was one.
+    /// The last warp; 1 before the first feedback.
     pub warp: f64,
-    /// Time in queues on the way out.
+    /// Queueing delay on the forward path.
     pub queue_delay: Duration,
-    /// From a change of the rate to the news of what came of it, with half the estimate's span.
+    /// Time from a change of the rate to the feedback that shows its effect, with half the
+    /// estimate's span.
     pub feedback_delay: Duration,
-    /// Whether the estimate is still good.
+    /// True if the estimate is still valid.
     pub is_valid: bool,
-    /// Whether the application sends less than it may.
+    /// True if the application sends less than the rate allows.
     pub is_application_limited: bool,
 }
 
-/// The rate of one sender to one destination.
+/// Controls the rate of one sender to one destination.
 ///
-/// Tell it of what is sent ([`Controller::on_sent`]), of feedback and of its timeout; after each,
-/// read [`Controller::rate`] and [`Controller::poll_timeout`] anew. `now` is the sender's clock and
-/// never goes back. With no timeout only feedback changes the rate.
+/// Report each send ([`Controller::on_sent`]), each feedback and each timeout to it. After each
+/// call, read [`Controller::rate`] and [`Controller::poll_timeout`] again. `now` is the sender's
+/// clock and never goes back. While `poll_timeout` returns `None`, only feedback changes the rate.
 #[derive(Clone, Debug)]
 pub struct Controller {
     config: ControlConfig,
@@ -138,10 +150,10 @@ pub struct Controller {
     warp: f64,
     queue_ns: u64,
     delay: QueueDelay,
-    /// Smoothed, in nanoseconds.
+    /// Smoothed feedback delay, in nanoseconds.
     feedback_ns: f64,
     newest: Option<(u32, Instant)>,
-    /// When the last feedback came, and the smoothed time between two, in nanoseconds.
+    /// When the last feedback arrived, and the smoothed time between two of them in nanoseconds.
     fed_at: Option<Instant>,
     fed_gap_ns: f64,
     valid_until: Option<Instant>,
@@ -151,29 +163,30 @@ pub struct Controller {
     usage: Usage,
     has_measured: bool,
     past: Past,
-    /// No queue of its own has been seen yet.
+    /// True until this sender first has a backlog of its own.
     is_starting: bool,
-    /// How much of its growth a sender allows itself, from 0 to 1.
+    /// Share of its growth that the sender applies, from 0 to 1.
     calm: f64,
 }
 
-/// How much of its rate a sender uses.
+/// Measures how much of its rate a sender uses.
 #[derive(Clone, Copy, Debug, Default)]
 struct Usage {
     sent: f64,
     since: Instant,
     last_sent: Option<Instant>,
-    /// Time between messages, in nanoseconds.
+    /// Time between the last two messages, in nanoseconds.
     gap_ns: u64,
     is_limited: bool,
 }
 
-/// The rates of the last feedback delay: what a warp is the answer to.
+/// The rates of the last feedback delay. A warp is the effect of one of them.
 #[derive(Clone, Debug, Default)]
 struct Past(VecDeque<(Instant, f64)>);
 
 impl Past {
-    /// The rate is `rate` from `now` on; changes less than `spacing` apart count as one.
+    /// Records that the rate is `rate` from `now` on. Changes less than `spacing` nanoseconds apart
+    /// count as one.
     fn note(&mut self, now: Instant, rate: f64, spacing: u64) {
         match self.0.back_mut() {
             Some((at, last)) if now.nanos_since(*at) < spacing => *last = rate,
@@ -181,7 +194,7 @@ impl Past {
         }
     }
 
-    /// The rate at `then`; what lies before is forgotten.
+    /// Returns the rate at `then`, and discards older rates.
     fn at(&mut self, then: Instant) -> Option<f64> {
         while self.0.get(1).is_some_and(|(at, _)| *at <= then) {
             self.0.pop_front();
@@ -191,7 +204,8 @@ impl Past {
 }
 
 impl Controller {
-    /// A controller that knows nothing yet, at `now`: its rate is its backlog a feedback delay.
+    /// Creates a controller without measurements at `now`. Its first rate is one backlog per
+    /// feedback delay.
     #[must_use]
     pub fn new(config: ControlConfig, now: Instant) -> Self {
         let feedback_ns = nanos(config.first_delay).max(1) as f64;
@@ -218,7 +232,7 @@ impl Controller {
         }
     }
 
-    /// Starts at `rate` bytes a second, where something is known of the path.
+    /// Sets the first rate to `rate` bytes a second, for a path with a known capacity.
     pub fn start_at(&mut self, rate: f64) -> &mut Self {
         if rate.is_finite() {
             self.rate = rate.clamp(self.config.floor, self.config.ceiling);
@@ -226,14 +240,15 @@ impl Controller {
         self
     }
 
-    /// May keep `backlog` bytes in queues from now on, as when senders come or go.
+    /// Sets the backlog that this sender may keep in queues, for example when senders join or
+    /// leave.
     pub fn set_backlog(&mut self, backlog: f64) {
         if backlog.is_finite() && backlog > 0.0 {
             self.config.backlog = backlog;
         }
     }
 
-    /// `bytes` have been sent at `now`.
+    /// Records that the sender sent `bytes` at `now`.
     pub fn on_sent(&mut self, now: Instant, bytes: usize) {
         let usage = &mut self.usage;
         usage.sent += bytes as f64;
@@ -246,12 +261,12 @@ impl Controller {
         }
     }
 
-    /// Feedback has arrived at `now`.
+    /// Processes feedback that arrived at `now`.
     pub fn handle_feedback(&mut self, now: Instant, feedback: &Feedback) {
         let estimate = &feedback.estimate;
         let last = self.newest;
-        // Feedback that was overtaken says nothing new. One that is very much older is of a
-        // receiver that has restarted.
+        // Ignores feedback that a newer one overtook. If its number is very much older, the
+        // receiver has restarted.
         let is_old = |(number, _): (u32, Instant)| number.wrapping_sub(feedback.sequence) < 1 << 16;
         if last.is_some_and(is_old) || estimate.newest > now {
             return;
@@ -270,12 +285,14 @@ impl Controller {
             DELAY_GAIN * (quiet.min(MOST_VALIDITY * self.feedback_ns) - self.fed_gap_ns);
         self.fed_at = Some(now);
         self.usage_since(now);
-        // The deviation of a slope: exact for four groups, and near enough for others.
+        // The deviation of the slope: exact for four groups, and a good approximation for other
+        // numbers.
         let unsure = estimate.noise_ns / (0.75 * estimate.span_ns.max(1) as f64);
         self.adjust((since / self.feedback_ns).min(1.0), unsure);
         self.brake(estimate.newest - Duration::from_nanos(estimate.span_ns / 2), unsure);
         self.past.note(now, self.rate(now), (self.feedback_ns / PAST_STEPS) as u64);
-        // A drain that began before a deep queue ends when that is gone: feedback is faster then.
+        // If a drain began while the queue was deep, it ends earlier once that queue is empty: the
+        // feedback delay is shorter then.
         let drained = now.plus_nanos((DRAIN_DELAYS * self.feedback_ns) as u64);
         self.drain_until = self.drain_until.min(drained);
         if feedback.drain && now >= self.drain_until {
@@ -286,13 +303,13 @@ impl Controller {
         self.valid_until = Some(self.expiry(now));
     }
 
-    /// The timeout of [`Controller::poll_timeout`] has come; before it, nothing happens.
+    /// Handles the timeout of [`Controller::poll_timeout`]. Does nothing before that time.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.poll_timeout().is_none_or(|until| now < until) {
             return;
         }
-        // Nothing is known of the path any more: the rate decays to the probes of the floor. It
-        // grows from there when feedback returns, and what is sent meanwhile asks for it.
+        // Without feedback the state of the path is unknown: the rate decays to the floor. Messages
+        // sent at the floor request feedback, and the rate grows again when feedback arrives.
         self.is_valid = false;
         self.rate = (self.rate / 8.0).max(self.config.floor);
         let step = (self.feedback_ns / DECAY_STEPS as f64).max(1.0) as u64;
@@ -300,43 +317,44 @@ impl Controller {
         self.valid_until = (!is_over).then(|| now.plus_nanos(step));
     }
 
-    /// Nothing is known of the path any more: the rate is the floor until feedback comes.
+    /// Discards the estimate of the path: the rate is the floor until the next feedback.
     pub const fn forget(&mut self) {
         self.is_valid = false;
         self.rate = self.config.floor;
         self.valid_until = None;
     }
 
-    /// Nothing is sent from now on, whatever there is to send, as when a process is stopped: that no feedback comes means
-    /// nothing.
+    /// Stops the timeout while the sender is suspended: missing feedback is then no sign of loss.
     pub const fn pause(&mut self) {
         self.is_paused = true;
     }
 
-    /// Sends again at `now`, after a pause that took `stood`: at the rate of before it, and what came in between is
-    /// nobody's fault. The receiver's [`Estimator`](crate::estimate::Estimator) is to restart as well.
-    pub fn resume(&mut self, now: Instant, stood: Duration) {
+    /// Resumes at `now`, after a pause that took `suspended`, at the rate of before the pause.
+    ///
+    /// The pause counts neither as silence nor as congestion. The caller must also restart the
+    /// receiver's [`Estimator`](crate::estimate::Estimator).
+    pub fn resume(&mut self, now: Instant, suspended: Duration) {
         self.is_paused = false;
         self.valid_until = None;
         self.usage = Usage { since: now, last_sent: None, sent: 0.0, ..self.usage };
-        self.newest = self.newest.map(|(number, at)| (number, at + stood));
-        self.fed_at = self.fed_at.map(|at| at + stood);
+        self.newest = self.newest.map(|(number, at)| (number, at + suspended));
+        self.fed_at = self.fed_at.map(|at| at + suspended);
     }
 
-    /// When [`Controller::handle_timeout`] is due.
+    /// Returns when [`Controller::handle_timeout`] is due.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Instant> {
         if self.is_paused { None } else { self.valid_until }
     }
 
-    /// Bytes a second that may be sent at `now`.
+    /// Returns the allowed rate at `now`, in bytes a second.
     #[must_use]
     pub fn rate(&self, now: Instant) -> f64 {
         let share = if now < self.drain_until { DRAIN_SHARE } else { 1.0 };
         (self.rate * share).max(self.config.floor)
     }
 
-    /// All that it knows.
+    /// Returns the rate and all measurements.
     #[must_use]
     pub fn knowledge(&self, now: Instant) -> Knowledge {
         Knowledge {
@@ -349,15 +367,15 @@ impl Controller {
         }
     }
 
-    /// Until when the estimate of `now` is good: one that is fed by rare messages lives longer, and so
-    /// does one of a path that loses much of the feedback.
+    /// Returns when an estimate made at `now` expires. It is valid longer if messages are rare or
+    /// if the path loses much of the feedback.
     fn expiry(&self, now: Instant) -> Instant {
         let quiet = (QUIET_GAPS * self.fed_gap_ns).min(MOST_VALIDITY * self.feedback_ns);
         let good = (VALIDITY * self.feedback_ns).max(quiet);
         now.plus_nanos(good as u64).plus_nanos(2 * self.usage.gap_ns)
     }
 
-    /// Looks each feedback delay at how much of the rate has been used.
+    /// Measures, once per feedback delay, how much of the rate the sender used.
     fn usage_since(&mut self, now: Instant) {
         let elapsed = now.nanos_since(self.usage.since) as f64;
         if elapsed < self.feedback_ns {
@@ -369,8 +387,9 @@ impl Controller {
         self.usage.since = now;
     }
 
-    /// After a queue was seen growth returns by and by, as long as the queue neither grows nor
-    /// drains: what a queue that has just run empty allows is not known yet.
+    /// Restores growth gradually after a first queue, as long as the queue neither grows nor
+    /// drains, and withdraws it otherwise. A queue that has just run empty does not show yet which
+    /// rate the path allows.
     fn calm(&mut self, step: f64, excess: f64, filled: f64, unsure: f64) {
         self.is_starting &= filled < SEEN && excess < BRAKE + CERTAIN * unsure;
         if !self.is_starting {
@@ -380,8 +399,9 @@ impl Controller {
         }
     }
 
-    /// Where arrivals exceed departures by far, the two are what the queue was offered then and
-    /// what it serves: the rate of then over the warp is this sender's part of the service.
+    /// If arrivals far exceed departures, cuts the rate at once. The warp is then the queue's
+    /// arrivals over its service. The past rate divided by the warp is therefore this sender's
+    /// share of the service.
     fn brake(&mut self, then: Instant, unsure: f64) {
         let offered = self.past.at(then);
         if let Some(offered) = offered.filter(|_| self.warp > 1.0 + OVERLOAD + CERTAIN * unsure) {
@@ -389,10 +409,10 @@ impl Controller {
         }
     }
 
-    /// One step of the law, over `step` feedback delays.
+    /// Applies one step of the law, over `step` feedback delays.
     fn adjust(&mut self, step: f64, unsure: f64) {
         let queue = self.queue_ns as f64 / self.feedback_ns;
-        // The allowance as a time in the queue at this rate, in feedback delays.
+        // The allowed backlog as queueing time at this rate, in feedback delays.
         let allowed = self.config.backlog / (self.rate * self.feedback_ns / 1e9);
         let filled = queue / allowed;
         let excess = self.warp - 1.0;
@@ -414,8 +434,8 @@ impl Controller {
     }
 }
 
-/// An excess of arrivals over departures; above 1 it counts by its logarithm, as the rate does that
-/// would put it right.
+/// Bounds an excess of arrivals over departures. Above 1 it counts logarithmically, as does the
+/// change of rate that would correct it.
 fn bounded(excess: f64) -> f64 {
     if excess <= 1.0 { excess } else { 1.0 + 2.0 * ((1.0 + excess) / 2.0).ln() }
 }

@@ -1,9 +1,9 @@
-//! Warp, delay and noise from the stamps of one sender, at the receiver.
+//! Estimates warp, delay and noise from the stamps of one sender, at the receiver.
 //!
-//! One ratio of two gaps is noise divided by a small number, and infinite for a burst. So messages
-//! gather in groups by their stamps, and warp is one plus the slope of the one-way delay over the
-//! stamps of the last groups, by least squares: with a noise of sigma a group, a span G and n
-//! groups its deviation is sqrt(12 / n) sigma / (n G).
+//! The ratio of two single gaps is noise divided by a small number, and infinite for a burst. So
+//! the estimator gathers messages in groups by their stamps. Warp is one plus the slope of the
+//! one-way delay over the stamps of the last groups, by least squares. With a noise of sigma per
+//! group, a span G and n groups, the deviation of warp is sqrt(12 / n) sigma / (n G).
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,14 @@ use midplane_simhw::time::Instant;
 
 use crate::stamp::Stamp;
 
-/// Stamps that are remembered, to tell a doubled message from one that is late.
+/// Sequence numbers that are remembered, to distinguish a duplicate from a late message.
 const REMEMBERED: u64 = 128;
-/// A delay that jumps by so much is a clock that was set, not a queue.
+/// If the delay jumps by more than this, a clock was set; no queue grows that fast.
 const STEP_NS: i64 = 1_000_000_000;
-/// The weight of what is new in the measured noise.
+/// The weight of a new sample in the measured noise.
 const NOISE_GAIN: f64 = 1.0 / 16.0;
 
-/// How messages gather in groups, and groups in an estimate.
+/// The span of a group of messages, and the number of groups in an estimate.
 #[derive(Clone, Copy, Debug)]
 pub struct Grouping {
     span_ns: u64,
@@ -26,12 +26,14 @@ pub struct Grouping {
 }
 
 impl Grouping {
-    /// Groups of `span_ns` nanoseconds of the sender's time, and estimates over `groups` of them.
+    /// Sets groups of `span_ns` nanoseconds of the sender's time, and estimates over `groups` of
+    /// them.
+    ///
     /// An eighth of the feedback delay and 4 groups suit the laws of [`control`](crate::control):
-    /// the estimate is then a quarter of the delay old by itself.
+    /// the estimate alone then adds a quarter of the feedback delay.
     ///
     /// # Panics
-    /// If the span is zero or the groups are fewer than two.
+    /// If the span is zero or there are fewer than two groups.
     #[must_use]
     pub const fn new(span_ns: u64, groups: usize) -> Self {
         assert!(span_ns > 0 && groups >= 2, "a slope takes two points that lie apart");
@@ -39,12 +41,13 @@ impl Grouping {
     }
 }
 
-/// What the stamps of one sender show.
+/// An estimate of one sender's path, made from its stamps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Arrivals over departures: above 1 a queue grows, below 1 one drains.
     pub warp: f64,
-    /// One-way delay of the newest group, in nanoseconds, as fitted; the two clocks' offset is in it.
+    /// One-way delay of the newest group on the fitted line, in nanoseconds. It contains the offset
+    /// of the two clocks.
     pub delay_ns: i64,
     /// The smallest one-way delay of these groups, in nanoseconds.
     pub least_delay_ns: i64,
@@ -54,20 +57,21 @@ pub struct Estimate {
     pub newest: Instant,
     /// Nanoseconds of the sender's time that the groups of this estimate cover.
     pub span_ns: u64,
-    /// How often the clocks were found to have been set; delays before and after do not compare.
+    /// Number of times that a clock was found to have been set. Delays of different epochs are not
+    /// comparable.
     pub epoch: u32,
 }
 
-/// What has become of messages, as their stamps tell.
+/// Counts of messages by outcome, from their stamps.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Arrivals {
-    /// Messages that arrived, each once.
+    /// Messages that arrived, without duplicates.
     pub received: u64,
-    /// Stamps that were skipped, and have not come since.
+    /// Messages whose sequence number was skipped and that have not arrived since.
     pub missing: u64,
-    /// Messages that came again.
+    /// Messages that arrived again.
     pub doubled: u64,
-    /// Messages too late for their group.
+    /// Messages that arrived after their group was closed.
     pub late: u64,
 }
 
@@ -80,7 +84,8 @@ struct Group {
     least: i64,
 }
 
-/// A closed group: nanoseconds of the sender's clock and of delay, both after the first group's.
+/// A closed group: mean send time and mean one-way delay in nanoseconds, and the group's least
+/// delay.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     sent: u64,
@@ -88,13 +93,14 @@ struct Point {
     least: i64,
 }
 
-/// Reads the stamps of one sender.
+/// Makes estimates from the stamps of one sender.
 #[derive(Clone, Debug)]
 pub struct Estimator {
     grouping: Grouping,
     open: Option<Group>,
     points: VecDeque<Point>,
-    /// The next stamp's number, and which of the last numbers have been seen: bit 0 is the last.
+    /// The next expected sequence number, and a bitmap of the last numbers received: bit 0 is the
+    /// newest.
     expected: u64,
     seen: u128,
     newest_sent: u64,
@@ -107,7 +113,7 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    /// An estimator that has seen nothing.
+    /// Creates an estimator without messages.
     #[must_use]
     pub fn new(grouping: Grouping) -> Self {
         Self {
@@ -125,8 +131,8 @@ impl Estimator {
         }
     }
 
-    /// A message with `stamp` has arrived at `now`, by the receiver's clock. What comes back, once a
-    /// group, is to be fed back to the sender.
+    /// Processes a message with `stamp` that arrived at `now`, by the receiver's clock. Returns an
+    /// estimate once a group; the receiver is to send it back to the sender.
     pub fn handle_arrival(&mut self, stamp: Stamp, now: Instant) -> Option<Estimate> {
         if !self.is_new(stamp.sequence) {
             self.arrivals.doubled += 1;
@@ -134,7 +140,7 @@ impl Estimator {
         }
         self.arrivals.received += 1;
         let sent = stamp.sent.as_nanos();
-        // The clocks' offset may be anything: the difference wraps, and its changes do not.
+        // The offset of the clocks is arbitrary: the difference may wrap, but its changes do not.
         let delay = now.as_nanos().wrapping_sub(sent).cast_signed();
         if self
             .last_delay
@@ -147,7 +153,8 @@ impl Estimator {
         self.gather(sent, delay)
     }
 
-    /// Forgets the groups, as after a pause that must not look like a queue; counts go on.
+    /// Discards the groups, for example after a pause, which would otherwise count as queueing.
+    /// Keeps the counts.
     pub fn restart(&mut self) {
         self.open = None;
         self.points.clear();
@@ -155,13 +162,13 @@ impl Estimator {
         self.newest_sent = 0;
     }
 
-    /// What has become of messages.
+    /// Returns the counts of messages by outcome.
     #[must_use]
     pub const fn arrivals(&self) -> Arrivals {
         self.arrivals
     }
 
-    /// Notes a stamp's number; whether it is new.
+    /// Records a sequence number. Returns true if it is new.
     fn is_new(&mut self, sequence: u64) -> bool {
         if sequence >= self.expected {
             let skipped = sequence - self.expected;
@@ -203,7 +210,8 @@ impl Estimator {
         group.sent_sum += (sent - group.first) as f64;
         group.delay_sum += delay.wrapping_sub(group.least) as f64;
         if delay < group.least {
-            // The sum is of what lies above the least.
+            // The sum counts delays above the least one, so a new least delay adds to it for each
+            // message.
             group.delay_sum += group.least.wrapping_sub(delay) as f64 * group.count;
             group.least = delay;
         }
@@ -215,8 +223,8 @@ impl Estimator {
             Some(Group { first: sent, count: 1.0, sent_sum: 0.0, delay_sum: 0.0, least: delay });
     }
 
-    /// Closes the open group if the next message will not belong to it, as the last gap tells: the
-    /// estimate need not wait for that message.
+    /// Closes the open group if the next message will not belong to it, judged by the last gap. The
+    /// estimate then does not wait for that message.
     fn close_if_full(&mut self, sent: u64) -> Option<Estimate> {
         if sent > self.newest_sent {
             self.gap = if self.newest_sent == 0 { 0 } else { sent - self.newest_sent };
@@ -239,7 +247,8 @@ impl Estimator {
             return None;
         }
         self.points.push_back(Point { sent, delay, least: group.least });
-        // Of a sender that sends rarely the last two say more than four from long ago.
+        // If a sender sends rarely, its last two groups are better evidence than four that reach
+        // far back.
         let window = 4 * self.grouping.groups as u64 * self.grouping.span_ns;
         let is_old = |point: &Point| sent - point.sent > window;
         while self.points.len() > self.grouping.groups
@@ -250,7 +259,7 @@ impl Estimator {
         self.fit()
     }
 
-    /// Least squares over the points.
+    /// Fits a line to the points by least squares.
     fn fit(&mut self) -> Option<Estimate> {
         let (first, last) = (*self.points.front()?, *self.points.back()?);
         if self.points.len() < 2 {
@@ -270,7 +279,7 @@ impl Estimator {
             sxy += (x - mean_x) * (y - mean_y);
             syy += (y - mean_y) * (y - mean_y);
         }
-        // Stamps rise from point to point, so that they differ.
+        // The send times rise from point to point, so `sxx` is not zero.
         let slope = sxy / sxx;
         let span = last.sent - first.sent;
         if self.points.len() > 2 {

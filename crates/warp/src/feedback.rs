@@ -1,8 +1,9 @@
-//! What a receiver tells a sender: its estimate, and the stamps of a clock exchange.
+//! The message from a receiver back to a sender: its estimate, and the timestamps of a clock
+//! exchange.
 //!
-//! On the paper's shared medium every node hears the same queue and steers by what it receives. On
-//! a switched network the queue is on the way of one sender to one receiver, so the estimate has to
-//! travel back.
+//! On the paper's shared medium every node observes the same queue and steers by what it receives.
+//! On a switched network the queue is on the path from one sender to one receiver, so the estimate
+//! has to travel back.
 
 use std::collections::VecDeque;
 
@@ -13,26 +14,28 @@ use crate::estimate::{Arrivals, Estimate};
 /// Bytes of a feedback message.
 pub const FEEDBACK_BYTES: usize = 76;
 
-/// An estimate on its way back to the sender, with the second half of a four-stamp exchange.
+/// An estimate that a receiver returns to the sender, with the second half of a four-timestamp
+/// exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Feedback {
-    /// Its place among those of its receiver, from 1; an older one after a newer is ignored.
+    /// Sequence number among the feedbacks of one receiver, from 1. The sender ignores one that a
+    /// newer overtook.
     pub sequence: u32,
-    /// What the stamps show.
+    /// The estimate from the stamps.
     pub estimate: Estimate,
-    /// When it was sent back, by the receiver's clock.
+    /// When the receiver sent this feedback, by the receiver's clock.
     pub returned: Instant,
-    /// What has become of messages.
+    /// Messages that arrived so far, without duplicates.
     pub received: u64,
-    /// Messages that are missing.
+    /// Messages that are missing so far.
     pub missing: u64,
-    /// The receiver asks all its senders at once to let the queue run empty for a moment, so that
-    /// each finds the delay of the empty path.
+    /// True if the receiver asks all its senders to let the queue run empty for a moment. Each can
+    /// then measure the delay of the empty path.
     pub drain: bool,
 }
 
 impl Feedback {
-    /// `estimate` as it is sent back at `returned`.
+    /// Wraps `estimate` for its return at `returned`, without a drain request.
     #[must_use]
     pub const fn new(
         sequence: u32,
@@ -44,7 +47,7 @@ impl Feedback {
         Self { sequence, estimate, returned, received, missing, drain: false }
     }
 
-    /// The feedback as it travels, little-endian.
+    /// Encodes the feedback for the wire, little-endian.
     #[must_use]
     pub fn emit(&self) -> [u8; FEEDBACK_BYTES] {
         let mut bytes = [0; FEEDBACK_BYTES];
@@ -67,7 +70,8 @@ impl Feedback {
         bytes
     }
 
-    /// The feedback in `bytes`; `None` where no estimator would say that.
+    /// Decodes feedback from `bytes`. Returns `None` if the length is wrong, or if warp or noise is
+    /// negative or not finite.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; FEEDBACK_BYTES] = bytes.try_into().ok()?;
@@ -102,33 +106,35 @@ impl Feedback {
     }
 }
 
-/// Samples of the way back of which the shortest counts.
+/// Number of samples of the return path; the shortest of them is used.
 const RETURNS: usize = 16;
-/// Longest loop that is believed: ten minutes.
+/// The longest plausible round trip: ten minutes.
 const MAX_LOOP_NS: i64 = 600_000_000_000;
 
-/// The queueing delay of the way out, freed from the offset and the drift of the two clocks.
+/// Computes the queueing delay of the forward path, without the offset and the drift of the two
+/// clocks.
 ///
-/// Out and back together take no offset. The way back is taken as the shortest of the last few
-/// feedbacks, so that neither its queues nor a drift of 100 ppm within them show; the path's own
-/// delay is the shortest whole loop since the last drain but one.
+/// The sum of both directions does not contain the offset. The return delay is the shortest of the
+/// last 16 feedbacks, which hides its queues; a drift of 100 ppm hardly shows within them. The
+/// delay of the empty path is the shortest round trip since the last drain but one.
 ///
-/// A path that grew longer for good looks like a queue until the second drain after that: at a steady rate both show a constant
-/// delay and a warp of 1, and only while all senders drain does a queue shrink and a path not.
+/// If a path grows longer for good, that looks like a queue until the second drain after it. At a
+/// steady rate both show a constant delay and a warp of 1. Only while all senders drain does a
+/// queue shrink and a path not.
 #[derive(Clone, Debug)]
 pub struct QueueDelay {
     returns: VecDeque<i64>,
     epoch: u32,
-    /// Shortest loop of this stretch between two drains, and of the one before.
+    /// Shortest round trip since the last drain, and between the two drains before it.
     least: [Option<i64>; 2],
 }
 
-/// One reading of [`QueueDelay`].
+/// One measurement by [`QueueDelay`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
-    /// Time in queues on the way out, in nanoseconds.
+    /// Queueing delay on the forward path, in nanoseconds.
     pub queue_ns: u64,
-    /// The empty path out and back, in nanoseconds.
+    /// Round-trip delay of the empty path, in nanoseconds.
     pub base_ns: u64,
 }
 
@@ -139,7 +145,8 @@ impl Default for QueueDelay {
 }
 
 impl QueueDelay {
-    /// A feedback has come at `now`, by the sender's clock.
+    /// Processes a feedback that arrived at `now`, by the sender's clock. Returns `None` if its
+    /// round trip is negative or longer than ten minutes.
     pub fn handle_feedback(&mut self, now: Instant, feedback: &Feedback) -> Option<Reading> {
         let estimate = &feedback.estimate;
         if estimate.epoch != self.epoch {
@@ -148,7 +155,8 @@ impl QueueDelay {
         }
         let back = now.as_nanos().wrapping_sub(feedback.returned.as_nanos()).cast_signed();
         let believed = |ns: &i64| (0..MAX_LOOP_NS).contains(ns);
-        // Of one exchange, so that a clock that was set between two does not matter.
+        // Both delays are from one exchange, so a clock that was set between two exchanges does not
+        // matter.
         let whole = Some(estimate.least_delay_ns.wrapping_add(back)).filter(believed)?;
         self.returns.push_back(back);
         if self.returns.len() > RETURNS {
@@ -161,7 +169,7 @@ impl QueueDelay {
         Some(Reading { queue_ns: (looped - base).cast_unsigned(), base_ns: base.cast_unsigned() })
     }
 
-    /// A drain begins: what was found before the last one is forgotten.
+    /// Starts a new drain: discards round trips measured before the last one.
     pub const fn on_drain(&mut self) {
         self.least = [None, self.least[0]];
     }
@@ -184,8 +192,8 @@ mod tests {
         }
     }
 
-    /// Readings each millisecond of a path of 100 us each way, where the receiver's clock is
-    /// `offset` ahead and gains `ppm`, and the queue is what `queue` says.
+    /// Returns one reading per millisecond of a path of 100 us each way. The receiver's clock is
+    /// `offset` ahead and gains `ppm`; the queueing delay is `queue` nanoseconds.
     fn readings(offset: i64, ppm: i64, count: u64, queue: impl Fn(u64) -> u64) -> Vec<u64> {
         let mut delay = QueueDelay::default();
         let reading = |i: u64| {
@@ -206,7 +214,7 @@ mod tests {
     fn neither_offset_nor_drift_of_the_clocks_is_taken_for_a_queue() {
         for (offset, ppm) in [(0, 0), (5_000_000_000, 100), (-5_000_000_000, -100)] {
             let seen = readings(offset, ppm, 100_000, |i| if i < 10 { 0 } else { 40_000 });
-            // 16 ms of drift are 1.6 us.
+            // A drift of 100 ppm over 16 ms is 1.6 us.
             assert!(seen[20..].iter().all(|queue| queue.abs_diff(40_000) <= 1_700), "{ppm} ppm");
         }
     }

@@ -1,13 +1,15 @@
-//! The extension: unreliable messages that leave at the rate that the law allows.
+//! The NIC extension: unreliable messages that leave at the rate that the law allows.
 //!
-//! A sender's side paces the frames of each destination by its
-//! [`Controller`](crate::control::Controller) and stamps them as they leave; the receiver's side
-//! reads the stamps and sends its estimate back, once a group, in a frame of its own. An application
-//! posts messages, which wait for their turn, or asks the [`Gate`] first and so never waits. A message
-//! to [`NodeId::EVERYBODY`] leaves at the rate that suits the slowest of those who answer. Frames
-//! of other extensions to a destination that Warp watches are let pass by its admission as the same
-//! rate allows: with the tokens of sender coordination, the token schedules the link that has one
-//! owner and Warp paces what is shared behind it.
+//! The sender's side paces the frames to each destination by its
+//! [`Controller`](crate::control::Controller) and stamps them as they leave. The receiver's side
+//! reads the stamps and returns an estimate once a group, piggybacked on a message or in a frame of
+//! its own. An application posts messages, which wait until the rate allows them, or asks the
+//! [`Gate`] first and never waits. A message to [`NodeId::EVERYBODY`] leaves at the rate of the
+//! slowest destination that sends feedback.
+//!
+//! If configured, Warp's admission also paces the frames of other extensions to the same
+//! destinations. With the tokens of sender coordination, the token schedules the link that has one
+//! owner, and Warp paces what is shared behind it.
 
 mod config;
 mod listeners;
@@ -41,42 +43,44 @@ use ticks::in_own_time;
 /// The extension's number.
 pub const WARP: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 4);
 
-/// Sends `region` to `port` of `node`, when the rate allows; completes when it has been read.
-/// Argument 0 is a tag of 32 bits that comes with the message.
+/// Sends `region` to `port` of `node` when the rate allows. Completes when the NIC has read the
+/// region. Argument 0 is a tag of 32 bits that is delivered with the message.
 pub const SEND: u8 = messages::SEND;
-/// Lends `region` to the next message for this port, as [`messages::RECEIVE`] does.
+/// Posts `region` as the receive buffer of the next message for this port, as [`messages::RECEIVE`]
+/// does.
 pub const RECEIVE: u8 = messages::RECEIVE;
-/// Completes with what is known of the way to `node`: rate (argument 0, bytes a second), warp in
-/// millionths, queueing delay and feedback delay in nanoseconds.
+/// Completes with the measurements of the path to `node`: rate (argument 0, bytes a second), warp
+/// in millionths, queueing delay and feedback delay in nanoseconds.
 pub const KNOWLEDGE: u8 = 3;
 
-/// Flag of a [`SEND`]: its credit was taken from the [`Gate`] before.
+/// Flag of a [`SEND`] whose credit the sender has already taken from the [`Gate`].
 pub const PAID: u16 = 1;
 
 /// Flag of a frame that carries feedback.
 const FEEDBACK: u8 = 1;
-/// Flag of a frame that is a stamp and nothing else.
+/// Flag of an empty frame that only carries a stamp.
 const PROBE: u8 = 2;
-/// Flag of a frame that went to everybody, and of the feedback to it.
+/// Flag of a broadcast frame, and of the feedback about it.
 const BROADCAST: u8 = 4;
-/// Flag of a message's frame that ends with feedback.
+/// Flag of a message's frame with feedback piggybacked at its end.
 const RIDER: u8 = 8;
-/// Flag of a frame whose stamp follows none: its sender stood still, and no queue grew in that time.
+/// Flag of the first frame after its sender was suspended: its stamp must not be compared with
+/// earlier ones.
 const ANEW: u8 = 16;
 
-/// A command that sends `region` to `port` of `node`.
+/// Makes a command that sends `region` to `port` of `node`.
 #[must_use]
 pub fn send(node: NodeId, port: PortId, region: RegionRef, cookie: u64) -> Command {
     Command { extension: WARP, ..messages::send(node, port, region, cookie) }
 }
 
-/// A command that lends `region` to the next message.
+/// Makes a command that posts `region` as the receive buffer of the next message.
 #[must_use]
 pub fn receive(region: RegionRef, cookie: u64) -> Command {
     Command { extension: WARP, ..messages::receive(region, cookie) }
 }
 
-/// Warp, as an extension.
+/// The Warp extension.
 #[derive(Debug)]
 pub struct Warp {
     config: WarpConfig,
@@ -86,7 +90,7 @@ pub struct Warp {
 }
 
 impl Warp {
-    /// Warp as `config` says, and the gates of its destinations.
+    /// Creates the extension from `config`. Returns it and the gates of its destinations.
     #[must_use]
     pub fn new(config: WarpConfig) -> (Self, BTreeMap<NodeId, Gate>) {
         let mut gates = BTreeMap::new();
@@ -106,7 +110,7 @@ impl Warp {
         self.paths.iter().position(|path| path.node == node)
     }
 
-    /// Sends what may be sent to a destination, and says when to look again.
+    /// Sends what the rate allows to a destination, and sets the timeouts for the next call.
     fn pump(&mut self, nic: &mut Context<'_>, at: usize) {
         let path = &mut self.paths[at];
         path.pump(nic, at as u64, &mut self.sources);
@@ -126,7 +130,7 @@ impl Warp {
         }
     }
 
-    /// A stamped frame: it is read, its sender is told, and the message goes on to its port.
+    /// Processes a stamped frame: updates the estimate and delivers the message to its port.
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let now = nic.now();
         let is_probe = frame.header.flags & PROBE != 0;
@@ -135,10 +139,10 @@ impl Warp {
         if !is_probe {
             self.receiver.on_data(nic, from, frame);
         }
-        self.look_again(nic);
+        self.set_feedback_timeout(nic);
     }
 
-    /// Feedback, of `from` as it heard it or as one of all.
+    /// Processes feedback by `from` about the path `way`, which is `from` or the broadcast.
     fn on_feedback(
         &mut self,
         nic: &mut Context<'_>,
@@ -156,8 +160,8 @@ impl Warp {
         self.pump(nic, at);
     }
 
-    /// When feedback that found no message to ride on is to be sent.
-    fn look_again(&self, nic: &mut Context<'_>) {
+    /// Sets the timeout for feedback that found no message to be piggybacked on.
+    fn set_feedback_timeout(&self, nic: &mut Context<'_>) {
         let timeout = TimeoutId(2 * self.paths.len() as u32);
         match self.sources.poll_timeout() {
             Some(at) => nic.set_timeout_at(timeout, Service::Exact, at),
@@ -186,7 +190,7 @@ impl Warp {
 impl Extension for Warp {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         if self.config.paces_others {
-            let reason = "it has an admission already; install it once";
+            let reason = "the extension has an admission already; install Warp once";
             let refused = |_| InitError::Refused { extension: WARP, reason };
             nic.install_admission(Pace::default()).map_err(refused)?;
         }
@@ -233,7 +237,7 @@ impl Extension for Warp {
         let at = (timeout.0 / 2) as usize;
         let Some(path) = self.paths.get_mut(at) else {
             self.sources.handle_timeout(nic);
-            return self.look_again(nic);
+            return self.set_feedback_timeout(nic);
         };
         if timeout.0 % 2 == 1 {
             path.law.handle_timeout(nic.now());
@@ -248,9 +252,9 @@ impl Extension for Warp {
         }
     }
 
-    fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, stood: Duration) {
+    fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, suspended: Duration) {
         for at in 0..self.paths.len() {
-            self.paths[at].on_port_resumed(nic, port, stood);
+            self.paths[at].on_port_resumed(nic, port, suspended);
             self.pump(nic, at);
         }
     }
@@ -264,7 +268,7 @@ impl Extension for Warp {
         let (PeerEvent::Up(node, _) | PeerEvent::Restarted(node, _) | PeerEvent::Down(node)) =
             event;
         if !matches!(event, PeerEvent::Up(..)) {
-            // Its clock and its path are others from now on.
+            // The peer's clock and path may have changed.
             self.sources.forget(node);
             for at in 0..self.paths.len() {
                 if self.paths[at].node == node || self.paths[at].node == NodeId::EVERYBODY {

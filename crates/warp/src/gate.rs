@@ -1,11 +1,11 @@
-//! Conditional send: whether a message may be sent is one word, read by the sender without a lock,
-//! a clock or a call (Heddaya and Park 1994, section 4.2).
+//! Conditional send: the sender learns from one word whether it may send, without a lock, a clock
+//! or a call (Heddaya and Park 1994, section 4.2).
 //!
-//! The paper's word is a flag. With a flag all senders stop at once and start at once, and a flag
-//! that is set while nobody sends is never cleared. So the word here is a credit of bytes: the
-//! keeper, on the NIC, pours in what the rate allows, a sender takes from it what it sends, and
-//! since a rate has a floor the credit always comes back. A gate that is shut on purpose opens again
-//! when its time has passed, or when its keeper is gone.
+//! The paper's word is a flag. With a flag all senders stop at once and start at once. A flag that
+//! is set while nothing is sent is never cleared. So the word here is a credit of bytes: a
+//! [`GateKeeper`] on the NIC adds credit at the allowed rate, and a sender takes the credit of what
+//! it sends. Since the rate has a floor, credit always returns. A gate that the keeper shut reopens
+//! when its time has passed, or when the keeper is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,62 +13,62 @@ use std::time::Duration;
 
 use midplane_simhw::time::{Instant, nanos};
 
-/// Low bits of the word: the credit in bytes, up to 2^48. Above them: why it may be too little.
+/// Low bits of the word: the credit in bytes, below 2^48. The bit above them marks a shut gate.
 const CREDIT: u64 = (1 << 48) - 1;
 const SHUT: u64 = 1 << 48;
 
-/// Why a message was not sent.
+/// The reason why a message was not sent.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The network takes no more just now; a later value may be sent instead.
+    /// The rate allows no more bytes now; the caller may send a later value instead.
     Congested,
-    /// The destination cannot be reached; the gate opens for a try when its time has passed.
+    /// The destination cannot be reached. The gate reopens for an attempt when its time has passed.
     Shut,
 }
 
-/// What a conditional send did.
+/// The outcome of a conditional send.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[must_use = "a message that was skipped has not been sent"]
 pub enum CSend<T> {
-    /// The message was handed over; this is what came of it.
+    /// The message was sent; carries what `send` returned.
     Sent(T),
-    /// Nothing was built and nothing was sent.
+    /// The message was neither built nor sent.
     Skipped(Reason),
 }
 
 impl<T> CSend<T> {
-    /// Whether it was sent.
+    /// Returns true if the message was sent.
     pub const fn is_sent(&self) -> bool {
         matches!(self, Self::Sent(_))
     }
 }
 
 #[derive(Debug)]
-struct Words {
+struct GateState {
     gate: AtomicU64,
-    /// Bytes a second that the keeper pours in.
+    /// Bytes of credit a second that the keeper adds.
     rate: AtomicU64,
-    /// Most credit; a longer message costs no more, or it would never be sent.
+    /// The most credit, in bytes. A longer message costs this much, or it could never be sent.
     depth: u64,
 }
 
-/// The sender's side of a gate; clones are the same gate.
+/// The sender's side of a gate. Clones share one credit.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    words: Arc<Words>,
+    state: Arc<GateState>,
 }
 
 impl Gate {
-    /// Whether `bytes` may be sent now: one load.
+    /// Returns true if a message of `bytes` may be sent now; costs one atomic load.
     #[must_use]
     #[inline]
     pub fn is_open(&self, bytes: u32) -> bool {
-        self.words.gate.load(Ordering::Relaxed) & CREDIT >= self.cost(bytes)
+        self.state.gate.load(Ordering::Relaxed) & CREDIT >= self.cost(bytes)
     }
 
-    /// Sends a message of `bytes` if the network takes it: `send` builds and sends it, and is not
-    /// called otherwise. Never waits.
+    /// Calls `send`, which builds and sends a message of `bytes`, if the gate has credit for it. Never
+    /// waits.
     ///
     /// # Examples
     /// ```
@@ -77,7 +77,7 @@ impl Gate {
     ///
     /// let (mut keeper, gate) = GateKeeper::new(1_500);
     /// assert!(gate.c_send(1_000, || "sent").is_sent());
-    /// assert!(!gate.c_send(1_000, || unreachable!("it is not even built")).is_sent());
+    /// assert!(!gate.c_send(1_000, || unreachable!("no credit, so it is not built")).is_sent());
     /// // A millisecond at 1 MB/s is 1,000 bytes.
     /// keeper.pour(Instant::ZERO, 1e6);
     /// keeper.pour(Instant::from_nanos(1_000_000), 1e6);
@@ -91,37 +91,38 @@ impl Gate {
         }
     }
 
-    /// Takes the credit for a message of `bytes` that is still to be built.
+    /// Takes the credit for a message of `bytes` that the caller has yet to build.
     ///
     /// # Errors
-    /// The [`Reason`] why it would not be sent.
+    /// The [`Reason`] why the message would not be sent.
     #[inline]
     pub fn try_reserve(&self, bytes: u32) -> Result<Permit<'_>, Reason> {
         self.take(bytes).map(|()| Permit { gate: self, bytes })
     }
 
-    /// Bytes that may be sent within `horizon`, as far as is known now.
+    /// Returns the bytes that may be sent within `horizon` at the present rate; 0 while the gate is
+    /// shut.
     #[must_use]
     pub fn budget(&self, horizon: Duration) -> u64 {
-        let word = self.words.gate.load(Ordering::Relaxed);
+        let word = self.state.gate.load(Ordering::Relaxed);
         if word & SHUT != 0 {
             return 0;
         }
-        let rate = self.words.rate.load(Ordering::Relaxed);
+        let rate = self.state.rate.load(Ordering::Relaxed);
         let more = u128::from(rate) * u128::from(nanos(horizon)) / 1_000_000_000;
         (word & CREDIT).saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
     }
 
     #[inline]
     fn take(&self, bytes: u32) -> Result<(), Reason> {
-        let mut word = self.words.gate.load(Ordering::Relaxed);
+        let mut word = self.state.gate.load(Ordering::Relaxed);
         loop {
             if word & CREDIT < self.cost(bytes) {
                 return Err(if word & SHUT != 0 { Reason::Shut } else { Reason::Congested });
             }
-            // No data is handed over by the word: the order of other accesses does not matter.
+            // The word publishes no other data, so relaxed ordering is enough.
             let less = word - self.cost(bytes);
-            match self.words.gate.compare_exchange_weak(
+            match self.state.gate.compare_exchange_weak(
                 word,
                 less,
                 Ordering::Relaxed,
@@ -135,11 +136,11 @@ impl Gate {
 
     #[inline]
     fn cost(&self, bytes: u32) -> u64 {
-        u64::from(bytes).min(self.words.depth)
+        u64::from(bytes).min(self.state.depth)
     }
 
     fn give(&self, bytes: u64, most: u64) {
-        // What comes back to a gate that was shut meanwhile does not open it.
+        // If the gate was shut meanwhile, returned credit does not open it.
         let add = |word: u64| {
             if word & SHUT != 0 {
                 return None;
@@ -147,20 +148,20 @@ impl Gate {
             let credit = (word & CREDIT).saturating_add(bytes).min(most.max(word & CREDIT));
             Some(credit.min(CREDIT))
         };
-        let _ = self.words.gate.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let _ = self.state.gate.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 }
 
-/// Credit for a message; dropped without [`Permit::spend`] it goes back.
+/// Credit for one message. If dropped without [`Permit::spend`], returns the credit to the gate.
 #[derive(Debug)]
-#[must_use = "dropped, the credit goes back"]
+#[must_use = "if dropped, it returns its credit"]
 pub struct Permit<'a> {
     gate: &'a Gate,
     bytes: u32,
 }
 
 impl Permit<'_> {
-    /// The message has been sent.
+    /// Consumes the credit, once the message has been sent.
     pub fn spend(mut self) {
         self.bytes = 0;
     }
@@ -179,34 +180,37 @@ impl Drop for Permit<'_> {
 pub struct GateKeeper {
     gate: Gate,
     depth: u64,
-    /// When it poured last, and the fraction of a byte that was left.
+    /// When credit was last added, and the fraction of a byte that remained.
     poured: Option<(Instant, f64)>,
     shut_until: Option<Instant>,
 }
 
 impl GateKeeper {
-    /// A gate that holds up to `depth` bytes of credit, and is full: two messages at least, or the
-    /// grain of pouring costs rate. A message of more than `depth` bytes takes all of it.
+    /// Creates a full gate that holds up to `depth` bytes of credit.
+    ///
+    /// `depth` should be two messages or more, or late calls of [`GateKeeper::pour`] cost rate. A
+    /// message of more than `depth` bytes takes all credit.
     ///
     /// # Panics
     /// If `depth` is zero or above 2^47.
     #[must_use]
     pub fn new(depth: u64) -> (Self, Gate) {
-        assert!(depth > 0 && depth <= CREDIT / 2, "a gate holds from one byte to 2^47");
-        let words = Words { gate: AtomicU64::new(0), rate: AtomicU64::new(0), depth };
-        let gate = Gate { words: Arc::new(words) };
+        assert!(depth > 0 && depth <= CREDIT / 2, "the depth of a gate is from 1 to 2^47 bytes");
+        let state = GateState { gate: AtomicU64::new(0), rate: AtomicU64::new(0), depth };
+        let gate = Gate { state: Arc::new(state) };
         gate.give(depth, depth);
         let keeper = Self { gate: gate.clone(), depth, poured: None, shut_until: None };
         (keeper, gate)
     }
 
-    /// Pours in what `rate` bytes a second have come to since it last poured.
+    /// Adds the credit that `rate` bytes a second have earned since the last call. Reopens a gate
+    /// whose shut time has passed.
     pub fn pour(&mut self, now: Instant, rate: f64) {
         if self.shut_until.is_some_and(|until| now >= until) {
             self.open();
         }
         let rate = if rate.is_finite() { rate.max(0.0) } else { 0.0 };
-        self.gate.words.rate.store(rate as u64, Ordering::Relaxed);
+        self.gate.state.rate.store(rate as u64, Ordering::Relaxed);
         let (last, rest) = self.poured.unwrap_or((now, 0.0));
         let due = rest + rate * now.nanos_since(last) as f64 / 1e9;
         let whole = due.min(self.depth as f64).floor();
@@ -216,8 +220,8 @@ impl GateKeeper {
         }
     }
 
-    /// When to pour next, so that a message of `bytes` is held up no longer than `rate` asks for;
-    /// `None` while the gate is full.
+    /// Returns when to call [`GateKeeper::pour`] next, so that a message of `bytes` waits no longer
+    /// than `rate` requires. Returns `None` while the gate is full.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant, rate: f64, bytes: u32) -> Option<Instant> {
         if let Some(until) = self.shut_until {
@@ -231,28 +235,30 @@ impl GateKeeper {
         Some(now.plus_nanos(wait as u64))
     }
 
-    /// Takes the credit away until `until`: nothing is sent before, and then a try is.
+    /// Removes all credit until `until`. The first [`GateKeeper::pour`] from then on reopens the
+    /// gate, with full credit.
     pub fn shut(&mut self, until: Instant) {
         self.shut_until = Some(until);
-        self.gate.words.gate.store(SHUT, Ordering::Relaxed);
+        self.gate.state.gate.store(SHUT, Ordering::Relaxed);
     }
 
-    /// Bytes of credit in the gate.
+    /// Returns the credit in the gate, in bytes.
     #[must_use]
     pub fn credit(&self) -> u64 {
-        self.gate.words.gate.load(Ordering::Relaxed) & CREDIT
+        self.gate.state.gate.load(Ordering::Relaxed) & CREDIT
     }
 
     fn open(&mut self) {
         self.shut_until = None;
-        self.gate.words.gate.store(self.depth, Ordering::Relaxed);
+        self.gate.state.gate.store(self.depth, Ordering::Relaxed);
     }
 }
 
 impl Drop for GateKeeper {
-    /// Nobody will pour any more: the gate stays open, and the port behind it says what is wrong.
+    /// Leaves the gate open, since no keeper adds credit any more. The port behind it then reports
+    /// the error.
     fn drop(&mut self) {
-        self.gate.words.gate.store(CREDIT / 2, Ordering::Relaxed);
+        self.gate.state.gate.store(CREDIT / 2, Ordering::Relaxed);
     }
 }
 
@@ -315,7 +321,7 @@ mod tests {
             prop_assert!(sent as f64 <= most + 1.0, "{} of {}", sent, most);
         }
 
-        /// No state of the gate is one that it does not leave.
+        /// The gate leaves every state that it can enter.
         #[test]
         fn every_gate_opens_again_while_its_keeper_pours_at_any_rate(
             shut in proptest::option::of(0_u64..10_000), rate in 1e3..1e9, take in 0_u32..3_000,

@@ -1,11 +1,11 @@
-//! Fixed points by iteration, synchronous or not: x = F(x), with the unknowns dealt out to ranks
-//! that send each other what they compute (Heddaya and Park 1994, sections 2 and 3).
+//! Fixed points x = F(x) by iteration, synchronous or asynchronous. Each rank computes some of the
+//! unknowns and sends them to the others (Heddaya and Park 1994, sections 2 and 3).
 //!
-//! An asynchronous iteration uses whatever values it has. It converges to the one fixed point,
-//! whatever is lost, delayed or doubled, if F contracts in a weighted maximum norm and the last
-//! value of each unknown keeps arriving (Baudet 1978; Bertsekas and Tsitsiklis 1989): for a linear
-//! system x = M x + c exactly if the spectral radius of |M| is below one (Chazan and Miranker 1969),
-//! which [`matrix`] checks before anything runs.
+//! An asynchronous iteration uses whatever values a rank has. It converges to the one fixed point
+//! despite loss, delay and duplicates on two conditions: F contracts in a weighted maximum norm,
+//! and the last value of each unknown keeps arriving (Baudet 1978; Bertsekas and Tsitsiklis 1989).
+//! For a linear system x = M x + c, F contracts exactly if the spectral radius of |M| is below one
+//! (Chazan and Miranker 1969). [`matrix`] checks that before the iteration starts.
 
 #[cfg(feature = "sparse")]
 pub mod matrix;
@@ -15,23 +15,24 @@ pub mod termination;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A fixed-point problem: F of each unknown.
+/// A fixed-point problem, given by F for each unknown.
 pub trait FixedPoint {
-    /// How many unknowns there are.
+    /// Returns the number of unknowns.
     fn unknowns(&self) -> usize;
 
-    /// F of unknown `i`, given all unknowns.
+    /// Computes F for unknown `i` from all unknowns `x`.
     fn update(&self, i: usize, x: &[f64]) -> f64;
 
-    /// What unknown `i` starts from.
+    /// Returns the start value of unknown `i`; 0 unless implemented.
     fn start(&self, _i: usize) -> f64 {
         0.0
     }
 
-    /// How far unknown `i` is from its fixed point, on the scale that tolerances are given in.
+    /// Returns how far unknown `i` is from its fixed point, on the scale of the caller's
+    /// tolerances. By default this is the change that an update would make.
     fn residual(&self, i: usize, x: &[f64]) -> f64 {
         let (now, next) = (x[i], self.update(i, x));
-        // Two that are infinite alike are at rest: a node that nothing reaches.
+        // Equal infinities are at rest, for example a node that no path reaches.
         if now == next { 0.0 } else { (next - now).abs() }
     }
 }
@@ -54,27 +55,27 @@ impl<P: FixedPoint> FixedPoint for Arc<P> {
     }
 }
 
-/// Which values an unknown is computed from.
+/// The values from which a sweep computes an unknown.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Order {
-    /// All from the last sweep.
+    /// All values are from the last sweep.
     Jacobi,
-    /// This rank's own as they come: those before it are of this sweep already.
+    /// The rank's own values are the newest: those earlier in the sweep are from this sweep.
     GaussSeidel,
 }
 
-/// The unknowns of each of `ranks`, as evenly as they go.
+/// Divides the unknowns among `ranks`, as evenly as possible.
 ///
 /// # Panics
 /// If there are no ranks.
 #[must_use]
 pub fn partition(unknowns: usize, ranks: usize) -> Vec<Range<usize>> {
-    assert!(ranks > 0, "somebody has to compute");
+    assert!(ranks > 0, "unknowns are divided among one rank or more");
     let at = |rank: usize| unknowns * rank / ranks;
     (0..ranks).map(|rank| at(rank)..at(rank + 1)).collect()
 }
 
-/// One rank's part of an iteration: its own unknowns, and what it has heard of the others.
+/// One rank's part of an iteration: its own unknowns, and the last received values of the others.
 #[derive(Clone, Debug)]
 pub struct Part<P> {
     problem: P,
@@ -86,18 +87,19 @@ pub struct Part<P> {
 }
 
 impl<P: FixedPoint> Part<P> {
-    /// The part with the unknowns `own`, at the problem's start.
+    /// Creates the part with the unknowns `own`, at the problem's start values.
     ///
     /// # Panics
     /// If `own` goes beyond the problem's unknowns.
     #[must_use]
     pub fn new(problem: P, own: Range<usize>, order: Order) -> Self {
-        assert!(own.end <= problem.unknowns(), "a part is of the problem's unknowns");
+        assert!(own.end <= problem.unknowns(), "a part has unknowns of the problem");
         let x = (0..problem.unknowns()).map(|i| problem.start(i)).collect();
         Self { problem, x, own: vec![own], order, sweeps: 0, next: Vec::new() }
     }
 
-    /// Computes each of its unknowns anew; returns the largest residual that it found on the way.
+    /// Updates each of the rank's unknowns once. Returns the largest residual found before an
+    /// update.
     pub fn sweep(&mut self) -> f64 {
         self.sweeps += 1;
         let mut largest = 0.0_f64;
@@ -118,7 +120,8 @@ impl<P: FixedPoint> Part<P> {
         largest
     }
 
-    /// Computes one of its unknowns anew, from what is known now; its residual before, and its value.
+    /// Updates unknown `i` from the present values. Returns its residual before and its value
+    /// after.
     ///
     /// # Panics
     /// If there is no such unknown.
@@ -129,7 +132,8 @@ impl<P: FixedPoint> Part<P> {
         (residual, value)
     }
 
-    /// Another rank's value of unknown `i`; what is out of range or not a number is ignored.
+    /// Stores another rank's value of unknown `i`. Ignores it if `i` is out of range or this rank's
+    /// own, or if the value is not a number.
     pub fn handle_value(&mut self, i: usize, value: f64) {
         let is_own = self.own.iter().any(|range| range.contains(&i));
         if !is_own
@@ -140,36 +144,36 @@ impl<P: FixedPoint> Part<P> {
         }
     }
 
-    /// Takes over the unknowns of a rank that died, from what was heard of them.
+    /// Takes over the unknowns of a rank that died, at their last received values.
     pub fn adopt(&mut self, range: Range<usize>) {
         let most = self.x.len();
         self.own.push(range.start.min(most)..range.end.min(most));
     }
 
-    /// Its own unknowns' numbers.
+    /// Returns the indexes of the rank's own unknowns.
     pub fn own(&self) -> impl Iterator<Item = usize> + use<P> {
         self.own.clone().into_iter().flatten()
     }
 
-    /// All unknowns, as far as it knows.
+    /// Returns all unknowns, those of other ranks as last received.
     #[must_use]
     pub fn x(&self) -> &[f64] {
         &self.x
     }
 
-    /// Sweeps so far.
+    /// Returns the number of sweeps so far.
     #[must_use]
     pub const fn sweeps(&self) -> u64 {
         self.sweeps
     }
 
-    /// The problem.
+    /// Returns the problem.
     #[must_use]
     pub const fn problem(&self) -> &P {
         &self.problem
     }
 
-    /// The largest residual of its own unknowns, as far as it knows.
+    /// Returns the largest residual of the rank's own unknowns, from the values that it has.
     #[must_use]
     pub fn residual(&self) -> f64 {
         let residual = |i| self.problem.residual(i, &self.x);
@@ -177,7 +181,7 @@ impl<P: FixedPoint> Part<P> {
     }
 }
 
-/// The largest residual of `x` over all unknowns; not a number where one of them is not.
+/// Returns the largest residual of `x` over all unknowns; NaN if one of them is NaN.
 #[must_use]
 pub fn residual(problem: &impl FixedPoint, x: &[f64]) -> f64 {
     let residual = |i| problem.residual(i, x);

@@ -1,14 +1,14 @@
-//! The rate laws as they stand in the paper and one step on, for study.
+//! The rate laws of the paper: its additive law and a multiplicative variant, for study.
 //!
-//! Neither should steer a real link: an empty queue has a warp of 1 whatever the load, so that they
-//! never speed up; any split of the link and any standing queue is an equilibrium; and two clocks
-//! that drift apart make the queue grow without end. [`Controller`](crate::control::Controller) is
-//! the law to use.
+//! Neither should control a real link. First, an empty queue has a warp of 1 at any load, so a
+//! sender never speeds up. Second, any split of the link and any standing queue is an equilibrium.
+//! Third, if the two clocks drift apart, the queue grows without bound. Use
+//! [`Controller`](crate::control::Controller) instead.
 
-/// The rate adjustment protocol of the paper, additive: d lambda / dt = epsilon (1 - warp).
+/// The paper's additive rate adjustment protocol: d lambda / dt = epsilon (1 - warp).
 ///
 /// Stable while N epsilon tau / mu < pi / 2, for N senders, a feedback delay of tau and a service
-/// rate of mu; without overshoot up to 1 / e. The paper's k is thus pi mu / (2 N).
+/// rate of mu. Does not overshoot up to 1 / e. The paper's k is thus pi mu / (2 N).
 #[derive(Clone, Copy, Debug)]
 pub struct PaperLaw {
     rate: f64,
@@ -16,18 +16,18 @@ pub struct PaperLaw {
 }
 
 impl PaperLaw {
-    /// A sender at `rate`, whose rate changes by `epsilon` a second for each unit of warp.
+    /// Creates a sender at `rate`. The rate changes by `epsilon` a second for each unit of warp.
     #[must_use]
     pub const fn new(rate: f64, epsilon: f64) -> Self {
         Self { rate, epsilon }
     }
 
-    /// Follows a warp for `seconds`.
+    /// Applies the law to a `warp` that held for `seconds`.
     pub fn adjust(&mut self, warp: f64, seconds: f64) {
         self.rate = (self.rate + self.epsilon * (1.0 - warp) * seconds).max(0.0);
     }
 
-    /// The rate, in the unit that it was given in.
+    /// Returns the rate, in the unit that the caller passed to `new`.
     #[must_use]
     pub const fn rate(&self) -> f64 {
         self.rate
@@ -36,7 +36,7 @@ impl PaperLaw {
 
 /// The gradient term alone, multiplicative: d lambda / dt = epsilon lambda (1 - warp).
 ///
-/// Stable while epsilon tau < pi / 2, whatever the number of senders and the rate of the link.
+/// Stable while epsilon tau < pi / 2, for any number of senders and any link rate.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientLaw {
     rate: f64,
@@ -44,27 +44,29 @@ pub struct GradientLaw {
 }
 
 impl GradientLaw {
-    /// A sender at `rate`, with a gain of `epsilon` a second.
+    /// Creates a sender at `rate`, with a gain of `epsilon` a second.
     #[must_use]
     pub const fn new(rate: f64, epsilon: f64) -> Self {
         Self { rate, epsilon }
     }
 
-    /// Follows a warp for `seconds`.
+    /// Applies the law to a `warp` that held for `seconds`.
     pub fn adjust(&mut self, warp: f64, seconds: f64) {
         self.rate *= (self.epsilon * (1.0 - warp) * seconds).exp();
     }
 
-    /// The rate, in the unit that it was given in.
+    /// Returns the rate, in the unit that the caller passed to `new`.
     #[must_use]
     pub const fn rate(&self) -> f64 {
         self.rate
     }
 }
 
-/// The paper's actuator: updates gather in a buffer, which is sent when it holds more than
-/// Lambda_i B_max of them. Lambda moves against the law's right-hand side, so that the larger it
-/// is, the fewer messages leave; what the updates are made of decides the rate in time.
+/// The paper's actuator: a buffer of updates that is sent when it holds more than Lambda_i B_max of
+/// them.
+///
+/// Lambda moves against the law's right-hand side: the larger it is, the fewer messages leave. The
+/// rate at which the application makes updates decides the rate of messages.
 #[derive(Clone, Debug)]
 pub struct FlushBuffer<T> {
     held: Vec<T>,
@@ -74,20 +76,21 @@ pub struct FlushBuffer<T> {
 }
 
 impl<T> FlushBuffer<T> {
-    /// A buffer of at most `most` updates, sent at first whenever it holds `start` of them. Lambda
-    /// changes by `epsilon` a second for each unit of warp.
+    /// Creates a buffer of at most `most` updates, sent at first whenever it holds `start` of them.
+    /// Lambda changes by `epsilon` a second for each unit of warp.
     ///
     /// # Panics
     /// If `most` is zero.
     #[must_use]
     pub fn new(most: usize, start: usize, epsilon: f64) -> Self {
         assert!(most > 0, "a message carries at least one update");
-        // More than Lambda B_max and at most one more: halfway, so that rounding does not matter.
+        // The buffer is sent at the first whole number above Lambda B_max. Halfway between two
+        // whole numbers, rounding cannot change which one that is.
         let lambda = (start.clamp(1, most) as f64 - 0.5) / most as f64;
         Self { held: Vec::with_capacity(most), most, lambda, epsilon }
     }
 
-    /// Follows a warp for `seconds`.
+    /// Applies the law to a `warp` that held for `seconds`.
     pub fn adjust(&mut self, warp: f64, seconds: f64) {
         let lambda = self.lambda - self.epsilon * (1.0 - warp) * seconds;
         if lambda.is_finite() {
@@ -95,19 +98,19 @@ impl<T> FlushBuffer<T> {
         }
     }
 
-    /// Adds an update; what is to be sent now, if anything is.
+    /// Adds an update. Returns the updates to send now, if the buffer is full enough.
     pub fn push(&mut self, update: T) -> Option<Vec<T>> {
         self.held.push(update);
         let full = self.held.len() as f64 > self.lambda * self.most as f64;
         (full || self.held.len() >= self.most).then(|| self.take())
     }
 
-    /// What the buffer holds, to be sent whatever Lambda says.
+    /// Empties the buffer and returns its updates, whatever Lambda is.
     pub fn take(&mut self) -> Vec<T> {
         std::mem::replace(&mut self.held, Vec::with_capacity(self.most))
     }
 
-    /// Lambda: from 0 to 1.
+    /// Returns Lambda, from 0 to 1.
     #[must_use]
     pub const fn lambda(&self) -> f64 {
         self.lambda
@@ -118,7 +121,7 @@ impl<T> FlushBuffer<T> {
 mod tests {
     use super::*;
 
-    /// Messages that 60 updates make.
+    /// Pushes 60 updates and returns the sizes of the messages.
     fn messages(buffer: &mut FlushBuffer<u32>) -> Vec<usize> {
         (0..60).filter_map(|update| buffer.push(update)).map(|sent| sent.len()).collect()
     }
@@ -143,6 +146,6 @@ mod tests {
         assert_eq!(buffer.lambda(), 0.0);
         assert_eq!(messages(&mut buffer)[0], 1);
         buffer.adjust(f64::INFINITY, 1.0);
-        assert_eq!(buffer.lambda(), 0.0, "what is not a number changes nothing");
+        assert_eq!(buffer.lambda(), 0.0, "an infinite warp changes nothing");
     }
 }

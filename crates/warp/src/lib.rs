@@ -1,16 +1,17 @@
-//! Knowing when and how fast to send: Warp congestion control, conditional send, Mermera's memory,
-//! asynchronous iterations.
+//! Decides when and how fast to send: Warp congestion control, conditional send, Mermera's shared
+//! memory and asynchronous iterations.
 //!
-//! Everything here is a state machine that is handed the time; the extension for `midplane-nicvm`
-//! is one of them. Nothing reads a clock or does I/O.
+//! Each part is a state machine that takes the time as an argument. The extension for
+//! `midplane-nicvm` is one of them. This crate reads no clock and does no I/O.
 //!
-//! - [`control`]: start here: the rate law to use; [`law`] has the paper's own, for study
-//! - [`firmware`]: the extension: messages that leave at the rate that the law allows
-//! - [`gate`], [`slots`]: whether to send at all, and how the last value arrives all the same
-//! - [`memory`]: shared memory whose writes are as coherent as each needs to be
-//! - [`iterate`]: fixed points by asynchronous iteration, and when one is found
-//! - [`stamp`], [`estimate`], [`feedback`]: what a law is fed with, and how it gets there
-//! - [`model`]: senders and a queue, fluid and in packets, to try a law on
+//! - [`control`]: start here: the recommended rate law; [`law`] has the paper's own, for study
+//! - [`firmware`]: the NIC extension: sends messages at the rate that the law allows
+//! - [`gate`], [`slots`]: conditional send, and delivery of the last value when a send is skipped
+//! - [`memory`]: shared memory with a choice of consistency for each write
+//! - [`iterate`]: fixed points by asynchronous iteration, and detection of termination
+//! - [`stamp`], [`estimate`], [`feedback`]: the measurements that a law needs, and their wire
+//!   formats
+//! - [`model`]: senders that share one queue, as a fluid and in packets, to test a law
 //! - `quinn` (feature of that name): the law as the congestion controller of QUIC connections
 #![forbid(unsafe_code)]
 

@@ -1,16 +1,19 @@
-//! Mermera's memory: locations that every node has a copy of, and writes that are as coherent as
-//! each needs to be (Heddaya and Sinha 1993; Heddaya and Park 1994, section 5.1).
+//! Mermera's shared memory: every node has a copy of each location, and each write chooses its
+//! consistency (Heddaya and Sinha 1993; Heddaya and Park 1994, section 5.1).
 //!
-//! | write | what readers may rely on | how it travels |
+//! | write | order that readers see | how it travels |
 //! |---|---|---|
-//! | [`Memory::co_write`] | all nodes see all of them in one order | ordered by a sequencer, committed by a majority |
-//! | [`Memory::pram_write`] | all see one writer's in its order (Lipton and Sandberg 1988) | reliably, in order |
-//! | [`Memory::slow_write`] | all see one writer's to one location in its order, and the last arrives (Hutto and Ahamad 1990) | when the gate is open, latest value only |
+//! | [`Memory::co_write`] | total order of all nodes' coherent writes | by a sequencer and a majority |
+//! | [`Memory::pram_write`] | FIFO order of each writer's PRAM writes | reliably, in order |
+//! | [`Memory::slow_write`] | latest value: each writer's order at one location | when the gate is open |
 //!
-//! A read is local and never waits. A node sees its own slow and PRAM writes at once, its coherent
-//! ones when they have their place. Levels may be mixed, also on one location; a slow write then
-//! gives way to what its reader has that was written later (by Lamport's clock), so that when slow
-//! writes alone are made, and stop, all copies end up alike.
+//! PRAM memory is by Lipton and Sandberg (1988), slow memory by Hutto and Ahamad (1990). Of slow
+//! writes to one location, any but the last may be skipped; the last one arrives.
+//!
+//! A read is local and never waits. A node sees its own slow and PRAM writes at once. It sees its
+//! coherent writes once they are committed. Levels may be mixed, also on one location. A slow write
+//! does not replace a value that was written later (by Lamport's clock). If only slow writes are
+//! made, and then stop, all copies therefore become equal.
 
 pub mod check;
 mod coherent;
@@ -33,63 +36,64 @@ use crate::slots::{Ack, Copy, Slots};
 /// A location: an index into an array, or the hash of a name.
 pub type Location = u32;
 
-/// Which order writes of a level are seen in.
+/// The consistency level of a write: the order in which nodes see it.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Level {
-    /// Each location's writes by one writer, in its order.
+    /// Latest value: nodes see one writer's writes to one location in its order, and may miss all
+    /// but the last.
     Slow,
-    /// All writes of one writer, in its order.
+    /// FIFO order: nodes see all PRAM writes of one writer in its order.
     Pram,
-    /// All writes, in one order for all nodes.
+    /// Total order: all nodes see all coherent writes in one order.
     Coherent,
 }
 
-/// Who wrote what a read returned, and its place among that writer's writes of that level.
+/// The write that a read returned: its writer, its level and its number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Origin {
-    /// The writer.
+    /// Node that wrote the value.
     pub writer: NodeId,
-    /// The level that it was written at.
+    /// The level of the write.
     pub level: Level,
-    /// From 1: among the writer's slow writes to this location, its PRAM writes, or all coherent
-    /// ones of all nodes.
+    /// Number of the write, from 1: among the writer's slow writes to this location, among its PRAM
+    /// writes, or among the coherent writes of all nodes.
     pub order: u64,
 }
 
-/// What one node's memory sends to another's.
+/// A message from one node's memory to another's.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Update<V> {
     /// A slow write; may be lost.
     Slow {
-        /// Where.
+        /// The location.
         location: Location,
-        /// Its place among the writer's to this location.
+        /// Number of the write among the writer's slow writes to this location, from 1.
         version: u64,
-        /// Its place among all copies sent, for the acknowledgement.
+        /// Number of the copy among all copies sent; its acknowledgement repeats it.
         number: u64,
-        /// The writer's clock.
+        /// The writer's Lamport clock.
         clock: u64,
-        /// What.
+        /// The value.
         value: V,
     },
-    /// What has been read of slow writes; may be lost.
+    /// The acknowledgement of a slow write; may be lost.
     SlowAck(Ack<Location>),
     /// A PRAM write; must arrive once and in order.
     Pram {
-        /// Where.
+        /// The location.
         location: Location,
-        /// The writer's clock.
+        /// The writer's Lamport clock.
         clock: u64,
-        /// What.
+        /// The value.
         value: V,
     },
-    /// Of the one order of coherent writes; must arrive once and in order.
+    /// A message of the ordering protocol for coherent writes; must arrive once and in order.
     Coherent(Coherence<V>),
 }
 
 impl<V> Update<V> {
-    /// Whether it must arrive once and in order, as nicvm's control messages do; others may be lost,
-    /// and are sent when the gate is open.
+    /// Returns true if the update must arrive once and in order, as nicvm's control messages do.
+    /// Others may be lost, and are sent when the gate is open.
     #[must_use]
     pub const fn is_reliable(&self) -> bool {
         matches!(self, Self::Pram { .. } | Self::Coherent(_))
@@ -103,14 +107,14 @@ struct Cell<V> {
     origin: Origin,
 }
 
-/// One node's copy of the memory. A state machine: what it wants sent is polled from it.
+/// One node's copy of the memory. A state machine: the caller polls it for updates to send.
 #[derive(Debug)]
 pub struct Memory<V> {
     me: NodeId,
     cells: BTreeMap<Location, Cell<V>>,
-    /// The writer's slow versions that are here, by location: those below are stale.
+    /// The newest slow version seen of each writer and location; older ones are discarded.
     versions: BTreeMap<(NodeId, Location), u64>,
-    /// Lamport's clock.
+    /// This node's Lamport clock.
     clock: u64,
     pram_written: u64,
     pram_seen: BTreeMap<NodeId, u64>,
@@ -120,13 +124,14 @@ pub struct Memory<V> {
 }
 
 impl<V: Clone> Memory<V> {
-    /// The memory of node `me` among `nodes`, itself included; feedback takes `delay`.
+    /// Creates the memory of node `me`. `nodes` are all that share it, with `me` among them;
+    /// feedback takes `delay`.
     ///
     /// # Panics
     /// If `me` is not among the nodes.
     #[must_use]
     pub fn new(me: NodeId, nodes: &[NodeId], delay: Duration) -> Self {
-        assert!(nodes.contains(&me), "a node has a copy of its own memory");
+        assert!(nodes.contains(&me), "the node itself is one of the nodes that share the memory");
         let others = nodes.iter().filter(|node| **node != me);
         Self {
             me,
@@ -141,8 +146,8 @@ impl<V: Clone> Memory<V> {
         }
     }
 
-    /// Writes so that this writer's values of this location are seen in order, and the last of them
-    /// everywhere; in between any may be skipped. Never waits.
+    /// Writes the latest value: readers see this writer's values of this location in order. Any but
+    /// the last may be skipped. Never waits.
     pub fn slow_write(&mut self, now: Instant, location: Location, value: V) {
         let clock = self.tick();
         let mut version = self.versions.get(&(self.me, location)).map_or(1, |last| last + 1);
@@ -154,7 +159,8 @@ impl<V: Clone> Memory<V> {
         self.cells.insert(location, Cell { value, clock, origin });
     }
 
-    /// Writes so that all nodes see this writer's PRAM writes in the order that they were made in.
+    /// Writes in FIFO order: all nodes see this writer's PRAM writes in the order of the calls.
+    /// Never waits.
     pub fn pram_write(&mut self, location: Location, value: V) {
         let clock = self.tick();
         self.pram_written += 1;
@@ -166,55 +172,56 @@ impl<V: Clone> Memory<V> {
         self.cells.insert(location, Cell { value, clock, origin });
     }
 
-    /// Writes in the one order of all coherent writes; returns the ticket by which
-    /// [`Memory::is_done`] tells when it has its place and this node sees it. A writer that waits
-    /// for each before it reads on has sequential consistency.
+    /// Writes in total order: all nodes see all coherent writes in one order. Returns a ticket for
+    /// [`Memory::is_done`].
+    ///
+    /// A writer that waits for each write before its next read has sequential consistency.
     pub fn co_write(&mut self, location: Location, value: V) -> u64 {
         let ticket = self.coherent.write(location, value);
-        self.settle();
+        self.apply_committed();
         ticket
     }
 
-    /// Whether a coherent write has its place and is seen here.
+    /// Returns true if the coherent write of `ticket` is committed and visible here.
     #[must_use]
     pub fn is_done(&self, ticket: u64) -> bool {
         self.coherent.is_done(ticket)
     }
 
-    /// Whether a coherent write waits for the node that gives it its place. While it does, call
-    /// [`Memory::call_sequencer`] now and then.
+    /// Returns true if a coherent write of this node waits for the sequencer, which is another
+    /// node. While it does, call [`Memory::call_sequencer`] now and then.
     #[must_use]
     pub fn waits_for_place(&self) -> bool {
         self.coherent.waits()
     }
 
-    /// Sends the node that gives coherent writes their places something that must arrive, so that its
-    /// death is noticed even where it had acknowledged all that it was sent.
+    /// Sends the sequencer a reliable message without effect. If the sequencer has died, the failed
+    /// delivery reveals it, even if it had acknowledged every earlier message.
     pub fn call_sequencer(&mut self) {
         self.coherent.call();
-        self.settle();
+        self.apply_committed();
     }
 
-    /// The value at `location` in this node's copy; `None` before the first write that is seen.
+    /// Returns the value at `location` in this node's copy; `None` before the first visible write.
     #[must_use]
     pub fn read(&self, location: Location) -> Option<&V> {
         self.cells.get(&location).map(|cell| &cell.value)
     }
 
-    /// The value at `location`, and whose it is.
+    /// Returns the value at `location`, and the write that made it.
     #[must_use]
     pub fn read_origin(&self, location: Location) -> Option<(&V, Origin)> {
         self.cells.get(&location).map(|cell| (&cell.value, cell.origin))
     }
 
-    /// What must arrive once and in order, and acknowledgements: send all of it.
+    /// Returns the next reliable update or acknowledgement to send. Send all of them.
     #[must_use]
     pub fn poll_send(&mut self) -> Option<(NodeId, Update<V>)> {
         self.outbox.pop_front()
     }
 
-    /// The slow write to `destination` that has waited longest, if one is due: a conditional send,
-    /// so ask only while the gate is open.
+    /// Returns the slow write to `destination` that has waited longest, if one is due. This is a
+    /// conditional send: call it only while the gate is open.
     #[must_use]
     pub fn poll_slow(&mut self, now: Instant, destination: NodeId) -> Option<Update<V>> {
         let copy = self.slow.get_mut(&destination)?.poll_send(now)?;
@@ -223,8 +230,9 @@ impl<V: Clone> Memory<V> {
         Some(Update::Slow { location, version, number, clock, value })
     }
 
-    /// The slow write that has waited longest, where it is due at half of all other nodes or more:
-    /// one copy for all of them. A conditional send, as [`Memory::poll_slow`] is, which has the rest.
+    /// Returns the slow write that has waited longest, if it is due at half of all other nodes or
+    /// more, as one copy for all of them. Like [`Memory::poll_slow`], which has the remaining
+    /// writes, this is a conditional send.
     #[must_use]
     pub fn poll_slow_to_all(&mut self, now: Instant) -> Option<Update<V>> {
         let mut first = self.slow.values_mut().filter_map(|slots| slots.poll_key(now).copied());
@@ -245,14 +253,14 @@ impl<V: Clone> Memory<V> {
         update
     }
 
-    /// When a slow write to `destination` will be due.
+    /// Returns when the next slow write to `destination` is due.
     #[must_use]
     pub fn poll_timeout(&self, destination: NodeId) -> Option<Instant> {
         self.slow.get(&destination)?.poll_timeout()
     }
 
-    /// An update has arrived. One of a node that does not share the memory changes nothing, nor does
-    /// one that claims to be this node's own.
+    /// Processes an update that arrived. Ignores it if `from` does not share the memory or is this
+    /// node itself.
     pub fn handle_update(&mut self, now: Instant, from: NodeId, update: Update<V>) {
         if from == self.me || !self.coherent.has_member(from) {
             return;
@@ -273,31 +281,33 @@ impl<V: Clone> Memory<V> {
                 let order = self.pram_seen.entry(from).or_default();
                 *order += 1;
                 let origin = Origin { writer: from, level: Level::Pram, order: *order };
-                self.see(location, clock, value, origin);
+                self.apply(location, clock, value, origin);
             }
             Update::Coherent(message) => {
                 self.coherent.handle(from, message);
-                self.settle();
+                self.apply_committed();
             }
         }
     }
 
-    /// A node has died, as far as its peers can tell: it is waited for no more, and if it was the
-    /// sequencer of coherent writes another takes over, as long as a majority of all nodes lives.
+    /// Handles the loss of a node: no write waits for it any more. If it was the sequencer of
+    /// coherent writes, another node takes over, as long as a majority of all nodes lives.
     pub fn on_peer_lost(&mut self, node: NodeId) {
         self.slow.remove(&node);
         self.outbox.retain(|(to, _)| *to != node);
         self.coherent.on_lost(node);
-        self.settle();
+        self.apply_committed();
     }
 
-    /// Slow writes whose last value some node is not known to have.
+    /// Returns the number of slow writes, per node and location, whose last value is not
+    /// acknowledged.
     #[must_use]
     pub fn unacknowledged(&self) -> usize {
         self.slow.values().map(Slots::unacknowledged).sum()
     }
 
-    /// The time of the next write here. A clock that a peer has set to its end stands still.
+    /// Advances the Lamport clock for the next write and returns it. If a peer has set it to its
+    /// end, it stays there.
     const fn tick(&mut self) -> u64 {
         self.clock = self.clock.saturating_add(1);
         self.clock
@@ -313,23 +323,23 @@ impl<V: Clone> Memory<V> {
         let origin = Origin { writer: from, level: Level::Slow, order: version };
         let is_later = |cell: &Cell<V>| (clock, from) > (cell.clock, cell.origin.writer);
         if self.cells.get(&location).is_none_or(is_later) {
-            self.see(location, clock, value, origin);
+            self.apply(location, clock, value, origin);
         }
         self.clock = self.clock.max(clock);
     }
 
-    fn see(&mut self, location: Location, clock: u64, value: V, origin: Origin) {
+    fn apply(&mut self, location: Location, clock: u64, value: V, origin: Origin) {
         self.clock = self.clock.max(clock);
         self.cells.insert(location, Cell { value, clock, origin });
     }
 
-    /// What has its place among the coherent writes is seen, and what the order needs goes out.
-    fn settle(&mut self) {
+    /// Applies committed coherent writes, and queues the messages of the ordering protocol.
+    fn apply_committed(&mut self) {
         while let Some((order, entry)) = self.coherent.poll_committed() {
             let Entry { writer, location, value, .. } = entry;
             self.tick();
             let origin = Origin { writer, level: Level::Coherent, order };
-            self.see(location, self.clock, value, origin);
+            self.apply(location, self.clock, value, origin);
         }
         while let Some((to, message)) = self.coherent.poll_send() {
             self.outbox.push_back((to, Update::Coherent(message)));

@@ -1,7 +1,8 @@
-//! Senders that share one queue, to try a law on: as a fluid, and in packets.
+//! Models of senders that share one queue, to test a law: as a fluid and in packets.
 //!
-//! The fluid has no noise and shows what a law does; the packets have all that a network has.
-//! Both drive the same [`Controller`](crate::control::Controller) with the same feedback.
+//! The fluid model has no noise and shows the law alone. The packet model has loss, reordering,
+//! duplicates and noise. Both drive the same [`Controller`](crate::control::Controller) with the
+//! same feedback.
 
 mod fluid;
 mod packets;
@@ -9,7 +10,7 @@ mod packets;
 pub use fluid::{Fluid, FluidSender};
 pub use packets::{Faults, PacketSender, Packets, PacketsConfig};
 
-/// Jain's index of fairness: 1 where all are equal, 1 / n where one has everything.
+/// Returns Jain's fairness index: 1 if all rates are equal, 1 / n if one sender has everything.
 ///
 /// Jain, Chiu and Hawe 1984.
 #[must_use]

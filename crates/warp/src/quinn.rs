@@ -1,9 +1,9 @@
 //! The rate law as the congestion controller of QUIC connections by `quinn` (feature `quinn`).
 //!
-//! QUIC's acknowledgements carry no stamps of the receiver, so the delay is that of the whole round
-//! trip, by one clock: queues on the way back count, too, and neither offset nor skew does. The
-//! window is what the rate sends in a round trip and a quarter more, so that the rate is what
-//! limits; quinn paces the window over the round trip by itself.
+//! QUIC's acknowledgements carry no timestamps of the receiver, so the delay is that of the whole
+//! round trip, by one clock. It includes queues on the return path, but neither clock offset nor
+//! skew. The window is what the rate sends in 1.25 round trips, so that the rate is the limit;
+//! quinn paces the window over the round trip.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -18,13 +18,14 @@ use crate::estimate::{Estimator, Grouping};
 use crate::feedback::Feedback;
 use crate::stamp::Stamp;
 
-/// Round trips that the window holds: the rate limits, not the window.
+/// The window in round trips of the rate; above 1, so that the rate is the limit and not the
+/// window.
 const WINDOW: f64 = 1.25;
-/// Packets that a window holds at least: QUIC acknowledges every other one.
+/// The least window in packets. QUIC acknowledges every other packet.
 const LEAST_PACKETS: u64 = 4;
-/// Packets of the window before the first acknowledgement (RFC 9002, section 7.2).
+/// The window in packets before the first acknowledgement (RFC 9002, section 7.2).
 const INITIAL_PACKETS: u64 = 10;
-/// Round trips between two drains, in which the delay of the empty path is found.
+/// Round trips between two drains. A drain measures the delay of the empty path.
 const DRAIN_EVERY: f64 = 500.0;
 
 /// Makes a [`WarpController`] for each connection, for `TransportConfig::congestion_controller_factory`.
@@ -34,11 +35,13 @@ pub struct WarpFactory {
 }
 
 impl WarpFactory {
-    /// Connections that may each keep `backlog` bytes in queues: the weight by which those that
-    /// share a bottleneck share its rate. Ten packets, 12,000 bytes, are a fair start.
+    /// Configures connections that may each keep `backlog` bytes in queues.
+    ///
+    /// The backlog is the weight: connections that share a bottleneck share its rate in proportion
+    /// to their backlogs. Ten packets, 12,000 bytes, are a good start.
     ///
     /// # Panics
-    /// If it is zero.
+    /// If `backlog` is zero.
     #[must_use]
     pub const fn new(backlog: u64) -> Self {
         assert!(backlog > 0, "a connection without a backlog has no share");
@@ -52,7 +55,7 @@ impl congestion::ControllerFactory for WarpFactory {
     }
 }
 
-/// The law behind one QUIC connection.
+/// The congestion controller of one QUIC connection.
 #[derive(Clone, Debug)]
 pub struct WarpController {
     begin: Instant,
@@ -64,14 +67,14 @@ pub struct WarpController {
     mtu: u64,
     now: fabric::Instant,
     drained: fabric::Instant,
-    /// The round trip that the estimator's groups fit.
+    /// The round trip for which the estimator's groups were sized.
     grouped: Duration,
 }
 
-/// quinn's round trip before one is measured.
+/// The round trip that is assumed before the first measurement.
 const FIRST_ROUND_TRIP: Duration = Duration::from_millis(100);
 
-/// How many times the round trip may be another than the one that groups fit.
+/// If the round trip differs from `grouped` by more than this factor, the groups are sized anew.
 const FAR_OFF: u32 = 4;
 
 impl WarpController {
@@ -94,7 +97,7 @@ impl WarpController {
         }
     }
 
-    /// What the law knows.
+    /// Returns the rate and all measurements of the law.
     #[must_use]
     pub fn knowledge(&self) -> Knowledge {
         self.law.knowledge(self.now)
@@ -102,12 +105,12 @@ impl WarpController {
 
     fn at(&self, now: Instant) -> fabric::Instant {
         let since = now.saturating_duration_since(self.begin);
-        // Not zero, which stands for never.
+        // Starts at 1 ns, since zero means "never".
         fabric::Instant::from_nanos(1 + fabric::nanos(since))
     }
 
-    /// Groups fit the round trip. The first one that quinn tells of is its guess of a third of a
-    /// second: groups are made anew where they are far off what they should be.
+    /// Sizes the groups for the round trip. The first one that quinn reports is its guess of a
+    /// third of a second, so the groups are sized anew if they are far off.
     fn measure(&mut self, round_trip: Duration) {
         self.round_trip = round_trip;
         if self.grouped > round_trip * FAR_OFF || round_trip > self.grouped * FAR_OFF {
@@ -155,8 +158,8 @@ impl congestion::Controller for WarpController {
 
     fn on_congestion_event(&mut self, now: Instant, _: Instant, is_persistent: bool, _: u64) {
         self.now = self.at(now);
-        // Delay is what the law follows, not loss: but where nothing has come through for several
-        // round trips nothing is known any more.
+        // The law follows delay, not loss. But if nothing has arrived for several round trips, its
+        // estimate is worthless.
         if is_persistent {
             self.law.forget();
         }

@@ -1,10 +1,10 @@
-//! Latest values by key: a write replaces what was not sent yet, and the last write always arrives.
+//! Latest values by key: a write replaces an unsent value, and the last write always arrives.
 //!
-//! A conditional send that is skipped must not lose the last value of a key that is written rarely.
-//! So each key has one slot. A write marks it; what is marked is sent when the gate lets it; what
-//! was sent is marked again until the receiver has said that it has it. How soon depends on the
-//! measured loss: so that a value is missing after two and a half feedback delays with a
-//! probability of 10^-9, and that without loss one copy is all that is sent.
+//! If a conditional send is skipped, the last value of a rarely written key must not be lost. So
+//! each key has one slot. A write marks the slot as due. The sender sends due values when the gate
+//! allows it. A value becomes due again until the receiver acknowledges it. The measured loss
+//! determines how soon. A value is missing after 2.3 feedback delays with a probability of 10^-9,
+//! and without loss only one copy is sent.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,38 +12,38 @@ use std::time::Duration;
 use midplane_simhw::time::{Instant, nanos};
 use serde::{Deserialize, Serialize};
 
-/// The logarithm of the chance that a value is missing after [`WITHIN`]: of one in 10^9.
+/// The natural logarithm of the probability that a value is missing after [`WITHIN`]: ln 10^-9.
 const MISSING_LN: f64 = -20.7;
-/// Feedback delays in which a value should have arrived.
+/// Feedback delays within which a value should arrive.
 const WITHIN: f64 = 2.3;
-/// Feedback delays until a copy that was not acknowledged counts as lost, and is sent again.
-const PATIENCE: f64 = 1.25;
+/// Feedback delays after which an unacknowledged copy counts as lost and is sent again.
+const ACK_TIMEOUT: f64 = 1.25;
 /// The weight of one copy in the measured loss.
 const LOSS_GAIN: f64 = 1.0 / 16.0;
-/// More loss than this is not sent against.
+/// The most loss that the sender compensates with more copies.
 const MOST_LOSS: f64 = 0.9;
 
-/// A value on its way.
+/// A copy of a value, to be sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Copy<'a, K, V> {
-    /// Its key.
+    /// Key of the value.
     pub key: &'a K,
-    /// Its place among the values of its key, from 1.
+    /// Number of the value among those of its key, from 1.
     pub version: u64,
-    /// Its place among all copies; an [`Ack`] repeats it.
+    /// Number of the copy among all copies, from 0; its [`Ack`] repeats it.
     pub number: u64,
     /// The value.
     pub value: &'a V,
 }
 
-/// What a receiver says of each copy.
+/// The receiver's acknowledgement of one copy.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Ack<K> {
-    /// The copy's.
+    /// Key of the copy.
     pub key: K,
-    /// The newest version that the receiver has.
+    /// The newest version of the key that the receiver has.
     pub version: u64,
-    /// The copy's.
+    /// Number of the copy.
     pub number: u64,
 }
 
@@ -52,30 +52,30 @@ struct Slot<V> {
     value: V,
     version: u64,
     acknowledged: u64,
-    /// When it is to be sent, or sent again.
+    /// When to send the value, or to send it again.
     due: Instant,
 }
 
-/// The sender's slots, for one destination.
+/// The sender's slots for one destination.
 ///
-/// After [`Slots::write`] and [`Slots::handle_ack`], and at [`Slots::poll_timeout`], ask
-/// [`Slots::poll_send`] for as much as the gate lets through.
+/// Call [`Slots::poll_send`] after [`Slots::write`] and [`Slots::handle_ack`], and at
+/// [`Slots::poll_timeout`], as often as the gate allows.
 #[derive(Clone, Debug)]
 pub struct Slots<K, V> {
     slots: BTreeMap<K, Slot<V>>,
-    /// Keys that wait for an acknowledgement, by when they are due; may name one that is later.
+    /// Unacknowledged keys by due time. An entry is stale if its slot is due at another time.
     queue: BTreeMap<(Instant, u64), K>,
     order: u64,
     sent: u64,
     next_number: u64,
-    /// Copies whose fate is not known, the oldest first.
+    /// Copies that are neither acknowledged nor counted as lost, oldest first.
     flying: VecDeque<(u64, Instant)>,
     loss: f64,
     delay_ns: f64,
 }
 
 impl<K: Ord + Clone, V> Slots<K, V> {
-    /// No slots, for a destination whose feedback takes `delay`.
+    /// Creates an empty set of slots, for a destination with a feedback delay of `delay`.
     #[must_use]
     pub fn new(delay: Duration) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         }
     }
 
-    /// Writes `value`: it replaces the key's last, whether that was sent or not. Its version.
+    /// Writes `value`, which replaces the key's last value, sent or not. Returns its version.
     pub fn write(&mut self, now: Instant, key: K, value: V) -> u64 {
         let version = match self.slots.get_mut(&key) {
             Some(slot) => {
@@ -98,7 +98,8 @@ impl<K: Ord + Clone, V> Slots<K, V> {
                 slot.version += 1;
                 slot.value = value;
                 if waits {
-                    // It keeps its place: a key that is written all the time would never be next.
+                    // Keeps its place in the queue. Otherwise a key that is written all the time
+                    // would never be sent.
                     return slot.version;
                 }
                 slot.due = now;
@@ -114,14 +115,14 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         version
     }
 
-    /// The value that has waited longest, if one is due: it is to be sent now. Ask only when the
-    /// gate is open.
+    /// Returns a copy of the value that has waited longest, if one is due; the caller is to send it
+    /// now. Call this only while the gate is open.
     pub fn poll_send(&mut self, now: Instant) -> Option<Copy<'_, K, V>> {
         let key = self.poll_key(now)?.clone();
         self.send(now, &key)
     }
 
-    /// The key of the value that [`Slots::poll_send`] would send.
+    /// Returns the key of the value that [`Slots::poll_send`] would return.
     pub fn poll_key(&mut self, now: Instant) -> Option<&K> {
         self.expire(now);
         loop {
@@ -131,7 +132,7 @@ impl<K: Ord + Clone, V> Slots<K, V> {
             }
             let due = entry.key().0;
             let slot = self.slots.get(entry.get());
-            // One that was written or sent again since has a later entry.
+            // If the value was written or sent since, the slot has a later entry.
             if slot.is_some_and(|slot| slot.acknowledged < slot.version && slot.due == due) {
                 break;
             }
@@ -140,16 +141,17 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         self.queue.first_key_value().map(|(_, key)| key)
     }
 
-    /// Whether the last value of `key` is due.
+    /// Returns true if the last value of `key` is due.
     #[must_use]
     pub fn is_due(&self, now: Instant, key: &K) -> bool {
         let slot = self.slots.get(key);
         slot.is_some_and(|slot| slot.acknowledged < slot.version && slot.due <= now)
     }
 
-    /// Sends the last value of `key`, whether it is due or not; `None` if it was never written.
+    /// Returns a copy of the last value of `key` to send, due or not. Returns `None` if the key was
+    /// never written.
     pub fn send(&mut self, now: Instant, key: &K) -> Option<Copy<'_, K, V>> {
-        let due = now.plus_nanos(self.patience_ns());
+        let due = now.plus_nanos(self.resend_ns());
         let slot = self.slots.get_mut(key)?;
         slot.due = due;
         let version = slot.version;
@@ -162,19 +164,19 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         Some(Copy { key, version, number, value: &slot.value })
     }
 
-    /// The number that the next copy will have.
+    /// Returns the number of the next copy.
     #[must_use]
     pub const fn next_number(&self) -> u64 {
         self.next_number
     }
 
-    /// Numbers the next copy `number`, where that is more than it would have: so that one copy may
-    /// go to several destinations, each of which has slots of its own.
+    /// Raises the number of the next copy to `number`, if that is higher. One copy can then go to
+    /// several destinations that each have their own slots.
     pub fn number_from(&mut self, number: u64) {
         self.next_number = self.next_number.max(number);
     }
 
-    /// The receiver has a value.
+    /// Records that the receiver has a value.
     pub fn handle_ack(&mut self, now: Instant, ack: &Ack<K>) {
         if let Some(slot) = self.slots.get_mut(&ack.key) {
             slot.acknowledged = slot.acknowledged.max(ack.version.min(slot.version));
@@ -187,25 +189,26 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         }
     }
 
-    /// When a value will be due, if no earlier write or acknowledgement changes it.
+    /// Returns when to call [`Slots::poll_send`] next, unless a write or an acknowledgement comes
+    /// first.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// The key's last value and its version.
+    /// Returns the last value of `key` and its version.
     #[must_use]
     pub fn get(&self, key: &K) -> Option<(&V, u64)> {
         self.slots.get(key).map(|slot| (&slot.value, slot.version))
     }
 
-    /// Keys whose last value the receiver is not known to have.
+    /// Returns the number of keys whose last value is not acknowledged.
     #[must_use]
     pub fn unacknowledged(&self) -> usize {
         self.slots.values().filter(|slot| slot.acknowledged < slot.version).count()
     }
 
-    /// Copies sent.
+    /// Returns the number of copies sent.
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.sent
@@ -216,26 +219,26 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         self.queue.insert((at, self.order), key);
     }
 
-    /// Copies that were waited for long enough were lost, they or their acknowledgements.
+    /// Counts copies as lost that were not acknowledged in time.
     fn expire(&mut self, now: Instant) {
-        let patience = (PATIENCE * self.delay_ns) as u64;
-        while self.flying.front().is_some_and(|(_, sent)| now.nanos_since(*sent) > patience) {
+        let timeout = (ACK_TIMEOUT * self.delay_ns) as u64;
+        while self.flying.front().is_some_and(|(_, sent)| now.nanos_since(*sent) > timeout) {
             self.flying.pop_front();
             self.loss += LOSS_GAIN * (1.0 - self.loss);
         }
     }
 
-    /// How long to wait for an acknowledgement before the next copy.
-    fn patience_ns(&self) -> u64 {
-        // Both ways lose alike, as far as is known.
+    /// Returns how long to wait for an acknowledgement before the next copy, in nanoseconds.
+    fn resend_ns(&self) -> u64 {
+        // Assumes the same loss in both directions.
         let one_way = (1.0 - (1.0 - self.loss).sqrt()).min(MOST_LOSS);
         let copies = if one_way > 1e-3 { MISSING_LN / one_way.ln() } else { 1.0 };
-        let patience = (WITHIN / copies).min(PATIENCE);
-        (patience * self.delay_ns).max(1.0) as u64
+        let wait = (WITHIN / copies).min(ACK_TIMEOUT);
+        (wait * self.delay_ns).max(1.0) as u64
     }
 }
 
-/// The receiver's latest values of one sender.
+/// The receiver's side: the latest values of one sender.
 #[derive(Clone, Debug)]
 pub struct Latest<K, V> {
     values: BTreeMap<K, (u64, V)>,
@@ -248,8 +251,8 @@ impl<K: Ord, V> Default for Latest<K, V> {
 }
 
 impl<K: Ord + Clone, V> Latest<K, V> {
-    /// A copy has arrived. An older value than what is there changes nothing; the sender is to be
-    /// told what is there in either case.
+    /// Processes a copy that arrived. A newer value replaces the present one; an older one is
+    /// discarded. Returns the acknowledgement to send in either case.
     pub fn handle_copy(&mut self, key: K, version: u64, number: u64, value: V) -> Ack<K> {
         let known = self.values.get(&key).map_or(0, |(version, _)| *version);
         if version > known {
@@ -258,7 +261,7 @@ impl<K: Ord + Clone, V> Latest<K, V> {
         Ack { key, version: version.max(known), number }
     }
 
-    /// The newest value of `key` and its version.
+    /// Returns the newest value of `key` and its version.
     #[must_use]
     pub fn get(&self, key: &K) -> Option<(&V, u64)> {
         self.values.get(key).map(|(version, value)| (value, *version))

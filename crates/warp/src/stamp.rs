@@ -1,5 +1,5 @@
-//! The paper's two protocols: messages are stamped when they are sent, and the stamps are read when
-//! they arrive (Heddaya and Park 1994, section 5.2).
+//! The paper's two protocols: the sender stamps each message, and the receiver reads the stamps
+//! (Heddaya and Park 1994, section 5.2).
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use midplane_simhw::time::Instant;
 /// Bytes that a stamp takes in a message.
 pub const STAMP_BYTES: usize = 16;
 
-/// What a sender writes into each message.
+/// The stamp that a sender writes into each message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Stamp {
-    /// The message's place among those of its sender to one destination, from 0.
+    /// Sequence number of the message among those of one sender to one destination, from 0.
     pub sequence: u64,
-    /// When it was sent, by the sender's clock.
+    /// When the sender sent the message, by the sender's clock.
     pub sent: Instant,
 }
 
 impl Stamp {
-    /// The stamp as it travels: little-endian, sequence first.
+    /// Encodes the stamp for the wire: little-endian, sequence first.
     #[must_use]
     pub fn emit(&self) -> [u8; STAMP_BYTES] {
         let mut bytes = [0; STAMP_BYTES];
@@ -27,7 +27,8 @@ impl Stamp {
         bytes
     }
 
-    /// The stamp at the start of `bytes`; `None` if they are too few.
+    /// Decodes the stamp at the start of `bytes`. Returns `None` if there are fewer than
+    /// [`STAMP_BYTES`].
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (sequence, rest) = bytes.split_first_chunk::<8>()?;
@@ -44,25 +45,25 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// The stamp of a message that is sent at `now`.
+    /// Makes the next stamp, for a message that is sent at `now`.
     pub const fn stamp(&mut self, now: Instant) -> Stamp {
         let sequence = self.next;
         self.next += 1;
         Stamp { sequence, sent: now }
     }
 
-    /// Messages stamped so far.
+    /// Returns the number of stamps made so far.
     #[must_use]
     pub const fn stamped(&self) -> u64 {
         self.next
     }
 }
 
-/// The message decoding protocol as it stands in the paper: one ratio a message, for each sender
-/// the times of its last message.
+/// The paper's message decoding protocol: one ratio a message, from the times of each sender's last
+/// message.
 ///
-/// For study: a ratio of two differences of single messages is as noisy as it looks.
-/// [`Estimator`](crate::estimate::Estimator) is what the laws are fed with.
+/// For study: the ratio of two single gaps is noisy. The laws use
+/// [`Estimator`](crate::estimate::Estimator) instead.
 #[derive(Clone, Debug)]
 pub struct Decoder<K> {
     history: BTreeMap<K, History>,
@@ -81,9 +82,10 @@ impl<K: Ord> Default for Decoder<K> {
 }
 
 impl<K: Ord> Decoder<K> {
-    /// Warp as a message from `sender` shows it: how much longer the gap before it is at the
-    /// receiver than at the sender. `None` for the first message and where the two were not sent
-    /// one after the other: the ratio would be infinite or of the wrong sign.
+    /// Returns the warp of a message from `sender`: the gap before it at the receiver over the gap
+    /// at the sender.
+    ///
+    /// Returns `None` for the first message, and if the gap at the sender is zero or negative.
     pub fn on_message(&mut self, sender: K, stamp: Stamp, now: Instant) -> Option<f64> {
         let this = History { last_in: now, last_out: stamp.sent };
         let last = self.history.insert(sender, this)?;

@@ -1,4 +1,4 @@
-//! A skipped message costs nothing: no allocation on the way to the answer.
+//! Tests that neither a skipped nor a sent message allocates.
 
 use midplane_simhw::time::Instant;
 use midplane_warp::gate::{CSend, GateKeeper, Reason};

@@ -1,4 +1,5 @@
-//! QUIC connections under the law through a narrow link, in virtual time: the queue stays near its target, and the link busy.
+//! Tests QUIC connections under the law through a narrow link, in virtual time: the queue stays
+//! near its target, and the link busy.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,18 +16,18 @@ use quinn_proto::{
 
 /// Bytes that the connection may keep in queues.
 const BACKLOG: u64 = 30_000;
-/// One way, without a queue.
+/// One-way delay without a queue.
 const DELAY: Duration = Duration::from_millis(10);
-/// Virtual time that the law has to find the rate, and that is measured then.
+/// Virtual time in which the law finds the rate, and time that is then measured.
 const WARM_UP: Duration = Duration::from_secs(3);
 const MEASURED: Duration = Duration::from_secs(4);
-/// Steps of either: each is a datagram, or a timer.
+/// The most steps of either phase. A step handles a datagram or a timer.
 const MOST_STEPS: u64 = 1_000_000;
 
-/// One direction: a line with a queue before it that never overflows.
+/// One direction of a link: a line with an unlimited queue.
 struct Link {
     bytes_per_s: f64,
-    /// When the line has sent all that it was given.
+    /// When the line has sent all queued datagrams.
     free: Instant,
     flying: VecDeque<(Instant, Vec<u8>)>,
 }
@@ -55,7 +56,7 @@ impl Link {
 struct Side {
     endpoint: Endpoint,
     connection: Option<(ConnectionHandle, Connection)>,
-    /// The other side.
+    /// Address of the other side.
     remote: SocketAddr,
 }
 
@@ -70,7 +71,7 @@ impl Side {
         self.connection.as_mut().map(|(_, connection)| connection)
     }
 
-    /// Takes in a datagram; what it is answered with at once.
+    /// Processes a datagram. Returns the endpoint's immediate reply.
     fn handle(&mut self, now: Instant, datagram: &[u8]) -> Vec<u8> {
         let mut answer = Vec::new();
         let event =
@@ -88,7 +89,7 @@ impl Side {
         answer
     }
 
-    /// Does what is due, and sends what may be sent.
+    /// Handles due timers, and sends what the connection permits.
     fn pump(&mut self, now: Instant, link: &mut Link) {
         let Some((handle, connection)) = &mut self.connection else { return };
         if connection.poll_timeout().is_some_and(|at| at <= now) {
@@ -107,7 +108,7 @@ impl Side {
     }
 }
 
-/// A client that always has more to send, and a server that reads all of it.
+/// A client that always has data to send, and a server that reads all of it.
 struct Pair {
     now: Instant,
     client: Side,
@@ -117,7 +118,7 @@ struct Pair {
     sending: Option<StreamId>,
     receiving: Option<StreamId>,
     received: u64,
-    /// Bytes in the queue, times seconds.
+    /// Integral of the queue over time, in byte seconds.
     queue: f64,
 }
 
@@ -145,7 +146,7 @@ impl Pair {
         Self { now, client, server, there, back, sending, receiving, received: 0, queue: 0.0 }
     }
 
-    /// Runs for so much virtual time: bytes received a second, and the queue's mean.
+    /// Runs for `time`. Returns the bytes received a second, and the mean queue in bytes.
     fn run(&mut self, time: Duration) -> (f64, f64) {
         let until = self.now + time;
         (self.received, self.queue) = (0, 0.0);
@@ -153,7 +154,7 @@ impl Pair {
         while self.now < until {
             self.step();
             steps += 1;
-            assert!(steps < MOST_STEPS, "time stands still");
+            assert!(steps < MOST_STEPS, "virtual time does not advance");
         }
         (self.received as f64 / time.as_secs_f64(), self.queue / time.as_secs_f64())
     }
@@ -180,7 +181,7 @@ impl Pair {
         let next =
             next.chain(links.into_iter().filter_map(|link| link.flying.front().map(|it| it.0)));
         let next = next.min().expect("a connection always has a timer").max(now);
-        // The queue empties evenly until then.
+        // The queue empties evenly until the next step.
         let seconds = (next - now).as_secs_f64();
         let (before, after) = (self.there.queued(now), self.there.queued(next));
         self.queue += seconds * (before + after) / 2.0;

@@ -1,5 +1,5 @@
-//! A real QUIC connection under the law, over loopback: every byte arrives. What the law promises of rate and queue is held to
-//! it in virtual time, in `bottleneck.rs`.
+//! Tests that a real QUIC connection under the law delivers every byte over loopback. Tests of rate
+//! and queue run in virtual time, in `bottleneck.rs`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A chain seen from outside (section 5.3.2): its sums, its bottlenecks, and where they change.
+//! A chain observed from outside (section 5.3.2): its sums, its bottlenecks, and the sizes at which
+//! the bottleneck changes.
 
 use super::line::{FitError, Line, fit};
 use crate::fixed::Signature;
@@ -6,29 +7,32 @@ use crate::limits::MAX_FRAGMENTS;
 use crate::stage::{Pipeline, Stage};
 use crate::unit::Micros;
 
-/// Timings of each kind; for streams, in every range of sizes with a bottleneck of its own. At 5 % noise they fix a line
-/// to about 1 %.
+/// Number of timings of whole messages, and of streams in every range of sizes with its own
+/// bottleneck. At 5 % noise they determine a line to about 1 %.
 const TIMINGS: usize = 96;
 
-/// Timings on either side of a transition, at least.
+/// The least number of timings on either side of a transition.
 const EDGE: usize = 8;
 
-/// How much better, in squared typical errors, two lines have to explain a range than one.
+/// Two lines explain a range better than one if they reduce the sum of squared typical errors by
+/// more than this.
 const WORTH: f64 = 8.0;
 
-/// Times that a range of sizes is divided in search of bottlenecks; a chain has rarely more than four.
-const HALVINGS: usize = 3;
+/// Depth to which a range of sizes is divided in search of bottlenecks. A chain rarely has more
+/// than four.
+const DIVISIONS: usize = 3;
 
-/// Something that messages can be sent through and timed.
+/// A path through which the caller can send messages and time them.
 pub trait Path {
-    /// Latency in microseconds of one message of `bytes` sent alone and whole.
+    /// Returns the latency in microseconds of one message of `bytes`, sent alone and whole.
     fn latency(&mut self, bytes: f64) -> f64;
 
-    /// Microseconds between arrivals when messages of `bytes` are sent as fast as they are taken.
+    /// Returns the microseconds between arrivals of messages of `bytes`, sent as fast as the path
+    /// accepts them.
     fn interval(&mut self, bytes: f64) -> f64;
 }
 
-/// Why nothing could be learned.
+/// The reason why an observation failed.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlackBoxError {
@@ -40,36 +44,37 @@ pub enum BlackBoxError {
         /// Largest size in bytes.
         high: f64,
     },
-    /// The timings give no line.
+    /// No line could be fitted to the timings.
     #[error(transparent)]
     Fit(#[from] FitError),
 }
 
-/// What was seen: enough to cut messages equally, and to promise how long that takes.
+/// An observed path: enough to cut messages into equal fragments and to predict their latency.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlackBox {
-    /// Sums over all stages.
+    /// Sums of the overheads and the costs per byte over all stages.
     pub sum: Line,
-    /// The bottlenecks that were told apart, each over the sizes where it was the slowest.
+    /// The bottlenecks that were distinguished, from small sizes to large.
     pub bottlenecks: Vec<Line>,
     signature: Signature,
 }
 
 impl BlackBox {
-    /// The best number of equal fragments.
+    /// Returns the best number of equal fragments.
     #[must_use]
     pub fn count(&self, bytes: f64) -> usize {
         self.signature.count(bytes, 1, MAX_FRAGMENTS.min((bytes as usize).max(1)))
     }
 
-    /// The latency promised for so many equal fragments.
+    /// Returns the predicted latency of `count` equal fragments.
     #[must_use]
     pub fn latency(&self, bytes: f64, count: usize) -> Micros {
         self.signature.latency(bytes, count.max(1) as f64)
     }
 
-    /// The path as two stages, for fragments of that size: all that is not the bottleneck, then the bottleneck. Equal
-    /// fragments of that size take as long on it as is promised of the path.
+    /// Returns the path as two stages, for fragments of `bytes`: first all that is not the
+    /// bottleneck, then the bottleneck. Equal fragments of that size have the same predicted
+    /// latency on both.
     #[must_use]
     pub fn two_stages(&self, bytes: f64) -> Pipeline {
         let slowest = self.bottlenecks.iter().max_by(|a, b| a.at(bytes).total_cmp(&b.at(bytes)));
@@ -78,7 +83,7 @@ impl BlackBox {
         Pipeline::of(vec![others, Stage::clamped(g, c)])
     }
 
-    /// Fragment sizes at which the bottleneck moves, in bytes, descending.
+    /// Returns the fragment sizes at which the bottleneck moves, in bytes, descending.
     pub fn switches(&self) -> impl Iterator<Item = f64> + '_ {
         self.signature.switches()
     }
@@ -86,9 +91,10 @@ impl BlackBox {
 
 /// Observes a path with messages from `low` to `high` bytes.
 ///
-/// Whole messages give the sums. Streams of messages give the bottleneck of their size; where two bottlenecks explain a
-/// range better than one, it is divided where they meet and each part is looked at again. The paper halves ranges
-/// whose ends disagree; dividing where the lines meet finds the transition with fewer measurements.
+/// Whole messages give the sums. Streams of messages of one size give the bottleneck for that size.
+/// If two bottlenecks explain a range better than one, the range is divided where their lines meet,
+/// and each part is observed again. The paper halves ranges whose ends disagree; dividing where the
+/// lines meet takes fewer measurements.
 ///
 /// # Errors
 ///
@@ -101,9 +107,9 @@ pub fn observe(path: &mut impl Path, low: f64, high: f64) -> Result<BlackBox, Bl
         sizes(low, high, TIMINGS).map(|bytes| (bytes, path.latency(bytes))).collect();
     let sum = fit(&alone)?;
     let mut pieces = Vec::new();
-    search(path, (low, high), HALVINGS, &mut pieces)?;
+    search(path, (low, high), DIVISIONS, &mut pieces)?;
     let mut bottlenecks: Vec<Line> = in_order(pieces)?;
-    // A line that is steeper than the sum of all stages is noise; no stage is.
+    // A bottleneck that costs more than the sum of all stages is noise.
     for line in &mut bottlenecks {
         line.us_per_byte = line.us_per_byte.min(sum.us_per_byte);
         line.overhead_us = line.overhead_us.min(sum.overhead_us);
@@ -113,42 +119,43 @@ pub fn observe(path: &mut impl Path, low: f64, high: f64) -> Result<BlackBox, Bl
     Ok(BlackBox { sum, bottlenecks, signature })
 }
 
-/// Sizes that grow by one factor: small ones tell overheads, large ones costs per byte.
+/// Returns sizes that grow by one factor: small ones determine overheads, large ones costs per
+/// byte.
 fn sizes(low: f64, high: f64, count: usize) -> impl Iterator<Item = f64> {
     (0..count).map(move |index| low * (high / low).powf(index as f64 / (count - 1) as f64))
 }
 
-/// A range of sizes with one bottleneck, and the timings that tell so.
+/// A range of sizes with one bottleneck: its line and its timings.
 #[derive(Clone, Debug)]
 struct Piece {
     line: Line,
     timings: Vec<(f64, f64)>,
 }
 
-/// Times a range; where two lines explain it better than one, each part is timed by itself.
+/// Times a range. If two lines explain it better than one, divides it and times each part.
 fn search(
     path: &mut impl Path,
     (low, high): (f64, f64),
-    halvings: usize,
+    divisions: usize,
     pieces: &mut Vec<Piece>,
 ) -> Result<(), BlackBoxError> {
     let timings: Vec<(f64, f64)> =
         sizes(low, high, TIMINGS).map(|bytes| (bytes, path.interval(bytes))).collect();
     let line = fit(&timings)?;
-    match transition(&timings, &line).filter(|_| halvings > 0) {
+    match transition(&timings, &line).filter(|_| divisions > 0) {
         None => {
             pieces.push(Piece { line, timings });
             Ok(())
         }
         Some(bytes) => {
-            search(path, (low, bytes), halvings - 1, pieces)?;
-            search(path, (bytes, high), halvings - 1, pieces)
+            search(path, (low, bytes), divisions - 1, pieces)?;
+            search(path, (bytes, high), divisions - 1, pieces)
         }
     }
 }
 
-/// The size at which the slowest stage changes, if it does: where two lines meet that explain the timings so much better
-/// than one that two more parameters are worth it.
+/// Returns the size at which the slowest stage changes, if it does: where two lines meet that
+/// explain the timings better than one by more than [`WORTH`].
 fn transition(timings: &[(f64, f64)], line: &Line) -> Option<f64> {
     let noise = (line.error * 1.5).max(1e-6);
     let loss = |at: &dyn Fn(f64) -> f64| -> f64 {
@@ -173,8 +180,8 @@ fn transition(timings: &[(f64, f64)], line: &Line) -> Option<f64> {
     best.1
 }
 
-/// Lines must grow steeper and lower from small sizes to large, as an upper hull does; pieces that do not are noise, and
-/// are joined.
+/// Joins neighbouring pieces that are noise. From small sizes to large, lines must grow steeper and
+/// their overheads smaller, as on an upper hull.
 fn in_order(pieces: Vec<Piece>) -> Result<Vec<Line>, BlackBoxError> {
     let mut hull: Vec<Piece> = Vec::with_capacity(pieces.len());
     for mut piece in pieces {

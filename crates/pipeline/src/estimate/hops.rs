@@ -1,24 +1,26 @@
-//! Stages from probes that go so many hops and come back, as pathchar does with a time to live (section 6).
+//! Stages from probes that travel a limited number of hops and return, as pathchar's with a time to
+//! live (section 6).
 
 use super::line::{FitError, fit};
 use crate::stage::{Pipeline, Stage};
 
-/// A path that answers probes which are limited to a number of hops.
+/// A path that answers probes with a limited number of hops.
 pub trait HopPath {
-    /// Microseconds until a probe of `bytes` that goes `hops` hops (from 1) has arrived there; `None` where nothing
-    /// answers.
+    /// Returns the microseconds until a probe of `bytes` has arrived `hops` hops away (from 1).
+    /// Returns `None` if nothing answers.
     fn probe(&mut self, bytes: f64, hops: usize) -> Option<f64>;
 }
 
-/// The stages of a path from probes to each hop: the differences of neighbouring hops' lines. Hops that do not answer
-/// are merged with the next one that does.
+/// Estimates the stages of a path from probes to each hop, as the differences of neighbouring hops'
+/// lines.
 ///
-/// `repeats` probes of each of 16 sizes from `low` to `high` bytes go to every hop; of equal probes the fastest
-/// counts, because queues only ever add.
+/// A hop that does not answer is merged with the next one that does. To every hop go `repeats`
+/// probes of each of 16 sizes from `low` to `high` bytes. The fastest of equal probes counts,
+/// because queues only add time.
 ///
 /// # Errors
 ///
-/// No hop answers, or the sizes do not span a range; see [`FitError`].
+/// [`FitError`] if no hop answers, or if the sizes do not span a range.
 pub fn hops(
     path: &mut impl HopPath,
     count: usize,

@@ -1,56 +1,58 @@
-//! A line through timings that a third of outliers cannot sway (Theil and Sen).
+//! A line through timings, robust against outliers (Theil and Sen).
 
 use crate::stage::Stage;
 
-/// Timings used for one line; of more, so many are taken at even steps. 64 make 2016 slopes.
+/// The most timings used for one line; of more, this many at even steps are used. 64 make 2016
+/// slopes.
 const MOST_TIMINGS: usize = 96;
 
-/// Why there is no line.
+/// The reason why no line could be fitted.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FitError {
     /// Fewer than two timings.
     #[error("{0} timings are too few, a line needs two")]
     TooFew(usize),
-    /// All timings are of one size, so that overhead and cost per byte cannot be told apart.
+    /// All timings are of one size, so that they do not separate overhead and cost per byte.
     #[error("all timings are of {0} bytes")]
     OneSize(f64),
-    /// A size or a time that is negative or not finite.
+    /// A size or a time is negative or not finite.
     #[error("timing {0} is not a pair of numbers from 0 up")]
     BadTiming(usize),
 }
 
-/// A fitted line.
+/// A fitted line: overhead and cost per byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
     /// Overhead in microseconds, at least 0.
     pub overhead_us: f64,
     /// Microseconds a byte, at least 0.
     pub us_per_byte: f64,
-    /// Median of the relative errors of the timings: 0.05 where half of them lie within 5 % of the line.
+    /// Median of the relative errors of the timings: 0.05 if half of them lie within 5 % of the
+    /// line.
     pub error: f64,
 }
 
 impl Line {
-    /// The line as a stage.
+    /// Returns the line as a stage.
     #[must_use]
     pub fn stage(&self) -> Stage {
         Stage::clamped(self.overhead_us, self.us_per_byte)
     }
 
-    /// The line's value in microseconds.
+    /// Returns the line's value at `bytes`, in microseconds.
     #[must_use]
     pub fn at(&self, bytes: f64) -> f64 {
         self.us_per_byte.mul_add(bytes, self.overhead_us)
     }
 }
 
-/// Fits a line to `(bytes, us)` pairs: the weighted median of the slopes between all pairs, the median of what is left, and
-/// then least squares over the timings that lie near that line.
+/// Fits a line to `(bytes, us)` pairs: the weighted median of all pairs' slopes, the median of the
+/// remainders, and then least squares over the timings near that line.
 ///
-/// Noise is taken to be proportional to the time, as it is in practice, so that small messages fix the overhead and
-/// large ones the cost of a byte. The medians alone stand up to a quarter of outliers but waste a third of the
-/// timings; least squares over what they let pass does not.
+/// Noise is assumed proportional to the time, as in practice, so that small messages determine the
+/// overhead and large ones the cost of a byte. The medians alone withstand a quarter of outliers,
+/// but waste a third of the information. Least squares over the timings near the line uses it.
 ///
 /// # Errors
 ///
@@ -89,7 +91,8 @@ impl Line {
     }
 }
 
-/// The line of Theil and Sen. A slope between far points, in units of their noise, weighs more.
+/// Returns the line of Theil and Sen. A slope between two points weighs more, the farther they lie
+/// apart in units of their noise.
 fn medians(timings: &[(f64, f64)]) -> Result<Line, FitError> {
     let mut slopes = Vec::with_capacity(timings.len() * timings.len() / 2);
     for (index, (x, y)) in timings.iter().enumerate() {
@@ -110,8 +113,8 @@ fn medians(timings: &[(f64, f64)]) -> Result<Line, FitError> {
     Ok(Line { overhead_us: base, us_per_byte: slope, error: 0.0 })
 }
 
-/// Least squares in relative errors over the timings within a few typical errors of a line; `None` if they do not
-/// determine one.
+/// Fits by least squares of relative errors over the timings within 4.5 typical errors of a line.
+/// Returns `None` if they determine no line.
 fn least_squares(line: &Line, timings: &[(f64, f64)]) -> Option<Line> {
     let reach = (line.error * 4.5).max(1e-9);
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
@@ -132,7 +135,7 @@ fn least_squares(line: &Line, timings: &[(f64, f64)]) -> Option<Line> {
     Some(Line { overhead_us: base, us_per_byte: slope, error: line.error })
 }
 
-/// The value at which half of the weight lies on either side.
+/// Returns the value with half of the weight on either side.
 pub(super) fn weighted_median(values: &mut [(f64, f64)]) -> f64 {
     values.sort_by(|a, b| a.0.total_cmp(&b.0));
     let half = 0.5 * values.iter().map(|(_, weight)| weight).sum::<f64>();

@@ -1,46 +1,49 @@
-//! Stages watched while messages flow: drift followed, sudden change noticed, uncertainty told.
+//! Stages monitored while messages flow: follows drift, detects sudden change and reports
+//! uncertainty.
 
 use std::collections::VecDeque;
 
 use super::line::{Line, fit};
 use crate::stage::{Pipeline, Stage};
 
-/// Timings kept for each stage.
+/// Timings that are stored for each stage.
 const WINDOW: usize = 64;
 
-/// Timings of a stage after which a change can be believed and a stage fitted anew.
+/// Timings after which a suspected change is fitted.
 const FEWEST: usize = 8;
 
-/// Page-Hinkley: the part of a relative error that is no news, and the sum of errors that is a change. At 5 % noise a
-/// false alarm comes about once in ten thousand messages, a doubling is seen after two to three.
+/// Page-Hinkley test: the part of each relative error that is ignored, and the sum of the rest that
+/// is a change. At 5 % noise it raises a false alarm about once in ten thousand messages, and
+/// detects a doubling after two to three.
 const DRIFT: f64 = 0.08;
 const ALARM: f64 = 1.2;
 
-/// Errors are cut off here, so that one outlier is no alarm.
+/// Errors are clamped to this, so that one outlier raises no alarm.
 const CLIP: f64 = 0.5;
 
-/// Sizes have to span this factor for overhead and bytes to be told apart.
+/// Sizes must span this factor to separate overhead and cost per byte.
 const SPREAD: f64 = 1.5;
 
 /// The relative error of a stage's line above which ramps lose to equal fragments.
 pub const RISKY: f64 = 0.2;
 
-/// What a timing led to.
+/// The consequence of a timing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Nothing: the stages are as believed.
+    /// The present model of the stages holds.
     Steady,
-    /// A stage has changed: its old timings are forgotten, and new ones are being collected.
+    /// A stage has changed: its old timings are discarded, and new ones are being collected.
     Suspect(usize),
-    /// The believed stages were replaced: plan anew from [`Monitor::pipeline`].
+    /// The model of the stages was replaced: plan anew from [`Monitor::pipeline`].
     Replan,
 }
 
-/// Watches the stages of one chain through timings of single fragments.
+/// Monitors the stages of one chain through timings of single fragments.
 ///
-/// After every [`Verdict::Replan`] hand [`Monitor::pipeline`] to the planner, with ramps only while
-/// [`Monitor::is_risky`] is false. Reads no clock; a timing is what a fragment spent in service, waits excluded.
+/// After every [`Verdict::Replan`], pass [`Monitor::pipeline`] to the planner, with ramps only
+/// while [`Monitor::is_risky`] is false. Reads no clock. A timing is the time that a fragment spent
+/// in service, without waiting.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     stages: Vec<Watched>,
@@ -48,7 +51,7 @@ pub struct Monitor {
 
 #[derive(Clone, Debug)]
 struct Watched {
-    believed: Stage,
+    model: Stage,
     window: VecDeque<(f64, f64)>,
     rise: f64,
     fall: f64,
@@ -58,14 +61,14 @@ struct Watched {
 }
 
 impl Monitor {
-    /// Watches a chain whose stages are believed to be these.
+    /// Creates a monitor that starts with `believed` as its model of the chain.
     #[must_use]
     pub fn new(believed: &Pipeline) -> Self {
         Self { stages: believed.stages().iter().map(|&stage| Watched::new(stage)).collect() }
     }
 
-    /// Takes the time in microseconds that a fragment of `bytes` spent in a stage. What is no time, and stages that
-    /// are not there, change nothing.
+    /// Records the time in microseconds that a fragment of `bytes` spent in a stage. Ignores
+    /// invalid times and stages that do not exist.
     pub fn handle_timing(&mut self, stage: usize, bytes: f64, us: f64) -> Verdict {
         let good = bytes.is_finite() && us.is_finite() && bytes > 0.0 && us >= 0.0;
         match self.stages.get_mut(stage) {
@@ -78,19 +81,20 @@ impl Monitor {
         }
     }
 
-    /// The stages as they are believed to be now.
+    /// Returns the present model of the stages.
     #[must_use]
     pub fn pipeline(&self) -> Pipeline {
-        Pipeline::of(self.stages.iter().map(|watched| watched.believed).collect())
+        Pipeline::of(self.stages.iter().map(|watched| watched.model).collect())
     }
 
-    /// The largest relative error of any stage: the median distance of its timings from its line.
+    /// Returns the largest relative error of any stage: the median distance of its timings from its
+    /// line.
     #[must_use]
     pub fn error(&self) -> f64 {
         self.stages.iter().map(|watched| watched.error).fold(0.0, f64::max)
     }
 
-    /// Whether the stages are so uncertain that equal fragments are the better choice.
+    /// Returns true if the stages are so uncertain that equal fragments are better than ramps.
     #[must_use]
     pub fn is_risky(&self) -> bool {
         self.error() > RISKY || self.stages.iter().any(|watched| watched.suspect)
@@ -98,9 +102,9 @@ impl Monitor {
 }
 
 impl Watched {
-    fn new(believed: Stage) -> Self {
+    fn new(model: Stage) -> Self {
         Self {
-            believed,
+            model,
             window: VecDeque::with_capacity(WINDOW),
             rise: 0.0,
             fall: 0.0,
@@ -110,7 +114,8 @@ impl Watched {
         }
     }
 
-    /// `None`: nothing new; `false`: under suspicion from now on; `true`: believed anew.
+    /// Records a timing. Returns `None` if nothing changed, false if a change is suspected from now
+    /// on, and true if the model was replaced.
     fn handle_timing(&mut self, bytes: f64, us: f64) -> Option<bool> {
         if self.window.len() == WINDOW {
             self.window.pop_front();
@@ -119,42 +124,44 @@ impl Watched {
         self.since_fit += 1;
         if self.suspect {
             return (self.window.len() >= FEWEST).then(|| {
-                self.believe();
+                self.refit();
                 true
             });
         }
-        let ratio = us / self.believed.us(bytes).max(1e-9);
+        let ratio = us / self.model.us(bytes).max(1e-9);
         let error = ratio.max(1e-9).ln().clamp(-CLIP, CLIP);
         self.rise = (self.rise + error - DRIFT).max(0.0);
         self.fall = (self.fall - error - DRIFT).max(0.0);
         if self.rise > ALARM || self.fall > ALARM {
             self.suspect = true;
-            // The newest timings, those that raised the alarm, belong to the new stage.
+            // The newest timings, which raised the alarm, belong to the changed stage.
             let keep = (ALARM / CLIP).ceil() as usize;
             self.window.drain(..self.window.len().saturating_sub(keep));
             return Some(false);
         }
-        // Slow drift stays below the alarm: fit again when the window has been renewed.
+        // Slow drift raises no alarm, so the stage is fitted again whenever the window has been
+        // renewed.
         if self.since_fit >= WINDOW && self.window.len() == WINDOW {
-            let before = self.believed;
-            self.believe();
-            let moved = (self.believed.us(bytes) / before.us(bytes).max(1e-9) - 1.0).abs();
+            let before = self.model;
+            self.refit();
+            let moved = (self.model.us(bytes) / before.us(bytes).max(1e-9) - 1.0).abs();
             return (moved > DRIFT).then_some(true);
         }
         None
     }
 
-    /// Fits the stage anew. Where sizes do not tell overhead from bytes, the old stage is scaled as a whole.
-    fn believe(&mut self) {
+    /// Fits the stage anew. If the sizes do not separate overhead and cost per byte, scales the old
+    /// stage as a whole.
+    fn refit(&mut self) {
         let timings: Vec<(f64, f64)> = self.window.iter().copied().collect();
         let (low, high) =
             timings.iter().fold((f64::INFINITY, 0.0_f64), |(l, h), (x, _)| (l.min(*x), h.max(*x)));
         let mut ratios: Vec<(f64, f64)> =
-            timings.iter().map(|(x, y)| (y / self.believed.us(*x).max(1e-9), 1.0)).collect();
+            timings.iter().map(|(x, y)| (y / self.model.us(*x).max(1e-9), 1.0)).collect();
         let ratio = super::line::weighted_median(&mut ratios);
         let scaled = Line {
-            overhead_us: self.believed.g() * ratio,
-            us_per_byte: self.believed.c() * ratio,
+            overhead_us: self.model.g() * ratio,
+            us_per_byte: self.model.c() * ratio,
             error: spread_around(&ratios, ratio),
         };
         let fitted = if high > low * SPREAD && timings.len() >= WINDOW / 2 {
@@ -162,9 +169,10 @@ impl Watched {
         } else {
             None
         };
-        // Few timings cannot tell a better line from luck: scaling has one parameter, a fit two.
+        // A fit has two parameters and scaling has one, so with few timings a slightly better fit
+        // may be chance.
         let line = fitted.filter(|fitted| fitted.error < scaled.error * 0.9).unwrap_or(scaled);
-        self.believed = line.stage();
+        self.model = line.stage();
         self.error = line.error;
         (self.rise, self.fall, self.suspect, self.since_fit) = (0.0, 0.0, false, 0);
     }

@@ -1,20 +1,21 @@
-//! The two ends of a ramp: how large the first and the last fragment are.
+//! The two ends of a ramp: the sizes of the first and the last fragment.
 //!
-//! With a busy bottleneck the latency is a constant plus `A first + C last`, where `A` and `C` are the costs of a
-//! byte before and after the bottleneck. The sum of all sizes grows with both ends. So: for each `last`, the `first`
-//! that makes the sum right (secants over plain passes), and over `last` a convex, piecewise linear function, whose
-//! minimum is found by intersecting its tangents (one pass with derivatives each). Where the tangent was drawn, it
-//! also tells the `first` of the next `last`, so that few passes are needed.
+//! With a busy bottleneck the latency is a constant plus `A first + C last`. `A` and `C` are the
+//! costs of a byte before and after the bottleneck. The sum of all sizes grows with both ends. For
+//! each `last`, secants over plain passes find the `first` with the right sum. Over `last`, the
+//! cost is a convex, piecewise linear function. Intersecting its tangents finds the minimum; each
+//! tangent takes one pass with derivatives. A tangent also predicts the `first` of the next `last`,
+//! so few passes are needed.
 
 use super::pass::{Dual, Number as _, Pass};
 use crate::stage::Stage;
 
-/// How exactly the ends are searched.
+/// The precision of the search for the ends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Precision {
-    /// To compare numbers of fragments: the cost to about 1e-5.
+    /// The cost to about 1e-5: enough to compare numbers of fragments.
     Rough,
-    /// To the last digits.
+    /// The cost to a relative error of 1e-13.
     Exact,
 }
 
@@ -34,19 +35,23 @@ impl Precision {
     }
 }
 
-/// Steps of the search for one end; it converges in 2 to 6, the bracket halves where it does not.
+/// The most steps of the search for one end. It converges in 2 to 6, and halves its bracket where
+/// secants fail.
 const STEPS: usize = 60;
 
-/// Steps after which every other one halves the bracket: secants across many pieces may creep.
-const PATIENCE: usize = 8;
+/// Steps after which every other step halves the bracket, since secants across many pieces may
+/// converge slowly.
+const SECANT_STEPS: usize = 8;
 
-/// Tangents drawn over the other end; pieces are as many as fragments, most are never met.
+/// The most tangents over the last size. There are as many pieces as fragments, but most are never
+/// touched.
 const TANGENTS: usize = 60;
 
-/// Relative error at which an end is good: well below the 1e-9 that is asked of two and three stages.
+/// The relative error at which an end is exact: well below the 1e-9 that two and three stages
+/// require.
 const EXACT: f64 = 1e-13;
 
-/// Where the first search for the ends starts: half an equal share.
+/// Start of the first search for the ends: half an equal share each.
 const START: (f64, f64) = (0.5, 0.5);
 
 /// Makes ramps around one bottleneck for any number of fragments.
@@ -57,12 +62,12 @@ pub(crate) struct Ramp {
     bytes: f64,
     plain: Scratch<f64>,
     tangent: Scratch<Dual>,
-    /// Where the search for the ends starts: where the last one ended, as fractions of an equal share.
+    /// Start of the next search for the ends: the last result, as fractions of an equal share.
     start: (f64, f64),
     precision: Precision,
 }
 
-/// What passes fill.
+/// Buffers that passes fill.
 #[derive(Debug)]
 struct Scratch<N> {
     sizes: Vec<N>,
@@ -70,16 +75,16 @@ struct Scratch<N> {
     free: Vec<N>,
 }
 
-/// A point of the search: both ends, what they cost, and the slope of the cost along the last one.
+/// A point of the search: both ends, their cost, and the slope of the cost along the last size.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     first: f64,
     last: f64,
     cost: f64,
     slope: f64,
-    /// How much of the first fragment a byte of the last one replaces.
+    /// Bytes of the first fragment that one byte of the last fragment replaces.
     trade: f64,
-    /// How much the sum grows with the first fragment.
+    /// Growth of the sum of all sizes per byte of the first fragment.
     growth: f64,
 }
 
@@ -99,14 +104,15 @@ impl Ramp {
         }
     }
 
-    /// The ramp of so many fragments, or `None` if there is none with every fragment above zero.
+    /// Returns the ramp of `count` fragments, or `None` if there is none with every fragment above
+    /// zero.
     pub(crate) fn shape(&mut self, count: usize, precision: Precision) -> Option<Vec<f64>> {
         self.precision = precision;
         let found = self.search(count);
         if found.is_some() || self.start == START {
             return found;
         }
-        // The last number's ends may lead astray.
+        // The ends for the last number of fragments may be a bad start.
         self.start = START;
         self.search(count)
     }
@@ -135,12 +141,12 @@ impl Ramp {
         good.then(|| sizes.iter().map(|size| size * scale).collect())
     }
 
-    /// A fraction of an equal share of the message.
+    /// Returns a fraction of an equal share of the message.
     fn share(&self, fraction: f64) -> f64 {
         fraction * self.bytes / self.plain.sizes.len() as f64
     }
 
-    /// Finds the first fragment for which the sum is right, under the caps as they are; fills the sizes.
+    /// Finds the first size for which the sum is right, under the present caps. Fills the sizes.
     fn first(&mut self, guess: f64, growth: Option<f64>) -> Result<f64, Miss> {
         let Scratch { sizes, caps, free } = &mut self.plain;
         let goal = (self.bytes, self.precision.error() * 0.01);
@@ -148,7 +154,8 @@ impl Ramp {
         root(goal, most, guess, growth, |first| self.before.run(free, first, Some(caps), sizes))
     }
 
-    /// No cost ahead of the bottleneck: the plan is the backward ramp.
+    /// Finds the ends if no stage before the bottleneck has a cost per byte: the ramp is then the
+    /// backward pass alone.
     fn last_alone(&mut self) -> Option<()> {
         let guess = self.share(self.start.1);
         let Scratch { sizes, free, .. } = &mut self.plain;
@@ -161,7 +168,7 @@ impl Ramp {
         Some(())
     }
 
-    /// Fills the caps backward from a last fragment; their sum.
+    /// Fills the caps backward from a last size. Returns their sum.
     fn cap(&mut self, last: f64) -> f64 {
         let Scratch { caps, free, .. } = &mut self.tangent;
         let sum = self.after.run(free, Dual::last(last), None, caps);
@@ -172,7 +179,7 @@ impl Ramp {
         sum.value
     }
 
-    /// The ramp that ends with `last`; `near` is a point found before.
+    /// Finds the ramp that ends with `last`; `near` is a point found before.
     fn point(&mut self, last: f64, near: Option<Point>) -> Result<Point, Miss> {
         if self.cap(last) < self.bytes {
             return Err(Miss::Under);
@@ -188,7 +195,7 @@ impl Ramp {
         Ok(Point { first, last, cost, slope, trade, growth: sum.by_first })
     }
 
-    /// Balances the two ends by intersecting tangents.
+    /// Finds the best pair of ends by intersecting tangents.
     fn both(&mut self) -> Option<()> {
         let least = self.bytes * 1e-12;
         let (mut low, mut high, mut edge) = (least, self.bytes, false);
@@ -219,7 +226,7 @@ impl Ramp {
                     meet(left, right)
                 }
                 (_, None) if high == self.bytes => (2.0 * next).max(self.share(START.1)).min(high),
-                // Next to nothing may be the best last fragment: found at once, or never looked at again.
+                // The best last size may be almost zero: tries that once.
                 (None, Some(_)) if !edge => least,
                 _ => (low * high).sqrt().max(0.125 * high),
             };
@@ -242,13 +249,13 @@ impl Ramp {
 }
 
 impl Point {
-    /// The first fragment that belongs to another last one, along the tangent.
+    /// Returns the first size for another last size, along the tangent.
     fn first_at(&self, last: f64) -> f64 {
         self.first - self.trade * (last - self.last)
     }
 }
 
-/// Where the tangents of two points meet.
+/// Returns the last size at which the tangents of two points meet.
 fn meet(left: Point, right: Point) -> f64 {
     let lean = right.slope - left.slope;
     if lean > 0.0 && lean.is_finite() {
@@ -258,7 +265,7 @@ fn meet(left: Point, right: Point) -> f64 {
     }
 }
 
-/// The cost at that place: no point between can be below it.
+/// Returns the cost where the tangents meet: no point between them can be below it.
 fn floor(left: Point, right: Point) -> f64 {
     if left.slope.is_finite() {
         (meet(left, right) - left.last).mul_add(left.slope, left.cost)
@@ -267,15 +274,16 @@ fn floor(left: Point, right: Point) -> f64 {
     }
 }
 
-/// Why no argument fits: the function is above the target even at zero, or below it even at the target.
+/// The reason why no argument fits: the function is above the target even near zero, or below it
+/// even at the most.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Miss {
     Over,
     Under,
 }
 
-/// The argument below `most` at which a growing function reaches `target`, by secants; `growth` is its slope near the
-/// guess.
+/// Finds the argument up to `most` at which a growing function reaches `target`, by secants.
+/// `growth` is its slope near the guess.
 fn root(
     (target, exact): (f64, f64),
     most: f64,
@@ -306,7 +314,7 @@ fn root(
         };
         before = Some((at, error));
         let next = at - error / slope;
-        at = if next > low && next < high && (step < PATIENCE || step % 2 == 0) {
+        at = if next > low && next < high && (step < SECANT_STEPS || step % 2 == 0) {
             next
         } else if high == most && error < 0.0 {
             most

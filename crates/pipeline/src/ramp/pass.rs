@@ -1,15 +1,15 @@
-//! One pass of the greedy rule from the first stage to the bottleneck, plain or with derivatives.
+//! One pass of the greedy rule from the first stage to the bottleneck, with or without derivatives.
 
 use crate::stage::Stage;
 
-/// What sizes and times are counted in: plain numbers to search with, or numbers that know how they change.
+/// The number type of a pass: `f64` for values alone, [`Dual`] for values with derivatives.
 pub(super) trait Number: Copy {
     const ZERO: Self;
     const UNBOUND: Self;
 
     fn value(self) -> f64;
 
-    /// The value of the one and the derivatives of the same.
+    /// Returns the operand with the larger value, with its derivatives.
     fn max(self, other: Self) -> Self {
         if other.value() > self.value() { other } else { self }
     }
@@ -18,10 +18,10 @@ pub(super) trait Number: Copy {
         if other.value() < self.value() { other } else { self }
     }
 
-    /// `self + (overhead + size * per_byte)`.
+    /// Returns `self + (overhead + size * per_byte)`.
     fn after(self, overhead: f64, size: Self, per_byte: f64) -> Self;
 
-    /// `(self - since - overhead) * factor`.
+    /// Returns `(self - since - overhead) * factor`.
     fn spare(self, since: Self, overhead: f64, factor: f64) -> Self;
 }
 
@@ -42,7 +42,7 @@ impl Number for f64 {
     }
 }
 
-/// A value and how it changes with the first fragment's size and with the last one's.
+/// A value, with its derivatives by the first and by the last size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Dual {
     pub(super) value: f64,
@@ -85,7 +85,7 @@ impl Number for Dual {
     }
 }
 
-/// A stage ahead of the bottleneck, and the costs from it up to the bottleneck.
+/// A stage before the bottleneck, and the costs from it to the bottleneck.
 #[derive(Clone, Copy, Debug)]
 struct Ahead {
     g: f64,
@@ -93,7 +93,7 @@ struct Ahead {
     /// Overhead for the first fragment.
     first: f64,
     to_go_g: f64,
-    /// One over the costs of a byte from here to the bottleneck; infinite if a byte costs nothing.
+    /// One over the cost of a byte from here to the bottleneck; infinite if a byte costs nothing.
     per_us: f64,
 }
 
@@ -102,7 +102,7 @@ struct Ahead {
 pub(super) struct Pass {
     ahead: Vec<Ahead>,
     bottleneck: (f64, f64),
-    /// Costs of a byte before the bottleneck.
+    /// Cost of a byte before the bottleneck.
     pub(super) per_byte: f64,
 }
 
@@ -110,7 +110,7 @@ impl Pass {
     pub(super) fn new(stages: impl ExactSizeIterator<Item = Stage>, use_first: bool) -> Self {
         let stages: Vec<Stage> = stages.collect();
         let (slowest, before) =
-            stages.split_last().expect("a bottleneck is one of at least one stages");
+            stages.split_last().expect("a pass has the bottleneck as its last stage");
         let mut ahead: Vec<Ahead> = Vec::with_capacity(before.len());
         let (mut to_go_g, mut c) = (0.0, 0.0);
         for stage in before.iter().rev() {
@@ -123,15 +123,16 @@ impl Pass {
         Self { ahead, bottleneck: (slowest.g(), slowest.c()), per_byte: c }
     }
 
-    /// Stages ahead of the bottleneck.
+    /// Returns the number of stages before the bottleneck.
     pub(super) const fn len(&self) -> usize {
         self.ahead.len()
     }
 
-    /// Fills `sizes` from the first fragment on, each held below its cap; their sum. `free` keeps, for each stage ahead
-    /// of the bottleneck, when it is free; what it holds before does not matter.
+    /// Fills `sizes` from the first fragment on, each clamped to its cap, and returns their sum.
     ///
-    /// Where the chain before the bottleneck is so slow that it falls idle whatever comes, sizes become zero.
+    /// `free` is a buffer for the time at which each stage before the bottleneck is free; its
+    /// contents are overwritten. If the chain before the bottleneck is so slow that the bottleneck
+    /// falls idle in any case, sizes become zero.
     pub(super) fn run<N: Number>(
         &self,
         free: &mut [N],
@@ -164,12 +165,12 @@ impl Pass {
         sum
     }
 
-    /// The largest fragment that reaches the bottleneck by `end`.
+    /// Returns the largest fragment that reaches the bottleneck by `end`.
     fn largest<N: Number>(&self, free: &[N], end: N) -> N {
         let mut size = N::UNBOUND;
         for (stage, &free) in self.ahead.iter().zip(free) {
             let fitting = end.spare(free, stage.to_go_g, stage.per_us);
-            // Not a number where there is no time left and a byte costs nothing.
+            // NaN if no time is left and a byte costs nothing.
             if fitting.value().is_nan() || fitting.value() <= 0.0 {
                 return N::ZERO;
             }

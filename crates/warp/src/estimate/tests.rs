@@ -6,7 +6,8 @@ use crate::stamp::Encoder;
 
 const SPAN: u64 = 10_000;
 
-/// Feeds messages that are sent every `gap` nanoseconds and delayed as `delay` says; the estimates.
+/// Feeds an estimator with messages sent every `gap` nanoseconds and delayed by `delay`. Returns
+/// the estimates.
 fn feed(count: u64, gap: u64, mut delay: impl FnMut(u64) -> u64) -> Vec<Estimate> {
     let mut estimator = Estimator::new(Grouping::new(SPAN, 4));
     let mut encoder = Encoder::default();
@@ -22,7 +23,7 @@ fn feed(count: u64, gap: u64, mut delay: impl FnMut(u64) -> u64) -> Vec<Estimate
 #[test]
 fn a_queue_that_grows_by_a_fifth_is_a_warp_of_1_2() {
     let estimates = feed(100, 1_000, |sent| 5_000 + sent / 5);
-    assert!(estimates.len() >= 8, "one a group: {}", estimates.len());
+    assert!(estimates.len() >= 8, "fewer than one estimate a group: {}", estimates.len());
     let last = estimates.last().unwrap();
     assert!((last.warp - 1.2).abs() < 1e-3, "{last:?}");
     let exact = 5_000 + last.newest.as_nanos() as i64 / 5;
@@ -55,7 +56,10 @@ fn bursts_with_equal_stamps_are_one_point_not_an_infinite_ratio() {
 fn a_clock_that_is_set_starts_over() {
     let step = 30_000_000_000;
     let estimates = feed(200, 1_000, |sent| if sent < 100_000 { 5_000 } else { 5_000 + step });
-    assert!(estimates.iter().all(|estimate| (estimate.warp - 1.0).abs() < 1e-6), "no warp of it");
+    assert!(
+        estimates.iter().all(|estimate| (estimate.warp - 1.0).abs() < 1e-6),
+        "the offset shows as a warp"
+    );
     assert_eq!((estimates[0].epoch, estimates.last().unwrap().epoch), (0, 1));
 }
 
@@ -63,7 +67,7 @@ fn a_clock_that_is_set_starts_over() {
 fn the_slope_is_as_noisy_as_the_formula_says() {
     let mut rng = Rng::new(1, "noise");
     let sigma = 1_000.0;
-    // Uniform noise of deviation sigma; one message a group.
+    // The noise is uniform with a deviation of sigma; each group has one message.
     let half = (sigma * 3.0_f64.sqrt()) as u64;
     let estimates = feed(20_000, SPAN, |_| 50_000 + rng.between(0, 2 * half));
     let mean = |of: &dyn Fn(&Estimate) -> f64| {
@@ -71,9 +75,10 @@ fn the_slope_is_as_noisy_as_the_formula_says() {
     };
     let warp = mean(&|estimate| estimate.warp);
     let deviation = mean(&|estimate| (estimate.warp - 1.0).powi(2)).sqrt();
-    // Exactly: sigma / (G sqrt(sum of squares about the mean)); 5 for four points one apart.
+    // The exact deviation is sigma / (G sqrt(sum of squares about the mean)); the sum is 5 for four
+    // points one apart.
     let predicted = sigma / (SPAN as f64 * 5.0_f64.sqrt());
-    assert!((warp - 1.0).abs() < 0.002, "unbiased: {warp}");
+    assert!((warp - 1.0).abs() < 0.002, "the estimate is biased: {warp}");
     assert!((deviation / predicted - 1.0).abs() < 0.05, "{deviation} against {predicted}");
     let noise = mean(&|estimate| estimate.noise_ns);
     assert!((noise / sigma - 1.0).abs() < 0.2, "{noise}");

@@ -1,4 +1,4 @@
-//! What the extension is told.
+//! The configuration of the extension.
 
 use std::time::Duration;
 
@@ -9,16 +9,17 @@ use midplane_simhw::time::LineRate;
 use crate::control::ControlConfig;
 use crate::estimate::Grouping;
 
-/// Bytes that every sender may have in the gate: enough that a late timer costs no rate.
+/// Frames of credit that a gate holds: enough that a late timer costs no rate.
 const DEPTH_FRAMES: u64 = 2;
-/// Most rate, in rates of the line: more than one, so that a queue shows where the line is full.
+/// The highest rate, in line rates; above one, so that a queue forms where the line is full.
 const CEILING: f64 = 1.25;
-/// Least rate, in rates of the line, unless set.
+/// The lowest rate, in line rates, unless set.
 const FLOOR: f64 = 1.0 / 16.0;
-/// Time between two drains unless set: senders that have joined meanwhile find the empty path's delay.
+/// Time between two drains, unless set. In a drain, senders that joined since can measure the empty
+/// path.
 const DEFAULT_DRAIN_EVERY: Duration = Duration::from_secs(2);
 
-/// Where a node sends, and how much it may keep in queues.
+/// The destinations of a node, and the share of the queue that it may use.
 #[derive(Clone, Debug)]
 pub struct WarpConfig {
     pub(super) destinations: Vec<NodeId>,
@@ -33,16 +34,17 @@ pub struct WarpConfig {
 }
 
 impl WarpConfig {
-    /// A node that sends to `destinations`, over links of `rate`. `queue` bytes are to stand before
-    /// the slowest link, of which this node, one of `senders`, may keep its part: half of a
-    /// switch's buffer is a good choice.
+    /// Configures a node that sends to `destinations` over links of `rate`.
+    ///
+    /// `queue` is the target for the queue before the slowest link, in bytes. This node, one of
+    /// `senders`, may keep an equal share of it. Half of a switch's buffer is a good choice.
     ///
     /// # Panics
     /// If there are no senders, or the queue is empty.
     #[must_use]
     pub fn new(destinations: &[NodeId], rate: LineRate, queue: u32, senders: u16) -> Self {
         assert!(queue > 0 && senders > 0, "senders share a queue");
-        // The target's own delay is most of the feedback delay; a quarter of it is a group.
+        // The target queue's delay is most of the feedback delay; a group covers a quarter of it.
         let delay = rate.nanos_for(queue.into());
         Self {
             destinations: destinations.to_vec(),
@@ -57,47 +59,51 @@ impl WarpConfig {
         }
     }
 
-    /// Time that a group of stamps covers, in nanoseconds of the sender's clock.
+    /// Sets the time that a group of stamps covers, by the sender's clock; a quarter of the target
+    /// queue's delay unless set.
     pub const fn span(&mut self, span: Duration) -> &mut Self {
         self.span = span;
         self
     }
 
-    /// The least rate of each way, in rates of the line; a sixteenth unless set. All senders together
-    /// should leave most of the line to others, or a queue that those keep full never drains.
+    /// Sets the lowest rate to each destination, in line rates; a sixteenth unless set. All senders
+    /// together should leave most of the line to other traffic, or a queue that this traffic keeps
+    /// full never drains.
     ///
     /// # Panics
-    /// If it is not above zero, or above one.
+    /// If `share` is not above zero, or above one.
     pub fn floor(&mut self, share: f64) -> &mut Self {
         assert!(share > 0.0 && share <= 1.0, "a floor is a share of the line");
         self.floor = share;
         self
     }
 
-    /// Time between two drains; 2 s unless set. None at all with [`Duration::MAX`], where senders find
-    /// the way empty now and then by themselves.
+    /// Sets the time between two drains; 2 s unless set. With [`Duration::MAX`] there are none, for
+    /// senders that find the path empty now and then anyway.
     pub const fn drain_every(&mut self, every: Duration) -> &mut Self {
         self.drain_every = every;
         self
     }
 
-    /// Also paces the frames of other extensions to these destinations, sender coordination's
-    /// among them; off unless set. They carry no stamps: an empty frame a span does, all the time, or
-    /// fewer where that would be more than an eighth of the rate.
+    /// Also paces the frames of other extensions to these destinations, among them those of sender
+    /// coordination; off unless set.
+    ///
+    /// Those frames carry no stamps, so Warp sends an empty stamped frame every span. If those
+    /// would be more than an eighth of the rate, it sends fewer.
     pub const fn paces_others(&mut self, does: bool) -> &mut Self {
         self.paces_others = does;
         self
     }
 
-    /// Also sends to [`NodeId::EVERYBODY`], where the destinations are who answers; off unless set.
+    /// Also sends to [`NodeId::EVERYBODY`], with feedback from all destinations; off unless set.
     pub const fn broadcast(&mut self, does: bool) -> &mut Self {
         self.broadcasts = does;
         self
     }
 
-    /// Steers the early release of tokens for the way to `destination`: where a hand-over too early
-    /// leaves a queue there, tokens are released later, and earlier again where none is seen. The
-    /// same word is given to sender coordination
+    /// Controls the early release of tokens for the path to `destination`. If a token released too
+    /// early leaves a queue there, tokens are released later; without a queue, earlier again. Pass
+    /// the same `trim` to sender coordination
     /// ([`CoordinationConfig::trim_lead`](midplane_nicvm::coordination::CoordinationConfig::trim_lead)).
     pub fn steer_lead(&mut self, destination: NodeId, trim: LeadTrim) -> &mut Self {
         self.trims.push((destination, trim));
@@ -108,7 +114,8 @@ impl WarpConfig {
         self.trims.iter().find(|(to, _)| *to == destination).map(|(_, trim)| trim.clone())
     }
 
-    /// The first drain comes early: senders often start together, into each other's queue.
+    /// Returns the time until the first drain. It is short, since senders often start together,
+    /// into each other's queue.
     pub(super) const fn first_drain(&self) -> Duration {
         Duration::from_nanos(64 * nanos_of(self.span))
     }
@@ -119,7 +126,8 @@ impl WarpConfig {
 
     pub(super) fn control(&self, frame_bytes: u64) -> ControlConfig {
         let line = self.rate.bits_per_second() as f64 / 8.0;
-        // A frame each four times the target's delay: rarer, there is nothing to control by.
+        // At least one frame in 16 spans, four times the target queue's delay: with fewer there is
+        // too little feedback.
         let floor = frame_bytes as f64 / (16.0 * self.span.as_secs_f64());
         let floor = floor.min(line * self.floor);
         let mut config = ControlConfig::new(self.backlog, floor, CEILING * line);

@@ -1,5 +1,5 @@
-//! Who hears what is sent one way: one node, or all of them at once, and the rate that suits the
-//! slowest.
+//! The receivers of one path: one node, or all destinations of a broadcast. The slowest sets the
+//! rate.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use midplane_simhw::time::{Instant, nanos};
 use crate::control::{ControlConfig, Controller, Knowledge};
 use crate::feedback::Feedback;
 
-/// Feedback delays of silence after which a listener no longer holds up others who do answer.
-const PATIENCE: u64 = 64;
+/// Feedback delays of silence after which a receiver no longer limits the rate to the others.
+const SILENCE_TIMEOUT: u64 = 64;
 
-/// A controller for each listener.
+/// A controller for each receiver of a path.
 #[derive(Debug)]
 pub(super) struct Listeners(Vec<Listener>);
 
@@ -20,26 +20,29 @@ pub(super) struct Listeners(Vec<Listener>);
 struct Listener {
     node: NodeId,
     law: Controller,
-    /// When it was last heard of.
-    heard: Instant,
+    /// When its last feedback arrived.
+    fed_at: Instant,
 }
 
 impl Listener {
     fn is_silent(&self, now: Instant) -> bool {
         let known = self.law.knowledge(now);
-        let patience = nanos(known.feedback_delay).saturating_mul(PATIENCE);
-        !known.is_valid && now.nanos_since(self.heard) > patience
+        let timeout = nanos(known.feedback_delay).saturating_mul(SILENCE_TIMEOUT);
+        !known.is_valid && now.nanos_since(self.fed_at) > timeout
     }
 }
 
 impl Listeners {
     pub(super) fn new(nodes: &[NodeId], config: ControlConfig, now: Instant) -> Self {
-        let listener =
-            |node: &NodeId| Listener { node: *node, law: Controller::new(config, now), heard: now };
+        let listener = |node: &NodeId| Listener {
+            node: *node,
+            law: Controller::new(config, now),
+            fed_at: now,
+        };
         Self(nodes.iter().map(listener).collect())
     }
 
-    /// The nodes.
+    /// Returns the receiving nodes.
     pub(super) fn nodes(&self) -> Vec<NodeId> {
         self.0.iter().map(|listener| listener.node).collect()
     }
@@ -51,7 +54,7 @@ impl Listeners {
     pub(super) fn handle_feedback(&mut self, now: Instant, from: NodeId, feedback: &Feedback) {
         for listener in self.0.iter_mut().filter(|listener| listener.node == from) {
             listener.law.handle_feedback(now, feedback);
-            listener.heard = now;
+            listener.fed_at = now;
         }
     }
 
@@ -63,35 +66,35 @@ impl Listeners {
         self.0.iter().filter_map(|listener| listener.law.poll_timeout()).min()
     }
 
-    /// Nobody sends, and nobody is expected to answer.
+    /// Suspends all controllers: nothing is sent, so no feedback is expected.
     pub(super) fn pause(&mut self) {
         self.0.iter_mut().for_each(|listener| listener.law.pause());
     }
 
-    /// Somebody sends again, after a pause of `stood`.
-    pub(super) fn resume(&mut self, now: Instant, stood: Duration) {
+    /// Resumes all controllers after a pause of `suspended`.
+    pub(super) fn resume(&mut self, now: Instant, suspended: Duration) {
         for listener in &mut self.0 {
-            listener.law.resume(now, stood);
-            listener.heard += stood;
+            listener.law.resume(now, suspended);
+            listener.fed_at += suspended;
         }
     }
 
-    /// Nothing is known of the way to `node` any more.
+    /// Discards the estimate of the path to `node`.
     pub(super) fn forget(&mut self, node: NodeId) {
         self.0.iter_mut().filter(|l| l.node == node).for_each(|listener| listener.law.forget());
     }
 
-    /// Bytes a second that suit all of them.
+    /// Returns the rate of the slowest receiver, in bytes a second.
     pub(super) fn rate(&self, now: Instant) -> f64 {
         self.slowest(now).map_or(0.0, |listener| listener.law.rate(now))
     }
 
-    /// What is known of the slowest one's way.
+    /// Returns the measurements of the path to the slowest receiver.
     pub(super) fn knowledge(&self, now: Instant) -> Option<Knowledge> {
         self.slowest(now).map(|listener| listener.law.knowledge(now))
     }
 
-    /// Who has the lowest rate of those that answer; of all, where nobody does.
+    /// Returns the receiver with the lowest rate of those that send feedback; of all, if none does.
     fn slowest(&self, now: Instant) -> Option<&Listener> {
         let rate = |listener: &&Listener| listener.law.rate(now);
         let lower = |a: &&Listener, b: &&Listener| rate(a).total_cmp(&rate(b));
@@ -137,7 +140,8 @@ mod tests {
         let (rate, slow) = (all.rate(now), all.0[1].law.rate(now));
         assert_eq!(rate, slow);
         assert!(all.0[0].law.rate(now) > 4.0 * slow);
-        // The slow one is silent: its rate decays, holds all up for a while, and then does not.
+        // The slow receiver is silent: its rate decays, limits the path for a while, and then no
+        // longer does.
         let gone = now;
         for i in 200..4_000 {
             now = at(u64::from(i) * 250);
@@ -147,7 +151,7 @@ mod tests {
         }
         assert!(all.0[1].is_silent(now) && all.rate(now) > 4.0 * slow, "{}", all.rate(now));
         assert!(!all.0[1].is_silent(gone));
-        // When nobody answers any more all are at the floor, and nothing is faster than that.
+        // When no receiver sends feedback, all rates fall to the floor.
         for _ in 0..100 {
             now = now.plus_nanos(10_000_000);
             all.handle_timeout(now);

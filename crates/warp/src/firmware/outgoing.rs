@@ -1,4 +1,4 @@
-//! What leaves to one destination: frames, each stamped as it leaves.
+//! The sender's side of one path: stamps and paces the frames to one destination.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -21,11 +21,11 @@ use crate::feedback::FEEDBACK_BYTES;
 use crate::gate::{Gate, GateKeeper};
 use crate::stamp::Encoder;
 
-/// A message of which some bytes have not left.
+/// A message with bytes that have not left yet.
 #[derive(Clone, Copy, Debug)]
 struct Outgoing {
     command: Command,
-    /// Its place among all that have begun; nothing before it has.
+    /// Its number among all messages that have begun; meaningless before it has begun.
     number: u32,
     offset: u32,
 }
@@ -36,14 +36,14 @@ impl Outgoing {
     }
 }
 
-/// A frame that waits in the scheduler, and its message as it was before it.
+/// A frame that waits in the scheduler, with its message's state from before the frame.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     message: Outgoing,
     is_last: bool,
 }
 
-/// One destination: a node, or everybody.
+/// The path to one destination: a node, or a broadcast.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) node: NodeId,
@@ -53,54 +53,58 @@ pub(super) struct Path {
     keeper: GateKeeper,
     gate: Gate,
     queue: VecDeque<Outgoing>,
-    /// A message may have begun that is not the first of the queue, for a process stood still.
+    /// True if a message behind the front of the queue may have begun, because a process was
+    /// suspended.
     is_mixed: bool,
     messages: u32,
-    /// A frame waits in the scheduler; the next one is stamped when that one has left.
+    /// The frame that waits in the scheduler; the next one is stamped when it has left.
     waiting: Option<Waiting>,
-    /// The ports that have sent this way, and are open.
+    /// The open ports that have sent to this destination.
     users: BTreeSet<PortId>,
-    /// All of them stand still: nobody sends, and nothing follows from that.
+    /// True while the processes of all `users` are suspended, so that missing feedback means
+    /// nothing.
     is_paused: bool,
-    /// The next stamp has nothing to do with those before it.
+    /// True if the next stamp must not be compared with earlier ones.
     is_anew: bool,
-    /// Sent for processes that stand still: they are told when they go on.
-    untold: Vec<(Command, Status)>,
-    /// When a message's frame left last.
+    /// Completions of suspended processes, reported when they resume.
+    unreported: Vec<(Command, Status)>,
+    /// When the last frame of a message left.
     sent_at: Option<Instant>,
     steered: f64,
-    /// When the next probe is due, where those of others are paced: they carry no stamps.
+    /// When the next probe is due, if frames of other extensions are paced: those carry no stamps.
     probe_at: Option<Instant>,
-    /// The word that shortens the lead of tokens for this way.
+    /// The shared value that shortens the lead of tokens for this path.
     trim: Option<LeadTrim>,
 }
 
-/// The share of a queue by which a lead that leaves it is shortened, at each feedback ...
+/// The share of a measured queue by which each feedback shortens the lead that caused it ...
 const TRIM_GAIN: f64 = 0.25;
-/// ... and that of the trim that is given back where there is none.
+/// ... and the share of the trim that each feedback removes if there is no queue.
 const UNTRIM: f64 = 0.02;
 
-/// Bytes of a datagram that go into one frame of an Ethernet, and of its headers in the first.
+/// Bytes of a datagram that fit into one Ethernet frame, and bytes of its headers in the first.
 const PIECE: u32 = 1_480;
 const HEADERS: u32 = 60;
-/// Feedback as it rides behind a message.
+/// Encoded feedback that is piggybacked on a message.
 type Rider = [u8; FEEDBACK_BYTES];
-/// Most bytes of a frame that carries any: it stays one frame of an Ethernet.
+/// The longest payload of a frame with piggybacked feedback: it stays one Ethernet frame.
 const RIDDEN: usize = (PIECE - HEADERS) as usize;
 /// Spans without a message after which feedback no longer waits for one.
 const USED_SPANS: u32 = 16;
-/// Probes take one part in so many of the rate, and no more: they are not to be the congestion.
+/// Probes take at most one part in this many of the rate, so that they do not cause congestion.
 const PROBE_PARTS: f64 = 8.0;
-/// Most frames of an Ethernet that one of ours takes: what comes between waits no longer.
+/// The most Ethernet frames in one frame of ours, since other traffic waits that long.
 const MOST_PIECES: f64 = 4.0;
 
-/// Most bytes of a frame's payload: as many whole frames of an Ethernet as the backlog has room for.
+/// Returns the longest payload of a frame: as many whole Ethernet frames as the backlog has room
+/// for.
 fn frame_payload(config: &WarpConfig) -> u32 {
     let pieces = (config.backlog / f64::from(PIECE)).floor().clamp(1.0, MOST_PIECES) as u32;
     pieces * PIECE - HEADERS
 }
 
-/// About what such a frame takes on an Ethernet; the line of the NIC says it exactly.
+/// Returns about the bytes that such a frame takes on an Ethernet; `begin` replaces it by the NIC's
+/// exact value.
 fn full_frame(config: &WarpConfig) -> u64 {
     u64::from(frame_payload(config)) * 21 / 20 + 64
 }
@@ -113,7 +117,7 @@ impl Path {
             node => Listeners::new(&[node], control, Instant::ZERO),
         };
         let (keeper, gate) = GateKeeper::new(config.depth(full_frame(config)));
-        // All begin at once, each with one frame.
+        // All senders start at once, each with credit for one frame.
         let spare = config.depth(full_frame(config)) - full_frame(config);
         let _ = gate.c_send(spare as u32, || ());
         let path = Self {
@@ -130,7 +134,7 @@ impl Path {
             users: BTreeSet::new(),
             is_paused: false,
             is_anew: false,
-            untold: Vec::new(),
+            unreported: Vec::new(),
             sent_at: None,
             steered: 0.0,
             probe_at: config.paces_others.then_some(Instant::ZERO),
@@ -139,7 +143,8 @@ impl Path {
         (path, gate)
     }
 
-    /// The NIC is there: its frames' size and its time are known.
+    /// Starts the controllers when the NIC runs: the size of its frames and its time are known
+    /// then.
     pub(super) fn begin(&mut self, nic: &Context<'_>) {
         let frame = wire_bytes(nic, frame_payload(&self.config) as usize);
         let control = self.config.control(u64::from(frame));
@@ -152,8 +157,8 @@ impl Path {
         self.queue.push_back(Outgoing { command, number: 0, offset: 0 });
     }
 
-    /// The place of the message whose turn it is: the one that has begun, if there is one. Those of processes that stand
-    /// still are passed by.
+    /// Returns the index of the next message to send: the one that has begun, if there is one.
+    /// Skips those of suspended processes.
     fn next_up(&self, nic: &Context<'_>) -> Option<usize> {
         let moves = |at: &usize| !nic.is_stopped(self.queue[*at].owner());
         if !self.is_mixed && !self.queue.is_empty() && moves(&0) {
@@ -163,7 +168,7 @@ impl Path {
         moving.clone().find(|at| self.queue[*at].offset > 0).or_else(|| moving.next())
     }
 
-    /// Sends as much as the gate lets through.
+    /// Sends as much as the gate allows.
     pub(super) fn pump(&mut self, nic: &mut Context<'_>, token: u64, sources: &mut Sources) {
         let now = nic.now();
         self.keeper.pour(now, self.law.rate(now));
@@ -183,23 +188,24 @@ impl Path {
         }
     }
 
-    /// Feedback for the node that the next frame goes to, where that has room for it.
+    /// Returns feedback to piggyback on the next frame, if that has room for it.
     fn rider(&self, nic: &Context<'_>, length: u32, sources: &mut Sources) -> Option<Rider> {
         let has_room =
             length as usize + FEEDBACK_BYTES <= RIDDEN.min(payload_bytes(nic, self.node) as usize);
         has_room.then(|| sources.ride(self.node, nic.now())).flatten()
     }
 
-    /// Whether messages have left within the last feedback delays: feedback may ride on the next.
+    /// Returns true if messages have left within the last 16 spans: feedback may then be
+    /// piggybacked on the next.
     pub(super) fn is_used(&self, now: Instant) -> bool {
         self.sent_at.is_some_and(|at| now.since(at) < self.config.span * USED_SPANS)
     }
 
-    /// Follows the queue that feedback has told of: what a token's next holder finds before the link
-    /// was sent too early.
+    /// Adjusts the lead of tokens by the measured queue: if a token's next holder finds a queue
+    /// before the link, the token was released too early.
     pub(super) fn steer_lead(&self, nic: &Context<'_>) {
         let (Some(trim), Some(known)) = (&self.trim, self.law.knowledge(nic.now())) else { return };
-        // A frame of one's own is no queue.
+        // One frame of this sender itself is not a queue.
         let own = nic.frame_nanos(frame_payload(&self.config) as usize) as f64;
         let excess = known.queue_delay.as_nanos() as f64 - own;
         let last = trim.get().as_nanos() as f64;
@@ -207,11 +213,11 @@ impl Path {
         trim.set(Duration::from_nanos(next.min(1e9) as u64));
     }
 
-    /// When to pump again, if nothing else happens.
+    /// Returns when to call `pump` again, unless another event comes first.
     pub(super) fn poll_pace(&self, nic: &Context<'_>) -> Option<Instant> {
         let now = nic.now();
         let next = self.next_up(nic).filter(|_| self.waiting.is_none());
-        // With nothing to send the gate is still filled for those who ask it.
+        // With nothing to send, the gate still needs credit for applications that ask it.
         let length = next.map_or_else(
             || frame_payload(&self.config),
             |at| self.frame_length(nic, &self.queue[at]),
@@ -221,7 +227,8 @@ impl Path {
         [pour, self.probe_at].into_iter().flatten().min()
     }
 
-    /// Whether the admission is to be told of a rate: one that differs by more than a hundredth.
+    /// Returns true if the admission needs the new rate: it differs by more than 1 % from the last
+    /// one.
     pub(super) fn has_new_rate(&mut self, rate: f64) -> bool {
         let is_new = self.config.paces_others && (rate / self.steered - 1.0).abs() > 0.01;
         if is_new {
@@ -230,74 +237,88 @@ impl Path {
         is_new
     }
 
-    /// The frame that waited in the scheduler has left, or never will.
+    /// Handles the end of the frame that waited in the scheduler: it was sent, failed or was
+    /// withdrawn.
     pub(super) fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
         let Some(Waiting { message, is_last }) = self.waiting.take() else { return };
         if sent.status == Status::Cancelled {
-            // Its process stands still: it is stamped anew when that goes on.
+            // Its process is suspended; the frame gets a new stamp when the process resumes.
             self.put_back(message, is_last);
         } else if is_last {
-            self.tell(nic, message.command, sent.status);
+            self.report(nic, message.command, sent.status);
         }
     }
 
-    /// A frame was withdrawn: its message is as it was before it.
+    /// Restores a message to its state from before a withdrawn frame.
     fn put_back(&mut self, message: Outgoing, is_last: bool) {
         self.is_mixed = true;
         let is_it = |it: &&mut Outgoing| it.offset > 0 && it.number == message.number;
         match self.queue.iter_mut().find(is_it) {
             Some(begun) => begun.offset = message.offset,
             None if is_last => self.queue.push_front(message),
-            // Its port is closed.
+            // The port of the message is closed.
             None => {}
         }
     }
 
-    /// Completes a message, once its process is there to hear it.
-    fn tell(&mut self, nic: &mut Context<'_>, command: Command, status: Status) {
+    /// Completes a message, or keeps the completion until its suspended process resumes.
+    fn report(&mut self, nic: &mut Context<'_>, command: Command, status: Status) {
         if nic.is_stopped(command.region.port) {
-            self.untold.push((command, status));
+            self.unreported.push((command, status));
         } else {
             complete(nic, &command, status);
         }
     }
 
-    /// A process stands still. Where nobody else sends this way, silence is none of the way's.
+    /// Handles the suspension of a process. If it was the last sender on this path, missing
+    /// feedback is no sign of loss.
     pub(super) fn on_port_stopped(&mut self, nic: &Context<'_>) {
         self.is_mixed = true;
-        let stand = |port: &PortId| nic.is_stopped(*port);
+        let is_stopped = |port: &PortId| nic.is_stopped(*port);
         let is_probed = self.probe_at.is_some();
-        if !self.users.is_empty() && !is_probed && self.users.iter().all(stand) && !self.is_paused {
+        if !self.users.is_empty()
+            && !is_probed
+            && self.users.iter().all(is_stopped)
+            && !self.is_paused
+        {
             self.is_paused = true;
             self.law.pause();
         }
     }
 
-    /// It goes on: what it sent is told, and the way begins with the rate that it had, and without a past.
-    pub(super) fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, stood: Duration) {
-        let (told, untold) =
-            self.untold.iter().partition::<Vec<_>, _>(|(command, _)| command.region.port == port);
-        self.untold = untold;
-        told.into_iter().for_each(|(command, status)| complete(nic, &command, status));
+    /// Handles the resumption of a process: reports its completions, and resumes the path at its
+    /// former rate, without comparing new stamps with old ones.
+    pub(super) fn on_port_resumed(
+        &mut self,
+        nic: &mut Context<'_>,
+        port: PortId,
+        suspended: Duration,
+    ) {
+        let (reported, unreported) = self
+            .unreported
+            .iter()
+            .partition::<Vec<_>, _>(|(command, _)| command.region.port == port);
+        self.unreported = unreported;
+        reported.into_iter().for_each(|(command, status)| complete(nic, &command, status));
         if self.users.contains(&port) && std::mem::take(&mut self.is_paused) {
-            self.law.resume(nic.now(), stood);
+            self.law.resume(nic.now(), suspended);
             self.is_anew = true;
         }
     }
 
-    /// Messages of a port that is gone are forgotten: their memory is.
+    /// Discards the messages of a closed port, whose memory is no longer registered.
     pub(super) fn on_port_closed(&mut self, port: PortId) {
         self.users.remove(&port);
         self.queue.retain(|message| message.owner() != port);
-        self.untold.retain(|(command, _)| command.region.port != port);
+        self.unreported.retain(|(command, _)| command.region.port != port);
         if let Some(waiting) = self.waiting.as_mut().filter(|it| it.message.owner() == port) {
             waiting.is_last = false;
         }
     }
 
-    /// All that waits ends unsent.
+    /// Completes all waiting messages as unsent.
     pub(super) fn end(&mut self, nic: &mut Context<'_>) {
-        for (command, status) in self.untold.drain(..) {
+        for (command, status) in self.unreported.drain(..) {
             complete(nic, &command, status);
         }
         for waiting in self.queue.drain(..) {
@@ -305,12 +326,13 @@ impl Path {
         }
     }
 
-    /// Flags of all its frames: stamps that all hear are counted by themselves.
+    /// Returns the flags of all frames of this path. Broadcast stamps have sequence numbers of
+    /// their own.
     fn flags(&self) -> u8 {
         if self.node == NodeId::EVERYBODY { BROADCAST } else { 0 }
     }
 
-    /// A stamp by itself.
+    /// Sends an empty frame that only carries a stamp.
     fn probe(&mut self, nic: &mut Context<'_>) {
         let now = nic.now();
         let bytes = f64::from(wire_bytes(nic, 0)) * PROBE_PARTS;
@@ -334,8 +356,9 @@ impl Path {
         (waiting.command.region.length - waiting.offset).min(most)
     }
 
-    /// A message begins. Others that have, and whose processes stand still, begin again after it: the receiver takes one
-    /// message of a node for a port at a time, and none that is older.
+    /// Begins a message. Messages to the same port that began before, and whose processes are
+    /// suspended, start over after it: per sending node and port, the receiver takes one message at
+    /// a time and none that is older.
     fn begin_message(&mut self, at: usize) {
         self.is_mixed |= at > 0;
         if self.is_mixed {
@@ -406,7 +429,8 @@ impl Path {
     }
 }
 
-/// A message's bytes with feedback behind them; `None` if they may not be read.
+/// Copies a message's bytes and the feedback behind them. Returns `None` if the region may not be
+/// read.
 fn load<'a>(
     nic: &Context<'_>,
     part: RegionRef,
@@ -418,12 +442,12 @@ fn load<'a>(
     Some(Source::Bytes(Payload::from(&into[..length + rider.len()])))
 }
 
-/// Most bytes behind the header of a frame to `to` that its path carries as one packet.
+/// Returns the most payload bytes of a frame to `to` that its path carries as one packet.
 fn payload_bytes(nic: &Context<'_>, to: NodeId) -> u32 {
     nic.mtu_bytes_to(to) as u32 - midplane_simhw::frame::HEADER_BYTES as u32
 }
 
-/// Bytes that a frame with `payload` takes on the line.
+/// Returns the bytes that a frame with `payload` takes on the line.
 fn wire_bytes(nic: &Context<'_>, payload: usize) -> u32 {
     let bytes = nic.line_rate().bytes_in(nic.frame_nanos(payload));
     u32::try_from(bytes).unwrap_or(u32::MAX)

@@ -1,4 +1,4 @@
-//! The admission: lets the frames of other extensions pass as the rate to their destination allows.
+//! The admission: paces the frames of other extensions to the allowed rate of their destination.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use midplane_simhw::time::Instant;
 
 use super::WARP;
 
-/// Time that a destination may be ahead of its rate: a burst of so much leaves at once.
+/// Nanoseconds by which a destination may be ahead of its rate: a burst of that size leaves at
+/// once.
 const BURST_NS: u64 = 200_000;
 
 /// When the next frame to each destination may leave.
@@ -23,7 +24,7 @@ struct Pacing {
 }
 
 impl Pace {
-    /// What tells it of a new rate, in bytes a second.
+    /// Makes the command that sets a new rate, in bytes a second.
     pub(super) const fn steering(destination: NodeId, rate: f64) -> Steering {
         Steering { destination, values: [rate as u64, 0] }
     }
@@ -31,7 +32,7 @@ impl Pace {
 
 impl Admission for Pace {
     fn admit(&self, now: Instant, header: &Header) -> Verdict {
-        // Warp's own have been paced before they were stamped.
+        // Warp's own frames were paced before they were stamped.
         if header.extension == WARP {
             return Verdict::Now;
         }
@@ -50,8 +51,8 @@ impl Admission for Pace {
                 u128::from(bytes) * 1_000_000_000 / u128::from(pacing.bytes_per_second.max(1));
             let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
             let next = pacing.next.max(now).plus_nanos(nanos);
-            // Warp's own ask nobody here: if all of them counted, probes of a slow way would hold
-            // up what they probe for without end.
+            // Warp's own frames are not admitted here. If all of them counted, probes of a slow
+            // path would hold up without end the frames that they probe for.
             let is_own = header.extension == WARP;
             let most = pacing.next.max(now.plus_nanos(BURST_NS));
             pacing.next = if is_own { next.min(most) } else { next };
@@ -87,14 +88,14 @@ mod tests {
         pace.steer(at(0), Pace::steering(NodeId(1), 1e6));
         let mut left = 0;
         for micros in (0..1_000_000).step_by(10) {
-            // Probes alone are four times the rate.
+            // The probes alone take four times the rate.
             pace.on_sent(at(micros), &frame(WARP, 0), at(micros));
             if pace.admit(at(micros), &other) == Verdict::Now {
                 pace.on_sent(at(micros), &other, at(micros));
                 left += 1;
             }
         }
-        // A second at a thousand bytes a millisecond.
+        // One second at 1,000 bytes a millisecond.
         assert!((990..=1_001).contains(&left), "{left}");
     }
 }

@@ -1,7 +1,8 @@
-//! What is read of others' stamps, and how they are told.
+//! The receiver's side: estimates from the stamps of each sender, and the feedback to it.
 //!
-//! Where messages go both ways feedback rides on them: a frame of its own takes as much of a link as a
-//! small message, and half of all frames would be feedback. Who sends nothing back is told at once.
+//! If messages go both ways, feedback is piggybacked on them. A frame of its own takes as much of a
+//! link as a small message, and half of all frames would be feedback. If no message goes back to a
+//! sender, its feedback leaves at once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,35 +20,35 @@ use super::{ANEW, BROADCAST, FEEDBACK, WarpConfig};
 use crate::estimate::{Estimate, Estimator};
 use crate::feedback::{FEEDBACK_BYTES, Feedback};
 
-/// A sender, and whether it sent to everybody.
+/// A sender, and true for its broadcasts.
 type Key = (NodeId, bool);
 
-/// Spans between two feedbacks that ride on messages: the four groups of an estimate are then new ...
+/// Spans between two piggybacked feedbacks: the four groups of an estimate are then new ...
 const REST_SPANS: u32 = 4;
-/// ... and the spans that feedback waits for a message to ride on.
+/// ... and the spans that feedback waits for a message to be piggybacked on.
 const HOLD_SPANS: u32 = 4;
-/// Spans between two drains' ends: each sender has feedback to hear one by.
+/// Spans that a drain request lasts: each sender receives feedback in that time.
 const DRAIN_SPANS: u32 = 8;
 
-/// What is read of one sender's stamps.
+/// The estimator of one sender, and its pending feedback.
 #[derive(Debug)]
 struct Source {
     estimator: Estimator,
     feedbacks: u32,
-    /// The sender's stamps as they were last, whole: what travels is their lower half.
+    /// The newest sequence number and time in ticks, whole; frames carry the lower halves.
     newest: (u64, u64),
-    /// What it has not been told, and since when.
-    news: Option<(Estimate, Instant)>,
-    /// When it was told last.
-    told: Instant,
+    /// The estimate that the sender does not have yet, and when the first such one was made.
+    pending: Option<(Estimate, Instant)>,
+    /// When the last feedback left.
+    fed_at: Instant,
 }
 
-/// All senders that were heard of.
+/// The estimators of all senders.
 #[derive(Debug)]
 pub(super) struct Sources {
     all: BTreeMap<Key, Source>,
     config: WarpConfig,
-    /// When the next drain begins, and until when the present one is asked for.
+    /// When the next drain begins, and when the present one ends.
     drain_at: Instant,
     drain_until: Instant,
 }
@@ -62,7 +63,8 @@ impl Sources {
         }
     }
 
-    /// A stamped frame has come; where messages go back to its sender, what it tells may wait for one.
+    /// Processes a stamped frame. If messages go back to its sender (`goes_back`), the feedback may
+    /// wait for one.
     pub(super) fn handle_frame(&mut self, nic: &mut Context<'_>, header: &Header, goes_back: bool) {
         let now = nic.now();
         let key = (header.source, header.flags & BROADCAST != 0);
@@ -71,59 +73,59 @@ impl Sources {
             estimator: Estimator::new(grouping),
             feedbacks: 0,
             newest: (0, 0),
-            news: None,
-            told: Instant::ZERO,
+            pending: None,
+            fed_at: Instant::ZERO,
         });
         if header.flags & ANEW != 0 {
             source.estimator.restart();
         }
         let stamp = stamp_of(header, &mut source.newest, now);
         let Some(estimate) = source.estimator.handle_arrival(stamp, now) else { return };
-        let since = source.news.map_or(now, |(_, since)| since);
-        source.news = Some((estimate, since));
+        let since = source.pending.map_or(now, |(_, since)| since);
+        source.pending = Some((estimate, since));
         if !goes_back {
-            self.tell(nic, key);
+            self.send_feedback(nic, key);
         }
     }
 
-    /// The feedback for `node` that is to ride on a message that leaves now, if there is any.
+    /// Returns the feedback for `node` to piggyback on a message that leaves now, if there is any.
     pub(super) fn ride(&mut self, node: NodeId, now: Instant) -> Option<[u8; FEEDBACK_BYTES]> {
         let earliest = self.earliest(self.all.get(&(node, false))?)?;
         if now >= earliest { self.feedback((node, false), now) } else { None }
     }
 
-    /// Tells those who have waited for long enough.
+    /// Sends feedback that has waited for a message long enough.
     pub(super) fn handle_timeout(&mut self, nic: &mut Context<'_>) {
         let now = nic.now();
         let waits = self.all.iter().filter_map(|(key, source)| Some((*key, self.due(source)?)));
         let due: Vec<Key> = waits.filter(|(_, at)| *at <= now).map(|(key, _)| key).collect();
-        due.into_iter().for_each(|key| self.tell(nic, key));
+        due.into_iter().for_each(|key| self.send_feedback(nic, key));
     }
 
-    /// When [`Sources::handle_timeout`] is due.
+    /// Returns when [`Sources::handle_timeout`] is due.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.all.values().filter_map(|source| self.due(source)).min()
     }
 
-    /// A sender's clock and path are others from now on.
+    /// Discards the estimator of `node`, whose clock and path have changed.
     pub(super) fn forget(&mut self, node: NodeId) {
         self.all.retain(|(from, _), _| *from != node);
     }
 
-    /// From when on a sender's feedback may ride.
+    /// Returns from when on a sender's feedback may be piggybacked.
     fn earliest(&self, source: &Source) -> Option<Instant> {
-        let (_, since) = source.news?;
-        Some(since.max(source.told + self.config.span * REST_SPANS))
+        let (_, since) = source.pending?;
+        Some(since.max(source.fed_at + self.config.span * REST_SPANS))
     }
 
-    /// When it goes by itself.
+    /// Returns when the feedback leaves in a frame of its own.
     fn due(&self, source: &Source) -> Option<Instant> {
         self.earliest(source).map(|at| at + self.config.span * HOLD_SPANS)
     }
 
-    /// In a frame of its own. Not by control message: those are acknowledged, on the very way that is
-    /// full. One that is lost is followed by the next.
-    fn tell(&mut self, nic: &mut Context<'_>, key: Key) {
+    /// Sends feedback in a frame of its own. Not by control message: those are acknowledged, on the
+    /// very path that is congested. If the frame is lost, the next feedback replaces it.
+    fn send_feedback(&mut self, nic: &mut Context<'_>, key: Key) {
         let Some(bytes) = self.feedback(key, nic.now()) else { return };
         let source = Bytes::Bytes(Payload::from(&bytes[..]));
         let flags = FEEDBACK | if key.1 { BROADCAST } else { 0 };
@@ -133,8 +135,8 @@ impl Sources {
     fn feedback(&mut self, key: Key, now: Instant) -> Option<[u8; FEEDBACK_BYTES]> {
         let drain = self.is_draining(now);
         let source = self.all.get_mut(&key)?;
-        let (estimate, _) = source.news.take()?;
-        source.told = now;
+        let (estimate, _) = source.pending.take()?;
+        source.fed_at = now;
         source.feedbacks = source.feedbacks.wrapping_add(1);
         let arrivals = source.estimator.arrivals();
         let mut feedback = Feedback::new(source.feedbacks, estimate, arrivals, now);
@@ -142,8 +144,8 @@ impl Sources {
         Some(feedback.emit())
     }
 
-    /// Whether feedback of now asks for a drain: all senders at once, for as long as each of them
-    /// has feedback to hear it by.
+    /// Returns true if feedback that leaves now requests a drain. All senders are asked at once,
+    /// for as long as each of them takes to receive a feedback.
     fn is_draining(&mut self, now: Instant) -> bool {
         if self.config.drain_every == Duration::MAX {
             return false;

@@ -1,4 +1,5 @@
-//! Stamps and feedback as they travel: the lower half of a stamp, which both sides make whole again.
+//! Stamps and feedback on the wire: the lower half of a stamp, which both sides extend to the
+//! whole.
 
 use midplane_simhw::frame::Header;
 use midplane_simhw::time::Instant;
@@ -6,13 +7,15 @@ use midplane_simhw::time::Instant;
 use crate::feedback::Feedback;
 use crate::stamp::Stamp;
 
-/// Stamps travel in units of so many nanoseconds, 32 bits of them: they repeat after 137 s.
+/// The unit of a stamp's time on the wire, in nanoseconds. It has 32 bits, so it repeats after 137
+/// s.
 pub(super) const TICK_NS: u64 = 32;
 
-/// The whole stamp of a frame: what travels is its lower half, and `newest` the last one that came.
+/// Returns the whole stamp of a frame. The frame carries the lower half; `newest` is the newest
+/// whole stamp before it.
 pub(super) fn stamp_of(header: &Header, newest: &mut (u64, u64), now: Instant) -> Stamp {
     let (sequence, ticks) = *newest;
-    // The first stamp is taken for one of about now; from then on each follows the last.
+    // The first stamp is taken as one of about now; each later one as close to the newest.
     let near = if ticks == 0 { now.as_nanos() / TICK_NS } else { ticks };
     let whole = |last: u64, part: u32| {
         let ahead = part.wrapping_sub(last as u32).cast_signed();
@@ -25,8 +28,8 @@ pub(super) fn stamp_of(header: &Header, newest: &mut (u64, u64), now: Instant) -
     Stamp { sequence: stamp.0, sent: Instant::from_nanos(stamp.1.saturating_mul(TICK_NS)) }
 }
 
-/// Feedback with the stamps that were sent: where the two clocks are far apart the receiver has
-/// taken the travelling half of a stamp for that of another time.
+/// Converts feedback back to the sender's own stamps. If the two clocks are far apart, the receiver
+/// has extended the lower half of a stamp to a wrong time.
 pub(super) fn in_own_time(mut feedback: Feedback, now: Instant) -> Feedback {
     let estimate = &mut feedback.estimate;
     let ticks = now.as_nanos() / TICK_NS;
@@ -66,7 +69,7 @@ mod tests {
             let now = Instant::from_nanos(sent + 500_000);
             let own = in_own_time(back, now).estimate;
             assert_eq!(own.newest.as_nanos() / TICK_NS, sent / TICK_NS, "{offset}");
-            // What the two clocks differ by, and no more.
+            // The delay contains the offset of the two clocks and no more.
             assert!((own.delay_ns - 300_000 - offset).abs() <= TICK_NS as i64, "{offset}");
         }
     }

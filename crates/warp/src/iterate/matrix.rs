@@ -1,4 +1,4 @@
-//! Sparse linear systems: read, made, and checked before anything runs (feature `sparse`).
+//! Sparse linear systems: reading, generating, and checking for convergence (feature `sparse`).
 
 use std::io::Cursor;
 
@@ -8,55 +8,56 @@ use thiserror::Error;
 
 use super::FixedPoint;
 
-/// Why a matrix is refused, before a rank starts.
+/// An error of a matrix, found before a rank starts.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum MatrixError {
-    /// The file is not in the format, at this line.
+    /// A line of the file is invalid.
     #[error("line {line}: {what}")]
     Line {
-        /// From 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it, and what it should be.
+        /// Description of the error.
         what: &'static str,
     },
-    /// A system has as many equations as unknowns.
-    #[error("the matrix is {rows} by {columns}; a system to solve is square")]
+    /// The matrix is not square.
+    #[error("the matrix is {rows} by {columns}; a system to solve has a square matrix")]
     NotSquare {
-        /// Its rows.
+        /// Number of rows.
         rows: usize,
-        /// Its columns.
+        /// Number of columns.
         columns: usize,
     },
-    /// Each unknown is computed by dividing by its diagonal entry.
+    /// A diagonal entry is zero, or not finite. Each unknown is computed by dividing by its
+    /// diagonal entry.
     #[error("the diagonal entry of row {row} is zero; reorder the rows so that none is")]
     ZeroDiagonal {
-        /// From 1.
+        /// Number of the row, from 1.
         row: usize,
     },
-    /// Chazan and Miranker's condition does not hold.
+    /// The condition of Chazan and Miranker fails: the spectral radius is 1 or more.
     #[error(
         "the spectral radius of |M| is at least {at_least:.6}: an asynchronous iteration converges \
          for every delay only below 1"
     )]
     Diverges {
-        /// A lower bound.
+        /// A lower bound of the spectral radius.
         at_least: f64,
     },
-    /// The condition could be neither shown nor refuted.
+    /// The condition could be neither proved nor refuted.
     #[error(
         "the spectral radius of |M| lies between {at_least:.6} and {at_most:.6}, and it could not \
          be shown to be below 1"
     )]
     Undecided {
-        /// A lower bound.
+        /// A lower bound of the spectral radius.
         at_least: f64,
-        /// An upper bound.
+        /// An upper bound of the spectral radius.
         at_most: f64,
     },
 }
 
-/// A x = b, as the fixed point x = D^-1 (b - (A - D) x) with D the diagonal of A.
+/// The linear system A x = b, as the fixed point x = D^-1 (b - (A - D) x) with D the diagonal of A.
 #[derive(Clone, Debug)]
 pub struct Linear {
     a: CsMat<f64>,
@@ -65,27 +66,29 @@ pub struct Linear {
     scale: f64,
 }
 
-/// Bounds of a spectral radius.
+/// A lower and an upper bound of a spectral radius.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpectralRadius {
-    /// It is at least this.
+    /// The lower bound.
     pub at_least: f64,
-    /// It is at most this.
+    /// The upper bound.
     pub at_most: f64,
 }
 
-/// Steps of power iteration before a radius counts as undecided.
+/// The most steps of power iteration, after which the radius counts as undecided.
 const POWER_STEPS: usize = 20_000;
 
 impl Linear {
-    /// The system of `a` and `b`; `None` for the `b` that the solution of all ones has.
+    /// Creates the system of `a` and `b`. If `b` is `None`, makes the `b` whose solution is all
+    /// ones.
     ///
     /// # Errors
-    /// [`MatrixError`] if it is not square, has a zero on its diagonal, or entries that are not
-    /// finite. Whether it converges is for [`Linear::check`].
+    /// [`MatrixError::NotSquare`] if `a` is not square or is empty, and
+    /// [`MatrixError::ZeroDiagonal`] if a diagonal entry is zero or not finite. [`Linear::check`]
+    /// decides whether it converges.
     ///
     /// # Panics
-    /// If `b` has not as many entries as the matrix has rows.
+    /// If the length of `b` is not the number of rows.
     pub fn new(a: CsMat<f64>, b: Option<Vec<f64>>) -> Result<Self, MatrixError> {
         let a = a.to_csr();
         let (rows, columns) = a.shape();
@@ -98,25 +101,25 @@ impl Linear {
         }
         let b =
             b.unwrap_or_else(|| a.outer_iterator().map(|row| row.data().iter().sum()).collect());
-        assert_eq!(b.len(), rows, "an equation has a right-hand side");
+        assert_eq!(b.len(), rows, "each equation has a right-hand side");
         let scale = b.iter().fold(0.0_f64, |most, entry| most.max(entry.abs()));
         Ok(Self { a, b, diagonal, scale: if scale > 0.0 { scale } else { 1.0 } })
     }
 
-    /// The matrix.
+    /// Returns the matrix.
     #[must_use]
     pub const fn a(&self) -> &CsMat<f64> {
         &self.a
     }
 
-    /// The right-hand side.
+    /// Returns the right-hand side.
     #[must_use]
     pub fn b(&self) -> &[f64] {
         &self.b
     }
 
-    /// Bounds of the spectral radius of |M|, M = D^-1 (A - D), by power iteration: for any vector v
-    /// above zero it lies between the least and the largest of (|M| v)_i / v_i (Collatz, Wielandt).
+    /// Bounds the spectral radius of |M|, M = D^-1 (A - D), by power iteration. For any positive
+    /// vector v it lies between the least and the largest of (|M| v)_i / v_i (Collatz, Wielandt).
     #[must_use]
     pub fn spectral_radius(&self) -> SpectralRadius {
         let mut v = vec![1.0; self.b.len()];
@@ -130,8 +133,8 @@ impl Linear {
             if is_close || (bounds.at_least >= 1.0) {
                 break;
             }
-            // Half of the identity: else a bipartite matrix would swing for ever. A little of
-            // everything: else an unknown that nothing depends on would vanish.
+            // Averages with the identity, or the iteration would oscillate for a bipartite matrix.
+            // Keeps every entry at 10^-9 or more, or one on which no other depends would vanish.
             let largest = product.iter().copied().fold(1e-300, f64::max);
             for (v, product) in v.iter_mut().zip(&product) {
                 *v = (0.5 * (*v + product / largest.max(1e-300))).max(1e-9);
@@ -142,10 +145,10 @@ impl Linear {
         bounds
     }
 
-    /// Refuses a system whose asynchronous iteration need not converge.
+    /// Checks that the asynchronous iteration converges for every delay.
     ///
     /// # Errors
-    /// [`MatrixError::Diverges`] or [`MatrixError::Undecided`], with the bounds that were found.
+    /// [`MatrixError::Diverges`] or [`MatrixError::Undecided`], with the bounds.
     pub fn check(&self) -> Result<SpectralRadius, MatrixError> {
         let bounds = self.spectral_radius();
         let SpectralRadius { at_least, at_most } = bounds;
@@ -158,7 +161,7 @@ impl Linear {
         }
     }
 
-    /// The 2-norm of b - A x over that of b.
+    /// Returns the 2-norm of b - A x over that of b.
     #[must_use]
     pub fn relative_residual(&self, x: &[f64]) -> f64 {
         let rows = self.a.outer_iterator().zip(&self.b);
@@ -188,7 +191,7 @@ impl FixedPoint for Linear {
         x[i] + self.defect(i, x) / self.diagonal[i]
     }
 
-    /// What is left of equation `i`, over the largest right-hand side.
+    /// Returns the absolute error of equation `i`, over the largest right-hand side.
     fn residual(&self, i: usize, x: &[f64]) -> f64 {
         self.defect(i, x).abs() / self.scale
     }
@@ -203,8 +206,8 @@ impl Linear {
     }
 }
 
-/// The Trefethen matrix of `n`: the primes on the diagonal, ones where row and column are a power of
-/// two apart (Trefethen 2002). The radius of |M| is 0.86.
+/// Makes the Trefethen matrix of size `n`: primes on the diagonal, and ones where row and column
+/// differ by a power of two (Trefethen 2002). The spectral radius of |M| is 0.86.
 #[must_use]
 pub fn trefethen(n: usize) -> CsMat<f64> {
     let mut primes = Vec::with_capacity(n);
@@ -228,14 +231,15 @@ pub fn trefethen(n: usize) -> CsMat<f64> {
     matrix.to_csr()
 }
 
-/// A system of `n` unknowns that `seed` draws: some ten entries a row besides the diagonal, which
-/// weighs `1 / radius` times as much as they do together, so that the radius of |M| is `radius`.
+/// Makes a random matrix of `n` unknowns from `seed`. Each row has about ten entries besides the
+/// diagonal. The diagonal entry is `1 / radius` times their sum, so that the spectral radius of |M|
+/// is `radius`.
 ///
 /// # Panics
 /// If the radius is not above zero.
 #[must_use]
 pub fn random(n: usize, radius: f64, seed: u64) -> CsMat<f64> {
-    assert!(radius > 0.0, "a system without couplings is no system");
+    assert!(radius > 0.0, "the spectral radius must be above zero");
     let mut rng = Rng::new(seed, "matrix");
     let mut matrix = TriMat::new((n, n));
     for i in 0..n {
@@ -243,7 +247,7 @@ pub fn random(n: usize, radius: f64, seed: u64) -> CsMat<f64> {
         for _ in 0..10.min(n.saturating_sub(1)) {
             let j = rng.below(n as u64 - 1) as usize;
             let j = if j >= i { j + 1 } else { j };
-            // All of one sign, so that entries that meet add up.
+            // All entries have one sign, so that two at the same place add up.
             let entry = 0.1 + rng.unit();
             sum += entry;
             matrix.add_triplet(i, j, -entry);
@@ -254,25 +258,26 @@ pub fn random(n: usize, radius: f64, seed: u64) -> CsMat<f64> {
 }
 
 /// Reads a matrix in the Matrix Market format (Boisvert, Pozo and Remington 1996): coordinates of
-/// real, integer or pattern entries, general or symmetric.
+/// real or integer entries, general or symmetric.
 ///
 /// # Errors
-/// [`MatrixError::Line`] names the line that is wrong; [`MatrixError::NotSquare`] before any entry.
+/// [`MatrixError::Line`] names the invalid line. [`MatrixError::NotSquare`] is found before any
+/// entry is read.
 pub fn read(text: &str) -> Result<CsMat<f64>, MatrixError> {
-    look_at_lines(text)?;
-    // Whole numbers are read as any others.
+    check_lines(text)?;
+    // Integers are read as reals.
     let (header, entries) = text.split_once('\n').unwrap_or((text, ""));
     let text = format!("{}\n{entries}", header.to_ascii_lowercase().replace("integer", "real"));
     let matrix = sprs::io::read_matrix_market_from_bufread(&mut Cursor::new(text));
     let matrix: TriMat<f64> = matrix.map_err(|_| MatrixError::Line {
         line: 1,
-        what: "it is not a Matrix Market file that can be read",
+        what: "not a Matrix Market file that can be read",
     })?;
     Ok(matrix.to_csr())
 }
 
-/// Finds the line that is wrong, which the reader itself does not name.
-fn look_at_lines(text: &str) -> Result<(), MatrixError> {
+/// Finds the invalid line, which the reader of `sprs` does not name.
+fn check_lines(text: &str) -> Result<(), MatrixError> {
     let wrong = |line, what| Err(MatrixError::Line { line, what });
     let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
     let header = lines.next().map(|(_, line)| line.to_ascii_lowercase()).unwrap_or_default();

@@ -1,43 +1,48 @@
-//! Fixed-point problems beyond linear systems: shortest paths, PageRank, ODEs, flows in networks.
+//! Fixed-point problems other than linear systems: shortest paths, PageRank, ODEs and network
+//! flows.
 
 use super::FixedPoint;
 
-/// Shortest paths to a node as dynamic programming: the distance of a node is the least, over its
-/// edges, of the edge and the distance behind it. Converges asynchronously from above
-/// (Bertsekas 1982); a node from which nothing leads there stays at infinity.
+/// Shortest paths to a node as dynamic programming.
+///
+/// The distance of a node is the least, over its edges, of the edge's length plus the distance of
+/// the edge's end. Converges asynchronously from above (Bertsekas 1982). A node without a path to
+/// the target stays at infinity.
 #[derive(Clone, Debug)]
 pub struct ShortestPaths {
     edges: Vec<Vec<(usize, f64)>>,
     target: usize,
 }
 
-/// Why a graph is no problem that has an answer.
+/// An invalid graph.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
-    /// An edge names a node that is not there.
-    #[error("edge {edge} joins nodes {from} and {to}; there are {nodes}, from 0 on")]
+    /// An edge names a node that does not exist.
+    #[error(
+        "edge {edge} joins nodes {from} and {to}; the graph has {nodes} nodes, numbered from 0"
+    )]
     Node {
-        /// Which edge.
+        /// Index of the edge.
         edge: usize,
-        /// Its beginning.
+        /// Node where the edge begins.
         from: usize,
-        /// Its end.
+        /// Node where the edge ends.
         to: usize,
-        /// Nodes.
+        /// Number of nodes.
         nodes: usize,
     },
-    /// A length or a weight must be above zero.
-    #[error("edge {edge} has the length {length}; lengths are above 0")]
+    /// The length, weight or conductance of an edge is not above zero, or not finite.
+    #[error("edge {edge} has the length {length}; a length must be finite and above 0")]
     Length {
-        /// Which edge.
+        /// Index of the edge.
         edge: usize,
-        /// What it is said to be.
+        /// The given length.
         length: f64,
     },
 }
 
-/// Checks edges of a graph of `nodes`, and lists those that leave each node.
+/// Checks the edges of a graph of `nodes`, and groups them by the node that they leave.
 fn edges_of(
     nodes: usize,
     edges: &[(usize, usize, f64)],
@@ -56,10 +61,10 @@ fn edges_of(
 }
 
 impl ShortestPaths {
-    /// Paths to `target` over `edges` of (from, to, length).
+    /// Creates the problem of paths to `target` over `edges` of (from, to, length).
     ///
     /// # Errors
-    /// [`GraphError`] says which edge is wrong.
+    /// [`GraphError`] names the invalid edge.
     pub fn new(
         nodes: usize,
         edges: &[(usize, usize, f64)],
@@ -86,21 +91,23 @@ impl FixedPoint for ShortestPaths {
     }
 }
 
-/// The stationary rank of pages that a reader follows links on, with a jump to any page now and
-/// then (Brin and Page 1998): a contraction by the damping, in the sum of ranks. Ranks add up to 1.
+/// The stationary rank of pages that a reader follows links on, with a jump to a random page now
+/// and then (Brin and Page 1998).
+///
+/// The update contracts by the damping, in the sum of ranks. The ranks add up to 1.
 #[derive(Clone, Debug)]
 pub struct PageRank {
-    /// For each page those that link to it, and the share of theirs that it gets.
+    /// For each page the pages that link to it, and the share of their rank that it receives.
     links: Vec<Vec<(usize, f64)>>,
     damping: f64,
 }
 
 impl PageRank {
-    /// Ranks of `pages` under `links` of (from, to, weight), and a damping of 0.85. A page without
-    /// links counts as one that links to itself.
+    /// Creates the problem of ranking `pages` by `links` of (from, to, weight), with a damping of
+    /// 0.85. A page without links counts as one that links to itself.
     ///
     /// # Errors
-    /// [`GraphError`] says which link is wrong.
+    /// [`GraphError`] names the invalid link.
     pub fn new(pages: usize, links: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
         let from_each = edges_of(pages, links)?;
         let mut to_each = vec![Vec::new(); pages];
@@ -132,26 +139,32 @@ impl FixedPoint for PageRank {
     }
 }
 
-/// Heat along a rod as an initial-value problem, by waveform relaxation: the unknowns are each
-/// point's whole course in time, solved with its neighbours' last courses (Lelarasmee, Ruehli and
-/// Sangiovanni-Vincentelli 1982). Implicit Euler in time; both ends are held at 0.
+/// Heat along a rod as an initial-value problem, by waveform relaxation (Lelarasmee, Ruehli and
+/// Sangiovanni-Vincentelli 1982).
+///
+/// The unknowns are each point's temperatures at all times, computed from the last temperatures of
+/// its neighbours. Implicit Euler in time; both ends are held at 0.
 #[derive(Clone, Debug)]
 pub struct Waveform {
     points: usize,
     steps: usize,
-    /// Time step over the square of the spacing.
+    /// The time step over the square of the spacing.
     ratio: f64,
 }
 
 impl Waveform {
-    /// A rod of `points`, warm at 1 in the beginning, for `steps` steps of time; `ratio` is the
-    /// step over the square of the spacing. Unknown `point * steps + step` is a temperature.
+    /// Creates a rod of `points` with an initial temperature of 1, for `steps` time steps. `ratio`
+    /// is the time step over the square of the spacing. Unknown `point * steps + step` is a
+    /// temperature.
     ///
     /// # Panics
-    /// If there is nothing to compute, or the ratio is not above zero.
+    /// If there are no points or steps, or the ratio is not above zero.
     #[must_use]
     pub fn new(points: usize, steps: usize, ratio: f64) -> Self {
-        assert!(points > 0 && steps > 0 && ratio > 0.0, "a rod has points, and time goes on");
+        assert!(
+            points > 0 && steps > 0 && ratio > 0.0,
+            "a rod has points, steps and a ratio above zero"
+        );
         Self { points, steps, ratio }
     }
 }
@@ -176,9 +189,11 @@ impl FixedPoint for Waveform {
 }
 
 /// Flow through a network at the least cost, where an edge that carries f costs f^2 / (2 g), by its
-/// dual: potentials whose differences, times the conductance g, are the flows, and whose flows out
-/// of each node are what it supplies (Bertsekas and Tsitsiklis 1989, chapter 5). Node 0 is held at
-/// a potential of 0 and takes what is left.
+/// dual (Bertsekas and Tsitsiklis 1989, chapter 5).
+///
+/// The unknowns are potentials. Their difference across an edge, times its conductance g, is the
+/// flow, and the flows out of each node add up to its supply. Node 0 is held at a potential of 0
+/// and absorbs the remainder.
 #[derive(Clone, Debug)]
 pub struct NetworkFlow {
     edges: Vec<Vec<(usize, f64)>>,
@@ -186,18 +201,19 @@ pub struct NetworkFlow {
 }
 
 impl NetworkFlow {
-    /// Potentials of the nodes that supply `supply`, over `edges` of (from, to, conductance) that
-    /// carry either way.
+    /// Creates the problem of the potentials of nodes that supply `supply`, over `edges` of (from,
+    /// to, conductance). An edge carries flow in both directions.
     ///
     /// # Errors
-    /// [`GraphError`] says which edge is wrong.
+    /// [`GraphError`] names the invalid edge, counting each edge twice: forward and backward.
     pub fn new(supply: Vec<f64>, edges: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
         let both: Vec<(usize, usize, f64)> =
             edges.iter().flat_map(|&(from, to, g)| [(from, to, g), (to, from, g)]).collect();
         Ok(Self { edges: edges_of(supply.len(), &both)?, supply })
     }
 
-    /// The flow from node `from` to node `to` over an edge of `conductance`, under potentials `x`.
+    /// Returns the flow from node `from` to node `to` over an edge of `conductance`, under
+    /// potentials `x`.
     #[must_use]
     pub fn flow(x: &[f64], from: usize, to: usize, conductance: f64) -> f64 {
         conductance * (x[from] - x[to])

@@ -1,53 +1,53 @@
-//! The end of an asynchronous iteration: declared only for an answer that has been checked.
+//! Termination of an asynchronous iteration: declared only for an answer that has been checked.
 //!
-//! That every rank is at rest proves nothing: values may be on their way that wake it again. So
-//! when all say that they are at rest the coordinator has them hold still, gathers the very values
-//! that would be the answer, and computes their residual. If it is small enough those values are
-//! the answer; if not, all go on, and say so later next time. What ranks and coordinator tell each
-//! other must arrive, and may arrive again; values between ranks need not.
+//! If every rank is at rest, that proves nothing: values in flight may make ranks change again. So
+//! when all ranks report rest, the coordinator makes them hold their values, gathers exactly those
+//! values and computes their residual. If it is small enough, they are the answer. Otherwise all
+//! ranks resume, and wait longer before they report rest again. Reports and orders must arrive, and
+//! may arrive twice. Values between ranks may be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::{FixedPoint, residual};
 
-/// What a rank tells the coordinator.
+/// A message from a rank to the coordinator.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// Its unknowns have been at rest for a while, in this round.
+    /// The rank's unknowns have been at rest for several sweeps of this round.
     AtRest {
         /// The round.
         round: u32,
     },
-    /// It holds still; these are its unknowns, from `first` on.
+    /// The rank holds its values; these are its unknowns, from `first` on.
     Values {
         /// The round.
         round: u32,
         /// The first unknown.
         first: usize,
-        /// Their values.
+        /// The values of the unknowns, in order.
         values: Vec<f64>,
     },
 }
 
-/// What the coordinator tells all ranks.
+/// A message from the coordinator to all ranks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Order {
-    /// Hold still, and report your values; told again, report them again.
+    /// Hold your values and report them. If this order comes again, report them again.
     Hold {
         /// The round.
         round: u32,
     },
-    /// Not yet: go on, in this new round.
+    /// The answer is not good enough: resume, in a new round.
     GoOn {
         /// The new round.
         round: u32,
     },
-    /// The answer is found, and has been checked.
+    /// Stop: the answer has been found and checked.
     Stop,
 }
 
-/// How a rank takes part.
+/// The state of a rank.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {
     Working,
@@ -56,39 +56,41 @@ enum State {
     Stopped,
 }
 
-/// A rank's side.
+/// A rank's side of the protocol.
 #[derive(Clone, Debug)]
 pub struct Participant {
     tolerance: f64,
     state: State,
     round: u32,
-    calm: u32,
+    quiet_sweeps: u32,
 }
 
-/// Sweeps in which nothing moved before a rank says that it is at rest.
-const CALM_SWEEPS: u32 = 3;
+/// Sweeps within the tolerance, in a row, after which a rank reports rest.
+const QUIET_SWEEPS: u32 = 3;
 
 impl Participant {
-    /// A rank whose part of the residual is to be at most `tolerance`.
+    /// Creates a rank's side, whose largest residual is to be at most `tolerance`.
     #[must_use]
     pub const fn new(tolerance: f64) -> Self {
-        Self { tolerance, state: State::Working, round: 0, calm: 0 }
+        Self { tolerance, state: State::Working, round: 0, quiet_sweeps: 0 }
     }
 
-    /// A sweep found `residual` as the largest of its unknowns; what to report, if anything.
+    /// Records a sweep with `residual` as its largest. Returns the report to send, if there is one.
     pub fn on_sweep(&mut self, residual: f64) -> Option<Report> {
-        self.calm = if residual <= self.tolerance { self.calm.saturating_add(1) } else { 0 };
-        // Each failed round asks for more patience, so that rounds do not follow one another while
-        // values are still on their way.
-        let patience = CALM_SWEEPS << self.round.min(10);
-        if self.state == State::Working && self.calm >= patience {
+        self.quiet_sweeps =
+            if residual <= self.tolerance { self.quiet_sweeps.saturating_add(1) } else { 0 };
+        // Each failed round doubles the sweeps needed, so that rounds do not follow one another
+        // while values are still in flight.
+        let needed = QUIET_SWEEPS << self.round.min(10);
+        if self.state == State::Working && self.quiet_sweeps >= needed {
             self.state = State::AtRest;
             return Some(Report::AtRest { round: self.round });
         }
         None
     }
 
-    /// The coordinator orders; the reports that it asks for, of the unknowns `own` of `x`.
+    /// Carries out an order of the coordinator. Returns the reports that it requests, of the
+    /// unknowns `own` of `x`.
     pub fn handle_order(&mut self, order: Order, own: &[Range<usize>], x: &[f64]) -> Vec<Report> {
         match order {
             Order::Hold { round } if round == self.round && self.state != State::Stopped => {
@@ -103,7 +105,7 @@ impl Participant {
             Order::GoOn { round } if round > self.round && self.state != State::Stopped => {
                 self.round = round;
                 self.state = State::Working;
-                self.calm = 0;
+                self.quiet_sweeps = 0;
             }
             Order::Stop => self.state = State::Stopped,
             Order::Hold { .. } | Order::GoOn { .. } => {}
@@ -111,40 +113,41 @@ impl Participant {
         Vec::new()
     }
 
-    /// The report that it is at rest, once more: for where reports may be lost.
+    /// Returns the report of rest again, for transports that may lose reports.
     #[must_use]
     pub fn repeat(&self) -> Option<Report> {
         (self.state == State::AtRest).then_some(Report::AtRest { round: self.round })
     }
 
-    /// Whether it may change its unknowns.
+    /// Returns true if the rank may change its unknowns.
     #[must_use]
     pub const fn may_sweep(&self) -> bool {
         matches!(self.state, State::Working | State::AtRest)
     }
 
-    /// Whether the answer has been found.
+    /// Returns true if the answer has been found.
     #[must_use]
     pub const fn is_stopped(&self) -> bool {
         matches!(self.state, State::Stopped)
     }
 }
 
-/// The coordinator's side.
+/// The coordinator's side of the protocol.
 #[derive(Clone, Debug)]
 pub struct Coordinator {
     tolerance: f64,
     ranks: BTreeSet<usize>,
     round: u32,
     at_rest: BTreeSet<usize>,
-    /// Unknowns that have been reported in this round, by their first.
+    /// Values reported in this round, by their first unknown; `None` until the ranks hold.
     values: Option<BTreeMap<usize, Vec<f64>>>,
     answer: Option<Vec<f64>>,
     rounds_failed: u32,
 }
 
 impl Coordinator {
-    /// Of `ranks` ranks, for an answer whose residual is at most `tolerance`.
+    /// Creates the coordinator of `ranks` ranks, for an answer with a residual of at most
+    /// `tolerance`.
     #[must_use]
     pub fn new(ranks: usize, tolerance: f64) -> Self {
         Self {
@@ -158,7 +161,7 @@ impl Coordinator {
         }
     }
 
-    /// A rank reports; what all ranks are to be told, if anything.
+    /// Processes the report of a rank. Returns the order to send to all ranks, if there is one.
     pub fn handle_report(
         &mut self,
         problem: &impl FixedPoint,
@@ -172,19 +175,19 @@ impl Coordinator {
             }
             Report::Values { round, first, values } if round == self.round => {
                 self.values.as_mut()?.insert(first, values);
-                self.judge(problem)
+                self.check_answer(problem)
             }
             Report::AtRest { .. } | Report::Values { .. } => None,
         }
     }
 
-    /// A rank is dead, and another has taken over its unknowns: the round is void.
+    /// Handles the loss of a rank whose unknowns another rank has taken over: starts a new round.
     pub fn on_lost(&mut self, rank: usize) -> Option<Order> {
         self.ranks.remove(&rank);
-        self.answer.is_none().then(|| self.go_on())
+        self.answer.is_none().then(|| self.start_round())
     }
 
-    /// What ranks are to be told, once more: for where orders may be lost.
+    /// Returns the present order again, for transports that may lose orders.
     #[must_use]
     pub fn repeat(&self) -> Order {
         match (&self.answer, &self.values) {
@@ -194,13 +197,14 @@ impl Coordinator {
         }
     }
 
-    /// The answer, once it has been checked.
+    /// Returns the answer, once it has been checked.
     #[must_use]
     pub fn answer(&self) -> Option<&[f64]> {
         self.answer.as_deref()
     }
 
-    /// Rounds in which all were at rest and the answer was not good enough.
+    /// Returns the number of rounds in which all ranks were at rest but the answer was not good
+    /// enough.
     #[must_use]
     pub const fn rounds_failed(&self) -> u32 {
         self.rounds_failed
@@ -214,8 +218,8 @@ impl Coordinator {
         Some(Order::Hold { round: self.round })
     }
 
-    /// Checks the answer when all of it is there.
-    fn judge(&mut self, problem: &impl FixedPoint) -> Option<Order> {
+    /// Checks the answer once all values have arrived.
+    fn check_answer(&mut self, problem: &impl FixedPoint) -> Option<Order> {
         let values = self.values.as_ref()?;
         let mut x = Vec::with_capacity(problem.unknowns());
         for (first, part) in values {
@@ -232,10 +236,10 @@ impl Coordinator {
             return Some(Order::Stop);
         }
         self.rounds_failed += 1;
-        Some(self.go_on())
+        Some(self.start_round())
     }
 
-    fn go_on(&mut self) -> Order {
+    fn start_round(&mut self) -> Order {
         self.round += 1;
         self.at_rest.clear();
         self.values = None;

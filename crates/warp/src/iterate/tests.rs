@@ -6,17 +6,17 @@ use super::problem::{NetworkFlow, PageRank, ShortestPaths, Waveform};
 use super::termination::{Coordinator, Participant, Report};
 use super::*;
 
-/// What happens to values between ranks.
+/// The faults of values between ranks.
 #[derive(Clone, Copy)]
 struct Net {
     loss: f64,
     doubled: f64,
-    /// Sweeps that a value may take; shorter ones overtake.
+    /// The most sweeps that a value takes; values may overtake each other.
     delay: u64,
 }
 
-/// Ranks that sweep in no order, over a network that loses, doubles, delays and reorders values.
-/// Reports and orders are delayed but arrive once and in order.
+/// Ranks that sweep in random order, over a network that loses, duplicates, delays and reorders
+/// values. Reports and orders are delayed but arrive once and in order.
 struct Cluster<'a, P> {
     problem: &'a P,
     net: Net,
@@ -27,7 +27,7 @@ struct Cluster<'a, P> {
     parts: Vec<Part<P>>,
     sides: Vec<Participant>,
     coordinator: Coordinator,
-    /// By when they arrive: values for a rank, a rank's reports, orders for all.
+    /// Messages by arrival time: values for a rank, a rank's reports, orders for all ranks.
     values: BTreeMap<(u64, u64), (usize, usize, f64)>,
     reports: BTreeMap<(u64, u64), (usize, Report)>,
     orders: BTreeMap<(u64, u64), termination::Order>,
@@ -36,7 +36,7 @@ struct Cluster<'a, P> {
     last_order: u64,
 }
 
-/// What is due of `queue`.
+/// Removes and returns the messages of `queue` that are due.
 fn due<T>(queue: &mut BTreeMap<(u64, u64), T>, now: u64) -> Vec<T> {
     let later = queue.split_off(&(now + 1, 0));
     std::mem::replace(queue, later).into_values().collect()
@@ -94,7 +94,7 @@ impl<'a, P: FixedPoint + Clone> Cluster<'a, P> {
         }
     }
 
-    /// One rank sweeps, and sends what it has computed.
+    /// Makes one rank sweep and send its values.
     fn sweep(&mut self) {
         let ranks = self.parts.len();
         let rank = self.rng.below(ranks as u64) as usize;
@@ -120,7 +120,8 @@ impl<'a, P: FixedPoint + Clone> Cluster<'a, P> {
     }
 }
 
-/// The answer, sweeps in all, and how often all were at rest while the answer was not one.
+/// Returns the answer, the sweeps of all ranks, and the number of rounds in which all were at rest
+/// but the answer was not good enough.
 fn solve<P: FixedPoint + Clone>(
     problem: &P,
     ranks: usize,
@@ -151,7 +152,7 @@ fn shortest_paths_come_out_as_dijkstra_has_them() {
         .map(|_| (rng.below(nodes) as usize, rng.below(nodes) as usize, 1.0 + rng.unit()))
         .collect();
     let problem = ShortestPaths::new(nodes as usize, &edges, 0).unwrap();
-    // Bellman and Ford, all at once: as many rounds as nodes.
+    // The Bellman-Ford algorithm, with as many rounds as nodes.
     let mut exact = vec![f64::INFINITY; nodes as usize];
     exact[0] = 0.0;
     for _ in 0..nodes {
@@ -181,7 +182,7 @@ fn a_waveform_relaxes_to_the_course_that_stepping_gives() {
     let (points, steps, ratio) = (8, 12, 0.5);
     let problem = Waveform::new(points, steps, ratio);
     let (found, ..) = solve(&problem, 4, 1e-12, BAD, 3).expect("it ends");
-    // Each step of implicit Euler, by the same relaxation to its own end.
+    // Solves each step of implicit Euler by the same relaxation until it converges.
     let mut before = vec![1.0; points];
     for step in 0..steps {
         let mut now = before.clone();
@@ -219,7 +220,10 @@ fn a_flow_leaves_each_node_what_it_supplies() {
 #[test]
 fn graphs_that_make_no_sense_are_refused_by_edge() {
     let wrong = ShortestPaths::new(2, &[(0, 1, 1.0), (0, 2, 1.0)], 0).unwrap_err();
-    assert_eq!(wrong.to_string(), "edge 1 joins nodes 0 and 2; there are 2, from 0 on");
+    assert_eq!(
+        wrong.to_string(),
+        "edge 1 joins nodes 0 and 2; the graph has 2 nodes, numbered from 0"
+    );
     assert!(PageRank::new(2, &[(0, 1, -1.0)]).is_err());
 }
 
@@ -244,7 +248,8 @@ mod linear {
         }
     }
 
-    /// An answer is never declared that is not one; in how many rounds all were at rest while it was not one.
+    /// Checks that a declared answer is good. Returns the number of rounds in which all ranks were
+    /// at rest without a good answer.
     fn check_termination(seed: u64) -> u32 {
         let mut rng = Rng::new(seed, "termination");
         let n = 4 + rng.below(12) as usize;
@@ -261,7 +266,7 @@ mod linear {
     #[test]
     fn s3_no_termination_is_false() {
         let failed: u32 = (0..100).map(check_termination).sum();
-        assert!(failed > 0, "the check is never needed");
+        assert!(failed > 0, "no round failed, so the check was not tested");
     }
 
     proptest! {

@@ -1,5 +1,6 @@
-//! Whether a history kept a level: decided from what each node wrote and read, with the places that
-//! the reads name ([`Memory::read_origin`](super::Memory::read_origin)).
+//! Checks whether a history kept to a consistency level, from the writes and reads of each node.
+//! The reads name the writes that they returned
+//! ([`Memory::read_origin`](super::Memory::read_origin)).
 
 use std::collections::BTreeMap;
 
@@ -7,52 +8,52 @@ use midplane_simhw::id::NodeId;
 
 use super::{Level, Location, Origin};
 
-/// What a node did.
+/// A write or a read by one node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// A write, once this node sees it.
+    /// A write, recorded when the node itself sees it.
     Write {
-        /// Where.
+        /// The location.
         location: Location,
-        /// At which level, and its place there.
+        /// The level and the number of the write.
         origin: Origin,
     },
     /// A read.
     Read {
-        /// Where.
+        /// The location.
         location: Location,
-        /// Whose write it returned; `None` where nothing was written yet.
+        /// The write that it returned; `None` if there was no value yet.
         origin: Option<Origin>,
     },
 }
 
-/// What each node did, in its order.
+/// The events of each node, in the node's order.
 pub type History = BTreeMap<NodeId, Vec<Event>>;
 
-/// An event that a level does not allow: the node, and the event's place in its history.
+/// An event that the level does not allow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Violation {
     /// The node that read or wrote.
     pub node: NodeId,
-    /// Which of its events.
+    /// Index of the event in the node's history.
     pub event: usize,
-    /// What is wrong.
+    /// The kind of violation.
     pub what: Wrong,
 }
 
-/// What a violation is.
+/// A kind of violation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Wrong {
-    /// A read returned what nobody wrote there.
+    /// A read returned a write that was never made at that location.
     ThinAir,
-    /// A read returned less than what the node had seen.
+    /// A read returned an older write than the node had already seen.
     WentBack,
-    /// Two coherent writes have one place, or a writer's are out of its order.
+    /// Two coherent writes have the same number, or one writer's numbers are not in its order.
     Misplaced,
 }
 
-/// The writes of a history: by writer and location, each level's places in rising order.
+/// The writes of a history: the numbers by level, writer and location, in rising order.
 struct Writes(BTreeMap<(Level, NodeId, Location), Vec<u64>>);
 
 impl Writes {
@@ -73,7 +74,7 @@ impl Writes {
         self.0.get(&at).is_some_and(|orders| orders.binary_search(&origin.order).is_ok())
     }
 
-    /// The last write of `writer` to `location` whose place is at most `seen`.
+    /// Returns the last write of `writer` to `location` with a number of at most `seen`.
     fn last(&self, level: Level, writer: NodeId, location: Location, seen: u64) -> Option<u64> {
         let orders = self.0.get(&(level, writer, location))?;
         let count = orders.partition_point(|order| *order <= seen);
@@ -88,8 +89,9 @@ impl Writes {
     }
 }
 
-/// Whether reads kept to slow memory: of one writer and location a reader never goes back, and its
-/// own writes it sees at once (Hutto and Ahamad 1990).
+/// Checks a history against slow memory (Hutto and Ahamad 1990).
+///
+/// For each writer and location a reader never goes back, and a node sees its own writes at once.
 ///
 /// # Errors
 /// The first [`Violation`].
@@ -116,8 +118,10 @@ pub fn slow(history: &History) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether reads kept to PRAM: each reader sees each writer's PRAM writes, over all locations, in
-/// the order that they were made in (Lipton and Sandberg 1988).
+/// Checks a history against PRAM (Lipton and Sandberg 1988).
+///
+/// Each reader sees each writer's PRAM writes, over all locations, in the order that they were made
+/// in.
 ///
 /// # Errors
 /// The first [`Violation`].
@@ -152,8 +156,10 @@ pub fn pram(history: &History) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether coherent writes have one order: every place is one write's, each writer's rise in its
-/// order, and no reader sees a location as it was before what it has seen already.
+/// Checks that a history's coherent writes have one total order.
+///
+/// Every number belongs to one write, each writer's numbers rise in its order, and no reader sees
+/// an older state of a location than it has seen already.
 ///
 /// # Errors
 /// The first [`Violation`].
@@ -184,7 +190,7 @@ pub fn coherent(history: &History) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Each place's write, where every place is one write's.
+/// Returns the coherent writes by number. Fails if two writes have the same number.
 fn places(history: &History) -> Result<BTreeMap<u64, (NodeId, Location)>, Violation> {
     let mut places = BTreeMap::new();
     for (node, events) in history {
@@ -201,7 +207,7 @@ fn places(history: &History) -> Result<BTreeMap<u64, (NodeId, Location)>, Violat
     Ok(places)
 }
 
-/// The events that concern `level`, with their places.
+/// Returns the events that concern `level`, with their indexes.
 fn each(events: &[Event], level: Level) -> impl Iterator<Item = (usize, Event)> {
     let concerns = move |event: &Event| event.of().1.is_none_or(|origin| origin.level == level);
     events.iter().copied().enumerate().filter(move |(_, event)| concerns(event))

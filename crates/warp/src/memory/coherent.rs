@@ -1,11 +1,11 @@
-//! One order of coherent writes, by a sequencer that may die.
+//! Total order of coherent writes, by a sequencer that may fail.
 //!
-//! Viewstamped replication (Oki and Liskov 1988; Liskov and Cowling 2012) on links that deliver once
-//! and in order. The sequencer of a view gives each write its number; a write is committed, and
-//! seen, when a majority of all nodes has it. When the sequencer is reported dead the next node
-//! takes over: it asks all for what they have, and goes on from the newest when a majority has
-//! answered. A minority that is cut off commits nothing. A node that was reported dead does not come
-//! back with its memory.
+//! Viewstamped replication (Oki and Liskov 1988; Liskov and Cowling 2012) on links that deliver
+//! once and in order. The sequencer of a view gives each write its number, its place. A write is
+//! committed, and visible, when a majority of all nodes has it. If the sequencer is reported dead,
+//! the next node takes over: it asks all nodes for their logs, and continues from the newest when a
+//! majority has answered. A minority that is cut off commits nothing. A node that was reported dead
+//! does not return with its memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,65 +14,65 @@ use serde::{Deserialize, Serialize};
 
 use super::Location;
 
-/// A write, from its request to its place.
+/// A coherent write.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Entry<V> {
-    /// Who wrote.
+    /// Node that made the write.
     pub writer: NodeId,
-    /// Its number among the writer's coherent writes, from 1.
+    /// Number of the write among the writer's coherent writes, from 1.
     pub ticket: u64,
-    /// Where.
+    /// The location.
     pub location: Location,
-    /// What.
+    /// The value.
     pub value: V,
 }
 
-/// What nodes tell each other of the order.
+/// A message of the ordering protocol.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Coherence<V> {
-    /// To the sequencer: give it a place.
+    /// To the sequencer: requests a place for a write.
     Request(Entry<V>),
-    /// From the sequencer: the write of this place, and how many are committed.
+    /// From the sequencer: the write of a place, and the number of committed places.
     Place {
         /// The sequencer's view.
         view: u64,
-        /// From 1.
+        /// The place, from 1.
         place: u64,
         /// The write.
         entry: Entry<V>,
-        /// Places that are committed.
+        /// Number of committed places.
         committed: u64,
     },
-    /// To the sequencer: all up to this place are here.
+    /// To the sequencer: this node has all writes up to a place.
     Have {
         /// The view.
         view: u64,
-        /// The last place.
+        /// The last place that the node has.
         place: u64,
     },
-    /// From the sequencer: all up to this place are committed.
+    /// From the sequencer: all writes up to a place are committed.
     Committed {
         /// The view.
         view: u64,
-        /// The last place.
+        /// The last committed place.
         place: u64,
     },
-    /// From the sequencer of a new view: what is there? To the sequencer of the present one: is it
-    /// there?
+    /// From the sequencer of a new view: requests a node's log. To the sequencer of the present
+    /// view: has no effect, but fails if that node is dead.
     Ask {
         /// The view.
         view: u64,
     },
-    /// To the sequencer of a new view: all that is here.
+    /// To the sequencer of a new view: the sender's whole log.
     Known {
         /// The new view.
         view: u64,
-        /// The last view whose order this is.
+        /// The last view whose sequencer confirmed this log.
         of_view: u64,
         /// The writes, from place 1.
         log: Vec<Entry<V>>,
     },
-    /// From the sequencer of a new view: this is the order so far.
+    /// From the sequencer of a new view: the order so far.
     View {
         /// The new view.
         view: u64,
@@ -87,18 +87,18 @@ pub(super) struct Coherent<V> {
     nodes: Vec<NodeId>,
     lost: BTreeSet<NodeId>,
     view: u64,
-    /// The last view whose sequencer has said what the order is.
+    /// The last view whose sequencer has sent its order.
     of_view: u64,
     log: Vec<Entry<V>>,
     committed: u64,
     polled: u64,
-    /// The sequencer's: up to which place each node has the order.
+    /// At the sequencer: the last place that each node has.
     have: BTreeMap<NodeId, u64>,
-    /// The sequencer's: each writer's last write that has a place.
+    /// At the sequencer: the ticket of each writer's last write that has a place.
     placed: BTreeMap<NodeId, u64>,
-    /// The new sequencer's: what the nodes of its view have told.
+    /// At a new sequencer: the logs that nodes have sent for its view.
     known: BTreeMap<NodeId, (u64, Vec<Entry<V>>)>,
-    /// This node's writes that have no place yet, and how many it has made.
+    /// This node's writes that are not committed yet, and the number of all its writes.
     pending: VecDeque<Entry<V>>,
     written: u64,
     done: u64,
@@ -141,13 +141,13 @@ impl<V: Clone> Coherent<V> {
         ticket <= self.done
     }
 
-    /// Whether a write of this node waits for another node to give it a place.
+    /// Returns true if a write of this node waits for another node as its sequencer.
     pub(super) fn waits(&self) -> bool {
         !self.pending.is_empty() && self.sequencer(self.view) != self.me
     }
 
-    /// Says something to the sequencer that changes nothing: one that took requests and died is found
-    /// out only by who still has something to tell it.
+    /// Sends the sequencer a message without effect. If a sequencer dies after it took requests,
+    /// only a node that still sends to it notices.
     pub(super) fn call(&mut self) {
         let view = self.view;
         self.out.push_back((self.sequencer(view), Coherence::Ask { view }));
@@ -170,13 +170,14 @@ impl<V: Clone> Coherent<V> {
         self.out.pop_front()
     }
 
-    /// Whether `node` is one of those that share the order.
+    /// Returns true if `node` is one of the nodes that share the order.
     pub(super) fn has_member(&self, node: NodeId) -> bool {
         self.nodes.contains(&node)
     }
 
     pub(super) fn handle(&mut self, from: NodeId, message: Coherence<V>) {
-        // A node that was given up and speaks again has lost what it had: its word makes no majority.
+        // Ignores a node that was reported lost: it may have lost its log, so it must not count for
+        // a majority.
         if self.lost.contains(&from) {
             return;
         }
@@ -197,7 +198,7 @@ impl<V: Clone> Coherent<V> {
                 if view == self.view && self.is_sequencer() {
                     let have = self.have.entry(from).or_default();
                     *have = place.min(self.log.len() as u64).max(*have);
-                    self.count();
+                    self.commit_majority();
                 }
             }
             Coherence::Committed { view, place } => {
@@ -206,18 +207,18 @@ impl<V: Clone> Coherent<V> {
                 }
             }
             Coherence::Known { view, of_view, log } => {
-                self.look_at(view);
+                self.enter_view(view);
                 if view == self.view && self.of_view < view {
                     self.known.insert(from, (of_view, log));
                     self.take_over();
                 }
             }
-            Coherence::Ask { view } => self.look_at(view),
+            Coherence::Ask { view } => self.enter_view(view),
             Coherence::View { view, log } => self.follow(from, view, log),
         }
     }
 
-    /// A node is dead: if it was the sequencer of this view, the next one is asked.
+    /// Handles the loss of a node. If it was the sequencer of this view, enters the next view.
     pub(super) fn on_lost(&mut self, node: NodeId) {
         self.lost.insert(node);
         self.have.remove(&node);
@@ -225,12 +226,12 @@ impl<V: Clone> Coherent<V> {
         let mut views = (0..self.nodes.len() as u64).map(|step| self.view.saturating_add(step));
         let next = views.find(|view| !self.lost.contains(&self.sequencer(*view)));
         if let Some(view) = next {
-            self.look_at(view);
+            self.enter_view(view);
         }
     }
 
-    /// Enters a later view: its sequencer is told what is here.
-    fn look_at(&mut self, view: u64) {
+    /// Enters a later view and sends this node's log to its sequencer.
+    fn enter_view(&mut self, view: u64) {
         if view <= self.view {
             return;
         }
@@ -250,8 +251,8 @@ impl<V: Clone> Coherent<V> {
         }
     }
 
-    /// A majority has told the new sequencer what it has: the newest order is the order. What was
-    /// committed is in it, since a majority had it and no two majorities are strangers.
+    /// Takes over as the sequencer of a new view, once a majority has sent its logs. The newest log
+    /// becomes the order. It contains every committed write, since any two majorities share a node.
     fn take_over(&mut self) {
         if self.known.len() < self.majority() || self.sequencer(self.view) != self.me {
             return;
@@ -265,11 +266,11 @@ impl<V: Clone> Coherent<V> {
             let message = Coherence::View { view: self.view, log: self.log.clone() };
             self.out.push_back((node, message));
         }
-        self.count();
+        self.commit_majority();
         self.repeat();
     }
 
-    /// The sequencer of a new view has said what the order is.
+    /// Adopts the order of a new view's sequencer.
     fn follow(&mut self, from: NodeId, view: u64, log: Vec<Entry<V>>) {
         if view < self.view || from != self.sequencer(view) || self.of_view == view {
             return;
@@ -282,7 +283,8 @@ impl<V: Clone> Coherent<V> {
         self.repeat();
     }
 
-    /// Asks again for places of this node's writes; the sequencer knows those that have one.
+    /// Requests places for this node's pending writes again. The sequencer ignores those that have
+    /// one.
     fn repeat(&mut self) {
         let pending: Vec<Entry<V>> = self.pending.iter().cloned().collect();
         pending.into_iter().for_each(|entry| self.request(entry));
@@ -290,7 +292,7 @@ impl<V: Clone> Coherent<V> {
 
     fn request(&mut self, entry: Entry<V>) {
         if self.of_view < self.view {
-            // It is asked for when the view has a sequencer.
+            // `repeat` requests it when the view has a sequencer.
             return;
         }
         if self.is_sequencer() {
@@ -301,7 +303,8 @@ impl<V: Clone> Coherent<V> {
     }
 
     fn place(&mut self, entry: Entry<V>) {
-        // A writer's requests come in its order, so that one number tells which have a place.
+        // A writer's requests arrive in its order, so the last ticket shows which of them have a
+        // place.
         let placed = self.placed.entry(entry.writer).or_default();
         if entry.ticket <= *placed {
             return;
@@ -313,11 +316,11 @@ impl<V: Clone> Coherent<V> {
             let entry = entry.clone();
             self.out.push_back((node, Coherence::Place { view, place, entry, committed }));
         }
-        self.count();
+        self.commit_majority();
     }
 
-    /// Commits what a majority has.
-    fn count(&mut self) {
+    /// Commits the writes that a majority has.
+    fn commit_majority(&mut self) {
         let mut places: Vec<u64> = self.have.values().copied().collect();
         places.push(self.end());
         places.sort_unstable_by(|a, b| b.cmp(a));
@@ -331,14 +334,14 @@ impl<V: Clone> Coherent<V> {
         }
     }
 
-    /// The place of this node's write, if it has one.
+    /// Returns the place of this node's write, if it has one.
     #[cfg(test)]
     pub(super) fn place_of(&self, ticket: u64) -> Option<u64> {
         let is_it = |entry: &Entry<V>| entry.writer == self.me && entry.ticket == ticket;
         self.log.iter().position(is_it).map(|at| at as u64 + 1)
     }
 
-    /// The committed writes, in their order.
+    /// Returns the committed writes, in their order.
     #[cfg(test)]
     pub(super) fn order(&self) -> Vec<(NodeId, u64)> {
         let committed = &self.log[..usize::try_from(self.committed).unwrap()];
@@ -359,7 +362,7 @@ impl<V: Clone> Coherent<V> {
 
     fn sequencer(&self, view: u64) -> NodeId {
         let place = view % self.nodes.len() as u64;
-        self.nodes[usize::try_from(place).expect("less than the nodes are")]
+        self.nodes[usize::try_from(place).expect("the place is below the number of nodes")]
     }
 
     fn is_sequencer(&self) -> bool {

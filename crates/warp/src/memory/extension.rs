@@ -1,5 +1,6 @@
-//! Mermera's memory as an extension: what must arrive goes by control message, slow writes in frames
-//! that leave when Warp's gate is open, and the last value of each location until it is there.
+//! Mermera's memory as a NIC extension. Reliable updates travel as control messages. Slow writes
+//! travel in frames that leave when Warp's gate is open, and the last value of each location is
+//! repeated until acknowledged.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -23,49 +24,53 @@ use crate::gate::Gate;
 /// The extension's number.
 pub const MERMERA: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 5);
 
-/// Writes the bytes of `region` to the location in argument 0, at the level of this opcode. A slow or
-/// a PRAM write completes at once, a coherent one when it has its place and is seen here.
+/// Writes the bytes of `region` to the location in argument 0, at the level of this opcode. A slow
+/// or a PRAM write completes at once, a coherent write when it is committed and visible here.
 pub const SLOW_WRITE: u8 = 1;
-/// As [`SLOW_WRITE`].
+/// Makes a PRAM write; otherwise as [`SLOW_WRITE`].
 pub const PRAM_WRITE: u8 = 2;
-/// As [`SLOW_WRITE`].
+/// Makes a coherent write; otherwise as [`SLOW_WRITE`].
 pub const CO_WRITE: u8 = 3;
-/// Copies the value at the location in argument 0 to `region`, and completes at once: its length,
-/// whose it is (node), and level and order (arguments 0 and 1) as in
-/// [`Origin`](super::Origin); [`Status::Truncated`] where it is longer. Argument 2 is 0 where nothing
-/// was written yet.
+/// Copies the value at the location in argument 0 to `region`, and completes at once.
+///
+/// The completion carries the value's length, its writer (node), and its level and number
+/// (arguments 0 and 1) as in [`Origin`](super::Origin). Argument 2 is 1, or 0 before the first
+/// write; argument 3 is the value's whole length. The status is [`Status::Truncated`] if the value
+/// is longer than `region`.
 pub const READ: u8 = 4;
-/// Completes when all other nodes that live are known to have the last slow write to each location.
+/// Completes when all other live nodes have acknowledged the last slow write to each location.
 pub const FLUSH: u8 = 5;
 
-/// Most bytes of a value.
+/// The longest value, in bytes.
 pub const MOST_VALUE: usize = 1_024;
-/// Most bytes of a frame's updates: it fits into a frame of an Ethernet.
+/// The most bytes of updates in a frame: it fits into one Ethernet frame.
 const FRAME_BYTES: usize = 1_360;
-/// Bytes of a frame that slow writes leave to acknowledgements. Beside them there is room for the longest value.
+/// Bytes of a frame that slow writes leave for acknowledgements. The longest value fits into the
+/// rest.
 const ACK_BYTES: usize = 256;
-/// Most bytes of acknowledgements that wait for a node.
+/// The most bytes of acknowledgements that wait for one node.
 const MOST_ACK_BYTES: usize = 4 * FRAME_BYTES;
-/// Bytes of an update's length, before it.
+/// Bytes of the length field before each update.
 const LENGTH: usize = 2;
-/// Bytes around them on the line.
+/// Bytes of all headers around the updates on the line.
 const AROUND: usize = 48 + 28 + 38;
-/// Bytes of an update, before there was a longer one.
+/// The assumed bytes of an update, until a longer one was sent.
 const UPDATE_BYTES: usize = 64;
-/// Feedback delays for which a coherent write waits before its sequencer is called: it may have died
-/// after it took the request.
+/// Feedback delays after which a waiting coherent write makes this node check that the sequencer
+/// lives: it may have died after it took the request.
 const CALL_DELAYS: u32 = 16;
-/// Timeouts: slow writes that are due, control messages that found no room, calls.
+/// Timeouts: for due slow writes, for control messages that found a full queue, and for calls to
+/// the sequencer.
 const DUE: TimeoutId = TimeoutId(0);
 const ROOM: TimeoutId = TimeoutId(1);
 const CALL: TimeoutId = TimeoutId(2);
-/// How often a gate that was shut is tried again, in its feedback delays.
+/// Attempts per feedback delay at a gate that was shut.
 const TRIES: u32 = 8;
-/// First byte of a control message: the last part of an update, or one before it.
+/// First byte of a control message: marks the last part of an update, or an earlier part.
 const LAST: u8 = 1;
 const MORE: u8 = 0;
 
-/// What a node's memory is told.
+/// The configuration of a node's memory.
 #[derive(Clone, Debug)]
 pub struct MermeraConfig {
     nodes: Vec<NodeId>,
@@ -74,51 +79,54 @@ pub struct MermeraConfig {
 }
 
 impl MermeraConfig {
-    /// The memory that `nodes` share, the own one among them; feedback takes about `delay`.
+    /// Configures the memory that `nodes` share, this node among them; feedback takes about
+    /// `delay`.
     #[must_use]
     pub fn new(nodes: &[NodeId], delay: Duration) -> Self {
         Self { nodes: nodes.to_vec(), delay, gates: BTreeMap::new() }
     }
 
-    /// Slow writes are sent if these gates are open ([`Warp::new`](crate::firmware::Warp::new) gives
-    /// them): once to all with a gate to [`NodeId::EVERYBODY`], else to each node by itself. A node
-    /// without a gate is sent all of them at once. Warp is to pace others' frames
-    /// ([`WarpConfig::paces_others`](crate::firmware::WarpConfig::paces_others)), or it has nothing to
-    /// steer by.
+    /// Sends slow writes only while these gates are open ([`Warp::new`](crate::firmware::Warp::new)
+    /// returns them).
+    ///
+    /// With a gate to [`NodeId::EVERYBODY`] a write is sent once to all, otherwise to each node by
+    /// itself. Slow writes to a node without a gate are sent at once. Warp must pace the frames of
+    /// other extensions ([`WarpConfig::paces_others`](crate::firmware::WarpConfig::paces_others)),
+    /// or it gets no feedback.
     pub fn gates(&mut self, gates: BTreeMap<NodeId, Gate>) -> &mut Self {
         self.gates = gates;
         self
     }
 }
 
-/// A node's memory, as an extension.
+/// The extension that holds a node's memory.
 #[derive(Debug)]
 pub struct Mermera {
     config: MermeraConfig,
-    /// From when the NIC is there, and its node known.
+    /// Set by `init`, when the node's number is known.
     memory: Option<Memory<Vec<u8>>>,
-    /// Parts of reliable updates that a peer's queue had no room for.
+    /// Parts of reliable updates that found a peer's queue full.
     unsent: BTreeMap<NodeId, VecDeque<Vec<u8>>>,
-    /// Parts that have come of an update.
+    /// The received parts of an incomplete update, by sender.
     parts: BTreeMap<NodeId, Vec<u8>>,
-    /// Acknowledgements of slow writes that wait for a frame.
+    /// Acknowledgements of slow writes that wait for a frame, by node.
     acks: BTreeMap<NodeId, Acks>,
-    /// Whom a frame waits for in the scheduler: what is sent next is chosen when that one has left.
+    /// Destinations with a frame in the scheduler. Their next frame is made when that one has left.
     blocked: BTreeSet<NodeId>,
-    /// Coherent writes that wait for their place.
+    /// Coherent writes that are not committed yet.
     placing: Vec<(u64, Command)>,
-    /// Whether the sequencer will be called.
+    /// True while the timeout for a call to the sequencer is set.
     is_calling: bool,
     flushing: Vec<Command>,
-    /// When gates that were shut are tried again.
+    /// When to try gates again that were shut.
     try_at: Option<Instant>,
     skipped: u64,
-    /// Bytes of the longest slow write so far, as it travels.
+    /// Bytes of the longest slow write so far, as encoded in a frame.
     longest: usize,
 }
 
 impl Mermera {
-    /// The memory of a node.
+    /// Creates the extension; the memory begins with the NIC.
     #[must_use]
     pub const fn new(config: MermeraConfig) -> Self {
         Self {
@@ -137,13 +145,13 @@ impl Mermera {
         }
     }
 
-    /// Times that a slow write was due and its gate was shut.
+    /// Returns how often a slow write was due while its gate was shut.
     #[must_use]
     pub const fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Sends what is to be sent, and says when to look again.
+    /// Sends all that may be sent, completes finished commands, and sets the timeouts.
     fn pump(&mut self, nic: &mut Context<'_>) {
         self.send_reliable(nic);
         self.try_at = None;
@@ -159,10 +167,10 @@ impl Mermera {
         if memory.unacknowledged() == 0 {
             self.flushing.drain(..).for_each(|command| complete(nic, &command));
         }
-        // When a frame has left, the next is chosen then: what is due for its node need not be asked for again and again.
+        // A blocked node needs no timeout: the departure of its frame triggers the next one.
         let free = self.config.nodes.iter().filter(|node| !self.blocked.contains(*node));
         let due = free.filter_map(|node| memory.poll_timeout(*node)).min();
-        // What is due and was skipped waits for the gate.
+        // A write that is due but was skipped waits for the gate.
         let due = self.try_at.map_or(due, |at| Some(due.map_or(at, |due| due.max(at))));
         match due {
             Some(at) => nic.set_timeout_at(DUE, Service::Exact, at),
@@ -174,7 +182,7 @@ impl Mermera {
         }
     }
 
-    /// Control messages for what must arrive.
+    /// Sends reliable updates as control messages.
     fn send_reliable(&mut self, nic: &mut Context<'_>) {
         let Some(memory) = &mut self.memory else { return };
         while let Some((to, update)) = memory.poll_send() {
@@ -206,7 +214,8 @@ impl Mermera {
         }
     }
 
-    /// Frames of slow writes and acknowledgements: to all at once where that is possible.
+    /// Sends frames of slow writes and acknowledgements: to all nodes at once if there is a
+    /// broadcast gate.
     fn send_frames(&mut self, nic: &mut Context<'_>) {
         let now = nic.now();
         let me = nic.node();
@@ -236,15 +245,19 @@ impl Mermera {
         }
     }
 
-    /// The next frame to a node: slow writes as far as its gate lets them, and it pays for the frame; then acknowledgements,
-    /// which leave alone where no slow write may. Each leaves the other room: at the least rate neither waits without end.
+    /// Makes the next frame to a node: slow writes first, as many as the gate has credit for, then
+    /// acknowledgements.
+    ///
+    /// If the frame has slow writes, it takes its credit from the gate; a frame of acknowledgements
+    /// alone takes none. Slow writes leave room for acknowledgements, so that neither waits without
+    /// bound at the lowest rate.
     fn next_frame(&mut self, now: Instant, to: NodeId, gate: Option<&Gate>) -> Option<Vec<u8>> {
         let memory = self.memory.as_mut()?;
         let mut acks = self.acks.get_mut(&to);
         let reserved = acks.as_ref().map_or(0, |acks| acks.bytes.min(ACK_BYTES));
         let is_open = |bytes: usize| gate.is_none_or(|gate| gate.is_open((bytes + AROUND) as u32));
         let mut frame = Vec::new();
-        // An update more, as long as the longest so far.
+        // The next update may be as long as the longest so far.
         while frame.len() + self.longest + reserved <= FRAME_BYTES
             && is_open(frame.len() + self.longest + reserved)
         {
@@ -263,7 +276,7 @@ impl Mermera {
             acks.move_to(&mut frame, most);
         }
         if let Some(gate) = gate.filter(|_| is_paid) {
-            // It was open above, and this extension alone uses it.
+            // The gate was open above, and only this extension takes credit from it.
             let _ = gate.c_send((frame.len() + AROUND) as u32, || ());
         }
         (!frame.is_empty()).then_some(frame)
@@ -311,7 +324,7 @@ impl Mermera {
     }
 }
 
-/// Acknowledgements that wait, each as it travels, with its length.
+/// Waiting acknowledgements, encoded, and their bytes with the length fields.
 #[derive(Debug, Default)]
 struct Acks {
     updates: VecDeque<Vec<u8>>,
@@ -319,7 +332,8 @@ struct Acks {
 }
 
 impl Acks {
-    /// Adds one. What one that finds no room says is said again by later ones.
+    /// Adds an acknowledgement. One that finds no room is dropped, since later copies are
+    /// acknowledged again.
     fn push(&mut self, update: Vec<u8>) {
         if self.bytes + LENGTH + update.len() <= MOST_ACK_BYTES {
             self.bytes += LENGTH + update.len();
@@ -327,7 +341,7 @@ impl Acks {
         }
     }
 
-    /// Moves the oldest to a frame, which becomes no longer than `most` bytes.
+    /// Moves the oldest acknowledgements to a frame, up to a frame length of `most` bytes.
     fn move_to(&mut self, frame: &mut Vec<u8>, most: usize) {
         while let Some(update) = self.updates.front()
             && frame.len() + LENGTH + update.len() <= most
@@ -341,12 +355,12 @@ impl Acks {
 
 /// Adds an update to a frame: its length, then its bytes.
 fn add(frame: &mut Vec<u8>, update: &[u8]) {
-    let length = u16::try_from(update.len()).expect("a value is short");
+    let length = u16::try_from(update.len()).expect("an update is shorter than 64 KiB");
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(update);
 }
 
-/// The updates of a frame; what is not one ends it.
+/// Decodes the updates of a frame, up to the first invalid one.
 fn updates(mut bytes: &[u8]) -> impl Iterator<Item = Update<Vec<u8>>> + '_ {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first_chunk::<2>()?;
@@ -356,10 +370,10 @@ fn updates(mut bytes: &[u8]) -> impl Iterator<Item = Update<Vec<u8>>> + '_ {
     })
 }
 
-/// Sends a frame; whether it waits in the scheduler now.
+/// Sends a frame. Returns true if it waits in the scheduler.
 fn send_frame(nic: &mut Context<'_>, to: NodeId, frame: &[u8]) -> bool {
     let (source, token) = (Source::Bytes(Payload::from(frame)), Some(to.0.into()));
-    // One that can't be sent is lost, as frames may be.
+    // A frame that cannot be sent counts as lost.
     nic.send_packet(&Packet { source, token, ..Packet::to(to) }) == Ok(Sending::Queued)
 }
 
@@ -392,7 +406,7 @@ impl Extension for Mermera {
         let Some((mark, part)) = message.split_first() else { return };
         let whole = self.parts.entry(from).or_default();
         if whole.len() + part.len() > wire::LIMIT {
-            // No update is so long: whatever it is, it is none.
+            // No update is that long, so the peer's message is invalid.
             whole.clear();
             return;
         }
@@ -458,7 +472,7 @@ impl Extension for Mermera {
     }
 }
 
-/// The level of a read, as its completion says it.
+/// Decodes the level in the completion of a read.
 pub(super) const fn level_of(word: u64) -> Option<Level> {
     match word {
         0 => Some(Level::Slow),

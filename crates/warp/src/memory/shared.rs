@@ -1,4 +1,4 @@
-//! The memory as applications see it: values of a type, at locations.
+//! The application's interface to the memory: values of one type, at locations.
 
 use std::marker::PhantomData;
 
@@ -17,53 +17,56 @@ use super::extension::{
 };
 use super::{Location, Origin};
 
-/// Why an access to the memory failed.
+/// An error of an access to the memory.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum AccessError {
     /// The NIC has stopped.
     #[error("the NIC has stopped")]
     Stopped(#[from] PortClosed),
-    /// A value takes more bytes than a location has.
+    /// The encoded value is longer than [`MOST_VALUE`] bytes.
     #[error("a value takes {MOST_VALUE} bytes at most: write it in parts, at several locations")]
     TooLong,
-    /// What is at the location was written as another type.
-    #[error("what is at location {0} is of another type: read it as what its writer writes")]
+    /// The value at the location was written as another type.
+    #[error(
+        "the value at location {0} has another type: read it as the type that its writer writes"
+    )]
     OtherType(Location),
     /// The NIC has no such extension, or it has failed.
     #[error("the NIC refused: {0:?}; is the extension installed?")]
     Refused(Status),
-    /// The port is full of other accesses.
+    /// The port's queue is full of other accesses.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// The memory behind the port is gone.
+    /// The port's memory region is no longer registered.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
-/// Why the memory was not opened.
+/// An error of [`Shared::open`].
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum OpenMemoryError {
-    /// There is no port to be had.
+    /// The NIC has no free port.
     #[error(transparent)]
     Port(#[from] OpenError),
-    /// There is no memory to be had.
+    /// The memory region could not be registered.
     #[error(transparent)]
     Memory(#[from] RegisterError),
 }
 
-/// A node's way into the memory: values of type `V`, plain or of serde's making, at any number of
-/// locations. Several may be open on one node; they are the same memory.
+/// An application's handle to its node's memory, for values of type `V`.
 ///
-/// An access that is dropped before its end may have happened or not; the next one waits for it.
+/// `V` is encoded by serde. Several handles may be open on one node; they share the same memory. An
+/// access whose future is dropped may happen or not; the next access waits for it.
 #[derive(Debug)]
 pub struct Shared<V> {
     port: Port,
     region: Region,
-    /// Of the next access.
+    /// Cookie of the last access.
     cookie: u64,
-    /// Accesses under way: more than one where futures were dropped.
+    /// Accesses whose completion is outstanding; above zero between calls only if futures were
+    /// dropped.
     under_way: u32,
     values: PhantomData<fn(V) -> V>,
 }
@@ -79,48 +82,49 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
         Ok(Self { port, region, cookie: 0, under_way: 0, values: PhantomData })
     }
 
-    /// Writes so that this writer's values of this location are seen in order, and the last of them
-    /// everywhere; in between any may be skipped: it is a conditional send. Never waits for the
-    /// network.
+    /// Writes the latest value: readers see this writer's values of this location in order. Any but
+    /// the last may be skipped, since this is a conditional send. Never waits for the network.
     ///
     /// # Errors
-    /// [`AccessError`]; nothing was written then.
+    /// [`AccessError`]; then nothing was written.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, it may be written all the same; the next access waits for it.
+    /// If dropped after its first poll, the write may still happen; the next access waits for it.
     pub async fn slow_write(&mut self, at: Location, value: &V) -> Result<(), AccessError> {
         self.write(SLOW_WRITE, at, value).await
     }
 
-    /// Writes so that all nodes see this writer's PRAM writes in the order that they were made in.
-    /// Never waits for the network.
+    /// Writes in FIFO order: all nodes see this writer's PRAM writes in the order of the calls. Never
+    /// waits for the network.
     ///
     /// # Errors
-    /// [`AccessError`]; nothing was written then.
+    /// [`AccessError`]; then nothing was written.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, it may be written all the same; the next access waits for it.
+    /// If dropped after its first poll, the write may still happen; the next access waits for it.
     pub async fn pram_write(&mut self, at: Location, value: &V) -> Result<(), AccessError> {
         self.write(PRAM_WRITE, at, value).await
     }
 
-    /// Writes in the one order of all coherent writes, and waits until the write has its place and
-    /// this node sees it. A writer that waits for each before it reads on has sequential consistency.
+    /// Writes in total order: all nodes see all coherent writes in one order. Waits until the write
+    /// is committed and this node sees it.
+    ///
+    /// A writer that waits for each write before its next read has sequential consistency.
     ///
     /// # Errors
     /// [`AccessError`].
     ///
     /// # Cancel safety
-    /// The write is made even if the future is dropped.
+    /// If dropped after its first poll, the write may still happen; the next access waits for it.
     pub async fn co_write(&mut self, at: Location, value: &V) -> Result<(), AccessError> {
         self.write(CO_WRITE, at, value).await
     }
 
-    /// The value at a location in this node's copy; `None` before the first write that is seen here.
+    /// Reads the value at a location in this node's copy; `None` before the first visible write.
     /// Never waits for the network.
     ///
     /// # Errors
-    /// [`AccessError::OtherType`] where something else was written.
+    /// [`AccessError::OtherType`] if a value of another type was written there.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -128,7 +132,7 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
         Ok(self.read_origin(at).await?.map(|(value, _)| value))
     }
 
-    /// The value at a location, and whose it is.
+    /// Reads the value at a location, and the write that made it.
     ///
     /// # Errors
     /// As [`Shared::read`].
@@ -136,7 +140,7 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn read_origin(&mut self, at: Location) -> Result<Option<(V, Origin)>, AccessError> {
-        self.settle().await?;
+        self.await_dropped().await?;
         let done = self.carry_out(READ, at, MOST_VALUE).await?;
         if done.args[2] == 0 {
             return Ok(None);
@@ -149,7 +153,7 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
         Ok(Some((value, Origin { writer: done.node, level, order: done.args[1] })))
     }
 
-    /// Waits until all other nodes that live are known to have the last slow write to each location.
+    /// Waits until all other live nodes have acknowledged the last slow write to each location.
     ///
     /// # Errors
     /// [`AccessError`].
@@ -157,7 +161,7 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn flush(&mut self) -> Result<(), AccessError> {
-        self.settle().await?;
+        self.await_dropped().await?;
         self.carry_out(FLUSH, 0, 0).await.map(drop)
     }
 
@@ -166,13 +170,13 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
         if bytes.len() > MOST_VALUE {
             return Err(AccessError::TooLong);
         }
-        self.settle().await?;
+        self.await_dropped().await?;
         self.region.write(0, &bytes)?;
         self.carry_out(opcode, at, bytes.len()).await.map(drop)
     }
 
     /// Waits for accesses whose futures were dropped: the NIC reads or writes the same memory.
-    async fn settle(&mut self) -> Result<(), AccessError> {
+    async fn await_dropped(&mut self) -> Result<(), AccessError> {
         while self.under_way > 0 {
             self.port.completion().await?;
             self.under_way -= 1;

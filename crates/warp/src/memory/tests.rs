@@ -4,24 +4,25 @@ use proptest::prelude::*;
 use super::check::{Event, History, Violation, Wrong};
 use super::*;
 
-/// Values are unique: which write they are of can be told from them.
+/// Values are unique, so each identifies its write.
 type Value = u64;
 
-/// Updates on their way, and when they arrive.
+/// Updates in flight, with their arrival times.
 type Link = VecDeque<(u64, Update<Value>)>;
 
-/// Memories over links that delay; reliable ones keep their order, others lose and reorder.
+/// Memories over links with delay. Reliable updates keep their order; others may be lost or
+/// reordered.
 struct Cluster {
     nodes: Vec<Option<Memory<Value>>>,
     rng: Rng,
     loss: f64,
     now: u64,
-    /// In the order of arrival.
+    /// Reliable updates in flight, in the order of arrival.
     reliable: BTreeMap<(NodeId, NodeId), Link>,
     unreliable: Vec<(u64, NodeId, NodeId, Update<Value>)>,
     deaths: Vec<(u64, NodeId)>,
     history: History,
-    /// Coherent writes that wait for their place.
+    /// Coherent writes of each node that are not committed yet.
     tickets: Vec<Vec<(u64, Location)>>,
 }
 
@@ -72,7 +73,7 @@ impl Cluster {
         self.history.get_mut(&NodeId(node)).unwrap().push(event);
     }
 
-    /// The node is gone; the others hear of it each at its own time.
+    /// Removes a node. Each other node is notified at its own time.
     fn kill(&mut self, node: u16) {
         self.nodes[usize::from(node)] = None;
         self.deaths.push((self.now + LOOP * 2, NodeId(node)));
@@ -106,7 +107,7 @@ impl Cluster {
         if let Some(memory) = &mut self.nodes[usize::from(to.0)] {
             memory.handle_update(Instant::from_nanos(self.now), from, update);
         }
-        // A write that has got its place is seen now.
+        // A committed write is visible now.
         for at in 0..self.nodes.len() {
             let Some(memory) = &self.nodes[at] else { continue };
             let mut placed = Vec::new();
@@ -185,7 +186,7 @@ fn check_levels(seed: u64) {
     for level in [Level::Slow, Level::Pram, Level::Coherent] {
         let mut cluster = Cluster::new(4, seed, 0.3);
         cluster.play(400, &[level], 6);
-        // A writer may be the last to see its own coherent write.
+        // The writer itself may be the last node to see its coherent write.
         cluster.settle();
         assert_eq!(cluster.check(), Ok(()), "{level:?}, seed {seed}");
     }
@@ -245,8 +246,8 @@ fn check_deaths(seed: u64) {
         }
     }
     let dead: Vec<usize> = (0..5).filter(|at| cluster.nodes[*at].is_none()).collect();
-    // Writes of the dead have no event where their place was not heard of: all reads must
-    // still be of one order, which the orders of the living tell.
+    // Writes of dead nodes have no event if no live node received their place. All reads must still
+    // fit one order, which the live nodes' logs show.
     let logs: Vec<_> = cluster.nodes.iter().flatten().map(|m| m.coherent.order()).collect();
     assert!(logs.windows(2).all(|pair| pair[0] == pair[1]), "seed {seed}");
     for (at, tickets) in cluster.tickets.iter().enumerate() {
@@ -327,7 +328,7 @@ fn history(level: Level, writes: &[(Location, u64)], reads: &[(Location, u64)]) 
     BTreeMap::from([(NodeId(0), ours), (NodeId(1), reads.iter().map(read).collect())])
 }
 
-/// What each level forbids, each as the smallest history that does it.
+/// Tests the checkers with the smallest history of each violation.
 #[test]
 fn c4_the_checkers_find_every_kind_of_violation() {
     let wrong = |result: Result<(), Violation>| result.unwrap_err().what;
@@ -339,17 +340,19 @@ fn c4_the_checkers_find_every_kind_of_violation() {
     blind.get_mut(&NodeId(0)).unwrap().push(Event::Read { location: 7, origin: None });
     assert_eq!(wrong(check::slow(&blind)), Wrong::WentBack);
 
-    // The writer's second write is seen, and then its first, to another location, is not.
+    // The reader sees the writer's second write, but then not its first one, which was to another
+    // location.
     let gap = history(Level::Pram, &[(1, 1), (2, 2)], &[(2, 2), (1, 0)]);
     assert_eq!(wrong(check::pram(&gap)), Wrong::WentBack);
     let gap = history(Level::Slow, &[(1, 1), (2, 1)], &[(2, 1), (1, 0)]);
-    assert_eq!(check::slow(&gap), Ok(()), "which slow memory allows");
+    assert_eq!(check::slow(&gap), Ok(()), "slow memory allows this gap");
     let stale = history(Level::Pram, &[(1, 1), (1, 2), (2, 3)], &[(2, 3), (1, 1)]);
     assert_eq!(wrong(check::pram(&stale)), Wrong::WentBack);
     let fine = history(Level::Pram, &[(1, 1), (1, 2), (2, 3)], &[(1, 1), (2, 0), (2, 3), (1, 2)]);
     assert_eq!(check::pram(&fine), Ok(()));
 
-    // Two readers see two writers' writes in different orders: fine for PRAM, not coherent.
+    // Two readers see two writers' writes in different orders: PRAM allows that, coherence does
+    // not.
     let two = |level: Level| {
         let write = |writer, order| {
             vec![Event::Write { location: 1, origin: origin(writer, level, order) }]
@@ -373,7 +376,7 @@ fn c4_the_checkers_find_every_kind_of_violation() {
     assert_eq!(wrong(check::coherent(&doubled)), Wrong::Misplaced);
 }
 
-/// A history that kept its level, with one read turned back: the checker says so.
+/// Tests that the checker rejects a valid history after two of its reads are exchanged.
 #[test]
 fn c4_a_mutated_history_is_caught() {
     let mut caught = 0;
@@ -396,7 +399,7 @@ fn c4_a_mutated_history_is_caught() {
     assert!(caught >= 27, "{caught} of 30");
 }
 
-/// It had acknowledged every request: nobody would miss it who does not say something more.
+/// The sequencer has acknowledged every request, so only a further message can reveal its death.
 #[test]
 fn who_waits_for_a_place_calls_the_sequencer_and_changes_nothing_by_it() {
     let names: Vec<NodeId> = (0..3).map(NodeId).collect();
@@ -408,18 +411,19 @@ fn who_waits_for_a_place_calls_the_sequencer_and_changes_nothing_by_it() {
     assert!(matches!(request, Some((NodeId(0), Update::Coherent(Coherence::Request(_))))));
     assert!(writer.waits_for_place() && writer.poll_send().is_none());
     writer.call_sequencer();
-    let (to, call) = writer.poll_send().expect("something that must arrive");
+    let (to, call) = writer.poll_send().expect("a reliable message");
     assert_eq!(to, NodeId(0));
     assert!(call.is_reliable());
     sequencer.handle_update(Instant::from_nanos(1), NodeId(1), call);
     assert!(sequencer.poll_send().is_none() && sequencer.read(7).is_none());
-    // It is found to be dead: the writer is the next one, and waits for a majority, not for a place.
+    // After the sequencer's death the writer is the next one, and waits for a majority instead of a
+    // place.
     writer.on_peer_lost(NodeId(0));
     assert!(!writer.waits_for_place());
 }
 
-/// A node that was given up and is back has none of what it had: if its word counted, two nodes of
-/// five could forget what three have committed.
+/// A node that was reported lost and returns has lost its log. If it counted, two nodes of five
+/// could discard what three have committed.
 #[test]
 fn who_was_given_up_and_speaks_again_makes_no_majority() {
     let names: Vec<NodeId> = (0..5).map(NodeId).collect();
@@ -435,12 +439,12 @@ fn who_was_given_up_and_speaks_again_makes_no_majority() {
     next.handle_update(now, NodeId(3), empty());
     next.handle_update(now, NodeId(2), empty());
     next.handle_update(now, NodeId(9), empty());
-    assert!(!asked_for_places(&mut next), "itself and one more are no majority of five");
+    assert!(!asked_for_places(&mut next), "two nodes of five are no majority");
     next.handle_update(now, NodeId(4), empty());
     assert!(asked_for_places(&mut next));
 }
 
-/// What a peer may say, with numbers at their ends and in between.
+/// Draws any update by a peer, with numbers at and between the ends of their range.
 fn any_update() -> impl Strategy<Value = Update<Value>> {
     let number = || prop_oneof![Just(u64::MAX), Just(u64::MAX - 1), 0_u64..6, any::<u64>()];
     let entry = (0_u16..5, number(), 0_u32..3, number()).prop_map(|(writer, ticket, at, value)| {
@@ -479,8 +483,8 @@ fn any_update() -> impl Strategy<Value = Update<Value>> {
 }
 
 proptest! {
-    /// Neither clocks nor views, places and versions at their ends bring a memory down; it goes on
-    /// writing and seeing its own writes.
+    /// Tests that no clock, view, place or version at the end of its range makes a memory panic; it
+    /// continues to write and to see its own writes.
     #[test]
     fn no_update_of_any_peer_panics(
         updates in proptest::collection::vec((0_u16..6, any_update(), 0_u8..8), 1..40),

@@ -1,4 +1,4 @@
-//! A fluid of bytes through one queue.
+//! The fluid model: continuous flows of bytes through one queue.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,56 +9,57 @@ use crate::control::Controller;
 use crate::estimate::{Arrivals, Estimate};
 use crate::feedback::Feedback;
 
-/// A sender into the queue.
+/// A sender of the fluid model.
 #[derive(Clone, Debug)]
 pub struct FluidSender {
-    /// Its law.
+    /// Controller that sets the sender's rate.
     pub controller: Controller,
-    /// Out and back without the queue.
+    /// Round-trip delay without the queue.
     pub delay: Duration,
-    /// How much faster the receiver's clock runs than this sender's, in parts per million.
+    /// Rate of the receiver's clock above this sender's, in parts per million.
     pub skew_ppm: f64,
     sequence: u32,
-    /// The step whose news arrived last.
-    heard: u64,
-    /// Its next news asks it to let the queue run empty.
+    /// The step whose feedback arrived last.
+    fed_step: u64,
+    /// True if the next feedback requests a drain.
     is_drain_asked: bool,
 }
 
 impl FluidSender {
-    /// A sender with `delay` out and back, whose clock runs as the receiver's.
+    /// Creates a sender with a round-trip `delay`, whose clock has the receiver's rate.
     #[must_use]
     pub const fn new(controller: Controller, delay: Duration) -> Self {
-        Self { controller, delay, skew_ppm: 0.0, sequence: 0, heard: 0, is_drain_asked: false }
+        Self { controller, delay, skew_ppm: 0.0, sequence: 0, fed_step: 0, is_drain_asked: false }
     }
 }
 
-/// Senders, and a queue that is served at a rate.
+/// Senders and one queue that is served at [`Fluid::service`].
 #[derive(Clone, Debug)]
 pub struct Fluid {
-    /// Bytes a second that leave the queue while there are any.
+    /// Bytes a second that leave the queue while it is not empty.
     pub service: f64,
-    /// Whether news of the queue reaches the senders.
+    /// If true, no feedback reaches the senders.
     pub is_feedback_cut: bool,
     senders: Vec<FluidSender>,
     queue: f64,
     step_ns: u64,
     steps: u64,
-    /// The queue's delay in nanoseconds for the bytes of the last steps, as far as they have left it,
-    /// the oldest first.
+    /// The queueing delay in nanoseconds of the bytes of each past step that have left the queue,
+    /// oldest first.
     delays: VecDeque<f64>,
-    /// The step of the oldest.
+    /// The step of the oldest entry of `delays`.
     oldest: u64,
-    /// Bytes that could have been served until each later step and with the queue before it: its bytes
-    /// leave when so many could have been served in all.
+    /// For each later step, the total service after which its bytes leave: what could have been
+    /// served until then plus the queue before it, in bytes.
     waiting: VecDeque<f64>,
-    /// Bytes that could have been served so far.
+    /// Bytes that the queue could have served so far.
     servable: f64,
     offered: f64,
 }
 
 impl Fluid {
-    /// An empty queue, and time in steps of `step`: a sixteenth of a feedback delay is fine enough.
+    /// Creates an empty queue with a time step of `step`; a sixteenth of a feedback delay is fine
+    /// enough.
     #[must_use]
     pub fn new(service: f64, step: Duration, senders: Vec<FluidSender>) -> Self {
         let step_ns = nanos(step).max(1);
@@ -77,12 +78,12 @@ impl Fluid {
         }
     }
 
-    /// Another sender comes.
+    /// Adds a sender.
     pub fn add(&mut self, sender: FluidSender) {
         self.senders.push(sender);
     }
 
-    /// One step.
+    /// Advances the model by one step.
     pub fn step(&mut self) {
         let now = self.now();
         let seconds = self.step_ns as f64 / 1e9;
@@ -95,56 +96,57 @@ impl Fluid {
         self.serve();
         self.queue = (self.queue + (self.offered - self.service) * seconds).max(0.0);
         self.steps += 1;
-        self.tell();
-        self.forget();
+        self.deliver_feedback();
+        self.discard_old_delays();
     }
 
-    /// As many steps as `time` has, with `look` after each.
-    pub fn run(&mut self, time: Duration, mut look: impl FnMut(&Self)) {
+    /// Advances the model by `time` and calls `observe` after each step.
+    pub fn run(&mut self, time: Duration, mut observe: impl FnMut(&Self)) {
         for _ in 0..nanos(time) / self.step_ns {
             self.step();
-            look(self);
+            observe(self);
         }
     }
 
-    /// Each sender's next news asks it to let the queue run empty.
+    /// Requests a drain from each sender with its next feedback.
     pub fn ask_for_a_drain(&mut self) {
         self.senders.iter_mut().for_each(|sender| sender.is_drain_asked = true);
     }
 
-    /// The time.
+    /// Returns the time of the model.
     #[must_use]
     pub const fn now(&self) -> Instant {
-        // Clocks have run for a while, so that offsets of either sign fit.
+        // The clock starts at 1 s, so that offsets of either sign fit.
         Instant::from_nanos(1_000_000_000 + self.steps * self.step_ns)
     }
 
-    /// Bytes in the queue.
+    /// Returns the bytes in the queue.
     #[must_use]
     pub const fn queue(&self) -> f64 {
         self.queue
     }
 
-    /// What all senders send, over what the queue is served at.
+    /// Returns the sum of all rates over the service rate.
     #[must_use]
     pub fn load(&self) -> f64 {
         self.offered / self.service
     }
 
-    /// Each sender's rate, in bytes a second.
+    /// Returns each sender's rate, in bytes a second.
     #[must_use]
     pub fn rates(&self) -> Vec<f64> {
         let now = self.now();
         self.senders.iter().map(|sender| sender.controller.rate(now)).collect()
     }
 
-    /// The senders.
+    /// Returns the senders.
     pub fn senders(&mut self) -> &mut [FluidSender] {
         &mut self.senders
     }
 
-    /// Serves the queue for a step, first in, first out. What leaves has waited at the rates that the
-    /// queue was served at meanwhile, not at the one of when it came.
+    /// Serves the queue for one step, first in, first out. If the service rate changes while bytes
+    /// wait, their delay follows from the rates of that time and not from the rate at their
+    /// arrival.
     fn serve(&mut self) {
         let servable = self.servable + self.service * self.step_ns as f64 / 1e9;
         while let Some(mark) = self.waiting.front().copied().filter(|mark| *mark <= servable) {
@@ -157,37 +159,37 @@ impl Fluid {
         self.servable = servable;
     }
 
-    /// News of what was sent long enough ago reaches its sender.
-    fn tell(&mut self) {
+    /// Delivers feedback that has had time to return to its sender.
+    fn deliver_feedback(&mut self) {
         let now = self.now();
         for sender in &mut self.senders {
             let loop_ns = nanos(sender.delay) as f64;
-            let mut heard = sender.heard.max(self.oldest);
+            let mut fed_step = sender.fed_step.max(self.oldest);
             let arrived = |step: u64| {
                 let queued = self.delays[(step - self.oldest) as usize];
                 (step * self.step_ns) as f64 + queued + loop_ns
                     <= (self.steps * self.step_ns) as f64
             };
             let left = self.oldest + self.delays.len() as u64;
-            while heard + 1 < left && arrived(heard + 1) {
-                heard += 1;
+            while fed_step + 1 < left && arrived(fed_step + 1) {
+                fed_step += 1;
             }
-            if heard > sender.heard && heard > self.oldest && !self.is_feedback_cut {
-                let mut feedback = news(sender, heard, self.step_ns, now, |step| {
+            if fed_step > sender.fed_step && fed_step > self.oldest && !self.is_feedback_cut {
+                let mut feedback = feedback_of(sender, fed_step, self.step_ns, now, |step| {
                     self.delays[(step - self.oldest) as usize]
                 });
                 feedback.drain = std::mem::take(&mut sender.is_drain_asked);
                 sender.controller.handle_feedback(now, &feedback);
             }
-            sender.heard = heard;
+            sender.fed_step = fed_step;
             if sender.controller.poll_timeout().is_some_and(|at| at <= now) {
                 sender.controller.handle_timeout(now);
             }
         }
     }
 
-    fn forget(&mut self) {
-        let needed = self.senders.iter().map(|sender| sender.heard).min().unwrap_or(self.steps);
+    fn discard_old_delays(&mut self) {
+        let needed = self.senders.iter().map(|sender| sender.fed_step).min().unwrap_or(self.steps);
         while self.oldest + 2 < needed {
             self.delays.pop_front();
             self.oldest += 1;
@@ -195,21 +197,21 @@ impl Fluid {
     }
 }
 
-/// What the receiver says of the bytes that were sent in step `heard`.
-fn news(
+/// Makes the receiver's feedback about the bytes that were sent in step `fed_step`.
+fn feedback_of(
     sender: &mut FluidSender,
-    heard: u64,
+    fed_step: u64,
     step_ns: u64,
     now: Instant,
     queued: impl Fn(u64) -> f64,
 ) -> Feedback {
     let skew = sender.skew_ppm / 1e6;
     let half = nanos(sender.delay) / 2;
-    let sent = 1_000_000_000 + heard * step_ns;
+    let sent = 1_000_000_000 + fed_step * step_ns;
     let drift = |at: f64| (at * skew) as i64;
-    let arrived = sent as f64 + half as f64 + queued(heard);
-    let delay = half.cast_signed() + queued(heard) as i64 + drift(arrived);
-    let slope = (queued(heard) - queued(heard - 1)) / step_ns as f64;
+    let arrived = sent as f64 + half as f64 + queued(fed_step);
+    let delay = half.cast_signed() + queued(fed_step) as i64 + drift(arrived);
+    let slope = (queued(fed_step) - queued(fed_step - 1)) / step_ns as f64;
     let estimate = Estimate {
         warp: 1.0 + slope + skew,
         delay_ns: delay,

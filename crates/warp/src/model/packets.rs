@@ -1,4 +1,4 @@
-//! Packets through one queue, with all that a network does to them.
+//! The packet model: packets through one queue, with loss, reordering, duplicates and noise.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,57 +12,58 @@ use crate::estimate::{Estimator, Grouping};
 use crate::feedback::Feedback;
 use crate::stamp::{Encoder, Stamp};
 
-/// What happens to packets behind the queue.
+/// Faults of the path behind the queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// The share that is lost, from 0 to 1.
+    /// Share of packets that are lost, from 0 to 1.
     pub loss: f64,
-    /// The share that is held back for two packet times and a half.
+    /// Share of packets that are delayed by 2.5 packet times, from 0 to 1.
     pub reordered: f64,
-    /// The share that arrives twice.
+    /// Share of packets that arrive twice, from 0 to 1.
     pub doubled: f64,
-    /// Deviation of each packet's delay, in nanoseconds.
+    /// Standard deviation of each packet's delay, in nanoseconds.
     pub noise_ns: f64,
-    /// Whether feedback is lost, all of it.
+    /// If true, all feedback is lost.
     pub is_feedback_cut: bool,
 }
 
-/// The queue and its packets.
+/// The properties of the queue and of the packets.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketsConfig {
     /// Bytes a second that leave the queue.
     pub service: f64,
-    /// Bytes that it holds; what does not fit is lost.
+    /// Capacity of the queue in bytes; packets that do not fit are lost.
     pub buffer: f64,
-    /// Bytes of a packet.
+    /// Size of a packet in bytes.
     pub packet: u64,
-    /// Packets that leave a sender with one stamp, at once.
+    /// Packets that a sender sends at once, with the same send time.
     pub burst: u64,
-    /// How receivers group what arrives.
+    /// Grouping of packets in the receivers' estimators.
     pub grouping: Grouping,
 }
 
 /// A sender of packets, with its receiver's estimator.
 #[derive(Clone, Debug)]
 pub struct PacketSender {
-    /// Its law; `None` sends at [`PacketSender::fixed`].
+    /// Controller that sets the sender's rate. If `None`, the sender uses [`PacketSender::fixed`].
     pub controller: Option<Controller>,
-    /// Bytes a second of a sender without a law.
+    /// Rate of a sender without a controller, in bytes a second.
     pub fixed: f64,
-    /// Out and back without the queue.
+    /// Round-trip delay without the queue.
     pub delay: Duration,
-    /// Delay that is added to each packet on the way out, uniform up to this.
+    /// Most additional delay of each packet on the forward path, in nanoseconds; uniformly
+    /// distributed from 0.
     pub jitter_ns: u64,
     encoder: Encoder,
     estimator: Estimator,
     feedbacks: u32,
-    /// Bytes that left the queue.
+    /// Bytes of this sender that entered the queue, and so leave it.
     pub delivered: f64,
     last_arrival: u64,
 }
 
 impl PacketSender {
-    /// A sender with `delay` out and back.
+    /// Creates a sender with a round-trip `delay`.
     #[must_use]
     pub fn new(config: &PacketsConfig, controller: Option<Controller>, delay: Duration) -> Self {
         Self {
@@ -86,12 +87,12 @@ enum Event {
     Feedback(usize, Box<Feedback>),
 }
 
-/// Senders of packets and one queue, in virtual time.
+/// Packet senders and one queue, in virtual time.
 #[derive(Debug)]
 pub struct Packets {
-    /// The queue.
+    /// The properties of the queue and of the packets.
     pub config: PacketsConfig,
-    /// What happens behind it.
+    /// Faults of the path behind the queue.
     pub faults: Faults,
     /// The senders.
     pub senders: Vec<PacketSender>,
@@ -100,18 +101,18 @@ pub struct Packets {
     free: Vec<usize>,
     order: u64,
     now: u64,
-    /// When the queue will be empty.
+    /// When the queue will be empty, in nanoseconds.
     empties: f64,
     rng: Rng,
     drain_until: u64,
-    /// Bytes that were offered to the queue.
+    /// Bytes that all senders sent to the queue.
     pub offered: f64,
-    /// Packets that found it full.
+    /// Packets that were dropped because the queue was full.
     pub dropped: u64,
 }
 
 impl Packets {
-    /// `senders` begin at once, each at a moment of its own within a packet time.
+    /// Creates the model. Each sender starts at a random time within its first packet gap.
     #[must_use]
     pub fn new(config: PacketsConfig, senders: Vec<PacketSender>, seed: u64) -> Self {
         let mut packets = Self {
@@ -137,15 +138,15 @@ impl Packets {
         packets
     }
 
-    /// Runs for `time`, with `look` each `every` of it.
-    pub fn run(&mut self, time: Duration, every: Duration, mut look: impl FnMut(&Self)) {
+    /// Runs the model for `time` and calls `observe` every `every`.
+    pub fn run(&mut self, time: Duration, every: Duration, mut observe: impl FnMut(&Self)) {
         let end = self.now + nanos(time);
-        let mut next_look = self.now + nanos(every);
+        let mut next_observation = self.now + nanos(every);
         while let Some(Reverse((at, _, _))) = self.events.peek() {
-            while next_look <= *at && next_look <= end {
-                self.now = next_look;
-                look(self);
-                next_look += nanos(every).max(1);
+            while next_observation <= *at && next_observation <= end {
+                self.now = next_observation;
+                observe(self);
+                next_observation += nanos(every).max(1);
             }
             if *at > end {
                 break;
@@ -160,24 +161,24 @@ impl Packets {
         self.now = end;
     }
 
-    /// Feedback of the next `time` asks all senders to let the queue run empty.
+    /// Makes the feedback of the next `time` request a drain from all senders.
     pub fn ask_for_a_drain(&mut self, time: Duration) {
         self.drain_until = self.now + nanos(time);
     }
 
-    /// The time.
+    /// Returns the time of the model.
     #[must_use]
     pub const fn now(&self) -> Instant {
         Instant::from_nanos(self.now)
     }
 
-    /// Bytes in the queue.
+    /// Returns the bytes in the queue.
     #[must_use]
     pub fn queue(&self) -> f64 {
         (self.empties - self.now as f64).max(0.0) / 1e9 * self.config.service
     }
 
-    /// Each sender's rate, in bytes a second.
+    /// Returns each sender's rate, in bytes a second.
     #[must_use]
     pub fn rates(&self) -> Vec<f64> {
         (0..self.senders.len()).map(|sender| self.rate(sender)).collect()
@@ -232,7 +233,7 @@ impl Packets {
             self.enqueue(sender, stamp);
         }
         let gap = self.gap(sender).max(1);
-        // A rate that rises meanwhile is not waited for longer than a feedback delay.
+        // If the rate changes before the next send, that takes effect only after it.
         self.at(self.now + gap, Event::Send(sender));
     }
 
@@ -256,7 +257,7 @@ impl Packets {
         if self.rng.chance(self.faults.reordered) {
             at += (2.5 * work) as u64;
         } else if self.faults.reordered == 0.0 {
-            // Noise is of hosts and clocks: it does not let one overtake another.
+            // Noise comes from hosts and clocks: it does not let one packet overtake another.
             at = at.max(self.senders[sender].last_arrival);
             self.senders[sender].last_arrival = at;
         }
@@ -266,12 +267,12 @@ impl Packets {
         }
     }
 
-    /// Of mean 3 deviations, so that it is never less than nothing to speak of.
+    /// Draws a noise with a mean of three standard deviations, so that it is almost never negative.
     fn noise(&mut self) -> f64 {
         if self.faults.noise_ns == 0.0 {
             return 0.0;
         }
-        // Four uniform numbers are near enough to normal.
+        // The sum of four uniform numbers is close enough to a normal distribution.
         let sum: f64 = (0..4).map(|_| self.rng.unit()).sum();
         (3.0 + (sum - 2.0) * 3.0_f64.sqrt()) * self.faults.noise_ns
     }

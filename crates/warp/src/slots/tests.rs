@@ -4,12 +4,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::gate::GateKeeper;
 
-/// Out and back, in nanoseconds: the feedback delay.
+/// The feedback delay: the round trip, in nanoseconds.
 const LOOP: u64 = 1_000_000;
-/// Bytes of a copy.
+/// Size of a copy in bytes.
 const BYTES: u32 = 100;
 
-/// A sender and a receiver over a network that loses, in steps of a fortieth of a feedback delay.
+/// A sender and a receiver over a lossy network, in steps of a fortieth of a feedback delay.
 struct Pair {
     slots: Slots<u32, u64>,
     latest: Latest<u32, u64>,
@@ -48,7 +48,10 @@ impl Pair {
             let (_, key, version, number, value) = self.copies.pop_front().unwrap();
             let before = self.latest.get(&key).map_or(0, |(_, version)| version);
             let ack = self.latest.handle_copy(key, version, number, value);
-            assert!(self.latest.get(&key).unwrap().1 >= before, "a reader never goes back");
+            assert!(
+                self.latest.get(&key).unwrap().1 >= before,
+                "the reader went back to an older value"
+            );
             if !self.rng.chance(self.loss) {
                 self.acks.push_back((now.plus_nanos(LOOP / 2), ack));
             }
@@ -83,7 +86,7 @@ impl Pair {
 
 fn check_visible(seed: u64) {
     let mut pair = Pair::new(seed, 0.5, 1e9);
-    // Writes for a while, some keys often and one only once, at the end.
+    // Writes some keys often, and one only once, at the end.
     for round in 0..200_u64 {
         let key = pair.rng.below(19) as u32;
         pair.slots.write(pair.now, key, round);
@@ -122,19 +125,24 @@ fn without_loss_a_value_is_sent_once() {
 
 #[test]
 fn a_gate_that_lets_little_through_sends_the_latest_of_each_key_in_turn() {
-    // Two copies a feedback delay, against 40 writes: the values that arrive are recent ones.
+    // The gate allows two copies a feedback delay, against 40 writes: the values that arrive are
+    // recent ones.
     let mut pair = Pair::new(2, 0.0, f64::from(BYTES) * 2.0 / 1e-3);
     for round in 0..2_000_u64 {
         pair.slots.write(pair.now, (round % 4) as u32, round);
         pair.step();
     }
-    assert!(pair.slots.sent() < 64 + 110, "the gate holds: {}", pair.slots.sent());
+    assert!(
+        pair.slots.sent() < 64 + 110,
+        "more copies than the gate allows: {}",
+        pair.slots.sent()
+    );
     for key in 0..4 {
         let (value, _) = pair.latest.get(&key).unwrap();
         assert!(2_000 - value < 40 * 5, "key {key} is at {value}");
     }
     pair.run(10);
-    assert_eq!(pair.missing(4), 0, "and the last of each arrives");
+    assert_eq!(pair.missing(4), 0, "the last value of some key is missing");
 }
 
 proptest! {
@@ -149,7 +157,7 @@ proptest! {
             pair.slots.write(pair.now, key, u64::from(steps));
             (0..steps).for_each(|_| pair.step());
         }
-        // Nothing at all passes for a while.
+        // All copies are lost for a while.
         pair.loss = 1.0;
         pair.run(cut);
         pair.loss = loss;

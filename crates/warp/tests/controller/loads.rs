@@ -1,11 +1,12 @@
-//! The load of a queue that always stands, under the pure laws.
+//! The load of a queue that is never empty, under the pure laws.
 
 use midplane_warp::law::{GradientLaw, PaperLaw};
 
 /// Steps in a feedback delay of 1 s.
 const STEPS: usize = 64;
 
-/// Rates of N senders over a queue that always stands, so that warp is L / mu exactly; mu is 1.
+/// Returns the loads by senders with `laws` over a queue that is never empty, so that warp is the
+/// load exactly. The service rate is 1.
 fn loads(mut laws: Vec<impl FnMut(f64) -> f64>, seconds: usize, start: f64) -> Vec<f64> {
     let mut loads = vec![start; STEPS + 1];
     for _ in 0..seconds * STEPS {
@@ -15,7 +16,7 @@ fn loads(mut laws: Vec<impl FnMut(f64) -> f64>, seconds: usize, start: f64) -> V
     loads
 }
 
-/// The paper's law, additive.
+/// Returns the loads under the paper's additive law.
 pub(crate) fn paper(senders: usize, epsilon: f64, start: f64) -> Vec<f64> {
     let mut one = PaperLaw::new(start / senders as f64, epsilon);
     let law = move |warp: f64| {
@@ -25,7 +26,7 @@ pub(crate) fn paper(senders: usize, epsilon: f64, start: f64) -> Vec<f64> {
     loads(vec![law; senders], 120, start)
 }
 
-/// The gradient alone, multiplicative.
+/// Returns the loads under the multiplicative gradient law.
 pub(crate) fn gradient(senders: usize, epsilon: f64, start: f64) -> Vec<f64> {
     let mut one = GradientLaw::new(start / senders as f64, epsilon);
     let law = move |warp: f64| {
@@ -35,7 +36,7 @@ pub(crate) fn gradient(senders: usize, epsilon: f64, start: f64) -> Vec<f64> {
     loads(vec![law; senders], 120, start)
 }
 
-/// How far from 1 the load swings at the end.
+/// Returns the largest deviation of the load from 1 in the last ten feedback delays.
 pub(crate) fn late_swing(loads: &[f64]) -> f64 {
     let late = &loads[loads.len() - 10 * STEPS..];
     late.iter().map(|load| (load - 1.0).abs()).fold(0.0, f64::max)

@@ -1,4 +1,4 @@
-//! What the rate laws promise, over many draws: the rows W1 to W10 that the crate is held to.
+//! Tests of the rate laws' guarantees W1 to W10, over many random scenarios.
 
 mod loads;
 mod packets;

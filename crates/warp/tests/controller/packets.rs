@@ -1,4 +1,4 @@
-//! Packets, noise, loss, reordering, jitter: what the fluid does not have.
+//! Tests of the packet model, with noise, loss, reordering and jitter, which the fluid model lacks.
 
 use midplane_warp::estimate::Grouping;
 use midplane_warp::model::{Faults, PacketSender, Packets, PacketsConfig, jain};
@@ -54,7 +54,7 @@ fn w6_lost_reordered_doubled_and_bursty_stamps_leave_the_equilibrium() {
 
 #[test]
 fn w9_jitter_on_one_of_two_starves_neither_while_the_queue_covers_it() {
-    // Jitter of twice, of once and of half the queue's own delay.
+    // The jitter is half, one, two and four times the queue's own delay.
     for (jitter, bound) in [(0.5, 4.0), (1.0, 4.0), (2.0, f64::MAX), (4.0, f64::MAX)] {
         let draw = Draw::even(2, 0.5 * PRODUCT, 0.0);
         let mut packets = draw.packets(3);
@@ -85,7 +85,7 @@ fn w10_beside_a_flow_that_fills_the_buffer() {
     let mut packets = Packets::new(config, vec![ours, other], 5);
     let mut growth = SERVICE * 0.01;
     let mut dropped = 0;
-    // A rate that rises until packets are lost, and then halves: what a loss-based sender does.
+    // The other sender is loss-based: its rate rises until packets are lost, and then halves.
     for _ in 0..2_000 {
         packets.run(LOOP, LOOP, |_| ());
         let is_lost = packets.dropped > dropped;

@@ -1,5 +1,5 @@
-//! Scenarios that the tests and the sweep share: a link of 1 Gb/s with a loop of 1 ms, drawn at
-//! random from a seed.
+//! Scenarios that the tests and the sweep share: a link of 1 Gb/s with a round trip of 1 ms, drawn
+//! at random from a seed.
 
 use std::time::Duration;
 
@@ -9,30 +9,30 @@ use midplane_warp::control::{ControlConfig, Controller};
 use midplane_warp::estimate::Grouping;
 use midplane_warp::model::{Fluid, FluidSender, PacketSender, Packets, PacketsConfig};
 
-/// The loop without the queue.
+/// The round trip without the queue.
 pub(crate) const LOOP: Duration = Duration::from_millis(1);
-/// Bytes a second: 1 Gb/s.
+/// Service rate of the link in bytes a second: 1 Gb/s.
 pub(crate) const SERVICE: f64 = 125e6;
-/// Bytes of a bandwidth-delay product.
+/// The bandwidth-delay product in bytes.
 pub(crate) const PRODUCT: f64 = 125e3;
 
-/// When all begins.
+/// When a run begins.
 pub(crate) const BEGIN: Instant = Instant::from_nanos(1_000_000_000);
 
-/// What a run is drawn as.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Draw {
-    /// Senders.
+    /// Number of senders.
     pub(crate) senders: usize,
-    /// The queue that they are to keep, in bytes.
+    /// The target queue in bytes.
     pub(crate) target: f64,
-    /// Each sender's first rate, in bytes a second; 0 as an idle one starts.
+    /// Each sender's first rate, in bytes a second; 0 starts as an idle sender does.
     pub(crate) starts: Vec<f64>,
 }
 
 impl Draw {
-    /// A run of `senders` with what `seed` draws: a target of a quarter to one product, and first
-    /// rates anywhere between an idle and a full link.
+    /// Draws a run of `senders` from `seed`: a target of a quarter to one bandwidth-delay product,
+    /// and first rates between an idle and a full link.
     pub(crate) fn random(senders: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed, "draw");
         let target = (0.25 + 0.75 * rng.unit()) * PRODUCT;
@@ -41,17 +41,17 @@ impl Draw {
         Self { senders, target, starts }
     }
 
-    /// A run of `senders` that all start at `start`.
+    /// Makes a run of `senders` that all start at the rate `start`.
     pub(crate) fn even(senders: usize, target: f64, start: f64) -> Self {
         Self { senders, target, starts: vec![start; senders] }
     }
 
-    /// What the feedback delay is once the queue stands: the loop and the queue.
+    /// Returns the feedback delay with the target queue: the round trip and the queue.
     pub(crate) fn feedback_delay(&self) -> Duration {
         LOOP + Duration::from_secs_f64(self.target / SERVICE)
     }
 
-    /// The controller of one of the senders.
+    /// Makes the controller of one sender.
     pub(crate) fn controller(&self, start: f64) -> Controller {
         self.controller_from(start, SERVICE / 1e3 / self.senders as f64)
     }
@@ -67,14 +67,14 @@ impl Draw {
         controller
     }
 
-    /// The run as a fluid.
+    /// Makes the fluid model of the run.
     pub(crate) fn fluid(&self) -> Fluid {
         let sender = |start: &f64| FluidSender::new(self.controller(*start), LOOP);
         Fluid::new(SERVICE, LOOP / 16, self.starts.iter().map(sender).collect())
     }
 
-    /// The run in packets, so many that each sender has four in a loop at least, and of noise a
-    /// tenth of a group's span.
+    /// Makes the packet model of the run, with at least four packets per sender and round trip, and
+    /// with noise of a tenth of a group's span.
     pub(crate) fn packets(&self, seed: u64) -> Packets {
         let packet = (PRODUCT / (4.0 * self.senders as f64).max(128.0)) as u64;
         let config = PacketsConfig {
@@ -84,7 +84,7 @@ impl Draw {
             burst: 1,
             grouping: Grouping::new(125_000, 4),
         };
-        // A packet each four loops: rarer, there is nothing to control by.
+        // At least one packet in four round trips: with fewer there is too little feedback.
         let floor = packet as f64 / (4.0 * LOOP.as_secs_f64());
         let sender = |start: &f64| {
             PacketSender::new(&config, Some(self.controller_from(*start, floor)), LOOP)
@@ -96,15 +96,14 @@ impl Draw {
     }
 }
 
-/// What a run has come to, once it has settled.
+/// Measurements of a run after it has settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settled {
-    /// Mean of |load - 1|: how far from its rate the link is offered, feedback delay by feedback
-    /// delay.
+    /// Mean of |load - 1|, sampled over feedback delays.
     pub(crate) rate_error: f64,
     /// The mean queue over its target.
     pub(crate) queue: f64,
-    /// The queue that is passed one time in a hundred, over its target.
+    /// The 99th percentile of the queue over its target.
     pub(crate) queue_p99: f64,
     /// Jain's index of the rates at the end.
     pub(crate) jain: f64,
@@ -119,7 +118,7 @@ fn mean(samples: &[f64]) -> f64 {
     samples.iter().sum::<f64>() / samples.len() as f64
 }
 
-/// Lets `draw` settle as a fluid for 200 feedback delays, and looks at 100 more.
+/// Runs `draw` as a fluid for 200 feedback delays, and measures 100 more.
 pub(crate) fn settle_fluid(draw: &Draw) -> Settled {
     let mut fluid = draw.fluid();
     let delay = draw.feedback_delay();
@@ -137,10 +136,11 @@ pub(crate) fn settle_fluid(draw: &Draw) -> Settled {
     }
 }
 
-/// The same in packets, with a drain now and then before it is looked at; rates are of what was sent in each feedback delay.
+/// Runs `draw` in packets for 250 feedback delays, with four drains, and measures 100 more. The
+/// load counts the bytes that were sent in each feedback delay.
 pub(crate) fn settle_packets(draw: &Draw, mut packets: Packets) -> Settled {
     let delay = draw.feedback_delay();
-    // Who starts into a standing queue learns of the empty path when it is drained.
+    // A sender that starts into a standing queue measures the empty path only in a drain.
     for _ in 0..4 {
         packets.run(delay * 50, delay, |_| ());
         packets.ask_for_a_drain(LOOP);

@@ -1,4 +1,4 @@
-//! Where the law settles: rates, queue, shares. The fluid shows the law itself.
+//! Tests of the law's equilibrium in the fluid model: rates, queue and shares.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::controller::scenario::{Draw, LOOP, PRODUCT, SERVICE, settle_fluid};
 
-/// `benches/laws.rs` goes through 1,000 seeds.
+/// `benches/laws.rs` runs 1,000 seeds.
 fn check_settles(seed: u64) {
     for senders in [1, 2, 3, 7, 16, 33, 64, 128] {
         let settled = settle_fluid(&Draw::random(senders, seed));
@@ -73,7 +73,10 @@ fn w4_a_loop_ten_times_as_long_gets_its_share() {
     fluid.senders()[1].controller.set_backlog(0.4 * PRODUCT);
     fluid.run(LOOP * 500, |_| ());
     let rates = fluid.rates();
-    assert!((rates[1] / rates[0] - 4.0).abs() < 0.1, "as the weights are: {rates:?}");
+    assert!(
+        (rates[1] / rates[0] - 4.0).abs() < 0.1,
+        "rates are in proportion to the backlogs: {rates:?}"
+    );
 }
 
 #[test]
@@ -81,7 +84,7 @@ fn w5_an_hour_of_skew_moves_the_queue_by_less_than_a_fifth() {
     for ppm in [-100.0, 100.0] {
         let draw = Draw::even(2, 0.5 * PRODUCT, 0.0);
         let mut fluid = draw.fluid();
-        // Steps of a quarter of a loop: an hour is 14 million.
+        // With steps of a quarter of a loop, an hour takes 14 million steps.
         let mut coarse = midplane_warp::model::Fluid::new(SERVICE, LOOP / 4, Vec::new());
         for sender in fluid.senders() {
             let mut sender = FluidSender::new(sender.controller.clone(), LOOP);
@@ -99,7 +102,7 @@ fn w5_an_hour_of_skew_moves_the_queue_by_less_than_a_fifth() {
     }
 }
 
-/// Seconds of skew: an hour in the sweep, two minutes here.
+/// Seconds of skew; the sweep runs an hour, this test two minutes.
 const HOUR: u64 = 120;
 
 #[test]

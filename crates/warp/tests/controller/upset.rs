@@ -1,4 +1,4 @@
-//! Upsets: idle starts, capacity that changes, feedback that is cut. From every state back to work.
+//! Tests of recovery: from idle starts, changes of capacity and lost feedback.
 
 use midplane_simhw::rng::Rng;
 use midplane_warp::model::Fluid;
@@ -6,7 +6,7 @@ use proptest::prelude::{ProptestConfig, proptest};
 
 use crate::controller::scenario::{Draw, LOOP, PRODUCT, SERVICE};
 
-/// Loops until the link has been offered 90 % for the first time.
+/// Returns the number of round trips until the load first reaches 90 %.
 fn loops_to_90(fluid: &mut Fluid, most: u32) -> Option<u32> {
     (1..=most).find(|_| {
         let mut is_reached = false;
@@ -40,7 +40,8 @@ fn w7_a_link_that_halves_and_doubles_is_followed_within_15_delays() {
         let mut fluid = draw.fluid();
         fluid.run(LOOP * 200, |_| ());
         fluid.service = SERVICE / 2.0;
-        // The queue takes twice as long: so is the feedback delay twice its part of it.
+        // At half the service rate the queue's delay doubles, so the run below uses two round trips
+        // per feedback delay.
         let mut back = None;
         for loops in 1..=15 {
             let mut peak = 0.0_f64;
@@ -80,22 +81,26 @@ fn w8_without_feedback_a_rate_decays_to_its_floor_and_comes_back() {
     }
 }
 
-/// Changes of a path before the link is healthy.
+/// Disturbances of a path before the link is healthy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Path {
-    /// The length does not change.
+    /// The path's length does not change.
     Stays,
-    /// Its length changes; two drains follow once the link is healthy. At a steady rate a longer empty path and a standing
-    /// queue give a sender the same feedback: a constant delay, and a warp of 1. Only a drain tells them apart, since a queue
-    /// then shrinks and a path does not. Until then a sender gives up rate as for a queue, without a bound on the time. The
-    /// shortest loop is kept from one drain to the next but one, so that a drain that left some of the queue inflates no base:
-    /// the second drain forgets the shorter path.
+    /// The path's length changes; two drains follow once the link is healthy.
+    ///
+    /// At a steady rate, a longer empty path and a standing queue give a sender the same feedback:
+    /// a constant delay and a warp of 1. Only a drain distinguishes them, since then a queue
+    /// shrinks and a path does not. Until then a sender reduces its rate as for a queue, for an
+    /// unbounded time. The shortest round trip is kept from one drain to the next but one, so that
+    /// a drain that left some of the queue does not spoil it. So the second drain discards the
+    /// shorter path.
     Changes,
 }
 
-/// Feedback delays in which the senders are to be at work again, on a path that stays or after the second drain.
+/// Feedback delays after which the link must be in use again, on an unchanged path or after the
+/// second drain.
 const BACK_DELAYS: u32 = 50;
-/// Feedback delays between those drains: each takes two, and its news one.
+/// Feedback delays between those drains: each drain takes two, and its feedback one.
 const DRAIN_DELAYS: u32 = 10;
 
 fn check_comes_back(seed: u64, path: Path) {
@@ -115,7 +120,7 @@ fn check_comes_back(seed: u64, path: Path) {
         }
         fluid.run(LOOP * rng.between(1, 60) as u32, |_| ());
     }
-    // From here on the link is healthy. What stands in the queue is served first.
+    // From here on the link is healthy. The bytes in the queue are served first.
     fluid.service = SERVICE;
     fluid.is_feedback_cut = false;
     fluid.senders().iter_mut().for_each(|sender| sender.delay = LOOP);
@@ -127,17 +132,23 @@ fn check_comes_back(seed: u64, path: Path) {
     }
     fluid.run(draw.feedback_delay() * BACK_DELAYS, |_| ());
     let mut served = 0.0;
-    let mut looks = 0.0;
+    let mut samples = 0.0;
     fluid.run(draw.feedback_delay() * 20, |fluid| {
-        looks += 1.0;
+        samples += 1.0;
         served += if fluid.queue() > 0.0 { 1.0 } else { fluid.load().min(1.0) };
     });
-    assert!(served / looks >= 0.9, "seed {seed}, {path:?}: {} {:?}", served / looks, fluid.rates());
+    assert!(
+        served / samples >= 0.9,
+        "seed {seed}, {path:?}: {} {:?}",
+        served / samples,
+        fluid.rates()
+    );
 }
 
 #[test]
 fn w8_every_reachable_state_comes_back_to_work_within_50_delays() {
-    // A queue whose service came back; paths that grew for good; a drain that began before a queue of 70 delays.
+    // Known failures: a queue whose service returned; paths that grew for good; a drain that began
+    // before a queue of 70 feedback delays.
     let known = [4_654, 3_598, 18_375_123_191_843_315_410, 1_776];
     for path in [Path::Stays, Path::Changes] {
         (0..40).chain(known).for_each(|seed| check_comes_back(seed, path));

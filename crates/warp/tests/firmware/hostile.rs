@@ -1,4 +1,4 @@
-//! A peer whose Warp is none: what it says is not believed.
+//! Tests that Warp rejects invalid feedback of a hostile peer.
 
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ use midplane_warp::firmware::{KNOWLEDGE, WARP, Warp, WarpConfig};
 const RATE: LineRate = LineRate::mbps(100);
 const HONEST: NodeId = NodeId(0);
 const LIAR: NodeId = NodeId(1);
-/// The flag by which a frame says that it is feedback.
+/// The flag of a frame that carries feedback.
 const FEEDBACK: u8 = 1;
 
-/// Says each millisecond that warp is far above 1, in so many bytes.
+/// Sends feedback with a warp far above 1 every millisecond, cut to `bytes`.
 struct Liar {
     bytes: usize,
     sequence: u32,
@@ -65,7 +65,7 @@ impl Extension for Liar {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-/// The warp that the honest node believes in, after 20 ms of this.
+/// Returns the warp in the honest node's estimate after 20 ms of such feedback.
 fn believed(bytes: usize) -> f64 {
     let link = LinkProfile::ethernet(RATE, Duration::from_micros(1));
     let topology = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(32 << 10)));
@@ -87,12 +87,12 @@ fn believed(bytes: usize) -> f64 {
         port.submit(&ask).unwrap();
         port.completion().await.unwrap().args[1] as f64 / 1e6
     };
-    world.block_on(HONEST, ask).expect("it answers")
+    world.block_on(HONEST, ask).expect("Warp completes the command")
 }
 
 #[test]
 fn feedback_shorter_than_a_feedback_is_not_believed() {
-    assert_eq!(believed(FEEDBACK_BYTES), 9.0, "a whole one is: what the rest of this shows");
+    assert_eq!(believed(FEEDBACK_BYTES), 9.0, "feedback of full length is accepted");
     for bytes in [0, 1, 20, FEEDBACK_BYTES / 2, FEEDBACK_BYTES - 1] {
         assert_eq!(believed(bytes), 1.0, "{bytes} bytes");
     }

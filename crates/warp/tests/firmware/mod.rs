@@ -1,4 +1,4 @@
-//! The extension on simulated NICs: many senders to one receiver.
+//! Tests the extension on simulated NICs: many senders to one receiver.
 
 mod hostile;
 mod star;
@@ -12,7 +12,7 @@ use star::{Star, Traffic};
 fn senders_under_the_law_lose_next_to_nothing_and_fill_the_link() {
     for message in [1_500, 10_240] {
         let alone = Star::new(1, message).run(Traffic::Plain).goodput_mbps;
-        // With eight the frames are small: their own headers are what is missing.
+        // With eight senders the frames are small, so their headers take more of the link.
         for (senders, share) in [(1, 0.97), (2, 0.97), (3, 0.97), (8, 0.95)] {
             let outcome = Star::new(senders, message).run(Traffic::Warp);
             println!("{senders} senders, {message} bytes: {outcome:.3?}");
@@ -47,7 +47,7 @@ fn a_token_released_much_too_early_loses_messages_unless_warp_steers_the_lead() 
     let steered = Star::new(3, 10_240).run(Traffic::Tokens { is_steered: true });
     println!("a lead of 850 us: {wild:.3?}, steered {steered:.3?}");
     assert!(wild.loss > 0.2, "{wild:?}");
-    // What is lost is lost at first, before the queue was seen.
+    // All losses are at the start, before Warp has measured the queue.
     assert!(steered.loss < wild.loss / 5.0 && steered.goodput_mbps > 90.0, "{steered:?}");
 }
 

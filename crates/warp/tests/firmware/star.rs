@@ -1,4 +1,5 @@
-//! A star of simulated hosts on links of 100 Mb/s with 32 KiB before the receiver's.
+//! A star of simulated hosts on links of 100 Mb/s, with a buffer of 32 KiB before the receiver's
+//! link.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,18 +27,19 @@ const RECEIVER: NodeId = NodeId(0);
 const WARM_UP: Duration = Duration::from_millis(200);
 const RATE: LineRate = LineRate::mbps(100);
 
-/// How messages are sent.
+/// The way in which senders send messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Traffic {
-    /// At once, whatever comes of it.
+    /// At once, without congestion control.
     Plain,
-    /// As the law allows.
+    /// At the rate that the law allows.
     Warp,
-    /// As the gate allows, and else not at all.
+    /// If the gate is open; otherwise the message is skipped.
     Conditional,
-    /// By tokens that are released much too early, unless Warp steers that.
+    /// By tokens of sender coordination that are released much too early, unless Warp corrects
+    /// that.
     Tokens {
-        /// Whether it does.
+        /// True if Warp corrects the release.
         is_steered: bool,
     },
 }
@@ -88,7 +90,7 @@ impl Star {
         WarpConfig::new(to, RATE, 16 << 10, self.senders)
     }
 
-    /// Warp beside tokens: it watches the way, and tells how early they may be released.
+    /// Warp with tokens: it measures the path and limits how early they may be released.
     fn config_of_tokens(&self, node: NodeId, trim: Option<LeadTrim>) -> WarpConfig {
         let to: &[NodeId] = if node == RECEIVER { &[] } else { &[RECEIVER] };
         let mut config = WarpConfig::new(to, RATE, 4 * self.message as u32, 1);
@@ -102,7 +104,7 @@ impl Star {
     fn coordination(&self, trim: LeadTrim) -> Coordination {
         let senders: Vec<NodeId> = (1..=self.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
-        // Ten times what a hand-over takes.
+        // The lead is ten times the duration of a hand-over.
         config.lead(Lead::Fixed(Duration::from_micros(850))).rate(RATE).genesis(true);
         config.trim_lead(RECEIVER, trim);
         Coordination::new(config).unwrap()
@@ -170,7 +172,7 @@ impl Star {
                 if !sent.is_sent() {
                     self.tally.lock().unwrap().skipped += 1;
                     free.push(slot);
-                    // Something else is computed meanwhile.
+                    // The application computes something else meanwhile.
                     host.sleep_until(host.now().plus_nanos(20_000 + rng.below(20_000))).await;
                     continue;
                 }
@@ -182,12 +184,12 @@ impl Star {
         while free.len() < posted {
             free.push(port.completion().await.unwrap().cookie as usize);
         }
-        // The port stays open: what it sent is still on its way.
+        // The port stays open, since its messages are still in flight.
         host.sleep_until(Instant::FAR_FUTURE).await;
     }
 
     async fn receive(&self, host: &SimHost, traffic: Traffic) {
-        let lend = match traffic {
+        let post = match traffic {
             Traffic::Plain => messages::receive,
             Traffic::Tokens { .. } => coordination::receive,
             _ => firmware::receive,
@@ -196,13 +198,13 @@ impl Star {
         let memory = port.register(self.message * 64).unwrap();
         for slot in 0..64 {
             let range = memory.range(slot * self.message, self.message).unwrap();
-            port.submit(&lend(range, slot as u64)).unwrap();
+            port.submit(&post(range, slot as u64)).unwrap();
         }
         loop {
             let done = port.completion().await.unwrap();
             let range = memory.range(done.cookie as usize * self.message, self.message).unwrap();
             self.note(done.node, host.now());
-            port.submit(&lend(range, done.cookie)).unwrap();
+            port.submit(&post(range, done.cookie)).unwrap();
         }
     }
 

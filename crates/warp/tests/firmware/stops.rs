@@ -1,4 +1,5 @@
-//! Processes that are stopped and go on: their messages wait, and neither side takes the pause for congestion.
+//! Tests that messages of suspended processes wait, and that neither side takes the pause for
+//! congestion.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -49,14 +50,15 @@ impl Extension for Police {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-/// Tags that arrived, in order, and messages that were said to be sent.
+/// Tags of the messages that arrived, in order, and the number of messages that completed at the
+/// sender.
 #[derive(Debug, Default)]
 struct Tally {
     arrived: Vec<u32>,
-    told: usize,
+    completed: usize,
 }
 
-/// Two hosts; processes on one send to one on the other.
+/// Two hosts: processes on one send to a process on the other.
 struct Scene {
     world: World<Unit>,
     tally: Arc<Mutex<Tally>>,
@@ -79,7 +81,8 @@ impl Scene {
         Self { world, tally }
     }
 
-    /// A process that sends messages, tagged from `tag` on, up to `count` of them; its port's number.
+    /// Starts a process that sends `count` messages, tagged from `tag` on. Returns the number of
+    /// its port.
     fn send(&mut self, tag: u32, count: u32) -> PortId {
         let (host, tally) = (self.world.host(SENDER), Arc::clone(&self.tally));
         let port = Arc::new(Mutex::new(None));
@@ -97,15 +100,15 @@ impl Scene {
                     next += 1;
                 }
                 assert_eq!(port.completion().await.unwrap().status, Status::Done);
-                tally.lock().unwrap().told += 1;
+                tally.lock().unwrap().completed += 1;
             }
         });
         self.run(0.1);
         let number = *port.lock().unwrap();
-        number.expect("it has its port")
+        number.expect("the process has opened its port")
     }
 
-    /// Messages that arrive in so many milliseconds.
+    /// Runs for `milliseconds` and returns the number of messages that arrive in that time.
     fn run(&mut self, milliseconds: f64) -> usize {
         let before = self.tally.lock().unwrap().arrived.len();
         self.world.run_until(self.world.now() + Duration::from_secs_f64(milliseconds / 1e3));
@@ -123,7 +126,7 @@ impl Scene {
         done.unwrap();
     }
 
-    /// Bytes a second that may be sent, and nanoseconds in queues, as Warp knows them.
+    /// Returns Warp's rate in bytes a second and its queueing delay in nanoseconds.
     fn knowledge(&mut self) -> [u64; 2] {
         let host = self.world.host(SENDER);
         let known = self.world.block_on(SENDER, async move {
@@ -141,11 +144,11 @@ impl Scene {
         [known[0], known[2]]
     }
 
-    fn told(&self) -> usize {
-        self.tally.lock().unwrap().told
+    fn completed(&self) -> usize {
+        self.tally.lock().unwrap().completed
     }
 
-    /// Each message of those tags arrived once, in order.
+    /// Asserts that each message of those tags arrived once, in order.
     #[track_caller]
     fn is_whole(&self, tags: std::ops::Range<u32>) {
         let arrived = &self.tally.lock().unwrap().arrived;
@@ -154,7 +157,7 @@ impl Scene {
         let first = these.iter().zip(&all).position(|(it, tag)| it != tag);
         assert!(
             these == all,
-            "{} of {}; the first that is wrong: {first:?}",
+            "{} of {} messages; index of the first wrong one: {first:?}",
             these.len(),
             all.len()
         );
@@ -186,24 +189,24 @@ fn a_stop_looks_neither_like_congestion_nor_like_silence() {
         let [rate, queue] = scene.knowledge();
         scene.run(dice.below(2_000) as f64 / 1e3);
         scene.police(STOP, port);
-        // What has left arrives.
+        // Messages in flight arrive.
         scene.run(4.0);
-        let told = scene.told();
-        let stood = 10 + dice.below(200);
-        assert_eq!(scene.run(stood as f64), 0, "nothing leaves for who stands still");
-        assert_eq!(scene.told(), told, "nor is it told anything");
+        let completed = scene.completed();
+        let suspended = 10 + dice.below(200);
+        assert_eq!(scene.run(suspended as f64), 0, "a suspended process sent messages");
+        assert_eq!(scene.completed(), completed, "a suspended process received completions");
         scene.police(STOP + 1, port);
         let [rate_after, queue_after] = scene.knowledge();
         let after = scene.run(50.0);
         let what = format!(
-            "stop {stop} of {stood} ms: {before} messages before, {after} after; {rate} and {rate_after} bytes/s, \
+            "stop {stop} of {suspended} ms: {before} messages before, {after} after; {rate} and {rate_after} bytes/s, \
              {queue} and {queue_after} ns in queues"
         );
         assert!(rate_after as f64 > 0.9 * rate as f64, "{what}");
         assert!(after as f64 >= 0.9 * before as f64, "{what}");
         scene.run(5.0);
         let [_, queue_after] = scene.knowledge();
-        assert!(queue_after < queue + 2_000_000, "a slice is no queue: {what}");
+        assert!(queue_after < queue + 2_000_000, "the pause was taken for a queue: {what}");
     }
     scene.run(3_000.0);
     scene.is_whole(0..3_000);
@@ -224,7 +227,7 @@ fn others_messages_pass_by_those_of_a_stopped_process_and_none_is_lost() {
         scene.police(STOP + 1, port);
     }
     scene.run(3_000.0);
-    assert_eq!(scene.told(), 600);
+    assert_eq!(scene.completed(), 600);
     scene.is_whole(0..300);
     scene.is_whole(10_000..10_300);
 }

@@ -1,4 +1,4 @@
-//! Nodes that share a memory over a live fabric, all of them in this process.
+//! Starts nodes that share a memory over a live fabric, all in this process.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -14,26 +14,26 @@ use midplane_simhw::udp::{SoftSwitch, StartError, SwitchConfig, UdpConfig, UdpHo
 use midplane_warp::firmware::{WARP, Warp, WarpConfig};
 use midplane_warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
 
-/// A switch's ports: slow, so that there is something to control.
+/// Rate of a switch port: low, so that queues form.
 const RATE: LineRate = LineRate::mbps(10);
-/// What feedback is taken to take at first.
+/// The feedback delay that is assumed at first.
 const DELAY: Duration = Duration::from_millis(5);
 
-/// Which slow writes leave.
+/// The pacing of slow writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Sending {
-    /// Those that Warp's gate is open for.
+    /// Sends a write when Warp's gate is open.
     Gated,
-    /// All of them, at once.
+    /// Sends all writes at once.
     Unpaced,
 }
 
-/// How nodes are joined, and how long silence lasts before it is death.
+/// The connections between nodes, and the silence after which a peer counts as dead.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) nodes: u16,
     pub(crate) sending: Sending,
-    /// Bytes that a switch's port holds.
+    /// Buffer of a switch port in bytes.
     pub(crate) port_bytes: u32,
     pub(crate) dead_after: Duration,
 }
@@ -63,8 +63,8 @@ fn live<T>(run: impl Future<Output = T>) -> T {
     runtime.worker_threads(2).enable_all().build().unwrap().block_on(run)
 }
 
-/// Nodes on sockets, through a switch in software; how many frames its ports had no room for. The
-/// first node's NIC may be taken away: `work` is lent it for that.
+/// Runs `work` on nodes connected by UDP sockets through a software switch. Returns the number of
+/// frames that the switch dropped. `work` receives a closure that shuts down the first node's NIC.
 pub(crate) fn udp(
     setting: Setting,
     work: impl AsyncFnOnce(Vec<UdpHost>, Box<dyn FnOnce() -> End>),
@@ -86,7 +86,7 @@ pub(crate) fn udp(
     })
 }
 
-/// The end of a node's NIC.
+/// The future that shuts down a node's NIC.
 pub(crate) type End = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
 fn start(setting: Setting) -> (SoftSwitch, Vec<UdpNic>) {
@@ -105,7 +105,7 @@ fn start(setting: Setting) -> (SoftSwitch, Vec<UdpNic>) {
             let config = UdpConfig::new(NodeId(node), peers.clone()).via(at).line(line);
             UdpNic::start(config, setting.unit(node))
         };
-        // The addresses were free a moment ago: another process may have taken one since.
+        // Another process may have taken one of the addresses since they were free.
         let started = SoftSwitch::start(config).and_then(|switch| {
             Ok((switch, (0..setting.nodes).map(nic).collect::<Result<_, _>>()?))
         });
@@ -117,7 +117,7 @@ fn start(setting: Setting) -> (SoftSwitch, Vec<UdpNic>) {
     }
 }
 
-/// Nodes whose NICs are joined by shared memory.
+/// Runs `work` on nodes connected by shared memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn shm(
     setting: Setting,

@@ -1,5 +1,5 @@
-//! Mermera's memory over live fabrics: what every node wrote and read is noted, and the checkers
-//! decide from the places that the reads name whether each level was kept.
+//! Tests Mermera's memory over live fabrics. Each node records its writes and reads; the checkers
+//! decide from the writes that the reads name whether each level was kept.
 
 mod fabrics;
 mod notes;
@@ -15,17 +15,17 @@ use notes::{Note, Notebook};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-/// On the machine's clock: only what hangs takes so long.
+/// Limit on the machine's clock, which only a hanging test exceeds.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Locations that all nodes write.
 const LOCATIONS: u32 = 5;
-/// Accesses of each node, at least.
+/// The least number of accesses by each node.
 const ACCESSES: u32 = 300;
-/// Reads of others' writes without which a history shows little: where the machine is busy, nodes go on
-/// until there are as many.
+/// The least number of reads of other nodes' writes that makes a history meaningful. On a busy
+/// machine, nodes continue until there are as many.
 const ENOUGH: usize = 100;
 
-/// What nodes do.
+/// The accesses of a node.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     level: Level,
@@ -33,13 +33,13 @@ struct Part {
     accesses: u32,
 }
 
-/// A value that no other write has: who wrote it, and its number.
+/// Makes a value unique to one write, from its writer and number.
 const fn value(node: u16, number: u64) -> u64 {
     (node as u64) << 32 | number
 }
 
 impl Part {
-    /// Reads and writes at random, and notes what it does.
+    /// Reads and writes at random, and records each access.
     async fn play<H: Host>(self, host: &H, notebook: &Notebook) {
         let node = host.node();
         let mut rng = Rng::new(self.seed, &format!("live {node}"));
@@ -71,7 +71,7 @@ impl Part {
     }
 }
 
-/// What a node's copy holds, location by location.
+/// Returns the values of a node's copy, location by location.
 async fn copy<H: Host>(host: &H) -> Vec<Option<u64>> {
     let mut memory = Shared::<u64>::open(host).unwrap();
     let mut values = Vec::new();
@@ -81,7 +81,7 @@ async fn copy<H: Host>(host: &H) -> Vec<Option<u64>> {
     values
 }
 
-/// All nodes play their parts to the end, and meet there.
+/// Runs all nodes, and waits until each has finished.
 async fn play_all<H: Host>(hosts: &[H], part: Part) -> Arc<Notebook> {
     let notebook = Arc::new(Notebook::new(part.level));
     let end = Arc::new(Barrier::new(hosts.len()));
@@ -105,10 +105,10 @@ async fn finish(mut tasks: JoinSet<()>) {
             }
         }
     };
-    tokio::time::timeout(LIMIT, all).await.expect("every node comes to its end");
+    tokio::time::timeout(LIMIT, all).await.expect("every node finishes");
 }
 
-/// Waits until all copies are alike.
+/// Waits until all copies are equal.
 async fn settle<H: Host>(hosts: &[H]) {
     let all = async {
         loop {
@@ -122,7 +122,7 @@ async fn settle<H: Host>(hosts: &[H]) {
             hosts[0].sleep_until(hosts[0].now().plus_nanos(1_000_000)).await;
         }
     };
-    tokio::time::timeout(LIMIT, all).await.expect("copies become alike");
+    tokio::time::timeout(LIMIT, all).await.expect("all copies become equal");
 }
 
 fn judge(notebook: &Notebook, what: &str) {
@@ -132,11 +132,11 @@ fn judge(notebook: &Notebook, what: &str) {
     assert_eq!(check::coherent(&history), Ok(()), "{what}");
     let foreign = notebook.foreign_reads();
     println!("{what}: {foreign} reads of others' writes");
-    assert!(foreign > ENOUGH, "{what}: hardly anything was seen");
+    assert!(foreign > ENOUGH, "{what}: too few reads of other nodes' writes");
 }
 
 const LEVELS: [Level; 3] = [Level::Slow, Level::Pram, Level::Coherent];
-/// Four nodes of which none dies.
+/// Four nodes, none of which dies.
 const FOUR: Setting = Setting {
     nodes: 4,
     sending: Sending::Gated,
@@ -148,8 +148,9 @@ async fn keeps_its_level<H: Host>(hosts: Vec<H>, level: Level, what: &str) {
     let part = Part { level, seed: 1, accesses: ACCESSES };
     let notebook = play_all(&hosts, part).await;
     judge(&notebook, what);
-    // A flush has ended at each: the last slow write of every location is at all of them. So are
-    // coherent writes, sooner or later; PRAM writes of several writers may end up in any order.
+    // Each node has flushed, so all nodes have the last slow write of every location. Coherent
+    // writes arrive everywhere sooner or later. PRAM writes of several writers may end up in any
+    // order.
     match level {
         Level::Slow => {
             let first = copy(&hosts[0]).await;
@@ -185,7 +186,8 @@ fn every_level_is_kept_over_sockets_behind_a_slow_switch() {
     }
 }
 
-/// Nobody asks a gate: the ports overflow, and what is lost is sent again until it is there.
+/// Sends without a gate: the switch ports overflow, and lost values are sent again until they
+/// arrive.
 #[test]
 fn slow_writes_that_are_lost_for_real_arrive_all_the_same() {
     let setting = Setting { sending: Sending::Unpaced, port_bytes: 1 << 10, ..FOUR };
@@ -194,10 +196,10 @@ fn slow_writes_that_are_lost_for_real_arrive_all_the_same() {
         end().await;
     });
     println!("{lost} frames were lost at the ports");
-    assert!(lost > 0, "nothing was lost: the test shows nothing");
+    assert!(lost > 0, "no frame was lost, so the test proves nothing");
 }
 
-/// Node 0 gives coherent writes their places, until its NIC is gone.
+/// Tests that coherent writes continue after node 0, the sequencer, has lost its NIC.
 async fn outlives_its_sequencer<H: Host>(hosts: Vec<H>, end: Box<dyn FnOnce() -> End>, what: &str) {
     let part = Part { level: Level::Coherent, seed: 7, accesses: 150 };
     let notebook = Arc::new(Notebook::new(Level::Coherent));
@@ -218,7 +220,7 @@ async fn outlives_its_sequencer<H: Host>(hosts: Vec<H>, end: Box<dyn FnOnce() ->
     finish(tasks).await;
     let after = notebook.writes();
     println!("{what}: {before} coherent writes before, {} after", after - before);
-    assert!(after > before + 60, "{what}: it died when all was over");
+    assert!(after > before + 60, "{what}: the sequencer died after the last writes");
     settle(&hosts[1..]).await;
     judge(&notebook, what);
 }

@@ -1,4 +1,4 @@
-//! What nodes wrote and read, as they noted it, and the history that comes of it.
+//! Records of the nodes' writes and reads, and the history made from them.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -7,16 +7,16 @@ use midplane_simhw::id::NodeId;
 use midplane_warp::memory::check::{Event, History};
 use midplane_warp::memory::{Level, Location, Origin};
 
-/// What a node did.
+/// A recorded access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Note {
-    /// A write, once the node sees it.
+    /// A write, recorded when the node itself sees it.
     Wrote { location: Location, value: u64 },
-    /// A read, and whose value it returned.
+    /// A read, with the value that it returned and that value's origin.
     Read { location: Location, seen: Option<(u64, Origin)> },
 }
 
-/// The notes of all nodes; no two writes have one value.
+/// The records of all nodes. No two writes have the same value.
 #[derive(Debug)]
 pub(crate) struct Notebook {
     level: Level,
@@ -26,7 +26,7 @@ pub(crate) struct Notebook {
 #[derive(Clone, Debug, Default)]
 struct Page {
     notes: Vec<Note>,
-    /// A write that the node has begun and not seen the end of.
+    /// The write that the node has begun but not seen.
     under_way: Option<Note>,
 }
 
@@ -43,23 +43,23 @@ impl Notebook {
         self.on_page(node, |page| page.notes.push(note));
     }
 
-    /// A write begins.
+    /// Records that a write begins.
     pub(crate) fn begin(&self, node: NodeId, location: Location, value: u64) {
         self.on_page(node, |page| page.under_way = Some(Note::Wrote { location, value }));
     }
 
-    /// It is seen.
+    /// Records that the writer sees its write.
     pub(crate) fn end(&self, node: NodeId) {
         self.on_page(node, |page| page.notes.extend(page.under_way.take()));
     }
 
-    /// Writes that were seen by their writers.
+    /// Returns the number of writes that their writers have seen.
     pub(crate) fn writes(&self) -> usize {
         let is_write = |note: &&Note| matches!(note, Note::Wrote { .. });
         self.pages.lock().unwrap().values().map(|p| p.notes.iter().filter(is_write).count()).sum()
     }
 
-    /// Reads of what another node wrote.
+    /// Returns the number of reads that returned another node's write.
     pub(crate) fn foreign_reads(&self) -> usize {
         let pages = self.pages.lock().unwrap();
         let is_foreign = |node: NodeId, note: &Note| match note {
@@ -72,9 +72,9 @@ impl Notebook {
         pages.iter().map(of).sum()
     }
 
-    /// The history. A slow or a PRAM write's place is its number among its writer's; that of a
-    /// coherent one is known if anybody has read it, and one that nobody has read says nothing. A
-    /// write that its writer did not live to see comes last of what it did.
+    /// Makes the history. The number of a slow or a PRAM write is its count among its writer's. The
+    /// number of a coherent write is known if a node has read it; an unread one is left out. A
+    /// write that its writer did not live to see comes last.
     pub(crate) fn history(&self) -> History {
         let pages = self.pages.lock().unwrap().clone();
         let notes = |page: &Page| page.notes.iter().chain(&page.under_way).copied().collect();
@@ -84,7 +84,10 @@ impl Notebook {
         for note in pages.values().flatten() {
             if let Note::Read { seen: Some((value, origin)), .. } = note {
                 let known = places.insert(*value, *origin);
-                assert!(known.is_none_or(|known| known == *origin), "two places of one write");
+                assert!(
+                    known.is_none_or(|known| known == *origin),
+                    "two reads name different numbers for one write"
+                );
             }
         }
         let event = |counts: &mut Counts, node: NodeId, note: Note| match note {
@@ -99,7 +102,7 @@ impl Notebook {
                 };
                 let origin = origin.map(|order| Origin { writer: node, level: self.level, order });
                 if let (Some(seen), Some(origin)) = (places.get(&value), origin) {
-                    assert_eq!(*seen, origin, "a read names another place than the write's");
+                    assert_eq!(*seen, origin, "a read names another number than the write's");
                 }
                 let origin = origin.or_else(|| places.get(&value).copied())?;
                 Some(Event::Write { location, origin })
@@ -113,7 +116,7 @@ impl Notebook {
     }
 }
 
-/// A writer's writes so far, to each location or in all.
+/// Counts a writer's writes so far, to each location or in all.
 #[derive(Default)]
 struct Counts(BTreeMap<Option<Location>, u64>);
 

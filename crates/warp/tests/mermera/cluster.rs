@@ -1,4 +1,4 @@
-//! A star of simulated hosts that share a memory, on links of 100 Mb/s unless told otherwise.
+//! A star of simulated hosts that share a memory, on links of 100 Mb/s unless set otherwise.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ use midplane_warp::memory::{Location, Origin, Shared};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What lies between the nodes.
+/// The links between the nodes, and their queues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Narrowness {
     pub(crate) rate: LineRate,
-    /// Bytes that are to stand before a port, of twice as many that it holds.
+    /// Target queue before a switch port in bytes; the port's buffer holds twice as many.
     pub(crate) queue: u32,
 }
 
@@ -31,16 +31,16 @@ impl Narrowness {
     const WIDE: Self = Self { rate: LineRate::mbps(100), queue: 16 << 10 };
 }
 
-/// How slow writes travel.
+/// The destinations of a frame of slow writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Way {
-    /// To each node by itself.
+    /// One frame to each node.
     Each,
-    /// Once to all.
+    /// One broadcast to all nodes.
     All,
 }
 
-/// Values that a node sees.
+/// Values in a node's copy, with their origins.
 pub(crate) type Seen<V> = Vec<Option<(V, Origin)>>;
 
 pub(crate) struct Cluster {
@@ -74,7 +74,7 @@ impl Cluster {
         Self { world, nodes }
     }
 
-    /// What Warp measures as the feedback delay of the way from node 0 to node 1, at `then`.
+    /// Returns the feedback delay that Warp has measured from node 0 to node 1 at `then`.
     pub(crate) fn feedback_delay(&mut self, then: Instant) -> Duration {
         self.world.run_until(then);
         let host = self.world.host(NodeId(0));
@@ -93,7 +93,7 @@ impl Cluster {
         self.world.block_on(NodeId(0), work).expect("it answers")
     }
 
-    /// What each node that lives sees at `locations`.
+    /// Returns the values in each live node's copy at `locations`.
     pub(crate) fn read_all<V>(&mut self, locations: &[Location]) -> Vec<(NodeId, Seen<V>)>
     where
         V: Serialize + DeserializeOwned + Send + 'static,
@@ -116,5 +116,5 @@ impl Cluster {
     }
 }
 
-/// What feedback takes: the queue's own delay, there and back.
+/// Returns the expected feedback delay: the target queue's delay, there and back.
 pub(crate) const DELAY: Duration = Duration::from_micros(1_500);

@@ -1,4 +1,5 @@
-//! Mermera's memory between simulated hosts: the extension, and the interface that applications use.
+//! Tests Mermera's memory between simulated hosts: the extension, and the interface for
+//! applications.
 
 mod cluster;
 
@@ -32,7 +33,11 @@ fn a_value_is_seen_everywhere_whatever_its_level_and_its_way() {
             memory.slow_write(1, &[1.0; 3]).await.unwrap();
             memory.pram_write(2, &[2.0; 3]).await.unwrap();
             memory.co_write(3, &[3.0; 3]).await.unwrap();
-            assert_eq!(memory.read(1).await.unwrap(), Some([1.0; 3]), "its own, at once");
+            assert_eq!(
+                memory.read(1).await.unwrap(),
+                Some([1.0; 3]),
+                "a writer sees its own write at once"
+            );
             memory.flush().await.unwrap();
             pause(&host, Duration::from_secs(1)).await;
         });
@@ -46,7 +51,7 @@ fn a_value_is_seen_everywhere_whatever_its_level_and_its_way() {
                 assert_eq!((value, origin.level), ([number; 3], level), "{way:?}, node {node}");
                 assert_eq!((origin.writer, origin.order), (NodeId(1), 1));
             }
-            assert_eq!(values[3], None, "nobody wrote there");
+            assert_eq!(values[3], None, "a location without a write");
         }
     }
 }
@@ -61,7 +66,7 @@ fn what_is_too_long_or_of_another_type_is_refused_and_said() {
         let long = "x".repeat(2_000);
         assert_eq!(texts.pram_write(0, &long).await, Err(AccessError::TooLong));
         texts.slow_write(5, &"five".to_owned()).await.unwrap();
-        // A second way into the same memory.
+        // A second handle to the same memory.
         let mut numbers = Shared::<u64>::open(&host).unwrap();
         assert_eq!(numbers.read(5).await, Err(AccessError::OtherType(5)));
         assert_eq!(texts.read(5).await.unwrap().as_deref(), Some("five"));
@@ -88,10 +93,10 @@ fn an_access_that_was_dropped_does_not_disturb_the_next() {
     cluster.world.block_on(NodeId(2), work).expect("it ends");
 }
 
-/// Ten megabits and a queue of a kilobyte: probes at each span would be all that such a way carries.
+/// Tests a link of 10 Mb/s with a queue of 1 KiB: one probe a span would take all of it.
 #[test]
 fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
-    // While a frame waits to leave there is nothing to wake up for.
+    // While a frame waits in the scheduler, the memory sets no timeout.
     const MOST: u64 = 5_000;
     let way = Narrowness { rate: LineRate::mbps(10), queue: 1 << 10 };
     let mut cluster = Cluster::with(4, Way::Each, 1, way);
@@ -112,7 +117,7 @@ fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
     cluster.world.run_until(at(1_000));
     let ended = ended.lock().unwrap().clone();
     println!("flushed at {ended:?}");
-    assert_eq!(ended.len(), 4, "what was written is held up: {ended:?}");
+    assert_eq!(ended.len(), 4, "some writes were not flushed in time: {ended:?}");
     for node in 0..4 {
         let counters = cluster.world.firmware(NodeId(node)).extension_counters(MERMERA);
         let timeouts = counters.expect("it is installed").timeouts;
@@ -121,8 +126,8 @@ fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
     }
 }
 
-/// Every node writes all of its keys all the time while half of all frames are lost; `delays` feedback delays after all have
-/// stopped, the last values are there.
+/// Writes all keys of every node continuously while half of all frames are lost. Asserts that the
+/// last values have arrived `delays` feedback delays after the last write.
 fn check_visible(way: Way, seed: u64, delays: u32) {
     const KEYS: u32 = 8;
     let mut cluster = Cluster::new(4, way, seed);
@@ -205,7 +210,7 @@ fn the_sequencer_dies_and_coherent_writes_go_on() {
             let value = values[usize::from(writer) - 1].map(|(value, _)| value);
             assert_eq!(value, Some(round_of(writer)), "node {node}: {writer} never ended");
         }
-        // One order: the last write to the shared location is the same for all.
+        // Total order: the last write to the shared location is the same for all nodes.
         let (_, origin) = values[4].expect("it was written");
         assert_eq!(*last.get_or_insert(origin), origin, "node {node}");
     }

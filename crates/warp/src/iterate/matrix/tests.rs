@@ -7,7 +7,7 @@ const SMALL: &str = "%%MatrixMarket matrix coordinate real general\n% a comment\
 
 #[test]
 fn the_trefethen_matrices_are_what_they_are_known_to_be() {
-    // Entries and radius as computed independently.
+    // The entries and the radius were computed independently.
     for (n, entries, radius) in [(200, 2_890, 0.8598), (1_000, 18_954, 0.8601)] {
         let system = Linear::new(trefethen(n), None).unwrap();
         assert_eq!(system.a().nnz(), entries);
@@ -19,7 +19,8 @@ fn the_trefethen_matrices_are_what_they_are_known_to_be() {
 
 #[test]
 fn the_radius_of_a_grid_is_the_cosine_that_it_should_be() {
-    // Five-point stencil on m by m: bipartite, so that a plain power iteration would swing.
+    // The five-point stencil on m by m points is bipartite, so a plain power iteration would
+    // oscillate.
     let m = 12;
     let mut grid = TriMat::new((m * m, m * m));
     for (i, j) in (0..m * m).flat_map(|at| [(at, at), (at, at + 1), (at, at + m)]) {
@@ -45,7 +46,7 @@ fn a_system_that_need_not_converge_is_refused() {
         "{:?}",
         diverges.check()
     );
-    // Signs cancel: its own radius is 0, and some delays make it diverge all the same.
+    // The signs differ; the spectral radius of |M| is 1.1.
     let mut signs = TriMat::new((2, 2));
     for (i, j, entry) in [(0, 0, 1.0), (0, 1, 1.1), (1, 0, -1.1), (1, 1, 1.0)] {
         signs.add_triplet(i, j, entry);
