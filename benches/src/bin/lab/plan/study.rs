@@ -66,7 +66,7 @@ fn chain_time(chain: &Pipeline, bytes: f64, count: usize) -> f64 {
 fn ramp_against_optimum(report: &mut Report, seed: u64, samples: usize) {
     let mut dice = Dice::new(seed ^ 1);
     let (mut gap, mut equal, mut speed) = (Sample::default(), Sample::default(), Sample::default());
-    while gap.len() < samples {
+    while gap.count() < samples {
         let n = dice.whole(2, 8);
         let (chain, bytes) = (dice.chain(n), dice.between(1000.0, 64_000.0));
         if Signature::new(&chain).count(bytes, 1, 1000) > 20 {
@@ -97,7 +97,7 @@ fn special_chains(report: &mut Report, seed: u64, samples: usize) {
     let mut dice = Dice::new(seed ^ 2);
     for (name, n) in [("two stages", 2), ("fast-slow-fast", 3)] {
         let mut worst = Sample::default();
-        while worst.len() < samples {
+        while worst.count() < samples {
             let mut stages = dice.chain(n).stages().to_vec();
             if n == 3 {
                 let g = stages.iter().map(|s| s.overhead().get()).fold(0.0, f64::max);
