@@ -21,22 +21,22 @@ use nodes::{Figures, Plan};
 
 const EXAMPLES: &str = "\
 Examples:
-  cache                                   four processes over UDP
-  cache --fabric shm --cached 64,512,4096 --heap 1000000 --plot cache.svg
-  cache --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
+  lab cache                                   four processes over UDP
+  lab cache --fabric shm --cached 64,512,4096 --heap 1000000 --plot cache.svg
+  lab cache --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
-Rank 0 owns the values and changes one of them every 500 us; all others ask, keys by Zipf's law (0.99).
-Each answer is checked: its key, all of its bytes, and that no client sees an older version than before.
+Rank 0 owns the values and changes one of them every 500 us; all other ranks get values, with keys drawn by Zipf's
+law (0.99). Each answer is checked: its key, all of its bytes, and that its version is not older than the last one.
 
-Exit code: 0 it ran, all answers were right, and NICs kept gets from the host; 1 they did not, or a
-process was lost; 2 bad input.";
+Exit code: 0 all answers were right, and the NIC answered some gets; 1 one of these failed, or a process was
+lost; 2 bad input.";
 
 /// A key-value store whose NIC answers the gets that hit its cache, beside the same one run by its host.
 ///
 /// The cache is an extension: a direct-mapped table in its bounded heap. What misses falls through to the
 /// host, which fills the cache; what the host changes is changed there first.
 #[derive(Debug, Parser)]
-#[command(name = "cache", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,

@@ -30,7 +30,7 @@ const WITHIN: f64 = 3.0;
 /// half. Hosts stand still for ten periods, one after another; then a node crashes.
 #[derive(Debug, Parser)]
 #[command(
-    after_help = "Exit code: 0 NICs suspected nobody who lived, and found the crash within 3 periods; 1 they did not; 2 bad input."
+    after_help = "Exit code: 0 NICs suspected no live node, and detected the crash within 3 periods; 1 they did not; 2 bad input."
 )]
 pub(crate) struct Arguments {
     /// Members, from 3 to 64

@@ -29,8 +29,7 @@ use rows::Row;
 /// What can't be reproduced says why. The same run gives the same numbers on every computer.
 #[derive(Debug, Parser)]
 #[command(
-    name = "figures",
-    after_help = "Exit code: 0 everything that can be reproduced was drawn, whatever the deviations; 1 a run failed; 2 bad input."
+    after_help = "Exit code: 0 all figures were drawn, whatever the deviations; 1 a run failed; 2 bad input."
 )]
 pub(crate) struct Arguments {
     /// Where the pictures go

@@ -29,17 +29,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const EXAMPLES: &str = "\
 Examples:
   # A receiver and a sender as processes on this host
-  kernel_peer --protocol tcp --json
+  lab kernel-peer --protocol tcp --json
 
-  # On two hosts, with peers.txt holding one host:port a line; rank 0 receives, its port counts
-  kernel_peer --rank 0 --peers peers.txt
-  kernel_peer --rank 1 --peers peers.txt
+  # On two hosts; peers.txt holds one host:port a line. Only rank 0, the receiver, uses its port.
+  lab kernel-peer --rank 0 --peers peers.txt
+  lab kernel-peer --rank 1 --peers peers.txt
 
-Exit code: 0 it ran; 1 a peer was lost; 2 bad input, with one line that says which.";
+Exit code: 0 it ran; 1 a peer was lost; 2 bad input (one line names it).";
 
 /// Kernel sockets, to compare with: senders send back to back, and rank 0 counts, by sender.
 #[derive(Debug, Parser)]
-#[command(name = "kernel_peer", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Rank 0 receives, all others send
     #[command(flatten)]

@@ -19,22 +19,22 @@ use nodes::{Figures, Plan};
 
 const EXAMPLES: &str = "\
 Examples:
-  limiter                                  four processes over UDP
-  limiter --fabric shm --per-second 20000 --at-once 100
-  limiter --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
+  lab limiter                                  four processes over UDP
+  lab limiter --fabric shm --per-second 20000 --at-once 100
+  lab limiter --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
-Rank 0 serves. Rank 1 keeps to three quarters of its limit; all others ask as fast as they can, --depth at
-a time. The same rule is then applied by the host, to which every request has to come first.
+Rank 0 serves. Rank 1 requests at three quarters of its limit; all other ranks request as fast as they can, with
+--depth requests in flight. A second run applies the same rule on the host, which then receives every request.
 
-Exit code: 0 it ran, nobody was answered more often than allowed, and the polite tenant was never refused;
-1 that did not hold, or a process was lost; 2 bad input.";
+Exit code: 0 no tenant got more answers than its limit, and rank 1 was never refused; 1 one of these failed, or a
+process was lost; 2 bad input.";
 
 /// A rate limiter on the server's NIC, beside the same one on its host.
 ///
 /// The limiter is an extension: a bucket for each tenant, filled at one rate. What it refuses the host
 /// never hears of.
 #[derive(Debug, Parser)]
-#[command(name = "limiter", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,

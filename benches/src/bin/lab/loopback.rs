@@ -26,16 +26,16 @@ pub(crate) const SHORT: usize = 64;
 pub(crate) const LONG: usize = 64 << 10;
 
 const EXAMPLES: &str = "\
-Every row is the median over the rounds; a ratio above 1 is ours ahead, and is the median of the rounds'
-ratios. TCP has no delay (Nagle) and writes each message by itself; the row \"buffered\" gathers 8 KiB, and
-claims nothing. Fewer than 3 rounds, and builds without optimization, are not judged.
+Numbers are medians over the rounds. The ratio is the median of the rounds' ratios; above 1 ours is faster. TCP
+runs with TCP_NODELAY and writes each message by itself; in the row \"buffered\", which is not judged, it gathers
+8 KiB. Runs of fewer than 3 rounds, and builds without optimization, are not judged.
 
-Exit code: 0 no row is behind; 1 one is, or messages were lost; 2 bad input; 3 one is behind or unclear, and
-the machine was too busy to say why: what shows that is on standard error.";
+Exit code: 0 every judged row reaches its least ratio; 1 one does not, or messages were lost; 2 bad input; 3 one
+does not or is unclear, and the machine was too busy to judge it (standard error says why).";
 
 /// Messages over this host's loopback: ours beside tokio's TCP, in the same run.
 #[derive(Debug, Parser)]
-#[command(name = "loopback", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Rounds, in each of which everything is measured once, from 1 to 1000
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -1,6 +1,5 @@
 //! Measures what the family does and what it costs: `lab QUESTION`, one question a module.
 
-mod anchors;
 mod cache;
 mod collectives;
 mod detector;
@@ -43,7 +42,6 @@ struct Lab {
 
 #[derive(Debug, Subcommand)]
 enum Question {
-    Anchors(anchors::Arguments),
     Cache(cache::Arguments),
     Collectives(collectives::Arguments),
     Detector(detector::Arguments),
@@ -75,7 +73,6 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match lab.question {
-        Question::Anchors(arguments) => anchors::main(arguments),
         Question::Cache(arguments) => cache::main(arguments),
         Question::Collectives(arguments) => collectives::main(arguments),
         Question::Detector(arguments) => detector::main(arguments),

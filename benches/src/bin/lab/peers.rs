@@ -24,9 +24,8 @@ use serde_json::Value;
 /// A ratio above 1 is ours ahead. Numbers are this machine's, at this hour: run it on an idle one.
 #[derive(Debug, Parser)]
 #[command(
-    name = "peers",
-    after_help = "Exit code: 0 all comparisons ran, whoever is ahead; 1 one could not be run; 2 bad input.\n\n\
-                  Takes two minutes; build the example cluster before; --brief measures for moments only, to see that it works."
+    after_help = "Exit code: 0 all comparisons ran, whatever their ratios; 1 one could not be run; 2 bad input.\n\n\
+                  Takes two minutes. Build the example cluster first: cargo build --release --example cluster."
 )]
 pub(crate) struct Arguments {
     /// Only comparisons whose name contains this

@@ -18,7 +18,7 @@ use crate::report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
 ///
 /// Without --study or --figures it reproduces the paper's numbers.
 #[derive(Debug, Parser)]
-#[command(after_help = "Exit code: 0 fine; 1 a number is not where it should be; 2 bad input.")]
+#[command(after_help = "Exit code: 0 all numbers are within their bounds; 1 one is not; 2 bad input.")]
 pub(crate) struct Arguments {
     /// Reproduce every number of the paper that can be computed, with the deviation.
     #[arg(long)]

@@ -19,13 +19,13 @@ use nodes::{Figures, Plan};
 
 const EXAMPLES: &str = "\
 Examples:
-  quorum                                   four processes over UDP
-  quorum --fabric shm --nodes 5 --depth 4
-  quorum --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
+  lab quorum                                   four processes over UDP
+  lab quorum --fabric shm --nodes 5 --depth 4
+  lab quorum --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
-Rank 0 proposes entries of 64 bytes, for --seconds or up to 65536 of them; the others write them into their
-logs. A follower's host stands still for --stall-us, once in a hundred entries. Afterwards all logs are
-compared with what was decided.
+Rank 0 proposes entries of 64 bytes, for --seconds or up to 65536 of them; the other ranks write them into their
+logs. A follower's host stalls for --stall-us, once in a hundred entries. Afterwards all logs are compared with
+the decided entries.
 
 Exit code: 0 it ran, and every follower's log has every decided entry; 1 one lacks some, or a process was
 lost; 2 bad input.";
@@ -35,7 +35,7 @@ lost; 2 bad input.";
 /// By NICs the leader's host hears of each entry once, when most nodes have it, and followers' hosts hear
 /// nothing: their NICs write into their logs. The extension is an `async fn`.
 #[derive(Debug, Parser)]
-#[command(name = "quorum", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,

@@ -94,16 +94,16 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 const HELP: &str = "Two hosts: put their host:port into a file, one a line, then run
-  host A: cargo run --release -p midplane-benches -- transfer --rank 0 --peers FILE
-  host B: cargo run --release -p midplane-benches -- transfer --rank 1 --peers FILE
-The rates of a disk are those of its own host's command line, the link's are the sender's.
+  host A: lab transfer --rank 0 --peers FILE
+  host B: lab transfer --rank 1 --peers FILE
+Each host's command line sets the rates of its own disk; the sender's sets those of the link.
 
-Columns: the median time of each way of cutting; what the plan promised and how far off that was; the plan against
-the whole file and against the fixed size that proved best afterwards.
+Columns: the plan's fragments and family; its median time, the time it predicted, and the error of that; the median
+times of the whole file, of 64 KiB fragments, and of the fastest fixed size; the plan's time over the latter's.
 
-Exit code: 0 the plan beat the whole file, its promise was better than 5.9 % on average and it was within 2 % of the
-best fixed size, or it had fewer than 3 rounds or was built without optimization, and nothing is judged; 1 one of
-these did not hold, or the peer was lost; 2 bad input; 3 one did not hold, and the machine was too busy to say why.";
+Exit code: 0 the plan was faster than the whole file, its mean prediction error was below 5.9 %, and it took at most 2 %
+longer than the fastest fixed size; also 0 with fewer than 3 rounds or without optimization, which are not judged;
+1 one of these failed, or the peer was lost; 2 bad input; 3 one failed, and the machine was too busy to judge it.";
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
     // One thread a process: on two processors the two processes are the parallel stages, and no stage waits for

@@ -66,8 +66,8 @@ pub(crate) enum Fabric {
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Exit code: 0 it ran, and simulated barriers are within 10 % of the model; 1 they are not, or a \
-                  message was lost; 2 bad input.\n\nTry: --operation barrier --nodes 8,64 --plot barrier.svg\n     --fabric udp --rank 0 \
-                  --peers hosts.txt, and --rank 1, --rank 2, ... on the others, with the same flags"
+                  message was lost; 2 bad input.\n\nExamples:\n  lab collectives --operation barrier --nodes 8,64 --plot barrier.svg\n  \
+                  lab collectives --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the other hosts, same flags"
 )]
 pub(crate) struct Arguments {
     /// What joins the members

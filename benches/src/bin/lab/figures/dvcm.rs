@@ -20,9 +20,8 @@ const LEAD_CELLS: u32 = 10;
 const SECONDS: f64 = 0.1;
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
-    let mut rows: Vec<Row> = measure::all()
+    let mut rows: Vec<Row> = measure::dvcm()
         .into_iter()
-        .filter(|anchor| anchor.source.starts_with("DVCM"))
         .map(|anchor| {
             let what = format!("section 3: {}", anchor.what);
             let row = Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured);

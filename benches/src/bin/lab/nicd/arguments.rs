@@ -10,7 +10,7 @@ Examples:
   lab nicd                       two daemons and two clients on this host
   lab nicd --fabric udp --json   the same over UDP alone, as JSON
 
-Exit code: 0 it ran; 1 a process was lost, or what was sent did not arrive; 2 bad input.";
+Exit code: 0 it ran; 1 a process was lost, or messages did not arrive; 2 bad input.";
 
 /// What joins the daemons' NICs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
@@ -33,7 +33,7 @@ impl fmt::Display for Fabric {
 /// Round trips between processes that have no NIC of their own, messages that a suspended process is sent and finds
 /// when it resumes, and how soon a peer gets the event that a process was killed.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "nicd", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// What joins the daemons, with commas between
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,udp")]

@@ -140,7 +140,7 @@ fn table(runs: &[Run]) -> String {
             figures.killed_us / 1e3,
         );
     }
-    text += "\nSent while stopped: messages that lay in the memory of a process that stood still, and were\n\
-             acknowledged by its daemon's NIC. Killed: until its peer was told that it is gone.\n";
+    text += "\nSent while stopped: messages that its daemon's NIC acknowledged and placed in the memory of a stopped process.\n\
+             Killed: time until the peer's interface reported the broken connection.\n";
     text
 }

@@ -84,7 +84,7 @@ pub(crate) fn absent() -> Vec<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let verbs = "ib_send_lat";
     let state = match std::env::split_paths(&path).any(|folder| folder.join(verbs).is_file()) {
-        true => "is here, but nothing that drives it is written yet",
+        true => "is on this machine, but no comparison drives it yet",
         false => "is not on this machine",
     };
     vec![
@@ -101,7 +101,7 @@ pub(crate) fn absent() -> Vec<String> {
 pub(crate) fn skipped(document: &Value) -> impl Iterator<Item = String> {
     let names = list(document, "skipped").filter_map(Value::as_str);
     names.map(|name| {
-        format!("{name} is not installed here: `pingpong --peer {name}` says what installs it")
+        format!("{name} is not installed here: `lab pingpong --peer {name}` names the package")
     })
 }
 

@@ -10,24 +10,24 @@ use clap::{Parser, ValueEnum};
 
 const EXAMPLES: &str = "\
 Examples:
-  pingpong                                     every layer over shared memory, beside the kernel
-  pingpong --layer message --wait poll         messages alone, both processes spinning
-  pingpong --fabric udp --peer tcp --sizes 64,4096,65536
-  pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   beside others
-  pingpong --fabric udp --between 10.0.0.1,10.0.0.2 --launch 'ssh other'   two hosts
-  pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
-  pingpong --json --plot pingpong.svg
+  lab pingpong                                     every layer over shared memory, and the kernel's sockets
+  lab pingpong --layer message --wait poll         messages alone, both processes spinning
+  lab pingpong --fabric udp --peer tcp --sizes 64,4096,65536
+  lab pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   other libraries too
+  lab pingpong --fabric udp --between 10.0.0.1,10.0.0.2 --launch 'ssh other'   two hosts
+  lab pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
+  lab pingpong --json --plot pingpong.svg
 
-One way is half a round trip: the median over batches of round trips, and over the rounds. Messages lie
-where their layer sends them from, the kernel's in a buffer, those of raw and vi in registered memory; the
-receiver reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, direct the
-same with their data past the NIC, write the same with writes to the other end's memory, message MPI's
-point-to-point with tags over vi, lanes the same over shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
-Other libraries are measured by programs that their packages install; one that is missing is skipped.
-In sim the layers are columns of the paper's Table 1, and the last two columns of the report what the
-paper has and how far that is; local is its column of VIA on one host.
+One way is half a round trip: the median over batches of round trips, and over the rounds. The sender copies
+nothing beforehand: messages lie in a buffer (kernel) or in registered memory (raw, vi). The receiver reads every byte.
+Layers: raw is the unit's message service; vi bare Virtual Interfaces; direct vi with its data bypassing the NIC;
+write direct with RDMA writes; message MPI's tagged point-to-point over vi; lanes the same over shared memory alone,
+bypassing the NIC. With --wait poll both processes busy-poll and need a core each.
+Other libraries are measured by programs of their packages; a missing one is skipped.
+With --fabric sim the layers are columns of the paper's Table 1 (local: VIA on one host). The last two columns of the
+report are then the paper's number and the deviation from it.
 
-Exit code: 0 it ran; 1 a process was lost, or a published figure missed by more than 10 %; 2 bad input.";
+Exit code: 0 it ran; 1 a process was lost, or a number deviates from the paper's by more than 10 %; 2 bad input.";
 
 /// Where the two processes meet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -177,7 +177,7 @@ impl Contest {
 
 /// One message there and one back: ours beside the kernel's, in the same run.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "pingpong", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Where the two processes meet
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm")]

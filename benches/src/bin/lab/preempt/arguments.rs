@@ -19,18 +19,18 @@ use midplane::simhw::profile::Machine;
 /// work are compared. Results are computed, and checked against the official ones.
 #[derive(Clone, Debug, Parser)]
 #[command(
-    after_help = "Try:\n  preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
-    preempt --slice-ms 5,10,20,40,50,100,200    and a power of the slice, fitted: -1 halves as the slice doubles\n  \
-    preempt --mode resident --machine today     contexts that stay on the NIC\n  \
-    preempt --paper                             Table 3, and what Figures 5 and 6 say in words\n  \
-    preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \
-    preempt --freeze --plot freeze.svg          the same, with a picture\n  \
-    preempt --soak 1000000                      messages over a million preemptions of random clusters\n  \
-    preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
-    preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n  \
-    preempt --fabric shm --freeze               freezing 64 of them, blocked and spinning\n  \
-    preempt --channel                           saving and restoring a real channel\n\n\
-    Exit code: 0 all results are the official ones, and the same bits with and without; 1 some are not; 2 bad input."
+    after_help = "Examples:\n  lab preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
+    lab preempt --slice-ms 5,10,20,40,50,100,200    and the fitted power of the slice; -1: halves when the slice doubles\n  \
+    lab preempt --mode resident --machine today     contexts stay on the NIC\n  \
+    lab preempt --paper                             the paper's Tables 2 and 3, and its statements on Figures 5 and 6\n  \
+    lab preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \
+    lab preempt --freeze --plot freeze.svg          the same, with a picture\n  \
+    lab preempt --soak 1000000                      check messages over a million preemptions\n  \
+    lab preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
+    lab preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n  \
+    lab preempt --fabric shm --freeze               freezing 64 processes, blocked and spinning\n  \
+    lab preempt --channel                           saving and restoring a real channel\n\n\
+    Exit code: 0 all results are the official ones, with the same bits preempted or not; 1 some are not; 2 bad input."
 )]
 pub(crate) struct Arguments {
     /// Kernels, separated by commas.
@@ -199,7 +199,7 @@ impl MachineName {
 }
 
 fn ranks(text: &str) -> Result<u16, String> {
-    let ranks: u16 = text.parse().map_err(|_| format!("{text} is no number of ranks"))?;
+    let ranks: u16 = text.parse().map_err(|_| format!("{text} is not a number of ranks"))?;
     match ranks.is_power_of_two() && ranks <= 64 {
         true => Ok(ranks),
         false => Err("ranks are 1, 2, 4, 8, 16, 32 or 64".to_owned()),
@@ -208,12 +208,12 @@ fn ranks(text: &str) -> Result<u16, String> {
 
 fn two_sockets(text: &str) -> Result<[PathBuf; 2], String> {
     let (alone, preempting) =
-        text.split_once(',').ok_or("name two sockets, with a comma between")?;
+        text.split_once(',').ok_or("name two sockets, separated by a comma")?;
     Ok([alone, preempting].map(PathBuf::from))
 }
 
 fn slice(text: &str) -> Result<f64, String> {
-    let slice: f64 = text.parse().map_err(|_| format!("{text} is no number of milliseconds"))?;
+    let slice: f64 = text.parse().map_err(|_| format!("{text} is not a number of milliseconds"))?;
     match (1.0..=10_000.0).contains(&slice) {
         true => Ok(slice),
         false => Err("a slice lasts 1 to 10,000 ms".to_owned()),

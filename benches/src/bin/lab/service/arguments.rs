@@ -12,14 +12,14 @@ use crate::stream::MAX_BYTES;
 
 const EXAMPLES: &str = "\
 Examples:
-  service                                  shared memory and UDP beside TCP, on this host
-  service --bytes 64,4096 --concurrency 1  one request at a time
-  service --fabric udp --rank 0 --peers hosts.txt   and --rank 1 on the other host: it serves
+  lab service                                  shared memory and UDP compared with TCP, on this host
+  lab service --bytes 64,4096 --concurrency 1  one request at a time
+  lab service --fabric udp --rank 0 --peers hosts.txt   and --rank 1 on the other host: it serves
 
-Every connection or caller has one request under way; each answer is checked. What serves gives the
-bytes of a request back in reverse order, so that both sides touch each of them. A ratio above 1 is ours
-ahead: the median of the rounds' ratios. Across hosts both ranks are given the same flags; the file has
-the client's host:port and the server's, and shared memory is not to be had.
+Every connection or caller has one request in flight; each answer is checked. The service returns the bytes of a
+request in reverse order, so that both sides touch each byte. The ratio is the median of the rounds' ratios; above
+1 ours is faster. Across hosts, give both ranks the same flags; the file has the client's host:port and the
+server's. Shared memory works on one host only.
 
 Exit code: 0 it ran; 1 an answer was wrong or a process was lost; 2 bad input.";
 
@@ -60,7 +60,7 @@ display!(Fabric, Way);
 
 /// One service over tokio's TCP and over ours: requests a second, and how long each takes.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "service", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// What carries requests, beside TCP, with commas between
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,lanes,udp")]
