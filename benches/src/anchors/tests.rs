@@ -1,4 +1,4 @@
-//! Every published result of the papers' machines comes out within a tenth, and to the last digit each time.
+//! Checks that every published result is reproduced within 10 %, and identically each time.
 
 use super::measure::{self, Anchor};
 use midplane::simhw::profile::Machine;

@@ -1,4 +1,4 @@
-//! The paper of LAM over VIA: one-way times of messages (Table 1).
+//! The LAM over VIA paper: one-way times of messages (Table 1).
 
 use std::path::Path;
 

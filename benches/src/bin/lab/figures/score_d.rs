@@ -1,4 +1,4 @@
-//! The SCore-D paper: what preempting a network takes (Tables 2 and 3, Figures 5 and 6).
+//! The SCore-D paper: the cost of preempting a network (Tables 2 and 3, Figures 5 and 6).
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
             new
         }
     }));
-    // Table 2 stands among `paper::tables` already.
+    // `paper::tables` has the rows of Table 2.
     let of_profile = measure::score_d().into_iter().filter(|anchor| anchor.source.ends_with("Table 3"));
     rows.extend(of_profile.map(|anchor| {
         let what = format!("Table 3, profile alone: {}", anchor.what);
