@@ -12,7 +12,7 @@ use midplane_kit::ranks::Ranks;
 pub const BUFFERS: [u16; 6] = [1, 4, 8, 16, 32, 128];
 /// The buffer size that the paper discusses in detail.
 pub const PAPER_BUFFER: u16 = 4;
-/// The share of the network that others ask for in the figures.
+/// Share of the network that background traffic takes in the figures.
 const BACKGROUND: f64 = 0.5;
 /// Default time limit of a run in a comparison, in seconds.
 const COMPARISON_LIMIT: f64 = 15.0;
@@ -95,7 +95,7 @@ pub struct Arguments {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     trigger: f64,
 
-    /// Share of the network that background traffic takes, from 0 to 0.9; default: both 0 and 0.5
+    /// Share of the network that background traffic takes, from 0 to 0.9; default: 0 with --control, else 0 and 0.5
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     background: Option<f64>,
 
