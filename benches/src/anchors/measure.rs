@@ -160,7 +160,7 @@ pub fn applications_us(machine: &Machine, bytes: usize) -> f64 {
 }
 
 /// Returns the same one-way time over the kernel's TCP.
-pub fn tcp_us(machine: &Machine, bytes: usize) -> f64 {
+fn tcp_us(machine: &Machine, bytes: usize) -> f64 {
     let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
     let mut world = World::new(&machine.topology(2), machine.nic, 1, kernel);
     world.set_hosts(machine.host);

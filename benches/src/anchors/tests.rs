@@ -15,7 +15,8 @@ fn all() -> Vec<Anchor> {
 fn published_results_come_out_within_a_tenth() {
     let anchors = all();
     assert_eq!(anchors.len(), 4 + 10 + 8 + 2);
-    let wrong: Vec<&Anchor> = anchors.iter().filter(|anchor| anchor.deviation.abs() > TOLERANCE).collect();
+    let wrong: Vec<&Anchor> =
+        anchors.iter().filter(|anchor| anchor.deviation.abs() > TOLERANCE).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 

@@ -34,7 +34,7 @@ pub struct Daemons<'a> {
     pub slice_ms: f64,
     /// Barriers of a switch.
     pub phases: Phases,
-    /// Whether a job that is alone is stopped at the end of its slice, too.
+    /// Decides whether a job that is alone is stopped at the end of its slice, too.
     pub with_itself: WithItself,
     pub fabric: &'a str,
     pub mode: &'a str,

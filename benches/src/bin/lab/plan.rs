@@ -19,7 +19,9 @@ use crate::report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
 /// Without --study or --figures it reproduces the paper's numbers. --study compares with brute force and the linear
 /// program, and adds noise and change.
 #[derive(Debug, Parser)]
-#[command(after_help = "Exit code: 0 all numbers are within their bounds; 1 one is not; 2 bad input.")]
+#[command(
+    after_help = "Exit code: 0 all numbers are within their bounds; 1 one is not; 2 bad input."
+)]
 pub(crate) struct Arguments {
     /// Reproduce every number of the paper that can be computed, with the deviation.
     #[arg(long)]

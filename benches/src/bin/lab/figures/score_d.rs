@@ -34,7 +34,8 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
         }
     }));
     // `paper::tables` has the rows of Table 2.
-    let of_profile = measure::score_d().into_iter().filter(|anchor| anchor.source.ends_with("Table 3"));
+    let of_profile =
+        measure::score_d().into_iter().filter(|anchor| anchor.source.ends_with("Table 3"));
     rows.extend(of_profile.map(|anchor| {
         let what = format!("Table 3, profile alone: {}", anchor.what);
         Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)

@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
     /// Runs of each, from different seeds, for the confidence interval.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100), default_value = "3")]
     pub(crate) repeat: u32,
-    /// Where it runs: in virtual time, or as processes of this host, under one daemon whose NIC joins them by shared
+    /// Fabric: virtual time, or processes of this host, under one daemon whose NIC joins them by shared
     /// memory, or under a daemon a rank (8 at most), whose NICs are joined by UDP.
     #[arg(long, value_enum, default_value = "sim")]
     pub(crate) fabric: FabricName,
