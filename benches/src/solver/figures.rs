@@ -74,7 +74,7 @@ fn times(runs: &[Run]) -> Vec<Panel> {
 }
 
 /// Returns the run with the paper's buffer size.
-fn looked_at<'a>(runs: &[&'a Run]) -> Option<&'a Run> {
+fn with_paper_buffer<'a>(runs: &[&'a Run]) -> Option<&'a Run> {
     let is_it = |run: &&&Run| run.setting.buffer == PAPER_BUFFER;
     runs.iter().find(is_it).or_else(|| runs.first()).copied()
 }
@@ -85,7 +85,8 @@ fn warps(runs: &[Run]) -> Vec<Panel> {
         let of: Vec<Run> =
             runs.iter().filter(|run| run.setting.control == control).cloned().collect();
         by_load(&of, &word(&control), |runs| {
-            let warp = looked_at(runs).map(|run| run.traces.warp.clone()).unwrap_or_default();
+            let warp =
+                with_paper_buffer(runs).map(|run| run.traces.warp.clone()).unwrap_or_default();
             let cut = |(message, warp): (f64, f64)| (message, warp.min(MOST_WARP));
             vec![Line { label: "warp".into(), points: warp.into_iter().map(cut).collect() }]
         })
@@ -99,7 +100,7 @@ fn lambdas(runs: &[Run]) -> Vec<Panel> {
     let of: Vec<Run> = runs.iter().filter(adapts).cloned().collect();
     by_load(&of, "Lambda", |runs| {
         by_control(runs, |runs| {
-            looked_at(runs).map(|run| run.traces.lambda.clone()).unwrap_or_default()
+            with_paper_buffer(runs).map(|run| run.traces.lambda.clone()).unwrap_or_default()
         })
     })
 }
@@ -108,7 +109,8 @@ fn lambdas(runs: &[Run]) -> Vec<Panel> {
 fn residuals(runs: &[Run]) -> Vec<Panel> {
     by_load(runs, "Residual", |runs| {
         by_control(runs, |runs| {
-            let trace = looked_at(runs).map(|run| run.traces.residual.clone()).unwrap_or_default();
+            let trace =
+                with_paper_buffer(runs).map(|run| run.traces.residual.clone()).unwrap_or_default();
             let digits = |(at, residual): (f64, f64)| (at, -residual.max(1e-300).log10());
             trace.into_iter().map(digits).collect()
         })

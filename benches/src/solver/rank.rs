@@ -149,7 +149,7 @@ impl<H: Pace> Rank<H> {
         if self.lead.is_some() {
             self.dismiss_all().await?;
         } else {
-            self.take_leave().await?;
+            self.report_counts().await?;
         }
         let Lead { lost, tallies, .. } = self.lead.unwrap_or_else(|| Lead::new(&self.job.setting));
         let mut tally = self.tally;
@@ -177,7 +177,7 @@ impl<H: Pace> Rank<H> {
         let limit = self.host.now() + self.job.wait;
         let hello = Note::Hello(self.job.setting.fingerprint());
         loop {
-            self.take_in()?;
+            self.handle_messages()?;
             let missing = match &self.lead {
                 Some(lead) => lead.missing(),
                 None if self.heard.contains_key(&COORDINATOR) => Vec::new(),
@@ -258,19 +258,19 @@ impl<H: Pace> Rank<H> {
 
     /// Handles arrived messages, repeats notes, and detects lost ranks.
     fn attend(&mut self) -> Result<(), Failure> {
-        self.take_in()?;
+        self.handle_messages()?;
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
         if self.is_time_to_repeat() {
             self.repeat()?;
-            self.look_for_the_lost()?;
+            self.detect_lost_ranks()?;
         }
         Ok(())
     }
 
     /// Handles all arrived messages.
-    fn take_in(&mut self) -> Result<(), Failure> {
+    fn handle_messages(&mut self) -> Result<(), Failure> {
         let mut is_lent = false;
         while let Some(done) = self.port.poll() {
             if done.opcode == messages::SEND {
@@ -388,7 +388,7 @@ impl<H: Pace> Rank<H> {
     }
 
     /// Declares ranks lost that were silent for too long.
-    fn look_for_the_lost(&mut self) -> Result<(), Failure> {
+    fn detect_lost_ranks(&mut self) -> Result<(), Failure> {
         let now = self.host.now();
         let is_gone = |(_, heard): &(&NodeId, &Instant)| now.since(**heard) > LOST;
         let gone: Vec<NodeId> = self.heard.iter().filter(is_gone).map(|(node, _)| *node).collect();
@@ -410,22 +410,22 @@ impl<H: Pace> Rank<H> {
         {
             self.tell_all(&last)?;
             self.rest().await;
-            self.take_in()?;
+            self.handle_messages()?;
         }
         for _ in 0..3 {
             self.tell_all(&Note::Bye)?;
             self.rest().await;
         }
-        self.take_in()
+        self.handle_messages()
     }
 
     /// Runs another rank's end: reports its counts until rank 0 confirms them.
-    async fn take_leave(&mut self) -> Result<(), Failure> {
+    async fn report_counts(&mut self) -> Result<(), Failure> {
         let end = self.host.now() + ENDING;
         while self.host.now() < end && !self.is_dismissed {
             self.say(COORDINATOR, &Note::Done(self.tally))?;
             self.rest().await;
-            self.take_in()?;
+            self.handle_messages()?;
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ impl Pace {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "an example paces real I/O")]
+#[expect(clippy::disallowed_methods, reason = "it paces real I/O")]
 fn now() -> Instant {
     Instant::now()
 }

@@ -51,7 +51,7 @@ async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
 
 /// Empty polls (some 15 us) after which a polling process yields its core: with more processes than cores, the
 /// awaited one may need it.
-const LOOKS: u32 = 256;
+const POLLS: u32 = 256;
 
 /// Bytes of a message that a receiver reads at a time, in place.
 pub(crate) const GLANCE: usize = 4096;
@@ -70,14 +70,14 @@ pub(crate) fn read_all(
 
 /// Number of empty polls in a row.
 #[derive(Debug, Default)]
-struct Looks(u32);
+struct EmptyPolls(u32);
 
-impl Looks {
+impl EmptyPolls {
     #[inline]
     fn again(&mut self) {
         self.0 += 1;
         // No pause between polls: a pause takes longer than a poll.
-        if self.0.is_multiple_of(LOOKS) {
+        if self.0.is_multiple_of(POLLS) {
             std::thread::yield_now();
         }
     }
@@ -160,7 +160,7 @@ impl Side for Raw {
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
-        let mut looks = Looks::default();
+        let mut polls = EmptyPolls::default();
         let (slot, length) = loop {
             if let Some(arrived) = self.arrived.pop() {
                 break arrived;
@@ -170,7 +170,7 @@ impl Side for Raw {
                     if let Some(completion) = self.port.poll() {
                         break completion;
                     }
-                    looks.again();
+                    polls.again();
                 },
                 wait => {
                     let next = tokio::time::timeout(LOST, self.port.completion());
@@ -237,13 +237,13 @@ pub(crate) async fn received(
     wait: Wait,
     bytes: usize,
 ) -> Result<Completed, String> {
-    let mut looks = Looks::default();
+    let mut polls = EmptyPolls::default();
     let done = match wait {
         Wait::Poll => loop {
             if let Some(done) = nic.receive_done(vi).map_err(failed)? {
                 break done;
             }
-            looks.again();
+            polls.again();
         },
         wait => rest(wait, nic.wait(vi, WorkQueue::Receive)).await.map_err(failed)?,
     };

@@ -132,7 +132,7 @@ async fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
 }
 
 /// Times all sizes and ways in turns, until rounds or time are used up.
-#[expect(clippy::disallowed_methods, reason = "an example measures real time")]
+#[expect(clippy::disallowed_methods, reason = "it measures real time")]
 async fn compare(
     real: &Real<'_>,
     arguments: &Arguments,
