@@ -165,7 +165,7 @@ const LOST: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(2);
 
 impl Hand {
-    /// Creates a handle on a new connection, which detects a lost host within [`LOST`].
+    /// Creates a handle on a new connection, which detects a lost host within `LOST`.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);

@@ -1,7 +1,7 @@
 //! Timing claims: claims on numbers that the machine's other load affects, too, and their judgement.
 //!
 //! Ours and theirs are measured in alternating rounds. A claim is judged in builds with optimization, from
-//! [`LEAST_ROUNDS`] rounds on. If it is missed and the machine was measurably too busy, the result is open.
+//! three rounds on. If it is missed and the machine was measurably too busy, the result is open.
 
 use std::process::ExitCode;
 
