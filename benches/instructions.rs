@@ -1,10 +1,10 @@
-//! How many instructions does each step take? The same whatever else the machine does.
+//! Counts the instructions of each step, independent of the machine's load.
 //!
-//! `cargo bench --bench instructions` runs each piece of work by itself under valgrind's callgrind, which
-//! counts what the work takes and not what prepares it. Without valgrind it says so, and ends.
+//! `cargo bench --bench instructions` runs each piece of work by itself under valgrind's callgrind, which counts the
+//! work and not its preparation. Without valgrind it prints a line and exits.
 //!
-//! What reads the clock dies under valgrind where rustix asks the system for it without libc: all rows
-//! are counted with `RUSTFLAGS="--cfg rustix_use_libc" cargo bench --bench instructions`.
+//! Work that reads the clock crashes under valgrind if rustix asks the system for the time without libc. To count all
+//! rows: `RUSTFLAGS="--cfg rustix_use_libc" cargo bench --bench instructions`.
 
 #[path = "work/interfaces.rs"]
 #[cfg(target_os = "linux")]
@@ -26,16 +26,16 @@ use midplane::simhw::hardware::Firmware;
 use midplane::simhw::sim::World;
 use midplane::warp::gate::GateKeeper;
 
-/// The argument of the process that is counted; the piece's number follows.
+/// Argument of the counted process, followed by the number of the piece.
 const PIECE: &str = "--piece";
-/// Times that a piece is done before the count begins, and while it lasts: tables and pools have
-/// their size then, and what happens now and then is in the mean.
+/// Repetitions of a piece before the count and during it: tables and pools have reached their size, and rare events
+/// are part of the mean.
 const WARM_UP: usize = 200;
 const COUNTED: usize = 1_000;
 
 type Work = Box<dyn FnMut()>;
 
-/// Prepares what is counted.
+/// Prepares the counted work.
 type Prepare = fn() -> Work;
 
 const PIECES: &[(&str, Prepare)] = &[
@@ -92,7 +92,7 @@ fn virtually<F: Firmware + 'static>(mut world: World<F>) -> Work {
     })
 }
 
-/// Work over NICs that live as long as it.
+/// Builds work over NICs that live as long as it.
 #[cfg(target_os = "linux")]
 fn over<W: FnMut() + 'static>(layer: impl FnOnce(&interfaces::Nics) -> W) -> Work {
     let nics = interfaces::Nics::start("instructions");
@@ -103,7 +103,7 @@ fn over<W: FnMut() + 'static>(layer: impl FnOnce(&interfaces::Nics) -> W) -> Wor
     })
 }
 
-/// All that callgrind counts: it knows this function by its name.
+/// Runs the counted work; callgrind finds this function by its name.
 #[inline(never)]
 fn counted(work: &mut dyn FnMut()) {
     for _ in 0..COUNTED {
@@ -111,7 +111,7 @@ fn counted(work: &mut dyn FnMut()) {
     }
 }
 
-/// Instructions of a piece, each time.
+/// Returns the mean number of instructions of a piece.
 fn count(piece: usize) -> Result<f64, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")

@@ -1,7 +1,7 @@
-//! What does each layer of messages add, where nothing crosses between cores?
+//! Measures what each layer of messages adds, without communication between cores.
 //!
-//! A time is that of a message there and one back, both sides' work together, on one thread. What a
-//! layer costs is the difference to the one above it.
+//! A time covers a message there and one back, the work of both sides together, on one thread. A layer's cost is the
+//! difference to the layer above in the list.
 
 #[path = "work/descriptors.rs"]
 mod descriptors;
@@ -38,7 +38,7 @@ fn over_shared_memory(c: &mut Criterion) {
     group.bench_function("units", |b| b.iter(interfaces::units(&nics)));
     group.bench_function("Virtual Interfaces", |b| b.iter(interfaces::interfaces(&nics)));
     group.bench_function("messages", |b| b.iter(interfaces::messages(&nics)));
-    // NICs that nobody has run for seconds take each other for dead.
+    // NICs that were not run for seconds declare each other dead.
     let nics = interfaces::Nics::start("layers, direct");
     group.bench_function("direct interfaces", |b| b.iter(interfaces::direct(&nics)));
     group.bench_function("messages over lanes", |b| b.iter(interfaces::lanes(&nics)));

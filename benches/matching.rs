@@ -1,8 +1,8 @@
-//! What does matching a message with its receive cost?
+//! Measures the cost of matching a message with its receive.
 //!
-//! 100,000 messages wait for their receive, and 64 receives for theirs. A time is that of a message:
-//! its arrival, and its receive. At most 100 ns are asked for. Programs receive in about the order in
-//! which messages came; in random order, each message has to be fetched from where it lies in memory.
+//! 100,000 messages wait for their receive, and 64 receives for their message. A time covers the arrival of a message
+//! and its receive; the goal is at most 100 ns. Programs receive roughly in order of arrival; in random order, each
+//! message is a cache miss.
 
 #[path = "work/matching.rs"]
 mod work;

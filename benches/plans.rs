@@ -1,4 +1,4 @@
-//! How long does it take to get a plan: cached, cold and equal, ramped, chosen among all?
+//! Measures the time of a plan: cached, cold with equal fragments, ramped, and the best of all families.
 
 use midplane_kit::chains;
 use std::hint::black_box;

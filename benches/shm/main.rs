@@ -1,9 +1,9 @@
-//! How fast do two processes talk over shared memory? Spinning, against the slots alone; parked,
-//! against tokio's Unix sockets; in bulk.
+//! Measures two processes over shared memory: spinning, compared with the bare ring slots; parked, compared with
+//! tokio's Unix sockets; and in bulk.
 //!
-//! `cargo bench --bench shm` prints the tables. The benchmark starts itself a second time; each of
-//! the two runs on a core of its own where there are two, and both on one for the rows that say so.
-//! One way is half of a round trip; each number is the median of rounds that take turns.
+//! `cargo bench --bench shm` prints the tables. The benchmark starts itself a second time. Each process runs on a
+//! core of its own if there are two; in the rows that say so, both run on one. One way is half of a round trip; each
+//! number is the median of alternating rounds.
 
 #[cfg(target_os = "linux")]
 mod parked;
@@ -14,7 +14,7 @@ mod spinning;
 
 #[cfg(target_os = "linux")]
 fn main() {
-    // cargo passes arguments of its own; the child has one of ours.
+    // cargo passes arguments of its own; the child gets one of ours.
     let parent = std::env::args().skip_while(|argument| argument != side::CHILD).nth(1);
     let (mut side, child) = side::Side::start(parent);
     spinning::run(&mut side);

@@ -1,4 +1,4 @@
-//! Both processes wait: messages through ports and units, and a Unix socket of tokio's.
+//! Both processes park while they wait: messages through ports and units, and a Unix socket of tokio's.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::side::{ROUNDS, Side, median};
 const TRIPS: usize = 20;
 /// Bytes of a message.
 const BYTES: usize = 64;
-/// The cookie of what is sent.
+/// Cookie of sends.
 const SENT: u64 = 1;
 
 pub(crate) fn run(side: &mut Side) {
@@ -57,7 +57,7 @@ async fn connect(side: &mut Side) -> UnixStream {
     if side.is_first {
         let listener = UnixListener::bind(&path).expect("a fresh path");
         let (stream, _) = listener.accept().await.expect("the other side comes");
-        // Both ends are there: the name is not needed any more.
+        // Both ends are connected: the name is not needed any more.
         std::fs::remove_file(&path).expect("it was made above");
         return stream;
     }
@@ -82,7 +82,7 @@ async fn socket_trips(side: &Side, socket: &mut UnixStream) {
     }
 }
 
-/// A port, what it sends and what it receives into.
+/// A port with its send and receive regions.
 struct Mailbox {
     port: Port,
     own: Region,
@@ -90,7 +90,7 @@ struct Mailbox {
 }
 
 impl Mailbox {
-    /// With its buffer lent.
+    /// Creates a mailbox and posts its buffer.
     fn new(mut port: Port) -> Self {
         let own = port.register(BYTES).expect("within the limits");
         let buffer = port.register(BYTES).expect("within the limits");
@@ -104,7 +104,7 @@ impl Mailbox {
             if side.is_first {
                 self.send(side, &bytes);
             }
-            // One that was sent, or one that came.
+            // The completion is a send's or a receive's.
             while self.port.completion().await.expect("the NIC runs").cookie == SENT {}
             self.buffer.read(0, &mut bytes).expect("as long as the region");
             self.port.post(&receive(self.buffer.whole(), 0)).expect("room");

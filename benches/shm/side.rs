@@ -1,4 +1,4 @@
-//! One of the two processes, and what they have in common.
+//! One of the two processes, and their common code.
 
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -9,9 +9,9 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// The argument of the second process; the first one's process number follows.
+/// Argument of the second process, followed by the first one's process number.
 pub(crate) const CHILD: &str = "--child";
-/// Rounds that take turns: the median of them is what counts.
+/// Alternating rounds; the median over them counts.
 pub(crate) const ROUNDS: usize = 401;
 
 /// One of the two processes.
@@ -22,21 +22,21 @@ pub(crate) struct Side {
     cores: usize,
 }
 
-/// The second process, ended with the first.
+/// The second process; it is killed when this is dropped.
 pub(crate) struct Peer(Child);
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It has ended by itself unless something failed here.
+        // It has exited already unless something failed here.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Side {
-    /// This process; the first one starts the second.
+    /// Creates this process's side; the first process starts the second.
     pub(crate) fn start(parent: Option<String>) -> (Self, Option<Peer>) {
-        // Before this process is put on some of them.
+        // Count the cores before this process is pinned.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if let Some(parent) = parent {
             let parent = parent.parse().expect("the first process says its number");
@@ -49,27 +49,27 @@ impl Side {
         (Self { is_first: true, parent: own, phase: 0, cores }, Some(peer))
     }
 
-    /// Puts the two processes on two cores, or on one.
+    /// Pins the two processes to two cores, or to one.
     pub(crate) fn place(&self, on_one_core: bool) {
         let mut cores = CpuSet::new();
         cores.set(if self.is_first || on_one_core { 0 } else { self.cores - 1 });
-        // Where it is not allowed, the system places them.
+        // If pinning is not allowed, the system places the processes.
         let _ = sched_setaffinity(None, &cores);
     }
 
-    /// What the next phase of both processes is known by.
+    /// Returns the name of the next phase, the same in both processes.
     pub(crate) fn next_name(&mut self) -> String {
         self.phase += 1;
         format!("bench {} {}", self.parent, self.phase)
     }
 
-    /// A fabric of the two.
+    /// Returns the configuration of a fabric between the two.
     pub(crate) fn config(&mut self) -> ShmConfig {
         let node = NodeId(u16::from(!self.is_first));
         ShmConfig::new(self.next_name(), node, 2)
     }
 
-    /// A NIC with the default service, once the other one is there.
+    /// Starts a NIC with the default service, and waits for the other one.
     pub(crate) async fn nic(&mut self, spin: Duration) -> ShmNic {
         let mut unit = Unit::default();
         unit.install(MESSAGES, Messages::new()).expect("the unit is empty");
@@ -82,7 +82,7 @@ impl Side {
         NodeId(self.is_first as u16)
     }
 
-    /// Prints a line, once.
+    /// Prints a line, in the first process only.
     pub(crate) fn say(&self, line: &str) {
         if self.is_first {
             println!("{line}");
@@ -95,7 +95,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Nanoseconds that `work` takes.
+/// Returns the nanoseconds of `work`.
 #[expect(clippy::disallowed_methods, reason = "a bench measures real time")]
 pub(crate) fn nanos_of(work: impl FnOnce()) -> f64 {
     let start = std::time::Instant::now();

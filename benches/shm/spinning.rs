@@ -1,4 +1,4 @@
-//! Both processes look all the time: the slots alone, and messages through ports and units.
+//! Both processes busy-poll: the bare ring slots, and messages through ports and units.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ fn bulk(side: &Side, bare: &mut Bare, ports: &mut Ports, bytes: usize) {
     side.say(&format!("{bytes:>8} {alone:>16.1} {through:>25.1}"));
 }
 
-/// From the first to the second, in frames; the second says when it has all.
+/// Sends `payload` from the first process to the second in frames; the second acknowledges all of it.
 fn bare_bulk(side: &Side, bare: &mut Bare, payload: &mut [u8]) {
     let piece = payload.len().min(16_384);
     let header = header(side, piece);
@@ -111,7 +111,7 @@ fn header(side: &Side, length: usize) -> Header {
     Header { source: NodeId(u16::from(!side.is_first)), length, ..Header::default() }
 }
 
-/// A port of this side, with buffers that are lent again as soon as they have been read.
+/// A port of this side; each buffer is posted again once it has been read.
 struct Ports {
     port: Port,
     to: NodeId,
@@ -119,11 +119,11 @@ struct Ports {
     buffers: Vec<Region>,
 }
 
-/// The cookie of what is sent; those of buffers are their places.
+/// Cookie of sends; those of buffers are their numbers.
 const SENT: u64 = u64::MAX;
 
 impl Ports {
-    /// The port `number`, with `count` buffers of `bytes` lent.
+    /// Opens the port `number`, with `count` posted buffers of `bytes`.
     fn open(nic: &ShmNic, number: PortId, to: NodeId, bytes: usize, count: u64) -> Self {
         let options = PortOptions::default().number(number);
         let mut port = nic.host().open_port_with(options).expect("the NIC runs");
@@ -143,7 +143,7 @@ impl Ports {
         self.port.submit(&send(self.to, to, self.out.whole(), SENT)).expect("room");
     }
 
-    /// The next message, copied out; its buffer is lent again with the next doorbell.
+    /// Copies out the next message; its buffer is posted again with the next doorbell.
     fn take(&mut self, payload: &mut [u8]) -> bool {
         let Some(completion) = self.port.poll() else {
             std::hint::spin_loop();
@@ -170,7 +170,7 @@ impl Ports {
                 self.send(payload);
             }
         }
-        // The buffer of the last message is lent before the next round.
+        // Post the buffer of the last message before the next round.
         self.port.ring();
     }
 
@@ -178,7 +178,7 @@ impl Ports {
         let messages = BULK / payload.len();
         let mut acknowledged = 0;
         if side.is_first {
-            // No more messages than the other side has buffers for.
+            // The other side has buffers for eight messages.
             for sent in 0..messages {
                 while sent >= acknowledged + 8 {
                     acknowledged += 4 * usize::from(self.take(&mut [0]));
@@ -201,7 +201,7 @@ impl Ports {
         }
     }
 
-    /// A message of one byte.
+    /// Sends a message of one byte.
     fn send_short(&mut self) {
         let short = self.out.range(0, 1).expect("a region has a byte");
         let to = self.port.id();

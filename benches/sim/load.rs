@@ -1,4 +1,4 @@
-//! 16 senders, one switch, one receiver: the load that the bench and its allocation count share.
+//! 16 senders, one switch, one receiver: the load of the bench and of its allocation count.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ fn topology(propagation: Duration) -> Topology {
     Topology::star(SENDERS + 1, link, SwitchProfile::new(Buffer::Bytes(256 << 10)))
 }
 
-/// Nanoseconds between two frames of one sender, where all of them send `percent` of what the
-/// receiver's link carries.
+/// Returns the nanoseconds between two frames of one sender, if all senders together send `percent` of the receiver's
+/// link rate.
 fn interval(percent: u64, payload: usize) -> u64 {
     RATE.nanos_for((HEADER_BYTES + payload) as u64) * u64::from(SENDERS) * 100 / percent
 }
@@ -70,14 +70,14 @@ impl Firmware for Generator {
     fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 }
 
-/// Links and a switch alone: NICs that cost nothing, frames that firmware makes.
+/// Creates a world of links and a switch alone: NICs cost nothing, and the firmware generates frames.
 pub(crate) fn plain(percent: u64) -> World<Generator> {
     generators(Duration::from_nanos(500), percent, PAYLOAD)
 }
 
-/// The bare engine: headers alone, so many that about `pending` are on the wires at any time.
+/// Creates a world that loads the event engine alone: bare headers, with about `pending` on the wires at any time.
 pub(crate) fn engine(pending: u64) -> World<Generator> {
-    // Two links, and 26 frames a microsecond.
+    // Each frame crosses two links, at 26 frames a microsecond.
     generators(Duration::from_nanos(pending * 1_000 / 26 / 2), 100, 0)
 }
 
@@ -91,10 +91,10 @@ fn generators(propagation: Duration, percent: u64, payload: usize) -> World<Gene
 
 /// Opcode of "receive into this region"; 0 is "send this region".
 pub(crate) const RECEIVE: u8 = 1;
-/// Instructions of carrying out a command or a frame.
+/// Instructions to process a command or a frame.
 const HANDLER: u64 = 40;
 
-/// Sends what ports post, and fills the buffers that they post, in order.
+/// Firmware that sends what ports post, and fills posted buffers in order.
 #[derive(Debug)]
 pub(crate) struct Messenger {
     destination: NodeId,
@@ -110,7 +110,7 @@ impl Default for Messenger {
 }
 
 impl Messenger {
-    /// Sends messages of `payload` bytes to one node.
+    /// Creates firmware that sends messages of `payload` bytes to one node.
     pub(crate) fn to(destination: NodeId, payload: usize) -> Self {
         Self { destination, payload, buffers: Default::default(), refused: None }
     }
@@ -170,8 +170,8 @@ impl Firmware for Messenger {
     fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 }
 
-/// Everything: doorbells, DMA, completions, instructions, a task on every host. A sender posts
-/// `burst` frames each time it rings.
+/// Creates a world with doorbells, DMA, completions, instructions and a task on every host. A sender posts `burst`
+/// frames per doorbell.
 pub(crate) fn full(percent: u64, burst: u64) -> World<Messenger> {
     let mut world =
         World::new(&topology(Duration::from_nanos(500)), NicProfile::MODERN, 1, |_, _| {
@@ -186,8 +186,8 @@ pub(crate) fn full(percent: u64, burst: u64) -> World<Messenger> {
     world
 }
 
-/// Posts a frame for every interval, and takes completions as they come. A port no deeper than what
-/// is ever under way keeps its rings in the cache.
+/// Posts a frame for every interval, and takes completions. The port is no deeper than needed, so that its rings stay
+/// in the cache.
 async fn send(host: SimHost, interval: u64, burst: u64) {
     let depth = PortOptions::default().depth(32);
     let mut port = host.open_port_with(depth).expect("the NIC is up");
@@ -209,7 +209,7 @@ async fn send(host: SimHost, interval: u64, burst: u64) {
     }
 }
 
-/// Keeps 128 buffers posted, each of them posted again when it was filled, 16 at a ring.
+/// Keeps 128 buffers posted: posts each again once it was filled, 16 per doorbell.
 async fn receive(host: SimHost) {
     let mut port = host.open_port().expect("the NIC is up");
     let regions: Vec<Region> =

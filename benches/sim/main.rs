@@ -1,8 +1,7 @@
-//! How fast the simulated fabric is: packets, events and sleeps per second of real time, on one
-//! core.
+//! Measures the simulated fabric: packets, events and sleeps per second of real time, on one core.
 //!
-//! `cargo bench --bench sim -- --report` prints the table alone, `--report=full` the rows whose name
-//! contains "full"; without it, criterion measures the first rows afterwards.
+//! `cargo bench --bench sim -- --report` prints the table alone, and `--report=full` the rows whose name contains
+//! "full". Without it, criterion measures the first rows afterwards.
 
 mod load;
 mod scale;
@@ -23,11 +22,11 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
 
-/// Counts allocations, and lets the system make them.
+/// An allocator that counts, on top of the system's.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-/// Bytes that are allocated and not freed.
+/// Bytes allocated and not freed.
 static LIVE: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: every call is handed on unchanged to the system's allocator, which keeps the contract.
@@ -57,12 +56,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Counts per second of real time, one a run.
+/// Counts per second of real time, one per run.
 #[derive(Debug, Default)]
 struct Speeds {
     packets: Vec<f64>,
     events: Vec<f64>,
-    /// The most of all runs.
+    /// Largest value over all runs.
     allocations_per_packet: f64,
 }
 
@@ -70,7 +69,7 @@ struct Speeds {
 type Measured = (Vec<f64>, &'static str);
 
 const RUNS: usize = 7;
-/// Virtual time after which rings, pools and tables have their size.
+/// Virtual nanoseconds after which rings, pools and tables have reached their size.
 const WARM_UP: u64 = 5_000_000;
 
 /// Runs a world several times over `nanos` of virtual time, after a warm-up.
@@ -92,8 +91,7 @@ fn speeds<F: Firmware>(mut world: World<F>, nanos: u64) -> Speeds {
     speeds
 }
 
-/// Seconds of the processor that `work` takes, which others on the machine lengthen less than they
-/// do the time on the wall.
+/// Returns the processor seconds of `work`; other load on the machine affects them less than elapsed time.
 #[cfg(target_os = "linux")]
 fn seconds(work: impl FnOnce()) -> f64 {
     use rustix::time::{ClockId, clock_gettime};
@@ -106,7 +104,7 @@ fn seconds(work: impl FnOnce()) -> f64 {
     now() - begin
 }
 
-/// Seconds that `work` takes.
+/// Returns the seconds of `work`.
 #[cfg(not(target_os = "linux"))]
 fn seconds(work: impl FnOnce()) -> f64 {
     #[expect(clippy::disallowed_methods, reason = "a bench measures real time")]
@@ -115,7 +113,7 @@ fn seconds(work: impl FnOnce()) -> f64 {
     begin.elapsed().as_secs_f64()
 }
 
-/// A firmware without one: for what is measured without NICs.
+/// An empty firmware, for measurements without NICs.
 #[derive(Debug)]
 struct Nothing;
 
@@ -132,12 +130,12 @@ fn one_node() -> Topology {
     Topology::star(1, link, SwitchProfile::new(Buffer::Bytes(1 << 20)))
 }
 
-/// Nanoseconds that a task sleeps at once.
+/// Returns the nanoseconds of one sleep.
 fn nap(number: u64) -> u64 {
     1_000 + (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 50)
 }
 
-/// `count` tasks that sleep for one to about 17 us, again and again.
+/// Creates `count` tasks that sleep for 1 to about 17 us, repeatedly.
 fn sleepers(count: u64) -> World<Nothing> {
     let mut world = World::new(&one_node(), NicProfile::FREE, 1, |_, _| Nothing);
     for number in 0..count {
@@ -180,7 +178,7 @@ fn sleeps(speeds: Speeds) -> Measured {
     (millions(speeds.events), "M sleep/s")
 }
 
-/// What is asked of the fabric, and how it is measured.
+/// Rows of the report: name, goal, measurement.
 const ROWS: [Row; 14] = [
     row("packets, plain links, 95 % of the output", ">= 3", || {
         packets(speeds(load::plain(95), 200_000_000))

@@ -1,4 +1,4 @@
-//! Large worlds: many hosts with little to do, many nodes with nothing to do.
+//! Large worlds: many hosts with light traffic, many idle nodes.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn star(hosts: u16) -> Topology {
     Topology::star(hosts, link, SwitchProfile::new(Buffer::Bytes(256 << 10)))
 }
 
-/// Hosts each of which sends its neighbour 100 bytes every 10 ms, and receives as many.
+/// Creates hosts that each send their neighbour 100 bytes every 10 ms, and receive as many.
 pub(crate) fn light(hosts: u16) -> World<Messenger> {
     let mut world = World::new(&star(hosts), NicProfile::MODERN, 1, move |node, _| {
         Messenger::to(NodeId((node.0 + 1) % hosts), MESSAGE)
@@ -57,7 +57,7 @@ async fn chat(host: SimHost) {
     }
 }
 
-/// Nodes whose firmware waits; with a task each that sleeps and a port of `depth`, if there is one.
+/// Creates nodes with idle firmware; with `depth`, each also has a sleeping task and a port of that depth.
 pub(crate) fn idle(nodes: u16, depth: Option<usize>) -> World<Messenger> {
     let mut world = World::new(&star(nodes), NicProfile::MODERN, 1, |_, _| Messenger::default());
     for node in (0..nodes).map(NodeId) {
@@ -73,7 +73,7 @@ pub(crate) fn idle(nodes: u16, depth: Option<usize>) -> World<Messenger> {
     world
 }
 
-/// Virtual nanoseconds for which bach's tasks sleep, again and again, and how often they do.
+/// Runs bach's tasks, which sleep repeatedly for `nanos` virtual nanoseconds; returns the number of sleeps.
 pub(crate) fn bach_sleeps(tasks: u64, nanos: u64) -> u64 {
     let count = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let total = std::sync::Arc::clone(&count);

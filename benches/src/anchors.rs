@@ -1,4 +1,4 @@
-//! Measures what was published of the papers' machines, on their profiles.
+//! Measures the papers' published results on the simulated machines.
 
 pub mod measure;
 pub mod pm;

@@ -1,4 +1,4 @@
-//! Daemons of gang scheduling that an example starts, of itself, and jobs under them.
+//! Daemons of gang scheduling that a program starts from its own binary, and jobs under them.
 
 pub mod parts;
 pub mod stage;

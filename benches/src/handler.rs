@@ -1,4 +1,4 @@
-//! What is served: it knows nothing of what carries it.
+//! The served handler, which is independent of its transport.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use tower_service::Service;
 
-/// Gives the bytes of a request back in reverse order.
+/// Returns the bytes of a request in reverse order.
 #[derive(Clone, Copy, Debug)]
 pub struct Reverse;
 
@@ -25,7 +25,7 @@ impl Service<Bytes> for Reverse {
     }
 }
 
-/// What the answer to a request is.
+/// Returns the expected answer to a request.
 pub fn reversed(request: &[u8]) -> Bytes {
     request.iter().rev().copied().collect()
 }

@@ -1,4 +1,4 @@
-//! Scenes that measurements and examples share; not published. `lab QUESTION` measures.
+//! Scenes shared by `lab` and the examples; not published. `lab QUESTION` measures.
 #![forbid(unsafe_code)]
 #![allow(
     missing_docs,

@@ -1,4 +1,4 @@
-//! Messages over whatever carries them, brought up and taken down again.
+//! Messages over any carrier: opened, used and closed.
 
 use std::time::Duration;
 
@@ -18,22 +18,22 @@ use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 pub type Lower = Engine<Box<dyn Carrier>>;
 pub type World = Communicator<Lower>;
 
-/// How long another process may take to come up.
+/// Time limit for another process to start.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The firmware that carries them over Virtual Interfaces.
+/// Builds the firmware that carries messages over Virtual Interfaces.
 pub fn unit() -> Result<Unit, String> {
     let mut unit = Unit::default();
     unit.install(VIA, Via::new(ViaConfig::default())).map_err(text)?;
     Ok(unit)
 }
 
-/// What carries them on a host's NIC, for `own`, one of so many ranks, all of which take part in job
-/// `job`; those of up to `eager` bytes can leave whole.
+/// Opens the carrier on a host's NIC for `own`, one of `ranks` ranks that all take part in job `job`; messages of up
+/// to `eager` bytes can leave whole.
 ///
 /// # Errors
 /// One line: what the NIC lacks.
@@ -49,7 +49,7 @@ pub async fn interfaces(
     Ok(Box::new(carrier.map_err(text)?))
 }
 
-/// Has `work` done over a carrier of so many ranks; messages of up to `eager` bytes leave whole.
+/// Runs `work` over a carrier of `ranks` ranks; messages of up to `eager` bytes leave whole.
 ///
 /// # Errors
 /// One line: what failed, or that a process is missing.
@@ -65,7 +65,7 @@ pub async fn over<T>(
     let met = tokio::time::timeout(PATIENCE, world.barrier()).await;
     met.map_err(|_| format!("a process did not come up in {PATIENCE:?}"))?.map_err(text)?;
     let result = work(world.clone()).await?;
-    // All have all answers; whoever is gone already has come to its end.
+    // All answers have arrived; a rank that has disconnected is done.
     let _ = world.barrier().await;
     world.finalize().await;
     Ok(result)

@@ -1,4 +1,4 @@
-//! One rank of a NAS kernel, as a real process: over the channel that its daemon has given it.
+//! One rank of a NAS kernel as a real process, over the channel that its daemon has given it.
 
 use std::str::FromStr;
 
@@ -13,21 +13,21 @@ use midplane::via::message::process::Process;
 use midplane::via::message::progression::Progression;
 use serde::{Deserialize, Serialize};
 
-/// What rank 0 says in the end.
+/// Rank 0's result.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Said {
     pub kernel: String,
     pub class: String,
     pub ranks: u32,
-    /// Of the official results.
+    /// True if the results are the official ones.
     pub verified: bool,
-    /// Of all bits of the results.
+    /// Checksum of all bits of the results.
     pub checksum: String,
-    /// From when all ranks were there until the results were, the last time, frozen time included.
+    /// Seconds of the last run, from when all ranks had started until the results, frozen time included.
     pub seconds: f64,
 }
 
-/// Which kernel.
+/// A NAS kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Name {
     Ep,
@@ -48,8 +48,8 @@ impl FromStr for Name {
     }
 }
 
-/// Runs this process's rank, so many times over; what is to be said, on rank 0. Between two times `pace` is told of no
-/// operations.
+/// Runs this process's rank `times` times; rank 0 returns its result. Between two runs, reports work of 0 operations
+/// to `pace`.
 pub async fn run(
     (name, class): (Name, Class),
     times: u32,
@@ -59,8 +59,8 @@ pub async fn run(
     let mut snapshots = Snapshots::join().map_err(|error| error.to_string())?;
     let mut saved = snapshots.take_restored();
     let (rank, ranks) = (channel.rank(), u32::from(channel.ranks()));
-    // Between two steps a kernel has had all that it waits for: what was on its way is of the message
-    // layer alone, which begins anew.
+    // Between two steps a kernel waits for no message; what was in flight belongs to the message layer alone, which
+    // starts anew.
     let carrier = match saved {
         Some(_) => ChannelCarrier::anew(channel),
         None => ChannelCarrier::new(channel),
@@ -93,8 +93,8 @@ pub async fn run(
     Ok(said.filter(|_| rank.0 == 0))
 }
 
-/// Runs a kernel from its beginning, or from what was saved; is saved between two steps when it is asked
-/// to, all ranks between the same two.
+/// Runs a kernel from its beginning, or from a saved state. On request it saves its state between two steps, the same
+/// two on all ranks.
 async fn kernel<K: Kernel, P: Progression>(
     class: Class,
     world: &Communicator<P>,

@@ -1,4 +1,4 @@
-//! Requests in a stream of bytes, each behind its length: tokio's TCP or ours.
+//! Requests in a byte stream, each after its length, over tokio's TCP or our streams.
 
 use std::future::poll_fn;
 use std::io;
@@ -11,14 +11,14 @@ use tower_service::Service;
 pub const MAX_BYTES: usize = 1 << 20;
 
 async fn write<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Result<()> {
-    // In one piece: the kernel would send two segments.
+    // One write: with two, the kernel would send two segments.
     let mut message = Vec::with_capacity(4 + bytes.len());
     message.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     message.extend_from_slice(bytes);
     stream.write_all(&message).await
 }
 
-/// The next message; `None` where the stream ends.
+/// Reads the next message; `None` if the stream ends.
 async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<Option<Bytes>> {
     let length = match stream.read_u32_le().await {
         Ok(length) if length as usize <= MAX_BYTES => length as usize,
@@ -45,7 +45,7 @@ where
     stream.shutdown().await
 }
 
-/// Asks over a connection.
+/// Sends a request over a connection, and returns the answer.
 pub async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     request: &[u8],
@@ -54,7 +54,7 @@ pub async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     read(stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Ends a connection: both directions are empty then.
+/// Closes a connection once both directions are empty.
 pub async fn close<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> io::Result<()> {
     stream.shutdown().await?;
     match read(stream).await? {

@@ -1,4 +1,4 @@
-//! A file's way from disk to network to disk, in fragments: its stages, and what they are seen to cost.
+//! A file's transfer from disk over the network to disk, in fragments: its stages, and their observed costs.
 
 use std::fmt::Display;
 use std::io;
@@ -7,12 +7,12 @@ pub mod observe;
 pub mod pace;
 pub mod wire;
 
-/// Why it did not run to the end.
+/// Reason for an incomplete run.
 #[derive(Debug)]
 pub enum Fault {
     /// An argument is wrong.
     Input(String),
-    /// The peer was lost, or a file, or the user stopped it.
+    /// The peer or a file was lost, or the user stopped the run.
     Lost(String),
 }
 
@@ -22,7 +22,7 @@ impl Fault {
     }
 }
 
-/// Contents of a file: anything that does not compress.
+/// Returns contents for a file that do not compress.
 pub fn contents(bytes: usize) -> Vec<u8> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let words = std::iter::repeat_with(|| {

@@ -1,4 +1,4 @@
-//! Descriptors, posted and reaped by their hosts: what NICs do in between is not counted, and takes virtual time only.
+//! Descriptors, posted and reaped by their hosts. The NICs' work between is not counted and takes virtual time only.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::memory::{Memory, MemoryOptions};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 
-/// Descriptors that are posted before any of them is reaped.
+/// Descriptors posted before any of them is reaped.
 pub(crate) const BATCH: usize = 240;
 const BYTES: usize = 64;
 
@@ -80,7 +80,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// What it takes the hosts to post and reap so many descriptors, a batch at a time, half of them sends and half
+/// Returns the hosts' time to post and reap `descriptors` descriptors, a batch at a time, half of them sends and half
 /// receives.
 pub(crate) fn posted_and_reaped(descriptors: u64) -> Duration {
     let mut world = world();

@@ -1,4 +1,4 @@
-//! Messages over two NICs on one thread, on each layer over shared memory: there and back.
+//! Messages there and back over two NICs on one thread, on each layer over shared memory.
 
 use std::time::Duration;
 
@@ -29,14 +29,14 @@ use tokio::runtime::{Builder, Runtime};
 
 const BYTES: usize = 64;
 
-/// Two NICs of one fabric, and the runtime that they are on.
+/// Two NICs of one fabric, and their runtime.
 pub(crate) struct Nics {
     runtime: Runtime,
     nics: Vec<ShmNic>,
 }
 
 impl Nics {
-    /// Of a fabric that no other process has.
+    /// Starts the NICs of a fabric that no other process uses.
     pub(crate) fn start(purpose: &str) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let nics = runtime.block_on(nics(&format!("bench {purpose} {}", std::process::id())));
@@ -59,7 +59,7 @@ async fn nics(name: &str) -> Vec<ShmNic> {
     nics
 }
 
-/// The unit's own messages, through ports.
+/// Returns a round trip of the unit's own messages, through ports.
 pub(crate) fn units(both: &Nics) -> impl FnMut() + use<> {
     let mut ports: Vec<_> =
         both.nics.iter().map(|nic| nic.host().open_port().expect("runs")).collect();
@@ -76,7 +76,7 @@ pub(crate) fn units(both: &Nics) -> impl FnMut() + use<> {
     }
 }
 
-/// An interface with its memory, and the descriptors that go round.
+/// An interface with its memory and its two reused descriptors.
 struct Interface {
     nic: Nic,
     vi: ViId,
@@ -132,12 +132,12 @@ impl Interface {
     }
 }
 
-/// Descriptors of two Virtual Interfaces: posted, carried out, reaped.
+/// Returns a round trip of descriptors of two Virtual Interfaces: posted, processed, reaped.
 pub(crate) fn interfaces(both: &Nics) -> impl FnMut() + use<> {
     there_and_back_between(both, [None, None])
 }
 
-/// The same past the NICs.
+/// Returns the same round trip, bypassing the NICs.
 pub(crate) fn direct(both: &Nics) -> impl FnMut() + use<> {
     let _entered = both.runtime.enter();
     let name = format!("bench direct {}", std::process::id());
@@ -157,7 +157,7 @@ fn there_and_back_between(
         tokio::join!(Interface::connect(&nics[0], first), Interface::connect(&nics[1], second))
     };
     let (mut a, mut b) = runtime.block_on(both);
-    // Until both know of the connection, and of each other, somebody has to look for both.
+    // Until both sides are connected, this thread must poll for both.
     let first = |from: &mut Interface, to: &mut Interface| {
         from.send();
         while !to.has_received() {
@@ -202,7 +202,7 @@ impl<C: Carrier> Talker<C> {
         process.ireceive(scope, Some(*peer), Some(Tag(1)), load).expect("two of them")
     }
 
-    /// Whether a request is done; if so, it is no more.
+    /// Returns whether a request is done, and frees it if so.
     fn has_ended(&mut self, request: Request) -> bool {
         let lower = self.process.lower_mut();
         if lower.requests().state(request) != Some(State::Done) {
@@ -225,14 +225,14 @@ async fn carrier(nic: &ShmNic) -> RdmaCarrier {
     RdmaCarrier::open(&nic.host(), own, &nodes, RdmaConfig::default()).await.expect("it runs")
 }
 
-/// Messages with tags over them.
+/// Returns a round trip of tagged messages over Virtual Interfaces.
 pub(crate) fn messages(both: &Nics) -> impl FnMut() + use<> {
     let Nics { runtime, nics } = both;
     let (a, b) = runtime.block_on(async { tokio::join!(carrier(&nics[0]), carrier(&nics[1])) });
     there_and_back(a, b)
 }
 
-/// Messages with tags over lanes, past the NICs.
+/// Returns a round trip of tagged messages over shared memory, bypassing the NICs.
 pub(crate) fn lanes(both: &Nics) -> impl FnMut() + use<> {
     let _entered = both.runtime.enter();
     let name = format!("bench lanes {}", std::process::id());

@@ -7,15 +7,15 @@ use midplane::via::message::matching::{Key, Matching, Pattern};
 
 const HELD: u32 = 100_000;
 const OPEN: u32 = 64;
-/// What is kept of a message: 64 bytes; an engine keeps 40.
+/// Stored part of a message: 64 bytes; an engine stores 40.
 type Message = [u64; 8];
 
-/// A cheap permutation: neighbours in time are none in memory.
+/// Permutes cheaply: consecutive numbers are not adjacent in memory.
 const fn scatter(i: u32) -> u32 {
     i.wrapping_mul(0x9E37_79B1) >> 3
 }
 
-/// A permutation of what is below `HELD`, as random as it has to be.
+/// Permutes the numbers below `HELD` almost randomly.
 const fn shuffled(i: u32) -> u32 {
     let mut at = i;
     loop {
@@ -29,23 +29,22 @@ const fn shuffled(i: u32) -> u32 {
     }
 }
 
-/// Which message comes, and which is asked for, at each turn: the number of its key.
+/// The key's number of the arriving and of the requested message, at each step.
 #[derive(Clone, Copy)]
 pub(crate) struct Order {
     comes: fn(u32) -> u32,
     asked: fn(u32) -> u32,
 }
 
-/// Each message has a key of its own, and they are received as they came.
+/// Each message has a key of its own; receives follow the order of arrival.
 pub(crate) const IN_ORDER: Order = Order { comes: |i| i, asked: |i| i };
-/// Each message has a key of its own, and they are received in random order.
+/// Each message has a key of its own; receives are in random order.
 pub(crate) const RANDOM: Order = Order { comes: |i| i, asked: shuffled };
-/// Keys are random, so that a few messages have the same one (63,000 keys); they are received as
-/// they came.
+/// Random keys, a few of them shared (63,000 keys); receives follow the order of arrival.
 pub(crate) const SHARED: Order =
     Order { comes: |i| scatter(i) % HELD, asked: |i| scatter(i) % HELD };
 
-/// The messages that are met, one after another.
+/// Returns the sequence of message numbers.
 fn turns() -> impl FnMut() -> u32 {
     let mut next = 0;
     move || {
@@ -58,7 +57,7 @@ const fn key(i: u32) -> Key {
     Key { context: Context(1), source: Peer(i % 16), tag: Tag(1_000 + i / 16) }
 }
 
-/// The receive of that message alone.
+/// Returns the pattern of that message alone.
 pub(crate) fn exact(key: Key) -> Pattern {
     Pattern { context: key.context, source: Some(key.source), tag: Some(key.tag) }
 }
@@ -77,7 +76,7 @@ fn loaded(order: Order) -> Matching<u64, Message> {
     matching
 }
 
-/// A message meets one of the open receives, which is posted again.
+/// Returns a step in which a message meets a posted receive, which is then posted again.
 pub(crate) fn expected() -> impl FnMut() {
     let (mut matching, mut turns) = (loaded(SHARED), turns());
     move || {
@@ -89,7 +88,7 @@ pub(crate) fn expected() -> impl FnMut() {
     }
 }
 
-/// A message is held, and one of those that wait is received by what `pattern` makes of its key.
+/// Returns a step in which one message is held, and a held one is received by `pattern` of its key.
 pub(crate) fn unexpected(order: Order, pattern: impl Fn(Key) -> Pattern) -> impl FnMut() {
     let (mut matching, mut turns) = (loaded(order), turns());
     move || {

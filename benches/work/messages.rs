@@ -1,4 +1,4 @@
-//! Messages over the carrier in memory, both sides on one thread, on each layer: there and back.
+//! Messages there and back over the carrier in memory, both sides on one thread, on each layer.
 
 use midplane::via::message::carrier::{Carrier, Event};
 use midplane::via::message::communicator::Communicator;
@@ -13,7 +13,7 @@ use midplane::via::message::request::{Load, Mode, Operation, State};
 
 type Lower = Engine<MemoryCarrier>;
 
-/// The packets of a message alone: posted, polled, copied out.
+/// Returns a round trip of a message's packets alone: posted, polled, copied out.
 pub(crate) fn carrier(bytes: &[u8]) -> impl FnMut() + use<> {
     let mut ends = network(2, MemoryConfig::default()).into_iter();
     let (mut a, mut b) = (ends.next().expect("two"), ends.next().expect("two"));
@@ -45,7 +45,7 @@ pub(crate) fn carrier(bytes: &[u8]) -> impl FnMut() + use<> {
     }
 }
 
-/// Requests and matching over it.
+/// Returns a round trip with requests and matching.
 pub(crate) fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
     let mut ends = network(2, MemoryConfig::default()).into_iter();
     let mut pair = [(); 2].map(|()| Engine::new(ends.next().expect("two"), Config::default()));
@@ -53,7 +53,7 @@ pub(crate) fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
         engine.init().expect("it is new");
         engine.addprocs(&[Peer(0), Peer(1)]).expect("there are two");
     }
-    // Each tells the other its window.
+    // Exchange the windows.
     for engine in &mut pair {
         engine.advance(Wait::Not);
     }
@@ -91,7 +91,7 @@ fn processes() -> [(Process<Lower>, Scope); 2] {
     })
 }
 
-/// Ranks, modes and communicators over that, polled.
+/// Returns a round trip with ranks, modes and communicators, polled.
 pub(crate) fn process(bytes: &[u8]) -> impl FnMut() + use<> {
     let [(mut a, at_a), (mut b, at_b)] = processes();
     let parker = Parker::default();
@@ -115,7 +115,7 @@ pub(crate) fn process(bytes: &[u8]) -> impl FnMut() + use<> {
     }
 }
 
-/// Futures that own what they receive: they allocate, and take a lock.
+/// Returns a round trip with futures that own the received bytes: they allocate, and take a lock.
 pub(crate) fn futures(bytes: &[u8]) -> impl FnMut() + use<> {
     let [a, b] = processes().map(|(process, scope)| Communicator::world(process, scope));
     let message = bytes::Bytes::copy_from_slice(bytes);

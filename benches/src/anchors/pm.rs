@@ -1,4 +1,4 @@
-//! A channel between two of the SCore-D paper's hosts.
+//! Channels between two of the SCore-D paper's hosts.
 
 use midplane::gang::channel::Channel;
 use midplane::gang::channel::geometry::Geometry;
@@ -13,7 +13,7 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::{SimHost, World};
 
-/// Two hosts whose NICs have so many channels.
+/// Creates two hosts whose NICs have `channels` channels each.
 pub fn world(machine: &Machine, channels: u16) -> World<Unit> {
     let mut world = World::new(&machine.topology(2), machine.nic, 1, move |_, _| {
         let mut unit = Unit::default();
@@ -25,8 +25,8 @@ pub fn world(machine: &Machine, channels: u16) -> World<Unit> {
     world
 }
 
-/// Microseconds of a message of 8 bytes, one way, and MB/s of a stream, PM's least latency and most bandwidth, on
-/// one of so many channels that are open.
+/// Measures one of `open` open channels: the one-way time of 8 bytes in microseconds (PM's least latency), and a
+/// stream's MB/s (PM's most bandwidth).
 pub fn transfer(machine: &Machine, geometry: Geometry, open: u16) -> Option<(f64, f64)> {
     const ROUNDS: u32 = 200;
     const STREAM: u32 = 2_000;
@@ -74,7 +74,7 @@ pub fn transfer(machine: &Machine, geometry: Geometry, open: u16) -> Option<(f64
     })
 }
 
-/// Both ends of a channel between them, parked.
+/// Opens channel `number` between the two hosts; returns its network and both ends, parked.
 pub async fn pair(hosts: &[SimHost], number: u16, geometry: Geometry) -> (Network, Vec<Channel>) {
     let places: Vec<Place> =
         (0..2).map(|node| Place { node: NodeId(node), channel: ChannelId(number) }).collect();

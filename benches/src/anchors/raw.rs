@@ -1,4 +1,4 @@
-//! Raw transfers: a firmware that sends what ports post, fills the buffers that they post, and answers pings itself.
+//! Firmware for raw transfers: sends the regions that ports post, fills posted buffers, and answers pings itself.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use midplane::simhw::sim::World;
 pub(super) const SEND: u8 = 0;
 /// Opcode of "receive into this region".
 pub(super) const RECEIVE: u8 = 1;
-/// Opcode of "bounce a frame off that node's firmware `args[0]` times"; the completion's `args[0]` says in how many ns.
+/// Opcode of "bounce a frame off that node's firmware `args[0]` times"; the completion's `args[0]` is the time in ns.
 pub(super) const PING: u8 = 2;
 
 const LINE: TimerId = TimerId(0);
@@ -26,14 +26,14 @@ pub(super) struct Raw {
     ping: Option<(PortId, u64, u64)>,
 }
 
-/// Two hosts of a machine with this firmware.
+/// Creates two hosts of a machine, with this firmware.
 pub(super) fn world(machine: &Machine) -> World<Raw> {
     let mut world = World::new(&machine.topology(2), machine.nic, 1, |_, _| Raw::default());
     world.set_hosts(machine.host);
     world
 }
 
-/// A command about `region`; the peer of two hosts is the other one.
+/// Builds a command about `region` whose peer is the other one of the two hosts.
 pub(super) fn command(opcode: u8, from: NodeId, region: RegionRef) -> Command {
     Command { opcode, node: NodeId(1 - from.0), region, ..Command::default() }
 }

@@ -1,20 +1,29 @@
-//! Every published result of the papers' machines comes out within a tenth, and to the last digit each time.
+//! Checks that every published result is reproduced within 10 %, and identically each time.
 
 use super::measure::{self, Anchor};
 use midplane::simhw::profile::Machine;
 
+/// Largest deviation of a result from the published one, as a fraction.
+const TOLERANCE: f64 = 0.1;
+
+/// Measures all published results of these machines.
+fn all() -> Vec<Anchor> {
+    [measure::dvcm(), measure::score_d(), measure::pipelines(), measure::lam_via()].concat()
+}
+
 #[test]
 fn published_results_come_out_within_a_tenth() {
-    let anchors = measure::all();
+    let anchors = all();
     assert_eq!(anchors.len(), 4 + 10 + 8 + 2);
-    let wrong: Vec<&Anchor> = anchors.iter().filter(|anchor| !anchor.holds()).collect();
+    let wrong: Vec<&Anchor> =
+        anchors.iter().filter(|anchor| anchor.deviation.abs() > TOLERANCE).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
 fn the_order_of_the_papers_machines_holds() {
     let measured = |what: &str| {
-        let anchors = measure::all();
+        let anchors = all();
         anchors.iter().find(|anchor| anchor.what.contains(what)).unwrap().measured
     };
     assert!(measured("coprocessor to coprocessor") * 3.0 < measured("application to application"));

@@ -1,4 +1,4 @@
-//! What a program is when it has started itself as a part of a stage: a daemon, or a front end.
+//! Parts that a program plays when it has started itself: a daemon, or a front end.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,15 +17,15 @@ use midplane::gang::schedule::RoundRobin;
 use midplane::simhw::udp::resolve_peers;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-/// The variable with the key that the daemons of a run share.
+/// Environment variable with the key that the daemons of a run share.
 pub(super) const KEY: &str = "STAGE_KEY";
-/// A job that is alone is stopped at the end of its slice never, or always; and barriers of a switch.
+/// Arguments of a daemon: a job that is alone is never, or always, stopped at the end of its slice.
 pub(super) const NEVER: &str = "never";
 pub(super) const ALWAYS: &str = "always";
 pub(super) const FOUR: &str = "four";
 pub(super) const TWO: &str = "two";
 
-/// Plays the part that this process was started for, if it was: nothing comes after it.
+/// Plays the part that this process was started for, to its end; returns false if there is none.
 pub fn play_part() -> bool {
     stub::play_part();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -50,7 +50,7 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
     runtime.map_err(|error| error.to_string())
 }
 
-/// However this run ends, this ends with it.
+/// This process exits with its parent, however that ends.
 fn end_with_parent() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
@@ -129,7 +129,7 @@ async fn restore(socket: &str, folder: &str) -> Result<Over, String> {
     restored.await.map_err(|error: FrontError| error.to_string())
 }
 
-/// Stands in for a job; says in the end, on a line of its own, how often it was preempted.
+/// Runs a job's front end; prints the number of preemptions on a line of its own at the end.
 fn attend(job: impl Future<Output = Result<Over, String>>) -> Result<(), String> {
     end_with_parent();
     let runtime = runtime()?;

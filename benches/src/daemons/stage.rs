@@ -1,4 +1,4 @@
-//! The daemons of a run, and jobs under them.
+//! The daemons of a run, and the jobs under them.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -13,34 +13,34 @@ use midplane::gang::names::JobId;
 use super::parts::{ALWAYS, FOUR, KEY, NEVER, TWO, runtime};
 use midplane_kit::processes;
 
-/// How long daemons may take to find each other.
+/// Time limit for daemons to find each other.
 const MEET: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Daemons of this run's, or somebody's whose first one serves a socket here.
+/// The daemons of a run: its own, or running ones whose first daemon serves a socket on this host.
 pub struct Stage {
     socket: PathBuf,
     daemons: Vec<Child>,
-    /// Holds the sockets of our own.
+    /// Holds the sockets of this run's own daemons.
     _folder: Option<tempfile::TempDir>,
 }
 
-/// What the daemons of a run are.
+/// Parameters of a run's daemons.
 #[derive(Clone, Copy, Debug)]
 pub struct Daemons<'a> {
     pub hosts: u16,
-    /// Of each host.
+    /// Slots of each host.
     pub slots: u16,
     pub slice_ms: f64,
     /// Barriers of a switch.
     pub phases: Phases,
-    /// Whether a job that is alone is stopped at the end of its slice as well.
+    /// Decides whether a job that is alone is stopped at the end of its slice, too.
     pub with_itself: WithItself,
     pub fabric: &'a str,
     pub mode: &'a str,
 }
 
-/// A key for one run: whoever can read this process's environment is its owner.
+/// Creates a key for one run. Only this user can read the process's environment.
 fn fresh_key() -> Result<String, String> {
     let mut bytes = [0; 32];
     let mut file = std::fs::File::open("/dev/urandom").map_err(|error| error.to_string())?;
@@ -50,10 +50,10 @@ fn fresh_key() -> Result<String, String> {
 }
 
 impl Stage {
-    /// Starts daemons on this host, and waits until they know each other.
+    /// Starts daemons on this host, and waits until they have found each other.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub fn start(of: Daemons<'_>) -> Result<Self, String> {
         let folder = tempfile::tempdir();
         let folder = folder.map_err(|error| format!("starting a daemon: {error}"))?;
@@ -62,10 +62,10 @@ impl Stage {
         Ok(stage)
     }
 
-    /// The same, with their sockets in a folder of this user's alone, which whoever calls this removes.
+    /// Starts daemons with their sockets in a folder that only this user can read; the caller removes the folder.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub fn start_in(folder: &Path, of: Daemons<'_>) -> Result<Self, String> {
         let failed = |error: std::io::Error| format!("starting a daemon: {error}");
         let is_joined = of.hosts > 1 || of.fabric == "udp";
@@ -111,10 +111,10 @@ impl Stage {
         Err(format!("the daemons did not find each other within {MEET:?}"))
     }
 
-    /// Takes daemons that somebody else has started.
+    /// Uses daemons that are already running.
     ///
     /// # Errors
-    /// One line, if nobody serves the socket.
+    /// One line, if no daemon serves the socket.
     pub fn of_others(socket: PathBuf) -> Result<Self, String> {
         let stage = Self { socket, daemons: Vec::new(), _folder: None };
         stage.listing().map(|_| stage)
@@ -125,10 +125,10 @@ impl Stage {
         asked.map_err(|error| format!("{}: {error}", self.socket.display()))
     }
 
-    /// What the daemons do.
+    /// Returns the daemons' listing of hosts and jobs.
     ///
     /// # Errors
-    /// One line, if they are gone.
+    /// One line, if the daemons do not answer.
     pub fn listing(&self) -> Result<Listing, String> {
         match self.ask(&Request::List)? {
             Reply::Listing(listing) => Ok(listing),
@@ -136,18 +136,18 @@ impl Stage {
         }
     }
 
-    /// Runs a job of this program's, begun with these words, to its end; the lines that its front end has written.
+    /// Runs a job of this program with these arguments to its end; returns the lines of its front end.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub fn run(&self, ranks: u16, command: &[&str]) -> Result<Vec<String>, String> {
         self.begin(ranks, command)?.lines()
     }
 
-    /// Begins a job of this program's.
+    /// Starts a job of this program.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub fn begin(&self, ranks: u16, command: &[&str]) -> Result<Front, String> {
         let failed = |error: std::io::Error| format!("running a job: {error}");
         let itself = std::env::current_exe().map_err(failed)?;
@@ -159,26 +159,26 @@ impl Stage {
     /// Saves a job to a folder, and ends it.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub fn save_and_end(&self, job: u32, folder: &Path) -> Result<(), String> {
         let saved = checkpoint(&self.socket, JobId(job), folder, true);
         runtime()?.block_on(saved).map_err(|error| error.to_string()).map(drop)
     }
 
-    /// Goes on with a job that was saved in a folder.
+    /// Resumes a job that was saved in a folder.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub fn restore(&self, folder: &Path) -> Result<Front, String> {
         let itself = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut front = Command::new(itself);
         Front::start(front.arg("--be-restored").arg(&self.socket).arg(folder))
     }
 
-    /// The last slices at whose beginning something was stopped.
+    /// Returns the last slices that began by stopping a job.
     ///
     /// # Errors
-    /// One line, if the daemons are gone.
+    /// One line, if the daemons do not answer.
     pub fn slices(&self) -> Result<Vec<Slice>, String> {
         match self.ask(&Request::Slices)? {
             Reply::Slices(slices) => {
@@ -212,7 +212,7 @@ impl Front {
         Ok(Self { process, output })
     }
 
-    /// Waits until it writes this line.
+    /// Waits until the front end writes this line.
     ///
     /// # Errors
     /// One line, if the job ends without it.
@@ -229,10 +229,10 @@ impl Front {
         }
     }
 
-    /// The lines that it writes until it ends.
+    /// Returns the lines that the front end writes until it exits.
     ///
     /// # Errors
-    /// One line, if the job did not end well.
+    /// One line, if the job failed.
     pub fn lines(mut self) -> Result<Vec<String>, String> {
         let failed = |error: std::io::Error| format!("running a job: {error}");
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! How a run is carried out: all of it in virtual time, or one node of it over real sockets.
+//! Runs a setting: all nodes in virtual time, or one node over real sockets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use super::run::Run;
 use super::scenario::{Failure, Part, RECEIVER, receive, send};
 use super::setting::Setting;
 
-/// Commands that may be under way on a port: at 100 Mb/s, 4,096 messages of 64 bytes are some 50 ms.
+/// Commands in flight on a port: at 100 Mb/s, 4,096 messages of 64 bytes last some 50 ms.
 const PORT_DEPTH: usize = 4_096;
 
-/// The firmware of every NIC of a run.
+/// Builds the firmware of a run's NIC.
 fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Failure> {
     let mut unit = Unit::default();
     unit.install(MESSAGES, Messages::new()).map_err(Failure::stopped)?;
-    // Where there are both, Warp tells how early tokens may be released.
+    // In the mode with both, Warp adjusts how early tokens may be released.
     let trim = LeadTrim::default();
     if let Some(mut config) = setting.warp(node) {
         config.steer_lead(RECEIVER, trim.clone());
@@ -49,9 +49,9 @@ fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Fail
     Ok(unit)
 }
 
-/// A whole run in virtual time.
+/// Runs all nodes in virtual time.
 pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
-    // What a wrong configuration has to say is said here, once.
+    // Report a wrong configuration here, once.
     firmware(setting, RECEIVER, true)?;
     let topology = Topology::star(setting.nodes(), setting.link(), setting.switch());
     let profile =
@@ -60,7 +60,7 @@ pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
     let mut world = World::new(&topology, profile, setting.seed, move |node, _| {
         firmware(&for_nics, node, true).expect("it was checked")
     });
-    // No two real senders keep in step to the nanosecond.
+    // Real senders are not synchronized to the nanosecond.
     world.set_faults(Faults { jitter: setting.piece_time(), ..Faults::NONE });
     let part = Part {
         setting: setting.clone(),
@@ -70,7 +70,7 @@ pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
     };
     for node in (1..setting.nodes()).map(NodeId) {
         let (host, part) = (world.host(node), part.clone());
-        // The receiver's report names who did not finish.
+        // The receiver's report names the senders that did not finish.
         world.spawn(node, async move { drop(send(&host, &part).await) });
     }
     let host = world.host(RECEIVER);
@@ -83,27 +83,27 @@ pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
     Ok(run)
 }
 
-/// Where the nodes of a live run are.
+/// Addresses of the nodes of a live run.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The node that this process is.
+    /// This process's node.
     pub rank: u16,
-    /// Every node's address.
+    /// Addresses of all nodes.
     pub peers: Vec<SocketAddr>,
-    /// The switch, where there is one.
+    /// Address of the switch, if there is one.
     pub switch: Option<SocketAddr>,
-    /// What frames are sealed with.
+    /// Keys that seal frames.
     pub keys: Vec<Key>,
 }
 
 impl Place {
-    /// Whether all nodes are on one host, and so read one clock.
+    /// Returns whether all nodes are on one host and so share a clock.
     fn is_one_host(&self) -> bool {
         self.peers.iter().all(|peer| peer.ip() == self.peers[0].ip())
     }
 }
 
-/// One node's part of a live run; the receiver has the report.
+/// Runs one node's part of a live run; the receiver returns the report.
 pub async fn take_part(
     setting: &Setting,
     place: &Place,

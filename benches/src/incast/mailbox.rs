@@ -1,4 +1,4 @@
-//! The few words that the nodes of a run exchange: who is there, when to measure, what was sent.
+//! Notes between the nodes of a run: hello, start, measure, and what was sent.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -18,54 +18,54 @@ use super::scenario::Failure;
 
 /// The first port of every node is its mailbox.
 const MAILBOX: PortId = PortId(0);
-/// Bytes that a note may have.
+/// Largest encoded note, in bytes.
 const NOTE_BYTES: usize = 128;
-/// Notes that may be on their way in, and out.
+/// Notes in flight in each direction.
 const SLOTS: usize = 64;
-/// A note without an answer is sent again after this time.
+/// Time after which an unanswered note is sent again.
 pub const REPEAT: Duration = Duration::from_millis(20);
 
-/// A word between the receiver and one sender.
+/// A note between the receiver and one sender.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Note {
-    /// Which run it is about, from 0.
+    /// The run that the note is about, from 0.
     pub round: u32,
-    /// What it says.
+    /// Content of the note.
     pub word: Word,
 }
 
-/// What a note says.
+/// Content of a note.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Word {
-    /// A sender is there, for the run of this fingerprint.
+    /// A sender has started, for the run of this fingerprint.
     Hello(u64),
-    /// The receiver knows another run by that number.
+    /// The receiver has another run under that number.
     Mismatch,
-    /// Send; messages go to this port.
+    /// Start sending, to this port.
     Start(u16),
-    /// What is sent from now on counts.
+    /// Messages sent from now on count.
     Measure,
     /// A sender has sent everything.
     Done(Sent),
-    /// The receiver has heard that.
+    /// The receiver confirms `Done`.
     End,
 }
 
-/// What a sender has sent.
+/// Counts of a sender.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Sent {
     /// Messages that count.
     pub messages: u64,
-    /// Control messages of its coordination in the meantime.
+    /// Control messages of its coordination while messages count.
     pub control_messages: u64,
 }
 
-/// A node's way to send and receive notes.
+/// A node's mailbox for notes.
 #[derive(Debug)]
 pub struct Mailbox {
     port: Port,
     memory: Region,
-    /// Places for outgoing notes that the NIC does not read.
+    /// Slots of outgoing notes that the NIC does not read.
     free: Vec<usize>,
 }
 
@@ -88,7 +88,7 @@ impl Mailbox {
         self.port.submit(&command).map_err(Failure::stopped)
     }
 
-    /// Sends a note, if there is room for it; notes are repeated anyway.
+    /// Sends a note if there is room for it; the caller repeats notes anyway.
     pub fn send(&mut self, to: NodeId, note: Note) -> Result<(), Failure> {
         let Some(slot) = self.free.pop() else { return Ok(()) };
         let bytes = wire::encode(&note).expect("a note is short");
@@ -99,7 +99,7 @@ impl Mailbox {
         self.port.submit(&command).map_err(Failure::stopped)
     }
 
-    /// The next note, with its sender.
+    /// Receives the next note, with its sender.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -115,7 +115,7 @@ impl Mailbox {
             let length = usize::try_from(completion.length).map_or(0, |n| n.min(NOTE_BYTES));
             let read = self.memory.read(slot * NOTE_BYTES, &mut bytes[..length]);
             self.lend(slot)?;
-            // Whatever else comes in is no business of ours.
+            // Ignore other messages.
             if completion.status == Status::Done
                 && read.is_ok()
                 && let Ok(note) = wire::decode(&bytes[..length])
@@ -126,7 +126,7 @@ impl Mailbox {
     }
 }
 
-/// What `work` results in, if it does by `at`.
+/// Runs `work` until time `at`; returns `None` if it has not completed by then.
 pub async fn by<T>(host: &impl Host, at: Instant, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     let mut alarm = pin!(host.sleep_until(at));
@@ -139,7 +139,7 @@ pub async fn by<T>(host: &impl Host, at: Instant, work: impl Future<Output = T>)
     .await
 }
 
-/// The first of two that ends; `first` where both have.
+/// Waits for the first of two futures; `first` wins if both are ready.
 pub async fn either<A, B>(
     first: impl Future<Output = A>,
     second: impl Future<Output = B>,
@@ -154,16 +154,16 @@ pub async fn either<A, B>(
     .await
 }
 
-/// One of two results.
+/// Result of one of two futures.
 #[derive(Debug)]
 pub enum Either<A, B> {
-    /// The first one's.
+    /// Result of the first one.
     First(A),
-    /// The second one's.
+    /// Result of the second one.
     Second(B),
 }
 
-/// `after` from now.
+/// Returns the time `after` from now.
 pub fn later(host: &impl Host, after: Duration) -> Instant {
     host.now().plus_nanos(nanos(after))
 }

@@ -1,4 +1,4 @@
-//! What a run came to, as it is reported.
+//! The report of a run.
 
 use std::collections::BTreeMap;
 
@@ -8,36 +8,37 @@ use serde::{Deserialize, Serialize};
 use super::scenario::Measured;
 use super::setting::Setting;
 
-/// One result, with the parameters that made it.
+/// The result of a run, with its parameters.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Run {
     /// The parameters.
     #[serde(flatten)]
     pub setting: Setting,
-    /// What the receiver got of the senders' messages, in 10^6 bit/s.
+    /// Goodput of all senders' messages at the receiver, in 10^6 bit/s.
     pub goodput_mbps: f64,
-    /// The fraction of the messages sent that never arrived.
+    /// Fraction of sent messages that never arrived.
     pub loss: f64,
-    /// Jain's index of the senders' goodput: 1 where all have the same.
+    /// Jain's index of the senders' goodput: 1 if all have the same.
     pub jain: f64,
-    /// From post to arrival; a sender has a hundred messages posted. `None` where clocks differ.
+    /// Median time from post to arrival; a sender has a hundred messages posted. `None` if nodes have different
+    /// clocks.
     pub median_us: Option<f64>,
-    /// The same, of the slowest hundredth.
+    /// The 99th percentile of that time.
     pub p99_us: Option<f64>,
-    /// Messages between the senders while it was measured.
+    /// Control messages between senders during the measured part.
     pub control_messages: u64,
-    /// Frames that were lost, warm-up included, by cause.
+    /// Lost frames by cause, warm-up included.
     pub drops: BTreeMap<String, u64>,
-    /// What the simulation's every event went into.
+    /// Digest of all events of the simulation.
     pub digest: Option<String>,
-    /// What the receiver got of the node beside, in 10^6 bit/s.
+    /// Goodput of the background node at the receiver, in 10^6 bit/s.
     pub background_goodput_mbps: f64,
-    /// Nodes that were lost on the way.
+    /// Nodes that were lost during the run.
     pub lost_ranks: Vec<u16>,
 }
 
 impl Run {
-    /// The report of what was measured.
+    /// Creates the report from the receiver's measurements.
     pub fn new(setting: &Setting, measured: &Measured) -> Self {
         let mbps = |bytes: u64| bytes as f64 * 8.0 / 1e6 / setting.seconds;
         let quantile = |at: f64| {
@@ -59,7 +60,7 @@ impl Run {
         }
     }
 
-    /// Adds what a part of the fabric has lost.
+    /// Adds the drops of a part of the fabric.
     pub fn add_drops(&mut self, drops: &Drops) {
         for (cause, count) in drops.iter() {
             *self.drops.entry(cause.name().into()).or_default() += count;
@@ -77,7 +78,7 @@ fn loss(measured: &Measured) -> f64 {
 fn jain(bytes: &[u64]) -> f64 {
     let shares = bytes.iter().map(|bytes| *bytes as f64);
     let (sum, squares) = (shares.clone().sum::<f64>(), shares.map(|x| x * x).sum::<f64>());
-    // Nobody got anything: nobody got more.
+    // If all goodputs are 0, they are equal.
     if squares == 0.0 { 1.0 } else { sum * sum / (bytes.len() as f64 * squares) }
 }
 

@@ -1,5 +1,4 @@
-//! The application: one receiver, its senders, and one node that sends beside them. Written once,
-//! for every fabric.
+//! The application: one receiver, its senders, and one background node. Written once, for every fabric.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,76 +14,76 @@ mod sender;
 pub use receiver::{Measured, receive};
 pub use sender::send;
 
-/// The node that receives.
+/// The receiving node.
 pub const RECEIVER: NodeId = NodeId(0);
-/// Messages that a sender keeps posted: its port always has more to send.
+/// Messages that a sender keeps posted, so that its port always has more to send.
 pub const POSTED: u32 = 100;
-/// Bytes at the start of a message: when it was posted. Shorter messages do not say.
+/// Bytes of the post time at the start of a message; shorter messages have none.
 const STAMP_BYTES: usize = 8;
-/// The bit of a message's tag that says that it counts; the others number it.
+/// The bit of a message's tag that marks counted messages; the other bits are the message's number.
 const COUNTS: u32 = 1 << 31;
-/// Bytes of a message of the node beside.
+/// Bytes of a background message.
 pub const BACKGROUND_BYTES: u32 = 1_000;
 
-/// One node's part in one run.
+/// Parameters of one node in one run.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// The run.
+    /// Parameters of the run.
     pub setting: Setting,
-    /// Which run of this cluster it is, from 0.
+    /// Number of the run in this cluster, from 0.
     pub round: u32,
-    /// How long to wait for nodes that are not there yet.
+    /// Time to wait for nodes that have not started yet.
     pub wait: Duration,
-    /// What makes of the host's time one that all nodes share; `None` where they share none.
+    /// Offset from the host's time to a clock that all nodes share; `None` if they share none.
     pub epoch_ns: Option<u64>,
 }
 
 impl Part {
-    /// Whether `node` is the one that sends beside the others.
+    /// Returns whether `node` is the background node.
     pub fn is_background(&self, node: NodeId) -> bool {
         node.0 > self.setting.senders
     }
 
-    /// The service that `node` sends its messages by.
+    /// Returns the service that `node` sends by.
     pub fn service(&self, node: NodeId) -> Service {
         if self.is_background(node) { Service::Messages } else { self.setting.mode.service() }
     }
 
-    /// Bytes of the messages of `node`.
+    /// Returns the bytes of the messages of `node`.
     pub fn message_bytes(&self, node: NodeId) -> u32 {
         if self.is_background(node) { BACKGROUND_BYTES } else { self.setting.message_bytes }
     }
 
-    /// Time that the receiver may take at most to get all that is posted.
+    /// Returns the longest time in which the receiver gets all posted messages.
     pub fn drain(&self) -> Duration {
         let message = self.setting.message_nanos(self.setting.message_bytes);
         let posted = u64::from(POSTED) * u64::from(self.setting.nodes());
         Duration::from_secs(2) + Duration::from_nanos(message * posted * 2)
     }
 
-    /// The shared time, where there is one.
+    /// Returns the shared time, if nodes share a clock.
     pub fn stamp(&self, host: &impl Host) -> Option<u64> {
         self.epoch_ns.map(|epoch| epoch + host.now().as_nanos())
     }
 }
 
-/// Why a node could not do its part.
+/// Reason for which a node's part failed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
-    /// These nodes were never heard of.
+    /// These nodes never answered.
     Unreachable(Vec<NodeId>),
     /// A node takes part in another run.
     Mismatch(NodeId),
-    /// The receiver was there, and is not any more.
+    /// The receiver was lost during the run.
     ReceiverLost,
-    /// What was asked for can't be: bad input.
+    /// The arguments cannot be satisfied: bad input.
     Input(String),
     /// The fabric failed.
     Stopped(String),
 }
 
 impl Failure {
-    /// A NIC or a port refused.
+    /// Wraps an error of a NIC or a port.
     pub fn stopped(error: impl fmt::Display) -> Self {
         Self::Stopped(error.to_string())
     }

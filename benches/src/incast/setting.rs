@@ -1,4 +1,4 @@
-//! What one run is: the parameters that every result repeats.
+//! The parameters of a run, which every result repeats.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::scenario::{BACKGROUND_BYTES, RECEIVER};
 
-/// What the nodes are joined by.
+/// The fabric between the nodes.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fabric {
@@ -28,35 +28,35 @@ pub enum Fabric {
     Switch,
 }
 
-/// Who decides when a sender may send.
+/// Control of the times at which senders may send.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Nobody.
+    /// No control.
     None,
-    /// Who holds the link's token, until its last bit has left.
+    /// The holder of the link's token sends; it keeps the token until its last bit has left.
     Token,
-    /// The same, the token released early (ETR).
+    /// As `Token`, with early token release (ETR).
     TokenEtr,
-    /// Each at the rate that the delay of its own messages allows.
+    /// Each sender paces itself by the delay of its own messages (Warp).
     Warp,
-    /// Tokens released early, and what leaves under them paced by Warp where others share the way.
+    /// Early token release; messages under a token are paced by Warp where other traffic shares the link.
     TokenWarp,
 }
 
 /// The service that carries messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Service {
-    /// At once.
+    /// Sends at once.
     Messages,
-    /// When the token is there.
+    /// Sends when the sender holds the token.
     Coordination,
-    /// As the rate allows.
+    /// Sends at Warp's rate.
     Warp,
 }
 
 impl Mode {
-    /// The service by which its senders send.
+    /// Returns the service that senders use.
     pub const fn service(self) -> Service {
         match self {
             Self::None => Service::Messages,
@@ -66,24 +66,24 @@ impl Mode {
     }
 }
 
-/// What a full buffer does.
+/// Discard policy of a full buffer.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Discard {
     /// Drops what does not fit.
     Tail,
-    /// ... and the rest of its message (partial packet discard).
+    /// Drops what does not fit, and the rest of its message (partial packet discard).
     Ppd,
     /// Refuses whole messages from four fifths on (early packet discard).
     Epd,
 }
 
-/// How early a token is released.
+/// Lead of an early token release.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum EtrLead {
-    /// As the hand-overs that were seen tell.
+    /// Derived from observed hand-overs.
     Auto,
-    /// So many cells before the end.
+    /// Number of cells before the end of the message.
     Cells(u32),
 }
 
@@ -125,11 +125,11 @@ impl<'de> Deserialize<'de> for EtrLead {
 /// The parameters of one run.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Setting {
-    /// What the nodes are joined by.
+    /// The fabric between the nodes.
     pub fabric: Fabric,
-    /// Who decides when a sender may send.
+    /// Control of the times at which senders may send.
     pub mode: Mode,
-    /// How many send to node 0.
+    /// Number of senders to node 0.
     pub senders: u16,
     /// Bytes of each message.
     pub message_bytes: u32,
@@ -137,24 +137,24 @@ pub struct Setting {
     pub link_mbps: u32,
     /// Bytes that each port of the switch holds.
     pub buffer_bytes: u32,
-    /// Cells that it holds, where links carry cells.
+    /// Cells that each port of the switch holds, if links carry cells.
     pub buffer_cells: Option<u32>,
-    /// What it does when it is full.
+    /// Discard policy of a full port buffer.
     pub discard: Discard,
-    /// How early tokens are released in mode `token-etr`.
+    /// Lead of the token release in mode `token-etr`.
     pub etr_lead: EtrLead,
-    /// Traffic of one more node that takes part in nothing, in 10^6 bit/s.
+    /// Rate of the background node, which takes no part in the coordination, in 10^6 bit/s.
     pub background_mbps: u32,
     /// Seconds of the measured part.
     pub seconds: f64,
-    /// Whether frames are sealed with a key; if not, the network is trusted.
+    /// True if frames are sealed with a key; if false, the network is trusted.
     pub sealed: bool,
-    /// What everything random is drawn from.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
 impl Setting {
-    /// Every link's model: cells where the buffer counts cells, else Ethernet.
+    /// Returns the model of every link: cells if the buffer counts cells, else Ethernet.
     pub fn link(&self) -> LinkProfile {
         let (rate, propagation) = (self.rate(), Duration::from_micros(1));
         match self.buffer_cells {
@@ -163,7 +163,7 @@ impl Setting {
         }
     }
 
-    /// The switch's model.
+    /// Returns the switch's model.
     pub fn switch(&self) -> SwitchProfile {
         let buffer = self.buffer_cells.map_or(Buffer::Bytes(self.buffer_bytes), Buffer::Cells);
         let discard = match self.discard {
@@ -174,7 +174,7 @@ impl Setting {
         SwitchProfile { discard, ..SwitchProfile::new(buffer) }
     }
 
-    /// How early the firmware releases tokens; `None` where there are none.
+    /// Returns the lead of the token release; `None` in modes without one.
     pub fn lead(&self) -> Option<Lead> {
         match (self.mode, self.etr_lead) {
             (Mode::None | Mode::Warp, _) => None,
@@ -187,11 +187,11 @@ impl Setting {
         }
     }
 
-    /// How the firmware of `node` finds its rate; `None` where it does not.
+    /// Returns Warp's configuration for `node`; `None` in modes without Warp.
     pub fn warp(&self, node: NodeId) -> Option<WarpConfig> {
         let to: &[NodeId] = if node == RECEIVER { &[] } else { &[RECEIVER] };
-        // Half of the buffer stands full; the other half takes the bursts. Who holds the token is
-        // alone, and what waits at its own NIC counts, too: some messages of the largest frame.
+        // Half of the buffer is the target queue; the other half takes bursts. A token holder is alone, and its own
+        // NIC's queue counts, too: some messages of the largest frame.
         let (queue, sharers) = match self.mode {
             Mode::TokenWarp => (self.buffer_bytes.max(4 * self.message_bytes), 1),
             _ => ((self.buffer_bytes / 2).max(1), self.senders),
@@ -200,9 +200,9 @@ impl Setting {
         match self.mode {
             Mode::Warp => Some(config),
             Mode::TokenWarp => {
-                // A stamp now and then: with one owner at a time there is no queue to look for.
+                // Few stamps suffice: with one owner at a time there is no queue to detect.
                 let span = Duration::from_nanos(self.rate().nanos_for(u64::from(queue)) * 4);
-                // ... and each finds the way empty: nobody has to ask for that.
+                // Each owner finds an empty queue, so draining it is unnecessary.
                 config.paces_others(true).span(span).drain_every(Duration::MAX);
                 Some(config)
             }
@@ -210,41 +210,41 @@ impl Setting {
         }
     }
 
-    /// The rate of every link.
+    /// Returns the rate of every link.
     pub const fn rate(&self) -> LineRate {
         LineRate::mbps(self.link_mbps as u64)
     }
 
-    /// Thousandths of the time that coordinated messages take, to be left for what is sent beside
-    /// them: the share of the background on the wire, and what is left free in any case.
+    /// Returns the thousandths of time that coordinated messages leave free: the background's share on the wire, and
+    /// a fixed share.
     pub fn reserve(&self) -> u16 {
         let frame = BACKGROUND_BYTES + HEADER_BYTES as u32;
         let beside = self.message_nanos(frame) * u64::from(self.background_mbps);
-        // That message comes once in so many nanoseconds times its rate in 10^6 bit/s.
+        // Nanoseconds between two background messages, times their rate in 10^6 bit/s.
         let whole = u64::from(BACKGROUND_BYTES) * 8_000;
         let share = beside * 1_000 / whole.saturating_sub(beside).max(1);
         u16::try_from(share).unwrap_or(u16::MAX).saturating_add(DEFAULT_RESERVE)
     }
 
-    /// Nodes that take part: the receiver, the senders, and who makes the background.
+    /// Returns the number of nodes: receiver, senders, and the background node.
     pub fn nodes(&self) -> u16 {
         1 + self.senders + u16::from(self.background_mbps > 0)
     }
 
-    /// Nanoseconds that one message of `bytes` takes on a link.
+    /// Returns the nanoseconds of one message of `bytes` on a link.
     pub fn message_nanos(&self, bytes: u32) -> u64 {
         let link = self.link();
         link.rate.nanos_for(u64::from(link.framing.wire_bytes(bytes)))
     }
 
-    /// What the first piece of a message takes on a link: its jitter may be that, and none overtakes.
+    /// Returns the time of a message's first packet on a link: jitter up to this reorders nothing.
     pub fn piece_time(&self) -> Duration {
         let link = self.link();
         let bytes = link.framing.piece_bytes(self.message_bytes, 0);
         Duration::from_nanos(link.rate.nanos_for(u64::from(bytes)))
     }
 
-    /// A number by which nodes tell whether they were started for the same run.
+    /// Returns a number by which nodes check that they were started for the same run.
     pub fn fingerprint(&self) -> u64 {
         let text = serde_json::to_string(self).expect("plain data");
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

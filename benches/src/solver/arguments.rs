@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of the solver.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use midplane_kit::ranks::Ranks;
 
 /// Buffer sizes of Figure 1.
 pub const BUFFERS: [u16; 6] = [1, 4, 8, 16, 32, 128];
-/// The buffer size that the paper looks at closely.
+/// The buffer size that the paper discusses in detail.
 pub const PAPER_BUFFER: u16 = 4;
-/// The share of the network that others ask for in the figures.
+/// Share of the network that background traffic takes in the figures.
 const BACKGROUND: f64 = 0.5;
-/// A comparison gives a run up after so many seconds, unless told otherwise.
+/// Default time limit of a run in a comparison, in seconds.
 const COMPARISON_LIMIT: f64 = 15.0;
-/// ... and one run after so many.
+/// Default time limit of a single run, in seconds.
 const LIMIT: f64 = 300.0;
 
 const EXAMPLES: &str = "\
@@ -42,22 +42,22 @@ Examples:
 Exit code: 0 every run converged; 1 one did not, or a rank was lost and the rest ended; 2 bad input,
 with one line that says which.";
 
-/// Linear systems solved by asynchronous iteration over a network that is too small for it, and what
-/// knowing when not to send does about that.
+/// Solve linear systems by asynchronous iteration over an overloaded network
+///
+/// Compares what controls of sending do about the overload: none, static buffers, conditional send and Warp.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "solver", version, after_help = EXAMPLES)]
 pub struct Arguments {
-    /// What joins the ranks: virtual time, real sockets, or real sockets through a switch in software
+    /// The fabric between the ranks: virtual time, real sockets, or real sockets through a software switch
     #[arg(long, value_enum, default_value = "switch")]
     pub fabric: Fabric,
 
-    /// In virtual time, what the ranks share: one cable of 10 Mb/s with collisions, or a switch with
-    /// ports of 10 Mb/s
+    /// In virtual time, the shared medium: one cable of 10 Mb/s with collisions, or a switch with ports of 10 Mb/s
     #[arg(long, value_enum, default_value = "cable")]
     medium: Medium,
 
-    /// In virtual time, what messages cost the hosts: as much as on the paper's workstations, or
-    /// nothing; as the paper's on a cable unless given
+    /// In virtual time, the hosts' cost of messages: as on the paper's workstations, or none; default on a cable: the
+    /// paper's
     #[arg(long, value_enum)]
     hosts: Option<Hosts>,
 
@@ -73,39 +73,37 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=20_000))]
     pub random: Option<u16>,
 
-    /// Ranks that the unknowns are dealt out to; 5 unless given, or as many as the peers are
+    /// Number of ranks; default: 5, or the number of peers
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub ranks: Option<u16>,
 
-    /// Who decides when updates are sent; every way in turn unless given
+    /// Control of sending updates; default: every control in turn
     #[arg(long, value_enum)]
     control: Option<Control>,
 
-    /// Updates of a message: fixed for static and csend, the start for warp; 4 with a control, several
-    /// sizes in turn without
+    /// Updates per message: fixed for static and csend, the initial size for warp; default: 4 with --control, else
+    /// several sizes in turn
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=128))]
     buffer: Option<u16>,
 
-    /// How updates travel: to each rank by itself, or once to all
+    /// Transport of updates: to each rank separately, or one broadcast
     #[arg(long, value_enum, default_value = "unicast")]
     transport: Transport,
 
-    /// Sends a value only if it has moved by more than so much of the largest step of the rank's last
-    /// sweep, from 0 to 1
+    /// Send a value only if it has moved by more than this share of the largest step of the rank's last sweep, from 0
+    /// to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     trigger: f64,
 
-    /// The share of the network that others' traffic asks for, from 0 to 0.9; without and with 0.5
-    /// unless given
+    /// Share of the network that background traffic takes, from 0 to 0.9; default: 0 with --control, else 0 and 0.5
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     background: Option<f64>,
 
-    /// Others are there for so many seconds, then away for as many, and so on
+    /// Switch the background traffic on and off, each for so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     background_period: Option<f64>,
 
-    /// The residual that an answer is good enough with, of any equation over the largest right-hand
-    /// side
+    /// Largest accepted residual: of any equation, over the largest right-hand side
     #[arg(long, default_value_t = 1e-6, value_parser = tolerance)]
     tolerance: f64,
 
@@ -113,40 +111,40 @@ pub struct Arguments {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     update_us: u32,
 
-    /// Seconds after which a run is given up; 15 in a comparison, else 300, unless given
+    /// Time limit of a run in seconds; default: 15 in a comparison, else 300
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
 
-    /// What the rest does when a rank is lost: ends with an error, or goes on, with rank 0 in its place
+    /// When a rank is lost: end with an error, or continue with rank 0 in its place
     #[arg(long, value_enum, default_value = "end")]
     on_loss: OnLoss,
 
-    /// Compares Warp with no control and with every static buffer, at five loads and at two that
-    /// change, or at the one of --background: time to a residual of 1e-10
+    /// Compare Warp with no control and with every static buffer, at five steady and two changing loads, or at
+    /// --background: time to a residual of 1e-10
     #[arg(long, conflicts_with_all = ["control", "buffer"])]
     pub study: bool,
 
-    /// What everything random is drawn from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 
-    /// Prints one JSON document, at rank 0, and nothing else
+    /// Print one JSON document, at rank 0, and nothing else
     #[arg(long)]
     pub json: bool,
 
-    /// Writes pictures: time over buffer sizes here, and beside it warp, Lambda and the residual
+    /// Draw time over buffer sizes into this file, and Warp, Lambda and the residual into files next to it
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 
-    /// Rank 0 finds the end; with --background the last of the peers makes it
+    /// Rank 0 detects the end; with --background the last peer sends the background traffic
     #[command(flatten)]
     pub places: Ranks,
 
-    /// Where the switch is, as host:port: with --fabric switch, across hosts
+    /// Address of the switch, with --fabric switch across hosts
     #[arg(long, value_name = "HOST:PORT")]
     pub switch: Option<String>,
 
-    /// With --fabric udp: at how many 10^6 bit/s each host sends at most, from 1 to 1000
+    /// With --fabric udp: rate limit of each host in 10^6 bit/s, from 1 to 1000
     #[arg(long, value_name = "MBPS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     line_mbps: u16,
 
@@ -154,11 +152,11 @@ pub struct Arguments {
     #[arg(long, default_value_t = 10.0, value_parser = seconds)]
     wait: f64,
 
-    /// Ends with its standard input
+    /// Exit when standard input closes
     #[arg(long, hide = true)]
     pub child: bool,
 
-    /// Is the switch, at the first of the peers
+    /// Run the switch, at the address of the first peer
     #[arg(long, hide = true)]
     pub serve_switch: bool,
 }
@@ -187,22 +185,22 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    /// How long to wait for ranks.
+    /// Returns the time to wait for ranks.
     pub fn wait(&self) -> Duration {
         Duration::from_secs_f64(self.wait)
     }
 
-    /// Whether several runs are compared.
+    /// Returns whether several runs are compared.
     pub const fn is_comparison(&self) -> bool {
         self.study || self.control.is_none()
     }
 
-    /// The ranks, where nothing else says how many there are.
+    /// Returns the number of ranks, if nothing else determines it.
     pub fn ranks(&self) -> u16 {
         self.ranks.unwrap_or(5)
     }
 
-    /// How many ranks `peers` nodes are.
+    /// Returns the number of ranks among `peers` nodes.
     ///
     /// # Errors
     /// One line, if they are fewer than asked for, or none.
@@ -219,8 +217,7 @@ impl Arguments {
         }
     }
 
-    /// The runs that are asked for, on a system of `unknowns`; `ranks` are those that the peers are,
-    /// where there are any.
+    /// Returns the requested runs on a system of `unknowns`, with `ranks` ranks.
     pub fn settings(&self, ranks: u16, unknowns: usize, system: u64) -> Vec<Setting> {
         let base = self.setting(ranks, unknowns, system);
         if self.study {
@@ -244,7 +241,7 @@ impl Arguments {
         for &share in &backgrounds {
             for &control in &controls {
                 for &buffer in &buffers {
-                    // Without control each update goes by itself, whatever the buffer.
+                    // Without control each update goes in a message of its own, whatever the buffer.
                     if control == Control::None && buffer != buffers[0] {
                         continue;
                     }
@@ -280,7 +277,7 @@ impl Arguments {
         }
     }
 
-    /// What a process that plays one part of `setting` is told.
+    /// Returns the arguments of a process that plays one part of `setting`.
     pub fn for_child(&self, setting: &Setting) -> Vec<String> {
         let mut words = vec!["--child".to_owned(), "--json".into(), "--peers".into(), "-".into()];
         let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
@@ -311,7 +308,7 @@ impl Arguments {
     }
 }
 
-/// The word by which the command line calls a value.
+/// Returns the command line's name of a value.
 fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }

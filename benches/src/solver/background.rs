@@ -1,4 +1,4 @@
-//! Others' traffic.
+//! Background traffic.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use midplane::simhw::time::Instant;
 use super::failure::Failure;
 use super::setting::{Load, RATE};
 
-/// Bytes of a message, and of the headers around it.
+/// Bytes of a message, and of its headers.
 const BYTES: usize = 1_000;
 const HEADERS: u64 = 114;
-/// A port that nobody listens at.
+/// A port without a receiver.
 const NOWHERE: PortId = PortId(7);
-/// Messages that are under way to the NIC at most: more would be sent late.
+/// Messages in flight to the NIC at most; more would leave late.
 const UNDER_WAY: usize = 64;
 
-/// Sends messages that nobody listens to, at random instants: `load` of the rate of the way to each
-/// of `targets`. Never ends by itself.
+/// Sends messages without a receiver at random instants: `load` of the rate of the link to each of `targets`. Never
+/// returns unless it fails.
 pub async fn disturb<H: Host>(host: H, targets: Vec<NodeId>, load: Load) -> Result<(), Failure> {
     let mut port = host.open_port().map_err(Failure::stopped)?;
     let memory = port.register(BYTES).map_err(Failure::stopped)?;
@@ -30,7 +30,7 @@ pub async fn disturb<H: Host>(host: H, targets: Vec<NodeId>, load: Load) -> Resu
     let mut due = begin;
     let mut turn = 0;
     loop {
-        // Gaps of an exponential law: arrivals that know nothing of each other.
+        // Exponential gaps: independent arrivals.
         let wait = -(1.0 - rng.unit()).ln() * gap;
         due = due.plus_nanos(wait as u64);
         host.sleep_until(due).await;
@@ -44,7 +44,7 @@ pub async fn disturb<H: Host>(host: H, targets: Vec<NodeId>, load: Load) -> Resu
     }
 }
 
-/// Whether the others are there just now: not at first, where they come and go.
+/// Returns whether the traffic is on at time `now`; with a period it starts in the off state.
 fn is_there(load: Load, begin: Instant, now: Instant) -> bool {
     load.period.is_none_or(|period| {
         let period = Duration::from_secs_f64(period);

@@ -1,4 +1,4 @@
-//! How a run is carried out: all of it in virtual time, or one node of it over real sockets.
+//! Runs a setting: all nodes in virtual time, or one node over real sockets.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use super::setting::{Hosts, Setting};
 
 type Gates = BTreeMap<NodeId, Gate>;
 
-/// The firmware of a node's NIC, and the gates of those that it sends to.
+/// Builds a node's firmware; returns it with the gates of its targets.
 fn firmware(setting: &Setting, node: NodeId) -> (Unit, Gates) {
     let (warp, gates) = Warp::new(setting.warp(node));
     let mut unit = Unit::default();
@@ -31,7 +31,7 @@ fn firmware(setting: &Setting, node: NodeId) -> (Unit, Gates) {
     (unit, gates)
 }
 
-/// Carries a run out in virtual time.
+/// Runs all nodes in virtual time.
 pub fn simulate(job: &Job) -> Result<Outcome, Failure> {
     let setting = &job.setting;
     let all_gates: Arc<Mutex<BTreeMap<NodeId, Gates>>> = Arc::default();
@@ -54,7 +54,7 @@ pub fn simulate(job: &Job) -> Result<Outcome, Failure> {
     };
     for node in (1..setting.ranks).map(NodeId) {
         let rank = rank(&world, node)?;
-        // What is wrong with a rank its coordinator says.
+        // The coordinator reports the failure of a rank.
         world.spawn(node, async move { drop(rank.work().await) });
     }
     if setting.is_shared() {
@@ -68,18 +68,18 @@ pub fn simulate(job: &Job) -> Result<Outcome, Failure> {
     ended.ok_or_else(|| Failure::Stopped("nothing is left to happen".into()))?
 }
 
-/// Where the nodes of a live run are.
+/// Addresses of the nodes of a live run.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The node that this process is.
+    /// This process's node.
     pub rank: u16,
-    /// Every node's address.
+    /// Addresses of all nodes.
     pub peers: Vec<SocketAddr>,
-    /// The switch, where there is one.
+    /// Address of the switch, if there is one.
     pub switch: Option<SocketAddr>,
 }
 
-/// One node's part of a live run; rank 0 has the outcome.
+/// Runs one node's part of a live run; rank 0 returns the outcome.
 pub async fn take_part(job: Job, place: &Place) -> Result<Option<Outcome>, Failure> {
     let setting = Arc::clone(&job.setting);
     let node = NodeId(place.rank);

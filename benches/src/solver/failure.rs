@@ -1,31 +1,31 @@
-//! Why a run, or a rank of it, came to nothing.
+//! Failures of a run or a rank.
 
 use std::fmt;
 
 use midplane::simhw::id::NodeId;
 
-/// Why there is no result.
+/// Reason for a missing result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
-    /// These ranks were never heard of.
+    /// These ranks never answered.
     Unreachable(Vec<NodeId>),
     /// A rank was started for another run.
     Mismatch(NodeId),
-    /// These were there, and are not any more.
+    /// These ranks were lost during the run.
     Lost(Vec<u16>),
-    /// What was asked for can't be: bad input.
+    /// The arguments cannot be satisfied: bad input.
     Input(String),
     /// The fabric failed.
     Stopped(String),
 }
 
 impl Failure {
-    /// A NIC or a port refused.
+    /// Wraps an error of a NIC or a port.
     pub fn stopped(error: impl fmt::Display) -> Self {
         Self::Stopped(error.to_string())
     }
 
-    /// Whether other arguments would help.
+    /// Returns whether other arguments would help.
     pub const fn is_input(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Mismatch(_) | Self::Input(_))
     }

@@ -7,10 +7,10 @@ use super::run::{Run, word};
 use super::setting::Control;
 use midplane_kit::plot::{self, Line, Panel};
 
-/// Warps above this are drawn at it.
+/// Largest drawn warp; larger ones are drawn at it.
 const MOST_WARP: f64 = 20.0;
 
-/// Draws all figures that `runs` have the curves of; the first at `path`, the others beside it.
+/// Draws all figures for which `runs` have data: the first at `path`, the others next to it.
 ///
 /// # Errors
 /// One line that names the file.
@@ -32,7 +32,7 @@ pub fn draw(path: &Path, runs: &[Run]) -> Result<Vec<PathBuf>, String> {
     Ok(drawn)
 }
 
-/// The values that runs differ in, each once.
+/// Returns the distinct values, in order of appearance.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     values.fold(Vec::new(), |mut all, value| {
         if !all.contains(&value) {
@@ -42,7 +42,7 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     })
 }
 
-/// A panel for each load, as far as its lines have points.
+/// Makes a panel for each load, without empty lines.
 fn by_load(runs: &[Run], title: &str, lines: impl Fn(&[&Run]) -> Vec<Line>) -> Vec<Panel> {
     let panel = |load| {
         let of_load: Vec<&Run> = runs.iter().filter(|run| run.setting.load == load).collect();
@@ -54,7 +54,7 @@ fn by_load(runs: &[Run], title: &str, lines: impl Fn(&[&Run]) -> Vec<Line>) -> V
     panels.filter(|panel| panel.lines.iter().any(|line| !line.points.is_empty())).collect()
 }
 
-/// A line for each control.
+/// Makes a line for each control.
 fn by_control(runs: &[&Run], points: impl Fn(&[&Run]) -> Vec<(f64, f64)>) -> Vec<Line> {
     let line = |control: Control| {
         let of: Vec<&Run> =
@@ -73,8 +73,8 @@ fn times(runs: &[Run]) -> Vec<Panel> {
     })
 }
 
-/// The run that the paper looks at closely, of those under one control.
-fn looked_at<'a>(runs: &[&'a Run]) -> Option<&'a Run> {
+/// Returns the run with the paper's buffer size.
+fn with_paper_buffer<'a>(runs: &[&'a Run]) -> Option<&'a Run> {
     let is_it = |run: &&&Run| run.setting.buffer == PAPER_BUFFER;
     runs.iter().find(is_it).or_else(|| runs.first()).copied()
 }
@@ -85,7 +85,8 @@ fn warps(runs: &[Run]) -> Vec<Panel> {
         let of: Vec<Run> =
             runs.iter().filter(|run| run.setting.control == control).cloned().collect();
         by_load(&of, &word(&control), |runs| {
-            let warp = looked_at(runs).map(|run| run.traces.warp.clone()).unwrap_or_default();
+            let warp =
+                with_paper_buffer(runs).map(|run| run.traces.warp.clone()).unwrap_or_default();
             let cut = |(message, warp): (f64, f64)| (message, warp.min(MOST_WARP));
             vec![Line { label: "warp".into(), points: warp.into_iter().map(cut).collect() }]
         })
@@ -99,7 +100,7 @@ fn lambdas(runs: &[Run]) -> Vec<Panel> {
     let of: Vec<Run> = runs.iter().filter(adapts).cloned().collect();
     by_load(&of, "Lambda", |runs| {
         by_control(runs, |runs| {
-            looked_at(runs).map(|run| run.traces.lambda.clone()).unwrap_or_default()
+            with_paper_buffer(runs).map(|run| run.traces.lambda.clone()).unwrap_or_default()
         })
     })
 }
@@ -108,7 +109,8 @@ fn lambdas(runs: &[Run]) -> Vec<Panel> {
 fn residuals(runs: &[Run]) -> Vec<Panel> {
     by_load(runs, "Residual", |runs| {
         by_control(runs, |runs| {
-            let trace = looked_at(runs).map(|run| run.traces.residual.clone()).unwrap_or_default();
+            let trace =
+                with_paper_buffer(runs).map(|run| run.traces.residual.clone()).unwrap_or_default();
             let digits = |(at, residual): (f64, f64)| (at, -residual.max(1e-300).log10());
             trace.into_iter().map(digits).collect()
         })

@@ -1,4 +1,4 @@
-//! What rank 0 does for all: who is there, whether the answer is found, who is lost.
+//! Rank 0's coordination: which ranks have started, whether the answer is found, which ranks are lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::pace::Pace;
 use super::rank::{COORDINATOR, Rank};
 use super::setting::{OnLoss, Setting};
 
-/// What rank 0 knows of the others.
+/// Rank 0's state about the other ranks.
 #[derive(Debug)]
 pub struct Lead {
     coordinator: Coordinator,
@@ -20,7 +20,7 @@ pub struct Lead {
     here: BTreeSet<NodeId>,
     pub lost: BTreeSet<NodeId>,
     pub tallies: BTreeMap<NodeId, Tally>,
-    /// Values of a report that comes in several messages, by round and first unknown.
+    /// Values of a report that spans several messages, by round and first unknown.
     partial: BTreeMap<(u32, usize), Vec<f64>>,
 }
 
@@ -36,33 +36,33 @@ impl Lead {
         }
     }
 
-    /// Ranks that have not said hello.
+    /// Returns the ranks that have not said hello.
     pub fn missing(&self) -> Vec<NodeId> {
         self.others.difference(&self.here).copied().collect()
     }
 
-    /// The answer, once it has been checked.
+    /// Returns the answer, once it has been checked.
     pub fn answer(&self) -> Option<&[f64]> {
         self.coordinator.answer()
     }
 
-    /// Whether every rank that lives has said what it counted.
+    /// Returns whether every live rank has reported its counts.
     pub fn has_all_tallies(&self) -> bool {
         let lives = |node: &&NodeId| !self.lost.contains(node);
         self.others.iter().filter(lives).all(|node| self.tallies.contains_key(node))
     }
 
-    /// The unknowns of lost ranks, which rank 0 computes from then on.
+    /// Returns the unknowns of lost ranks, which rank 0 computes from then on.
     pub fn adopted(&self, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
         self.lost.iter().map(|node| ranges[node.index()].clone()).collect()
     }
 
-    /// What the others are to be told, once more.
+    /// Returns the order to repeat to the other ranks.
     pub fn repeat(&self) -> Note {
         note(self.coordinator.repeat())
     }
 
-    /// A part of a rank's values, the `range` of which it computes: all of them, once they are there.
+    /// Adds a part of a rank's values; returns all of its `range` once they are complete.
     fn on_values(
         &mut self,
         range: &Range<usize>,
@@ -90,10 +90,10 @@ const fn note(order: Order) -> Note {
 }
 
 impl<H: Pace> Rank<H> {
-    /// What another rank has told the coordinator.
+    /// Handles another rank's note to the coordinator.
     pub fn on_note_of_rank(&mut self, from: NodeId, note: Note) -> Result<(), Failure> {
         let Some(lead) = &mut self.lead else { return Ok(()) };
-        // Who was given up and is back after all has been replaced.
+        // Rank 0 has already replaced a rank that returns after it was declared lost.
         if lead.lost.contains(&from) {
             return self.say(from, &Note::Lost(from.0));
         }
@@ -133,7 +133,7 @@ impl<H: Pace> Rank<H> {
         }
     }
 
-    /// A rank is gone: the others end, or this one takes its place.
+    /// Handles a lost rank: ends the run, or takes over the rank's unknowns.
     pub fn on_lost(&mut self, node: NodeId) -> Result<(), Failure> {
         let Some(lead) = &mut self.lead else { return Ok(()) };
         self.heard.remove(&node);

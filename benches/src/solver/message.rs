@@ -1,34 +1,34 @@
-//! What ranks send each other: updates, stamped as in the paper, and notes.
+//! Messages between ranks: updates, stamped as in the paper, and notes.
 
 use midplane::simhw::id::PortId;
 use midplane::simhw::time::Instant;
 use midplane::simhw::wire;
 use serde::{Deserialize, Serialize};
 
-/// The port that everything goes to.
+/// The port of all messages.
 pub const PORT: PortId = PortId(0);
 /// The tag of updates; notes have none.
 pub const UPDATES: u32 = 1;
-/// Bytes of an update: which unknown, and its value.
+/// Bytes of an update: number of the unknown, and its value.
 const UPDATE_BYTES: usize = 10;
-/// Bytes before the updates of a message: when it was sent.
+/// Bytes before the updates of a message: the send time.
 const STAMP_BYTES: usize = 8;
-/// Most updates of a message: it fits into one frame.
+/// Largest number of updates in a message: it fits into one frame.
 pub const MOST_UPDATES: usize = 128;
-/// Bytes of the longest message of updates, and of notes.
+/// Bytes of the longest message of updates, and of the longest note.
 pub const MESSAGE_BYTES: usize = length(MOST_UPDATES);
 pub const NOTE_BYTES: usize = 1_300;
-/// Values of a report's one message.
+/// Values in one message of a report.
 pub const REPORT_VALUES: usize = 150;
 
-/// What ranks and coordinator tell each other.
+/// Notes between ranks and coordinator.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Note {
-    /// A rank is there, for the run of this fingerprint.
+    /// A rank has started, for the run of this fingerprint.
     Hello(u64),
-    /// The coordinator knows another run.
+    /// The coordinator has another run.
     Mismatch,
-    /// A rank is still there.
+    /// A rank is alive.
     Alive,
     AtRest {
         round: u32,
@@ -46,23 +46,23 @@ pub enum Note {
         round: u32,
     },
     Stop,
-    /// A rank has stopped; this is what it has counted.
+    /// A rank has stopped and reports its counts.
     Done(Tally),
-    /// The coordinator has heard that.
+    /// The coordinator confirms `Done`.
     Bye,
-    /// A rank was lost, and that is the end.
+    /// A rank was lost, and the run ends.
     Lost(u16),
 }
 
-/// What a rank counts.
+/// Counts of a rank.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Tally {
-    /// Messages of updates that left, and that arrived.
+    /// Sent and received messages of updates.
     pub sent: u64,
     pub messages: u64,
-    /// Updates that arrived.
+    /// Number of received updates.
     pub updates: u64,
-    /// Sweeps.
+    /// Number of sweeps over the rank's unknowns.
     pub iterations: u64,
 }
 
@@ -75,17 +75,17 @@ impl Tally {
     }
 }
 
-/// Bytes of a message of `count` updates.
+/// Returns the bytes of a message of `count` updates.
 pub const fn length(count: usize) -> usize {
     STAMP_BYTES + count * UPDATE_BYTES
 }
 
-/// How many updates a message of `bytes` has room for.
+/// Returns the number of updates that fit into `bytes`.
 pub const fn room(bytes: usize) -> usize {
     bytes.saturating_sub(STAMP_BYTES) / UPDATE_BYTES
 }
 
-/// A message of updates, sent at `now`.
+/// Encodes a message of updates, sent at `now`.
 pub fn updates(now: Instant, some: &[(usize, f64)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length(some.len()));
     bytes.extend_from_slice(&now.as_nanos().to_le_bytes());
@@ -97,7 +97,7 @@ pub fn updates(now: Instant, some: &[(usize, f64)]) -> Vec<u8> {
     bytes
 }
 
-/// When a message was sent, and its updates.
+/// Decodes a message's send time and its updates.
 pub fn parse_updates(
     bytes: &[u8],
 ) -> Option<(Instant, impl ExactSizeIterator<Item = (usize, f64)> + '_)> {
@@ -112,7 +112,7 @@ pub fn parse_updates(
     Some((sent, updates.chunks_exact(UPDATE_BYTES).map(update)))
 }
 
-/// A note as it travels.
+/// Encodes a note.
 pub fn encode(note: &Note) -> Result<Vec<u8>, String> {
     wire::encode(note).map_err(|error| error.to_string())
 }

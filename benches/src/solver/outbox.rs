@@ -1,4 +1,4 @@
-//! What a rank has to send, and when it is sent.
+//! A rank's outgoing updates, and when they are sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,78 +17,77 @@ use super::setting::{Control, Hosts, Setting};
 
 /// Bytes of headers around a message on the network.
 const HEADERS: u32 = 48 + 28 + 38;
-/// Messages of updates, and of notes, that may be on their way to the NIC.
+/// Messages of updates, and notes, in flight to the NIC.
 const SLOTS: usize = 96;
 const NOTES: usize = 32;
-/// Messages under way to each target at which Lambda holds still: one leaves, one is ready.
+/// Messages in flight per target at which Lambda is constant: one leaves, one is ready.
 const READY: f64 = 2.0;
-/// ... and above which no more are handed over.
+/// Messages in flight per target above which no more are posted.
 const MOST_READY: f64 = 2.0 * READY;
-/// Where messages cost the hosts: the share of ready messages that may be refused while Lambda holds
-/// still ...
+/// If messages cost the hosts time: share of ready messages that may be refused while Lambda is constant.
 const ACCEPTED: f64 = 0.02;
-/// ... and so much of Lambda more: large messages grow small again where the network has room.
+/// Additional accepted share per unit of Lambda: large messages shrink again when the network has room.
 const RELAXED: f64 = 0.1;
-/// Lambda's gain, a second for each unit.
+/// Lambda's gain per second and unit.
 const GAIN: f64 = 4.0;
-/// The weight of one message in the mean size of messages.
+/// Weight of one message in the mean size of messages.
 const SIZE_GAIN: f64 = 1.0 / 8.0;
-/// The share of the mean size that a message has at least.
+/// Least share of the mean size that a message has.
 const LEAST_SHARE: f64 = 0.5;
-/// A target that was sent nothing for so long is sent what there is credit for: at the least rate all
-/// values together take 36 ms ...
+/// Time after which a target is sent as many values as it has credit for: at the least rate all values together take
+/// 36 ms.
 const PATIENCE: Duration = Duration::from_millis(8);
-/// ... if those are so many: headers take more than fewer.
+/// Least number of values of such a message: headers take more than fewer values.
 const LEAST_PART: usize = 18;
 
-/// The updates of one rank on their way out.
+/// Outgoing updates of one rank.
 #[derive(Debug)]
 pub struct Outbox {
     control: Control,
     targets: Vec<NodeId>,
-    /// Unknowns of this rank: no message has more of the latest values.
+    /// Number of this rank's unknowns: the limit on a message of latest values.
     own: usize,
     gates: BTreeMap<NodeId, Gate>,
     gather: FlushBuffer<(usize, f64)>,
     full: Vec<Vec<(usize, f64)>>,
-    /// Unknowns whose last value a target has not been sent, where the latest alone counts.
+    /// Unknowns whose last value a target has not been sent, in the mode where only the latest value counts.
     dirty: BTreeMap<NodeId, BTreeSet<usize>>,
-    /// The last value of each unknown that a target was sent.
+    /// Last sent value of each unknown, by target.
     told: BTreeMap<NodeId, BTreeMap<usize, f64>>,
-    /// When that was last.
+    /// Time of the last message to each target.
     told_at: BTreeMap<NodeId, Instant>,
     trigger: Trigger,
     memory: Region,
     free: Vec<usize>,
     free_notes: Vec<usize>,
     adjusted: Instant,
-    /// Whether messages cost the hosts: few large ones are then better than fresh ones.
+    /// True if messages cost the hosts time: few large ones are then better than fresh ones.
     is_costly: bool,
-    /// Messages that were ready and that were refused since Lambda was adjusted.
+    /// Ready and refused messages since Lambda was adjusted.
     refused: usize,
-    /// Updates of a message on the mean, where the gate alone decides.
+    /// Mean updates per message, in the mode where the gate alone decides.
     size: f64,
     /// Messages of updates that the NIC has taken.
     sent: u64,
 }
 
-/// Which values have moved so far that others should know.
+/// Decides which values have moved far enough to be sent.
 #[derive(Debug, Default)]
 struct Trigger {
     share: f64,
-    /// The last value that was passed on, by unknown.
+    /// Last sent value, by unknown.
     told: BTreeMap<usize, f64>,
-    /// The largest step of the last sweep, and of this one so far.
+    /// Largest step of the last sweep, and of the current one so far.
     largest: f64,
     so_far: f64,
 }
 
 impl Trigger {
-    /// Whether the new value of an unknown, `step` away from its last, is to be passed on.
+    /// Returns whether to send the new value of an unknown, `step` away from its last one.
     fn lets(&mut self, i: usize, value: f64, step: f64) -> bool {
         self.so_far = self.so_far.max(step);
         let moved = self.told.get(&i).map_or(f64::INFINITY, |told| (value - told).abs());
-        // A rank at rest passes on whatever is left.
+        // A rank at rest sends all remaining changes.
         let lets = self.share == 0.0 || moved > self.share * self.largest;
         if lets {
             self.told.insert(i, value);
@@ -135,7 +134,7 @@ impl Outbox {
         })
     }
 
-    /// An unknown has a new value, `step` away from its last.
+    /// Queues the new value of an unknown, `step` away from its last one.
     pub fn push(&mut self, i: usize, value: f64, step: f64) {
         if !self.trigger.lets(i, value, step) {
             return;
@@ -149,12 +148,12 @@ impl Outbox {
         }
     }
 
-    /// All unknowns have been computed once more.
+    /// Handles the end of a sweep over all unknowns.
     pub const fn on_sweep(&mut self) {
         self.trigger.on_sweep();
     }
 
-    /// Sends what is to be sent now.
+    /// Sends all messages that are due.
     pub fn send(&mut self, port: &mut Port, now: Instant, x: &[f64]) -> Result<(), String> {
         if self.control == Control::WarpCsend {
             for target in self.targets.clone() {
@@ -168,7 +167,7 @@ impl Outbox {
         if self.control == Control::Warp {
             self.adjust(now);
             if !self.is_costly && self.waiting() >= MOST_READY {
-                // What would wait is old when it leaves: of the messages that are full the last stays.
+                // Waiting messages would be stale when they leave: keep only the last full one.
                 self.full.drain(..self.full.len().saturating_sub(1));
                 return Ok(());
             }
@@ -181,7 +180,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// What has been read may be written again.
+    /// Frees the slot of a sent message.
     pub fn on_sent(&mut self, done: &Completion) {
         let slot = done.cookie as usize;
         if slot < SLOTS {
@@ -192,7 +191,7 @@ impl Outbox {
         }
     }
 
-    /// Sends a note, if there is room for it; notes are repeated.
+    /// Sends a note if there is room for it; the caller repeats notes.
     pub fn say(&mut self, port: &mut Port, to: NodeId, bytes: &[u8]) -> Result<(), String> {
         let Some(slot) = self.free_notes.pop() else { return Ok(()) };
         let at = SLOTS * MESSAGE_BYTES + (slot - SLOTS) * NOTE_BYTES;
@@ -202,7 +201,7 @@ impl Outbox {
         port.submit(&command).map_err(|error| error.to_string())
     }
 
-    /// The share of a full message that is waited for.
+    /// Returns Lambda: the share of a full message that is waited for.
     pub fn lambda(&self) -> f64 {
         match self.control {
             Control::WarpCsend if !self.is_costly => self.size / MOST_UPDATES as f64,
@@ -210,26 +209,26 @@ impl Outbox {
         }
     }
 
-    /// Messages of updates that have left, each as often as it has targets.
+    /// Returns the sent messages of updates, each counted once per target.
     pub fn sent(&self, ranks: u16) -> u64 {
         let copies = if self.targets == [NodeId::EVERYBODY] { u64::from(ranks) - 1 } else { 1 };
         self.sent * copies
     }
 
-    /// Messages that wait at the NIC, for each target.
+    /// Returns the messages that wait at the NIC, per target.
     fn waiting(&self) -> f64 {
         (SLOTS - self.free.len()) as f64 / self.targets.len().max(1) as f64
     }
 
-    /// Lambda follows the messages that wait at the NIC for Warp's rate: they are the difference
-    /// between what is computed and what may leave.
+    /// Adjusts Lambda to the messages that wait at the NIC for Warp's rate: the difference between what is computed
+    /// and what may leave.
     fn adjust(&mut self, now: Instant) {
         let seconds = now.since(self.adjusted).as_secs_f64().min(0.1);
         self.adjusted = now;
         self.gather.adjust(1.0 + (self.waiting() - READY) / READY, seconds);
     }
 
-    /// Lambda grows while messages that are ready are refused, and falls while none is.
+    /// Raises Lambda while ready messages are refused, and lowers it while none is.
     fn adjust_to_gates(&mut self, now: Instant) {
         let seconds = now.since(self.adjusted).as_secs_f64().min(0.1);
         self.adjusted = now;
@@ -239,8 +238,8 @@ impl Outbox {
         self.gather.adjust(1.0 + refused - accepted, seconds);
     }
 
-    /// How many of `dirty` values may go to a target now, if any: all that fit into a message, as soon
-    /// as the gate has credit for them; after a while as many as there is credit for.
+    /// Returns how many of `dirty` values may go to a target now, if any: all that fit into a message, once the gate
+    /// has credit for them; after a time limit, as many as there is credit for.
     fn allowed(&self, now: Instant, target: NodeId, dirty: usize) -> Option<usize> {
         if self.waiting() >= READY {
             return None;
@@ -256,9 +255,9 @@ impl Outbox {
         (now.since(told_at) > PATIENCE && part >= LEAST_PART).then_some(part.min(all))
     }
 
-    /// The latest values, as soon as the gate has credit for all that are new. Its credit grows with
-    /// the network's share and what is new with the computing: messages are as small as the two let
-    /// them be, and a rate that changes shows in the next one.
+    /// Sends the latest values once the gate has credit for all new ones. Credit grows with the network's share, and
+    /// new values with the computation: so messages are as small as both allow, and a changed rate affects the next
+    /// message.
     fn send_latest(
         &mut self,
         port: &mut Port,
@@ -281,7 +280,7 @@ impl Outbox {
                 self.refused += 1;
                 return Ok(());
             };
-            // Those that have moved most since this target was told, where not all of them fit.
+            // If not all values fit, send those that have moved most since this target's last message.
             let told = self.told.entry(target).or_default();
             let moved = |i: &usize| (x[*i] - told.get(i).copied().unwrap_or(0.0)).abs();
             let mut some: Vec<(usize, f64)> = dirty.iter().map(|i| (*i, moved(i))).collect();
@@ -303,7 +302,7 @@ impl Outbox {
         }
     }
 
-    /// Sends one message, if there is room at the NIC and the gate is open.
+    /// Sends one message if the NIC has room and the gate is open.
     fn send_to(
         &mut self,
         port: &mut Port,

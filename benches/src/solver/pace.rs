@@ -1,4 +1,4 @@
-//! How long a rank computes: on a simulated processor, or as much time as it is said to take.
+//! Computation time of a rank: on a simulated processor, or real time of the stated length.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use midplane::simhw::sim::SimHost;
 use midplane::simhw::time::Instant;
 use midplane::simhw::udp::UdpHost;
 
-/// What a rank that woke up late makes up for, and no more: it computes at a steady pace.
+/// Largest delay that a rank makes up for after a late wake-up; it computes at a steady pace.
 const CATCH_UP: Duration = Duration::from_millis(5);
 
-/// A host that ranks compute on.
+/// A host on which ranks compute.
 pub trait Pace: Host {
-    /// Computes for `nanos` nanoseconds; `due` is until when there has been work so far.
+    /// Computes for `nanos` nanoseconds; `due` is the time until which the processor has work so far.
     fn compute(&self, due: &mut Instant, nanos: u64) -> impl Future<Output = ()> + Send;
 }
 

@@ -1,4 +1,4 @@
-//! The system that is to be solved, and its direct solution.
+//! The system to solve, and its direct solution.
 
 use midplane::warp::iterate::FixedPoint as _;
 use midplane::warp::iterate::matrix::{self, Linear};
@@ -6,14 +6,14 @@ use nalgebra::{DMatrix, DVector};
 
 use super::arguments::Arguments;
 
-/// The paper's system is of so many unknowns.
+/// Number of unknowns of the paper's system.
 const UNKNOWNS: usize = 1_000;
-/// The spectral radius of a random one.
+/// Spectral radius of a random system.
 const RADIUS: f64 = 0.9;
-/// Most unknowns that are solved directly, too: some seconds and 30 MB.
+/// Largest number of unknowns that are also solved directly: some seconds and 30 MB.
 const DIRECT: usize = 2_000;
 
-/// The system that is asked for, if it is one that must converge.
+/// Reads or builds the requested system, and checks that it must converge.
 ///
 /// # Errors
 /// One line that names the argument, and the line of the file or the reason.
@@ -34,21 +34,21 @@ pub fn read(arguments: &Arguments) -> Result<Linear, String> {
     if unknowns > usize::from(u16::MAX) {
         return Err(format!("{name}: {unknowns} unknowns; an update names one of 65535 at most"));
     }
-    // Who started this process has checked it.
+    // The parent process has checked it.
     if !arguments.child {
         problem.check().map_err(|error| format!("{name}: {error}"))?;
     }
     Ok(problem)
 }
 
-/// A number by which systems are told apart.
+/// Returns a number that identifies a system.
 pub fn number(problem: &Linear) -> u64 {
     let entries =
         problem.a().iter().flat_map(|(value, (i, j))| [i as u64, j as u64, value.to_bits()]);
     entries.fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The solution by elimination with pivots, of systems small enough for that.
+/// Solves small systems by elimination with pivots; `None` for larger ones.
 pub fn solve_directly(problem: &Linear) -> Option<Vec<f64>> {
     let n = problem.unknowns();
     if n > DIRECT {

@@ -1,4 +1,4 @@
-//! One rank: computes its unknowns, sends them, and takes part in finding the end.
+//! One rank: computes its unknowns, sends them, and takes part in detecting the end.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,39 +26,39 @@ use super::pace::Pace;
 use super::setting::{OnLoss, Setting};
 use super::traces::Traces;
 
-/// The rank that finds the end.
+/// The rank that detects the end.
 pub const COORDINATOR: NodeId = NodeId(0);
-/// Buffers that are lent for each service: some 20 ms of a port's rate.
+/// Posted buffers for each service: some 20 ms of a port's rate.
 const BUFFERS: usize = 256;
 const DEPTH: usize = 1_024;
-/// Time after which what was not answered is said again.
+/// Time after which an unanswered note is repeated.
 const REPEAT: Duration = Duration::from_millis(50);
-/// Silence after which a rank is lost.
+/// Silence after which a rank counts as lost.
 const LOST: Duration = Duration::from_secs(3);
-/// How long the end may take: everybody tells what it has counted.
+/// Time limit of the end, in which all ranks report their counts.
 const ENDING: Duration = Duration::from_secs(2);
-/// Updates between two looks at what has arrived.
+/// Updates between two polls for messages.
 const STRIDE: usize = 4;
 
-/// What all ranks of a run have in common.
+/// Parameters that all ranks of a run share.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub setting: Arc<Setting>,
     pub problem: Arc<Linear>,
-    /// How long to wait for ranks that are not there yet.
+    /// Time to wait for ranks that have not started yet.
     pub wait: Duration,
-    /// Drawn as digits are found.
+    /// Progress bar of the digits found.
     pub progress: ProgressBar,
 }
 
-/// What rank 0 has at the end.
+/// Rank 0's result.
 #[derive(Debug)]
 pub struct Outcome {
     /// The answer, if one was found and checked.
     pub answer: Option<Vec<f64>>,
-    /// Until it was, or time was up.
+    /// Seconds until the answer was found, or the time limit.
     pub seconds: f64,
-    /// What all ranks have counted, as far as they could tell.
+    /// Sum of the counts of all ranks that reported them.
     pub tally: Tally,
     pub lost: Vec<u16>,
     pub traces: Traces,
@@ -76,14 +76,14 @@ pub struct Rank<H> {
     lent: Region,
     outbox: Outbox,
     repeat_at: Instant,
-    /// When each other rank was last heard of.
+    /// Time of the last message from each other rank.
     pub heard: BTreeMap<NodeId, Instant>,
-    /// The coordinator has heard what this rank has counted.
+    /// True once the coordinator has confirmed this rank's counts.
     is_dismissed: bool,
-    /// The coordinator has given the run up.
+    /// Reason for which the coordinator has given the run up.
     failure: Option<Failure>,
     begin: Instant,
-    /// The processor has work until then.
+    /// Time until which the processor has work.
     due: Instant,
     tally: Tally,
     traces: Traces,
@@ -128,12 +128,12 @@ impl<H: Pace> Rank<H> {
         Ok(rank)
     }
 
-    /// Works until the answer is found or time is up; rank 0 has something to report.
+    /// Works until the answer is found or the time limit; rank 0's outcome is the run's.
     pub async fn work(mut self) -> Result<Outcome, Failure> {
         self.gather().await?;
         self.begin = self.host.now();
         let limit = Duration::from_secs_f64(self.job.setting.limit_seconds);
-        // Rank 0 says when time is up, and the others hear it a little later.
+        // Rank 0 announces the time limit, and the others receive it a little later.
         let limit = if self.lead.is_some() { limit } else { limit + ENDING };
         let limit = self.begin + limit;
         while self.host.now() < limit && !self.has_ended() {
@@ -149,7 +149,7 @@ impl<H: Pace> Rank<H> {
         if self.lead.is_some() {
             self.dismiss_all().await?;
         } else {
-            self.take_leave().await?;
+            self.report_counts().await?;
         }
         let Lead { lost, tallies, .. } = self.lead.unwrap_or_else(|| Lead::new(&self.job.setting));
         let mut tally = self.tally;
@@ -172,12 +172,12 @@ impl<H: Pace> Rank<H> {
         self.host.now().since(self.begin).as_secs_f64()
     }
 
-    /// Waits until all ranks are there: for rank 0 all others, for those an order of its.
+    /// Waits until all ranks have started: rank 0 for all others, these for an order of rank 0.
     async fn gather(&mut self) -> Result<(), Failure> {
         let limit = self.host.now() + self.job.wait;
         let hello = Note::Hello(self.job.setting.fingerprint());
         loop {
-            self.take_in()?;
+            self.handle_messages()?;
             let missing = match &self.lead {
                 Some(lead) => lead.missing(),
                 None if self.heard.contains_key(&COORDINATOR) => Vec::new(),
@@ -194,14 +194,14 @@ impl<H: Pace> Rank<H> {
             }
             self.rest().await;
         }
-        // Nobody is silent yet.
+        // The silence of all ranks starts now.
         let now = self.host.now();
         let others = self.job.setting.others(self.host.node());
         self.heard = others.into_iter().map(|node| (node, now)).collect();
         self.tell_all(&Note::GoOn { round: 0 })
     }
 
-    /// Computes each of its unknowns once, and sends them as it goes.
+    /// Computes each unknown once, and sends updates meanwhile.
     async fn sweep(&mut self) -> Result<(), Failure> {
         let mut largest = 0.0_f64;
         let own: Vec<usize> = self.part.own().collect();
@@ -233,7 +233,7 @@ impl<H: Pace> Rank<H> {
         Ok(())
     }
 
-    /// Digits found, of those wanted.
+    /// Shows the digits found, of those wanted.
     fn show(&self, residual: f64) {
         let wanted = -self.job.setting.tolerance.log10();
         let found = (-residual.max(1e-300).log10()).clamp(0.0, wanted);
@@ -241,7 +241,7 @@ impl<H: Pace> Rank<H> {
         self.job.progress.set_position((found / wanted * length) as u64);
     }
 
-    /// Waits a little for what others have to say.
+    /// Waits a short time for messages.
     pub async fn rest(&self) {
         self.host.sleep_until(self.host.now().plus_nanos(nanos(REPEAT) / 10)).await;
     }
@@ -256,21 +256,21 @@ impl<H: Pace> Rank<H> {
         Ok(())
     }
 
-    /// Takes in what has arrived, says again what is still so, and looks who is still there.
+    /// Handles arrived messages, repeats notes, and detects lost ranks.
     fn attend(&mut self) -> Result<(), Failure> {
-        self.take_in()?;
+        self.handle_messages()?;
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
         if self.is_time_to_repeat() {
             self.repeat()?;
-            self.look_for_the_lost()?;
+            self.detect_lost_ranks()?;
         }
         Ok(())
     }
 
-    /// Takes in all that has arrived.
-    fn take_in(&mut self) -> Result<(), Failure> {
+    /// Handles all arrived messages.
+    fn handle_messages(&mut self) -> Result<(), Failure> {
         let mut is_lent = false;
         while let Some(done) = self.port.poll() {
             if done.opcode == messages::SEND {
@@ -349,7 +349,7 @@ impl<H: Pace> Rank<H> {
         Ok(())
     }
 
-    /// To the coordinator, which may be this rank.
+    /// Reports to the coordinator, which may be this rank.
     fn report(&mut self, report: Report) -> Result<(), Failure> {
         if self.lead.is_some() {
             return self.on_report(self.host.node(), report);
@@ -376,7 +376,7 @@ impl<H: Pace> Rank<H> {
         is_time
     }
 
-    /// Notes may be lost: what is still so is said again.
+    /// Repeats notes about the current state, because notes may be lost.
     fn repeat(&mut self) -> Result<(), Failure> {
         if let Some(order) = self.lead.as_ref().map(Lead::repeat) {
             return self.tell_all(&order);
@@ -387,19 +387,19 @@ impl<H: Pace> Rank<H> {
         }
     }
 
-    /// Who has been silent for too long is gone.
-    fn look_for_the_lost(&mut self) -> Result<(), Failure> {
+    /// Declares ranks lost that were silent for too long.
+    fn detect_lost_ranks(&mut self) -> Result<(), Failure> {
         let now = self.host.now();
         let is_gone = |(_, heard): &(&NodeId, &Instant)| now.since(**heard) > LOST;
         let gone: Vec<NodeId> = self.heard.iter().filter(is_gone).map(|(node, _)| *node).collect();
         if self.lead.is_some() {
             return gone.into_iter().try_for_each(|node| self.on_lost(node));
         }
-        // The others are the coordinator's to look after.
+        // The coordinator watches the other ranks.
         if gone.contains(&COORDINATOR) { Err(Failure::Lost(vec![COORDINATOR.0])) } else { Ok(()) }
     }
 
-    /// Rank 0, at the end: all are told to stop, until they have said what they counted.
+    /// Runs rank 0's end: orders all ranks to stop until they have reported their counts.
     async fn dismiss_all(&mut self) -> Result<(), Failure> {
         let end = self.host.now() + ENDING;
         let gave_up = self.lead.as_ref().filter(|lead| lead.answer().is_none());
@@ -410,22 +410,22 @@ impl<H: Pace> Rank<H> {
         {
             self.tell_all(&last)?;
             self.rest().await;
-            self.take_in()?;
+            self.handle_messages()?;
         }
         for _ in 0..3 {
             self.tell_all(&Note::Bye)?;
             self.rest().await;
         }
-        self.take_in()
+        self.handle_messages()
     }
 
-    /// Another rank, at the end: says what it counted, until rank 0 has heard it.
-    async fn take_leave(&mut self) -> Result<(), Failure> {
+    /// Runs another rank's end: reports its counts until rank 0 confirms them.
+    async fn report_counts(&mut self) -> Result<(), Failure> {
         let end = self.host.now() + ENDING;
         while self.host.now() < end && !self.is_dismissed {
             self.say(COORDINATOR, &Note::Done(self.tally))?;
             self.rest().await;
-            self.take_in()?;
+            self.handle_messages()?;
         }
         Ok(())
     }
@@ -443,7 +443,7 @@ impl<H: Pace> Rank<H> {
         self.outbox.say(&mut self.port, to, &bytes).map_err(Failure::Stopped)
     }
 
-    /// Lends a buffer: the first half to plain messages, the others to Warp's.
+    /// Posts a buffer: the first half of the slots for plain messages, the others for Warp's.
     fn lend(&mut self, slot: usize) -> Result<(), Failure> {
         let range = self.lent.range(slot * NOTE_BYTES, NOTE_BYTES).expect("within the region");
         let receive = if slot < BUFFERS { messages::receive } else { firmware::receive };

@@ -1,4 +1,4 @@
-//! What came of a run, and the table of runs.
+//! The report of a run, and the table of runs.
 
 use std::fmt::Write as _;
 
@@ -9,37 +9,37 @@ use super::rank::Outcome;
 use super::setting::Setting;
 use super::traces::Traces;
 
-/// What came of a run.
+/// The report of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
     #[serde(flatten)]
     pub setting: Setting,
-    /// Until the answer was found and checked, or time was up.
+    /// Seconds until the answer was found and checked, or the time limit.
     pub seconds: f64,
-    /// Until what rank 0 knows was within the tolerance for the first time.
+    /// Seconds until rank 0's values were within the tolerance for the first time.
     pub reached_seconds: Option<f64>,
-    /// Messages of updates that arrived, over all ranks.
+    /// Received messages of updates, over all ranks.
     pub messages: u64,
-    /// Updates that arrived each second, over all ranks.
+    /// Received updates per second, over all ranks.
     pub updates_per_s: f64,
     /// Sweeps of all ranks.
     pub iterations: u64,
-    /// Of the answer, or of what rank 0 had last: the 2-norm of b - A x over that of b.
+    /// Residual of the answer, or of rank 0's last values: the 2-norm of b - A x over that of b.
     pub residual: f64,
-    /// The answer's relative 2-norm against the direct solution, where one was computed.
+    /// The answer's relative 2-norm distance from the direct solution, if one was computed.
     pub error: Option<f64>,
-    /// Whether an answer was found and checked.
+    /// True if an answer was found and checked.
     pub converged: bool,
-    /// The share of messages that left a NIC and never arrived.
+    /// Share of sent messages that never arrived.
     pub loss: f64,
-    /// Ranks that were lost on the way.
+    /// Ranks that were lost during the run.
     pub lost_ranks: Vec<u16>,
     #[serde(skip)]
     pub traces: Traces,
 }
 
 impl Run {
-    /// The report of `outcome`, beside `direct`, the solution by elimination.
+    /// Creates the report of `outcome`; `direct` is the solution by elimination.
     pub fn new(
         setting: &Setting,
         problem: &Linear,
@@ -53,7 +53,7 @@ impl Run {
         let arrived = tally.messages.min(tally.sent) as f64;
         Self {
             seconds,
-            // Rank 0 looks after each of its sweeps: an answer may be there before.
+            // Rank 0 checks after each of its sweeps, so an answer may exist earlier.
             reached_seconds: traces
                 .reached(setting.tolerance)
                 .or_else(|| answer.is_some().then_some(seconds)),
@@ -71,14 +71,14 @@ impl Run {
     }
 }
 
-/// The relative 2-norm of what `x` is off `direct`.
+/// Returns the relative 2-norm of the distance of `x` from `direct`.
 fn distance(x: &[f64], direct: &[f64]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
     let whole = norm(&mut direct.iter().copied());
     norm(&mut x.iter().zip(direct).map(|(x, d)| x - d)) / whole.max(f64::MIN_POSITIVE)
 }
 
-/// A line for each run.
+/// Formats a line for each run.
 pub fn table(runs: &[Run]) -> String {
     let mut text = String::new();
     if let Some(Run { setting, .. }) = runs.first() {
@@ -133,7 +133,7 @@ pub fn table(runs: &[Run]) -> String {
     text
 }
 
-/// The word for a value in JSON.
+/// Returns the JSON string of a value.
 pub fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|v| v.as_str().map(Into::into)).unwrap_or_default()
 }

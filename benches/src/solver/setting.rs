@@ -1,4 +1,4 @@
-//! What one run is: the parameters that every result repeats.
+//! The parameters of a run, which every result repeats.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use midplane::simhw::topology::Topology;
 use midplane::warp::firmware::WarpConfig;
 use serde::Serialize;
 
-/// Rate of the cable, or of the ports before the ranks.
+/// Rate of the cable, or of the switch's ports to the ranks.
 pub const RATE: LineRate = LineRate::mbps(10);
-/// Rate at which hosts send into a switch: they meet at its ports, not at their own NIC.
+/// Rate at which hosts send into a switch, so that queues form at its ports and not at the hosts' NICs.
 pub const RATE_IN: LineRate = LineRate::mbps(100);
-/// Bytes that are to wait for a cable, of all ranks together, or for a switch's port: what waits grows
-/// old, and 2 KiB are 1.6 ms.
+/// Target queue in bytes: on a cable over all ranks together, at a switch per port. Queued values grow stale; 2 KiB
+/// are 1.6 ms.
 const CABLE_QUEUE: u32 = 8 << 10;
 const PORT_QUEUE: u32 = 2 << 10;
-/// Bytes that a switch's port holds.
+/// Buffer of a switch's port, in bytes.
 const PORT_BUFFER: u32 = 32 << 10;
 
-/// What joins the ranks.
+/// The fabric between the ranks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fabric {
@@ -35,71 +35,71 @@ pub enum Fabric {
     Switch,
 }
 
-/// What the ranks share.
+/// The shared medium.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Medium {
     /// One cable, one sender at a time.
     Cable,
-    /// A port for each of a switch.
+    /// A switch with a port for each rank.
     Switch,
 }
 
-/// What messages cost the hosts.
+/// The hosts' cost of messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hosts {
-    /// Half a millisecond a message at each end, on a processor that computes, too.
+    /// Half a millisecond per message at each end, on the processor that also computes.
     Paper,
-    /// Nothing to speak of.
+    /// No cost.
     Today,
 }
 
-/// How updates travel.
+/// Transport of updates.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
-    /// To each rank by itself.
+    /// One message to each rank.
     Unicast,
-    /// Once to all.
+    /// One broadcast to all ranks.
     Broadcast,
 }
 
-/// Who decides when updates are sent.
+/// Control of sending updates.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Control {
-    /// Nobody: each update at once, in a message of its own.
+    /// No control: each update at once, in a message of its own.
     None,
-    /// Nobody: a message for so many updates.
+    /// No control: a message for a fixed number of updates.
     Static,
-    /// A message for so many updates, if the gate is open; if not, none.
+    /// A message for a fixed number of updates if the gate is open, else it is dropped.
     Csend,
-    /// Messages leave at Warp's rate, and grow as it falls.
+    /// Messages leave at Warp's rate, and grow as that falls.
     Warp,
-    /// The latest values go when the gate opens.
+    /// The latest values are sent when the gate opens.
     #[value(name = "warp+csend")]
     #[serde(rename = "warp+csend")]
     WarpCsend,
 }
 
-/// What the rest does when a rank is lost.
+/// Action when a rank is lost.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLoss {
-    /// Says so and ends.
+    /// Report the loss and end.
     End,
-    /// Goes on: rank 0 computes what the lost one did.
+    /// Continue: rank 0 computes the lost rank's unknowns.
     GoOn,
 }
 
-/// What others ask of the network.
+/// Load by background traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Load {
-    /// The share of its rate.
+    /// Share of the network's rate.
     #[serde(rename = "background")]
     pub share: f64,
-    /// Seconds that they are there, and then away; always there without.
+    /// Seconds for which the traffic is on, and then off; `None`: always on.
     #[serde(rename = "background_period")]
     pub period: Option<f64>,
 }
@@ -116,7 +116,7 @@ pub struct Setting {
     pub trigger: f64,
     pub ranks: u16,
     pub unknowns: usize,
-    /// A number by which systems are told apart.
+    /// Number that identifies the system.
     #[serde(skip)]
     pub system: u64,
     #[serde(flatten)]
@@ -124,36 +124,37 @@ pub struct Setting {
     pub tolerance: f64,
     pub update_us: u32,
     pub on_loss: OnLoss,
-    /// Over sockets without a switch in software.
+    /// Rate limit over sockets without a software switch.
     pub line_mbps: u16,
     pub seed: u64,
     pub limit_seconds: f64,
 }
 
 impl Setting {
-    /// The same run under another control.
+    /// Returns the same run under another control.
     pub fn with(self, control: Control, buffer: u16) -> Self {
-        // Without control each update goes by itself.
+        // Without control each update goes in a message of its own.
         let buffer = if control == Control::None { 1 } else { buffer };
         Self { control, buffer, ..self }
     }
 
-    /// Whether others use the network, too.
+    /// Returns whether there is background traffic.
     pub fn is_shared(&self) -> bool {
         self.load.share > 0.0
     }
 
-    /// Ranks, and the node that makes the background.
+    /// Returns the number of nodes: the ranks, and the node of background traffic.
     pub fn nodes(&self) -> u16 {
         self.ranks + u16::from(self.is_shared())
     }
 
-    /// The node that makes the background.
+    /// Returns the node of background traffic.
     pub const fn disturber(&self) -> NodeId {
         NodeId(self.ranks)
     }
 
-    /// Where it sends: past every rank's port; on a cable to nobody, whom all hear.
+    /// Returns the targets of background traffic: every rank's port of a switch; on a cable an unused address, whose
+    /// frames all nodes see.
     pub fn disturbed(&self) -> Vec<NodeId> {
         match self.medium {
             Medium::Cable => vec![NodeId(self.ranks + 1)],
@@ -161,12 +162,12 @@ impl Setting {
         }
     }
 
-    /// The ranks but `node`.
+    /// Returns the ranks except `node`.
     pub fn others(&self, node: NodeId) -> Vec<NodeId> {
         (0..self.ranks).map(NodeId).filter(|rank| *rank != node).collect()
     }
 
-    /// Where updates of `node` are sent.
+    /// Returns the targets of updates of `node`.
     pub fn targets(&self, node: NodeId) -> Vec<NodeId> {
         match self.transport {
             Transport::Unicast => self.others(node),
@@ -175,7 +176,7 @@ impl Setting {
         }
     }
 
-    /// The line of every host.
+    /// Returns the line of every host.
     pub const fn line(&self) -> LinkProfile {
         let rate = match self.fabric {
             Fabric::Udp => LineRate::mbps(self.line_mbps as u64),
@@ -184,7 +185,7 @@ impl Setting {
         LinkProfile::ethernet(rate, Duration::from_micros(1))
     }
 
-    /// The links between the switch's ports and the hosts.
+    /// Returns the links between the switch's ports and the hosts.
     pub const fn link(&self) -> LinkProfile {
         LinkProfile::ethernet(RATE, Duration::from_micros(1))
     }
@@ -205,11 +206,12 @@ impl Setting {
         topology
     }
 
-    /// How the firmware of `node` finds its rates.
+    /// Returns Warp's configuration for `node`.
     pub fn warp(&self, node: NodeId) -> WarpConfig {
         let others = self.others(node);
         let peers = self.ranks.saturating_sub(1);
-        // Each way is paced by itself; on a cable all of them share one queue, at a port those to it.
+        // Each path is paced separately. On a cable all paths share one queue; at a switch's port, those to that
+        // port.
         let (queue, ways) = match (self.medium, self.transport) {
             (Medium::Cable, Transport::Unicast) => (CABLE_QUEUE, self.ranks * peers),
             (Medium::Cable, Transport::Broadcast) => (CABLE_QUEUE, self.ranks),
@@ -217,7 +219,7 @@ impl Setting {
         };
         let mut config = WarpConfig::new(&others, RATE, queue, ways.max(1));
         if self.medium == Medium::Switch {
-            // Messages are few on such a line: a group holds some. An eighth of it is theirs.
+            // Such a line carries few messages, so a group spans several. The floor reserves an eighth of the line.
             let span = Duration::from_nanos(RATE.nanos_for(queue.into()));
             config.span(span).floor(0.125 / f64::from(ways.max(1)));
         }
@@ -225,7 +227,7 @@ impl Setting {
         config
     }
 
-    /// A number by which ranks tell whether they were started for the same run.
+    /// Returns a number by which ranks check that they were started for the same run.
     pub fn fingerprint(&self) -> u64 {
         let text = serde_json::to_string(self).expect("plain data");
         text.bytes().chain(self.system.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

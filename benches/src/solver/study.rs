@@ -1,4 +1,4 @@
-//! Warp beside every static buffer: at five loads, and at two that change.
+//! Compares Warp with every static buffer, at five steady and two changing loads.
 
 use std::fmt::Write as _;
 
@@ -6,15 +6,15 @@ use super::arguments::{BUFFERS, PAPER_BUFFER};
 use super::run::{Run, word};
 use super::setting::{Control, Load, Setting};
 
-/// Shares of the network that others ask for.
+/// Steady loads: share of the network that background traffic takes.
 const LOADS: [f64; 5] = [0.0, 0.2, 0.4, 0.6, 0.8];
-/// Where it changes: others come and go, and take so much while they are there.
+/// Changing loads: traffic with this share is on and off in turn.
 const CHANGING: [Load; 2] =
     [Load { share: 0.6, period: Some(0.25) }, Load { share: 0.8, period: Some(0.25) }];
-/// A tolerance that takes some of these changes to reach.
+/// Tolerance that takes several of these changes to reach.
 const DIGITS: f64 = 1e-10;
 
-/// All runs of the study, or those at one load.
+/// Returns all runs of the study, or those at one load.
 pub fn settings(base: &Setting, load: Option<Load>) -> Vec<Setting> {
     let steady = LOADS.map(|share| Load { share, period: None });
     let ways = [(Control::None, 1)]
@@ -34,7 +34,7 @@ pub fn settings(base: &Setting, load: Option<Load>) -> Vec<Setting> {
     loads.into_iter().flat_map(of_load).collect()
 }
 
-/// What the study asks, and what came of it: ratios of the times to the tolerance.
+/// Formats the study's results: ratios of the times to the tolerance.
 pub fn summary(runs: &[Run]) -> String {
     let mut text = String::from("Time to the tolerance, as rank 0 sees it\n");
     let _ = writeln!(
@@ -75,7 +75,7 @@ pub fn summary(runs: &[Run]) -> String {
     text
 }
 
-/// By how much the uncontrolled run takes longer; at least, where it did not get there.
+/// Returns how many times longer the uncontrolled run takes; a lower bound if it did not reach the tolerance.
 fn ratio(none: &Run, ours: &Run) -> String {
     let ours = ours.reached_seconds.unwrap_or(f64::INFINITY);
     match none.reached_seconds {

@@ -1,20 +1,20 @@
-//! What rank 0 sees in the course of a run: the figures' curves.
+//! Rank 0's observations during a run: the figures' curves.
 
 use midplane::simhw::id::NodeId;
 use midplane::simhw::time::Instant;
 use midplane::warp::stamp::{Decoder, Stamp};
 
-/// Messages that are noted of one curve.
+/// Largest number of points of one curve.
 const MOST: usize = 4_000;
-/// The rank whose messages Figures 2 and 3 look at.
+/// The rank whose messages Figures 2 and 3 show.
 const WATCHED: NodeId = NodeId(1);
 
 /// The curves of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Traces {
-    /// Seconds, and the residual of what rank 0 knows, as the tolerance is meant.
+    /// Seconds, and the residual of rank 0's values, as the tolerance defines it.
     pub residual: Vec<(f64, f64)>,
-    /// Messages received of rank 1, and the warp that the last one shows.
+    /// Messages received from rank 1, and the warp that the last one shows.
     pub warp: Vec<(f64, f64)>,
     /// Messages sent, and Lambda.
     pub lambda: Vec<(f64, f64)>,
@@ -27,7 +27,7 @@ impl Traces {
         self.residual.push((seconds, residual));
     }
 
-    /// A message of updates has come; the message decoding protocol as it stands in the paper.
+    /// Handles a message of updates by the paper's message decoding protocol.
     pub fn on_message(&mut self, from: NodeId, sent: Instant, now: Instant) {
         if from != WATCHED {
             return;
@@ -48,7 +48,7 @@ impl Traces {
         }
     }
 
-    /// When the residual first was within `tolerance`, and its last value.
+    /// Returns when the residual was first within `tolerance`, and its last value.
     pub fn reached(&self, tolerance: f64) -> Option<f64> {
         let is_within = |(_, residual): &&(f64, f64)| *residual <= tolerance;
         self.residual.iter().find(is_within).map(|(seconds, _)| *seconds)

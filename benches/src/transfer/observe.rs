@@ -1,4 +1,4 @@
-//! What the path's stages cost, learned from messages over it; the plan and the promise that follow.
+//! The costs of the path's stages, learned from messages over it; the plan and the prediction that follow.
 
 use std::fs::File;
 
@@ -10,17 +10,17 @@ use super::Fault;
 use super::pace;
 use super::wire::{Hand, Outcome, send};
 
-/// The largest and the smallest fragment of a mixed message, as parts of it.
+/// Largest and smallest fragment of a mixed message, as parts of it.
 const PARTS: (f64, f64) = (0.5, 1.0 / 64.0);
 
-/// The smallest fragment observed, and the unit of a plan, in bytes: a sector.
+/// Smallest observed fragment, and the unit of a plan, in bytes: a sector.
 const SECTOR: f64 = 512.0;
 
-/// Whole messages: so many sizes a turn, from this part of the message up.
+/// Whole messages: sizes per round, and the smallest one as a part of the message.
 const SIZES: usize = 6;
 const LEAST: f64 = 1.0 / 16.0;
 
-/// The connection as something that messages can be timed on.
+/// A connection on which messages are timed.
 #[derive(Debug)]
 pub struct Real<'a> {
     pub hand: &'a Hand,
@@ -38,25 +38,25 @@ impl Real<'_> {
     }
 }
 
-/// What has been seen of the path with messages of about one size.
+/// Observations of the path with messages of about one size.
 #[derive(Clone, Debug)]
 pub struct Timings {
     message: u64,
     turn: usize,
-    /// Stays of fragments in the stages read, send and write: bytes and microseconds.
+    /// Times of fragments in the stages read, send and write: bytes and microseconds.
     stays: [Vec<(f64, f64)>; 3],
-    /// Whole messages.
+    /// Times of whole messages: bytes and microseconds.
     whole: Vec<(f64, f64)>,
 }
 
 impl Timings {
-    /// Nothing yet.
+    /// Creates an empty record.
     pub fn new(message: u64) -> Self {
         Self { message, turn: 0, stays: Default::default(), whole: Vec::new() }
     }
 
-    /// One message in fragments of all sizes, and whole messages of some sizes. The first turn is not counted: it
-    /// finds cold caches and sleeping processors.
+    /// Times one message in fragments of all sizes, and whole messages of some sizes. The first round is not counted:
+    /// caches are cold and processors asleep.
     pub async fn observe(&mut self, real: &Real<'_>) -> Result<(), Fault> {
         let sizes = mixed(self.message, self.turn);
         let outcome = real.time(&sizes).await?;
@@ -80,19 +80,19 @@ impl Timings {
     }
 }
 
-/// The path as messages of about one size find it.
+/// The path's costs for messages of about one size.
 #[derive(Clone, Debug)]
 pub struct Observed {
-    /// Read, send, receive, write; where two of them share a processor, they are one.
+    /// The stages read, send, receive and write; stages that share a processor are merged.
     pub chain: Pipeline,
-    /// Microseconds that a message takes beyond its stages, however it is cut: wake-ups and the receiver's word. Below
-    /// zero where stages were timed too slow.
+    /// Microseconds of a message beyond its stages, independent of the cut: wake-ups and the receiver's
+    /// acknowledgement. Negative if stages were timed too slow.
     pub delay_us: f64,
     risky: bool,
 }
 
 impl Observed {
-    /// What the timings tell. What whole messages take beyond the timed stages goes to the receiving stage as far as
+    /// Fits the costs to the timings. Time of whole messages beyond the timed stages goes to the receiving stage if
     /// it grows with the size, else to the delay.
     pub fn new(real: &Real<'_>, seen: &Timings) -> Result<Self, Fault> {
         let shared = real.limits.disk.is_free() && real.limits.link.is_free();
@@ -110,20 +110,20 @@ impl Observed {
         let whole = fit(whole)?;
         let sum = |cost: &dyn Fn(&Line) -> f64| lines.iter().map(cost).sum::<f64>();
         let per_byte = (whole.us_per_byte - sum(&|line| line.us_per_byte)).max(0.0);
-        // At the message's own size, where an error of a slope weighs nothing.
+        // At the message's own size, where an error of the slope has no effect.
         let delay_us = whole.at(bytes) - sum(&|line| line.at(bytes)) - per_byte * bytes;
         let receive = Stage::new(0.0, per_byte).map_err(|_| FitError::TooFew(0))?;
         let stages = vec![lines[0].stage(), lines[1].stage(), receive, lines[2].stage()];
         let mut chain = Pipeline::new(stages).map_err(|_| FitError::TooFew(0))?;
         if shared {
-            // One thread reads and sends, another one receives and writes.
+            // One thread reads and sends, the other receives and writes.
             chain = chain.merged(2..4).and_then(|chain| chain.merged(0..2)).expect("four stages");
         }
         Ok(Self { chain, delay_us, risky: lines.iter().any(|line| line.error > RISKY) })
     }
 
-    /// The plan for a message: the best of all that do not refragment, or equal fragments where the stages are known
-    /// so badly that a ramp is a risk.
+    /// Returns the plan for a message: the best one without refragmentation, or equal fragments if the costs are too
+    /// uncertain for a ramp.
     pub fn plan(&self, message: u64) -> Result<Plan, PlanError> {
         let bytes = message as f64;
         let request = Request::new(bytes).limits(Limits::new().align(SECTOR.min(bytes)));
@@ -134,16 +134,16 @@ impl Observed {
         }
     }
 
-    /// Microseconds promised for a message in these fragments.
+    /// Predicts the microseconds of a message in these fragments.
     pub fn promise(&self, sizes: &[u64]) -> f64 {
         let exact: Vec<f64> = sizes.iter().map(|&size| size as f64).collect();
         self.delay_us + self.chain.latency(&exact, None).get()
     }
 }
 
-/// Fragments of all sizes that sum to the message, others every turn.
+/// Returns fragments of all sizes that sum to the message, different ones every round.
 fn mixed(message: u64, turn: usize) -> Vec<u64> {
-    /// Steps of the golden section never repeat and leave no gap.
+    /// Golden-section steps never repeat and leave no gap.
     const GOLDEN: f64 = 0.618_033_988_749_895;
     let mut sizes = Vec::new();
     let (mut left, mut step) = (message, turn as f64 * 7.0 + 1.0);
@@ -156,7 +156,7 @@ fn mixed(message: u64, turn: usize) -> Vec<u64> {
     sizes
 }
 
-/// Whole sectors, at least one.
+/// Rounds to whole sectors, at least one.
 fn sectors(bytes: f64) -> u64 {
     ((bytes / SECTOR).round().max(1.0) * SECTOR) as u64
 }

@@ -1,7 +1,7 @@
-//! Stages whose rates are set, as those of volumes and links of a cloud are.
+//! Stages with fixed rates, as cloud volumes and links have.
 //!
-//! What goes through is real, what it may take is fixed: so many microseconds for each operation and so many for each
-//! byte. Where the machine is faster than that, other work on it hardly shows.
+//! The data is real, but its time is fixed: microseconds per operation and per byte. If the machine is faster, other
+//! work on it hardly affects the times.
 
 use std::io;
 use std::pin::Pin;
@@ -14,21 +14,21 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use alarm::Alarm;
 
-/// A stage that gets its next fragment so soon has not been idle: it goes on where it should have been done, and what a
-/// late wake-up cost is made up for, as in a device that does not wait for a processor.
+/// Gap up to which a stage counts as busy: it then continues from its due time and makes up for a late wake-up, as a
+/// device would.
 const AT_ONCE: Duration = Duration::from_micros(50);
 
-/// What one stage may take.
+/// Rate of one stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
-    /// Microseconds an operation.
+    /// Microseconds per operation.
     pub op_us: f64,
-    /// Millions of bits a second; 0 sets no rate.
+    /// Rate in 10^6 bit/s; 0: unlimited.
     pub mbps: f64,
 }
 
 impl Limit {
-    /// Whether there is none.
+    /// Returns whether the stage is unlimited.
     pub fn is_free(self) -> bool {
         self.op_us == 0.0 && self.mbps == 0.0
     }
@@ -39,18 +39,18 @@ impl Limit {
     }
 }
 
-/// What a process's stages may take.
+/// Rates of a process's stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub disk: Limit,
     pub link: Limit,
 }
 
-/// Holds back what comes early.
+/// Delays operations that complete too early.
 #[derive(Debug)]
 struct Pace {
     limit: Limit,
-    /// When the last fragment should have been done, and when it was seen to be.
+    /// Due time of the last fragment, and when its completion was noticed.
     due: Instant,
     done: Instant,
     alarm: Alarm,
@@ -84,12 +84,12 @@ impl Pace {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "an example paces real I/O")]
+#[expect(clippy::disallowed_methods, reason = "it paces real I/O")]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// A source at a set rate. Every read is one operation, for as many bytes as were asked for.
+/// A source with a fixed rate. Every read is one operation over the requested bytes.
 #[derive(Debug)]
 pub struct PacedRead<R> {
     source: R,
@@ -123,7 +123,8 @@ impl<R: AsyncRead + Unpin> AsyncRead for PacedRead<R> {
     }
 }
 
-/// Writes fragments at a set rate: the last byte of each goes when its time is over, so that nobody has it before.
+/// Writes fragments at a fixed rate: the last byte of each leaves when its time is over, so that the receiver cannot
+/// have it earlier.
 #[derive(Debug)]
 pub struct PacedWrite<W> {
     sink: W,
@@ -153,7 +154,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Station for PacedWrite<W> {
     }
 }
 
-/// tokio's timers have a millisecond, which is longer than most operations here.
+/// A timer finer than tokio's, whose millisecond is longer than most operations here.
 #[cfg(target_os = "linux")]
 mod alarm {
     use std::io;
@@ -178,13 +179,13 @@ mod alarm {
         pub(super) fn new() -> io::Result<Self> {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
             let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            // Not all versions of tokio that will do deprecate it.
+            // Only some accepted versions of tokio deprecate it.
             #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
             let timer = AsyncFd::with_interest(fd, Interest::READABLE)?;
             Ok(Self { timer, armed: false })
         }
 
-        /// Ready after `left`, or as soon as the system fails; the caller looks at the clock again.
+        /// Completes after `left`, or as soon as the system fails; the caller reads the clock again.
         pub(super) fn poll(&mut self, cx: &mut Context<'_>, left: Duration) -> Poll<()> {
             if !self.armed {
                 let it_value = Timespec {

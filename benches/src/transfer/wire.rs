@@ -1,4 +1,4 @@
-//! What goes over the connection: the sizes, the bytes, and what the receiver saw.
+//! The protocol of the connection: fragment sizes, bytes, and the receiver's times.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -15,21 +15,21 @@ use tokio::net::TcpStream;
 
 use super::pace::{Limits, PacedRead, PacedWrite};
 
-/// Most fragments of one message, and its most bytes.
+/// Largest number of fragments of one message, and of its bytes.
 const MOST_FRAGMENTS: u32 = 1 << 16;
 const MOST_BYTES: u128 = 1 << 40;
 
-/// A span in a peer's own time, in nanoseconds since the header came.
+/// A time span by a peer's own clock, in nanoseconds since the header arrived.
 pub type Span = (u64, u64);
 
-/// What one message took.
+/// Times of one message.
 #[derive(Debug)]
 pub struct Outcome {
-    /// From the first read to the receiver's word that all is written.
+    /// Microseconds from the first read to the receiver's acknowledgement that all is written.
     pub us: f64,
-    /// The sender's stages: read and send.
+    /// Rows of the sender's stages: read and send.
     pub sender: Vec<Row>,
-    /// For each fragment, the receiver's: receive and write.
+    /// For each fragment, the receiver's stages: receive and write.
     pub receiver: Vec<[Span; 2]>,
 }
 
@@ -67,15 +67,15 @@ pub async fn send(hand: &Hand, file: &File, sizes: &[u64], limits: Limits) -> io
 const READY: u8 = 1;
 const DONE: u8 = 2;
 
-/// In place of a number of fragments: nothing follows.
+/// Sent instead of a number of fragments: no message follows.
 const END: u32 = 0;
 
-/// Says that no message follows; a connection that ends without it is a lost peer.
+/// Sends the end marker; a connection that closes without it means a lost peer.
 pub async fn end(hand: &Hand) -> io::Result<()> {
     hand.clone().write_u32_le(END).await
 }
 
-/// Receives messages into a file, one over the other, until the peer says that there are no more.
+/// Receives messages into a file, one over the other, until the end marker.
 pub async fn serve(stream: TcpStream, file: &File, sync: bool, limits: Limits) -> io::Result<()> {
     let mut hand = Hand::new(stream)?;
     loop {
@@ -112,13 +112,13 @@ pub async fn serve(stream: TcpStream, file: &File, sync: bool, limits: Limits) -
     }
 }
 
-/// A file that is read and written on the spot. Handing every piece to a pool of threads costs more than the piece,
-/// as long as the page cache answers.
+/// A file with synchronous reads and writes. While the page cache answers, handing a fragment to a thread pool costs
+/// more than the fragment.
 #[derive(Debug)]
 pub struct Disk(File);
 
 impl Disk {
-    /// Both share the place in the file; one of them works at a time.
+    /// Both handles share the file position; only one of them is used at a time.
     fn from_start(file: &File) -> io::Result<Self> {
         let mut own = file.try_clone()?;
         own.rewind()?;
@@ -156,16 +156,16 @@ impl AsyncWrite for Disk {
     }
 }
 
-/// A hand on a connection that stays open when the hand is gone; one reads or writes at a time.
+/// A handle on a connection, which stays open when a handle is dropped; one handle at a time reads or writes.
 #[derive(Clone, Debug)]
 pub struct Hand(Arc<TcpStream>);
 
-/// Silence after which a peer's host is lost, and how often it is looked for meanwhile.
+/// Silence after which a peer's host counts as lost, and interval of keep-alive probes.
 const LOST: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(2);
 
 impl Hand {
-    /// A hand on a new connection, which notices within [`LOST`] if the other host is gone.
+    /// Creates a handle on a new connection, which detects a lost host within `LOST`.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);

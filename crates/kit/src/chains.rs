@@ -2,17 +2,17 @@
 
 use midplane_pipeline::{Pipeline, Stage};
 
-/// A small generator of reproducible numbers (SplitMix64); studies and benches only.
+/// A small generator of reproducible random numbers (SplitMix64), for studies and benches only.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// Dice that fall the same way for the same seed.
+    /// Creates a generator; equal seeds give equal numbers.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any 64 bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -21,28 +21,28 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A number from 0 up to 1.
+    /// Returns a number from 0 (included) to 1 (excluded).
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A number between two bounds, every factor equally likely.
+    /// Returns a number between two bounds, log-uniformly distributed.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         (low.ln() + self.unit() * (high / low).ln()).exp()
     }
 
-    /// A whole number in `low..=high`.
+    /// Returns a whole number in `low..=high`.
     pub fn whole(&mut self, low: usize, high: usize) -> usize {
         low + (self.bits() % (high - low + 1) as u64) as usize
     }
 
-    /// A number of the normal distribution.
+    /// Returns a normally distributed number.
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// A chain of `n` stages: 1 to 200 us a fragment, 1 to 100 us/KB.
+    /// Returns a chain of `n` stages: 1 to 200 us per fragment, 1 to 100 us/KB.
     pub fn chain(&mut self, n: usize) -> Pipeline {
         let stages = (0..n).map(|_| {
             let (g, c) = (self.between(1.0, 200.0), self.between(0.001, 0.1));
@@ -51,7 +51,7 @@ impl Dice {
         Pipeline::new(stages.collect()).expect("n is at least 1")
     }
 
-    /// A chain of which one stage has an overhead of 500 to 5000 us.
+    /// Returns a chain with one stage whose overhead is 500 to 5000 us.
     pub fn slow_chain(&mut self, n: usize) -> Pipeline {
         let slow = self.whole(0, n - 1);
         let mut stages = self.chain(n).stages().to_vec();
@@ -62,7 +62,7 @@ impl Dice {
     }
 }
 
-/// Numbers of which the mean and the tail are told.
+/// A sample of numbers, for its mean and quantiles.
 #[derive(Clone, Debug, Default)]
 pub struct Sample(Vec<f64>);
 
@@ -72,17 +72,17 @@ impl Sample {
         self.0.push(value);
     }
 
-    /// How many there are.
+    /// Returns how many numbers there are.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Their mean.
+    /// Returns the mean; 0 for an empty sample.
     pub fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.0.len().max(1) as f64
     }
 
-    /// The value below which that fraction of them lies.
+    /// Returns the value below which `fraction` of the numbers lies; NaN for an empty sample.
     pub fn quantile(&self, fraction: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -90,7 +90,7 @@ impl Sample {
         sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
     }
 
-    /// The largest.
+    /// Returns the largest number.
     pub fn max(&self) -> f64 {
         self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max)
     }

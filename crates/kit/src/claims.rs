@@ -1,7 +1,7 @@
-//! Timing claims: what is claimed of numbers that the machine's other work changes too, and when they are judged.
+//! Timing claims: claims on numbers that the machine's other load affects, too, and their judgement.
 //!
 //! Ours and theirs are measured in alternating rounds. A claim is judged in builds with optimization, from
-//! [`LEAST_ROUNDS`] rounds on. Where it is missed, and the machine was provably too busy for it, nothing is known.
+//! three rounds on. If it is missed and the machine was measurably too busy, the result is open.
 
 use std::process::ExitCode;
 
@@ -12,37 +12,36 @@ use crate::report;
 #[cfg(test)]
 mod tests;
 
-/// The exit code of a program that ran well on a machine too busy for what it claims of times.
+/// Exit code of a program that ran well, on a machine too busy to judge its timing claims.
 const TOO_BUSY: u8 = 3;
-/// Fewest rounds whose median is a claim.
+/// Least number of rounds whose median is judged.
 const LEAST_ROUNDS: usize = 3;
-/// Theirs is the anchor: where its best round is more than so many times its worst one, rounds must agree.
+/// Largest ratio of theirs' best round to its worst one that counts as steady; above it, all rounds must agree.
 const MOST_SPREAD: f64 = 1.5;
-/// Shares of the processors' time that the hypervisor, and other programs, may take from a run.
+/// Largest shares of processor time that the hypervisor, and other programs, may take from a run.
 const MOST_STOLEN: f64 = 0.02;
 const MOST_OTHERS: f64 = 0.1;
 
-/// What became of one claim.
+/// Judgement of one claim.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The ratio is at least what is claimed, and ours is ahead.
+    /// The ratio reaches the claimed one, and ours is faster.
     Holds,
-    /// The ratio is at least what is claimed, which is less than 1, and theirs is ahead: no failure.
+    /// The ratio reaches the claimed one, which is less than 1, but theirs is faster: no failure.
     Slower,
-    /// The ratio is less than what is claimed.
+    /// The ratio is less than the claimed one.
     Missed,
-    /// The anchor's rounds differ too much, and the rounds' ratios lie on both sides of the bound.
+    /// Theirs' rounds differ too much, and the rounds' ratios lie on both sides of the bound.
     Unclear,
     /// A build without optimization, or too few rounds.
     NotJudged,
-    /// It could not be measured.
+    /// The number could not be measured.
     NoNumber,
 }
 
 impl Verdict {
-    /// Judges a claim of a program's own, after so many rounds in which its anchor took so many times longer at worst than at
-    /// best.
+    /// Judges a program's own claim after `rounds` rounds; `anchor_spread` is theirs' worst time over its best one.
     pub fn of(holds: bool, rounds: usize, anchor_spread: f64) -> Self {
         match holds {
             _ if cfg!(debug_assertions) || rounds < LEAST_ROUNDS => Self::NotJudged,
@@ -52,7 +51,7 @@ impl Verdict {
         }
     }
 
-    /// What a table says after a row's numbers.
+    /// Returns the text of a table's last column.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Holds => "holds",
@@ -65,10 +64,10 @@ impl Verdict {
     }
 }
 
-/// What rounds have given: how far ours is ahead, and how far apart the rounds were.
+/// Result of several rounds: how many times ours is faster, and the spread of the rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Compared {
-    /// How many times ours is ahead: the rounds' median, worst and best.
+    /// How many times ours is faster: the median over the rounds.
     pub ratio: f64,
     /// The lowest ratio of a round.
     pub lowest_ratio: f64,
@@ -81,7 +80,7 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// What `(ratio, theirs)` of each round come to; `None` where there is no number.
+    /// Summarizes the `(ratio, theirs)` of each round; `None` if there is no round, or a ratio is not finite.
     pub fn of(rounds: &[(f64, f64)]) -> Option<Self> {
         let (lowest_ratio, highest_ratio) = ends(rounds.iter().map(|round| round.0));
         let (least, most) = ends(rounds.iter().map(|round| round.1));
@@ -95,7 +94,7 @@ impl Compared {
         })
     }
 
-    /// Whether ours is ahead by `wanted`, or more, where that is judged.
+    /// Judges whether the ratio reaches `wanted`.
     pub fn verdict(&self, wanted: f64) -> Verdict {
         match cfg!(debug_assertions) || self.rounds < LEAST_ROUNDS {
             true => Verdict::NotJudged,
@@ -103,7 +102,7 @@ impl Compared {
         }
     }
 
-    /// Where theirs is steady, the median counts; else the rounds must agree.
+    /// Uses the median if theirs is steady; else the rounds must agree.
     fn judge(&self, wanted: f64) -> Verdict {
         let is_steady = self.anchor_spread <= MOST_SPREAD;
         match self {
@@ -120,32 +119,32 @@ fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, 0.0), |(least, most), value| (least.min(value), most.max(value)))
 }
 
-/// The median of some numbers; not a number where there are none.
+/// Returns the median; NaN for an empty list.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Processors' time, in the system's ticks.
+/// Processor time, in the system's ticks.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     all: f64,
     stolen: f64,
     programs: f64,
-    /// This process's, and that of its children that have ended.
+    /// Time of this process, and of its children that have ended.
     own: f64,
 }
 
 impl Times {
-    /// `None` on systems that do not say.
+    /// Reads the times; `None` on systems without `/proc`.
     fn read() -> Option<Self> {
         let text = std::fs::read_to_string("/proc/stat").ok()?;
         let line = text.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Vec<f64> = line.split_whitespace().flat_map(str::parse).collect();
-        // user, nice, system, idle, iowait, irq, softirq, steal; those of guests are users' as well.
+        // Fields: user, nice, system, idle, iowait, irq, softirq, steal. Guest time is part of user time.
         let [user, nice, system, _, _, _, _, stolen, ..] = ticks[..] else { return None };
         let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-        // The name before may have spaces.
+        // The name before these fields may contain spaces.
         let fields = text.rsplit_once(") ")?.1.split_whitespace();
         let own = fields.skip(11).take(4).flat_map(str::parse::<f64>).sum();
         let all = ticks[..8].iter().sum();
@@ -153,18 +152,18 @@ impl Times {
     }
 }
 
-/// How busy the machine is with other work while a program measures.
+/// Measures other load of the machine while a program measures.
 #[derive(Debug)]
 pub struct Watch(Option<Times>);
 
 impl Watch {
-    /// Begins a run.
+    /// Starts to watch.
     pub fn start() -> Self {
         Self(Times::read())
     }
 
-    /// What the machine did beside this program and its children, which have ended; `None` where that is too little to
-    /// excuse a claim that is missed.
+    /// Describes the load besides this program and its ended children; `None` if it is too small to excuse a missed
+    /// claim.
     pub fn evidence(&self) -> Option<String> {
         let (then, now) = (self.0?, Times::read()?);
         let all = (now.all - then.all).max(1.0);
@@ -184,7 +183,7 @@ impl Watch {
     }
 }
 
-/// How a program ends that claims these: says on standard error why claims that are missed may be the machine's.
+/// Returns the exit code for these verdicts; prints to standard error why missed claims may be due to the machine.
 pub fn exit(verdicts: &[Verdict], watch: &Watch) -> ExitCode {
     match outcome(verdicts, || watch.evidence()) {
         Ok(code) => ExitCode::from(code),
@@ -192,7 +191,7 @@ pub fn exit(verdicts: &[Verdict], watch: &Watch) -> ExitCode {
     }
 }
 
-/// The exit code.
+/// Computes the exit code.
 ///
 /// # Errors
 /// The evidence that the machine was too busy.

@@ -1,4 +1,4 @@
-//! How an example reads its command line.
+//! Parses command lines.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-/// Parses a command line; what is wrong with it is said in one line.
+/// Parses a command line; prints one line about an error.
 ///
 /// # Errors
-/// The exit code, once everything is said: help was asked for, or the input is bad.
+/// The exit code, after the output: success for help and version, else bad input.
 pub fn parse<A: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<A, ExitCode> {
     A::try_parse_from(arguments).map_err(|error| {
         if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-            // Nobody is there to be told of a closed stream.
+            // A closed stream cannot report an error.
             let _ = error.print();
             return ExitCode::SUCCESS;
         }

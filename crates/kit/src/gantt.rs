@@ -1,4 +1,4 @@
-//! Gantt charts into files.
+//! Writes Gantt charts to files.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What the tools, measurements and examples of this workspace share; not published.
+//! Code shared by the tools, measurements and examples of this workspace; not published.
 //!
 //! - [`command_line`]: parses arguments; one line for bad ones
 //! - [`ranks`], [`processes`]: where a run's processes are; processes that a program starts on this host

@@ -1,4 +1,4 @@
-//! Panels of lines, as SVG, each with its legend below it, where no line is.
+//! Draws panels of lines as SVG, each with its legend below it.
 
 use std::path::Path;
 
@@ -7,39 +7,38 @@ use plotters::prelude::*;
 /// One line of a panel.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// What the legend calls it.
+    /// Name in the legend.
     pub label: String,
-    /// Its points, from left to right.
+    /// Points, from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
-/// One panel: lines over the same axes as its neighbours'.
+/// One panel; all panels of a picture have the same axes.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// What stands above it.
+    /// Title above the panel.
     pub title: String,
-    /// Its lines.
+    /// Lines of the panel.
     pub lines: Vec<Line>,
 }
 
-/// How numbers lie along an axis.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Scale {
-    /// Evenly, from nought.
+    /// Linear, from 0.
     Linear,
-    /// Powers of two evenly, as sizes of messages.
+    /// Logarithmic to base 2, as for message sizes.
     Binary,
-    /// Powers of ten evenly.
+    /// Logarithmic to base 10.
     Decimal,
 }
 
 /// An axis of all panels.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis<'a> {
-    /// What it shows, with its unit. Where there is none each panel's title says it, and each panel
-    /// has a range of its own.
+    /// Quantity and unit. If empty, each panel's title names the quantity, and each panel has a range of its own.
     pub label: &'a str,
-    /// How its numbers lie.
+    /// Scale of the axis.
     pub scale: Scale,
 }
 
@@ -53,13 +52,13 @@ impl<'a> From<&'a str> for Axis<'a> {
 const PANEL: (u32, u32) = (340, 320);
 /// Most panels in a row.
 const COLUMNS: usize = 4;
-/// Pixels of a line of the legend, of its sample of the line, and of a letter about.
+/// Pixels of a legend line, of its sample, and approximately of a letter.
 const LEGEND_LINE: i32 = 18;
 const SAMPLE: i32 = 22;
 const LETTER: i32 = 7;
-/// Dots on lines with more points than this would be all that is seen of them.
+/// Largest number of points of a line that is drawn with dots.
 const MOST_DOTS: usize = 40;
-/// Told apart by those who see few colours, too (Okabe and Ito).
+/// Colours that colour-blind readers can distinguish (Okabe and Ito).
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -72,7 +71,7 @@ const COLORS: [RGBColor; 7] = [
 
 type Fault<'a> = Box<dyn std::error::Error + 'a>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-/// From the least to the most of x and of y, where they are drawn.
+/// Drawn range of x and of y.
 type Extent = [(f64, f64); 2];
 
 /// Draws `panels` into the file `path`.
@@ -115,7 +114,7 @@ fn render<'a>(
 }
 
 impl Axis<'_> {
-    /// Where a number lies: nowhere if a logarithm has no place for it.
+    /// Returns the position of a number; `None` if it has no logarithm.
     fn place(self, number: f64) -> Option<f64> {
         let place = match self.scale {
             Scale::Linear => number,
@@ -125,19 +124,19 @@ impl Axis<'_> {
         place.is_finite().then_some(place)
     }
 
-    /// What stands at a place of an axis that ends at `most`.
+    /// Returns the label at a position of an axis that ends at `most`.
     fn mark(self, place: f64, most: f64) -> String {
         match self.scale {
             Scale::Linear if most < 10.0 => format!("{place:.1}"),
             Scale::Linear => format!("{place:.0}"),
-            // Between two powers there is room for a line, not for a number.
+            // Positions between two powers get a line without a label.
             Scale::Binary | Scale::Decimal if place.fract() != 0.0 => String::new(),
             Scale::Binary => binary(place.exp2()),
             Scale::Decimal => decimal(10_f64.powf(place)),
         }
     }
 
-    /// From the least to the most of places on it.
+    /// Returns the range of the positions on the axis.
     fn range(self, places: impl Iterator<Item = f64>) -> (f64, f64) {
         let (low, high) = places.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), place| {
             (low.min(place), high.max(place))
@@ -151,7 +150,7 @@ impl Axis<'_> {
     }
 }
 
-/// A power of two as sizes are written.
+/// Formats a power of two as a size.
 fn binary(number: f64) -> String {
     match number {
         number if number >= 1_048_576.0 => format!("{} Mi", number / 1_048_576.0),
@@ -160,7 +159,7 @@ fn binary(number: f64) -> String {
     }
 }
 
-/// A power of ten, in short.
+/// Formats a power of ten, shortened.
 fn decimal(number: f64) -> String {
     match number {
         number if number >= 1e6 => format!("{:.0} M", number / 1e6),
@@ -174,7 +173,7 @@ fn extent(panels: &[Panel], [x, y]: [Axis<'_>; 2]) -> Extent {
     let points = || panels.iter().flat_map(|panel| &panel.lines).flat_map(|line| &line.points);
     let x = x.range(points().filter_map(|point| x.place(point.0)));
     let (low, high) = y.range(points().filter_map(|point| y.place(point.1)));
-    // A line along the upper edge would be hard to see.
+    // Leave room above: a line along the upper edge would be hard to see.
     let over = if y.scale == Scale::Linear { 0.08 * (high - low) } else { 0.0 };
     [x, (low, high + over)]
 }
@@ -213,7 +212,7 @@ fn draw_panel<'a>(
     Ok(())
 }
 
-/// Where each entry of a panel's legend stands, and the height of all.
+/// Returns the position of each entry of a panel's legend, and the height of all.
 fn legend(panel: &Panel) -> (Vec<(i32, i32)>, i32) {
     let (left, right) = (14, PANEL.0 as i32 - 8);
     let mut at = (left, 0);

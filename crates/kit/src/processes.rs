@@ -1,39 +1,39 @@
-//! The processes that an example starts on this host.
+//! Processes that a program starts on this host.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-/// Ports that a run may ask for next to each other; runs that begin at once begin as far apart.
+/// Ports that a run may request in a row; runs that start at once begin as far apart.
 const STRIDE: u32 = 32;
-/// The lowest port that is tried: below it are services of the host.
+/// Lowest port that is tried; services of the host use those below.
 const LOWEST: u16 = 10_000;
-/// What the system gives to sockets that ask for no port, where it does not say.
+/// Default range of ephemeral ports, if the system does not report it.
 const EPHEMERAL: (u16, u16) = (32_768, 65_535);
-/// How often it is looked whether a child has ended.
+/// Interval at which the exit of a child is polled.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long this side may go on after a child has done its part.
+/// Time limit for this side after a child has exited without an error.
 const REST: Duration = Duration::from_secs(10);
 
-/// Addresses of this host whose ports nobody uses at the moment, neither of TCP nor of UDP, and
-/// which the system gives to nobody who asks for none: they are free until who asked binds them.
+/// Returns `count` addresses of this host whose ports are free for TCP and UDP and outside the ephemeral range. They
+/// stay free until the caller binds them, unless another program asks for them by number.
 ///
 /// # Errors
-/// One line, if the system has none.
+/// One line, if there are too few.
 pub fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, String> {
     free_at(Ipv4Addr::LOCALHOST.into(), count)
 }
 
-/// The same, at one of this host's own addresses.
+/// Returns such addresses at one of this host's IP addresses.
 ///
 /// # Errors
-/// One line, if the system has none, or the address is another host's.
+/// One line, if there are too few, or the address is another host's.
 pub fn free_at(ip: IpAddr, count: usize) -> Result<Vec<SocketAddr>, String> {
     let ephemeral = ephemeral_ports();
     let ports: Vec<u16> =
         (LOWEST..=u16::MAX).filter(|port| *port < ephemeral.0 || *port > ephemeral.1).collect();
-    // Other runs of this host are other processes, and begin elsewhere.
+    // Runs in other processes start at other ports.
     let first = std::process::id().wrapping_mul(STRIDE) as usize % ports.len().max(1);
     let in_turn = ports.iter().cycle().skip(first).take(ports.len());
     let addresses = in_turn.map(|port| SocketAddr::from((ip, *port)));
@@ -44,7 +44,7 @@ pub fn free_at(ip: IpAddr, count: usize) -> Result<Vec<SocketAddr>, String> {
     Ok(free)
 }
 
-/// First and last of the ports that the system gives to sockets that ask for none.
+/// Returns the first and the last ephemeral port.
 fn ephemeral_ports() -> (u16, u16) {
     let said = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok();
     let range = said.and_then(|text| {
@@ -58,28 +58,28 @@ fn is_free(address: &SocketAddr) -> bool {
     UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok()
 }
 
-/// Ends this process when its standard input does: a child, when its parent is gone.
+/// Exits when standard input closes: a child exits with its parent.
 pub fn end_with_parent() {
     std::thread::spawn(|| {
         let mut rest = Vec::new();
-        // However it ends, nobody is there any more.
+        // Any end means that the parent has exited.
         let _ = std::io::stdin().lock().read_to_end(&mut rest);
         std::process::exit(0);
     });
 }
 
-/// A process that this one has started; it ends with this one, and when it is dropped.
+/// A child process; it exits with this process, and is killed when this is dropped.
 #[derive(Debug)]
 pub struct Peer {
     process: Child,
-    /// Open for as long as the child may live.
+    /// Pipe to the child's standard input: the child exits when it closes.
     life: Option<ChildStdin>,
-    /// What was read of what it has complained of.
+    /// Text read from the child's standard error.
     complaint: String,
 }
 
 impl Peer {
-    /// Starts this program once more, with `arguments`, and tells it who its peers are.
+    /// Starts this program once more with `arguments`, and passes it the addresses of its peers.
     ///
     /// # Errors
     /// One line, if the system refuses.
@@ -87,7 +87,7 @@ impl Peer {
         Self::launch(&[], arguments, peers)
     }
 
-    /// The same by another program with its own arguments, which starts it on another host, where it has the same path.
+    /// Starts this program through `launcher`, a command that starts it on another host, where it has the same path.
     ///
     /// # Errors
     /// One line, if the system refuses.
@@ -114,23 +114,23 @@ impl Peer {
     /// Starts a program, and writes the addresses of its peers to its standard input.
     ///
     /// # Errors
-    /// What the system refuses.
+    /// The system's error.
     pub fn spawn(mut process: Command, peers: &[SocketAddr]) -> std::io::Result<Self> {
         let mut process =
             process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut life = process.stdin.take().expect("it is a pipe");
         let list: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
-        // A child that is gone already says why itself.
+        // A child that has exited reports the reason itself.
         let _ = life.write_all(format!("{list}\n").as_bytes());
         Ok(Self { process, life: Some(life), complaint: String::new() })
     }
 
-    /// Tells it that it is not needed any more.
+    /// Closes the child's standard input, so that it exits.
     pub fn close(&mut self) {
         self.life = None;
     }
 
-    /// What it complained of, if it has ended already.
+    /// Returns the child's error, if it has exited.
     pub fn complaint(&mut self) -> Option<String> {
         let ended = self.process.try_wait().ok().flatten()?;
         if let Some(mut pipe) = self.process.stderr.take() {
@@ -141,12 +141,11 @@ impl Peer {
         line.or_else(|| (!ended.success()).then(|| "it was ended".to_owned()))
     }
 
-    /// This side's part, for as long as the child does its own.
+    /// Runs `part` while the child runs.
     ///
     /// # Errors
-    /// That of the part; where the child has complained, its complaint: it knows better than who
-    /// misses it. One that has done its part complains of nothing, and has ended too early only if
-    /// this side does not come to its end soon.
+    /// The error of `part`, or the child's own error if it has one: the child knows the cause. If the child exits
+    /// without an error, `part` may run on for a time limit; then the child counts as exited too early.
     pub async fn beside<T>(
         &mut self,
         part: impl Future<Output = Result<T, String>>,
@@ -159,7 +158,7 @@ impl Peer {
         done.map_err(|what| self.complaint().unwrap_or(what))
     }
 
-    /// Ready once it has ended, and nobody can need it any more.
+    /// Completes once the child has exited: with an error at once, else after a time limit.
     async fn ended(&mut self) {
         while matches!(self.process.try_wait(), Ok(None)) {
             tokio::time::sleep(LOOK).await;
@@ -169,10 +168,10 @@ impl Peer {
         }
     }
 
-    /// What it has printed, once it has ended by itself.
+    /// Waits for the child to exit; returns its output.
     ///
     /// # Errors
-    /// The last line that it complained with.
+    /// The last line of the child's standard error.
     pub fn output(mut self) -> Result<String, String> {
         let mut output = String::new();
         let mut complaint = String::new();
@@ -183,7 +182,7 @@ impl Peer {
             let _ = pipe.read_to_string(&mut complaint);
         }
         let succeeded = self.process.wait().is_ok_and(|status| status.success());
-        // A report that says what did not hold is a report.
+        // A report of a failed claim is a report.
         if succeeded || !output.is_empty() {
             return Ok(output);
         }
@@ -194,7 +193,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

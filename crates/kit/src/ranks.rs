@@ -1,4 +1,4 @@
-//! Who takes part: the flags that every example shares.
+//! The ranks of a run: flags that all programs share.
 
 use std::io::{Error, ErrorKind};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -9,20 +9,19 @@ use clap::Args;
 use midplane_simhw::launch::{Launch, Place};
 use midplane_simhw::udp::StartError;
 
-/// Where the ranks of a run are.
+/// Addresses of the ranks of a run.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Peers {
-    /// One host:port a line, in the order of ranks; "-" reads them from standard input, up to an
-    /// empty line
+    /// File with one host:port a line, in the order of ranks; "-" reads them from standard input, up to an empty line
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
 
-    /// Instead of --peers: one host a line, "HOST", "HOST slots=N" or "HOST:N"; ranks fill one
-    /// after another
+    /// Instead of --peers: file with one host a line, "HOST", "HOST slots=N" or "HOST:N"; ranks fill one host after
+    /// another
     #[arg(long, value_name = "FILE", conflicts_with = "peers")]
     hostfile: Option<PathBuf>,
 
-    /// The port of each host's first rank, with a hostfile or a launcher; 24700 unless given
+    /// Port of each host's first rank, with a hostfile or a launcher; default: 24700
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 }
@@ -32,7 +31,7 @@ impl Peers {
         Launch::new().peers(self.peers.clone()).hostfile(self.hostfile.clone()).port(self.port)
     }
 
-    /// Every rank's `host:port`; at least one.
+    /// Reads every rank's `host:port`; at least one.
     ///
     /// # Errors
     /// One line that names the argument.
@@ -45,29 +44,29 @@ impl Peers {
     }
 }
 
-/// Which rank of a run this process is. What is not said here is asked of srun, mpirun, PMI or an
-/// indexed Kubernetes job, where one of them has started this process.
+/// Flags of this process's rank in a run. Values that are not given come from srun, mpirun, PMI or an indexed
+/// Kubernetes job, if one of them has started this process.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Ranks {
-    /// This process is one of several: this one of them, from 0
+    /// Rank of this process, from 0
     #[arg(long)]
     rank: Option<u16>,
 
-    /// How many processes there are; as many as there are peers unless given
+    /// Number of processes; default: the number of peers
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     size: Option<u16>,
 
     #[command(flatten)]
-    /// The list of addresses.
+    /// Addresses of all ranks.
     pub peers: Peers,
 
-    /// The headless service of an indexed Kubernetes job
+    /// Name of the headless service of an indexed Kubernetes job
     #[arg(long, value_name = "NAME")]
     service: Option<String>,
 }
 
 impl Ranks {
-    /// This process's place; `None` where it is alone.
+    /// Returns this process's place; `None` if it is alone.
     ///
     /// # Errors
     /// One line that names the argument or the variable.
@@ -77,11 +76,10 @@ impl Ranks {
     }
 }
 
-/// All ranks' addresses, once this process's own is seen to be free; unknown names are asked for again for
-/// `wait`.
+/// Returns all ranks' addresses, after checking that this process's own is free. Retries unknown names for `wait`.
 ///
 /// # Errors
-/// One line that names the argument, and says what to do.
+/// One line that names the argument and the remedy.
 pub fn addresses(place: &Place, wait: Duration) -> Result<Vec<SocketAddr>, String> {
     let peers = place.addresses(wait).map_err(|error| format!("--peers: {error}"))?;
     let own = peers[usize::from(place.rank)];
@@ -91,10 +89,10 @@ pub fn addresses(place: &Place, wait: Duration) -> Result<Vec<SocketAddr>, Strin
     }
 }
 
-/// This process's own address, for TCP.
+/// Listens on this process's own address, for TCP.
 ///
 /// # Errors
-/// One line that names the argument, and says what to do.
+/// One line that names the argument and the remedy.
 pub fn listen(own: SocketAddr) -> Result<TcpListener, String> {
     let listener = TcpListener::bind(own).and_then(|listener| {
         listener.set_nonblocking(true)?;

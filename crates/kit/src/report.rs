@@ -1,18 +1,18 @@
-//! How an example ends: one JSON document, or one line that says what is wrong.
+//! Output and exit codes of programs: one JSON document, or one line with an error.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use serde::Serialize;
 
-/// It ran, and something did not hold, or a peer was lost.
+/// Exit code if a claim failed, or a peer was lost.
 pub const DID_NOT_HOLD: u8 = 1;
-/// What was asked for can't be.
+/// Exit code for bad input.
 pub const BAD_INPUT: u8 = 2;
 
-/// Says in one line what is wrong, and with which code the process is to end.
+/// Prints one line with the error, and returns the exit code.
 pub fn fail(what: &str, code: u8) -> ExitCode {
-    // Nobody is there to be told of a closed stream.
+    // A closed stream cannot report an error.
     let _ = writeln!(std::io::stderr(), "error: {what}");
     ExitCode::from(code)
 }
@@ -23,7 +23,7 @@ pub fn print_json(document: &impl Serialize) {
     say(&format!("{text}\n"));
 }
 
-/// Prints text; a reader that has gone is no error.
+/// Prints text, and ignores a closed stream.
 pub fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes());

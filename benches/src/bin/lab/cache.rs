@@ -1,4 +1,4 @@
-//! A key-value store whose NIC answers what is asked for most.
+//! A key-value store whose NIC answers the most frequent gets.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- cache
@@ -21,41 +21,41 @@ use nodes::{Figures, Plan};
 
 const EXAMPLES: &str = "\
 Examples:
-  cache                                   four processes over UDP
-  cache --fabric shm --cached 64,512,4096 --heap 1000000 --plot cache.svg
-  cache --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
+  lab cache                                   four processes over UDP
+  lab cache --fabric shm --cached 64,512,4096 --heap 1000000 --plot cache.svg
+  lab cache --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
-Rank 0 owns the values and changes one of them every 500 us; all others ask, keys by Zipf's law (0.99).
-Each answer is checked: its key, all of its bytes, and that no client sees an older version than before.
+Rank 0 owns the values and changes one of them every 500 us; all other ranks get values, with keys drawn by Zipf's
+law (0.99). Each answer is checked: its key, all of its bytes, and that its version is not older than the last one.
 
-Exit code: 0 it ran, all answers were right, and NICs kept gets from the host; 1 they did not, or a
-process was lost; 2 bad input.";
+Exit code: 0 all answers were right, and the NIC answered some gets; 1 one of these failed, or a process was
+lost; 2 bad input.";
 
-/// A key-value store whose NIC answers the gets that hit its cache, beside the same one run by its host.
+/// Measure a key-value store with a cache on its NIC, and one without
 ///
-/// The cache is an extension: a direct-mapped table in its bounded heap. What misses falls through to the
-/// host, which fills the cache; what the host changes is changed there first.
+/// The cache is an extension: a direct-mapped table in its bounded heap. A miss goes to the host, which fills the
+/// cache. When the host changes a value, it updates the cache first.
 #[derive(Debug, Parser)]
-#[command(name = "cache", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,
-    /// Keys that are asked for, from 1 to 1000000
+    /// Number of keys, from 1 to 1000000
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     keys: u64,
-    /// Places of the cache, from 0, with commas between: each is measured
+    /// Entries of the cache, from 0, separated by commas: each is measured
     #[arg(long, value_name = "PLACES", value_delimiter = ',', default_value = "256", value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     cached: Vec<u64>,
-    /// Bytes of the NIC's memory that the cache may have
+    /// Bytes of the NIC's memory for the cache
     #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u64).range(1_024..=1 << 30))]
     heap: u64,
     /// Bytes of a value, from 16 to 64
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(16..=MOST as u64))]
     bytes: u64,
-    /// Gets that each client has under way, from 1 to 32
+    /// Gets in flight per client, from 1 to 32
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=32))]
     depth: u64,
-    /// Draws gets a second, and how long they take, over the places
+    /// Draw gets a second and their latency over the entries of the cache
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
@@ -74,7 +74,7 @@ impl Arguments {
     }
 }
 
-/// Gets among which the cache surely answers some.
+/// Gets after which the cache must have answered some.
 const ENOUGH: f64 = 1_000.0;
 
 #[derive(Clone, Debug, Serialize)]
@@ -86,15 +86,15 @@ struct Run {
     keys: u64,
     bytes: u64,
     depth: u64,
-    /// None, where hosts do it.
+    /// Entries of the cache; `None` for the store without one.
     cached: Option<u64>,
     seconds: f64,
     gets_per_s: f64,
-    /// Gets that the NIC answered, as a share of all.
+    /// Share of all gets that the NIC answered.
     hit_share: f64,
     median_us: f64,
     p99_us: f64,
-    /// Gets that came to the owner's host.
+    /// Gets that reached the owner's host.
     at_host: u64,
     wrong: u64,
 }
@@ -154,7 +154,7 @@ fn finish(arguments: &Arguments, figures: &[Figures]) -> ExitCode {
         }
     };
     let runs: Vec<Run> = figures.iter().map(run).collect();
-    // Clients that get little processor time may have asked for no key twice.
+    // Clients that get little processor time may never have requested a key twice.
     let asked = |run: &Run| run.gets_per_s * run.seconds;
     let kept = |run: &Run| {
         run.cached.is_none_or(|places| places == 0 || run.hit_share > 0.0 || asked(run) < ENOUGH)

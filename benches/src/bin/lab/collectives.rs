@@ -1,4 +1,4 @@
-//! Collective operations between NICs, beside the same ones between hosts.
+//! Collective operations run by NICs, compared with the same run by hosts.
 
 mod arguments;
 mod fabrics;
@@ -20,11 +20,11 @@ pub(crate) use arguments::Arguments;
 use arguments::{Fabric, Operation, Where};
 use member::{Plan, Times};
 
-/// How long names may take to resolve.
+/// Time limit for resolving names.
 const COME_UP: Duration = Duration::from_secs(20);
-/// How far a barrier may be from the model, as a fraction.
+/// Largest deviation of a barrier from the model, as a fraction.
 const TOLERANCE: f64 = 0.1;
-/// The paper's ways: from coprocessor to coprocessor, and from application to application.
+/// The DVCM paper's one-way times: from coprocessor to coprocessor, and from application to application.
 const NICS_US: f64 = 18.0;
 const HOSTS_US: f64 = 60.0;
 
@@ -35,24 +35,24 @@ struct Run {
     #[serde(rename = "where")]
     place: Where,
     fabric: Fabric,
-    /// The operations are a communicator's.
+    /// True if the operations are a communicator's.
     communicator: bool,
     bytes: u32,
     skew_us: u64,
     rounds: u32,
     median_us: f64,
     p99_us: f64,
-    /// What a member's host spends in a round, on the average.
+    /// Mean time that a member's host spends in a round.
     host_time_us: f64,
-    /// What of that hosts wait for the root of a broadcast that is late: no design saves that.
+    /// The part of it in which hosts wait for a late root of a broadcast: no design saves that.
     for_root_us: Option<f64>,
-    /// How many times as long it takes by hosts; 1 for those.
+    /// The hosts' time over this one; 1 for hosts.
     ratio: f64,
-    /// How many times as long hosts are busy by hosts.
+    /// The same ratio of host times.
     host_time_ratio: f64,
-    /// The same of what hosts do not wait for the root.
+    /// The same ratio of host times without the wait for the root.
     own_time_ratio: Option<f64>,
-    /// What the model says, for simulated barriers.
+    /// Time by the model, for simulated barriers.
     model_us: Option<f64>,
 }
 
@@ -116,7 +116,7 @@ fn check(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// Everybody's addresses, where the group is one of processes.
+/// Returns all members' addresses, if each member is a process.
 fn peers(arguments: &Arguments, place: &Place) -> Result<Vec<SocketAddr>, String> {
     if arguments.fabric != Fabric::Udp {
         return Err("--rank: hosts are joined by --fabric udp".into());
@@ -151,7 +151,7 @@ fn plan(arguments: &Arguments, operation: Operation, place: Where, nodes: u16) -
     }
 }
 
-/// This process's part of a group of processes; every member has the runs.
+/// Takes this process's part in a group of processes; every member returns the runs.
 fn measure_across(
     arguments: &Arguments,
     rank: u16,
@@ -170,7 +170,7 @@ fn measure_across(
     Ok(runs)
 }
 
-/// How much longer the first, by hosts, takes than the second, by NICs.
+/// Computes how many times longer the first run, by hosts, takes than the second, by NICs.
 fn compare(pair: &mut [Run]) {
     if let [host, nic] = pair {
         nic.ratio = host.median_us / nic.median_us;
@@ -205,13 +205,14 @@ fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
     Ok(runs)
 }
 
-/// What a plan's rounds took, in microseconds.
+/// Times of a plan's rounds, in microseconds.
 struct Rounds {
-    /// Each: from when its first member began until its last one ended, or, by many clocks, its slowest.
+    /// Time of each round: from the first member's begin to the last one's end. Across processes: the slowest
+    /// member's, by its own clock.
     times: Vec<f64>,
-    /// What a round took a member on the average.
+    /// Mean time of a member in a round.
     spent: f64,
-    /// What of that members waited for a root that had not begun: nobody saves them that.
+    /// The part of it in which members waited for a root that had not begun.
     for_root: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! A failure detector that hosts' load does not mislead: the same one on NICs and on hosts.
+//! A failure detector on NICs, which the hosts' load does not mislead, and the same on hosts.
 
 mod extension;
 mod hosts;
@@ -20,29 +20,30 @@ use serde::Serialize;
 use extension::{DETECTOR, Detector};
 use report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
 
-/// Periods in which one host after another stands still, and after which one node crashes.
+/// Periods for which each host stalls in turn, and after which one node crashes.
 const STALL: u32 = 10;
-/// A crash has to be found within so many periods.
+/// Periods within which a crash must be detected.
 const WITHIN: f64 = 3.0;
 
-/// Runs a failure detector on the NICs of a simulated cluster, and the same one on its hosts: each
-/// member tells all others that it lives, once a period, and suspects whom it has not heard for two and a
-/// half. Hosts stand still for ten periods, one after another; then a node crashes.
+/// Measure a failure detector on simulated NICs, and the same on hosts
+///
+/// Each member sends all others a heartbeat once a period, and suspects a member that was silent for two and a half
+/// periods. Hosts stall for ten periods, one after another; then a node crashes.
 #[derive(Debug, Parser)]
 #[command(
-    after_help = "Exit code: 0 NICs suspected nobody who lived, and found the crash within 3 periods; 1 they did not; 2 bad input."
+    after_help = "Exit code: 0 NICs suspected no live node, and detected the crash within 3 periods; 1 they did not; 2 bad input."
 )]
 pub(crate) struct Arguments {
     /// Members, from 3 to 64
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(3..=64))]
     nodes: u16,
-    /// Microseconds of a period, from 100
+    /// Heartbeat period in microseconds, from 100
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
     period_us: u64,
-    /// Seed of everything random
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Share of frames that is lost, from 0 to 0.1
+    /// Share of lost frames, from 0 to 0.1
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
     /// Print one JSON document
@@ -57,9 +58,9 @@ struct Run {
     nodes: u16,
     period_us: u64,
     loss: f64,
-    /// Suspicions of nodes that lived.
+    /// Suspicions of live nodes.
     false_suspicions: u64,
-    /// Periods from the crash until the last member suspected it; none if one never did.
+    /// Periods from the crash until the last member suspected the node; `None` if a member never did.
     found_within_periods: Option<f64>,
 }
 
@@ -94,15 +95,15 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
 }
 
-/// The node that crashes, and when.
+/// Returns the node that crashes, and when.
 fn crash(arguments: &Arguments) -> (NodeId, Instant) {
     let periods = STALL * (u32::from(arguments.nodes) + 2);
     let at = Instant::ZERO + Duration::from_micros(arguments.period_us) * periods;
-    // Not in step with anybody's beat.
+    // Not aligned with any member's heartbeat.
     (NodeId(1), at.plus_nanos(arguments.period_us * 370))
 }
 
-/// A cluster in which one host after another stands still.
+/// Creates a cluster in which one host after another stalls.
 fn world(arguments: &Arguments) -> World<Unit> {
     let machine = Machine::ETHERNET_25G;
     let (nodes, period) = (arguments.nodes, Duration::from_micros(arguments.period_us));

@@ -1,11 +1,10 @@
-//! Every table and figure of the five papers that has data, from the simulated machines.
+//! The tables and figures with data of the five papers, from the simulated machines.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- figures
 //! ```
 //!
-//! Draws into `target/figures` and prints one table: what the paper says, what came out here, and how far
-//! apart they are.
+//! Draws into `target/figures` and prints one table: the paper's number, the measured one, and the deviation.
 
 mod dvcm;
 mod lam_via;
@@ -22,21 +21,25 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use rows::Row;
 
-/// Regenerates the papers' tables and figures in virtual time.
+/// Measure and draw the papers' tables and figures, in virtual time
 ///
-/// Each figure is drawn as SVG, with the profile of the machine that the paper measured. Where the paper prints a
-/// number, it stands beside ours, with the deviation; what a figure shows only as a curve is drawn and not compared.
-/// What can't be reproduced says why. The same run gives the same numbers on every computer.
+/// Each figure is drawn as SVG, with the profile of the paper's machine. The table compares our numbers with those
+/// that the paper prints. A figure without printed numbers is drawn, not compared. Rows that can't be reproduced say
+/// why.
+///
+/// Transfers named after sections and tables of machines are raw: they go through the NIC's firmware alone, except
+/// TCP and PM's channels. Rows marked "a constant of the profile" come out by construction. Each machine's
+/// documentation (simhw::profile::Machine) says which constants were read, derived or fitted. The same run gives the
+/// same numbers on every computer.
 #[derive(Debug, Parser)]
 #[command(
-    name = "figures",
-    after_help = "Exit code: 0 everything that can be reproduced was drawn, whatever the deviations; 1 a run failed; 2 bad input."
+    after_help = "Exit code: 0 all figures were drawn, whatever the deviations; 1 a run failed; 2 bad input."
 )]
 pub(crate) struct Arguments {
-    /// Where the pictures go
+    /// Directory of the pictures
     #[arg(long, value_name = "DIR", default_value = "target/figures")]
     directory: PathBuf,
-    /// Only these papers, with commas between
+    /// Only these papers, separated by commas
     #[arg(long, value_enum, value_delimiter = ',')]
     paper: Vec<Paper>,
     /// Print a table of Markdown
@@ -58,7 +61,7 @@ enum Paper {
 
 type Plates = fn(&std::path::Path) -> Result<Vec<Row>, String>;
 
-/// All of them, in the order of the table.
+/// The papers, in the order of the table.
 const PAPERS: [(Paper, Plates); 5] = [
     (Paper::Dvcm, dvcm::plates),
     (Paper::ScoreD, score_d::plates),

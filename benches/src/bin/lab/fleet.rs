@@ -1,4 +1,4 @@
-//! One program at several nodes: in virtual time, or a process at each over a live fabric, here or across
+//! Runs one program at several nodes: in virtual time, or as a process per node over a live fabric, on one or several
 //! hosts.
 
 use std::fmt;
@@ -29,22 +29,22 @@ use crate::processes::{Peer, end_with_parent, free_addresses};
 use crate::ranks::{self, Ranks};
 use crate::report;
 
-/// How long processes may take to come up.
+/// Time limit for processes to start.
 const COME_UP: Duration = Duration::from_secs(20);
-/// How often one that is up says so.
+/// Interval at which a started process says hello to rank 0.
 const SAY_SO: Duration = Duration::from_millis(20);
-/// What a run may take longer than it measures.
+/// Time that a run may take beyond what it measures.
 const LOST: Duration = Duration::from_secs(30);
 
-/// What joins the nodes.
+/// The fabric between the nodes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Fabric {
-    /// Machines on 25 Gb/s Ethernet, in virtual time
+    /// Simulated machines on 25 Gb/s Ethernet, in virtual time
     Sim,
-    /// Shared memory, a process for each node (Linux)
+    /// Shared memory, a process per node (Linux)
     Shm,
-    /// UDP, a process for each node, here or across hosts
+    /// UDP, a process per node, on one or several hosts
     Udp,
 }
 
@@ -54,19 +54,19 @@ impl fmt::Display for Fabric {
     }
 }
 
-/// The flags of every such program.
+/// Flags of all such programs.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Fleet {
-    /// What joins the nodes
+    /// The fabric between the nodes
     #[arg(long, value_enum, default_value_t = Fabric::Udp)]
     pub(crate) fabric: Fabric,
-    /// Nodes, from 3 to 16; as many as there are peers, across hosts
+    /// Nodes, from 3 to 16; with --peers, as many as there are peers
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(3..=16))]
     pub(crate) nodes: u16,
     /// Seconds of each measured part, from 0.01 to 60
     #[arg(long, default_value_t = 1.0)]
     pub(crate) seconds: f64,
-    /// Seed of everything random
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Print one JSON document
@@ -74,20 +74,20 @@ pub(crate) struct Fleet {
     pub(crate) json: bool,
     #[command(flatten)]
     ranks: Ranks,
-    /// Where shared memory meets: the processes that one alone starts are given it
+    /// Name of the shared memory, for the processes that a process alone starts
     #[arg(long, hide = true)]
     name: Option<String>,
 }
 
-/// What runs at each node.
+/// The program of each node.
 pub(crate) trait Part: Clone + Send + 'static {
-    /// What is known at its end; rank 0's is the run's.
+    /// Result of the program; rank 0's is the run's.
     type Outcome: Send + 'static;
 
-    /// The extensions of a node's NIC, beside those by which nodes meet.
+    /// Installs the program's extensions on a node's NIC.
     fn equip(&self, unit: &mut Unit);
 
-    /// A node's application.
+    /// Runs a node's application.
     fn play<H: Host>(
         self,
         host: H,
@@ -95,16 +95,16 @@ pub(crate) trait Part: Clone + Send + 'static {
     ) -> impl Future<Output = Result<Self::Outcome, String>> + Send;
 }
 
-/// Why there is no outcome.
+/// Reason for a missing result.
 enum Failure {
     /// The input is bad.
     Input(String),
-    /// A node was lost, or what it should do failed.
+    /// A node was lost, or its program failed.
     Lost(String),
 }
 
 impl Fleet {
-    /// This process's place among several; checks what all flags say.
+    /// Checks the flags; returns this process's place, or `None` if it is alone.
     ///
     /// # Errors
     /// One line that names the argument.
@@ -126,14 +126,13 @@ impl Fleet {
         Ok(Some(place))
     }
 
-    /// Time of each measured part.
+    /// Returns the time of each measured part.
     pub(crate) fn time(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// The program, once its flags are read: a bar of `steps` where rank 0 is, what `part` makes of that
-    /// at every node, and what `finish` makes of rank 0's outcome. `own` are the program's own flags,
-    /// for the processes that it starts.
+    /// Runs `part` at every node with a progress bar of `steps` at rank 0, and passes rank 0's outcome to `finish`.
+    /// `own` are the program's own flags, for the processes that it starts.
     pub(crate) fn conduct<P: Part>(
         &self,
         place: Option<Place>,
@@ -155,7 +154,7 @@ impl Fleet {
         }
     }
 
-    /// Runs `part` at every node. The outcome of rank 0, where this process is it.
+    /// Runs `part` at every node; returns rank 0's outcome if this process is rank 0.
     fn run<P: Part>(
         &self,
         place: Option<Place>,
@@ -177,7 +176,7 @@ impl Fleet {
         Ok((place.rank == 0).then_some(outcome))
     }
 
-    /// Starts a process for each other node, and is rank 0.
+    /// Starts a process for each other node, and runs rank 0 here.
     fn start<P: Part>(&self, own: &[String], part: P) -> Result<Option<P::Outcome>, Failure> {
         let peers = free_addresses(self.nodes.into()).map_err(Failure::Lost)?;
         let name = format!("midplane-fleet-{}", std::process::id());
@@ -195,7 +194,7 @@ impl Fleet {
         let others = (1..self.nodes).map(|rank| Peer::start(&words(rank), &peers));
         let mut others = others.collect::<Result<Vec<_>, _>>().map_err(Failure::Lost)?;
         self.live(0, peers.clone(), &name, part).map(Some).map_err(|what| {
-            // A process that could not do its part knows better why than those that miss it.
+            // The failed process names the cause; the others only miss it.
             let said = others.iter_mut().find_map(Peer::complaint);
             Failure::Lost(said.unwrap_or(what))
         })
@@ -217,7 +216,7 @@ impl Fleet {
         });
         world.set_hosts(machine.host);
         for node in (1..nodes).map(NodeId) {
-            // What is wrong with one rank 0 misses.
+            // Rank 0 reports the failure of a lost node.
             let work = take_part(world.host(node), nodes, part.clone());
             world.spawn(node, async move { drop(work.await) });
         }
@@ -252,7 +251,7 @@ impl Fleet {
                         ended
                     }
                     _ => {
-                        // Faster than any loopback: nothing is paced.
+                        // A line rate above any loopback's: frames are not paced.
                         let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
                         let config = UdpConfig::new(NodeId(rank), peers).line(line).seed(seed);
                         let nic = UdpNic::start(config, unit)
@@ -281,34 +280,34 @@ async fn take_part<P: Part>(host: impl Host, nodes: u16, part: P) -> Result<P::O
     part.play(host, meeting).await
 }
 
-/// Where all nodes meet: before, between and after what they do.
+/// Barrier and reductions over all nodes, before, between and after the measured parts.
 pub(crate) struct Meeting {
     port: Port,
     words: Region,
-    /// Kept, so that the numbers of later ports are the same at all nodes.
-    _door: Option<Port>,
+    /// Kept open, so that later ports have the same numbers at all nodes.
+    _listener: Option<Port>,
 }
 
 impl Meeting {
-    /// Waits until all nodes are up.
+    /// Waits until all nodes have started.
     pub(crate) async fn new(host: &impl Host, nodes: u16) -> Result<Self, String> {
-        let mut door =
+        let mut listener =
             host.open_port_with(PortOptions::default().number(PortId(0))).map_err(text)?;
         let mut port = host.open_port().map_err(text)?;
         let words = port.register(collective::SMALL).map_err(text)?;
-        let door = if host.node() == NodeId(0) {
-            greet(host, door, nodes).await?;
+        let listener = if host.node() == NodeId(0) {
+            greet(host, listener, nodes).await?;
             None
         } else {
-            let memory = door.register(16).map_err(text)?;
+            let memory = listener.register(16).map_err(text)?;
             let (hello, lent) = (memory.range(0, 8), memory.range(8, 8));
             let (hello, lent) = hello.zip(lent).expect("within it");
-            door.submit(&messages::receive(lent, 1)).map_err(text)?;
+            listener.submit(&messages::receive(lent, 1)).map_err(text)?;
             let until = host.now() + COME_UP;
             'up: while host.now() < until {
-                door.submit(&messages::send(NodeId(0), PortId(0), hello, 0)).map_err(text)?;
+                listener.submit(&messages::send(NodeId(0), PortId(0), hello, 0)).map_err(text)?;
                 host.sleep_until(host.now() + SAY_SO).await;
-                while let Some(done) = door.poll() {
+                while let Some(done) = listener.poll() {
                     if done.cookie == 1 {
                         break 'up;
                     }
@@ -317,9 +316,9 @@ impl Meeting {
             if host.now() >= until {
                 return Err(format!("rank 0 did not come up in {COME_UP:?}"));
             }
-            Some(door)
+            Some(listener)
         };
-        let mut meeting = Self { port, words, _door: door };
+        let mut meeting = Self { port, words, _listener: listener };
         meeting.barrier().await?;
         Ok(meeting)
     }
@@ -333,7 +332,7 @@ impl Meeting {
         self.ended().await
     }
 
-    /// Adds up everybody's words, up to eleven: all have the sums.
+    /// Sums the words of all nodes, up to eleven; every node gets the sums.
     ///
     /// # Errors
     /// One line, if one is lost.
@@ -341,7 +340,7 @@ impl Meeting {
         self.combine(Operation::Sum, words).await
     }
 
-    /// The same by another operation.
+    /// Combines the words of all nodes by `operation`.
     ///
     /// # Errors
     /// One line, if one is lost.
@@ -365,26 +364,27 @@ impl Meeting {
     async fn ended(&mut self) -> Result<(), String> {
         match self.port.completion().await.map_err(text)?.status {
             Status::Done => Ok(()),
-            status => Err(format!("a node is lost: a meeting ended as {status:?}")),
+            status => Err(format!("a node is lost: a collective ended as {status:?}")),
         }
     }
 }
 
-/// Rank 0 hears who is up, and tells everybody once all are; whoever missed that as long as it asks.
-async fn greet(host: &impl Host, mut door: Port, nodes: u16) -> Result<(), String> {
-    let memory = door.register(8 * usize::from(nodes) * 4).map_err(text)?;
+/// Runs rank 0's part: collects the nodes' hellos and answers each node once all have started, and again whenever a
+/// node repeats its hello.
+async fn greet(host: &impl Host, mut listener: Port, nodes: u16) -> Result<(), String> {
+    let memory = listener.register(8 * usize::from(nodes) * 4).map_err(text)?;
     let slot = |at: u64| memory.range(8 * at as usize, 8).expect("within it");
     for at in 1..u64::from(nodes) * 4 {
-        door.post(&messages::receive(slot(at), at)).map_err(text)?;
+        listener.post(&messages::receive(slot(at), at)).map_err(text)?;
     }
-    door.ring();
+    listener.ring();
     let mut up = vec![false; nodes.into()];
     up[0] = true;
     let until = host.now() + COME_UP;
     while up.contains(&false) {
-        while let Some(done) = door.poll() {
+        while let Some(done) = listener.poll() {
             up[done.node.index()] = true;
-            door.submit(&messages::receive(slot(done.cookie), done.cookie)).map_err(text)?;
+            listener.submit(&messages::receive(slot(done.cookie), done.cookie)).map_err(text)?;
         }
         if host.now() > until {
             let missing = up.iter().position(|up| !up).unwrap_or(0);
@@ -393,19 +393,19 @@ async fn greet(host: &impl Host, mut door: Port, nodes: u16) -> Result<(), Strin
         host.sleep_until(host.now() + SAY_SO / 4).await;
     }
     for node in (1..nodes).map(NodeId) {
-        door.submit(&messages::send(node, PortId(0), slot(0), 0)).map_err(text)?;
+        listener.submit(&messages::send(node, PortId(0), slot(0), 0)).map_err(text)?;
     }
     host.spawn(async move {
         let memory = memory;
         let slot = |at: u64| memory.range(8 * at as usize, 8).expect("within it");
-        // A NIC that stops greets nobody.
+        // A stopped NIC needs no answers.
         while let Ok(Completion { status: Status::Done, cookie, node, .. }) =
-            door.completion().await
+            listener.completion().await
         {
             if cookie > 0 {
-                let posted = door
+                let posted = listener
                     .post(&messages::receive(slot(cookie), cookie))
-                    .and_then(|()| door.submit(&messages::send(node, PortId(0), slot(0), 0)));
+                    .and_then(|()| listener.submit(&messages::send(node, PortId(0), slot(0), 0)));
                 if posted.is_err() {
                     return;
                 }

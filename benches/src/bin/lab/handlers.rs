@@ -1,4 +1,4 @@
-//! What a call of an extension's handler costs: through the unit, with its effects staged.
+//! The cost of one call of an extension's handler through the unit, with its effects staged.
 
 mod eight;
 mod installed;
@@ -28,24 +28,25 @@ use void::Void;
 const MINE: ExtensionId = FIRST_USER_EXTENSION;
 /// Calls of one batch; percentiles are over batches.
 const BATCH: u32 = 1_000;
-/// Commands that one doorbell stands for: as many as a unit takes in one turn.
+/// Commands per doorbell: as many as a unit takes in one turn.
 const PER_DOORBELL: u32 = 64;
 /// Bytes of a frame.
 const FRAME: usize = 64;
 
-/// Measures what one call of a handler takes, from the unit's own entry points: staging, commit and
-/// containment of failures included, with a NIC below that does nothing.
+/// Measure one call of an extension's handler, from the unit's entry points
 ///
-/// A "command" row takes 64 commands a doorbell; a "frame" row one frame of 64 bytes a turn, with
-/// all that a turn has to do. Built with the feature `wasm` it has rows of sandboxed handlers on both
-/// engines, which hold every command until they complete it. Each sample is the mean of a batch of 1,000 calls.
+/// A call includes staging, commit and containment of failures; the NIC below does nothing.
 ///
-/// Then a module of 8 KiB is installed on 64 simulated nodes, by this machine's clock; and, with the feature
-/// `wasm`, handlers that never return are stopped, with what that does to a neighbour's frames.
+/// A "command" row takes 64 commands a doorbell; a "frame" row one frame of 64 bytes a turn, with all work of a turn.
+/// With the feature `wasm` there are rows of sandboxed handlers on both engines, which hold every command until they
+/// complete it. Each sample is the mean of a batch of 1,000 calls.
+///
+/// A module of 8 KiB is then installed on 64 simulated nodes, timed by this machine's clock. With the feature `wasm`,
+/// handlers that never return are stopped, and the effect on a neighbour's frames is measured.
 #[derive(Debug, Parser)]
 #[command(after_help = "Exit code: 0 it ran; 2 bad input.")]
 pub(crate) struct Arguments {
-    /// Batches of 1,000 calls for each row, from 10 on
+    /// Batches of 1,000 calls per row, from 10
     #[arg(long, value_name = "COUNT", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     batches: u32,
     /// Print one JSON document
@@ -56,9 +57,9 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 struct Run {
     kind: &'static str,
-    /// What the handler is called for: a command, a frame.
+    /// Event that calls the handler: a command or a frame.
     event: &'static str,
-    /// What it asks for.
+    /// Effects that the handler requests.
     effects: &'static str,
     batches: u32,
     median_ns: f64,
@@ -70,7 +71,7 @@ struct Run {
 struct Document {
     runs: Vec<Run>,
     installs: Vec<installed::Install>,
-    /// How long handlers run that never return, until their fuel is gone.
+    /// How long handlers that never return run, until their fuel is used up.
     runaway: Vec<Runaway>,
     #[cfg(feature = "wasm")]
     neighbours: Vec<neighbour::Neighbour>,
@@ -80,12 +81,12 @@ struct Document {
 struct Runaway {
     kind: &'static str,
     fuel: u64,
-    /// Of 100 of them, from the command to the end of its extension.
+    /// Over 100 such handlers: time from the command to the end of the extension.
     median_us: f64,
     p99_us: f64,
 }
 
-/// A native extension: empty, or one that completes each command.
+/// A native extension: empty, or completing each command.
 struct Native {
     completes: bool,
 }
@@ -170,7 +171,7 @@ fn run(
     Run { kind, event, effects, batches, median_ns: at(0.5), p99_ns: at(0.99), per_second }
 }
 
-/// Nanoseconds a command of each batch, sorted, and commands a second.
+/// Returns the nanoseconds per command of each batch, sorted, and the commands per second.
 fn commands(mut unit: Unit, batches: u32) -> (Vec<f64>, f64) {
     let mut hw = Void::new();
     hw.command = Command { extension: MINE, cookie: 7, ..Command::default() };
@@ -185,7 +186,7 @@ fn commands(mut unit: Unit, batches: u32) -> (Vec<f64>, f64) {
     })
 }
 
-/// The same for frames, one a turn.
+/// Returns the same for frames, one a turn.
 fn frames(mut unit: Unit, batches: u32) -> (Vec<f64>, f64) {
     let mut hw = Void::new();
     unit.on_start(&mut hw);

@@ -1,12 +1,11 @@
-//! The kernel's own UDP and TCP, to compare with: everybody sends messages to rank 0, which counts
-//! those that arrive.
+//! The kernel's UDP and TCP, for comparison: all ranks send messages to rank 0, which counts those that arrive.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- kernel-peer
 //! cargo run --release -p midplane-benches -- kernel-peer --rank 1 --peers peers.txt
 //! ```
 //!
-//! `benches/netns/run.sh` runs it beside `incast`, on the same links.
+//! `benches/netns/run.sh` runs it and `incast` on the same links.
 
 use crate::{processes, ranks, report};
 use std::collections::BTreeMap;
@@ -19,9 +18,9 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-/// Before anything is counted: TCP has found its rate, queues have filled.
+/// Time before counting: TCP finds its rate, and queues fill.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Silence after which nothing more is expected.
+/// Silence after which the receiver stops.
 const SILENCE: Duration = Duration::from_millis(700);
 /// Longest wait for the first message.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,23 +28,23 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const EXAMPLES: &str = "\
 Examples:
   # A receiver and a sender as processes on this host
-  kernel_peer --protocol tcp --json
+  lab kernel-peer --protocol tcp --json
 
-  # On two hosts, with peers.txt holding one host:port a line; rank 0 receives, its port counts
-  kernel_peer --rank 0 --peers peers.txt
-  kernel_peer --rank 1 --peers peers.txt
+  # On two hosts; peers.txt holds one host:port a line. Only rank 0, the receiver, uses its port.
+  lab kernel-peer --rank 0 --peers peers.txt
+  lab kernel-peer --rank 1 --peers peers.txt
 
-Exit code: 0 it ran; 1 a peer was lost; 2 bad input, with one line that says which.";
+Exit code: 0 it ran; 1 a peer was lost; 2 bad input (one line names it).";
 
-/// Kernel sockets, to compare with: senders send back to back, and rank 0 counts, by sender.
+/// Measure kernel sockets, for comparison: senders send, rank 0 counts by sender
 #[derive(Debug, Parser)]
-#[command(name = "kernel_peer", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Rank 0 receives, all others send
     #[command(flatten)]
     ranks: ranks::Ranks,
 
-    /// Which of the kernel's protocols
+    /// The kernel's protocol
     #[arg(long, value_enum, default_value = "udp")]
     protocol: Protocol,
 
@@ -57,11 +56,11 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
 
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 
-    /// Ends with its standard input
+    /// Exit when standard input closes
     #[arg(long, hide = true)]
     child: bool,
 }
@@ -72,22 +71,22 @@ enum Protocol {
     Tcp,
 }
 
-/// What a receiver has seen.
+/// Results of the receiver.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Received {
-    /// Messages in all.
+    /// All received messages.
     messages: u64,
-    /// Goodput of each sender while it was measured, in 10^6 bit/s.
+    /// Goodput of each sender during the measured part, in 10^6 bit/s.
     goodput_mbps: Vec<f64>,
 }
 
-/// What a sender has sent.
+/// Results of a sender.
 #[derive(Debug, Deserialize, Serialize)]
 struct Sent {
     messages: u64,
 }
 
-/// Both, where one process has started them.
+/// Both results, if one process has started both.
 #[derive(Debug, Serialize)]
 struct Together {
     protocol: String,
@@ -129,7 +128,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// A receiver and a sender as processes on this host.
+/// Runs a receiver and a sender as processes on this host.
 fn alone(arguments: &Arguments) -> Result<(), String> {
     let peers = processes::free_addresses(2)?;
     let protocol = arguments.protocol.to_possible_value().expect("none is hidden");
@@ -144,7 +143,7 @@ fn alone(arguments: &Arguments) -> Result<(), String> {
         processes::Peer::start(&words, &peers)
     };
     let receiver = start(0)?;
-    // Datagrams that come before it listens would count as lost.
+    // Datagrams that arrive before it listens would count as lost.
     std::thread::park_timeout(Duration::from_millis(200));
     let sender = start(1)?;
     let report = Together {
@@ -206,7 +205,7 @@ fn send(arguments: &Arguments, to: SocketAddr) -> std::io::Result<()> {
     while now() < end {
         match transmit() {
             Ok(()) => messages += 1,
-            // The receiver has seen enough.
+            // The receiver is done and has closed the connection.
             Err(_) if messages > 0 => break,
             Err(error) => return Err(error),
         }
@@ -215,7 +214,7 @@ fn send(arguments: &Arguments, to: SocketAddr) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A connection to a receiver that may not be there yet.
+/// Connects to a receiver that may not have started yet.
 fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
     let end = now() + PATIENCE;
     loop {
@@ -228,7 +227,7 @@ fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
     }
 }
 
-/// Bytes from one sender.
+/// Address of a sender, and bytes received from it.
 type Arrival = (SocketAddr, usize);
 
 fn receive(arguments: &Arguments, bind: SocketAddr, senders: usize) -> std::io::Result<()> {

@@ -1,9 +1,9 @@
-//! Table 1 of the LAM/VIA paper (Bertozzi, Panella and Reggiani): its cluster in virtual time, our
-//! messages in the place of LAM's.
+//! Table 1 of the LAM/VIA paper (Bertozzi, Panella and Reggiani): its cluster in virtual time, with our messages
+//! instead of LAM's.
 //!
-//! The machines are [`Machine::MVIA_FAST_ETHERNET`] and [`Machine::TCP_FAST_ETHERNET`], whose only
-//! fits are the two latencies below LAM, 61 and 100 us. What this adds is one copy by each process,
-//! at the machine's price, and the work of LAM over TCP, fitted to the first row.
+//! The machines are [`Machine::MVIA_FAST_ETHERNET`] and [`Machine::TCP_FAST_ETHERNET`], whose only fits are the two
+//! latencies below LAM, 61 and 100 us. This module adds one copy by each process, at the machine's price, and LAM's
+//! work over TCP, fitted to the first row.
 
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::hardware::Firmware;
@@ -31,7 +31,7 @@ pub(crate) enum Column {
     Tcp,
     /// Our messages, copied into registered memory and out of it, between two hosts.
     Copied,
-    /// The same on one host.
+    /// Our messages between two processes of one host.
     Local,
 }
 
@@ -53,11 +53,11 @@ const VIA_COPIED: [f64; 16] =
 const VIA_LOCAL: [f64; 16] =
     [10., 10., 10., 10., 10., 10., 11., 12., 18., 21., 27., 32., 49., 106., 210., 407.];
 
-/// Round trips that are timed; virtual time is the same in all of them, but for credits.
+/// Timed round trips; in virtual time all take the same, but for credits.
 const ROUNDS: u64 = 50;
 const REMOTE: [NodeId; 2] = [NodeId(0), NodeId(1)];
 const LOCAL: [NodeId; 2] = [NodeId(0), NodeId(0)];
-/// Nanoseconds that LAM's layer over TCP takes of either processor.
+/// Processor time of LAM's layer over TCP at each end, in ns.
 const LAM_OVER_TCP: u64 = 7_000;
 /// Bytes that LAM's layer puts before a message.
 const ENVELOPE: usize = 24;
@@ -66,7 +66,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// What the paper has for this column and size.
+/// Returns the paper's number for this column and size, in microseconds.
 pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
     let row = bytes.is_power_of_two().then(|| bytes.ilog2() as usize)?;
     let column = match column {
@@ -77,7 +77,7 @@ pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
     column.get(row).copied()
 }
 
-/// One way of a message of so many bytes between two processes, in microseconds.
+/// Returns the one-way time of a message of `bytes` between two processes, in microseconds.
 ///
 /// # Errors
 /// One line: what failed.
@@ -103,14 +103,15 @@ fn per_way(nanos: Option<Result<u64, String>>) -> Result<f64, String> {
     Ok(nanos as f64 / (2 * ROUNDS) as f64 / 1e3)
 }
 
-/// The paper's PCs have two processors each: two processes on one of them need not take turns.
+/// Returns the paper's PC with its two processors: two processes on one PC do not share a processor.
 const fn on_two_processors() -> Machine {
     let mut machine = Machine::MVIA_FAST_ETHERNET;
     machine.host.context_switch_ns = 0;
     machine
 }
 
-/// Our messages over interfaces as unreliable as M-VIA's: the simulated network loses nothing.
+/// Returns the one-way time of our messages over interfaces as unreliable as M-VIA's; the simulated network loses
+/// nothing.
 fn messages_us(machine: &Machine, nodes: [NodeId; 2], bytes: usize) -> Result<f64, String> {
     let mut world = world(machine, || {
         let mut unit = Unit::default();
@@ -152,7 +153,7 @@ const TAG: Tag = Tag(1);
 
 impl<'a> Side<'a> {
     async fn open(host: &'a SimHost, own: u32, nodes: [NodeId; 2]) -> Result<Self, String> {
-        // As the paper's: every message leaves whole, through an area that has room for it.
+        // As in the paper, the area holds a whole message, so that each leaves in one piece.
         let config = RdmaConfig::default().area(4 * LONGEST + 4096).reliability(LEVEL);
         let carrier = RdmaCarrier::open(host, Peer(own), &nodes, config).await.map_err(text)?;
         let config = Config::default().eager(LONGEST).window(4 * LONGEST);
@@ -161,7 +162,7 @@ impl<'a> Side<'a> {
         Ok(Self { host, all, peer, is_local: nodes[0] == nodes[1] })
     }
 
-    /// The processor copies as it says that it does: the library's own copies take no virtual time.
+    /// Charges the processor for a copy: the library's own copies take no virtual time.
     async fn copy(&self, bytes: usize) {
         let profile = self.host.profile();
         let near = profile.loopback.filter(|_| self.is_local);
@@ -171,7 +172,7 @@ impl<'a> Side<'a> {
 
     async fn send(&self, message: Vec<u8>) -> Result<(), String> {
         self.copy(message.len()).await;
-        // It is done once it has left, which nobody waits for.
+        // The request completes once the message has left; the caller does not wait for that.
         self.all.isend(Mode::Standard, self.peer, TAG, message).map_err(text)?.free();
         Ok(())
     }

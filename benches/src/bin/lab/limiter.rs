@@ -1,4 +1,4 @@
-//! A rate limit that costs the server's host nothing.
+//! A rate limiter on the server's NIC, without work of its host.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- limiter
@@ -19,32 +19,32 @@ use nodes::{Figures, Plan};
 
 const EXAMPLES: &str = "\
 Examples:
-  limiter                                  four processes over UDP
-  limiter --fabric shm --per-second 20000 --at-once 100
-  limiter --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
+  lab limiter                                  four processes over UDP
+  lab limiter --fabric shm --per-second 20000 --at-once 100
+  lab limiter --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
-Rank 0 serves. Rank 1 keeps to three quarters of its limit; all others ask as fast as they can, --depth at
-a time. The same rule is then applied by the host, to which every request has to come first.
+Rank 0 serves. Rank 1 requests at three quarters of its limit; all other ranks request as fast as they can, with
+--depth requests in flight. A second run applies the same rule on the host, which then receives every request.
 
-Exit code: 0 it ran, nobody was answered more often than allowed, and the polite tenant was never refused;
-1 that did not hold, or a process was lost; 2 bad input.";
+Exit code: 0 no tenant got more answers than its limit, and rank 1 was never refused; 1 one of these failed, or a
+process was lost; 2 bad input.";
 
-/// A rate limiter on the server's NIC, beside the same one on its host.
+/// Measure a rate limiter on the server's NIC, and the same one on its host
 ///
-/// The limiter is an extension: a bucket for each tenant, filled at one rate. What it refuses the host
-/// never hears of.
+/// The limiter is an extension: a token bucket per tenant, filled at one rate. Refused requests do not reach the
+/// host.
 #[derive(Debug, Parser)]
-#[command(name = "limiter", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,
-    /// Requests that each tenant may make a second, from 1 to 1000000
+    /// Requests per second that each tenant may make, from 1 to 1000000
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     per_second: u64,
-    /// Requests that one may make at once, from 1 to 10000
+    /// Burst: requests that a tenant may make at once, from 1 to 10000
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     at_once: u64,
-    /// Requests that each impolite tenant has under way, from 1 to 64
+    /// Requests in flight per impolite tenant, from 1 to 64
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=64))]
     depth: u64,
 }
@@ -59,17 +59,17 @@ struct Run {
     at_once: u64,
     depth: u64,
     seconds: f64,
-    /// Of the polite tenant.
+    /// Requests of the polite tenant.
     polite_answered: u64,
     polite_refused: u64,
     median_us: f64,
     p99_us: f64,
-    /// Of all others.
+    /// Requests of all other tenants.
     others_answered: u64,
     others_refused: u64,
-    /// What they were answered, as a share of what they may be in that time: 1 and no more.
+    /// Their answered requests over those that their limit allows in that time: at most 1.
     others_of_limit: f64,
-    /// Requests that the server's host had to do with.
+    /// Requests that reached the server's host.
     at_host: u64,
     holds: bool,
 }
@@ -108,7 +108,7 @@ fn run(arguments: &Arguments, figures: &Figures) -> Run {
     let seconds = took.as_secs_f64();
     let each = arguments.per_second as f64 * seconds + arguments.at_once as f64;
     let allowed = each * f64::from(fleet.nodes - 2);
-    // A polite tenant's request that comes late is followed by one in time: no more than one at once.
+    // The polite tenant has one request in flight and stays below its limit: none may be refused.
     let kept = others[0] as f64 <= allowed && polite[1] == 0 && polite[0] > 0;
     Run {
         place: if on_nic { "nic" } else { "host" },

@@ -1,11 +1,11 @@
-//! Messages over this host's loopback: ours, application to application, beside tokio's TCP.
+//! Messages over this host's loopback, from application to application: ours, compared with tokio's TCP.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- loopback
 //! ```
 //!
-//! Both sides of each are tasks of tokio runtimes with one thread, either of the same or of two. The
-//! rounds of the four take turns, so that whatever else the machine does hits all of them.
+//! Both sides of a contestant are tasks of single-threaded tokio runtimes, on the same thread or on two. The rounds
+//! of the contestants alternate, so that other work on the machine slows all of them.
 
 mod ours;
 mod tcp;
@@ -26,18 +26,18 @@ pub(crate) const SHORT: usize = 64;
 pub(crate) const LONG: usize = 64 << 10;
 
 const EXAMPLES: &str = "\
-Every row is the median over the rounds; a ratio above 1 is ours ahead, and is the median of the rounds'
-ratios. TCP has no delay (Nagle) and writes each message by itself; the row \"buffered\" gathers 8 KiB, and
-claims nothing. Fewer than 3 rounds, and builds without optimization, are not judged.
+Numbers are medians over the rounds. The ratio is the median of the rounds' ratios; above 1 ours is faster. TCP
+runs with TCP_NODELAY and writes each message by itself; in the row \"buffered\", which is not judged, it gathers
+8 KiB. Runs of fewer than 3 rounds, and builds without optimization, are not judged.
 
-Exit code: 0 no row is behind; 1 one is, or messages were lost; 2 bad input; 3 one is behind or unclear, and
-the machine was too busy to say why: what shows that is on standard error.";
+Exit code: 0 every judged row reaches its least ratio; 1 one does not, or messages were lost; 2 bad input; 3 one
+does not or is unclear, and the machine was too busy to judge it (standard error says why).";
 
-/// Messages over this host's loopback: ours beside tokio's TCP, in the same run.
+/// Measure messages over this host's loopback: ours, compared with tokio's TCP
 #[derive(Debug, Parser)]
-#[command(name = "loopback", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Rounds, in each of which everything is measured once, from 1 to 1000
+    /// Rounds, from 1 to 1000; each measures every row once
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
@@ -45,44 +45,44 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     milliseconds: u32,
 
-    /// Seals our frames
+    /// Seal our frames
     #[arg(long)]
     sealed: bool,
 
-    /// Only the rows whose name contains this
+    /// Only rows whose name contains this
     #[arg(long, value_name = "WORD", default_value = "")]
     only: String,
 
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
 
-/// Where the two sides run.
+/// Placement of the two sides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Placement {
-    /// Tasks of one runtime, on one thread.
+    /// Both are tasks of one runtime, on one thread.
     OneThread,
-    /// Runtimes of their own.
+    /// Each has a runtime of its own.
     TwoThreads,
 }
 
-/// What is asked of a pair.
+/// Quantity to measure between a pair.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Question {
     /// Microseconds of half a round trip of short messages.
     OneWay,
-    /// Messages a second, of so many bytes, one after another.
+    /// Messages per second, of so many bytes, back to back.
     Stream(usize),
 }
 
-/// How a measurement goes.
+/// Parameters of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) question: Question,
     pub(crate) placement: Placement,
     pub(crate) time: Duration,
-    /// Ours seals; TCP gathers messages before it writes them.
+    /// True if ours seals frames; true if TCP gathers messages before it writes them.
     pub(crate) sealed: bool,
     pub(crate) buffered: bool,
 }
@@ -93,11 +93,11 @@ struct Row {
     unit: &'static str,
     ours: f64,
     tokio_tcp: f64,
-    /// Bare datagrams between two sockets: what is below ours.
+    /// Bare datagrams between two sockets: the layer below ours.
     tokio_udp: Option<f64>,
     #[serde(flatten)]
     compared: Compared,
-    /// The least ratio with which the row holds; none is claimed of TCP that gathers messages.
+    /// Least ratio that passes; `None` for TCP that gathers messages, which is not judged.
     wanted: Option<f64>,
     verdict: Option<Verdict>,
 }
@@ -110,7 +110,7 @@ struct Document {
     rows: Vec<Row>,
 }
 
-/// The rows: a name, a unit, what is asked, where, whether TCP may gather.
+/// A row: name, unit, quantity, placement, and whether TCP may gather messages.
 type Case = (&'static str, &'static str, Question, Placement, bool);
 
 const CASES: [Case; 7] = {
@@ -155,7 +155,7 @@ fn measure(arguments: &Arguments, cases: &[Case]) -> std::io::Result<Vec<Row>> {
                 Question::OneWay => Some(udp::run(plan)?),
                 Question::Stream(_) => None,
             };
-            // In every other round theirs is measured before ours.
+            // The order of ours and theirs alternates.
             let (ours, tcp) = if round.is_multiple_of(2) {
                 let ours = ours::run(plan)?;
                 (ours, tcp::run(plan)?)
@@ -227,7 +227,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Runs the two sides where the plan puts them; the first one's number is the result.
+/// Runs the two sides at their placement; returns the first side's number.
 pub(crate) fn run_sides<A, B>(placement: Placement, first: A, second: B) -> std::io::Result<f64>
 where
     A: Future<Output = std::io::Result<f64>>,
@@ -238,7 +238,7 @@ where
         Placement::OneThread => runtime()?.block_on(async {
             let second = tokio::spawn(second);
             let result = first.await;
-            // It ends when the first one does, or has nothing more to say.
+            // The second side may wait for messages that never arrive.
             second.abort();
             result
         }),

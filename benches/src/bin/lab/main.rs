@@ -1,6 +1,5 @@
-//! Measures what the family does and what it costs: `lab QUESTION`, one question a module.
+//! Measures the functions and costs of Midplane: `lab QUESTION`, one module per question.
 
-mod anchors;
 mod cache;
 mod collectives;
 mod detector;
@@ -30,10 +29,10 @@ use clap::{Parser, Subcommand};
 use midplane_benches::{daemons, handler, incast, messages, nas_rank, solver, stream};
 use midplane_kit::{claims, command_line, gantt, plot, processes, ranks, report};
 
-/// Measures what Midplane does and what it costs.
+/// Measure what Midplane does and what it costs
 ///
-/// Each question prints a table, or one JSON document with --json. Exit code: 0 all rows hold; 1 one failed; 2 bad
-/// input; 3 the machine was too busy for a claim.
+/// Each question prints a table, or one JSON document with --json. Exit code: 0 all rows pass; 1 one failed; 2 bad
+/// input; 3 the machine was too busy to judge a claim.
 #[derive(Debug, Parser)]
 #[command(name = "lab", version, arg_required_else_help = true)]
 struct Lab {
@@ -43,7 +42,6 @@ struct Lab {
 
 #[derive(Debug, Subcommand)]
 enum Question {
-    Anchors(anchors::Arguments),
     Cache(cache::Arguments),
     Collectives(collectives::Arguments),
     Detector(detector::Arguments),
@@ -66,7 +64,7 @@ enum Question {
 }
 
 fn main() -> ExitCode {
-    // A daemon, a front end or a rank that a question has started.
+    // This process may be a daemon, a front end or a rank that a question has started.
     if preempt::parts::play_part() {
         return ExitCode::SUCCESS;
     }
@@ -75,7 +73,6 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match lab.question {
-        Question::Anchors(arguments) => anchors::main(arguments),
         Question::Cache(arguments) => cache::main(arguments),
         Question::Collectives(arguments) => collectives::main(arguments),
         Question::Detector(arguments) => detector::main(arguments),

@@ -8,12 +8,14 @@ use midplane_benches::nas_rank;
 
 use crate::report;
 
-/// Be one rank of a NAS kernel, ep, cg or ft, of class S, W or A: midplane gang run -n 2 -- lab nas cg S
+/// Run one rank of a NAS kernel, as a program for midplane gang run
+///
+/// For example: midplane gang run -n 2 -- lab nas cg S. Kernels are ep, cg and ft; classes S, W and A.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// The kernel
+    /// The kernel: ep, cg or ft
     kernel: nas_rank::Name,
-    /// Its size
+    /// The class: S, W or A
     class: Class,
 }
 

@@ -1,4 +1,4 @@
-//! A NIC in a daemon, and the processes that use it.
+//! A NIC in a daemon, and its client processes.
 
 mod arguments;
 mod client;

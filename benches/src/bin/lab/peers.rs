@@ -1,11 +1,11 @@
-//! All comparisons with other systems, one after another, as one table of Markdown.
+//! Runs all comparisons with other systems, and prints one table of Markdown.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- peers > peers.md
 //! ```
 //!
-//! Each is an example of its own, which this one builds where it has to and runs with `--json`. Systems that are
-//! not on this machine are named and skipped.
+//! A comparison is a question of this program or the example `cluster`, run with `--json`. Systems that are not on
+//! this machine are named and skipped.
 
 mod comparisons;
 mod machine;
@@ -19,23 +19,23 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Runs every comparison with another system and writes a table: machine, versions, date, and what came of it.
+/// Measure every comparison with another system; print a Markdown table
 ///
-/// A ratio above 1 is ours ahead. Numbers are this machine's, at this hour: run it on an idle one.
+/// The table names machine, versions and date. A ratio above 1 means that ours is faster. Numbers depend on the
+/// machine's load: run it on an idle one.
 #[derive(Debug, Parser)]
 #[command(
-    name = "peers",
-    after_help = "Exit code: 0 all comparisons ran, whoever is ahead; 1 one could not be run; 2 bad input.\n\n\
-                  Takes two minutes; build the example cluster before; --brief measures for moments only, to see that it works."
+    after_help = "Exit code: 0 all comparisons ran, whatever their ratios; 1 one could not be run; 2 bad input.\n\n\
+                  Takes two minutes. Build the example cluster first: cargo build --release --example cluster."
 )]
 pub(crate) struct Arguments {
     /// Only comparisons whose name contains this
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
-    /// Measures for moments
+    /// Measure each for a moment only, to check that it runs
     #[arg(long)]
     brief: bool,
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
@@ -88,7 +88,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Runs a program that measures; returns its report.
+/// Runs one comparison's program; returns its report.
 fn run(comparison: &Comparison, brief: bool) -> Result<Value, String> {
     let mut program = program(comparison.program)?;
     let words = if brief { comparison.brief } else { comparison.words };
@@ -99,12 +99,13 @@ fn run(comparison: &Comparison, brief: bool) -> Result<Value, String> {
         .stderr(Stdio::inherit())
         .output()
         .map_err(|error| error.to_string())?;
-    // A report with a claim that failed is a report.
+    // A program whose claim failed still prints a report.
     serde_json::from_slice(&done.stdout)
         .map_err(|_| format!("{} printed no report", comparison.program))
 }
 
-/// Returns the command of a question, or of the example `cluster`, which cargo puts into a folder beside this program.
+/// Returns the command of a question, or of the example `cluster`, which cargo builds into a folder next to this
+/// program.
 fn program(name: &str) -> Result<Command, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     if name != "cluster" {

@@ -1,4 +1,4 @@
-//! One message there and one back, between two processes: ours on every layer, beside the kernel's.
+//! One-way times of messages between two processes: ours on every layer, compared with the kernel's.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- pingpong
@@ -27,23 +27,23 @@ use measure::Figures;
 struct Run {
     fabric: String,
     layer: String,
-    /// Of messages.
+    /// Registration of the memory, for layers with tagged messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     registration: Option<String>,
     wait: String,
     bytes: usize,
     median_us: f64,
-    /// As the next, null where a library does not say it of itself.
+    /// NaN (null in JSON), like the next field, if a library does not report it.
     p99_us: f64,
     gb_per_s: f64,
-    /// What was published for it.
+    /// The published number, for simulated rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     published_us: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
 struct Document {
-    /// Peers that are not installed here, and who has lost messages.
+    /// Peers that are not installed here, and contestants that lost messages.
     skipped: Vec<String>,
     runs: Vec<Run>,
 }
@@ -75,8 +75,8 @@ pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Every contestant at every size, in turn, so that what else the machine does hits all of them. Who loses messages,
-/// as datagrams may be lost, is left out, by name.
+/// Measures every contestant at every size; rounds of the contestants alternate, so that other work on the machine
+/// slows all of them. Contestants that lose messages, as datagrams may, are skipped by name.
 fn contest(arguments: &Arguments, skipped: &mut Vec<String>) -> Result<Vec<Run>, String> {
     let mut contests = arguments.contests();
     let steps = contests.len() * arguments.rounds as usize;
@@ -108,7 +108,7 @@ fn contest(arguments: &Arguments, skipped: &mut Vec<String>) -> Result<Vec<Run>,
     Ok(rows.flat_map(|(contest, rounds)| rows_of(arguments, contest, &rounds)).collect())
 }
 
-/// The medians over the rounds.
+/// Returns a contestant's rows: the medians over the rounds.
 fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) -> Vec<Run> {
     let row = |(at, bytes): (usize, &usize)| {
         let median = |figure: fn(&Figures) -> f64| {
@@ -132,11 +132,11 @@ fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) ->
     arguments.sizes.iter().enumerate().map(row).collect()
 }
 
-/// How far a simulated figure may be from the published one.
+/// Largest deviation of a simulated number from the published one, as a fraction.
 const TOLERANCE: f64 = 0.1;
 
 impl Run {
-    /// How far it is from what was published.
+    /// Returns the deviation from the published number, as a fraction.
     fn deviation(&self) -> Option<f64> {
         self.published_us.map(|published| self.median_us / published - 1.0)
     }
@@ -176,7 +176,7 @@ fn finish(arguments: &Arguments, skipped: Vec<String>, runs: Vec<Run>) -> ExitCo
     if holds { ExitCode::SUCCESS } else { ExitCode::from(report::DID_NOT_HOLD) }
 }
 
-/// What not every library says of itself.
+/// Formats a number that not every library reports.
 fn known(figure: f64) -> String {
     if figure.is_nan() { "-".into() } else { format!("{figure:.3}") }
 }

@@ -14,16 +14,19 @@ use clap::Parser;
 use crate::plan::numbers::Report;
 use crate::report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
 
-/// Measure the planners of fragments: against the paper, brute force, the linear program, noise and change.
+/// Measure the planners of fragments against the paper, or on random pipelines
 ///
-/// Without --study or --figures it reproduces the paper's numbers.
+/// Without --study or --figures it reproduces the paper's numbers. --study compares with brute force and the linear
+/// program, and adds noise and change.
 #[derive(Debug, Parser)]
-#[command(after_help = "Exit code: 0 fine; 1 a number is not where it should be; 2 bad input.")]
+#[command(
+    after_help = "Exit code: 0 all numbers are within their bounds; 1 one is not; 2 bad input."
+)]
 pub(crate) struct Arguments {
     /// Reproduce every number of the paper that can be computed, with the deviation.
     #[arg(long)]
     paper: bool,
-    /// Measure the planners on random pipelines: against brute force, the linear program, noise and change.
+    /// Measure the planners on random pipelines: against brute force, the linear program, noise and change
     #[arg(long)]
     study: bool,
     /// Draw the paper's figures 2 and 8 to 14 into this directory, as SVG.
@@ -32,10 +35,10 @@ pub(crate) struct Arguments {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// Seed of the random pipelines.
+    /// Seed of the random pipelines
     #[arg(long, default_value_t = 7)]
     seed: u64,
-    /// Random pipelines for each comparison with the linear program; the others take more or fewer in proportion.
+    /// Random pipelines per comparison with the linear program; other comparisons take proportionally more or fewer
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(8..=1_000_000))]
     samples: u64,
 }

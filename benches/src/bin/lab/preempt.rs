@@ -1,4 +1,4 @@
-//! What being preempted costs a parallel job.
+//! The cost of preemption for a parallel job.
 
 pub(crate) mod arguments;
 mod channel;

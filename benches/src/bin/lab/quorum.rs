@@ -1,4 +1,4 @@
-//! Decisions by a majority whose hosts may be busy.
+//! Majority decisions that do not wait for busy hosts.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- quorum
@@ -19,30 +19,30 @@ use nodes::{Figures, Plan};
 
 const EXAMPLES: &str = "\
 Examples:
-  quorum                                   four processes over UDP
-  quorum --fabric shm --nodes 5 --depth 4
-  quorum --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
+  lab quorum                                   four processes over UDP
+  lab quorum --fabric shm --nodes 5 --depth 4
+  lab quorum --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
-Rank 0 proposes entries of 64 bytes, for --seconds or up to 65536 of them; the others write them into their
-logs. A follower's host stands still for --stall-us, once in a hundred entries. Afterwards all logs are
-compared with what was decided.
+Rank 0 proposes entries of 64 bytes, for --seconds or up to 65536 of them; the other ranks write them into their
+logs. A follower's host stalls for --stall-us, once in a hundred entries. Afterwards all logs are compared with
+the decided entries.
 
 Exit code: 0 it ran, and every follower's log has every decided entry; 1 one lacks some, or a process was
 lost; 2 bad input.";
 
-/// Quorum acknowledgement by NICs, beside the same by hosts.
+/// Measure quorum acknowledgement by NICs, and the same by hosts
 ///
-/// By NICs the leader's host hears of each entry once, when most nodes have it, and followers' hosts hear
-/// nothing: their NICs write into their logs. The extension is an `async fn`.
+/// By NICs, the leader's host gets one completion per entry, when a majority has it. Followers' hosts do nothing:
+/// their NICs write into their logs. The extension is an `async fn`.
 #[derive(Debug, Parser)]
-#[command(name = "quorum", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,
-    /// Entries that the leader has under way, from 1 to 32
+    /// Entries in flight at the leader, from 1 to 32
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=32))]
     depth: u64,
-    /// Microseconds for which a follower's host stands still, up to 100000
+    /// Microseconds for which a follower's host stalls, up to 100000
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     stall_us: u64,
 }
@@ -60,9 +60,9 @@ struct Run {
     decided: u64,
     median_us: f64,
     p99_us: f64,
-    /// Messages and completions that the leader's host took for each decision.
+    /// Messages and completions at the leader's host per decision.
     leader_wakes: f64,
-    /// Decided entries that a follower's log lacks.
+    /// Decided entries that are missing in a follower's log.
     lacking: u64,
 }
 

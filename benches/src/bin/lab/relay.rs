@@ -1,4 +1,4 @@
-//! Small reliable messages from host to host: what a service run by hosts is made of, to compare with.
+//! Small reliable messages from host to host: the basis of services run by hosts, for comparison.
 
 use std::collections::VecDeque;
 
@@ -15,10 +15,10 @@ pub(crate) const RELAY: ExtensionId = ExtensionId(200);
 pub(crate) const MOST: usize = 96;
 const SEND: u8 = 1;
 const RECEIVE: u8 = 2;
-/// Buffers on each side.
+/// Number of buffers on each side.
 const SLOTS: usize = 128;
 
-/// Brings one port's messages to another's: each a control message.
+/// Carries each message from one port to another's as a control message.
 #[derive(Debug, Default)]
 pub(crate) struct Relay {
     lent: VecDeque<Command>,
@@ -78,13 +78,13 @@ impl Extension for Relay {
     }
 }
 
-/// A host's end of it.
+/// A host's end of the relay.
 pub(crate) struct Mail {
     port: Port,
     memory: Region,
     free: Vec<usize>,
     come: VecDeque<(NodeId, Vec<u8>)>,
-    /// Messages that have come.
+    /// Number of received messages.
     pub(crate) received: u64,
 }
 

@@ -1,12 +1,12 @@
-//! One service, asked over tokio's TCP and over ours, in the same run.
+//! One service over tokio's TCP and over our fabrics, in the same run.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- service
 //! ```
 //!
-//! What serves is a `tower::Service` that knows nothing of either. As a *stream*, the code that
-//! serves a TCP connection serves one of ours: only who listens has changed. As a *call*, requests
-//! travel as messages, and no stream is cut into them.
+//! The server is a `tower::Service` that knows nothing of either. As a *stream*, the code that serves a TCP
+//! connection serves one of ours; only the listener differs. As a *call*, each request travels as a message, without
+//! framing in a stream.
 
 mod arguments;
 mod call;
@@ -33,7 +33,7 @@ struct Run {
     requests_per_s: f64,
     median_us: f64,
     p99_us: f64,
-    /// How many times as many requests a second as TCP in the same rounds.
+    /// Requests per second over those of TCP in the same rounds.
     ratio: Option<f64>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// This process's rank and both addresses; that of who serves is one of TCP as well.
+/// Returns this process's rank and both addresses; the server's is also its TCP address.
 fn seat(place: Place) -> Result<(u16, Vec<SocketAddr>), String> {
     let peers = ranks::addresses(&place, call::PATIENCE)?;
     if place.rank == 1 {
@@ -72,7 +72,7 @@ fn seat(place: Place) -> Result<(u16, Vec<SocketAddr>), String> {
     Ok((place.rank, peers))
 }
 
-/// Takes this process's part: rank 0 asks, rank 1 serves; a process alone starts its server.
+/// Takes this process's part: rank 0 is the client, rank 1 the server; a process that is alone starts its server.
 fn run(
     arguments: &Arguments,
     place: Option<(u16, Vec<SocketAddr>)>,

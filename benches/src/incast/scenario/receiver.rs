@@ -1,4 +1,4 @@
-//! The receiver: lends buffers, says when to measure, and counts what arrives.
+//! The receiver: posts buffers, announces the measured part, and counts messages.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,54 +16,54 @@ use super::super::mailbox::{Either, Mailbox, Note, Sent, Word, by, either, later
 use super::super::setting::{Mode, Service};
 use super::{BACKGROUND_BYTES, COUNTS, Failure, Part, STAMP_BYTES};
 
-/// Bytes of buffers that are lent for each kind of message: a third of a second at 100 Mb/s.
+/// Bytes of posted buffers for each kind of message: a third of a second at 100 Mb/s.
 const BUFFER_BYTES: usize = 4 << 20;
-/// The fewest of them.
+/// Least number of posted buffers for each kind.
 const BUFFERS: usize = 16;
-/// Messages of each sender that end the warm-up.
+/// Messages of each sender after which the warm-up ends.
 const WARM_MESSAGES: u64 = 10;
-/// The least that a warm-up takes: some rounds of a token.
+/// Least time of a warm-up: some rounds of a token.
 const WARM_UP: Duration = Duration::from_millis(50);
-/// The most, where a sender's messages are all lost.
+/// Longest warm-up without coordination; all of a sender's messages may be lost.
 const WARM_UP_ALONE: Duration = Duration::from_millis(150);
-/// The most where none may be lost: a first token may take some leases.
+/// Longest warm-up with coordination; a first token may take some leases.
 const WARM_UP_COORDINATED: Duration = Duration::from_secs(3);
-/// How long the receiver still answers those whose end it has heard of.
+/// Time for which the receiver still answers senders whose `Done` it has received.
 const LINGER: Duration = Duration::from_millis(50);
 
-/// What the receiver has seen of one sender.
+/// State of one sender.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
     here: bool,
     warm: u64,
-    /// The number that its next message has at least.
+    /// Least number of its next message.
     next: u32,
-    /// Messages that count, and bytes that came while measuring.
+    /// Counted messages, and bytes received during the measured part.
     messages: u64,
     bytes: u64,
     sent: Option<Sent>,
 }
 
-/// What a run came to.
+/// Measurements of a run.
 #[derive(Debug)]
 pub struct Measured {
-    /// Messages that counted, and that arrived.
+    /// Messages that the senders counted.
     pub sent: u64,
-    /// Those among them that arrived.
+    /// Counted messages that arrived.
     pub received: u64,
-    /// Bytes that arrived while measuring, from each sender.
+    /// Bytes from each sender during the measured part.
     pub bytes: Vec<u64>,
-    /// Bytes of the node beside.
+    /// Bytes from the background node.
     pub background_bytes: u64,
     /// Nanoseconds from post to arrival.
     pub latency: Histogram<u64>,
     /// Control messages of all senders.
     pub control_messages: u64,
-    /// Senders that never said what they sent.
+    /// Senders that never reported what they sent.
     pub lost: Vec<NodeId>,
 }
 
-/// Receives from everybody; who does not say at the end what it has sent is lost.
+/// Receives from all senders; a sender that does not report at the end what it has sent is lost.
 pub async fn receive<H: Host>(host: &H, part: &Part) -> Result<Measured, Failure> {
     let mut mailbox = Mailbox::open(host)?;
     let mut receiver = Receiver::new(host, part)?;
@@ -74,7 +74,7 @@ pub async fn receive<H: Host>(host: &H, part: &Part) -> Result<Measured, Failure
     Ok(receiver.result())
 }
 
-/// What the receiver answers to a sender that says hello.
+/// The receiver's phase, which decides its answer to a hello.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     Gathering,
@@ -86,11 +86,11 @@ struct Receiver<'a> {
     part: &'a Part,
     port: Port,
     buffers: Vec<Region>,
-    /// Buffers of each kind.
+    /// Buffers for each kind of message.
     each: usize,
     sources: BTreeMap<NodeId, Source>,
     phase: Phase,
-    /// When measuring ends.
+    /// End of the measured part.
     until: Instant,
     latency: Histogram<u64>,
 }
@@ -100,7 +100,7 @@ impl<'a> Receiver<'a> {
         let mut port = host.open_port().map_err(Failure::stopped)?;
         let setting = &part.setting;
         let bytes = setting.message_bytes.max(BACKGROUND_BYTES) as usize;
-        // The senders' buffers come first, then those of the node beside.
+        // The senders' buffers come first, then those of the background node.
         let lots = if setting.background_mbps > 0 { 2 } else { 1 };
         let each = (BUFFER_BYTES / bytes).clamp(BUFFERS, port.depth() / lots);
         let mut buffers = Vec::new();
@@ -135,7 +135,7 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    /// Waits until every sender is heard of, or until that is no longer to be expected.
+    /// Waits until every sender has sent enough messages, or until the time limit of the warm-up.
     async fn warm_up<H: Host>(&mut self, host: &H, mailbox: &mut Mailbox) -> Result<(), Failure> {
         let coordinated = self.part.setting.mode != Mode::None;
         let most = if coordinated { WARM_UP_COORDINATED } else { WARM_UP_ALONE };
@@ -160,7 +160,7 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    /// Waits until every sender has said what it has sent.
+    /// Waits until every sender has reported what it sent.
     async fn finish<H: Host>(&mut self, host: &H, mailbox: &mut Mailbox) -> Result<(), Failure> {
         let limit = later(host, self.part.drain());
         while host.now() < limit && self.sources.values().any(|source| source.sent.is_none()) {
@@ -173,7 +173,7 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    /// Takes what has come, or waits until `until` for something to come.
+    /// Handles arrived messages, or waits for one until `until`.
     async fn turn<H: Host>(
         &mut self,
         host: &H,
@@ -201,7 +201,7 @@ impl<'a> Receiver<'a> {
         let round = note.round;
         let Some(source) = self.sources.get_mut(&from) else { return Ok(()) };
         let answer = match note.word {
-            // Who is still at the run before has not heard that it is over.
+            // A sender still at the previous run has missed its `End`.
             Word::Done(_) if round < self.part.round => Word::End,
             _ if round != self.part.round => return Ok(()),
             Word::Hello(fingerprint) if fingerprint != self.part.setting.fingerprint() => {
@@ -285,7 +285,7 @@ impl<'a> Receiver<'a> {
         let sent = senders.iter().filter_map(|(_, source)| source.sent);
         Measured {
             sent: sent.clone().map(|sent| sent.messages).sum(),
-            // What a lost sender has sent is not known.
+            // The number of messages that a lost sender sent is unknown.
             received: senders
                 .iter()
                 .filter(|(_, source)| source.sent.is_some())

@@ -1,4 +1,4 @@
-//! A sender: keeps its port full, and counts what it sends while it counts.
+//! A sender: keeps its port full, and counts the messages of the measured part.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::super::mailbox::{Either, Mailbox, Note, REPEAT, Sent, Word, by, eithe
 use super::super::setting::Service;
 use super::{COUNTS, Failure, POSTED, Part, RECEIVER, STAMP_BYTES};
 
-/// The cookie of a question for the coordination's counters.
+/// Cookie of the request for the coordination's counters.
 const COUNTERS_COOKIE: u64 = u64::MAX;
-/// Longest that a receiver takes to say that it measures.
+/// Time limit for the receiver's `Measure`.
 const WARM_UP_LIMIT: Duration = Duration::from_secs(6);
 
-/// Sends to the receiver until it has heard how much; what was sent is the result.
+/// Sends to the receiver until it has confirmed the number; returns the counts.
 pub async fn send<H: Host>(host: &H, part: &Part) -> Result<Sent, Failure> {
     let mut mailbox = Mailbox::open(host)?;
     let port = say_hello(host, part, &mut mailbox).await?;
@@ -33,14 +33,14 @@ pub async fn send<H: Host>(host: &H, part: &Part) -> Result<Sent, Failure> {
     Ok(sent)
 }
 
-/// Where messages go, as the receiver says once everybody is there.
+/// Says hello; returns the port for messages, which the receiver announces once all nodes have started.
 async fn say_hello<H: Host>(
     host: &H,
     part: &Part,
     mailbox: &mut Mailbox,
 ) -> Result<PortId, Failure> {
     let hello = Note { round: part.round, word: Word::Hello(part.setting.fingerprint()) };
-    // The receiver waits for the others as long, and says so itself.
+    // The receiver waits as long for the other senders, and reports missing ones itself.
     let limit = later(host, part.wait);
     while host.now() < limit {
         mailbox.send(RECEIVER, hello)?;
@@ -60,7 +60,7 @@ async fn say_hello<H: Host>(
     Err(Failure::Unreachable(vec![RECEIVER]))
 }
 
-/// Tells the receiver what was sent until it has heard.
+/// Reports the counts to the receiver until it confirms.
 async fn say_done<H: Host>(
     host: &H,
     part: &Part,
@@ -90,14 +90,14 @@ struct Pump<'a> {
     memory: Region,
     message_bytes: usize,
     service: Service,
-    /// Places in memory that the NIC does not read.
+    /// Slots that the NIC does not read.
     free: Vec<u32>,
     next: u32,
     counts: bool,
     sent: Sent,
-    /// Control messages when counting began, once known.
+    /// Control messages at the begin of counting, once known.
     counters: Vec<u64>,
-    /// When the next message of a paced sender is due.
+    /// Due time of a paced sender's next message.
     due: Option<Instant>,
     rng: Rng,
 }
@@ -125,7 +125,7 @@ impl<'a> Pump<'a> {
         })
     }
 
-    /// Senders do not begin in step.
+    /// Waits a random time, so that senders do not begin in step.
     async fn begin<H: Host>(&mut self, host: &H) {
         let message = self.part.setting.message_nanos(self.part.setting.message_bytes);
         let delay = self.rng.below(message);
@@ -140,7 +140,7 @@ impl<'a> Pump<'a> {
         let limit = later(host, self.part.wait + WARM_UP_LIMIT);
         let wanted = Note { round: self.part.round, word: Word::Measure };
         while host.now() < limit {
-            // A receiver whose word was lost is asked again.
+            // The `Measure` note may be lost: ask again.
             let repeat = later(host, REPEAT * 10);
             while host.now() < repeat {
                 let turn = self.turn(host, repeat);
@@ -166,7 +166,7 @@ impl<'a> Pump<'a> {
         self.ask_counters()
     }
 
-    /// Waits for what is posted to have left.
+    /// Waits until all posted messages have left.
     async fn drain<H: Host>(&mut self, host: &H) -> Result<Sent, Failure> {
         let limit = later(host, self.part.drain());
         while self.port.outstanding() > 0 {
@@ -181,7 +181,7 @@ impl<'a> Pump<'a> {
         Ok(self.sent)
     }
 
-    /// Fills the port, and waits for something to have left, or for `until`.
+    /// Fills the port, then waits until a message has left, or until `until`.
     async fn turn<H: Host>(&mut self, host: &H, until: Instant) -> Result<(), Failure> {
         self.fill(host)?;
         let until = self.due.map_or(until, |due| until.min(due.max(host.now())));
@@ -204,7 +204,7 @@ impl<'a> Pump<'a> {
             if let Some(due) = &mut self.due {
                 let bits = u64::from(self.part.message_bytes(host.node())) * 8_000;
                 let interval = bits / u64::from(self.part.setting.background_mbps);
-                // Ordinary traffic is not regular.
+                // Background traffic has random gaps.
                 *due = due.plus_nanos(self.rng.between(interval / 2, interval * 3 / 2));
             }
         }

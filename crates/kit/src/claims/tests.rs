@@ -1,4 +1,4 @@
-//! Claims of times: what holds, what is missed, and when the machine is to blame.
+//! Tests of timing claims: passed, missed, and excused by the machine's load.
 
 use super::{Compared, Verdict, outcome};
 
@@ -56,6 +56,6 @@ fn only_evidence_makes_a_missed_claim_the_machines() {
     assert_eq!(outcome(&[Missed, Unclear], quiet), Ok(1));
     assert!(outcome(&[Holds, Missed], busy).is_err());
     assert!(outcome(&[Holds, Unclear], quiet).is_err());
-    // What could not be measured is broken, however busy the machine is.
+    // A number that could not be measured is a failure, however busy the machine is.
     assert_eq!(outcome(&[Holds, NoNumber], busy), Ok(1));
 }

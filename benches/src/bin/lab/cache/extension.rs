@@ -1,4 +1,4 @@
-//! A cache on one page: gets that hit are answered by the owner's NIC, and never reach its host.
+//! A cache on one page: the owner's NIC answers gets that hit, without its host.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,23 +13,23 @@ use midplane::simhw::region::Payload;
 pub(crate) const CACHE: ExtensionId = FIRST_USER_EXTENSION;
 /// Gets the key of argument 0 from `node` into `region`.
 pub(crate) const GET: u8 = 1;
-/// Lends the owner's NIC a slot: completes with who misses which key, and the number of its get.
+/// Posts a slot for one miss to the owner's NIC: completes with the requester, the key and the number of its get.
 pub(crate) const SERVE: u8 = 2;
-/// Answers a miss with `region`: its key and number are the arguments, `node` is who asked.
+/// Answers a miss with `region`: the arguments are the key and the number of the get, `node` the requester.
 pub(crate) const FILL: u8 = 3;
-/// The owner's value of the key of argument 0 is `region` from now on.
+/// Sets the owner's value of the key in argument 0 to `region`.
 pub(crate) const SET: u8 = 4;
-/// Empties the cache and gives it argument 0 places; completes with the hits and misses until then.
+/// Empties the cache and resizes it to argument 0 entries; completes with the hits and misses so far.
 pub(crate) const PLACES: u8 = 5;
 /// Most bytes of a value.
 pub(crate) const MOST: usize = 64;
 
-/// Bytes of an empty place.
+/// Bytes of an empty entry.
 pub(crate) const PLACE: usize = size_of::<Place>();
 
 type Place = Option<(u64, Vector<u8>)>;
 
-/// One direct-mapped table, in the NIC's bounded memory.
+/// A direct-mapped table in the NIC's bounded memory.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
     table: Option<Vector<Place>>,
@@ -51,7 +51,7 @@ impl Cache {
     fn put(&mut self, nic: &Context<'_>, key: u64, value: &[u8]) {
         let heap = nic.heap().clone();
         if let Some(place) = self.place(key) {
-            // What was there goes first: its memory may be all that there is.
+            // Free the old value first: the heap may have no other room.
             *place = None;
             *place = heap.copy(value).ok().map(|value| (key, value));
         }
@@ -65,7 +65,7 @@ impl Cache {
         Some(())
     }
 
-    /// Misses go to the host, as far as it has lent slots.
+    /// Hands misses to the host, as far as it has posted slots.
     fn hand_out(&mut self, nic: &mut Context<'_>) {
         while !self.slots.is_empty() && !self.missed.is_empty() {
             let (slot, missed) = (self.slots.pop_front(), self.missed.pop_front());
@@ -115,7 +115,7 @@ impl Extension for Cache {
             FILL | SET if value.is_empty() || value.len() > MOST => Status::Invalid,
             FILL | SET => {
                 self.put(nic, key, &value);
-                // Who is gone waits no more.
+                // A requester that has disconnected needs no answer.
                 let gone = opcode == FILL
                     && nic.send_control(node, &message(FILL, number, &value)).is_err();
                 if gone { Status::PeerLost } else { Status::Done }
@@ -140,7 +140,7 @@ impl Extension for Cache {
             let hit = hit.filter(|(there, _)| *there == key).map(|(_, value)| value.to_vec());
             self.counts[usize::from(hit.is_none())] += 1;
             match hit {
-                // Who is gone waits no more.
+                // A requester that has disconnected needs no answer.
                 Some(value) => drop(nic.send_control(from, &message(FILL, number, &value))),
                 None => self.missed.push_back((from, key, number)),
             }

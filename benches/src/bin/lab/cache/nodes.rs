@@ -1,4 +1,4 @@
-//! What the owner and its clients do, with the cache on the NIC or all of it on hosts.
+//! The owner and its clients, with the cache on the NIC or everything on hosts.
 
 use std::time::Duration;
 
@@ -17,22 +17,22 @@ use crate::fleet::{Meeting, Part};
 use crate::relay::{Mail, RELAY, Relay};
 
 const OWNER: NodeId = NodeId(0);
-/// Misses that may be with the owner's host at once.
+/// Misses that the owner's host may hold at once.
 const SLOTS: u64 = 64;
-/// The owner changes one of its values so often.
+/// Interval between two changes of a value by the owner.
 const CHANGE_EVERY: Duration = Duration::from_micros(500);
 
-/// Longer ones count as this.
+/// Longest latency that is recorded, in ns; longer ones count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// What is measured.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) keys: u64,
     pub(crate) bytes: usize,
-    /// Gets that each client has under way.
+    /// Gets in flight per client.
     pub(crate) depth: usize,
-    /// Places of the NIC's cache, one part each; then hosts alone.
+    /// Entries of the NIC's cache, one measured part each; a part by hosts alone follows.
     pub(crate) places: Vec<u64>,
     /// Bytes of the NIC's memory.
     pub(crate) heap: usize,
@@ -40,16 +40,16 @@ pub(crate) struct Plan {
     pub(crate) bar: ProgressBar,
 }
 
-/// What one part has given; all of it at the clients, but for what the owner has seen.
+/// Results of one part, from the clients but for `at_host`, which the owner counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
-    /// `None` for hosts alone.
+    /// Entries of the cache; `None` for hosts alone.
     pub(crate) places: Option<u64>,
     pub(crate) gets: u64,
     pub(crate) wrong: u64,
     pub(crate) median_ns: u64,
     pub(crate) p99_ns: u64,
-    /// Gets that came to the owner's host.
+    /// Gets that reached the owner's host.
     pub(crate) at_host: u64,
     pub(crate) took: Duration,
 }
@@ -105,7 +105,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The host whose values they are.
+/// The host that owns the values.
 struct Owner {
     port: Port,
     memory: Region,
@@ -158,7 +158,7 @@ impl Owner {
         Err("the NIC has stopped".into())
     }
 
-    /// Answers misses and changes values until all clients are done; how many misses came.
+    /// Answers misses and changes values until all clients are done; returns the number of misses.
     async fn serve(
         &mut self,
         host: &impl Host,
@@ -189,7 +189,7 @@ impl Owner {
         }
     }
 
-    /// Whether it was a miss.
+    /// Answers the completed command; returns whether it was a miss.
     fn answer(&mut self, plan: &Plan, done: &Completion) -> Result<bool, String> {
         let is_miss = done.opcode == SERVE;
         if is_miss {
@@ -204,7 +204,7 @@ impl Owner {
     }
 }
 
-/// The same without a cache: every get is a message to the owner's host, and one back.
+/// Serves without a cache: each get is a message to the owner's host and an answer.
 async fn serve_by_mail(
     host: &impl Host,
     plan: &Plan,
@@ -234,12 +234,12 @@ async fn serve_by_mail(
     }
 }
 
-/// A client: so many gets under way, each checked.
+/// A client with a fixed number of gets in flight; it checks each answer.
 struct Client {
     keys: Keys,
     judge: Judge,
     latency: Histogram<u64>,
-    /// What each place under way asks for, and since when.
+    /// Key of each get in flight, and when it was sent.
     asked: Vec<(u64, Instant)>,
 }
 
@@ -251,7 +251,7 @@ impl Client {
         Self { keys, judge: Judge::default(), latency, asked }
     }
 
-    /// The next key, at a place.
+    /// Draws the next key, for the get in flight number `at`.
     fn next(&mut self, host: &impl Host, at: usize) -> u64 {
         let key = self.keys.next();
         self.asked[at] = (key, host.now());
@@ -323,7 +323,7 @@ impl Client {
         Ok(self)
     }
 
-    /// What is added up over the clients: latencies are those of the first one.
+    /// Returns the numbers to sum over the clients; latencies are the first client's.
     fn words(&self, is_first: bool) -> [u64; 4] {
         let at = |share| if is_first { self.latency.value_at_quantile(share) } else { 0 };
         [self.latency.len(), self.judge.wrong, at(0.5), at(0.99)]

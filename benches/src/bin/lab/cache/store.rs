@@ -1,13 +1,13 @@
-//! The owner's values, what clients ask for, and whether an answer is right.
+//! The owner's values, the clients' keys, and the check of answers.
 
 use std::collections::BTreeMap;
 
 use midplane::simhw::rng::Rng;
 
-/// How skewed requests are (YCSB's constant).
+/// Skew of the keys (YCSB's constant).
 const ZIPF: f64 = 0.99;
 
-/// The value of a version of a key: any byte that is wrong shows.
+/// Builds the value of a version of a key, so that any wrong byte is detected.
 pub(crate) fn value(key: u64, version: u64, bytes: usize) -> Vec<u8> {
     let mut value = [key.to_le_bytes(), version.to_le_bytes()].concat();
     let pattern = (key as u8).wrapping_mul(31).wrapping_add(version as u8);
@@ -15,7 +15,7 @@ pub(crate) fn value(key: u64, version: u64, bytes: usize) -> Vec<u8> {
     value
 }
 
-/// The owner's own table: every key has a version.
+/// The owner's table: a version for each key.
 #[derive(Debug, Default)]
 pub(crate) struct Store(BTreeMap<u64, u64>);
 
@@ -30,10 +30,10 @@ impl Store {
     }
 }
 
-/// Keys as they are asked for: few of them often.
+/// Draws keys by Zipf's law: few keys often.
 #[derive(Debug)]
 pub(crate) struct Keys {
-    /// The share of requests that is for a key up to this one.
+    /// Share of requests for keys up to this one.
     shares: Vec<f64>,
     rng: Rng,
 }
@@ -57,7 +57,7 @@ impl Keys {
     }
 }
 
-/// Checks answers: the right key, all bytes as they should be, and never an older version than before.
+/// Checks answers: the right key, every byte, and a version no older than the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Judge {
     seen: BTreeMap<u64, u64>,

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of `lab collectives`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use crate::ranks::Ranks;
 
-/// What members do together.
+/// A collective operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Operation {
-    /// Wait for all
+    /// Wait for all members
     Barrier,
     /// Bring the first member's bytes to all
     Broadcast,
@@ -31,7 +31,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Who does the work.
+/// Where the operation runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Where {
@@ -39,7 +39,7 @@ pub(crate) enum Where {
     Host,
 }
 
-/// What joins the members.
+/// The fabric between the members.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Fabric {
@@ -51,33 +51,38 @@ pub(crate) enum Fabric {
     Shm,
 }
 
-/// Measures collective operations run by NICs, and the same ones run by hosts.
+/// Measure collective operations run by NICs, and the same run by hosts
 ///
-/// Both use the same algorithms. A round takes from when its first member begins until its last one
-/// ends; host time is what members spend in it on the average. The simulated machines are those of
-/// the DVCM paper: 18 us from coprocessor to coprocessor, 60 us from application to application. With
-/// h for the way between host and NIC, c between NICs and L rounds a barrier takes L (2h + c) by hosts
-/// and 2h + L c by NICs: the model that barriers are held against. Members of a broadcast that begin at
-/// random within S wait S/6 for a late root on the average, whoever carries it; by hosts one with k others
-/// above it in the tree waits S k / (2 (k + 2)): with 16 members and S large hosts spend 1.48 times what
-/// they do with NICs, and no more; what they do beside waiting for the root is told apart. On live fabrics all members are
-/// tasks of this process, each with a NIC of its own. With --rank and --peers each is a process, here or
-/// on another host, over UDP: then a round takes what it takes its slowest member by that one's own clock.
+/// Both use the same algorithms. A round lasts from its first member's begin to its last one's end; host time is the
+/// mean time of a member in it.
+///
+/// The simulated machines are the DVCM paper's: 18 us from coprocessor to coprocessor (c), 60 us from application to
+/// application (2h + c, with h between host and NIC). A barrier of L rounds then takes L (2h + c) by hosts and 2h + L
+/// c by NICs: simulated barriers must be within 10 % of this model.
+///
+/// If members of a broadcast begin at random within S (--skew-us), they wait S/6 for a late root on average, by NICs
+/// and by hosts. By hosts, a member with k others above it in the tree waits S k / (2 (k + 2)): with 16 members and a
+/// large S, hosts spend at most 1.48 times as long as with NICs. Time without the wait for the root is therefore
+/// reported, too.
+///
+/// On live fabrics all members are tasks of this process, each with a NIC of its own. With --rank and --peers each
+/// member is a process, here or on another host, over UDP: a round's time is then its slowest member's, by that
+/// member's own clock.
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Exit code: 0 it ran, and simulated barriers are within 10 % of the model; 1 they are not, or a \
-                  message was lost; 2 bad input.\n\nTry: --operation barrier --nodes 8,64 --plot barrier.svg\n     --fabric udp --rank 0 \
-                  --peers hosts.txt, and --rank 1, --rank 2, ... on the others, with the same flags"
+                  message was lost; 2 bad input.\n\nExamples:\n  lab collectives --operation barrier --nodes 8,64 --plot barrier.svg\n  \
+                  lab collectives --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the other hosts, same flags"
 )]
 pub(crate) struct Arguments {
-    /// What joins the members
+    /// The fabric between the members
     #[arg(long, value_enum, default_value_t = Fabric::Sim)]
     pub(crate) fabric: Fabric,
-    /// Operations to measure, with commas between; all, unless given
+    /// Operations to measure, separated by commas; default: all
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) operation: Vec<Operation>,
-    /// Sizes of groups, with commas between: from 2 to 1,024 (up to 64 on live fabrics); with --communicator 8, 16 and 32
-    /// unless given
+    /// Sizes of groups, separated by commas: from 2 to 1,024 (up to 64 on live fabrics); with --communicator the
+    /// default is 8,16,32
     #[arg(
         long,
         value_delimiter = ',',
@@ -86,25 +91,25 @@ pub(crate) struct Arguments {
         default_value_if("communicator", "true", "8,16,32")
     )]
     pub(crate) nodes: Vec<u16>,
-    /// Bytes of a broadcast, and of a member's words or part: of these no more than 88, in words of 8
+    /// Bytes of a broadcast, or of a member's words or part (these: at most 88, a multiple of 8)
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8..=65_536), default_value_t = 8)]
     pub(crate) bytes: u32,
-    /// Measure a communicator's operations: hosts run them by messages over Virtual Interfaces; up to 32
-    /// members, in one process
+    /// Measure a communicator's operations: hosts run them by messages over Virtual Interfaces; up to 32 members, in
+    /// one process
     #[arg(long)]
     pub(crate) communicator: bool,
-    /// Rounds that are measured
+    /// Measured rounds
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000), default_value_t = 50)]
     pub(crate) rounds: u32,
-    /// Members begin each round late by up to so many microseconds, at random
+    /// Delay each member's begin of a round by up to so many microseconds, at random
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=1_000_000), default_value_t = 0)]
     pub(crate) skew_us: u64,
-    /// Seed of everything random
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) ranks: Ranks,
-    /// Draw the latencies over the sizes
+    /// Draw latencies over group sizes
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     /// Print one JSON document

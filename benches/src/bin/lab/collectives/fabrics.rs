@@ -1,4 +1,4 @@
-//! A group on one of the fabrics.
+//! Runs a group on one of the fabrics.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,10 +23,10 @@ use crate::collectives::arguments::Fabric;
 use crate::collectives::member::{Log, Plan, Times, play};
 use crate::processes;
 
-/// Longer than any run on an overloaded machine takes when nothing is lost.
+/// Time limit of a run; only a lost message makes a run last longer.
 const LOST: Duration = Duration::from_secs(60);
 
-/// All rounds of all members.
+/// Runs all rounds of all members; returns their times.
 ///
 /// # Errors
 /// One line that says what failed.
@@ -47,7 +47,7 @@ pub(crate) fn run(fabric: Fabric, plan: Plan, seed: u64) -> Result<Vec<Vec<Times
     Ok(log)
 }
 
-/// A member's NIC.
+/// Builds the unit of a member's NIC.
 pub(crate) fn unit(nodes: u16) -> Unit {
     let mut unit = Unit::default();
     let members = (0..nodes).map(NodeId).collect();
@@ -94,7 +94,7 @@ async fn all<H: Host>(hosts: Vec<H>, plan: Plan, log: Log) -> Result<(), String>
         let (gate, log) = (Arc::clone(&gate), Arc::clone(&log));
         tokio::spawn(play(host, plan, log, async move {
             gate.wait().await;
-            // What lends the last buffers is on its way to the NICs.
+            // The last posted buffers are still on their way to the NICs.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }))
     });
@@ -106,7 +106,7 @@ async fn all<H: Host>(hosts: Vec<H>, plan: Plan, log: Log) -> Result<(), String>
 
 async fn udp(plan: Plan, log: Log) -> Result<(), String> {
     let addresses = processes::free_addresses(plan.nodes.into())?;
-    // Faster than any loopback: nothing is paced.
+    // A line rate above any loopback's: frames are not paced.
     let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
     let mut nics = Vec::new();
     for node in (0..plan.nodes).map(NodeId) {

@@ -1,4 +1,4 @@
-//! A group whose members are processes, here or across hosts: each measures itself.
+//! A group whose members are processes, here or on several hosts; each measures its own times.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -15,14 +15,14 @@ use crate::collectives::fabrics::unit;
 use crate::collectives::member::{Plan, play};
 use crate::fleet::Meeting;
 
-/// How long all of it may take.
+/// Time limit of the whole run.
 const LOST: Duration = Duration::from_secs(300);
-/// The first of the ports of groups of hosts: far from those that are numbered as they are opened.
+/// First port of the groups, above the numbers that ports get when they are opened.
 const PORTS: u16 = 16;
-/// Words that members combine at once.
+/// Words in one reduction.
 const WORDS: usize = 11;
 
-/// Takes this process's part in all plans. All members have the rounds then.
+/// Takes this process's part in all plans; every member returns the rounds.
 ///
 /// # Errors
 /// One line that says what failed.
@@ -37,7 +37,7 @@ pub(crate) fn take_part(
     let runtime = runtime.worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|error| format!("starting a runtime: {error}"))?;
     runtime.block_on(async {
-        // Faster than any loopback: nothing is paced.
+        // A line rate above any loopback's: frames are not paced.
         let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
         let config = UdpConfig::new(NodeId(rank), peers).line(line).seed(seed);
         let nic =
@@ -60,12 +60,12 @@ async fn all(host: UdpHost, nodes: u16, plans: &[Plan]) -> Result<Vec<Rounds>, S
         let log = Arc::new(Mutex::new(vec![Vec::new(); plan.rounds as usize]));
         meeting.barrier().await?;
         play(host.clone(), plan, Arc::clone(&log), async {
-            // What lends the last buffers is on its way to the NICs.
+            // The last posted buffers are still on their way to the NICs.
             tokio::time::sleep(Duration::from_millis(50)).await;
         })
         .await?;
         let log = std::mem::take(&mut *log.lock().expect("nobody panics with it"));
-        // One member's: when it began and ended each round, by its own clock.
+        // This member's times, by its own clock.
         let own = log.iter().flatten().map(|(_, begun, ended)| ended.nanos_since(*begun));
         let mut longest: Vec<u64> = own.collect();
         let mut sum = [longest.iter().sum::<u64>()];

@@ -1,4 +1,4 @@
-//! One member of a group: what it does in each round, and when.
+//! One member of a group: its operations, and their times.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,33 +14,33 @@ use midplane::simhw::time::Instant;
 use crate::collectives::arguments::{Operation, Where};
 use crate::collectives::world::World;
 
-/// What is measured.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) operation: Operation,
     pub(crate) place: Where,
-    /// The members are ranks of a communicator.
+    /// True if the members are ranks of a communicator.
     pub(crate) communicator: bool,
     pub(crate) nodes: u16,
     pub(crate) rounds: u32,
     /// Bytes of a broadcast, of a member's words, or of its part.
     pub(crate) bytes: usize,
-    /// Each member is late by up to this.
+    /// Largest random delay of a member.
     pub(crate) skew: Duration,
-    /// The number of the members' ports, where they may differ otherwise.
+    /// Number of the members' ports, if they could differ otherwise.
     pub(crate) port: Option<PortId>,
 }
 
-/// One member's rank, and when it began and ended a round.
+/// A member's rank, and when it began and ended a round.
 pub(crate) type Times = (u16, Instant, Instant);
 
-/// All members' times of each round.
+/// Times of all members in each round.
 pub(crate) type Log = Arc<Mutex<Vec<Vec<Times>>>>;
 
-/// Rounds before those that count.
+/// Rounds of warm-up, which are not counted.
 pub(crate) const WARM_UP: u32 = 3;
 
-/// Runs all rounds; `ready` comes when all members have their ports.
+/// Runs all rounds; `ready` completes when all members have opened their ports.
 ///
 /// # Errors
 /// One line, if an operation fails.

@@ -1,4 +1,4 @@
-//! A group whose members are ranks of a communicator, with messages over Virtual Interfaces.
+//! A group whose members are ranks of a communicator, over Virtual Interfaces.
 
 use midplane::nicvm::collective::Operation as Combine;
 use midplane::simhw::host::Host;
@@ -13,20 +13,20 @@ use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 use crate::collectives::arguments::{Operation, Where};
 use crate::collectives::member::Plan;
 
-/// Bytes of an area, of which each member has one for each other.
+/// Bytes of the receive area that each member has for each other member.
 const AREA: usize = 16 << 10;
 
-/// One member, and what its operations are carried out by.
+/// A member with its communicator.
 pub(crate) struct World {
     all: Communicator<Engine<RdmaCarrier>>,
     by: Communicator<Engine<RdmaCarrier>>,
 }
 
 impl World {
-    /// Meets the others.
+    /// Opens the carrier and waits for the other members.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub(crate) async fn enter(host: &impl Host, plan: &Plan) -> Result<Self, String> {
         let nodes: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
         let config = RdmaConfig::default().area(AREA);
@@ -43,10 +43,10 @@ impl World {
         Ok(Self { all, by })
     }
 
-    /// One operation.
+    /// Runs one operation.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub(crate) async fn run(&self, operation: Operation, plan: &Plan) -> Result<(), String> {
         let words = vec![u64::from(self.by.rank().0); plan.bytes / 8];
         let bytes = vec![self.by.rank().0 as u8; plan.bytes];
@@ -62,10 +62,10 @@ impl World {
         ended.map_err(|error| error.to_string())
     }
 
-    /// Leaves, when all have come to their end.
+    /// Waits for all members, then closes the communicator.
     ///
     /// # Errors
-    /// One line.
+    /// One line: the error.
     pub(crate) async fn leave(self) -> Result<(), String> {
         self.all.barrier().await.map_err(|error| error.to_string())?;
         self.all.finalize().await;

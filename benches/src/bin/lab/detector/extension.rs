@@ -1,4 +1,4 @@
-//! A failure detector on one page: NICs tell each other that they live, hosts are not asked.
+//! A failure detector on one page: NICs exchange heartbeats without their hosts.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use midplane::simhw::time::Instant;
 
 pub(crate) const DETECTOR: ExtensionId = FIRST_USER_EXTENSION;
 
-/// Whoever was not heard for so many tenths of a period is suspected: two beats may be lost.
+/// Silence after which a member is suspected, in tenths of a period: two lost heartbeats are tolerated.
 const PATIENCE_TENTHS: u32 = 25;
 
-/// What is known of another node.
+/// State of another node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) heard_at: Instant,
     pub(crate) suspected_at: Option<Instant>,
-    /// Suspicions that turned out to be wrong.
+    /// Suspicions of a live node.
     pub(crate) mistakes: u64,
 }
 
-/// Beats every period, and suspects who does not.
+/// Sends a heartbeat every period, and suspects silent members.
 #[derive(Debug)]
 pub(crate) struct Detector {
     members: Vec<NodeId>,
@@ -49,7 +49,7 @@ impl Extension for Detector {
         Ok(())
     }
 
-    /// Who is suspected: bit i for member i.
+    /// Completes with the suspected members: bit i for member i.
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         let suspected = self.known.iter().enumerate().filter(|(_, k)| k.suspected_at.is_some());
         let bits = suspected.fold(0_u64, |bits, (at, _)| bits | 1 << (at % 64));
@@ -70,7 +70,7 @@ impl Extension for Detector {
     fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
         let own = nic.node();
         for (at, member) in self.members.iter().enumerate().filter(|(_, m)| **m != own) {
-            // A beat that does not leave is as one that is lost.
+            // A heartbeat that could not be sent counts as a lost one.
             let _ = nic.send_packet(&Packet::to(*member));
             let known = &mut self.known[at];
             if nic.now() > known.heard_at + self.period * PATIENCE_TENTHS / 10 {

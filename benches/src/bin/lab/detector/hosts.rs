@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Run {
     crate::detector::run("host", arguments, mistakes, found)
 }
 
-/// The first port of a host hears; the second one speaks.
+/// Receives heartbeats on the host's first port; the second port sends them.
 async fn listen(host: SimHost, nodes: u16, table: Table) {
     let mut port = host.open_port().expect("the NIC is up");
     let memory = port.register(8).expect("a small region");

@@ -1,4 +1,4 @@
-//! The DVCM paper: what coprocessors save, and sender coordination (Figures 2 to 4).
+//! The DVCM paper: the gain of coprocessors, and sender coordination (Figures 2 to 4).
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use crate::plot::{self, Line, Panel};
 use midplane_benches::anchors::measure;
 
 const PAPER: &str = "dvcm";
-/// Up to 10 KB, as in the figures.
+/// Message sizes in bytes, up to 10 KB as in the figures.
 const SIZES: [u32; 9] = [64, 256, 600, 1_000, 1_500, 2_500, 4_096, 7_000, 10_240];
-/// OC-3, and cells that a port of the switch holds: the paper says of neither more than that it is small.
+/// OC-3, and a port's buffer in cells: the paper calls the buffer small without a number.
 const LINK_MBPS: u32 = 155;
 const BUFFER_CELLS: u32 = 256;
 /// Cells before a message's end at which a token is released (section 4.3).
@@ -20,9 +20,8 @@ const LEAD_CELLS: u32 = 10;
 const SECONDS: f64 = 0.1;
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
-    let mut rows: Vec<Row> = measure::all()
+    let mut rows: Vec<Row> = measure::dvcm()
         .into_iter()
-        .filter(|anchor| anchor.source.starts_with("DVCM"))
         .map(|anchor| {
             let what = format!("section 3: {}", anchor.what);
             let row = Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured);
@@ -62,7 +61,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// One, two and three senders.
+/// Runs one, two and three senders.
 fn curves(mode: Mode) -> Result<Vec<(String, Vec<Run>)>, String> {
     let label = ["1 sender", "2 senders", "3 senders"];
     (1..).zip(label).map(|(count, label)| Ok((label.to_owned(), senders(mode, count)?))).collect()

@@ -1,4 +1,4 @@
-//! The paper of LAM over VIA: one-way times of messages (Table 1).
+//! The LAM over VIA paper: one-way times of messages (Table 1).
 
 use std::path::Path;
 
@@ -12,9 +12,8 @@ const PAPER: &str = "lam-via";
 const SIZES: u32 = 16;
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
-    let mut rows: Vec<Row> = measure::all()
+    let mut rows: Vec<Row> = measure::lam_via()
         .into_iter()
-        .filter(|anchor| anchor.source.starts_with("LAM"))
         .map(|anchor| {
             let what = format!("section 2.1: {}", anchor.what);
             Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)

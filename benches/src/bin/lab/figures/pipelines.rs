@@ -11,9 +11,8 @@ const PAPER: &str = "pipelines";
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let folder = directory.join("pipelines");
     plan::figures::draw(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut rows: Vec<Row> = measure::all()
+    let mut rows: Vec<Row> = measure::pipelines()
         .into_iter()
-        .filter(|anchor| anchor.source.starts_with("pipelines"))
         .map(|anchor| {
             let what = format!("Table 1: {}", anchor.what);
             Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)

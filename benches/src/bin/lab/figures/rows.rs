@@ -1,19 +1,19 @@
-//! One table of all papers.
+//! The table over all papers.
 
 use serde::Serialize;
 
-/// A number of a paper beside ours, or what can't be reproduced.
+/// A paper's number and ours, or a note why it can't be reproduced.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     paper: &'static str,
-    /// Which table or figure, and what of it.
+    /// Table or figure, and the quantity.
     what: String,
     unit: &'static str,
     published: Option<f64>,
     ours: Option<f64>,
     /// Ours over the published one, less 1.
     deviation: Option<f64>,
-    /// Why there is nothing, or what else is to be said.
+    /// The reason for a missing number, or a remark.
     note: String,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Document {
 }
 
 impl Row {
-    /// A number beside the paper's.
+    /// Creates a row with the paper's number and ours.
     pub(crate) fn new(
         paper: &'static str,
         what: impl Into<String>,
@@ -36,7 +36,7 @@ impl Row {
         Self { paper, what: what.into(), unit, published, ours, deviation, note: String::new() }
     }
 
-    /// A number of which the paper says something in words, or nothing.
+    /// Creates a row for a number that the paper describes in words only, or not at all.
     pub(crate) fn ours(
         paper: &'static str,
         what: impl Into<String>,
@@ -48,7 +48,7 @@ impl Row {
         Self { paper, what, unit, published: None, ours: Some(ours), deviation: None, note }
     }
 
-    /// What is missing, and why.
+    /// Creates a row for a missing number, with the reason.
     pub(crate) fn missing(
         paper: &'static str,
         what: impl Into<String>,
@@ -58,7 +58,7 @@ impl Row {
         Self { paper, what, unit: "", published: None, ours: None, deviation: None, note }
     }
 
-    /// The same, with something to be said.
+    /// Adds a remark.
     pub(crate) fn note(mut self, note: &str) -> Self {
         self.note = note.into();
         self
@@ -74,7 +74,7 @@ impl Row {
     }
 }
 
-/// The table for a terminal.
+/// Formats the table for a terminal.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut text = format!(
         "{:<10}{:<58}{:>10}{:>10} {:<10}{:>10}\n",
@@ -90,7 +90,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// The table for a document.
+/// Formats the table as Markdown.
 pub(crate) fn markdown(rows: &[Row]) -> String {
     let mut text = String::from(
         "| paper | what | paper's | ours | unit | off | |\n|---|---|---|---|---|---|---|\n",

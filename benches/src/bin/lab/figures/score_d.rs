@@ -1,4 +1,4 @@
-//! The SCore-D paper: what preempting a network takes (Tables 2 and 3, Figures 5 and 6).
+//! The SCore-D paper: the cost of preempting a network (Tables 2 and 3, Figures 5 and 6).
 
 use std::path::Path;
 
@@ -10,6 +10,7 @@ use crate::plot::{self, Line, Panel};
 use crate::preempt::arguments::Arguments;
 use crate::preempt::paper;
 use crate::preempt::slowdown::Run;
+use midplane_benches::anchors::measure;
 
 const PAPER: &str = "score-d";
 const KERNELS: [&str; 3] = ["ep", "ft", "cg"];
@@ -31,6 +32,13 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
         } else {
             new
         }
+    }));
+    // `paper::tables` has the rows of Table 2.
+    let of_profile =
+        measure::score_d().into_iter().filter(|anchor| anchor.source.ends_with("Table 3"));
+    rows.extend(of_profile.map(|anchor| {
+        let what = format!("Table 3, profile alone: {}", anchor.what);
+        Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)
     }));
     rows.push(Row::missing(
         PAPER,

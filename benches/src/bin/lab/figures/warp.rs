@@ -26,7 +26,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
             let setting = &run.setting;
             setting.load.share > 0.0 && setting.control == control && setting.buffer == PAPER_BUFFER
         };
-        runs.iter().find(is_it).ok_or("the run that the paper looks at is missing")
+        runs.iter().find(is_it).ok_or("the run with the paper's buffer size is missing")
     };
     let (fixed, ours) = (of(Control::Static)?, of(Control::WarpCsend)?);
     let note = "our iteration needs other numbers of messages: see the ratio";

@@ -1,6 +1,6 @@
-//! A module of any size, in binary: handlers, and functions that fill it.
+//! Builds a WebAssembly module of any size, in binary: handlers, and functions that fill it.
 
-/// Bytes of a filling function's body, about.
+/// Approximate bytes of a filling function's body.
 const BODY: usize = 96;
 
 fn number(mut value: usize) -> Vec<u8> {
@@ -24,7 +24,7 @@ fn export(name: &str, kind: u8, index: u8) -> Vec<u8> {
     [&number(name.len())[..], name.as_bytes(), &[kind, index]].concat()
 }
 
-/// One function: its parameter, again and again multiplied and added to.
+/// Builds one function: multiplies and XORs its parameter repeatedly, as a hash does.
 fn filling(which: usize) -> Vec<u8> {
     let mut body = vec![0, 0x20, 0];
     while body.len() < BODY {
@@ -35,11 +35,11 @@ fn filling(which: usize) -> Vec<u8> {
     [number(body.len()), body].concat()
 }
 
-/// A module of exactly `bytes`, from 512 on; `salt` tells modules of one size apart.
+/// Builds a module of exactly `bytes`, at least 512; `salt` makes modules of one size differ.
 pub(crate) fn module(bytes: usize, salt: u32) -> Vec<u8> {
     let functions = (bytes - 400) / (BODY + 8);
     let i32s = |count: usize| [vec![count as u8], vec![0x7F; count]].concat();
-    // On a command, and what fills it: i32 -> i32.
+    // Types: the handler of a command, and the filling functions (i32 -> i32).
     let types = [&[2, 0x60][..], &i32s(6), &[0, 0x60], &i32s(1), &[1, 0x7F]].concat();
     let kinds = [number(functions + 1), vec![0], vec![1; functions]].concat();
     let globals = [&[2][..], &[0x7F, 0, 0x41, 1, 0x0B], &[0x7F, 0, 0x41, 0, 0x0B]].concat();
@@ -62,7 +62,7 @@ pub(crate) fn module(bytes: usize, salt: u32) -> Vec<u8> {
     module.extend(section(6, &globals));
     module.extend(section(7, &exports));
     module.extend(section(10, &code));
-    // A custom section, with a name of one byte, takes what is left: its own head has four.
+    // A custom section with a one-byte name fills the rest; its head takes four bytes.
     let rest = bytes - module.len() - 5;
     let mut custom = vec![1, b's'];
     custom.extend(salt.to_le_bytes());

@@ -1,4 +1,4 @@
-//! How long an installation takes on this machine's clock: a module of 8 KiB on 64 simulated nodes.
+//! The time of an installation by this machine's clock: a module of 8 KiB on 64 simulated nodes.
 
 use std::time::{Duration, Instant};
 
@@ -26,11 +26,11 @@ pub(crate) struct Install {
     kind: &'static str,
     nodes: u16,
     bytes: usize,
-    /// Of content that this process has not seen: one of the nodes translates it, all others have it then.
+    /// Of new content: one of the nodes translates it, and all others reuse the translation.
     median_cold_ms: f64,
-    /// Of content that it has.
+    /// Of content that is translated already.
     median_warm_ms: f64,
-    /// What the first takes in the simulated cluster's own time.
+    /// Time of a cold installation by the simulated cluster's clock.
     virtual_cold_ms: f64,
 }
 
@@ -43,7 +43,7 @@ impl Install {
     }
 }
 
-/// All kinds that this program is built with.
+/// Measures all kinds of loaders that this program is built with.
 pub(crate) fn all() -> Vec<Install> {
     let native = || {
         Box::new(|_: &[u8]| Ok(Box::new(Native { completes: true }) as Box<dyn Extension>))
@@ -59,7 +59,7 @@ pub(crate) fn all() -> Vec<Install> {
     kinds.into_iter().map(|(kind, make)| measure(kind, make)).collect()
 }
 
-/// What a loader is called, and how one is made for each node.
+/// Name of a loader, and the function that makes one for each node.
 type Kind = (&'static str, fn() -> Loader);
 type Loader = Box<dyn Fn(&[u8]) -> Result<Box<dyn Extension>, String> + Send>;
 
@@ -78,7 +78,7 @@ fn measure(kind: &'static str, make: fn() -> Loader) -> Install {
         unit.install(INSTALLER, Installer::new(members, make())).expect("the number is free");
         unit
     });
-    // All know each other then.
+    // By then all nodes know each other.
     world.run_until(world.now() + Duration::from_secs(1));
     let (mut cold, mut warm, mut virtual_cold_ms) = (Vec::new(), Vec::new(), 0.0);
     for round in 0..ROUNDS {
@@ -104,7 +104,7 @@ fn measure(kind: &'static str, make: fn() -> Loader) -> Install {
     }
 }
 
-/// Milliseconds, by this machine's clock, until it runs on all nodes.
+/// Installs a module; returns the milliseconds, by this machine's clock, until it runs on all nodes.
 #[expect(clippy::disallowed_methods, reason = "it measures time")]
 fn install(world: &mut World<Unit>, module: Vec<u8>) -> f64 {
     let host = world.host(NodeId(0));

@@ -1,5 +1,5 @@
-//! What a handler that never returns does to its neighbours: frames come for one of them at a fixed rate,
-//! while it is called, stopped, quarantined, and started again by the policy that starts it most often.
+//! The effect of a handler that never returns on its neighbours: one neighbour gets frames at a fixed rate, while the
+//! handler is called, stopped, quarantined, and restarted by the policy that restarts it most often.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,23 +20,23 @@ use crate::handlers::{FRAME, MINE, Native};
 
 const RUNAWAY: ExtensionId = ExtensionId(MINE.0 + 1);
 const STARTER: ExtensionId = ExtensionId(MINE.0 + 2);
-/// Frames come so far apart.
+/// Interval between two frames.
 const EVERY: Duration = Duration::from_micros(4);
 /// Frames of a run.
 const FRAMES: u32 = 100_000;
-/// Runs with it and without, in turn; each figure is the median of the runs'.
+/// Runs with the handler and without, alternating; each number is the median over the runs.
 const RUNS: usize = 5;
-/// When it is called: at once, and each time that the installer's policy starts it again.
+/// Times of its calls in ms: the first, and one after each restart by the installer's policy.
 const CALLED_MS: [u64; 5] = [5, 15, 35, 75, 155];
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Neighbour {
-    /// What runs the handler that never returns.
+    /// Engine that runs the handler.
     kind: &'static str,
     fuel: u64,
     p99_alone_ns: f64,
     p99_beside_ns: f64,
-    /// How far the second is above the first, as a fraction.
+    /// (With the handler - alone) / alone, of the 99th percentiles.
     moved: f64,
 }
 
@@ -50,7 +50,7 @@ impl Neighbour {
     }
 }
 
-/// Starts the runaway again: what the installer does in its own handler.
+/// Restarts the handler, as the installer does.
 struct Starter {
     code: Arc<Code>,
     limits: Limits,
@@ -72,7 +72,7 @@ impl Extension for Starter {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-/// Measures it on each engine.
+/// Measures the effect on each engine.
 pub(crate) fn all(text: &str, fuel: u64) -> Vec<Neighbour> {
     let kinds = [(Engine::Compiled, "wasm"), (Engine::Interpreted, "interpreter")];
     kinds.map(|(engine, kind)| measure(engine, kind, text, fuel)).into()
@@ -95,9 +95,9 @@ fn measure(engine: Engine, kind: &'static str, text: &str, fuel: u64) -> Neighbo
     Neighbour { kind, fuel, p99_alone_ns, p99_beside_ns, moved }
 }
 
-/// The 99th percentile, in nanoseconds, from when a frame is due to when its handler has returned: each
-/// begins when it is due and the one before it is done, and takes what it takes of this thread's processor
-/// time, so that other work on the machine does not count.
+/// Returns the 99th percentile, in nanoseconds, from when a frame is due until its handler has returned. A frame
+/// starts once it is due and the one before it is done, and takes this thread's processor time, so that other work on
+/// the machine does not count.
 fn run(code: &Arc<Code>, limits: Limits, called_ms: &[u64]) -> f64 {
     let mut unit = Unit::default();
     let sandbox = Sandbox::new(code, limits).expect("it starts");
@@ -116,7 +116,7 @@ fn run(code: &Arc<Code>, limits: Limits, called_ms: &[u64]) -> f64 {
         let due = EVERY * frame;
         let begun = processor_time();
         if calls.next_if(|call| *call <= due).is_some() {
-            // Its first call, or the one after it was started again.
+            // The first call, or a restart before a later one.
             let numbers =
                 if unit.counters().traps == 0 { &[RUNAWAY][..] } else { &[STARTER, RUNAWAY] };
             for extension in numbers {
@@ -140,7 +140,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Where there is no such clock, other work counts as well.
+/// Falls back to elapsed time, which includes other work on the machine.
 #[cfg(not(target_os = "linux"))]
 #[expect(clippy::disallowed_methods, reason = "it measures time")]
 fn processor_time() -> Duration {

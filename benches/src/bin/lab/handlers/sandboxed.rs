@@ -1,4 +1,4 @@
-//! The same handlers as modules.
+//! The same handlers as WebAssembly modules.
 
 use std::time::Instant;
 
@@ -10,15 +10,15 @@ use midplane::simhw::id::PortId;
 use crate::handlers::Runaway;
 use crate::handlers::void::Void;
 
-/// Empty handlers, and one that completes each command.
+/// A module of empty handlers, and one that completes each command.
 const TEXT: &str = include_str!("empty.wat");
 
 /// A handler that never returns.
 pub(crate) const ENDLESS: &str = include_str!("endless.wat");
-/// What it may use.
+/// Units of fuel of a handler.
 pub(crate) const FUEL: u64 = 100_000;
 
-/// A kind, what it asks for, and how its unit is made.
+/// A kind, its requested effects, and the function that makes its unit.
 type Row = (&'static str, &'static str, Box<dyn Fn() -> Unit>);
 
 pub(crate) fn rows() -> Vec<Row> {

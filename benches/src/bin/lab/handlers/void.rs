@@ -1,4 +1,4 @@
-//! A NIC that has commands and frames without end, and forgets what it is asked for.
+//! A NIC with an endless supply of commands and frames, which does none of the requested work.
 
 use midplane::simhw::frame::HEADER_BYTES;
 use midplane::simhw::hardware::{Dma, DmaRefused, Hardware, Source, TransmitRefused};
@@ -7,14 +7,14 @@ use midplane::simhw::port::{Command, Completion};
 use midplane::simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane::simhw::time::{Instant, LineRate};
 
-/// It counts what took effect, and nothing that did not.
+/// Counts committed completions, and drops staged ones on an abort.
 #[derive(Debug)]
 pub(crate) struct Void {
     pub(crate) now: Instant,
     pub(crate) command: Command,
-    /// Commands that are left.
+    /// Remaining commands.
     pub(crate) left: u32,
-    /// Completions that were asked for since the last commit, and those that took effect.
+    /// Completions staged since the last commit, and committed ones.
     staged: u64,
     pub(crate) completed: u64,
 }

@@ -1,5 +1,4 @@
-//! A rate limiter on one page: what a tenant asks too often is refused by the server's NIC, and never
-//! reaches its host.
+//! A rate limiter on one page: the server's NIC refuses requests beyond a tenant's rate, without its host.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,16 +11,16 @@ use midplane::simhw::port::{Command, Completion, Status};
 use crate::limiter::bucket::Buckets;
 
 pub(crate) const LIMITER: ExtensionId = FIRST_USER_EXTENSION;
-/// A request of the tenant in argument 0 to `node`; completes when it is answered, or as refused.
+/// Sends a request of the tenant in argument 0 to `node`; completes when it is answered or refused.
 pub(crate) const REQUEST: u8 = 1;
-/// Lends the server's NIC a slot: completes with an admitted request's node, tenant and number.
+/// Posts a slot to the server's NIC: completes with an admitted request's node, tenant and number.
 pub(crate) const SERVE: u8 = 2;
-/// The server has answered: `node` and argument 0 say which request.
+/// Sends the server's answer to the request that `node` and argument 0 name.
 pub(crate) const ANSWER: u8 = 3;
-/// What every tenant may do from now on: argument 0 requests a second, argument 1 at once.
+/// Sets the limit of every tenant: argument 0 requests a second, bursts of argument 1.
 pub(crate) const LIMIT: u8 = 4;
 
-/// Requests that wait for the server's host, at most: more are refused as well.
+/// Largest number of requests that wait for the server's host; more are refused, too.
 const WAITING: usize = 1_024;
 
 #[derive(Debug, Default)]
@@ -34,7 +33,7 @@ pub(crate) struct Limiter {
 }
 
 impl Limiter {
-    /// Admitted requests go to the host, as far as it has lent slots.
+    /// Hands admitted requests to the host, as far as it has posted slots.
     fn hand_out(&mut self, nic: &mut Context<'_>) {
         while !self.slots.is_empty() && !self.admitted.is_empty() {
             let (slot, request) = (self.slots.pop_front(), self.admitted.pop_front());
@@ -92,7 +91,7 @@ impl Extension for Limiter {
                 self.admitted.push_back((from, first, second));
                 self.hand_out(nic);
             } else {
-                // Who is gone waits for nothing.
+                // A requester that has disconnected needs no answer.
                 let _ = nic.send_control(from, &message(ANSWER, [second, 0]));
             }
         } else if let Some(command) = self.asked.remove(&first) {

@@ -1,4 +1,4 @@
-//! What the server and its tenants do, with the limit on the NIC or on the host.
+//! The server and its tenants, with the limit on the NIC or on the host.
 
 use std::time::Duration;
 
@@ -16,35 +16,35 @@ use crate::limiter::extension::{ANSWER, LIMIT, LIMITER, Limiter, REQUEST, SERVE}
 use crate::relay::{Mail, RELAY, Relay};
 
 const SERVER: NodeId = NodeId(0);
-/// The tenant that keeps to its limit; all others ask as fast as they can.
+/// The tenant that stays below its limit; all others request as fast as they can.
 const POLITE: NodeId = NodeId(1);
-/// Requests that may be with the server's host at once.
+/// Requests that the server's host may hold at once.
 const SLOTS: u64 = 64;
-/// Longer ones count as this.
+/// Longest latency that is recorded, in ns; longer ones count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// What is measured.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) per_second: u64,
     pub(crate) at_once: u64,
-    /// Requests that each impolite tenant has under way.
+    /// Requests in flight per impolite tenant.
     pub(crate) depth: usize,
     pub(crate) time: Duration,
     pub(crate) bar: ProgressBar,
 }
 
-/// What one part has given.
+/// Results of one part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
     pub(crate) on_nic: bool,
-    /// Requests of the polite tenant: answered, refused.
+    /// Answered and refused requests of the polite tenant.
     pub(crate) polite: [u64; 2],
-    /// Those of all others.
+    /// Answered and refused requests of all other tenants.
     pub(crate) others: [u64; 2],
     pub(crate) median_ns: u64,
     pub(crate) p99_ns: u64,
-    /// Requests that the server's host had to do with.
+    /// Requests that reached the server's host.
     pub(crate) at_host: u64,
     pub(crate) took: Duration,
 }
@@ -100,7 +100,7 @@ fn command(opcode: u8, node: NodeId, cookie: u64, args: [u64; 3]) -> Command {
     Command { extension: LIMITER, opcode, node, cookie, args, ..Command::default() }
 }
 
-/// Has the NIC keep to the limit from now on, and posts room for what it admits.
+/// Sets the limit on the NIC, and posts slots for admitted requests.
 async fn open(host: &impl Host, plan: &Plan) -> Result<Port, String> {
     let options = PortOptions::default().depth(4 * SLOTS as usize);
     let mut port = host.open_port_with(options).map_err(text)?;
@@ -114,7 +114,7 @@ async fn open(host: &impl Host, plan: &Plan) -> Result<Port, String> {
     Ok(port)
 }
 
-/// Answers what the NIC admits, until all tenants are done; how many requests came.
+/// Answers admitted requests until all tenants are done; returns their number.
 async fn serve(mut port: Port, meeting: &mut Meeting) -> Result<u64, String> {
     let mut requests = 0;
     let mut met = std::pin::pin!(meeting.barrier());
@@ -136,7 +136,7 @@ async fn serve(mut port: Port, meeting: &mut Meeting) -> Result<u64, String> {
     }
 }
 
-/// The same rule, applied by the host: every request comes to it.
+/// Applies the same rule on the host: every request reaches it.
 async fn serve_by_mail(
     host: &impl Host,
     plan: &Plan,
@@ -160,14 +160,14 @@ async fn serve_by_mail(
     }
 }
 
-/// One tenant, by its node's number.
+/// A tenant; its number is its node's.
 struct Tenant {
     node: NodeId,
-    /// Requests under way, and when the next of a polite one is due.
+    /// Requests in flight, and the pause between those of a polite tenant.
     depth: usize,
     pause: Option<Duration>,
     since: Vec<Instant>,
-    /// Answered, and refused.
+    /// Answered and refused requests.
     counts: [u64; 2],
     latency: Histogram<u64>,
 }
@@ -175,7 +175,7 @@ struct Tenant {
 impl Tenant {
     fn new(host: &impl Host, plan: &Plan) -> Self {
         let node = host.node();
-        // Three quarters of what it may.
+        // Three quarters of its limit.
         let pause = Duration::from_nanos(4_000_000_000 / (3 * plan.per_second.max(1)));
         let pause = (node == POLITE).then_some(pause);
         let depth = if pause.is_some() { 1 } else { plan.depth };
@@ -190,7 +190,7 @@ impl Tenant {
         }
     }
 
-    /// When the next request is due: at once, unless it is polite.
+    /// Waits until the next request is due: at once, unless the tenant is polite.
     async fn wait(&mut self, host: &impl Host, at: usize) {
         if let Some(pause) = self.pause {
             let due = self.since[at] + pause;
@@ -253,7 +253,7 @@ impl Tenant {
         Ok(self)
     }
 
-    /// What is added up over the tenants: latencies are those of the polite one.
+    /// Returns the numbers to sum over the tenants; latencies are the polite one's.
     fn words(&self) -> [u64; 6] {
         let [answered, refused] = self.counts;
         if self.pause.is_none() {

@@ -1,4 +1,4 @@
-//! Messages between the ports of two NICs.
+//! Our messages, between the ports of two NICs.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -19,15 +19,15 @@ use crate::loopback::{Plan, Question, SHORT, now, run_sides};
 
 /// The first port of a NIC.
 const PORT: PortId = PortId(0);
-/// Bytes that may be under way: what the sockets' buffers hold of short messages, which take far more
-/// room there than they are long.
+/// Largest number of bytes in flight: the sockets' buffers hold that much of short messages, which take far more room
+/// there than their length.
 const WINDOW_BYTES: usize = 512 << 10;
-/// Short messages that may be.
+/// Largest number of short messages in flight.
 const WINDOW: usize = 1_024;
-/// After this the last messages were lost: on an overloaded machine.
+/// Silence after which the last messages count as lost, on an overloaded machine.
 const LOST: Duration = Duration::from_millis(20);
 
-/// What the plan asks, of our NICs.
+/// Measures the plan's quantity on our NICs.
 pub(crate) fn run(plan: Plan) -> io::Result<f64> {
     let sockets = [UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?];
     let peers = [sockets[0].local_addr()?, sockets[1].local_addr()?];
@@ -44,7 +44,7 @@ fn other(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::other(error)
 }
 
-/// One side: its NIC, its port, buffers and messages in one region.
+/// One side: its NIC, its port, and one region with buffers and messages.
 struct Side {
     _nic: UdpNic,
     port: Port,
@@ -54,14 +54,14 @@ struct Side {
 }
 
 impl Side {
-    /// `slots` messages of `bytes` each.
+    /// Starts a side with `slots` messages of `bytes` each.
     fn start(
         node: u16,
         peers: [SocketAddr; 2],
         plan: Plan,
         (slots, bytes): (usize, usize),
     ) -> io::Result<Self> {
-        // Faster than any loopback: nothing is paced.
+        // A line rate above any loopback's: frames are not paced.
         let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
         let mut config = UdpConfig::new(NodeId(node), peers.to_vec())
             .line(line)
@@ -101,8 +101,8 @@ impl Side {
 }
 
 impl Side {
-    /// Sends until there is an answer, and takes in all answers: the other side may not have been
-    /// there yet, and with a key the two first agree on more.
+    /// Sends until an answer arrives, and receives all answers: the other side may not have started yet, and sealed
+    /// sides first agree on keys.
     async fn find_peer(&mut self) -> io::Result<()> {
         let mut answered = false;
         while !answered {
@@ -126,7 +126,7 @@ async fn ask(peers: [SocketAddr; 2], plan: Plan) -> io::Result<f64> {
             side.lend(0)?;
             side.send(1, SHORT, 0)?;
             side.port.ring();
-            // One of them is sent, and one is received.
+            // One completion is the send's, the other the receive's.
             for _ in 0..2 {
                 side.port.completion().await.map_err(other)?;
             }
@@ -150,12 +150,12 @@ async fn echo(peers: [SocketAddr; 2], plan: Plan) -> io::Result<f64> {
     }
 }
 
-/// How many messages of `bytes` may be under way.
+/// Returns the number of messages of `bytes` that may be in flight.
 fn window(bytes: usize) -> usize {
     (WINDOW_BYTES / bytes).clamp(4, WINDOW)
 }
 
-/// Messages a second that arrive; the sender is told how far it may go.
+/// Returns the messages received per second; acknowledges them, so that the sender may continue.
 async fn receive(peers: [SocketAddr; 2], plan: Plan, bytes: usize) -> io::Result<f64> {
     let window = window(bytes);
     let mut side = Side::start(0, peers, plan, (2 * window + 1, bytes))?;

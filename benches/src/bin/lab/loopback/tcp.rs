@@ -1,4 +1,4 @@
-//! The same over a TCP connection of tokio's.
+//! The same measurements over a TCP connection of tokio's.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::loopback::{LONG, Plan, Question, SHORT, now, run_sides};
 
-/// What the plan asks, of TCP.
+/// Measures the plan's quantity over TCP.
 pub(crate) fn run(plan: Plan) -> io::Result<f64> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     let here = std::net::TcpStream::connect(listener.local_addr()?)?;
@@ -47,7 +47,7 @@ async fn echo(stream: std::net::TcpStream) -> io::Result<f64> {
     Ok(0.0)
 }
 
-/// Messages a second that arrive.
+/// Returns the messages received per second.
 async fn receive(stream: std::net::TcpStream, plan: Plan, bytes: usize) -> io::Result<f64> {
     let mut stream = BufReader::with_capacity(LONG, TcpStream::from_std(stream)?);
     let mut message = vec![0; bytes];
@@ -71,7 +71,7 @@ async fn send(stream: std::net::TcpStream, plan: Plan, bytes: usize) -> io::Resu
     Ok(0.0)
 }
 
-/// Writes until the other side has seen enough.
+/// Writes until the receiver closes the connection.
 async fn write(mut stream: impl AsyncWrite + Unpin, bytes: usize) {
     let message = vec![7; bytes];
     while stream.write_all(&message).await.is_ok() {}

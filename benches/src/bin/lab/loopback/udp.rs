@@ -1,4 +1,4 @@
-//! Bare datagrams between two of tokio's UDP sockets: what is below our messages.
+//! Bare datagrams between two of tokio's UDP sockets: the layer below our messages.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use tokio::net::UdpSocket;
 
 use crate::loopback::{Plan, SHORT, now, run_sides};
 
-/// Half a round trip.
+/// Returns the microseconds of half a round trip.
 pub(crate) fn run(plan: Plan) -> io::Result<f64> {
     let (here, there) =
         (std::net::UdpSocket::bind("127.0.0.1:0")?, std::net::UdpSocket::bind("127.0.0.1:0")?);

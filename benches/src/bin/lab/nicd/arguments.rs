@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of `lab nicd`.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ Examples:
   lab nicd                       two daemons and two clients on this host
   lab nicd --fabric udp --json   the same over UDP alone, as JSON
 
-Exit code: 0 it ran; 1 a process was lost, or what was sent did not arrive; 2 bad input.";
+Exit code: 0 it ran; 1 a process was lost, or messages did not arrive; 2 bad input.";
 
-/// What joins the daemons' NICs.
+/// The fabric between the daemons' NICs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Fabric {
-    /// Shared memory: daemons of one host
+    /// Shared memory, between daemons of one host
     Shm,
     /// UDP
     Udp,
@@ -28,26 +28,28 @@ impl fmt::Display for Fabric {
     }
 }
 
-/// Measure a NIC in a daemon (`midplane nic daemon`): it continues while its clients are suspended, and outlives them.
+/// Measure a NIC in a daemon (midplane nic daemon) with two client processes
 ///
-/// Round trips between processes that have no NIC of their own, messages that a suspended process is sent and finds
-/// when it resumes, and how soon a peer gets the event that a process was killed.
+/// The NIC runs while its clients are suspended, and outlives them.
+///
+/// The numbers are: round trips between processes without a NIC of their own; messages that a suspended process
+/// receives and finds when it resumes; and the time until a killed process's peer gets the event.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "nicd", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// What joins the daemons, with commas between
+    /// The fabric between the daemons, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,udp")]
     pub(crate) fabric: Vec<Fabric>,
 
-    /// Under which name clients find the daemon, and shared memory meets; from 1 to 48 bytes
+    /// Name of the daemon for clients, and of the shared memory; from 1 to 48 bytes
     #[arg(long, default_value = "nicd")]
     pub(crate) name: String,
 
-    /// Microseconds that a daemon looks for work, and a client for completions, before it parks
+    /// Microseconds that an idle daemon or client busy-polls before it parks
     #[arg(long, value_name = "US", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     pub(crate) spin_us: u64,
 
-    /// Mebibytes of memory that one client's port is lent at most
+    /// Most memory of one client's port, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub(crate) loan_mib: u64,
 
@@ -55,15 +57,15 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(8..=32_768))]
     pub(crate) bytes: u16,
 
-    /// Milliseconds of round trips
+    /// Milliseconds of measured round trips; default: 500
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) milliseconds: Option<u64>,
 
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Answers, as a client of the second daemon
+    /// Answer, as the client of the second daemon
     #[arg(long, hide = true)]
     pub(crate) answers: bool,
 }

@@ -1,4 +1,4 @@
-//! The clients: one asks and measures, the other answers, is stopped, and is killed in the end.
+//! The clients: one measures, the other answers, is stopped, and is killed at the end.
 
 use std::time::{Duration, Instant};
 
@@ -14,26 +14,26 @@ use midplane::via::nic::{Nic, ViId, WorkQueue};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
-/// How long anything may take that takes no time when all is well.
+/// Time limit of every step; without a failure each is much faster.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// Messages that a stopped process is sent.
+/// Messages to the stopped process.
 const BURST: usize = 64;
-/// How long it stands still at least.
+/// Shortest time for which it is stopped.
 const STOPPED: Duration = Duration::from_millis(50);
 
-/// What the client saw.
+/// Results of the measuring client.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Figures {
     /// Round trips between two processes over their daemons.
     pub(crate) round_trips: u64,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
-    /// Messages that lay in a stopped process's memory, and were acknowledged, while it stood still.
+    /// Messages that were acknowledged and placed in the stopped process's memory.
     pub(crate) to_stopped: usize,
     pub(crate) to_stopped_us: f64,
-    /// Messages that it found whole when it went on.
+    /// Messages that it found complete when it resumed.
     pub(crate) found: usize,
-    /// From a process's being killed until its peer was told.
+    /// Time from the kill of a process until its peer's interface reported the broken connection.
     pub(crate) killed_us: f64,
 }
 
@@ -46,13 +46,13 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Nothing that is waited for takes longer.
+/// Fails if `part` takes longer than the time limit.
 async fn soon<T>(what: &str, part: impl Future<Output = T>) -> Result<T, String> {
     let done = tokio::time::timeout(PATIENCE, part).await;
     done.map_err(|_| format!("{what} took more than {PATIENCE:?}"))
 }
 
-/// An interface between the two clients.
+/// A Virtual Interface between the two clients.
 struct Interface {
     nic: Nic,
     vi: ViId,
@@ -65,7 +65,7 @@ impl Interface {
     async fn open(host: &impl Host, peer: NodeId, bytes: usize) -> Result<Self, String> {
         let mut nic = Nic::open(host, PortOptions::default()).await.map_err(text)?;
         let attributes = ViAttributes {
-            // A send completes once the message lies in the peer's memory.
+            // A send completes once the message is in the peer's memory.
             reliability: Reliability::ReliableReception,
             ..ViAttributes::default()
         };
@@ -90,20 +90,20 @@ impl Interface {
         self.nic.post_receive(self.vi, Descriptor::of(segment)).map_err(text)
     }
 
-    /// Starts to send a message that begins with `word`.
+    /// Posts a message that begins with `word`.
     fn send(&mut self, slot: usize, word: u64) -> Result<(), String> {
         self.sends.write(slot * self.bytes, &word.to_le_bytes()).map_err(text)?;
         let segment = self.sends.segment(slot * self.bytes, self.bytes).map_err(text)?;
         self.nic.post_send(self.vi, Descriptor::of(segment)).map_err(text)
     }
 
-    /// The next send has come to its end.
+    /// Waits for the completion of the next send.
     async fn sent(&mut self) -> Result<(), String> {
         let done = self.nic.wait(self.vi, WorkQueue::Send).await.map_err(text)?;
         done.outcome.map_err(text)
     }
 
-    /// The word that the next message begins with; its buffer is lent again.
+    /// Receives the next message; returns its first word, and posts its buffer again.
     async fn receive(&mut self) -> Result<u64, String> {
         let done = self.nic.wait(self.vi, WorkQueue::Receive).await.map_err(text)?;
         done.outcome.map_err(text)?;
@@ -121,8 +121,8 @@ async fn connect(name: &str, node: NodeId, bytes: usize) -> Result<Interface, St
     soon("connecting", Interface::open(&client.host(), peer, bytes)).await?
 }
 
-/// The second client's part, until it is killed: it says who it is, gives back whatever comes, and
-/// how many of a burst it has found.
+/// Runs the second client until it is killed: it sends its process number, echoes messages, and reports how many of a
+/// burst it found.
 ///
 /// # Errors
 /// One line: what failed.
@@ -133,7 +133,7 @@ pub(crate) async fn answer(name: &str, bytes: usize) -> Result<(), String> {
     let mut next = 1;
     loop {
         let word = interface.receive().await?;
-        // Of a burst nothing is given back before all of it is there.
+        // A burst is acknowledged once, when all of it has arrived.
         if word == next {
             next += 1;
         }
@@ -147,7 +147,7 @@ pub(crate) async fn answer(name: &str, bytes: usize) -> Result<(), String> {
     }
 }
 
-/// The first client's part.
+/// Runs the first client, which measures.
 ///
 /// # Errors
 /// One line: what failed.
@@ -191,7 +191,7 @@ async fn round_trips(interface: &mut Interface, time: Duration) -> Result<Histog
     Ok(trips)
 }
 
-/// Sends as many messages as the peer has lent buffers; how many lie in its memory.
+/// Sends as many messages as the peer has posted buffers; returns how many were placed in its memory.
 async fn burst(interface: &mut Interface) -> Result<usize, String> {
     for slot in 0..BURST {
         interface.send(slot, slot as u64 + 1)?;
@@ -202,7 +202,7 @@ async fn burst(interface: &mut Interface) -> Result<usize, String> {
     Ok(BURST)
 }
 
-/// Sends until a send comes back without having arrived.
+/// Sends until a send fails.
 async fn until_broken(interface: &mut Interface) {
     while interface.send(0, 0).is_ok() && interface.sent().await.is_ok() {
         tokio::time::sleep(Duration::from_micros(200)).await;

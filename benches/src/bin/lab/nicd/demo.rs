@@ -1,4 +1,4 @@
-//! Which process this is, and the one that starts all others.
+//! Runs this process's part; the first process starts all others.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::nicd::client::{self, Figures};
 use crate::processes::{self, Peer};
 use crate::report;
 
-/// How long round trips are measured unless it is said.
+/// Default time of round trips.
 const MILLISECONDS: u64 = 500;
 
 /// One row of the report.
@@ -52,7 +52,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Runs daemons and clients on every fabric, and reports.
+/// Runs daemons and clients on every fabric, and reports the results.
 async fn show(arguments: &Arguments) -> Result<(), String> {
     let bar = ProgressBar::new(arguments.fabric.len() as u64);
     let mut runs = Vec::new();
@@ -74,7 +74,7 @@ async fn show(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// Two daemons, two clients.
+/// Runs two daemons and two clients on one fabric.
 async fn contest(arguments: &Arguments, fabric: Fabric) -> Result<Figures, String> {
     let peers = processes::free_addresses(2)?;
     let name = format!("{}-{}-{fabric}", arguments.name, std::process::id());
@@ -89,7 +89,7 @@ async fn contest(arguments: &Arguments, fabric: Fabric) -> Result<Figures, Strin
     let time = Duration::from_millis(arguments.milliseconds.unwrap_or(MILLISECONDS));
     let done = client::ask(&name, arguments.bytes.into(), time).await;
     done.map_err(|what| {
-        // Whoever ended knows better why than who misses it.
+        // The failed process names the cause; the others only miss it.
         let complaint = daemons.iter_mut().chain([&mut other]).find_map(Peer::complaint);
         complaint.unwrap_or(what)
     })
@@ -140,7 +140,7 @@ fn table(runs: &[Run]) -> String {
             figures.killed_us / 1e3,
         );
     }
-    text += "\nSent while stopped: messages that lay in the memory of a process that stood still, and were\n\
-             acknowledged by its daemon's NIC. Killed: until its peer was told that it is gone.\n";
+    text += "\nSent while stopped: messages that its daemon's NIC acknowledged and placed in the memory of a stopped process.\n\
+             Killed: time until the peer's interface reported the broken connection.\n";
     text
 }

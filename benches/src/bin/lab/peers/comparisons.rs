@@ -1,14 +1,14 @@
-//! What is compared, and how each example says what came of it.
+//! The comparisons, and how each reads the report of its program.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// One comparison: an example, and what it is told.
+/// One comparison: a program and its arguments.
 pub(crate) struct Comparison {
     pub(crate) name: &'static str,
     pub(crate) program: &'static str,
     pub(crate) words: &'static str,
-    /// The same for moments.
+    /// Arguments for --brief.
     pub(crate) brief: &'static str,
     pub(crate) read: fn(&Self, &Value) -> Vec<Row>,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Row {
     pub(crate) ours: Option<f64>,
     pub(crate) peer: String,
     pub(crate) theirs: Option<f64>,
-    /// How many times ours is ahead.
+    /// How many times ours is faster.
     pub(crate) ratio: Option<f64>,
 }
 
@@ -79,12 +79,12 @@ pub(crate) const COMPARISONS: [Comparison; 7] = [
     },
 ];
 
-/// Systems that belong beside ours, and why they are not in the table.
+/// Systems that are missing in the table, each with the reason.
 pub(crate) fn absent() -> Vec<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let verbs = "ib_send_lat";
     let state = match std::env::split_paths(&path).any(|folder| folder.join(verbs).is_file()) {
-        true => "is here, but nothing that drives it is written yet",
+        true => "is on this machine, but no comparison drives it yet",
         false => "is not on this machine",
     };
     vec![
@@ -97,11 +97,11 @@ pub(crate) fn absent() -> Vec<String> {
     ]
 }
 
-/// What an example says of systems that it could not measure.
+/// Reads the systems that a program could not measure.
 pub(crate) fn skipped(document: &Value) -> impl Iterator<Item = String> {
     let names = list(document, "skipped").filter_map(Value::as_str);
     names.map(|name| {
-        format!("{name} is not installed here: `pingpong --peer {name}` says what installs it")
+        format!("{name} is not installed here: `lab pingpong --peer {name}` names the package")
     })
 }
 

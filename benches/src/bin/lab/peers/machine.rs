@@ -1,4 +1,4 @@
-//! Where and when it was measured, and with what.
+//! Machine, date and versions of a measurement.
 
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,7 +26,7 @@ impl Machine {
     }
 }
 
-/// This machine, now.
+/// Describes this machine, now.
 pub(crate) fn describe() -> Machine {
     Machine {
         date: date(),
@@ -56,7 +56,7 @@ fn said(program: &str, words: &[&str]) -> String {
     text.map_or_else(|| format!("no {program}"), |text| text.trim().to_owned())
 }
 
-/// The day, in universal time.
+/// Returns the date, in UTC.
 #[expect(clippy::disallowed_methods, reason = "the table says when it was made")]
 fn date() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());

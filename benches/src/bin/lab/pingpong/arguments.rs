@@ -1,4 +1,4 @@
-//! The command line, and who is measured.
+//! Command line of `lab pingpong`, and its contestants.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,26 +10,26 @@ use clap::{Parser, ValueEnum};
 
 const EXAMPLES: &str = "\
 Examples:
-  pingpong                                     every layer over shared memory, beside the kernel
-  pingpong --layer message --wait poll         messages alone, both processes spinning
-  pingpong --fabric udp --peer tcp --sizes 64,4096,65536
-  pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   beside others
-  pingpong --fabric udp --between 10.0.0.1,10.0.0.2 --launch 'ssh other'   two hosts
-  pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
-  pingpong --json --plot pingpong.svg
+  lab pingpong                                     every layer over shared memory, and the kernel's sockets
+  lab pingpong --layer message --wait poll         messages alone, both processes spinning
+  lab pingpong --fabric udp --peer tcp --sizes 64,4096,65536
+  lab pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   other libraries too
+  lab pingpong --fabric udp --between 10.0.0.1,10.0.0.2 --launch 'ssh other'   two hosts
+  lab pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
+  lab pingpong --json --plot pingpong.svg
 
-One way is half a round trip: the median over batches of round trips, and over the rounds. Messages lie
-where their layer sends them from, the kernel's in a buffer, those of raw and vi in registered memory; the
-receiver reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, direct the
-same with their data past the NIC, write the same with writes to the other end's memory, message MPI's
-point-to-point with tags over vi, lanes the same over shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
-Other libraries are measured by programs that their packages install; one that is missing is skipped.
-In sim the layers are columns of the paper's Table 1, and the last two columns of the report what the
-paper has and how far that is; local is its column of VIA on one host.
+One way is half a round trip: the median over batches of round trips, and over the rounds. The sender copies
+nothing beforehand: messages lie in a buffer (kernel) or in registered memory (raw, vi). The receiver reads every byte.
+Layers: raw is the unit's message service; vi bare Virtual Interfaces; direct vi with its data bypassing the NIC;
+write direct with RDMA writes; message MPI's tagged point-to-point over vi; lanes the same over shared memory alone,
+bypassing the NIC. With --wait poll both processes busy-poll and need a core each.
+Other libraries are measured by programs of their packages; a missing one is skipped.
+With --fabric sim the layers are columns of the paper's Table 1 (local: VIA on one host). The last two columns of the
+report are then the paper's number and the deviation from it.
 
-Exit code: 0 it ran; 1 a process was lost, or a published figure missed by more than 10 %; 2 bad input.";
+Exit code: 0 it ran; 1 a process was lost, or a number deviates from the paper's by more than 10 %; 2 bad input.";
 
-/// Where the two processes meet.
+/// The fabric between the two processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Fabric {
     /// Shared memory.
@@ -40,41 +40,41 @@ pub(crate) enum Fabric {
     Sim,
 }
 
-/// What carries the messages.
+/// The layer that carries the messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Layer {
     /// The unit's message service.
     Raw,
     /// Virtual Interfaces.
     Vi,
-    /// Virtual Interfaces whose data goes past the NIC.
+    /// Virtual Interfaces whose data bypasses the NIC.
     Direct,
-    /// Writes to the other end's memory over such interfaces.
+    /// RDMA writes over such interfaces.
     Write,
     /// Messages with tags over Virtual Interfaces.
     Message,
-    /// Messages with tags over lanes of shared memory, past the NIC.
+    /// Messages with tags over shared memory, bypassing the NIC.
     Lanes,
 }
 
-/// How long messages come into registered memory.
+/// Registration of memory for long messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Registration {
-    /// In parts, through an area that is registered for all of them.
+    /// Copied in parts through a registered area.
     #[value(alias = "copy")]
     Copied,
-    /// In one piece, into memory that is registered when it is needed, and kept.
+    /// In one piece; memory is registered on first use, and the registration cached.
     #[value(alias = "on-the-fly")]
     Cached,
-    /// In one piece, into memory that is registered from the start.
+    /// In one piece; memory is registered beforehand.
     #[value(alias = "ahead")]
     Registered,
 }
 
-/// How a process waits.
+/// Way in which a process waits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Wait {
-    /// Looks without pause.
+    /// Busy-polls.
     Poll,
     /// Awaits.
     Await,
@@ -82,7 +82,7 @@ pub(crate) enum Wait {
     Block,
 }
 
-/// Who else is measured, in the same run.
+/// Another system that is measured in the same run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Kernel {
     /// tokio's TCP over loopback.
@@ -102,7 +102,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Whether a program of others measures it.
+    /// Returns whether another project's program measures it.
     pub(crate) const fn is_library(self) -> bool {
         matches!(self, Self::Ucx | Self::Libfabric | Self::Openmpi | Self::Iceoryx2)
     }
@@ -119,7 +119,7 @@ macro_rules! display {
 }
 display!(Fabric, Layer, Registration, Wait, Kernel);
 
-/// One contestant.
+/// A contestant.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Contest {
     Ours(Fabric, Layer, Wait, Registration),
@@ -129,7 +129,7 @@ pub(crate) enum Contest {
 }
 
 impl Contest {
-    /// Whether messages may be lost that nobody sends again.
+    /// Returns whether lost messages are not retransmitted.
     pub(crate) const fn may_lose(&self) -> bool {
         matches!(self, Self::Kernel(Kernel::Udp) | Self::Ours(Fabric::Udp, Layer::Raw, ..))
     }
@@ -158,7 +158,7 @@ impl Contest {
         }
     }
 
-    /// What there is to choose for messages alone.
+    /// Returns the registration, for layers with tagged messages.
     pub(crate) fn registration(&self) -> Option<Registration> {
         match self {
             Self::Ours(_, Layer::Message, _, how) => Some(*how),
@@ -175,44 +175,44 @@ impl Contest {
     }
 }
 
-/// One message there and one back: ours beside the kernel's, in the same run.
+/// Measure round trips between two processes: ours, the kernel's, other libraries'
 #[derive(Clone, Debug, Parser)]
-#[command(name = "pingpong", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Where the two processes meet
+    /// The fabric between the two processes
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm")]
     pub(crate) fabric: Vec<Fabric>,
 
-    /// What carries the messages; all of them, if not given
+    /// The layer that carries the messages; default: all
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) layer: Vec<Layer>,
 
-    /// How messages above 8 KiB come into registered memory
+    /// Registration of memory for messages above 8 KiB
     #[arg(long, value_enum, value_delimiter = ',', default_value = "cached")]
     pub(crate) registration: Vec<Registration>,
 
-    /// How the processes wait
+    /// Way in which the processes wait
     #[arg(long, value_enum, value_delimiter = ',', default_value = "poll,await")]
     pub(crate) wait: Vec<Wait>,
 
-    /// Who else is measured; tcp,unix unless given, and nobody beside sim alone
+    /// Other systems to measure; default: tcp,unix, and none with --fabric sim alone
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) peer: Vec<Kernel>,
 
-    /// Bytes of a message, each from 1 to 1048576; 8,64,1024,4096,16384,65536 unless given, for sim alone
-    /// those of the paper
+    /// Bytes of a message, each from 1 to 1048576; default: 8,64,1024,4096,16384,65536, and the paper's sizes with
+    /// --fabric sim alone
     #[arg(long, value_delimiter = ',')]
     pub(crate) sizes: Vec<usize>,
 
-    /// Rounds, in each of which everything is measured once, from 1 to 100
+    /// Rounds, from 1 to 100; each measures everything once
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
 
-    /// Milliseconds of each measurement, about, from 10 to 10000
+    /// Approximate milliseconds of each measurement, from 10 to 10000
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     pub(crate) milliseconds: u32,
 
-    /// Addresses of this host and of another one, which --launch starts programs on; --fabric udp
+    /// Addresses of this host and of another one, on which --launch starts programs; with --fabric udp
     #[arg(
         long,
         value_name = "OWN,OTHER",
@@ -222,19 +222,20 @@ pub(crate) struct Arguments {
     )]
     pub(crate) between: Vec<IpAddr>,
 
-    /// What starts a program on the other host, where this one has the same path: "ssh other", "ip netns exec other"
+    /// Command that starts a program on the other host, where this program has the same path: "ssh other", "ip netns
+    /// exec other"
     #[arg(long, value_name = "COMMAND", requires = "between")]
     pub(crate) launch: Option<String>,
 
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draws latency and bandwidth over size
+    /// Draw latency and bandwidth over size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// Where the other process waits: the second process of a run is started with it
+    /// Address of the waiting process, for the second process of a run
     #[arg(long, hide = true)]
     pub(crate) child: Option<String>,
 }
@@ -243,7 +244,7 @@ pub(crate) struct Arguments {
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
 impl Arguments {
-    /// Puts in what was not given.
+    /// Fills in defaults.
     pub(crate) fn fill(&mut self) {
         let only_sim = self.fabric.iter().all(|fabric| *fabric == Fabric::Sim);
         if self.peer.is_empty() && !only_sim {
@@ -261,7 +262,7 @@ impl Arguments {
     }
 
     pub(crate) fn check(&self) -> Result<(), String> {
-        // Streams have no messages of nothing.
+        // A stream cannot carry an empty message.
         if let Some(bytes) = self.sizes.iter().find(|bytes| !(1..=MAX_BYTES).contains(*bytes)) {
             return Err(format!("--sizes {bytes}: must be from 1 to {MAX_BYTES} bytes"));
         }
@@ -302,19 +303,19 @@ impl Arguments {
         let launcher = self.launcher();
         let first = launcher.first().ok_or("--launch: names no program")?;
         let folders = std::env::var_os("PATH").unwrap_or_default();
-        // An absolute path stays what it is.
+        // Joining an absolute path leaves it unchanged.
         if !std::env::split_paths(&folders).any(|folder| folder.join(first).is_file()) {
             return Err(format!("--launch {first}: there is no such program"));
         }
         Ok(())
     }
 
-    /// This host's address.
+    /// Returns this host's address.
     pub(crate) fn own_address(&self) -> IpAddr {
         self.between.first().copied().unwrap_or_else(|| Ipv4Addr::LOCALHOST.into())
     }
 
-    /// What starts the other process, before its own name.
+    /// Returns the command that starts the other process.
     pub(crate) fn launcher(&self) -> Vec<String> {
         let words = self.launch.iter().flat_map(|command| command.split_whitespace());
         words.map(str::to_owned).collect()
@@ -329,7 +330,7 @@ impl Arguments {
                 contests.extend(Column::ALL.map(Contest::Simulated));
                 continue;
             }
-            // Only processes of one host have lanes.
+            // Only processes of one host share memory.
             let those = if *fabric == Fabric::Shm { &all[..] } else { &all[..3] };
             let layers = if self.layer.is_empty() { those } else { &self.layer[..] };
             for wait in &self.wait {
@@ -345,7 +346,7 @@ impl Arguments {
         contests
     }
 
-    /// The command line of a second process that answers one contestant.
+    /// Returns the command line of the second process, which answers one contestant.
     pub(crate) fn for_child(&self, contest: &Contest, place: &str) -> Vec<String> {
         let sizes: Vec<String> = self.sizes.iter().map(usize::to_string).collect();
         let mut words = vec![

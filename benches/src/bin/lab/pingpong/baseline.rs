@@ -10,17 +10,17 @@ use crate::pingpong::layers::{LOST, lost};
 use crate::pingpong::measure::Side;
 use crate::processes::Peer;
 
-/// Bytes of a datagram; longer messages are several.
+/// Bytes of a datagram; longer messages take several.
 const DATAGRAM: usize = 32 << 10;
 
-/// For who starts a second process with it by hand.
+/// Error for a second process that was started by hand with such a peer.
 const NOT_THE_KERNEL: &str = "--peer: other libraries have processes of their own";
 
 fn failed(error: std::io::Error) -> String {
     format!("a socket failed: {error}")
 }
 
-/// A stream of bytes.
+/// A byte stream.
 struct Stream<S> {
     socket: S,
     buffer: Vec<u8>,
@@ -36,7 +36,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Side for Stream<S> {
     }
 }
 
-/// Datagrams; nothing makes up for lost ones.
+/// Datagrams, without retransmission.
 struct Datagrams {
     socket: UdpSocket,
     buffer: Vec<u8>,
@@ -60,7 +60,7 @@ impl Side for Datagrams {
     }
 }
 
-/// What is done with a connection.
+/// Part of one side over a connection.
 pub(crate) trait Game {
     type Result;
     async fn play(self, side: &mut impl Side) -> Result<Self::Result, String>;
@@ -70,7 +70,7 @@ fn buffer() -> Vec<u8> {
     vec![7; MAX_BYTES + DATAGRAM]
 }
 
-/// Waits at a place of this host's address, tells a child of it, and plays with who comes.
+/// Listens on this host's address, passes it to the child, and runs `game` over the connection.
 pub(crate) async fn wait<G: Game>(
     kernel: Kernel,
     own: IpAddr,
@@ -116,7 +116,7 @@ pub(crate) async fn wait<G: Game>(
     }
 }
 
-/// Goes to where the other side waits.
+/// Connects to the waiting side, and runs `game` over the connection.
 pub(crate) async fn go<G: Game>(kernel: Kernel, place: &str, game: G) -> Result<G::Result, String> {
     match kernel {
         Kernel::Tcp => {

@@ -1,4 +1,4 @@
-//! Two processes on a fabric, and the game between them.
+//! The two processes of a run, and the fabric between them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -28,19 +28,19 @@ use crate::pingpong::measure::{self, Figures, Side};
 use crate::pingpong::writes::Writes;
 use crate::processes::{self, Peer};
 
-/// Longest packet of a lane, and longest message that leaves whole there.
+/// Longest packet over shared memory alone, and the longest message that leaves whole there.
 const LANE_MTU: usize = 16 << 10;
 
 fn runtime(wait: Wait) -> Result<Runtime, String> {
     let built = match wait {
-        // Whoever blocks its thread needs another one for the NIC.
+        // A process that blocks its thread needs another thread for the NIC.
         Wait::Block => Builder::new_multi_thread().worker_threads(1).enable_all().build(),
         Wait::Poll | Wait::Await => Builder::new_current_thread().enable_all().build(),
     };
     built.map_err(|error| format!("no runtime: {error}"))
 }
 
-/// Measures.
+/// The measuring side.
 struct Asks<'a>(&'a Arguments);
 
 impl Game for Asks<'_> {
@@ -50,7 +50,7 @@ impl Game for Asks<'_> {
     }
 }
 
-/// Answers.
+/// The answering side.
 struct Answers<'a>(&'a Arguments);
 
 impl Game for Answers<'_> {
@@ -60,7 +60,7 @@ impl Game for Answers<'_> {
     }
 }
 
-/// The first process: starts the second one, and measures.
+/// Runs the first process: starts the second one, and measures.
 pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figures>, String> {
     let launcher = arguments.launcher();
     let start = |place: &str| Peer::launch(&launcher, &arguments.for_child(contest, place), &[]);
@@ -89,12 +89,12 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
     }
 }
 
-/// Where both NICs are, on one host or on two.
+/// Returns the addresses of both NICs, on one host or on two.
 fn addresses(arguments: &Arguments) -> Result<String, String> {
     let own = processes::free_at(arguments.own_address(), 2)?;
     Ok(match arguments.between.get(1) {
         None => format!("{},{}", own[0], own[1]),
-        // Which ports are free there is not known here.
+        // This process cannot know the free ports of the other host.
         Some(other) => format!("{},{}", own[0], SocketAddr::new(*other, own[0].port())),
     })
 }
@@ -104,7 +104,7 @@ fn simulated(column: Column, bytes: usize) -> Result<Figures, String> {
     Ok(Figures { median_us, p99_us: median_us, gb_per_s: bytes as f64 / median_us / 1e3 })
 }
 
-/// The second process.
+/// Runs the second process, which answers.
 pub(crate) fn answer(arguments: &Arguments, place: &str) -> Result<(), String> {
     if let Some(place) = place.strip_prefix("kernel=") {
         let kernel = arguments.peer[0];
@@ -166,9 +166,9 @@ async fn ours<G: Game>(
         Fabric::Udp => {
             let addresses: Result<Vec<SocketAddr>, _> = place.split(',').map(str::parse).collect();
             let addresses = addresses.map_err(|error| format!("--child {place}: {error}"))?;
-            // Faster than any loopback: nothing is paced.
+            // A line rate above any loopback's: frames are not paced.
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
-            // As over shared memory, who rings and who looks runs the NIC.
+            // As over shared memory, the task that rings or polls runs the NIC.
             let config = UdpConfig::new(NodeId(node), addresses).line(line);
             let config = config.coprocessor(Coprocessor::Task);
             let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
@@ -188,7 +188,7 @@ async fn play<G: Game>(
     match layer {
         Layer::Raw => {
             let mut side = Raw::new(host, peer, most, wait)?;
-            // Buffers must be lent before anybody sends: the other process is coming up.
+            // Both sides must have posted buffers before the first send; the other process is still starting.
             host.sleep_until(host.now() + Duration::from_millis(300)).await;
             game.play(&mut side).await
         }

@@ -1,4 +1,4 @@
-//! Our layers, each as one side of a connection.
+//! One side of a connection, for each of our layers.
 
 use std::future::Future;
 use std::time::Duration;
@@ -27,11 +27,11 @@ use midplane::via::rdma::{self, RdmaCarrier, RdmaConfig};
 use crate::pingpong::arguments::{MAX_BYTES, Registration, Wait};
 use crate::pingpong::measure::{Side, WINDOW, WORD};
 
-/// Receives that are kept posted.
+/// Number of posted receives.
 pub(crate) const RECEIVES: usize = 2 * WINDOW;
 
-/// Bytes from one buffer to the next, each for `most` bytes: an odd number of cache lines, for those a power of
-/// two apart would all want the same few places in the cache.
+/// Returns the bytes from one buffer of `most` bytes to the next: an odd number of cache lines, because buffers a
+/// power of two apart would compete for the same cache sets.
 pub(crate) const fn stride(most: usize) -> usize {
     const LINE: usize = 64;
     most.next_multiple_of(2 * LINE) + LINE
@@ -41,7 +41,7 @@ pub(crate) fn failed(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Awaits, or blocks the thread.
+/// Waits for `future`: awaits it, or blocks the thread.
 async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
     match wait {
         Wait::Block => block_on(future),
@@ -49,14 +49,14 @@ async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Looks in vain after which whoever polls lets others have its core, some 15 us: where processes are
-/// more than cores, the one that it waits for may be among them.
-const LOOKS: u32 = 256;
+/// Empty polls (some 15 us) after which a polling process yields its core: with more processes than cores, the
+/// awaited one may need it.
+const POLLS: u32 = 256;
 
-/// Bytes that a receiver reads of a message at a time: it looks at all of them where they lie, and keeps none.
+/// Bytes of a message that a receiver reads at a time, in place.
 pub(crate) const GLANCE: usize = 4096;
 
-/// Reads every byte of a message that lies in registered memory.
+/// Reads every byte of a message in registered memory.
 pub(crate) fn read_all(
     scratch: &mut [u8],
     bytes: usize,
@@ -68,29 +68,29 @@ pub(crate) fn read_all(
     Ok(())
 }
 
-/// How often somebody has looked in vain.
+/// Number of empty polls in a row.
 #[derive(Debug, Default)]
-struct Looks(u32);
+struct EmptyPolls(u32);
 
-impl Looks {
+impl EmptyPolls {
     #[inline]
     fn again(&mut self) {
         self.0 += 1;
-        // No pause between looks: that takes longer than one.
-        if self.0.is_multiple_of(LOOKS) {
+        // No pause between polls: a pause takes longer than a poll.
+        if self.0.is_multiple_of(POLLS) {
             std::thread::yield_now();
         }
     }
 }
 
-/// After this an unreliable message is lost.
+/// Silence after which an unreliable message counts as lost.
 pub(crate) const LOST: Duration = Duration::from_secs(2);
 
 pub(crate) fn lost() -> String {
     format!("a message was lost: none came for {LOST:?}, and this layer does not send again")
 }
 
-/// The unit's message service: buffers that are lent, messages that are sent.
+/// The unit's message service: posted buffers, and sends.
 pub(crate) struct Raw {
     port: Port,
     node: NodeId,
@@ -99,12 +99,12 @@ pub(crate) struct Raw {
     room: usize,
     sends: Region,
     arrived: Vec<(usize, usize)>,
-    /// The buffer that was read last: it is lent again once the answer is on its way.
+    /// The buffer that was read last: it is posted again once the answer is on its way.
     spent: Option<usize>,
     scratch: Vec<u8>,
 }
 
-/// Everybody's port of this example.
+/// Port number on both sides.
 const PORT: PortId = PortId(1);
 const SENT: u64 = u64::MAX;
 
@@ -160,7 +160,7 @@ impl Side for Raw {
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
-        let mut looks = Looks::default();
+        let mut polls = EmptyPolls::default();
         let (slot, length) = loop {
             if let Some(arrived) = self.arrived.pop() {
                 break arrived;
@@ -170,7 +170,7 @@ impl Side for Raw {
                     if let Some(completion) = self.port.poll() {
                         break completion;
                     }
-                    looks.again();
+                    polls.again();
                 },
                 wait => {
                     let next = tokio::time::timeout(LOST, self.port.completion());
@@ -196,8 +196,8 @@ impl Side for Raw {
     }
 }
 
-/// An interface, reliable; its data goes past the NIC where there is a lane, and the other end may write
-/// memory of this one if `rdma_write`.
+/// Creates a reliable Virtual Interface. If the fabric has a shared-memory path, its data bypasses the NIC. With
+/// `rdma_write` the other end may write this side's memory.
 pub(crate) async fn interface(
     host: &impl Host,
     lane: Option<Box<dyn Lane>>,
@@ -220,7 +220,7 @@ pub(crate) async fn interface(
     Ok((nic, vi))
 }
 
-/// Connects it with that of the other node.
+/// Connects the interface with the other node's.
 pub(crate) async fn connect(nic: &mut Nic, vi: ViId, node: NodeId) -> Result<(), String> {
     let name = |node: NodeId| node.0.to_le_bytes();
     let to = Address::new(node, &name(node)).expect("two bytes");
@@ -230,20 +230,20 @@ pub(crate) async fn connect(nic: &mut Nic, vi: ViId, node: NodeId) -> Result<(),
     nic.finish(&ticket).await.map(drop).map_err(failed)
 }
 
-/// The next receive of an interface, when it is done: a message of so many bytes.
+/// Waits for the interface's next receive, of a message of `bytes`.
 pub(crate) async fn received(
     nic: &mut Nic,
     vi: ViId,
     wait: Wait,
     bytes: usize,
 ) -> Result<Completed, String> {
-    let mut looks = Looks::default();
+    let mut polls = EmptyPolls::default();
     let done = match wait {
         Wait::Poll => loop {
             if let Some(done) = nic.receive_done(vi).map_err(failed)? {
                 break done;
             }
-            looks.again();
+            polls.again();
         },
         wait => rest(wait, nic.wait(vi, WorkQueue::Receive)).await.map_err(failed)?,
     };
@@ -254,16 +254,16 @@ pub(crate) async fn received(
     Ok(done)
 }
 
-/// A Virtual Interface, reliable; its data goes past the NIC where there is a lane.
+/// A reliable Virtual Interface; if the fabric has a shared-memory path, its data bypasses the NIC.
 pub(crate) struct Interface {
     nic: Nic,
     vi: ViId,
     wait: Wait,
     sends: Memory,
     spare: Vec<Descriptor>,
-    /// Sends that have not come back.
+    /// Sends that have not completed.
     sending: usize,
-    /// The receive that came back last: it is posted again once the answer is on its way.
+    /// The receive that completed last: it is posted again once the answer is on its way.
     spent: Option<Descriptor>,
     scratch: Vec<u8>,
 }
@@ -280,7 +280,7 @@ impl Interface {
         let room = stride(most);
         let receives = nic.register(RECEIVES * room, MemoryOptions::default()).map_err(failed)?;
         for slot in 0..RECEIVES {
-            // No longer than the interface's largest transfer, which descriptors may not pass.
+            // A descriptor may not exceed the interface's largest transfer.
             let segment = receives.segment(slot * room, most.max(WORD)).map_err(failed)?;
             nic.post_receive(vi, Descriptor::of(segment)).map_err(failed)?;
         }
@@ -301,7 +301,7 @@ impl Side for Interface {
         }
         self.nic.post_send(self.vi, descriptor).map_err(failed)?;
         self.sending += 1;
-        // The message is on its way: what is left to do is done meanwhile.
+        // The message is on its way: post the spent receive meanwhile.
         if let Some(spent) = self.spent.take() {
             self.nic.post_receive(self.vi, spent).map_err(failed)?;
         }
@@ -340,7 +340,7 @@ pub(crate) enum Messages<C> {
     Awaited { all: Communicator<Engine<C>>, peer: Rank, wait: Wait, scratch: Bytes },
 }
 
-/// What is polled by hand.
+/// A process that is polled by hand.
 pub(crate) struct Polled<C> {
     process: Process<Engine<C>>,
     scope: Scope,
@@ -352,7 +352,7 @@ pub(crate) struct Polled<C> {
 
 const TAG: Tag = Tag(1);
 
-/// What carries messages between Virtual Interfaces.
+/// Opens the carrier of messages over Virtual Interfaces.
 pub(crate) async fn interfaces(
     host: &impl Host,
     how: Registration,

@@ -1,7 +1,7 @@
-//! Other libraries' own measurements on this host, as programs that its packages install.
+//! Other libraries on this host, measured by programs that their packages install.
 //!
-//! UCX and libfabric have their tools measure themselves; for an MPI the same game as ours is compiled
-//! with its own compiler. What is not installed is skipped, by name.
+//! UCX and libfabric come with measuring tools. For an MPI, a program like ours is compiled with its own compiler.
+//! Libraries that are not installed are skipped, by name.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,11 +13,11 @@ use crate::pingpong::arguments::Kernel;
 use crate::pingpong::measure::{Figures, batch_of, batches};
 use crate::processes;
 
-/// How long one measurement may take.
+/// Time limit of one measurement.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is looked whether a program has ended.
+/// Interval at which the exit of a program is polled.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long a tool's first half may take until the second one finds it.
+/// Time in which a tool's first process starts listening.
 const COMES_UP: Duration = Duration::from_millis(300);
 
 /// The program of `benches/iceoryx2`.
@@ -30,7 +30,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Programs that a library's measurement needs, and what installs them.
+/// Returns the programs that a library's measurement needs, and the command that installs them.
 const fn needs(library: Kernel) -> (&'static [&'static str], &'static str) {
     match library {
         Kernel::Ucx => (&["ucx_perftest"], "apt-get install ucx-utils"),
@@ -41,7 +41,7 @@ const fn needs(library: Kernel) -> (&'static [&'static str], &'static str) {
     }
 }
 
-/// Why a peer can't be measured here.
+/// Returns why a peer can't be measured here, or `None` if it can.
 pub(crate) fn missing(library: Kernel) -> Option<String> {
     let (programs, installs) = needs(library);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -51,7 +51,7 @@ pub(crate) fn missing(library: Kernel) -> Option<String> {
     Some(format!("{library}: {program} is not installed ({installs})"))
 }
 
-/// What a library measures of itself, at each size.
+/// Returns a library's numbers at each size.
 ///
 /// # Errors
 /// One line: what failed.
@@ -76,7 +76,7 @@ pub(crate) fn ask(
     sizes.iter().map(one).collect()
 }
 
-/// A program that is ended with this.
+/// A program that is killed when this is dropped.
 struct Program {
     name: &'static str,
     child: Child,
@@ -84,7 +84,7 @@ struct Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -97,7 +97,7 @@ impl Program {
         Ok(Self { name, child })
     }
 
-    /// What it prints until it ends.
+    /// Returns its output, once it has exited.
     fn output(&mut self) -> Result<String, String> {
         let until = now() + PATIENCE;
         loop {
@@ -117,7 +117,7 @@ impl Program {
     }
 }
 
-/// The numbers of the last line of a report that begins with `start`.
+/// Returns the numbers of the last line of a report that begins with `start`.
 fn numbers(name: &str, text: &str, start: &str) -> Result<Vec<f64>, String> {
     let line = text.lines().rfind(|line| line.trim_start().starts_with(start));
     let words = line.map(|line| line.trim_start()[start.len()..].split_whitespace());
@@ -129,7 +129,7 @@ fn number(name: &str, numbers: &[f64], at: usize) -> Result<f64, String> {
     numbers.get(at).copied().ok_or_else(|| format!("{name}: its report is not understood"))
 }
 
-/// Starts a tool's two halves, the second with the first's address; what the second prints.
+/// Starts a tool's two processes, the second with the first's address; returns the second's output.
 fn both(
     name: &'static str,
     command: impl Fn() -> Command,
@@ -141,7 +141,7 @@ fn both(
     Program::start(name, command().args(second))?.output()
 }
 
-/// Shared memory, tag matching, both halves looking without pause.
+/// Measures UCX: shared memory, tag matching, both processes busy-polling.
 fn ucx(bytes: usize, count: usize) -> Result<Figures, String> {
     const NAME: &str = "ucx_perftest";
     let command = || {
@@ -166,7 +166,7 @@ fn ucx(bytes: usize, count: usize) -> Result<Figures, String> {
     })
 }
 
-/// Its provider for shared memory.
+/// Measures libfabric's provider for shared memory.
 fn libfabric(bytes: usize, count: usize) -> Result<Figures, String> {
     const NAME: &str = "fi_pingpong";
     let port = processes::free_addresses(1)?[0].port();
@@ -195,7 +195,7 @@ fn compile(folder: &Path) -> Result<(), String> {
 fn openmpi(folder: &Path, bytes: usize, count: usize) -> Result<Figures, String> {
     const NAME: &str = "mpirun";
     let mut command = Command::new(NAME);
-    // It refuses without these where the user is root, or cores are fewer than processes.
+    // Open MPI refuses to run without these as root, or with fewer cores than processes.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.args([
         "--oversubscribe",
@@ -216,7 +216,7 @@ fn iceoryx2(bytes: usize, count: usize) -> Result<Figures, String> {
     plays(ICEORYX2, &mut Command::new(ICEORYX2), bytes, count)
 }
 
-/// A program that plays our game, and prints the three figures.
+/// Runs a program that measures as ours does and prints the three numbers.
 fn plays(
     name: &'static str,
     command: &mut Command,

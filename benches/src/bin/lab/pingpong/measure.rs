@@ -1,8 +1,8 @@
-//! The game: so many messages there and back, and so many one way.
+//! The measurement: messages back and forth, then messages one way.
 
 use std::time::{Duration, Instant};
 
-/// One side of a connection. Messages have the length that both sides expect.
+/// One side of a connection. Both sides know the length of each message.
 pub(crate) trait Side {
     /// Sends a message of `bytes`.
     async fn send(&mut self, bytes: usize) -> Result<(), String>;
@@ -10,13 +10,13 @@ pub(crate) trait Side {
     /// Receives a message, and reads every byte of it.
     async fn receive(&mut self, bytes: usize) -> Result<(), String>;
 
-    /// Waits until all that was sent is the other side's.
+    /// Waits until all sends have completed.
     async fn finish(&mut self) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// What one contestant did at one size.
+/// A contestant's numbers at one size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
     pub(crate) median_us: f64,
@@ -24,10 +24,10 @@ pub(crate) struct Figures {
     pub(crate) gb_per_s: f64,
 }
 
-/// Messages that may be on their way one way before the receiver says that it has them.
+/// One-way messages in flight before the receiver acknowledges them.
 pub(crate) const WINDOW: usize = 16;
 
-/// Bytes of the first side's word on how many messages there are.
+/// Bytes of the acknowledgement.
 pub(crate) const WORD: usize = 8;
 
 #[expect(clippy::disallowed_methods, reason = "it measures the machine")]
@@ -40,20 +40,20 @@ pub(crate) fn median(mut sorted: Vec<f64>) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// Round trips of one batch: enough to time, few enough to have many batches.
+/// Returns the round trips of one batch: enough to time, few enough for many batches.
 pub(crate) fn batch_of(bytes: usize) -> usize {
     (200_000 / (bytes + 2_000)).clamp(4, 100)
 }
 
-/// Batches that both sides play at one size, so that neither need tell the other.
+/// Returns the batches at one size; both sides compute the same number.
 pub(crate) fn batches(milliseconds: u32, bytes: usize) -> usize {
-    // About 2 us a message and 1 ns a byte, to begin with.
+    // An estimate: 2 us a message and 1 ns a byte.
     let nanos = 2 * (2_000 + bytes as u64) * batch_of(bytes) as u64;
     let wanted = u64::from(milliseconds) * 1_000_000 / nanos;
     usize::try_from(wanted.clamp(20, 5_000)).unwrap_or(20)
 }
 
-/// The side that asks, and measures.
+/// Runs the measuring side.
 pub(crate) async fn ask(
     side: &mut impl Side,
     sizes: &[usize],
@@ -62,7 +62,7 @@ pub(crate) async fn ask(
     let mut figures = Vec::new();
     for bytes in sizes.iter().copied() {
         let (batch, batches) = (batch_of(bytes), batches(milliseconds, bytes));
-        // As long again before it counts: two processes that have just begun may share a core still.
+        // A warm-up of the same length: two new processes may still share a core.
         for _ in 0..batch * batches {
             side.send(bytes).await?;
             side.receive(bytes).await?;
@@ -101,7 +101,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// The side that answers.
+/// Runs the answering side.
 pub(crate) async fn answer(
     side: &mut impl Side,
     sizes: &[usize],
@@ -115,7 +115,7 @@ pub(crate) async fn answer(
         }
         for number in 0..batch * batches {
             side.receive(bytes).await?;
-            // Half a window early: the sender need not stop for it.
+            // Half a window early, so that the sender need not stop.
             if number % WINDOW == WINDOW / 2 - 1 && number + WINDOW / 2 < batch * batches {
                 side.send(WORD).await?;
             }

@@ -1,4 +1,4 @@
-//! Messages that are written where the other end reads them.
+//! Messages by RDMA writes into the memory that the other end polls.
 
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
@@ -13,25 +13,25 @@ use crate::pingpong::layers::{
 };
 use crate::pingpong::measure::Side;
 
-/// Room for the name of memory, in text.
+/// Bytes for the name of memory, in text.
 const NAME_BYTES: usize = 256;
 
-/// An interface over which memory of the other end is written: its data goes past the NIC.
+/// An interface with RDMA writes; its data bypasses the NIC.
 pub(crate) struct Writes {
     nic: Nic,
     vi: ViId,
     wait: Wait,
     sends: Memory,
-    /// Memory of ours that the other end writes: places for so many messages, used in turn.
+    /// This side's memory, which the other end writes: a ring of message slots.
     inbox: Memory,
-    /// The other end's.
+    /// The other end's memory.
     outbox: RemoteMemory,
     room: usize,
     next: usize,
     spare: Vec<Descriptor>,
-    /// Writes that have not come back.
+    /// Writes that have not completed.
     writing: usize,
-    /// What told of the last one that was read.
+    /// The receive that announced the last read message.
     spent: Option<Descriptor>,
     scratch: Vec<u8>,
 }
@@ -108,7 +108,7 @@ impl Side for Writes {
         self.next = (self.next + 1) % RECEIVES;
         self.nic.post_send(self.vi, descriptor).map_err(failed)?;
         self.writing += 1;
-        // It is on its way: what is left to do is done meanwhile.
+        // The message is on its way: post the spent receive meanwhile.
         if let Some(spent) = self.spent.take() {
             self.nic.post_receive(self.vi, spent).map_err(failed)?;
         }

@@ -13,16 +13,16 @@ type Curve = (String, Vec<(f64, f64)>);
 type Fault = Box<dyn std::error::Error>;
 type Aside<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-/// The curve that others lie upon.
+/// Name of the curve that the others are compared with.
 const LATENCY: &str = "latency";
 
-/// Width of a figure, and where its legend begins.
+/// Width of a figure in pixels, and where its legend begins.
 const WIDTH: u32 = 940;
 const LEGEND: u32 = 740;
 
 const OVERHEADS_MS: [f64; 7] = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
-/// Draws all of them; the files' names.
+/// Draws all figures; returns the files' names.
 pub(crate) fn draw(directory: &Path) -> Result<Vec<PathBuf>, Fault> {
     std::fs::create_dir_all(directory)?;
     let mut names = Vec::new();
@@ -62,7 +62,7 @@ pub(crate) fn draw(directory: &Path) -> Result<Vec<PathBuf>, Fault> {
     Ok(names)
 }
 
-/// The latency and each stage's signature curve over the number of fragments, up to `most`.
+/// Computes the latency and each stage's signature curve over the number of fragments, up to `most`.
 fn signature(stages: &[(f64, f64)], most: f64) -> Vec<Curve> {
     let whole = chain(stages);
     let counts = || (0..=120).map(move |step| 1.0 + f64::from(step) / 120.0 * (most - 1.0));
@@ -175,7 +175,7 @@ fn lines(
     Ok(())
 }
 
-/// One line of the legend beside a chart.
+/// Draws one line of the legend next to a chart.
 fn legend(aside: &Aside<'_>, index: usize, name: &str, style: ShapeStyle) -> Result<(), Fault> {
     let y = 50 + 22 * i32::try_from(index)?;
     aside.draw(&PathElement::new([(8, y), (30, y)], style))?;
@@ -183,7 +183,7 @@ fn legend(aside: &Aside<'_>, index: usize, name: &str, style: ShapeStyle) -> Res
     Ok(())
 }
 
-/// Figure 14: what each algorithm spends before, in and behind the disk.
+/// Draws Figure 14: the time of each algorithm before, in and after the disk.
 fn bars(file: &Path) -> Result<(), Fault> {
     let columns = figure_14();
     let highest = columns.iter().map(|(_, parts)| parts.iter().sum::<f64>()).fold(0.0, f64::max);
@@ -244,7 +244,7 @@ fn figure_14() -> Vec<(String, [f64; 3])> {
     columns
 }
 
-/// What comes before the disk, in it and behind it.
+/// Returns the times before the disk, in it and after it.
 fn parts_around(chain: &Pipeline, sizes: &[f64], disk: usize) -> [f64; 3] {
     let rows = chain.rows(sizes, None);
     let mut at_disk = rows.iter().filter(|row| row.stage == disk);

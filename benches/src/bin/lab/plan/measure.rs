@@ -1,4 +1,4 @@
-//! Measurement under noise and change, and the speed of the cache.
+//! Planning under noise and change, and the speed of the plan cache.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use midplane::pipeline::{Limits, Pipeline, Planner, Request, Stage, fixed, ramp}
 use super::numbers::{Line, Report};
 use midplane_kit::chains::{Dice, Sample};
 
-/// A chain behind noise: every time is off by some percent, some are off by far.
+/// A chain with noise: every time is off by some percent, some by far.
 struct Noisy<'a> {
     chain: &'a Pipeline,
     dice: &'a mut Dice,
@@ -41,7 +41,7 @@ impl Path for Noisy<'_> {
     }
 }
 
-/// Equal fragments planned from outside, against those planned from the truth.
+/// Compares equal fragments planned from noisy observations with those planned from the true costs.
 pub(crate) fn black_box(report: &mut Report, seed: u64, samples: usize) {
     let mut dice = Dice::new(seed ^ 11);
     let (mut regret, mut error) = (Sample::default(), Sample::default());
@@ -70,7 +70,7 @@ pub(crate) fn black_box(report: &mut Report, seed: u64, samples: usize) {
     report.push(Line::info("black box: mean prediction error", error.mean(), "%"));
 }
 
-/// A stage becomes slower at once: how many messages until the planner knows, and how good its plan is then.
+/// Makes a stage slower at once: measures the messages until the planner replans, and the regret of its plan then.
 pub(crate) fn sudden_change(report: &mut Report, seed: u64, samples: usize) {
     let mut dice = Dice::new(seed ^ 12);
     for factor in [2.0, 4.0] {
@@ -162,7 +162,7 @@ fn one_change(dice: &mut Dice, factor: f64) -> Outcome {
     Outcome { messages, regret: regret(&sizes), stale: regret(&first), false_alarms }
 }
 
-/// Times single calls of the planner; a batch of calls for each reading, because a reading costs as much as a call.
+/// Times calls of the planner in batches: reading the clock costs as much as one call.
 #[expect(clippy::disallowed_methods, reason = "a study of speed")]
 pub(crate) fn cache(report: &mut Report, seed: u64) {
     const BATCH: u64 = 64;
@@ -214,7 +214,7 @@ pub(crate) fn cache(report: &mut Report, seed: u64) {
     fixed_cold(report, &mut dice, &sizes);
 }
 
-/// The median cost of reading the clock twice, in nanoseconds.
+/// Returns the median cost of reading the clock twice, in nanoseconds.
 #[expect(clippy::disallowed_methods, reason = "a study of speed")]
 fn reading_cost() -> f64 {
     let mut empty = Histogram::<u64>::new(3).expect("three digits are allowed");

@@ -1,8 +1,8 @@
-//! Numbers beside what they should be.
+//! Numbers with their bounds or the paper's values.
 
 use serde_json::{Value, json};
 
-/// How a number is judged.
+/// Judgement of a number.
 #[derive(Clone, Copy, Debug)]
 enum Aim {
     None,
@@ -10,7 +10,7 @@ enum Aim {
     Near { paper: f64, tolerance: f64 },
 }
 
-/// One number.
+/// A number with its judgement.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     name: String,
@@ -20,17 +20,17 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A number that nothing is asked of.
+    /// Creates a number that is not judged.
     pub(crate) fn info(name: &str, value: f64, unit: &'static str) -> Self {
         Self { name: name.into(), value, unit, aim: Aim::None }
     }
 
-    /// A number with an upper bound.
+    /// Creates a number with an upper bound.
     pub(crate) fn at_most(name: &str, value: f64, bound: f64, unit: &'static str) -> Self {
         Self { name: name.into(), value, unit, aim: Aim::AtMost(bound) }
     }
 
-    /// A number that the paper prints, and how far from it a reproduction may be, in the same unit.
+    /// Creates a number that the paper prints; `tolerance` is the largest deviation, in the same unit.
     pub(crate) fn near(
         name: &str,
         value: f64,
@@ -41,7 +41,7 @@ impl Line {
         Self { name: name.into(), value, unit, aim: Aim::Near { paper, tolerance } }
     }
 
-    /// What it is, its unit, what the paper says, and what came of it; `None` where it says nothing.
+    /// Returns name, unit, the paper's value and ours; `None` if the paper prints no value.
     pub(crate) fn beside_paper(&self) -> Option<(&str, &'static str, f64, f64)> {
         match self.aim {
             Aim::Near { paper, .. } => Some((&self.name, self.unit, paper, self.value)),
@@ -71,7 +71,7 @@ impl Line {
     }
 }
 
-/// A list of numbers under one title.
+/// Numbers under one title.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
     title: &'static str,
@@ -79,12 +79,12 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// An empty report.
+    /// Creates an empty report.
     pub(crate) const fn new(title: &'static str) -> Self {
         Self { title, lines: Vec::new() }
     }
 
-    /// All numbers.
+    /// Returns all numbers.
     pub(crate) fn lines(&self) -> &[Line] {
         &self.lines
     }
@@ -99,17 +99,17 @@ impl Report {
         self.lines.extend(other.lines);
     }
 
-    /// Whether every number is where it should be.
+    /// Returns whether every number is within its bound.
     pub(crate) fn holds(&self) -> bool {
         self.lines.iter().all(Line::holds)
     }
 
-    /// The report as a JSON document.
+    /// Returns the report as a JSON document.
     pub(crate) fn json(&self) -> Value {
         json!({"report": self.title, "holds": self.holds(), "lines": self.lines.iter().map(Line::json).collect::<Vec<_>>()})
     }
 
-    /// The report as a table.
+    /// Returns the report as a table.
     pub(crate) fn table(&self) -> String {
         let mut text = format!("{}\n", self.title);
         for line in &self.lines {

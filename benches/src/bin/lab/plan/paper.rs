@@ -1,4 +1,4 @@
-//! Every number of the paper that can be computed, beside the one it prints.
+//! Every computable number of the paper, with the one that it prints.
 
 use midplane::pipeline::compound::approximate;
 use midplane::pipeline::fixed::Signature;
@@ -10,10 +10,10 @@ use super::numbers::{Line, Report};
 /// Myrinet GAM (Table 1): overhead in us, us per KB of 1000 bytes.
 pub(crate) const GAM: [(f64, f64); 4] = [(7.2, 7.2), (5.2, 24.9), (7.5, 24.9), (7.4, 7.9)];
 
-/// GMS (Table 3).
+/// GMS (Table 3): overhead in us, us per KB of 1000 bytes.
 pub(crate) const GMS: [(f64, f64); 4] = [(2.1, 25.6), (4.0, 60.1), (2.1, 25.6), (92.8, 26.2)];
 
-/// A chain of stages given in us and us per KB.
+/// Builds a chain of stages given in us and us per KB.
 pub(crate) fn chain(stages: &[(f64, f64)]) -> Pipeline {
     let stages = stages
         .iter()
@@ -21,12 +21,12 @@ pub(crate) fn chain(stages: &[(f64, f64)]) -> Pipeline {
     Pipeline::new(stages.collect()).expect("never empty")
 }
 
-/// The conventional network of section 5.5: GAM with every cost five times as large.
+/// Returns the conventional network of section 5.5: GAM with every cost five times as large.
 pub(crate) fn network() -> Vec<(f64, f64)> {
     GAM.iter().map(|&(g, c)| (5.0 * g, 5.0 * c)).collect()
 }
 
-/// Network and disk, or network, disk and network, with the grouping of algorithms B and C.
+/// Builds network and disk, or network, disk and network, with the grouping of algorithms B and C.
 pub(crate) fn disk_chain(overhead_ms: f64, mb_per_s: f64, second: bool) -> (Pipeline, Grouping) {
     let mut stages = network();
     stages.push((overhead_ms * 1000.0, 1000.0 / mb_per_s));
@@ -38,7 +38,8 @@ pub(crate) fn disk_chain(overhead_ms: f64, mb_per_s: f64, second: bool) -> (Pipe
     (chain, groups)
 }
 
-/// Algorithms A, B and C (or C') on one point of section 5.5, in microseconds, in the paper's linear model.
+/// Returns the latencies of algorithms A, B and C (or C') on one point of section 5.5, in microseconds, in the
+/// paper's linear model.
 pub(crate) fn algorithms(
     chain: &Pipeline,
     groups: &Grouping,
@@ -53,7 +54,7 @@ pub(crate) fn algorithms(
     (a, b, c)
 }
 
-/// All rows.
+/// Computes all rows.
 pub(crate) fn run() -> Report {
     let mut report = Report::new("paper");
     gam(&mut report);
@@ -102,7 +103,7 @@ fn gam(report: &mut Report) {
     table_2(report);
 }
 
-/// What others compute of the same chain; ours is the latency of the best plan.
+/// Checks numbers that other papers compute for the same chain; ours is the latency of the best plan.
 fn gam_elsewhere(report: &mut Report, signature: &Signature, best: f64) {
     let fm = signature.latency(4000.0, 32.0).get();
     report.push(Line::near("FM, 4 KB in 32 fragments (computed elsewhere)", fm, 364.4, 0.05, "us"));
@@ -122,7 +123,7 @@ fn gam_elsewhere(report: &mut Report, signature: &Signature, best: f64) {
     ));
 }
 
-/// Equation 10 from the two parameters alone; what does not depend on k cancels.
+/// Checks Table 2 by equation 10, from its two parameters alone; terms without k cancel.
 fn table_2(report: &mut Report) {
     let from = |g: f64, others: f64| {
         (1..20).min_by(|a, b| {
@@ -137,7 +138,7 @@ fn table_2(report: &mut Report) {
         0.0,
         "fragments",
     ));
-    // The indirect ones are a tie, 0.06 us apart, that falls to 4; the paper does not say which it used.
+    // The indirect parameters are a tie, 0.06 us apart, which gives 4; the paper does not say which values it used.
     report.push(Line::near(
         "Table 2, indirect (7.6, 37.8): fragments (paper 5, a tie)",
         f64::from(from(7.6, 37.8).unwrap_or(0)),

@@ -1,4 +1,4 @@
-//! The planners against brute force, the linear program and each other, on random chains.
+//! The planners compared with brute force, the linear program and each other, on random chains.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use midplane::pipeline::{Grouping, Pipeline, Request, Stage, auto, fixed, optimu
 use super::numbers::{Line, Report};
 use midplane_kit::chains::{Dice, Sample};
 
-/// Everything that is promised of the planners, measured.
+/// Measures all promises of the planners.
 pub(crate) fn run(seed: u64, samples: usize) -> Report {
     let mut report = Report::new("study");
     fixed_against_brute_force(&mut report, seed, 100_000.min(samples * 100));
@@ -20,7 +20,7 @@ pub(crate) fn run(seed: u64, samples: usize) -> Report {
     report
 }
 
-/// Runs it three times; the fastest counts, because others use this machine too.
+/// Runs `work` three times; returns its result and the fastest time, as other programs use the machine, too.
 #[expect(clippy::disallowed_methods, reason = "a study of speed")]
 fn micros_of<T>(mut work: impl FnMut() -> T) -> (T, f64) {
     let mut once = || {
@@ -55,7 +55,7 @@ fn fixed_against_brute_force(report: &mut Report, seed: u64, samples: usize) {
     report.push(Line::info("fixed: chains tried", samples as f64, "chains"));
 }
 
-/// Equal fragments in closed form, term by term.
+/// Computes the time of equal fragments in closed form, term by term.
 fn chain_time(chain: &Pipeline, bytes: f64, count: usize) -> f64 {
     let size = bytes / count as f64;
     let times = chain.stages().iter().map(|stage| stage.time(size).get());
@@ -92,7 +92,7 @@ fn ramp_against_optimum(report: &mut Report, seed: u64, samples: usize) {
     report.push(Line::info("equal fragments over the LP optimum, max", equal.max(), "%"));
 }
 
-/// Two stages and fast-slow-fast, where the ramp is the optimum.
+/// Checks two stages and fast-slow-fast, where the ramp is the optimum.
 fn special_chains(report: &mut Report, seed: u64, samples: usize) {
     let mut dice = Dice::new(seed ^ 2);
     for (name, n) in [("two stages", 2), ("fast-slow-fast", 3)] {
@@ -122,7 +122,7 @@ fn special_chains(report: &mut Report, seed: u64, samples: usize) {
     }
 }
 
-/// One slow stage: auto against everything else that is known, including every grouping and every base.
+/// Checks chains with one slow stage: auto against all known plans, including every grouping and every base.
 fn auto_on_slow_stages(report: &mut Report, seed: u64, samples: usize) {
     let mut dice = Dice::new(seed ^ 3);
     let (mut gap, mut flat, mut speed) = (Sample::default(), Sample::default(), Sample::default());
@@ -152,7 +152,7 @@ fn auto_on_slow_stages(report: &mut Report, seed: u64, samples: usize) {
     report.push(Line::info("auto, mean time", speed.mean(), "us"));
 }
 
-/// Latencies of the families, then of every division into up to four groups with every base.
+/// Returns the latencies of the families, then of every division into up to four groups with every base.
 fn best_known(chain: &Pipeline, request: &Request) -> Vec<f64> {
     let mut known = vec![
         fixed(chain, request).expect("overheads").latency().get(),

@@ -1,4 +1,4 @@
-//! What is asked for.
+//! Command line of `lab preempt`.
 
 use std::path::PathBuf;
 
@@ -8,35 +8,36 @@ use midplane::gang::nas::Class;
 use midplane::gang::scheduler::Phases;
 use midplane::simhw::profile::Machine;
 
-/// What being preempted costs a parallel job: NAS kernels under gang scheduling, beside the same without.
+/// Measure the cost of preemption for a parallel job: NAS kernels, gang scheduling
 ///
-/// One job is switched with itself at the end of every slice, as in the paper of SCore-D: all its processes are
-/// stopped, its channels become steady, are saved, restored and started in the next epoch. The slowdown is
-/// (T_gang - T_alone) / T_alone of the job's own run, the time that it stands still included. In `sim` times are
-/// virtual: the cluster and its arithmetic take what the machine's profile says, whatever computer this runs on. On
-/// the other fabrics ranks are processes, stopped by signals, and times are real: as runs differ there by more than
-/// preemption costs, a run is preempted in some slices and not in others, and rank 0's laps between two parts of its
-/// work are compared. Results are computed, and checked against the official ones.
+/// As in the SCore-D paper, one job is switched with itself at the end of every slice: all its processes are stopped;
+/// its channels are quiesced, saved, restored and started in the next epoch. The slowdown is (T_gang - T_alone) /
+/// T_alone of the job's own run, stopped time included.
+///
+/// In `sim` times are virtual: the cluster and its arithmetic take what the machine's profile says, whatever computer
+/// this runs on. On the other fabrics ranks are processes, stopped by signals, in real time. Real runs differ by more
+/// than preemption costs; so a run is preempted in some slices and not in others, and rank 0's laps between two
+/// reports of work are compared. Results are computed and checked against the official ones.
 #[derive(Clone, Debug, Parser)]
 #[command(
-    after_help = "Try:\n  preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
-    preempt --slice-ms 5,10,20,40,50,100,200    and a power of the slice, fitted: -1 halves as the slice doubles\n  \
-    preempt --mode resident --machine today     contexts that stay on the NIC\n  \
-    preempt --paper                             Table 3, and what Figures 5 and 6 say in words\n  \
-    preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \
-    preempt --freeze --plot freeze.svg          the same, with a picture\n  \
-    preempt --soak 1000000                      messages over a million preemptions of random clusters\n  \
-    preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
-    preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n  \
-    preempt --fabric shm --freeze               freezing 64 of them, blocked and spinning\n  \
-    preempt --channel                           saving and restoring a real channel\n\n\
-    Exit code: 0 all results are the official ones, and the same bits with and without; 1 some are not; 2 bad input."
+    after_help = "Examples:\n  lab preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
+    lab preempt --slice-ms 5,10,20,40,50,100,200    and the fitted power of the slice; -1: halves when the slice doubles\n  \
+    lab preempt --mode resident --machine today     contexts stay on the NIC\n  \
+    lab preempt --paper                             the paper's Tables 2 and 3, and its statements on Figures 5 and 6\n  \
+    lab preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \
+    lab preempt --freeze --plot freeze.svg          the same, with a picture\n  \
+    lab preempt --soak 1000000                      check messages over a million preemptions\n  \
+    lab preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
+    lab preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n  \
+    lab preempt --fabric shm --freeze               freezing 64 processes, blocked and spinning\n  \
+    lab preempt --channel                           saving and restoring a real channel\n\n\
+    Exit code: 0 all results are the official ones, with the same bits preempted or not; 1 some are not; 2 bad input."
 )]
 pub(crate) struct Arguments {
-    /// Kernels, separated by commas.
+    /// Kernels, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ep,cg,ft")]
     pub(crate) kernel: Vec<KernelName>,
-    /// Classes: S, W, A. Arithmetic is real, so that A takes minutes.
+    /// Classes: S, W, A; arithmetic is real, so A takes minutes
     #[arg(long, value_delimiter = ',', default_value = "S")]
     pub(crate) class: Vec<Class>,
     /// Ranks, one a node: a power of two, up to 64.
@@ -45,11 +46,11 @@ pub(crate) struct Arguments {
     /// Lengths of a slice in milliseconds, from 1 to 10,000.
     #[arg(long, value_delimiter = ',', value_parser = slice, default_value = "100")]
     pub(crate) slice_ms: Vec<f64>,
-    /// How contexts are switched: copied out and in, or kept on the NIC.
+    /// Switching of contexts: copied out and in, or kept on the NIC
     #[arg(long, value_enum, value_delimiter = ',', default_value = "resident,copy")]
     pub(crate) mode: Vec<ModeName>,
-    /// Barriers of a switch: two, as `gangd` has, and contexts are saved while others freeze; or the paper's four, one
-    /// after each phase, as `--paper` has unless this says otherwise.
+    /// Barriers of a switch: 2, as midplane's daemons use, where contexts are saved while others freeze; or the
+    /// paper's 4, one after each phase, which --paper uses by default
     #[arg(long, value_parser = phases, value_name = "2|4")]
     pub(crate) barriers: Option<Phases>,
     /// The cluster: PentiumPros on Myrinet with PM, or servers of today on 25 Gb/s.
@@ -58,16 +59,16 @@ pub(crate) struct Arguments {
     /// Runs of each, from different seeds, for the confidence interval.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100), default_value = "3")]
     pub(crate) repeat: u32,
-    /// Where it runs: in virtual time, or as processes of this host, under one daemon whose NIC joins them by shared
+    /// Fabric: virtual time, or processes of this host, under one daemon whose NIC joins them by shared
     /// memory, or under a daemon a rank (8 at most), whose NICs are joined by UDP.
     #[arg(long, value_enum, default_value = "sim")]
     pub(crate) fabric: FabricName,
-    /// Real processes: under these daemons, which may be on several hosts, instead of some of this run's: the socket
-    /// of the first of those that let a job run for ever (--slice-ms 3600000), and of those that stop it, also when
-    /// it is alone, in some slices and not in others (--with-itself 10).
+    /// Real processes: run under these daemons, which may be on several hosts, instead of this run's own. ALONE is a
+    /// socket of daemons that let a job run for ever (--slice-ms 3600000); PREEMPTING one of daemons that stop even a
+    /// job that is alone, in some slices and not in others (--with-itself 10)
     #[arg(long, value_parser = two_sockets, value_name = "ALONE,PREEMPTING")]
     pub(crate) daemons: Option<[PathBuf; 2]>,
-    /// Real processes: run until they were preempted so often, if that takes more than --repeat runs.
+    /// Real processes: continue after --repeat runs until there were so many preemptions
     #[arg(long, value_name = "COUNT", default_value = "0")]
     pub(crate) preemptions: usize,
     /// The first seed.
@@ -76,18 +77,18 @@ pub(crate) struct Arguments {
     /// Print the paper's numbers and ours.
     #[arg(long, conflicts_with = "freeze")]
     pub(crate) paper: bool,
-    /// Measure how long a freeze takes over numbers of nodes and arities of the tree; with another fabric, that of
-    /// 64 processes here.
+    /// Measure the time of a freeze over numbers of nodes and arities of the tree; on another fabric, of 64 processes
+    /// of this host
     #[arg(long)]
     pub(crate) freeze: bool,
-    /// Draw freezes over the nodes, a panel an arity, with the lines that are fitted to them: with --freeze, in `sim`.
+    /// Draw freezes over the nodes, a panel per arity, with the fitted lines; with --freeze, in `sim`
     #[arg(long, value_name = "FILE.svg", requires = "freeze")]
     pub(crate) plot: Option<PathBuf>,
-    /// Measure what saving and restoring one real channel takes, both of its FIFOs full.
+    /// Measure saving and restoring one real channel, both of its FIFOs full
     #[arg(long, conflicts_with_all = ["freeze", "paper"])]
     pub(crate) channel: bool,
-    /// Preempt jobs in random clusters so often, in virtual time, and count what of their messages is lost, doubled or
-    /// reordered: without a number 20,000 times.
+    /// Preempt jobs in random clusters so often (default: 20,000), in virtual time, and count lost, duplicated and
+    /// reordered messages
     #[arg(
         long,
         value_name = "COUNT",
@@ -97,11 +98,11 @@ pub(crate) struct Arguments {
         conflicts_with_all = ["freeze", "paper", "channel"]
     )]
     pub(crate) soak: Option<u64>,
-    /// Measure a channel on the paper's machine with FIFOs of 8 to 256 KiB, and beside up to 15 others that are open.
+    /// Measure a channel on the paper's machine with FIFOs of 8 to 256 KiB, and with up to 15 other open channels
     #[arg(long, conflicts_with_all = ["freeze", "paper", "channel", "soak"])]
     pub(crate) sweep: bool,
-    /// Say when jobs ran under each scheduler whose ranks have noted it in this folder, as those that
-    /// `preempt --be-ticker FOLDER SCHEDULER.JOB.RANK SECONDS` is have.
+    /// Report when jobs ran under each scheduler, from the notes of their ranks in this folder; a rank writes them as
+    /// `lab --be-ticker FOLDER SCHEDULER.JOB.RANK SECONDS`
     #[arg(long, value_name = "FOLDER")]
     pub(crate) turns: Option<PathBuf>,
     /// Draw the slices of two jobs that share the cluster: SVG, or a trace for Perfetto if the name ends in .json.
@@ -189,7 +190,7 @@ impl MachineName {
         }
     }
 
-    /// Floating-point operations a second of one processor: estimated.
+    /// Returns the estimated floating-point operations per second of one processor.
     pub(crate) const fn per_second(self) -> f64 {
         match self {
             Self::Pm => 50e6,
@@ -199,7 +200,7 @@ impl MachineName {
 }
 
 fn ranks(text: &str) -> Result<u16, String> {
-    let ranks: u16 = text.parse().map_err(|_| format!("{text} is no number of ranks"))?;
+    let ranks: u16 = text.parse().map_err(|_| format!("{text} is not a number of ranks"))?;
     match ranks.is_power_of_two() && ranks <= 64 {
         true => Ok(ranks),
         false => Err("ranks are 1, 2, 4, 8, 16, 32 or 64".to_owned()),
@@ -208,12 +209,12 @@ fn ranks(text: &str) -> Result<u16, String> {
 
 fn two_sockets(text: &str) -> Result<[PathBuf; 2], String> {
     let (alone, preempting) =
-        text.split_once(',').ok_or("name two sockets, with a comma between")?;
+        text.split_once(',').ok_or("name two sockets, separated by a comma")?;
     Ok([alone, preempting].map(PathBuf::from))
 }
 
 fn slice(text: &str) -> Result<f64, String> {
-    let slice: f64 = text.parse().map_err(|_| format!("{text} is no number of milliseconds"))?;
+    let slice: f64 = text.parse().map_err(|_| format!("{text} is not a number of milliseconds"))?;
     match (1.0..=10_000.0).contains(&slice) {
         true => Ok(slice),
         false => Err("a slice lasts 1 to 10,000 ms".to_owned()),

@@ -1,5 +1,5 @@
-//! What saving and restoring one channel takes here, both of its FIFOs full: 511 messages of 128 bytes
-//! received, 255 of 240 to be sent, as in the paper's Table 3.
+//! The time of saving and restoring one channel on this machine, both of its FIFOs full: 511 received messages of 128
+//! bytes and 255 unsent ones of 240, as in the paper's Table 3.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use midplane::simhw::time::Instant;
 use serde::Serialize;
 
 const JOB: JobId = JobId(1);
-/// PM's FIFOs, and how long their messages are where the bytes fill them.
+/// Number and length of the messages that fill PM's FIFOs.
 const SENT: (u32, usize) = (255, 240);
 const RECEIVED: (u32, usize) = (511, 128);
 
@@ -33,12 +33,12 @@ pub(crate) struct Row {
     pub(crate) p99_save_us: f64,
     pub(crate) median_restore_us: f64,
     pub(crate) p99_restore_us: f64,
-    /// Starting it again: all that restoring one takes that was kept.
+    /// Time of starting a channel; a resident one needs nothing else for its restoration.
     pub(crate) median_start_us: f64,
     pub(crate) p99_start_us: f64,
 }
 
-/// One rank's channel.
+/// One rank's end of the channel.
 struct End {
     controller: Controller,
     context: ContextId,
@@ -60,7 +60,7 @@ async fn open(host: &impl Host, shared: bool, rank: u16) -> Result<End, String> 
     Ok(End { controller, context, channel })
 }
 
-/// Sends so many messages, or until nothing more fits for a while.
+/// Sends `count` messages, or until none fits for a while.
 async fn fill(from: &mut Channel, to: Rank, (count, bytes): (u32, usize)) -> Result<(), String> {
     let message = vec![0x5A; bytes];
     let (mut sent, mut full) = (0, 0);
@@ -78,10 +78,10 @@ async fn fill(from: &mut Channel, to: Rank, (count, bytes): (u32, usize)) -> Res
     Ok(())
 }
 
-/// Measures one mode over so many rounds.
+/// Measures one mode over `rounds` rounds.
 ///
 /// # Errors
-/// One line.
+/// One line: the error.
 pub(crate) async fn measure(copies: bool, rounds: u32) -> Result<Row, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let mut unit = Unit::default();
@@ -91,7 +91,7 @@ pub(crate) async fn measure(copies: bool, rounds: u32) -> Result<Row, String> {
     let nic = nic.map_err(|error| text(&error))?;
     let host = nic.host();
     let (mut own, mut other) = (open(&host, copies, 0).await?, open(&host, copies, 1).await?);
-    // The other's receive FIFO first, so that what follows stays in this one's send FIFO.
+    // Fill the other's receive FIFO first, so that later messages stay in this send FIFO.
     fill(&mut own.channel, Rank(1), RECEIVED).await?;
     fill(&mut other.channel, Rank(0), RECEIVED).await?;
     fill(&mut own.channel, Rank(1), SENT).await?;
@@ -120,14 +120,14 @@ pub(crate) async fn measure(copies: bool, rounds: u32) -> Result<Row, String> {
         lap(&mut at, &mut took.start);
         started.map_err(|error| text(&error))?;
     }
-    // The last message may wait for room that its record would need.
+    // The last message may not fit with its record.
     if copies && bytes + 2 * SENT.1 < full {
         return Err(format!("the FIFOs hold {bytes} bytes, not {full}"));
     }
     Ok(took.row(copies, bytes))
 }
 
-/// What each round took, in microseconds.
+/// Times of each round, in microseconds.
 #[derive(Debug, Default)]
 struct Took {
     stop: Vec<f64>,
@@ -153,7 +153,7 @@ impl Took {
     }
 }
 
-/// Notes how long it is since `at`, which is now from here on.
+/// Records the time since `at`, and sets `at` to now.
 fn lap(at: &mut Instant, of: &mut Vec<f64>) {
     let since = now().nanos_since(*at);
     of.push(since as f64 / 1e3);
@@ -171,10 +171,10 @@ struct Document {
     channels: Vec<Row>,
 }
 
-/// Measures and says both modes.
+/// Measures both modes and prints the results.
 ///
 /// # Errors
-/// One line.
+/// One line: the error.
 pub(crate) fn run(json: bool) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;

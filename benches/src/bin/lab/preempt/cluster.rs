@@ -1,4 +1,4 @@
-//! A simulated cluster with a daemon a node, and jobs that it runs.
+//! A simulated cluster with a daemon per node, and the jobs that it runs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ use midplane::via::message::process::Process;
 
 use super::arguments::{KernelName, MachineName};
 
-/// A cluster and how it is scheduled.
+/// A cluster and its scheduling.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) machine: MachineName,
@@ -41,15 +41,15 @@ pub(crate) struct Setting {
     pub(crate) seed: u64,
 }
 
-/// What a job runs.
+/// Program of a job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Program {
     Kernel(KernelName, Class),
-    /// Nothing, for so many milliseconds of its own time, on two ranks.
+    /// No work for so many milliseconds of its own time, on two ranks.
     Idle(u64),
 }
 
-/// One rank's end.
+/// Result of one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
     pub(crate) began: Instant,
@@ -63,7 +63,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// From when the job's first rank began until its last ended.
+    /// Returns the time from the begin of the job's first rank to the end of its last.
     pub(crate) fn took(&self, job: JobId) -> Duration {
         let of_job = || self.ended.iter().filter(|((of, _), _)| *of == job).map(|(_, ended)| ended);
         let began = of_job().map(|ended| ended.began).min().unwrap_or(Instant::ZERO);
@@ -90,7 +90,7 @@ async fn kernel<K: Kernel>(
     verdict
 }
 
-/// One rank of a job.
+/// Runs one rank of a job.
 async fn rank(
     host: SimHost,
     launch: Launch,
@@ -116,7 +116,7 @@ async fn rank(
     results.lock().expect("nobody panics with it").insert((launch.job, rank), ended);
 }
 
-/// In place of Myrinet's back-pressure: a switch that has room for everything loses nothing either.
+/// Gives the switch unlimited buffers, in place of Myrinet's back-pressure: it loses nothing either.
 fn lossless(machine: Machine) -> Machine {
     let attachment = match machine.attachment {
         Attachment::Switched(link, switch) => {
@@ -133,12 +133,12 @@ pub(crate) fn geometry(machine: &Machine) -> Geometry {
     Geometry { message: Geometry::PM.message.min(machine.nic.mtu as u32), ..Geometry::PM }
 }
 
-/// Costs of the daemons' work on a machine.
+/// Returns the costs of the daemons' work on a machine.
 pub(crate) fn costs(machine: MachineName) -> Costs {
     let host = machine.machine().host;
     match machine {
         MachineName::Pm => Costs::paper(&host),
-        // A signal each way; contexts in ordinary memory, at the speed of a copy.
+        // One signal for stop and one for start; contexts are in ordinary memory, at the speed of a copy.
         MachineName::Today => Costs {
             stop: Duration::from_nanos((host.signal_ns + host.context_switch_ns).into()),
             resume: Duration::from_nanos((host.signal_ns + host.context_switch_ns).into()),
@@ -150,7 +150,7 @@ pub(crate) fn costs(machine: MachineName) -> Costs {
     }
 }
 
-/// Runs jobs, one rank a node, until all have ended; `programs` by number, with their nodes and ranks.
+/// Runs jobs, one rank per node, until all have ended. `programs` lists program, nodes and ranks.
 pub(crate) fn run(setting: Setting, programs: &[(Program, u16, u16)]) -> Outcome {
     let machine = lossless(setting.machine.machine());
     let mut world =

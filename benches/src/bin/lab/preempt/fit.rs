@@ -1,10 +1,10 @@
-//! How the slowdown falls with the slice: a power of it, fitted over all slices that were measured.
+//! The slowdown as a power of the slice, fitted over all measured slices.
 
 use serde::Serialize;
 
 use super::slowdown::{Run, student};
 
-/// Slices that a fit needs, for its spread to mean something.
+/// Least number of slices for a fit with a meaningful spread.
 const LEAST: usize = 4;
 
 /// A slowdown of `at_100ms * (slice / 100 ms) ^ exponent`, by least squares over logarithms.
@@ -15,9 +15,9 @@ pub(crate) struct Fit {
     pub(crate) ranks: u16,
     pub(crate) mode: &'static str,
     pub(crate) slices: usize,
-    /// -1: twice the slice, half the slowdown.
+    /// Exponent; -1 means that twice the slice halves the slowdown.
     pub(crate) exponent: f64,
-    /// Bounds of 95 %.
+    /// Bounds of the 95 % confidence interval.
     pub(crate) exponent_ci: [f64; 2],
     pub(crate) slowdown_at_100ms: f64,
     pub(crate) slowdown_at_100ms_ci: [f64; 2],
@@ -27,7 +27,7 @@ pub(crate) struct Fit {
     pub(crate) slowdown_at_10ms_ci: [f64; 2],
 }
 
-/// A straight line through points, and what its confidence follows from.
+/// A straight line through points, with the numbers for its confidence interval.
 struct Line {
     count: f64,
     mean_x: f64,
@@ -58,7 +58,7 @@ impl Line {
         [self.slope - half, self.slope + half]
     }
 
-    /// The line's value, and its bounds.
+    /// Returns the line's value at `x`, and its bounds.
     fn at(&self, x: f64) -> [f64; 3] {
         let value = self.mean_y + self.slope * (x - self.mean_x);
         let spread = (1.0 / self.count + (x - self.mean_x).powi(2) / self.width).sqrt();
@@ -96,7 +96,7 @@ fn fit(runs: &[&Run]) -> Option<Fit> {
     })
 }
 
-/// A fit for each kernel, class, number of ranks and mode that has enough slices.
+/// Fits each kernel, class, number of ranks and mode that has enough slices.
 pub(crate) fn all(runs: &[Run]) -> Vec<Fit> {
     let groups = runs.chunk_by(Run::is_like);
     groups.filter_map(|group| fit(&group.iter().collect::<Vec<_>>())).collect()

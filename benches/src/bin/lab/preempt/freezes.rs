@@ -1,4 +1,4 @@
-//! How long real processes of this host take to stand still.
+//! The time of freezing real processes of this host.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::arguments::Arguments;
 use super::{live, report};
 
 const PROCESSES: u16 = 64;
-/// Seconds of processor time that each takes or waits for.
+/// Seconds that each process computes or waits.
 const SECONDS: f64 = 4.0;
 
 #[derive(Serialize)]

@@ -1,10 +1,11 @@
-//! Real processes: what being preempted costs, from the laps of one run between its rank's reports of work.
+//! Real processes: the cost of preemption, from the laps between a rank's reports of work.
 //!
-//! Runs of a virtual machine differ by more than preemption costs, but laps of the same kind that are near each other in
-//! one run hardly do. So a run is preempted in stretches: some slices with, as many without. What a switch cost is how
-//! much longer the laps took that it fell into, and those that began while caches were cold, than those of their kind
-//! near them in which nothing was stopped: than their median, and what they differ from it in the mean. That mean is
-//! one in which a lap counts as often as it would be met, for switches fall into long laps more often.
+//! Runs on a virtual machine differ by more than preemption costs; laps of one kind that are near each other in one
+//! run hardly do. So a run is preempted in stretches: some slices with switches, as many without.
+//!
+//! The cost of a switch is the extra time of the laps that it fell into, and of those that began while caches were
+//! cold. The reference are undisturbed laps of the same kind near them: their median, plus the mean difference from
+//! it. Switches fall into long laps more often, so that mean weights each lap by its chance to be met.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -18,15 +19,15 @@ use midplane::simhw::time::Instant;
 
 /// Microseconds after a switch in which caches are still cold.
 const AFTER_US: f64 = 1_000.0;
-/// Microseconds before the first switch of a stretch in which a lap may begin that it stops.
+/// Microseconds before the first switch of a stretch: a lap that begins then may be stopped by that switch.
 const BEFORE_US: f64 = 25_000.0;
-/// Laps of a kind that one is compared with.
+/// Number of laps that a lap is compared with.
 const NEAR: usize = 21;
 
-/// A report of work: nanoseconds of this host's clock, and operations.
+/// A report of work: nanoseconds of this host's clock, and number of operations.
 pub(crate) type Report = (u64, u64);
 
-/// Notes when which work was done.
+/// Records the time of each report of work.
 #[derive(Debug, Default)]
 pub(crate) struct Stopwatch(Mutex<Vec<Report>>);
 
@@ -44,15 +45,16 @@ impl Pace for Stopwatch {
     }
 }
 
-/// What a switch cost, as parts of the work between two.
+/// Cost of a switch, as a part of the work between two switches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loss {
     pub(crate) lost: f64,
-    /// Its own time not counted.
+    /// The same without the time of the switch itself.
     pub(crate) less_still: f64,
 }
 
-/// The last report of operations before it, the reports of none since, and its own.
+/// Kind of a lap: the operations last reported before it, the number of empty reports since then, and its own
+/// operations.
 type Kind = (u64, u32, u64);
 
 #[derive(Clone, Copy, Debug)]
@@ -73,12 +75,12 @@ fn median(values: &mut [f64]) -> f64 {
     *values.select_nth_unstable_by(middle, f64::total_cmp).1
 }
 
-/// What laps of one kind take where nothing is stopped.
+/// Times of laps of one kind in which nothing is stopped.
 struct Usual {
-    /// Numbers of those laps, and what they took.
+    /// Numbers and times of those laps.
     laps: Vec<(usize, f64)>,
-    /// What they differ from the median of those near them, in the mean: where a switch falls into them, and where
-    /// none does.
+    /// Mean difference from the median of the laps near them: of laps that a switch falls into, and of those that it
+    /// misses.
     more: [f64; 2],
 }
 
@@ -88,7 +90,7 @@ impl Usual {
             return None;
         }
         let mut usual = Self { laps, more: [0.0; 2] };
-        // How likely it is that a switch falls into a lap.
+        // Chance that a switch falls into a lap.
         let chance = |took: f64| (took / slice_us).min(1.0);
         let more = |weight: &dyn Fn(f64) -> f64| {
             let weights = usual.laps.iter().map(|&(_, took)| weight(took)).sum::<f64>();
@@ -99,7 +101,7 @@ impl Usual {
         Some(usual)
     }
 
-    /// The median of those nearest to the lap of this number.
+    /// Returns the median of the laps nearest to this number.
     fn near(&self, at: usize) -> f64 {
         let place = self.laps.partition_point(|(lap, _)| *lap < at);
         let first = place.saturating_sub(NEAR / 2).min(self.laps.len() - NEAR);
@@ -108,7 +110,7 @@ impl Usual {
         median(&mut near)
     }
 
-    /// What a lap is expected to take, if nothing stops it.
+    /// Returns the expected time of a lap that nothing stops.
     fn expected(&self, at: usize, is_met: bool) -> f64 {
         self.near(at) + self.more[usize::from(!is_met)]
     }
@@ -117,7 +119,7 @@ impl Usual {
 /// A switch: microseconds from its first order until its last report.
 type Stop = [f64; 2];
 
-/// Those that follow each other slice by slice.
+/// Groups switches that follow each other slice by slice.
 fn stretches(slices: &[Slice], slice_ms: f64) -> Vec<Vec<Stop>> {
     let stops = slices.iter().map(|slice| [slice.at_us, slice.at_us + slice.switch_us]);
     let stops: Vec<Stop> = stops.collect();
@@ -136,13 +138,13 @@ fn laps_between(reports: &[Report]) -> Vec<Lap> {
     reports.windows(2).map(lap).collect()
 }
 
-/// Numbers of the laps that begin from one time until another.
+/// Returns the numbers of the laps that begin in a time span.
 fn begun(laps: &[Lap], [from, until]: [f64; 2]) -> Range<usize> {
     let before = |time: f64| laps.partition_point(|lap| lap.from < time);
     before(from)..before(until).max(before(from))
 }
 
-/// Laps in which nothing was stopped, by their kind.
+/// Returns the undisturbed laps, by kind.
 fn usual(laps: &[Lap], stretches: &[Vec<Stop>], slice_us: f64) -> BTreeMap<Kind, Usual> {
     let ends = stretches.iter().map(|stops| stops[stops.len() - 1][1] + AFTER_US);
     let next = stretches.iter().skip(1).map(|stops| stops[0][0] - BEFORE_US);
@@ -159,13 +161,13 @@ fn usual(laps: &[Lap], stretches: &[Vec<Stop>], slice_us: f64) -> BTreeMap<Kind,
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Touch {
     None,
-    /// A switch fell into it.
+    /// A switch fell into the lap.
     Met,
-    /// It began after one, when caches were cold.
+    /// The lap began after a switch, with cold caches.
     After,
 }
 
-/// What switches did to each lap.
+/// Returns the effect of switches on each lap.
 fn touches(laps: &[Lap], stops: &[Stop]) -> Vec<Touch> {
     let mut touches = vec![Touch::None; laps.len()];
     for stop in stops {
@@ -182,14 +184,14 @@ fn touches(laps: &[Lap], stops: &[Stop]) -> Vec<Touch> {
     touches
 }
 
-/// The mean time from a switch to the next one.
+/// Returns the mean time from one switch to the next.
 fn period(stretches: &[Vec<Stop>]) -> f64 {
     let count: usize = stretches.iter().map(|stops| stops.len() - 1).sum();
     let time = stretches.iter().map(|stops| stops[stops.len() - 1][0] - stops[0][0]).sum::<f64>();
     time / count as f64
 }
 
-/// What each switch of a run cost; nothing of those around which laps are of a rare kind.
+/// Returns the cost of each switch of a run, without switches around which the kinds of laps are too rare.
 pub(crate) fn losses(reports: &[Report], slices: &[Slice], slice_ms: f64) -> Vec<Loss> {
     let laps = laps_between(reports);
     let Some((first, last)) = laps.first().zip(laps.last()) else { return Vec::new() };
@@ -211,7 +213,7 @@ pub(crate) fn losses(reports: &[Report], slices: &[Slice], slice_ms: f64) -> Vec
         let Some(lost) = group.iter().map(more).sum::<Option<f64>>() else { continue };
         let [from, until] = [laps[group[0]].from, laps[group[group.len() - 1]].until];
         let of: Vec<&Stop> = stops.iter().filter(|stop| (from..until).contains(&stop[0])).collect();
-        // Where several fell into one lap, each has its share.
+        // Switches of one lap share its cost equally.
         let each = lost / of.len() as f64;
         costs.extend(of.iter().map(|stop| (each, each - (stop[1] - stop[0]))));
     }

@@ -1,15 +1,16 @@
-//! Real processes: how what switches cost depends on the slice, where it may be nothing or less and has no logarithm.
+//! Real processes: the cost of switches over the slice, as a line; measured costs may be zero or negative and then
+//! have no logarithm.
 
 use serde::Serialize;
 
 use super::slowdown::{Run, interval, mean_and_variance};
 
-/// Slices that a line needs.
+/// Least number of slices for a line.
 const LEAST: usize = 3;
-/// Standard deviations of bounds of 95 %.
+/// Standard deviations of a 95 % bound.
 const BOUNDS: f64 = 1.96;
 
-/// A value with its bounds of 95 %.
+/// A value with its 95 % bounds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Bounded {
     value: f64,
@@ -22,11 +23,11 @@ pub(crate) struct Line {
     at_100ms: Bounded,
     at_40ms: Bounded,
     at_10ms: Bounded,
-    /// The constant.
+    /// The constant part.
     rest: Bounded,
 }
 
-/// A kernel's lines.
+/// Lines of one kernel.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Lines {
     kernel: &'static str,
@@ -35,16 +36,16 @@ pub(crate) struct Lines {
     slices: usize,
     switches: usize,
     slowdown: Line,
-    /// Its switches' own time not counted.
+    /// The same without the time of the switches themselves.
     less_still: Line,
 }
 
-/// The mean of what was found at one slice.
+/// Mean of the values at one slice.
 struct Point {
-    /// Slices a millisecond.
+    /// Slices per millisecond.
     x: f64,
     mean: f64,
-    /// One over its variance.
+    /// Reciprocal of the variance.
     weight: f64,
 }
 
@@ -55,7 +56,7 @@ impl Point {
     }
 }
 
-/// A straight line through points, each as heavy as it is certain.
+/// Fits a straight line through points, weighted by the reciprocals of their variances.
 fn line(points: &[Point]) -> Line {
     let sum = |of: &dyn Fn(&Point) -> f64| points.iter().map(|it| it.weight * of(it)).sum::<f64>();
     let weight = sum(&|_| 1.0);
@@ -87,7 +88,7 @@ fn of(runs: &[Run]) -> Option<Lines> {
     })
 }
 
-/// Lines for each kernel and mode of real processes that has enough slices.
+/// Fits a line for each kernel and mode of real processes that has enough slices.
 pub(crate) fn lines(runs: &[Run]) -> Vec<Lines> {
     let groups = runs.chunk_by(Run::is_like);
     groups.filter(|group| group.iter().all(|run| run.lost.len() > 1)).filter_map(of).collect()
@@ -98,7 +99,7 @@ fn percent(value: f64, ci: [f64; 2]) -> String {
     format!("{value:>6.2} % ({low:>6.2} to {high:>5.2})")
 }
 
-/// For people.
+/// Formats the lines for a terminal.
 pub(crate) fn table(runs: &[Run], lines: &[Lines]) -> String {
     let mut text = String::new();
     for run in runs.iter().filter(|run| !run.less_still.is_empty()) {

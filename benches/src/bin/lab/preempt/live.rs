@@ -1,4 +1,4 @@
-//! The same with real processes: daemons with a NIC each, two or more ranks, preempted in real time.
+//! Preemption of real processes: daemons with a NIC each, two or more ranks, real time.
 
 use std::num::NonZeroU32;
 
@@ -13,23 +13,22 @@ use super::laps::{Loss, Report};
 use super::nas_rank::Said;
 use super::slowdown::{Case, Run, interval};
 
-/// Milliseconds of a slice that nothing outlives.
+/// Milliseconds of a slice longer than any run.
 const FOR_EVER: f64 = 1e8;
-/// Stretches that are preempted, and seconds, that a job is to run at least, if that takes no more than so many times
-/// over.
+/// Least number of preempted stretches, and of seconds, of a job; it repeats its kernel up to a limit to reach them.
 const STRETCHES: f64 = 10.0;
 const AT_LEAST: f64 = 3.0;
 const MOST_TIMES: f64 = 500.0;
-/// Runs, each twice as long, where nothing was to be seen in those before.
+/// Further runs, each twice as long, if the earlier ones yielded no losses.
 const MORE_RUNS: u32 = 3;
-/// Milliseconds of a stretch, if that is not too few or too many slices.
+/// Milliseconds of a stretch, within limits on its number of slices.
 const STRETCH_MS: f64 = 200.0;
 const LEAST_SLICES: f64 = 4.0;
 const MOST_SLICES: f64 = 20.0;
-/// Most daemons of one run.
+/// Largest number of daemons of one run.
 const MOST_HOSTS: u16 = 8;
 
-/// One run of a kernel, so many times over: what it said, when its work was done, and how often it was stopped.
+/// Runs a kernel `times` times in one job; returns its result, its reports of work, and the number of preemptions.
 fn once(stage: &Stage, case: &Case, times: u32) -> Result<(Said, Vec<Report>, usize), String> {
     let (class, times) = (case.class.to_string(), times.to_string());
     let lines = stage.run(case.ranks, &["--be-rank", case.kernel.name(), &class, &times])?;
@@ -44,13 +43,13 @@ fn mean(slices: &[Slice], of: impl Fn(&Slice) -> f64) -> f64 {
     slices.iter().map(of).sum::<f64>() / slices.len().max(1) as f64
 }
 
-/// Slices of a stretch that is preempted, and of one that is not.
+/// Returns the slices of a preempted stretch, and as many of one without switches.
 fn stretch(case: &Case) -> NonZeroU32 {
     let slices = (STRETCH_MS / case.slice_ms).clamp(LEAST_SLICES, MOST_SLICES) as u32;
     NonZeroU32::new(slices).unwrap_or(NonZeroU32::MIN)
 }
 
-/// Daemons under which a job runs alone, and those that preempt it.
+/// Returns the daemons under which a job runs alone, and those that preempt it.
 fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     if let Some([alone, preempting]) = &arguments.daemons {
         let preempting = Stage::of_others(preempting.clone())?;
@@ -60,7 +59,8 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
         }
         return Ok([Stage::of_others(alone.clone())?, preempting]);
     }
-    // Over UDP a host is a daemon with an address of its own; it has more than one rank only if it must.
+    // Over UDP, each daemon stands for a host with an address of its own, with several ranks only if there are too
+    // few daemons.
     let hosts = if arguments.fabric == FabricName::Udp { case.ranks.min(MOST_HOSTS) } else { 1 };
     let (slots, fabric, mode) = (case.ranks / hosts, arguments.fabric.name(), case.mode.name());
     let (phases, with_itself) = (arguments.phases(), WithItself::Alternately(stretch(case)));
@@ -70,17 +70,17 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     Ok([start(FOR_EVER)?, start(case.slice_ms)?])
 }
 
-/// What came of runs that were preempted.
+/// Results of preempted runs.
 #[derive(Default)]
 struct Preempted {
     losses: Vec<Loss>,
-    /// Times that they were.
+    /// Number of preemptions.
     times: usize,
     differs: bool,
     unverified: bool,
 }
 
-/// Runs a kernel as often as was asked for, each time as many times over as it takes to see what it loses.
+/// Runs a kernel until the requested preemptions are reached, each time with enough repetitions to show losses.
 fn preempt(
     arguments: &Arguments,
     case: &Case,
@@ -96,7 +96,7 @@ fn preempt(
         let (gang, reports, count) = once(stage, case, again)?;
         let losses = laps::losses(&reports, &stage.slices()?, case.slice_ms);
         if losses.is_empty() {
-            // The run alone was slower than this one.
+            // The run without preemption was slower than this one.
             again = (2 * again).min(MOST_TIMES as u32);
         }
         all.losses.extend(losses);
@@ -116,10 +116,10 @@ fn preempt(
     Ok(all)
 }
 
-/// Measures a kernel that is preempted, beside the same that is not.
+/// Measures a kernel with preemption and without.
 ///
 /// # Errors
-/// One line.
+/// One line: the error.
 pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String> {
     let [alone, preempted] = stages(arguments, case)?;
     let (alone, ..) = once(&alone, case, 1)?;
@@ -157,21 +157,21 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
     })
 }
 
-/// How long 64 real processes take to stand still.
+/// Time of freezing real processes.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub(crate) struct Frozen {
     pub(crate) processes: u16,
-    /// They wait for something, or compute.
+    /// True if the processes are blocked, false if they compute.
     pub(crate) blocked: bool,
     pub(crate) freezes: usize,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
 }
 
-/// Freezes so many processes again and again, without a network.
+/// Freezes `processes` processes repeatedly, without a network.
 ///
 /// # Errors
-/// One line.
+/// One line: the error.
 pub(crate) fn freeze(processes: u16, blocked: bool, seconds: f64) -> Result<Frozen, String> {
     let (fabric, mode) = ("none", "resident");
     let (phases, with_itself) = (Phases::Four, WithItself::Always);

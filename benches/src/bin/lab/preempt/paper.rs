@@ -14,7 +14,7 @@ use super::arguments::{Arguments, KernelName, MachineName, ModeName};
 use super::slowdown::{self, Case, Run};
 use super::{pm, report};
 
-/// What may be missed by.
+/// Largest deviation from a published number, as a fraction.
 const TOLERANCE: f64 = 0.10;
 
 #[derive(Serialize)]
@@ -33,7 +33,7 @@ struct Document {
     holds: bool,
 }
 
-/// Bytes that save finds in a context whose FIFOs were filled as the table says.
+/// Returns the bytes that a save finds in a context whose FIFOs were filled as the table says.
 fn filled(send: bool, receive: bool) -> Option<usize> {
     let mut world = pm::world(&Machine::PM_MYRINET, 1);
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
@@ -51,7 +51,7 @@ fn filled(send: bool, receive: bool) -> Option<usize> {
             }
         }
         network.freeze(&hosts[0]).await.expect("the NIC is up");
-        // A process that is stopped between two instructions may just have filled its FIFO.
+        // A process may have filled its FIFO just before it was stopped.
         while send && own.try_send(Rank(1), &[2; 240]).is_ok() {}
         hosts[0].sleep_until(hosts[0].now().plus_nanos(1_000_000)).await;
         let saved = network.save(true).await.expect("it is steady");
@@ -86,7 +86,7 @@ fn row(what: String, published: f64, measured: f64, unit: &'static str) -> Row {
     Row { what, published, measured, unit, holds }
 }
 
-/// Tables 2 and 3.
+/// Measures Tables 2 and 3.
 pub(crate) fn tables() -> Vec<Row> {
     let (latency, bandwidth) =
         pm::transfer(&Machine::PM_MYRINET, Geometry::BULK, 1).expect("all messages arrive");
@@ -98,7 +98,7 @@ pub(crate) fn tables() -> Vec<Row> {
     rows
 }
 
-/// What Figures 5 and 6 are drawn from: by kernel, ranks and slice.
+/// Runs the jobs of Figures 5 and 6: by kernel, ranks and slice.
 pub(crate) fn figures(arguments: &Arguments) -> Vec<Run> {
     let arguments = Arguments { machine: MachineName::Pm, ..arguments.clone() };
     let mut cases = Vec::new();
@@ -120,8 +120,8 @@ pub(crate) fn figures(arguments: &Arguments) -> Vec<Run> {
     runs
 }
 
-/// The slowdowns of the shortest slice over twice those of the next: 1 where a slice twice as long halves them. Of all
-/// runs together, for some jobs are as short as a slice.
+/// Returns the slowdowns of the shortest slice over twice those of the next: 1 if twice the slice halves them. All
+/// runs are summed, because some jobs are as short as a slice.
 fn halving(runs: &[Run]) -> f64 {
     let sum = |at: usize| runs.chunks_exact(3).map(|slices| slices[at].slowdown).sum::<f64>();
     sum(0) / (2.0 * sum(1))

@@ -1,4 +1,4 @@
-//! What this program is when it has started itself: a daemon, a front end, a rank.
+//! Parts that this program plays when it has started itself: a daemon, a front end, a rank.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::nas_rank;
 use crate::preempt::laps::Stopwatch;
 use crate::preempt::turns;
 
-/// Plays the part that this process was started for, if it was.
+/// Plays the part that this process was started for; returns false if there is none.
 pub(crate) fn play_part() -> bool {
     if parts::play_part() {
         return true;
@@ -29,7 +29,7 @@ pub(crate) fn play_part() -> bool {
     true
 }
 
-/// Says in the end what came of it, and when its work was done.
+/// Runs a rank; prints its result and its reports of work at the end.
 fn rank(kernel: &str, class: &str, times: &str) -> Result<(), String> {
     let (program, times) = ((kernel.parse()?, class.parse()?), number(times)?);
     let watch = Stopwatch::default();
@@ -41,7 +41,7 @@ fn rank(kernel: &str, class: &str, times: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A process that waits, or one that never does.
+/// Runs a process that waits, or one that computes.
 fn idle(how: &str, seconds: &str) -> Result<(), String> {
     let time = Duration::from_secs_f64(number(seconds)?);
     if how == "blocked" {

@@ -12,7 +12,7 @@ use super::arguments::Arguments;
 use super::cluster::{self, Program, Setting};
 use midplane_kit::gantt;
 
-/// Slices that are drawn.
+/// Number of drawn slices.
 const SHOWN: usize = 24;
 
 pub(crate) fn draw(file: &Path, arguments: &Arguments) -> std::io::Result<()> {

@@ -1,4 +1,4 @@
-//! Kernels with and without preemption.
+//! Measures kernels with and without preemption.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::lines::{self, Lines};
 use super::live;
 use midplane_kit::report;
 
-/// One row.
+/// One row of the report.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Run {
     pub(crate) kernel: &'static str,
@@ -25,26 +25,26 @@ pub(crate) struct Run {
     pub(crate) slice_ms: f64,
     pub(crate) mode: &'static str,
     pub(crate) slowdown: f64,
-    /// Bounds of 95 %.
+    /// Bounds of the 95 % confidence interval.
     pub(crate) slowdown_ci: [f64; 2],
-    /// The same where the time of its switches, from the first order to the last report, is not counted: a little more
-    /// than a process stands still. Of real processes.
+    /// Real processes: the slowdown without the time of the switches, from the first order to the last report; that
+    /// is a little more than the time for which a process is stopped.
     pub(crate) slowdown_less_still: Option<f64>,
     pub(crate) slowdown_less_still_ci: Option<[f64; 2]>,
-    /// The two of each switch.
+    /// The two slowdowns of each switch.
     #[serde(skip)]
     pub(crate) lost: Vec<f64>,
     #[serde(skip)]
     pub(crate) less_still: Vec<f64>,
     pub(crate) preemptions: usize,
-    /// Means over all switches.
+    /// Mean over all switches.
     pub(crate) freeze_us: f64,
     pub(crate) save_us: f64,
     pub(crate) restore_us: f64,
     pub(crate) run_us: f64,
     pub(crate) alone_s: f64,
     pub(crate) verified: bool,
-    /// With and without preemption, to the last bit.
+    /// True if results with and without preemption agree to the last bit.
     pub(crate) same_bits: bool,
     pub(crate) checksum: String,
     pub(crate) fabric: &'static str,
@@ -52,7 +52,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Whether they differ in the slice alone.
+    /// Returns whether two runs differ in the slice alone.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         let what = |run: &Self| (run.kernel, run.class, run.ranks, run.mode);
         what(self) == what(other)
@@ -63,16 +63,16 @@ impl Run {
 struct Document {
     runs: Vec<Run>,
     fits: Vec<Fit>,
-    /// Of real processes.
+    /// Lines of real processes.
     lines: Vec<Lines>,
 }
 
-/// The job of a world that has one.
+/// The only job of a world.
 const JOB: JobId = JobId(1);
-/// A slice that nothing outlives.
+/// A slice longer than any run.
 const FOR_EVER: Duration = Duration::from_secs(100_000);
 
-/// What is measured.
+/// Parameters of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) kernel: KernelName,
@@ -99,12 +99,12 @@ fn once(arguments: &Arguments, case: &Case, slice: Duration, seed: u64) -> Outco
 /// 97.5 % quantiles of Student's distribution by degrees of freedom, from 1.
 const STUDENT: [f64; 10] = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
 
-/// The quantile for so many degrees of freedom, at least 1.
+/// Returns the 97.5 % quantile for `freedom` degrees of freedom, at least 1.
 pub(crate) fn student(freedom: usize) -> f64 {
     STUDENT.get(freedom - 1).copied().unwrap_or(1.96)
 }
 
-/// The mean of values, and its own variance; of one value, infinite.
+/// Returns the mean of values and the variance of that mean; the variance of one value is infinite.
 pub(crate) fn mean_and_variance(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -134,7 +134,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Run {
     let mut slowdowns = Vec::new();
     let (mut switches, mut same_bits) = (Vec::new(), true);
     for repeat in 0..arguments.repeat {
-        // The first slice ends elsewhere in the job each time: slices a little longer each.
+        // Each repetition has slices a little longer, so that the first one ends elsewhere in the job.
         let slice = case.slice_ms / 1e3 * (1.0 + 0.013 * f64::from(repeat));
         let seed = arguments.seed + u64::from(repeat);
         let outcome = once(arguments, case, Duration::from_secs_f64(slice), seed);
@@ -172,7 +172,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Run {
     }
 }
 
-/// All combinations of what was asked for.
+/// Returns all combinations of the arguments.
 fn cases(arguments: &Arguments) -> Vec<Case> {
     let mut cases = Vec::new();
     for &kernel in &arguments.kernel {
@@ -220,7 +220,7 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     bar.finish_and_clear();
     let holds = runs.iter().all(|run| run.verified && run.same_bits);
     let lines = lines::lines(&runs);
-    // What is measured may be less than nothing, which has no logarithm.
+    // Measured slowdowns may be negative and then have no logarithm.
     let fits = if arguments.fabric == FabricName::Sim { fit::all(&runs) } else { Vec::new() };
     if arguments.json {
         report::print_json(&Document { runs, fits, lines });

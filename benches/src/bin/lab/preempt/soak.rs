@@ -1,4 +1,4 @@
-//! Jobs that are preempted over and over, in random clusters: what of their messages is lost, doubled or reordered.
+//! Preempts jobs in random clusters, and counts lost, duplicated and reordered messages.
 
 mod chatter;
 
@@ -32,17 +32,17 @@ use chatter::{Account, chatter};
 
 /// Preemptions of one random cluster before the next is drawn.
 const OF_ONE_CLUSTER: u64 = 400;
-/// Virtual time in which a cluster comes to its end, or never does.
+/// Virtual time after which a cluster counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What came of all clusters.
+/// Results over all clusters.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Tally {
     pub(crate) preemptions: u64,
     clusters: u64,
-    /// Preemptions that copied all FIFOs out, to bytes and back; every other while some ranks still ran.
+    /// Preemptions that copied all FIFOs out, to bytes and back; in every other one some ranks still ran.
     copied: u64,
-    /// Preemptions with messages in a FIFO, and messages that were there.
+    /// Preemptions with messages in a FIFO, and the number of those messages.
     with_messages: u64,
     in_transit: u64,
     messages: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Tally {
     reordered: u64,
     damaged: u64,
     longest_freeze_us: f64,
-    /// Clusters that did not come to their end, by their seeds, and why.
+    /// Clusters that did not finish, with their seeds and the reasons.
     stuck: Vec<String>,
 }
 
@@ -98,7 +98,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// FIFOs are so small that some are full at any time.
+    /// Draws a cluster with FIFOs so small that some are full at any time.
     fn random(seed: u64) -> Self {
         let mut dice = Rng::new(seed, "cluster");
         let message = 8 * dice.between(4, 40) as u32;
@@ -151,7 +151,7 @@ impl Cluster {
         world
     }
 
-    /// Runs it for so many preemptions, and until every message has come.
+    /// Runs the cluster for `preemptions` preemptions, then until every message has arrived.
     fn run(self, preemptions: u64) -> Tally {
         let mut world = self.world();
         let hosts: Vec<SimHost> = (0..self.nodes).map(|node| world.host(NodeId(node))).collect();
@@ -256,7 +256,7 @@ impl Cluster {
     }
 }
 
-/// Runs random clusters on all processors, until there were so many preemptions.
+/// Runs random clusters on all processors, for `preemptions` preemptions in total.
 pub(crate) fn soak(first: u64, preemptions: u64, bar: &ProgressBar) -> Tally {
     let clusters = preemptions.div_ceil(OF_ONE_CLUSTER);
     let (next, total) = (AtomicU64::new(0), Mutex::new(Tally::default()));

@@ -1,4 +1,4 @@
-//! What a channel's FIFOs and its neighbours cost on the paper's machine: sizes and numbers swept.
+//! The cost of a channel's FIFOs and of other open channels on the paper's machine, over sizes and numbers.
 
 use midplane::gang::channel::geometry::{FifoSize, Geometry};
 use midplane::gang::daemon::Costs;
@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use super::{pm, report};
 
-/// One channel of those that are open, in virtual time.
+/// One of the open channels, in virtual time.
 #[derive(Serialize)]
 struct Row {
     fifo_bytes: u32,
     channels: u16,
     one_way_us: f64,
     mb_per_s: f64,
-    /// Both FIFOs full.
+    /// Time of saving and restoring with both FIFOs full.
     save_us: f64,
     restore_us: f64,
 }

@@ -1,4 +1,4 @@
-//! How long a freeze takes over numbers of nodes and arities.
+//! The time of a freeze over numbers of nodes and arities of the tree.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,14 +22,14 @@ struct Row {
     machine: &'static str,
 }
 
-/// How a freeze grows with the nodes, for one arity: `start_us + step_us * log(nodes)`, to the base of the arity, by least
-/// squares.
+/// Growth of a freeze with the nodes, for one arity: `start_us + step_us * log(nodes)`, to the base of the arity, by
+/// least squares.
 #[derive(Serialize)]
 struct Growth {
     arity: u16,
     start_us: f64,
     step_us: f64,
-    /// The share of the spread that this explains, from 0 to 1.
+    /// Share of the variance that the fit explains, from 0 to 1.
     explained: f64,
 }
 
@@ -79,7 +79,7 @@ fn freeze(arguments: &Arguments, nodes: u16, arity: u16) -> Row {
     }
 }
 
-/// Draws what was measured of each arity, and the line that was fitted to it.
+/// Draws the measured freezes of each arity, and the fitted line.
 fn draw(file: &Path, rows: &[Row], growth: &[Growth]) -> Result<(), String> {
     let panel = |growth: &Growth| {
         let arity = f64::from(growth.arity);

@@ -1,4 +1,4 @@
-//! Who ran when: ranks that note it themselves, whoever schedules them, and what their notes say.
+//! Records when ranks ran, under any scheduler, and evaluates the records.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,18 +9,18 @@ use serde::Serialize;
 
 use midplane_kit::report;
 
-/// How often a rank looks at the clock.
+/// Interval at which a rank reads the clock.
 const TICK: Duration = Duration::from_micros(100);
-/// A rank that notes nothing for so long may have stood still: less than a slice, more than looks are apart.
+/// Gap after which a rank may have been stopped: shorter than a slice, longer than the gaps between clock readings.
 const STOOD_NS: u64 = 20_000_000;
 
-/// From when to when something ran, in nanoseconds of this machine's clock.
+/// Begin and end of a time span, in nanoseconds of this machine's clock.
 type Span = (u64, u64);
 
-/// Notes when this process ran, for so many seconds; writes it to `folder/SCHEDULER.JOB.RANK`.
+/// Records for `seconds` seconds when this process ran; writes the spans to `folder/SCHEDULER.JOB.RANK`.
 ///
 /// # Errors
-/// One line.
+/// One line: the error.
 pub(crate) fn tick(folder: &str, name: &str, seconds: f64) -> Result<(), String> {
     let begin = now().as_nanos();
     let mut spans: Vec<Span> = vec![(begin, begin)];
@@ -37,7 +37,7 @@ pub(crate) fn tick(folder: &str, name: &str, seconds: f64) -> Result<(), String>
     std::fs::write(&file, lines).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// A job's turn: when its first rank began and its last one did, and the same of their ends.
+/// A job's turn: begin of its first and last rank, and end of its first and last rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Turn {
     job: usize,
@@ -46,7 +46,7 @@ struct Turn {
     ended: Span,
 }
 
-/// What the turns of two jobs under one scheduler were.
+/// Numbers on the turns of two jobs under one scheduler.
 #[derive(Debug, Serialize)]
 struct Row {
     scheduler: String,
@@ -54,14 +54,14 @@ struct Row {
     ranks: usize,
     switches: usize,
     median_slice_ms: f64,
-    /// From the last that any rank of the one job noted to the first of any rank of the next.
+    /// Time from the last span of any rank of one job to the first of any rank of the next.
     shortest_gap_ms: f64,
     median_gap_ms: f64,
-    /// Switches at which the next job ran already.
+    /// Switches at which the next job already ran before the previous one stopped.
     overlaps: usize,
-    /// From the first rank's beginning to the last one's.
+    /// Time from the first rank's begin to the last rank's.
     median_start_skew_ms: f64,
-    /// What 95 % stay below.
+    /// The 95 % quantile.
     p95_start_skew_ms: f64,
     longest_start_skew_ms: f64,
 }
@@ -71,8 +71,8 @@ struct Document {
     turns: Vec<Row>,
 }
 
-/// The spans of a rank without the pauses in which others only had its processor: those that are less than half as long
-/// as the pauses in which it stood for half of the time that it stood.
+/// Joins a rank's spans over pauses in which only its processor was taken by others: pauses less than half as long as
+/// those that make up half of the stopped time.
 fn joined(spans: &[Span]) -> Vec<Span> {
     let mut pauses: Vec<u64> = spans.windows(2).map(|pair| pair[1].0 - pair[0].1).collect();
     pauses.sort_unstable_by(|a, b| b.cmp(a));
@@ -93,7 +93,7 @@ fn joined(spans: &[Span]) -> Vec<Span> {
     joined
 }
 
-/// The turns of one job, from the spans of its ranks: spans that overlap are one turn.
+/// Returns the turns of one job, from the spans of its ranks; overlapping spans form one turn.
 fn turns(job: usize, ranks: &[Vec<Span>]) -> Vec<Turn> {
     let mut spans: Vec<Span> = ranks.iter().flatten().copied().collect();
     spans.sort_unstable();
@@ -121,7 +121,7 @@ fn ms(from: u64, to: u64) -> f64 {
     (to as f64 - from as f64) / 1e6
 }
 
-/// Turns of all ranks that the turn of another job follows, and those.
+/// Evaluates the turns of all ranks that a turn of another job follows.
 fn row(scheduler: &str, jobs: &[Vec<Vec<Span>>]) -> Row {
     let ranks = jobs.first().map_or(0, Vec::len);
     let mut all: Vec<Turn> =
@@ -134,7 +134,7 @@ fn row(scheduler: &str, jobs: &[Vec<Vec<Span>>]) -> Row {
     let of = |value: &dyn Fn(&[Turn]) -> f64| switches.iter().map(|pair| value(pair)).collect();
     let mut gaps: Vec<f64> = of(&|pair| ms(pair[0].ended.1, pair[1].began.0));
     let mut skews: Vec<f64> = of(&|pair| ms(pair[1].began.0, pair[1].began.1));
-    // The first and the last turn were cut short.
+    // The first and the last turn are incomplete.
     let whole = switches.get(1..).unwrap_or_default();
     let mut slices: Vec<f64> =
         whole.iter().map(|pair| ms(pair[0].began.0, pair[1].began.0)).collect();
@@ -153,10 +153,10 @@ fn row(scheduler: &str, jobs: &[Vec<Vec<Span>>]) -> Row {
     }
 }
 
-/// By scheduler and job, each rank's spans.
+/// Spans of each rank, by scheduler and job.
 type Notes = BTreeMap<String, BTreeMap<String, Vec<Vec<Span>>>>;
 
-/// What was noted in a folder.
+/// Reads the records in a folder.
 fn read(folder: &Path) -> Result<Notes, String> {
     let wrong = |what: &dyn std::fmt::Display| format!("--turns {}: {what}", folder.display());
     let mut all = Notes::new();
@@ -179,10 +179,10 @@ fn read(folder: &Path) -> Result<Notes, String> {
     if all.is_empty() { Err(wrong(&"nobody has noted anything there")) } else { Ok(all) }
 }
 
-/// Prints what the notes in a folder say, a row for each scheduler.
+/// Prints the evaluation of a folder's records, one row per scheduler.
 ///
 /// # Errors
-/// One line.
+/// One line: the error.
 pub(crate) fn run(folder: &Path, json: bool) -> Result<(), String> {
     let rows: Vec<Row> = read(folder)?
         .iter()

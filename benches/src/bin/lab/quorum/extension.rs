@@ -1,5 +1,6 @@
-//! Quorum acknowledgement on one page, as an `async fn`: the leader's NIC sends an entry to all others, whose
-//! NICs write it into their hosts' logs and say so; the leader's host hears of it once, when most have.
+//! Quorum acknowledgement on one page, as an `async fn`: the leader's NIC sends an entry to all other NICs, which
+//! write it into their hosts' logs and acknowledge it. The leader's host gets one completion, when a majority has the
+//! entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,25 +11,26 @@ use midplane::simhw::port::Status;
 use midplane::simhw::region::{Payload, RegionRef};
 
 pub(crate) const QUORUM: ExtensionId = FIRST_USER_EXTENSION;
-/// Replicates `region`, one entry, as number argument 0; completes when most nodes have it, with how many.
+/// Replicates `region`, one entry, as number argument 0; completes when a majority has it, with the number of nodes
+/// that have it.
 pub(crate) const PROPOSE: u8 = 1;
-/// Lends the NIC `region` as this node's log, [`ENTRY`] bytes each.
+/// Posts `region` to the NIC as this node's log, [`ENTRY`] bytes per entry.
 pub(crate) const LOG: u8 = 2;
 /// Bytes of an entry.
 pub(crate) const ENTRY: usize = 64;
 const ACKNOWLEDGE: u8 = 3;
 
-/// What a node's NIC knows.
+/// State of a node's NIC.
 struct Replica {
     nic: Nic,
     nodes: u16,
     log: Option<RegionRef>,
-    /// Entries that are under way, and how many have them.
+    /// Entries in flight, and the number of nodes that have each.
     open: BTreeMap<u64, (Request, u16)>,
     down: BTreeSet<NodeId>,
 }
 
-/// A replica's work, for ever.
+/// Runs a replica, without end.
 pub(crate) async fn replicate(nic: Nic, nodes: u16) {
     let (log, open, down) = (None, BTreeMap::new(), BTreeSet::new());
     let mut replica = Replica { nic, nodes, log, open, down };
@@ -61,7 +63,7 @@ impl Replica {
         let message = [&[PROPOSE][..], &number.to_le_bytes(), &entry].concat();
         let own = self.nic.node();
         for node in (0..self.nodes).map(NodeId).filter(|node| *node != own) {
-            // Who is gone does not answer: the others do.
+            // A disconnected node does not answer; the others do.
             let _ = self.nic.send_control(node, &message).await;
         }
         self.open.insert(number, (request, 1));
@@ -74,7 +76,7 @@ impl Replica {
         if *kind == PROPOSE {
             if self.write(index, entry).await {
                 let answer = [&[ACKNOWLEDGE][..], number].concat();
-                // A leader that is gone needs none.
+                // A disconnected leader needs no answer.
                 let _ = self.nic.send_control(message.from, &answer).await;
             }
             return;
@@ -89,7 +91,7 @@ impl Replica {
         }
     }
 
-    /// With fewer than most nodes nothing is decided: who waits is told.
+    /// Handles the loss or return of a peer. Without a majority nothing can be decided, so waiting requests fail.
     fn note(&mut self, event: PeerEvent) {
         match event {
             PeerEvent::Up(node, _) | PeerEvent::Restarted(node, _) => drop(self.down.remove(&node)),
@@ -102,7 +104,7 @@ impl Replica {
         }
     }
 
-    /// Writes an entry into this host's log, if there is room.
+    /// Writes an entry into this host's log; returns whether there was room.
     async fn write(&self, number: u64, entry: &[u8]) -> bool {
         let at = number.checked_mul(ENTRY as u64).and_then(|at| u32::try_from(at).ok());
         let place = self.log.zip(at).and_then(|(log, at)| log.part(at, entry.len() as u32));

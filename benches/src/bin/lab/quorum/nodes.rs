@@ -1,4 +1,4 @@
-//! What the leader and its followers do, with the quorum on NICs or on hosts.
+//! The leader and its followers, with the quorum on NICs or on hosts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,40 +19,40 @@ use crate::quorum::extension::{ENTRY, LOG, PROPOSE, QUORUM, replicate};
 use crate::relay::{Mail, RELAY, Relay};
 
 const LEADER: NodeId = NodeId(0);
-/// Entries of a log: no more are proposed.
+/// Entries of a log; no more are proposed.
 pub(crate) const LONGEST: u64 = 1 << 16;
-/// Longer ones count as this.
+/// Longest latency that is recorded, in ns; longer ones count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
-/// Longest that the last entries may take to come to everybody.
+/// Time limit for the last entries to reach all nodes.
 const SETTLE: Duration = Duration::from_secs(20);
 
-/// What is measured.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) nodes: u16,
-    /// Entries that the leader has under way.
+    /// Entries in flight at the leader.
     pub(crate) depth: usize,
-    /// A follower's host stands still for so long, once in a hundred entries or milliseconds.
+    /// Time for which a follower's host stalls, once in a hundred entries or milliseconds.
     pub(crate) stall: Duration,
     pub(crate) time: Duration,
     pub(crate) bar: ProgressBar,
 }
 
-/// What one part has given.
+/// Results of one part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
     pub(crate) on_nic: bool,
     pub(crate) decided: u64,
     pub(crate) median_ns: u64,
     pub(crate) p99_ns: u64,
-    /// Messages and completions that the leader's host had to do with.
+    /// Messages and completions at the leader's host.
     pub(crate) at_leader: u64,
-    /// Decided entries that some follower's log lacks, or has otherwise.
+    /// Decided entries that are missing or different in some follower's log.
     pub(crate) lacking: u64,
     pub(crate) took: Duration,
 }
 
-/// An entry's bytes: any that is wrong shows.
+/// Builds an entry's bytes, so that any wrong byte is detected.
 fn entry(number: u64) -> [u8; ENTRY] {
     let mut bytes = [(number as u8).wrapping_mul(29) ^ 0x5A; ENTRY];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -112,7 +112,7 @@ impl Part for Plan {
     }
 }
 
-/// The leader: so many entries under way.
+/// The leader, with a fixed number of entries in flight.
 struct Leader {
     depth: usize,
     next: u64,
@@ -128,7 +128,7 @@ impl Leader {
         Self { depth, next: 0, since: BTreeMap::new(), decided: 0, handled: 0, latency }
     }
 
-    /// The next entry, if there is time and room for one.
+    /// Returns the next entry, if time and room are left.
     fn next(&mut self, host: &impl Host, end: Instant) -> Option<u64> {
         let more = self.since.len() < self.depth && self.next < LONGEST && host.now() < end;
         more.then(|| {
@@ -211,7 +211,7 @@ impl Leader {
     }
 }
 
-/// A follower's host has other things to do.
+/// Stalls a follower's host now and then, until the leader is done.
 async fn stand_by(host: &impl Host, plan: &Plan, meeting: &mut Meeting) -> Result<(), String> {
     let mut rng = host.rng("stalls");
     let mut met = std::pin::pin!(meeting.barrier());
@@ -277,7 +277,7 @@ impl Log {
         self.memory.write(number as usize * ENTRY, bytes).map_err(text)
     }
 
-    /// Decided entries that are not here, once the last ones have had time to come.
+    /// Counts the decided entries that are missing here, once the last ones had time to arrive.
     async fn lacking(
         &self,
         host: &impl Host,

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of `lab service`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,18 +12,18 @@ use crate::stream::MAX_BYTES;
 
 const EXAMPLES: &str = "\
 Examples:
-  service                                  shared memory and UDP beside TCP, on this host
-  service --bytes 64,4096 --concurrency 1  one request at a time
-  service --fabric udp --rank 0 --peers hosts.txt   and --rank 1 on the other host: it serves
+  lab service                                  shared memory and UDP compared with TCP, on this host
+  lab service --bytes 64,4096 --concurrency 1  one request at a time
+  lab service --fabric udp --rank 0 --peers hosts.txt   and --rank 1 on the other host: it serves
 
-Every connection or caller has one request under way; each answer is checked. What serves gives the
-bytes of a request back in reverse order, so that both sides touch each of them. A ratio above 1 is ours
-ahead: the median of the rounds' ratios. Across hosts both ranks are given the same flags; the file has
-the client's host:port and the server's, and shared memory is not to be had.
+Every connection or caller has one request in flight; each answer is checked. The service returns the bytes of a
+request in reverse order, so that both sides touch each byte. The ratio is the median of the rounds' ratios; above
+1 ours is faster. Across hosts, give both ranks the same flags; the file has the client's host:port and the
+server's. Shared memory works on one host only.
 
 Exit code: 0 it ran; 1 an answer was wrong or a process was lost; 2 bad input.";
 
-/// What carries requests.
+/// The fabric that carries requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Fabric {
@@ -31,19 +31,19 @@ pub(crate) enum Fabric {
     Tcp,
     /// Shared memory (Linux), through NICs
     Shm,
-    /// Shared memory (Linux), past them
+    /// Shared memory (Linux), bypassing the NICs
     Lanes,
     /// UDP
     Udp,
 }
 
-/// How requests travel.
+/// Form in which requests travel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Way {
-    /// In streams of bytes, each request behind its length
+    /// In streams of bytes, each request after its length
     Stream,
-    /// Each as a message
+    /// Each request as a message
     Call,
 }
 
@@ -58,27 +58,27 @@ macro_rules! display {
 }
 display!(Fabric, Way);
 
-/// One service over tokio's TCP and over ours: requests a second, and how long each takes.
+/// Measure one service over tokio's TCP and over our fabrics
 #[derive(Clone, Debug, Parser)]
-#[command(name = "service", version, after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// What carries requests, beside TCP, with commas between
+    /// Fabrics to compare with TCP, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,lanes,udp")]
     pub(crate) fabric: Vec<Fabric>,
 
-    /// How ours carries them, with commas between
+    /// Forms of our requests, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "stream,call")]
     pub(crate) way: Vec<Way>,
 
-    /// Bytes of a request and of its answer, with commas between, each up to 1048576
+    /// Bytes of a request and of its answer, separated by commas, each up to 1048576
     #[arg(long, value_delimiter = ',', default_value = "64,4096,65536")]
     pub(crate) bytes: Vec<usize>,
 
-    /// Connections, or callers, each with one request under way, from 1 to 256
+    /// Connections or callers, each with one request in flight, from 1 to 256
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) concurrency: u16,
 
-    /// Rounds, in each of which everything is measured once, from 1 to 100
+    /// Rounds, from 1 to 100; each measures everything once
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
 
@@ -86,18 +86,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub(crate) milliseconds: u64,
 
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draws requests a second, and their latency, over size
+    /// Draw requests per second, and their latency, over size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) ranks: Ranks,
 
-    /// Where shared memory meets: the server that a process alone starts is given it
+    /// Name of the shared memory, for the server that a process alone starts
     #[arg(long, hide = true)]
     pub(crate) name: Option<String>,
 }
@@ -126,14 +126,14 @@ impl Arguments {
         Ok(())
     }
 
-    /// What is measured in each round: TCP first.
+    /// Returns the contests of a round: TCP first.
     pub(crate) fn contests(&self) -> Vec<(Fabric, Way)> {
         let ours = self.fabric.iter().filter(|fabric| **fabric != Fabric::Tcp);
         let ours = ours.flat_map(|fabric| self.way.iter().map(|way| (*fabric, *way)));
         [(Fabric::Tcp, Way::Stream)].into_iter().chain(ours).collect()
     }
 
-    /// The command line of the server that a process alone starts.
+    /// Returns the command line of the server that a process alone starts.
     pub(crate) fn for_server(&self, name: &str) -> Vec<String> {
         let list = |words: Vec<String>| words.join(",");
         let fabrics = list(self.fabric.iter().map(Fabric::to_string).collect());

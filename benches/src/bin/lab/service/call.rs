@@ -1,4 +1,4 @@
-//! Our side of a contest: two processes, their messages, and what is built on them.
+//! Our fabrics: two processes with messages, for streams and calls.
 
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::LinkProfile;
@@ -15,7 +15,7 @@ pub(crate) use crate::messages::{Lower, PATIENCE, World};
 use crate::service::arguments::Fabric;
 use crate::service::contest::Site;
 
-/// Brings messages up on a fabric, has `work` done with them, and takes them down again.
+/// Opens messages on a fabric, runs `work` with them, and closes them.
 ///
 /// # Errors
 /// One line: what failed, or that the other process is missing.
@@ -29,9 +29,9 @@ pub(crate) async fn over<T>(
     match fabric {
         Fabric::Tcp => unreachable!("TCP has no messages"),
         Fabric::Udp => {
-            // Faster than any loopback: nothing is paced.
+            // A line rate above any loopback's: frames are not paced.
             let line = LinkProfile::plain(LineRate::mbps(400_000), std::time::Duration::ZERO);
-            // One thread for everything, as the kernel's side has it: nothing is handed over.
+            // One thread runs everything, as on the kernel's side: no hand-over between threads.
             let config = UdpConfig::new(own, site.peers.clone()).line(line);
             let config = config.coprocessor(Coprocessor::Task);
             let nic =

@@ -1,4 +1,4 @@
-//! The server's part: every contest in its turn, as the client asks for them.
+//! The server's part: runs every contest in the client's order.
 
 use std::net::SocketAddr;
 
@@ -13,14 +13,14 @@ use crate::service::arguments::{Arguments, Fabric, Way};
 use crate::service::call::{self, World};
 use crate::stream;
 
-/// Where a process is.
+/// Place of a process in a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
-    /// 0 asks, 1 serves.
+    /// 0 is the client, 1 the server.
     pub(crate) rank: u16,
-    /// Where shared memory meets.
+    /// Name of the shared memory.
     pub(crate) name: String,
-    /// The client's address and the server's; the same numbers are ports of TCP and of UDP.
+    /// Addresses of the client and the server, for TCP and UDP.
     pub(crate) peers: Vec<SocketAddr>,
 }
 
@@ -63,7 +63,7 @@ async fn serve_tcp(site: &Site, connections: usize) -> Result<(), String> {
     end(tasks).await
 }
 
-/// The same, but for who listens.
+/// Serves our streams; only the listener differs from TCP.
 async fn serve_streams(world: World, connections: usize) -> Result<(), String> {
     let listener = Streams::new(world.duplicate().await.map_err(text)?);
     let mut tasks = JoinSet::new();
@@ -80,7 +80,7 @@ async fn end(mut tasks: JoinSet<std::io::Result<()>>) -> Result<(), String> {
     Ok(())
 }
 
-/// Until the client says that it is done.
+/// Tag of the client's message that it is done.
 pub(crate) const DONE: Tag = Tag(1);
 
 async fn serve_calls(world: World) -> Result<(), String> {

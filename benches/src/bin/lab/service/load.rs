@@ -1,4 +1,4 @@
-//! The client's part: callers that ask again and again, and what is measured of them.
+//! The client's part: callers that repeat requests, and their measurement.
 
 use std::future::poll_fn;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// What one measurement has given.
+/// Results of one measurement.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     requests_per_s: f64,
@@ -37,11 +37,11 @@ struct Figures {
     p99_us: f64,
 }
 
-/// Who asks: one request at a time.
+/// A caller with one request at a time.
 trait Caller: Send + 'static {
     fn ask(&mut self, request: Bytes) -> impl Future<Output = Result<Bytes, String>> + Send;
 
-    /// Ends what it asks over.
+    /// Closes the caller's connection.
     fn close(self) -> impl Future<Output = Result<(), String>> + Send;
 }
 
@@ -68,7 +68,7 @@ impl Caller for Client<Lower> {
     }
 }
 
-/// Every contest in every round, and the medians over the rounds.
+/// Measures every contest in every round; returns the medians over the rounds.
 ///
 /// # Errors
 /// One line: an answer was wrong, or the server is missing.
@@ -91,7 +91,7 @@ pub(crate) async fn ask_all(arguments: &Arguments, site: &Site) -> Result<Vec<Ru
     Ok(rows(arguments, &contests, &rounds))
 }
 
-/// `rounds[round][contest][size]` as rows.
+/// Converts `rounds[round][contest][size]` into rows.
 fn rows(
     arguments: &Arguments,
     contests: &[(Fabric, Way)],
@@ -154,7 +154,7 @@ async fn calls(arguments: &Arguments, world: World) -> Result<Vec<Figures>, Stri
     Ok(figures)
 }
 
-/// The server may still be about to listen.
+/// Connects to the server, which may still be starting.
 async fn connect_tcp(site: &Site) -> Result<TcpStream, String> {
     let until = now() + PATIENCE;
     loop {
@@ -169,7 +169,7 @@ async fn connect_tcp(site: &Site) -> Result<TcpStream, String> {
     }
 }
 
-/// All sizes, each with callers of its own.
+/// Measures all sizes, each with callers of its own.
 async fn sizes<C: Caller>(
     arguments: &Arguments,
     connect: impl AsyncFn() -> Result<C, String>,
@@ -185,7 +185,7 @@ async fn sizes<C: Caller>(
     Ok(figures)
 }
 
-/// Callers that ask at once, for so long.
+/// Runs all callers at once, for a fixed time.
 async fn together<C: Caller>(
     callers: Vec<C>,
     bytes: usize,
@@ -210,7 +210,7 @@ async fn together<C: Caller>(
     Ok(Figures { requests_per_s, median_us: us(0.5), p99_us: us(0.99) })
 }
 
-/// One caller: what each request took, in ns, and when the last was answered.
+/// Runs one caller; returns the time of each request in ns, and when the last was answered.
 async fn ask_until(
     mut caller: impl Caller,
     bytes: usize,

@@ -1,4 +1,4 @@
-//! Timing every way of cutting in turns, and setting the plan beside them.
+//! Times every way of cutting in alternating rounds, and compares the plan with them.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,10 +19,10 @@ use midplane_benches::transfer::wire::Hand;
 /// Bytes of the file: the largest message.
 pub(crate) const FILE: usize = 4 << 20;
 
-/// Messages compared: 4 KiB to 4 MiB.
+/// Compared messages: 4 KiB to 4 MiB.
 const MESSAGES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 
-/// Fixed sizes compared: powers of two from 4 KiB.
+/// Compared fixed fragment sizes: powers of two from 4 KiB.
 const FIXED: [u64; 10] = [
     4 << 10,
     8 << 10,
@@ -36,13 +36,13 @@ const FIXED: [u64; 10] = [
     2 << 20,
 ];
 
-/// Turns of observation.
+/// Rounds of observation.
 const OBSERVED: u64 = 16;
 
-/// The message that is drawn.
+/// Bytes of the drawn message.
 const DRAWN: u64 = 1 << 20;
 
-/// A way of cutting a message, and what it took.
+/// A way of cutting a message, with its times.
 #[derive(Debug)]
 struct Way {
     name: String,
@@ -55,14 +55,14 @@ impl Way {
         median(self.times.clone())
     }
 
-    /// Its longest time over its shortest one.
+    /// Returns the longest time over the shortest one.
     fn spread(&self) -> f64 {
         let longest = self.times.iter().copied().fold(0.0, f64::max);
         longest / self.times.iter().copied().fold(f64::INFINITY, f64::min)
     }
 }
 
-/// The ways for one message: whole, in every fixed size below it, and by plan, which may be one of the others.
+/// The ways for one message: whole, every fixed size below it, and the plan, which may equal one of the others.
 #[derive(Debug)]
 struct Ways {
     all: Vec<Way>,
@@ -91,7 +91,7 @@ impl Ways {
     }
 }
 
-/// Everything, from the first observation to the report; what became of its claims.
+/// Runs everything from the first observation to the report; returns the verdict on its claims.
 pub(crate) async fn run(arguments: &Arguments, hand: &Hand, file: &File) -> Result<Verdict, Fault> {
     let real = Real { hand, file, limits: arguments.limits() };
     let mut all = observe(&real).await?;
@@ -112,7 +112,7 @@ fn bar(length: u64, what: &'static str) -> ProgressBar {
     )
 }
 
-/// All sizes in turns, so that a bad second of the machine is a few timings of each and not most of one's.
+/// Observes all sizes in turns, so that a slow second of the machine affects a few timings of each.
 async fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
     let bar = bar(OBSERVED, "observing");
     let mut timings: Vec<Timings> = MESSAGES.into_iter().map(Timings::new).collect();
@@ -131,8 +131,8 @@ async fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
     planned.collect()
 }
 
-/// All sizes and ways in turns, as often as the time allows.
-#[expect(clippy::disallowed_methods, reason = "an example measures real time")]
+/// Times all sizes and ways in turns, until rounds or time are used up.
+#[expect(clippy::disallowed_methods, reason = "it measures real time")]
 async fn compare(
     real: &Real<'_>,
     arguments: &Arguments,
@@ -142,12 +142,12 @@ async fn compare(
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
     for round in 0..arguments.rounds as usize {
         for (_, _, ways) in &mut *all {
-            // From another start each round, so that no way always follows the same one.
+            // Each round starts at another way, so that no way always follows the same one.
             let count = ways.all.len();
             for turn in 0..count {
                 let way = &mut ways.all[(turn + round) % count];
                 if arguments.unlimited {
-                    // Once unmeasured, so that every way finds the caches as it leaves them itself.
+                    // A first, unmeasured run gives every way its own cache state.
                     real.time(&way.sizes).await?;
                 }
                 way.times.push(real.time(&way.sizes).await?.us);
@@ -162,7 +162,7 @@ async fn compare(
     Ok(())
 }
 
-/// One message size's comparison; times are medians in microseconds.
+/// Comparison for one message size; times are medians in microseconds.
 #[derive(Debug)]
 struct Compared {
     bytes: u64,
@@ -174,10 +174,10 @@ struct Compared {
     fixed_64: f64,
     best: f64,
     best_name: String,
-    /// Median over the rounds of planned against best fixed in the same round.
+    /// Median over the rounds of the plan's time over the fastest fixed size's in the same round.
     ratio: f64,
     rounds: usize,
-    /// The anchor: the whole file's longest time over its shortest one.
+    /// The whole file's longest time over its shortest one: how steady the machine was.
     whole_spread: f64,
 }
 
@@ -215,7 +215,7 @@ fn report(arguments: &Arguments, results: &[Compared]) -> Verdict {
         |f: &dyn Fn(&Compared) -> f64| results.iter().map(f).sum::<f64>() / results.len() as f64;
     let error = mean(&Compared::error);
     let worst = results.iter().map(|result| result.ratio).fold(0.0, f64::max);
-    // Where one fragment is the plan, the two are the same and differ by noise alone.
+    // If the plan is one fragment, the two are the same and differ by noise alone.
     let beats_whole = results.iter().all(|r| r.fragments == 1 || r.planned < r.whole);
     let rounds = results.iter().map(|r| r.rounds).min().unwrap_or(0);
     let spread = results.iter().map(|r| r.whole_spread).fold(0.0, f64::max);
@@ -263,7 +263,7 @@ fn report(arguments: &Arguments, results: &[Compared]) -> Verdict {
     verdict
 }
 
-/// The rates that the stages were held to.
+/// Returns the rates of the stages, for the report.
 fn limits(arguments: &Arguments) -> Option<serde_json::Value> {
     (!arguments.unlimited).then(|| {
         json!({"disk_mbps": arguments.disk_mbps, "disk_us": arguments.disk_us, "link_mbps": arguments.link_mbps,
@@ -271,8 +271,8 @@ fn limits(arguments: &Arguments) -> Option<serde_json::Value> {
     })
 }
 
-/// A planned 1 MiB message as it went, above what was promised of it. The receiver's clock is set so that its first
-/// fragment has come when the sender's first was sent.
+/// Draws a planned 1 MiB message as measured, above its prediction. The receiver's clock is shifted so that its first
+/// fragment arrives when the sender has sent it.
 async fn draw(real: &Real<'_>, plot: &Path, sizes: &[u64], seen: &Observed) -> Result<(), Fault> {
     let outcome = real.time(sizes).await?;
     let mut rows = outcome.sender;

@@ -1,4 +1,4 @@
-//! The two processes, their connection, and what they must leave behind: nothing.
+//! The two processes and their connection; they leave no files and no processes behind.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -17,17 +17,17 @@ use crate::transfer::{Arguments, compare};
 use midplane_benches::transfer::wire::{Hand, end, serve};
 use midplane_benches::transfer::{self, Fault};
 
-/// Tries to reach the receiver before giving up, 50 ms apart.
+/// Attempts to reach the receiver, 50 ms apart.
 const TRIES: u32 = 200;
 
-/// A file without a name: it is gone when its process is, whatever ended it.
+/// Creates a file without a name: it vanishes when its process exits, however that happens.
 fn temporary(arguments: &Arguments) -> Result<File, Fault> {
     let directory = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
     tempfile::tempfile_in(&directory)
         .map_err(|problem| Fault::Input(format!("--directory {}: {problem}", directory.display())))
 }
 
-/// Plays the part that the arguments give this process; the sender has a verdict.
+/// Plays the part that the arguments give this process; the sender returns a verdict.
 pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<Option<Verdict>, Fault> {
     if arguments.child {
         return receive(runtime, arguments, (Ipv4Addr::LOCALHOST, 0).into());
@@ -81,7 +81,7 @@ async fn start_child(arguments: &Arguments) -> io::Result<(Child, SocketAddr)> {
     Ok((child, address))
 }
 
-/// The connection is gone, so the receiver ends by itself; it is not waited for longer than a second.
+/// Waits for the receiver, which exits because the connection is closed; at most a second.
 async fn end_child(mut child: Child) {
     drop(child.stdin.take());
     if tokio::time::timeout(Duration::from_secs(1), child.wait()).await.is_err() {
@@ -113,13 +113,13 @@ fn receive(
     })
 }
 
-/// Ends when whoever started this process has closed its end of standard input.
+/// Completes when the parent process has closed its end of standard input.
 async fn orphaned() {
     let mut sink = tokio::io::sink();
     let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut sink).await;
 }
 
-/// The file to send.
+/// Creates the file to send.
 fn source(arguments: &Arguments) -> Result<File, Fault> {
     let mut file = temporary(arguments)?;
     file.write_all(&transfer::contents(compare::FILE))

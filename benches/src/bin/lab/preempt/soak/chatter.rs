@@ -1,4 +1,4 @@
-//! Ranks that send each other numbered messages, and an account of what came.
+//! Ranks that send each other numbered messages, and the account of the received ones.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,22 +11,22 @@ use midplane::simhw::sim::SimHost;
 /// Bytes of a message's number.
 const NUMBER: usize = 8;
 
-/// What all ranks of a job have sent and received.
+/// Counts of the messages that all ranks of a job have sent and received.
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) sending: bool,
     ranks: usize,
-    /// Messages by sender and receiver.
+    /// Sent messages by sender and receiver.
     sent: Vec<u64>,
-    /// The number that comes next, and how many came.
+    /// Next expected number, and number of received messages, by sender and receiver.
     next: Vec<u64>,
     came: Vec<u64>,
     pub(super) bytes: u64,
-    /// Messages whose number came before.
+    /// Messages whose number was received before.
     pub(super) doubled: u64,
-    /// Messages that came before one that was sent earlier.
+    /// Messages that arrived before an earlier one.
     pub(super) reordered: u64,
-    /// Messages that are not what was sent.
+    /// Messages that differ from the sent ones.
     pub(super) damaged: u64,
 }
 
@@ -75,26 +75,26 @@ impl Account {
         self.came.iter().sum()
     }
 
-    /// Messages that were sent and never came.
+    /// Returns the number of sent messages that were not received.
     pub(super) fn lost(&self) -> u64 {
         self.sent.iter().zip(&self.came).map(|(sent, came)| sent.saturating_sub(*came)).sum()
     }
 
-    /// Whether nothing more is sent, and a rank has all that was sent to it.
+    /// Returns whether sending has ended and `rank` has received all messages for it.
     fn is_over(&self, rank: Rank) -> bool {
         let mut pairs = (0..self.ranks).map(|from| from * self.ranks + rank.index());
         !self.sending && pairs.all(|pair| self.came[pair] >= self.sent[pair])
     }
 }
 
-/// What follows the number in a message.
+/// Returns the bytes that follow the number in a message.
 fn filling(from: Rank, to: Rank, number: u64, length: usize) -> Vec<u8> {
     let mixed = (number ^ u64::from(from.0) << 48 ^ u64::from(to.0) << 32)
         .wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (0..length as u64).map(|at| (mixed.wrapping_mul(2 * at + 1) >> 56) as u8).collect()
 }
 
-/// One rank: sends to everybody, itself too, and receives, in bursts of random lengths.
+/// Runs one rank: sends to all ranks, itself included, and receives, in bursts of random lengths.
 pub(super) async fn chatter(
     host: SimHost,
     descriptor: Descriptor,
@@ -109,11 +109,11 @@ pub(super) async fn chatter(
         if account.lock().expect("nobody panics with it").is_over(own) {
             break;
         }
-        // A rank that waits for others looks now and then whether they are through.
+        // A waiting rank polls now and then whether all ranks are done.
         let most = if full { 40_000 } else { 3_000 };
         host.sleep_until(host.now().plus_nanos(dice.between(1, most))).await;
     }
-    // What was sent is yet to be taken by those who still receive.
+    // Ranks that still receive must first take what was sent.
     while !channel.is_flushed() {
         if channel.room().await.is_err() {
             return;
@@ -121,7 +121,7 @@ pub(super) async fn chatter(
     }
 }
 
-/// Takes some of what has come, and sends one message; `true` if there is no room for it.
+/// Receives some messages, and sends one; returns `true` if there is no room for it.
 fn turn(channel: &mut Channel, account: &Mutex<Account>, dice: &mut Rng) -> bool {
     let (own, ranks, most) = (channel.rank(), channel.ranks(), channel.message_bytes());
     let mut account = account.lock().expect("nobody panics with it");
