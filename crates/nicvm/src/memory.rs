@@ -356,11 +356,9 @@ impl Memory {
                 }
             }
             Message::Lacking { number, first, count } => {
-                self.counters.resent += u64::from(count);
-                if let Some(pending) = self.pending.get(&number)
-                    && let Some(outgoing) = &pending.outgoing
-                {
-                    outgoing.send(nic, from, number, first, count);
+                let pending = self.pending.get(&number).filter(|pending| pending.owner == from);
+                if let Some(outgoing) = pending.and_then(|pending| pending.outgoing.as_ref()) {
+                    self.counters.resent += outgoing.send(nic, from, number, first, count);
                 }
             }
         }

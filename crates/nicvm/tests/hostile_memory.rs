@@ -1,7 +1,7 @@
 //! What a peer says of the frames of a large write decides neither how much memory its table takes,
 //! nor whether honest frames are taken.
 
-use crate::desk::{Desk, Peer, memory};
+use crate::desk::{Desk, Effect, Peer, memory};
 use midplane_nicvm::capability::{Capability, Grant};
 use midplane_nicvm::control::Address;
 use midplane_nicvm::extension::Epoch;
@@ -16,6 +16,8 @@ const TO: Address = Address { extension: MEMORY, epoch: Epoch::FIRST };
 /// The head of a message that says that a large write comes, and of one that says all was sent.
 const WRITE_MANY: u8 = 0x13;
 const SENT: u8 = 0x30;
+/// The head of a message that asks for frames of a large write again.
+const LACKING: u8 = 0x40;
 
 /// A unit whose memory a peer may write.
 fn desk() -> (Desk, Capability) {
@@ -78,4 +80,28 @@ fn writes_that_are_announced_and_never_come_are_bounded() {
     }
     assert_eq!(arriving(&desk), ARRIVING);
     assert_eq!(desk.unit.extension::<Memory>(MEMORY).unwrap().counters().denied, 100);
+}
+
+fn resent(desk: &Desk) -> u64 {
+    desk.unit.extension::<Memory>(MEMORY).unwrap().counters().resent
+}
+
+/// A receiver that no frame has reached asks for all frames, however many they are.
+#[test]
+fn frames_that_are_sent_again_are_counted_one_by_one_and_only_for_the_owner() {
+    let (mut desk, _) = desk();
+    let theirs = Capability { node: PEER, length: BYTES, ..Capability::default() };
+    desk.post(PortId(0), space::access(space::WRITE, &theirs, memory(PortId(0), BYTES), 1));
+    desk.take();
+    let lacking = [&[LACKING][..], &[0; 8], &u32::MAX.to_le_bytes()].concat();
+    let frames = |effects: Vec<Effect>| {
+        let is_frame = |e: &&Effect| matches!(e, Effect::Sent(h) if h.kind == Kind::Data);
+        effects.iter().filter(is_frame).count()
+    };
+    let mut stranger = Peer::new(NodeId(3));
+    assert_eq!(frames(stranger.say(&mut desk, TO, &lacking)), 0, "they are not for this node");
+    assert_eq!(resent(&desk), 0);
+    let mut owner = Peer::new(PEER);
+    assert_eq!(frames(owner.say(&mut desk, TO, &lacking)), 2);
+    assert_eq!(resent(&desk), 2);
 }

@@ -39,8 +39,8 @@ impl Memory {
                 let word =
                     |at: usize| Some(u32::from_le_bytes(inline.get(at..at + 4)?.try_into().ok()?));
                 let Some((first, count)) = word(0).zip(word(4)) else { return };
-                self.counters.resent += 1;
-                Outgoing::new(region, bulk::OF_READ).send(nic, from, number, first, count);
+                let outgoing = Outgoing::new(region, bulk::OF_READ);
+                self.counters.resent += outgoing.send(nic, from, number, first, count);
                 return;
             }
             Access::WriteMany => {
