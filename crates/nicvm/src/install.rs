@@ -454,6 +454,10 @@ impl Extension for Installer {
         }
     }
 
+    fn held(&mut self) -> Vec<Command> {
+        self.change.as_mut().and_then(|change| change.command.take()).into_iter().collect()
+    }
+
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.abort(nic, nic.node(), Refusal::Lost);
     }

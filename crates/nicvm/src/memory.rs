@@ -446,9 +446,14 @@ impl Extension for Memory {
         }
     }
 
+    fn held(&mut self) -> Vec<Command> {
+        let pending = std::mem::take(&mut self.pending).into_values();
+        pending.map(|pending| pending.command).collect()
+    }
+
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for number in self.pending.keys().copied().collect::<Vec<_>>() {
-            self.end(nic, number, Status::Cancelled, 0);
+        for command in self.held() {
+            nic.refuse(&command, Status::Cancelled);
         }
     }
 }

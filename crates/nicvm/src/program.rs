@@ -417,11 +417,15 @@ impl Extension for Programs {
         }
     }
 
-    fn deactivate(&mut self, nic: &mut Context<'_>) {
+    fn held(&mut self) -> Vec<Command> {
         let pending = std::mem::take(&mut self.pending).into_values().map(|(_, command)| command);
         let buffers = std::mem::take(&mut self.buffers).into_values().flatten();
         let waits = std::mem::take(&mut self.waits).into_values().flatten();
-        for command in pending.chain(buffers).chain(waits) {
+        pending.chain(buffers).chain(waits).collect()
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        for command in self.held() {
             nic.refuse(&command, Status::Cancelled);
         }
     }
