@@ -1,5 +1,6 @@
 //! Extensions installed across a cluster: on all nodes or on none, whatever is lost and whoever dies.
 
+mod catching_up;
 mod cluster;
 mod failing_loader;
 mod tally;
