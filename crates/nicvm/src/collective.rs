@@ -427,6 +427,11 @@ impl Extension for Collectives {
         }
     }
 
+    fn held(&mut self) -> Vec<Command> {
+        let running = self.running.values_mut().filter_map(|running| running.command.take());
+        running.chain(self.holder.take_start()).collect()
+    }
+
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.cancel_start(nic);
         for number in self.running.keys().copied().collect::<Vec<_>>() {

@@ -185,9 +185,7 @@ impl Context<'_> {
                 .push(Effect::Local(LocalEffect::Control { epoch: self.epoch, body }));
             return Ok(());
         }
-        let staged =
-            |effect: &&Effect| matches!(effect, Effect::Control { to: other, .. } if *other == to);
-        let staged = self.services.effects.iter().filter(staged).count();
+        let staged = self.control_staged(to);
         if self.services.control.room(to) <= staged {
             self.services.control_refused += 1;
             let waiting = self.services.control.pending(to) + staged;
@@ -196,6 +194,18 @@ impl Context<'_> {
         let length = message.len() as u8;
         self.services.effects.push(Effect::Control { to, length, body });
         Ok(())
+    }
+
+    /// Returns how many control messages of this handler to `to` wait for its end.
+    fn control_staged(&self, to: NodeId) -> usize {
+        let staged =
+            |effect: &&Effect| matches!(effect, Effect::Control { to: other, .. } if *other == to);
+        self.services.effects.iter().filter(staged).count()
+    }
+
+    /// Returns how many control messages of all extensions to `to` are under way or wait.
+    pub(crate) fn control_pending(&self, to: NodeId) -> usize {
+        self.services.control.pending(to) + self.control_staged(to)
     }
 
     /// Returns the round-trip times of control messages to a peer; `None` before the first measurement.

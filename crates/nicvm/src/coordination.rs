@@ -474,6 +474,10 @@ impl Extension for Coordination {
         self.flush(nic);
     }
 
+    fn held(&mut self) -> Vec<Command> {
+        self.receiver.held()
+    }
+
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         let now = nic.now();
         for place in &mut self.places {

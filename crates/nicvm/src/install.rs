@@ -30,6 +30,7 @@ use sha2::{Digest, Sha256};
 use crate::context::Context;
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, TimeoutId, UnitEvent};
 use crate::timeout::Service;
+use catch_up::{FETCHING, Fetch, SENDING};
 use change::{Change, Phase};
 use command::refuse;
 use module::LACKS;
@@ -115,8 +116,10 @@ pub struct Installer {
     /// The outcomes of the last 64 changes; true if committed.
     ended: BTreeMap<ChangeId, bool>,
     serial: u32,
-    /// Modules that are being fetched, with the number and version that they are for.
-    fetching: BTreeMap<Hash, (ExtensionId, Version, Vec<u8>)>,
+    /// Modules that are being fetched.
+    fetching: BTreeMap<ExtensionId, Fetch>,
+    /// Modules that members fetch from here, with the bytes of each that were queued.
+    sending: BTreeMap<(NodeId, Hash), usize>,
     counters: InstallCounters,
 }
 
@@ -141,6 +144,7 @@ impl Installer {
             ended: BTreeMap::new(),
             serial: 0,
             fetching: BTreeMap::new(),
+            sending: BTreeMap::new(),
             counters: InstallCounters::default(),
         }
     }
@@ -282,15 +286,8 @@ impl Installer {
                     Policy::of(policy.into())?,
                 );
             }
-            Message::Fetch { hash } => {
-                if let Some(module) = self.modules.get(&hash) {
-                    for (index, bytes) in module.chunks(wire::PIECE).enumerate() {
-                        let at = (index * wire::PIECE) as u32;
-                        self.send(nic, from, &Message::Piece { hash, at, bytes });
-                    }
-                }
-            }
-            Message::Piece { hash, at, bytes } => self.on_piece(nic, hash, at, bytes)?,
+            Message::Fetch { hash } => self.on_fetch(nic, from, hash),
+            Message::Piece { hash, at, bytes } => self.on_piece(nic, from, hash, (at, bytes)),
             Message::Failed { number, epoch } => self.on_report(nic, from, number, epoch),
             Message::Withdraw { number, epoch } => self.withdraw(nic, number, epoch),
         }
@@ -411,6 +408,8 @@ impl Extension for Installer {
         match timeout {
             WATCH => return self.watch(nic),
             LACKS => return self.ask_for_module(nic),
+            FETCHING => return self.watch_fetches(nic),
+            SENDING => return self.send_pieces(nic),
             _ => {}
         }
         self.restart(nic, ExtensionId(timeout.0 as u8));
@@ -434,9 +433,11 @@ impl Extension for Installer {
             }
             PeerEvent::Down(node) => {
                 self.gone.insert(node);
+                self.on_fetch_lost(nic, node);
                 self.on_lost(nic, node);
             }
             PeerEvent::Restarted(node, _) => {
+                self.on_fetch_lost(nic, node);
                 self.on_lost(nic, node);
                 if self.rank_of(node).is_some() {
                     self.on_what(nic, node);
@@ -452,6 +453,10 @@ impl Extension for Installer {
             }
             UnitEvent::Replaced(..) | UnitEvent::Withdrawn(_) => {}
         }
+    }
+
+    fn held(&mut self) -> Vec<Command> {
+        self.change.as_mut().and_then(|change| change.command.take()).into_iter().collect()
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {

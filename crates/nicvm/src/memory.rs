@@ -10,6 +10,7 @@
 mod bulk;
 mod owner;
 mod wire;
+mod words;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use crate::timeout::Service;
 use bulk::{Incoming, Outgoing};
 use wire::{Access, Message};
+use words::RecentWords;
 
 pub use wire::INLINE;
 
@@ -60,8 +62,9 @@ const RETRY_AFTER: Duration = Duration::from_millis(1);
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// Time for which a changed word is remembered: longer than it takes to reach memory.
 const REMEMBERED: Duration = Duration::from_millis(1);
-/// Number of remembered words at which outdated ones are removed.
-const WORDS: usize = 1_024;
+/// Most changes of words that are remembered: more than a NIC carries out in a millisecond. Further small writes and
+/// atomic accesses end as [`Status::Refused`] until changes have reached memory.
+pub const WORDS: usize = 16_384;
 /// Large writes of one other node that may be under way here at once; further ones are refused.
 pub const ARRIVING: usize = 1_024;
 /// Instructions charged for a handler itself, without its effects.
@@ -119,13 +122,6 @@ struct PendingAccess {
     outgoing: Option<Outgoing>,
 }
 
-/// A word of this node that was changed recently.
-#[derive(Clone, Copy, Debug)]
-struct Word {
-    value: u64,
-    until: Instant,
-}
-
 /// One node's part of the distributed address space.
 #[derive(Debug)]
 pub struct Memory {
@@ -134,7 +130,7 @@ pub struct Memory {
     pending: BTreeMap<u32, PendingAccess>,
     /// Large writes of other nodes, by node and number.
     arriving: BTreeMap<(NodeId, u32), Incoming>,
-    words: BTreeMap<(PortId, u16, u32), Word>,
+    words: RecentWords,
     counters: MemoryCounters,
 }
 
@@ -153,7 +149,7 @@ impl Memory {
             next: 0,
             pending: BTreeMap::new(),
             arriving: BTreeMap::new(),
-            words: BTreeMap::new(),
+            words: RecentWords::new(),
             counters: MemoryCounters { served: 0, denied: 0, resent: 0, malformed: 0 },
         }
     }
@@ -356,11 +352,9 @@ impl Memory {
                 }
             }
             Message::Lacking { number, first, count } => {
-                self.counters.resent += u64::from(count);
-                if let Some(pending) = self.pending.get(&number)
-                    && let Some(outgoing) = &pending.outgoing
-                {
-                    outgoing.send(nic, from, number, first, count);
+                let pending = self.pending.get(&number).filter(|pending| pending.owner == from);
+                if let Some(outgoing) = pending.and_then(|pending| pending.outgoing.as_ref()) {
+                    self.counters.resent += outgoing.send(nic, from, number, first, count);
                 }
             }
         }
@@ -438,7 +432,7 @@ impl Extension for Memory {
     fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
         self.table.forget(port);
         self.pending.retain(|_, pending| pending.command.region.port != port);
-        self.words.retain(|(of, ..), _| *of != port);
+        self.words.forget(port);
         self.arriving.retain(|_, incoming| incoming.port() != port);
     }
 
@@ -452,9 +446,14 @@ impl Extension for Memory {
         }
     }
 
+    fn held(&mut self) -> Vec<Command> {
+        let pending = std::mem::take(&mut self.pending).into_values();
+        pending.map(|pending| pending.command).collect()
+    }
+
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for number in self.pending.keys().copied().collect::<Vec<_>>() {
-            self.end(nic, number, Status::Cancelled, 0);
+        for command in self.held() {
+            nic.refuse(&command, Status::Cancelled);
         }
     }
 }

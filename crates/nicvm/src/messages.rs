@@ -20,7 +20,7 @@ use crate::context::Context;
 use crate::extension::{Extension, InitError, TimeoutId};
 use crate::planted::{self, Bug};
 use crate::transmit::{Fragment, Lane, Message};
-use stream::{Assembly, Buffer, Place, Stream};
+use stream::{Assembly, Place, Stream};
 
 /// The extension number of the default service.
 pub const MESSAGES: ExtensionId = ExtensionId(1);
@@ -89,7 +89,8 @@ type StreamKey = (NodeId, PortId, bool);
 /// The default service.
 #[derive(Debug)]
 pub struct Messages {
-    buffers: BTreeMap<PortId, VecDeque<Buffer>>,
+    /// The commands that have posted buffers.
+    buffers: BTreeMap<PortId, VecDeque<Command>>,
     /// Each stream assembles one message at a time.
     streams: BTreeMap<StreamKey, Stream>,
     most_streams: usize,
@@ -165,7 +166,7 @@ impl Messages {
         self.counters
     }
 
-    fn take_buffer(&mut self, port: PortId) -> Option<Buffer> {
+    fn take_buffer(&mut self, port: PortId) -> Option<Command> {
         let buffer = self.buffers.get_mut(&port).and_then(VecDeque::pop_front);
         self.counters.without_buffer += u64::from(buffer.is_none());
         buffer
@@ -254,7 +255,7 @@ impl Messages {
 }
 
 /// Writes bytes at their offset, as far as the buffer goes. Returns `false` if the memory is no longer registered.
-fn write(nic: &mut Context<'_>, payload: &Payload<'_>, offset: u32, buffer: Buffer) -> bool {
+fn write(nic: &mut Context<'_>, payload: &Payload<'_>, offset: u32, buffer: Command) -> bool {
     let room = buffer.region.length.saturating_sub(offset);
     let length = room.min(payload.len() as u32);
     let to = buffer.region.part(offset.min(buffer.region.length), length);
@@ -278,7 +279,7 @@ fn memory_gone(completion: &Completion) -> Completion {
 }
 
 /// Returns the completion of the buffer that received a message.
-fn received(from: NodeId, port: PortId, fragment: Fragment, buffer: Buffer) -> Completion {
+fn received(from: NodeId, port: PortId, fragment: Fragment, buffer: Command) -> Completion {
     let room = buffer.region.length;
     Completion {
         status: if fragment.total > room { Status::Truncated } else { Status::Done },
@@ -301,8 +302,7 @@ impl Extension for Messages {
         match command.opcode {
             SEND => nic.send(outgoing(&command)),
             RECEIVE if command.region.length > 0 => {
-                let buffer = Buffer { region: command.region, cookie: command.cookie };
-                self.buffers.entry(command.region.port).or_default().push_back(buffer);
+                self.buffers.entry(command.region.port).or_default().push_back(command);
             }
             _ => nic.refuse(&command, Status::Invalid),
         }
@@ -367,25 +367,18 @@ impl Extension for Messages {
 
     fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
 
+    fn held(&mut self) -> Vec<Command> {
+        let unread = std::mem::take(&mut self.unread).into_values().flatten();
+        let unread = unread.map(|(assembly, _)| assembly.buffer);
+        let streams = std::mem::take(&mut self.streams).into_values();
+        let begun = streams.filter_map(|stream| stream.open.map(|assembly| assembly.buffer));
+        let posted = std::mem::take(&mut self.buffers).into_values().flatten();
+        unread.chain(begun).chain(posted).collect()
+    }
+
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        let unread = std::mem::take(&mut self.unread).into_iter();
-        let unread = unread.flat_map(|(port, list)| {
-            list.into_iter().map(move |(assembly, _)| (port, assembly.buffer))
-        });
-        let streams = std::mem::take(&mut self.streams);
-        let begun = streams.into_iter().filter_map(|((_, port, _), stream)| {
-            stream.open.map(|assembly| (port, assembly.buffer))
-        });
-        let posted = std::mem::take(&mut self.buffers).into_iter();
-        let posted = posted.flat_map(|(port, list)| list.into_iter().map(move |b| (port, b)));
-        for (port, buffer) in unread.chain(begun).chain(posted) {
-            let completion = Completion {
-                status: Status::Cancelled,
-                opcode: RECEIVE,
-                cookie: buffer.cookie,
-                ..Completion::default()
-            };
-            nic.complete(port, &completion);
+        for command in self.held() {
+            nic.refuse(&command, Status::Cancelled);
         }
     }
 }

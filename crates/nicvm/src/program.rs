@@ -188,12 +188,19 @@ impl Programs {
         nic.complete(port, &Completion { args, ..Completion::of(command, Status::Done) });
     }
 
-    /// Runs a program of this node. Its writes reach memory later, so it remembers them for the next run to read.
+    /// Runs a program of this node, and counts the run.
     fn execute(&mut self, nic: &mut Context<'_>, capability: &Capability) -> Ended {
+        let ran = self.try_run(nic, capability);
+        let counter = if ran.is_ok() { &mut self.counters.runs } else { &mut self.counters.failed };
+        *counter += 1;
+        ran
+    }
+
+    /// Runs a program of this node. Its writes reach memory later, so it remembers them for the next run to read.
+    fn try_run(&mut self, nic: &mut Context<'_>, capability: &Capability) -> Ended {
         let checked = self.table.check(capability, Grant::RUN).is_ok();
         let program = self.programs.get_mut(&capability.entry);
         let Some(program) = program.filter(|_| checked && capability.node == nic.node()) else {
-            self.counters.failed += 1;
             return Err(Status::Region);
         };
         let mut image = nic.read(program.memory).map_err(|_| Status::Region)?.to_vec();
@@ -209,11 +216,9 @@ impl Programs {
         let waits = self.waits.entry(memory.port).or_default();
         let ends = |effect: &&code::Effect| !matches!(effect, code::Effect::Send { .. });
         if machine.effects().iter().filter(ends).count() > waits.len() {
-            self.counters.failed += 1;
             return Err(Status::Refused);
         }
         if !ran {
-            self.counters.failed += 1;
             return Err(Status::Cancelled);
         }
         for range in machine.written() {
@@ -224,7 +229,6 @@ impl Programs {
         for effect in machine.effects() {
             take_effect(nic, effect, memory, waits)?;
         }
-        self.counters.runs += 1;
         Ok((machine.counted(), machine.steps()))
     }
 
@@ -413,11 +417,15 @@ impl Extension for Programs {
         }
     }
 
-    fn deactivate(&mut self, nic: &mut Context<'_>) {
+    fn held(&mut self) -> Vec<Command> {
         let pending = std::mem::take(&mut self.pending).into_values().map(|(_, command)| command);
         let buffers = std::mem::take(&mut self.buffers).into_values().flatten();
         let waits = std::mem::take(&mut self.waits).into_values().flatten();
-        for command in pending.chain(buffers).chain(waits) {
+        pending.chain(buffers).chain(waits).collect()
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        for command in self.held() {
             nic.refuse(&command, Status::Cancelled);
         }
     }

@@ -1,11 +1,11 @@
 //! What a peer says of the frames of a large write decides neither how much memory its table takes,
 //! nor whether honest frames are taken.
 
-use crate::desk::{Desk, Peer, memory};
+use crate::desk::{Desk, Effect, Peer, memory};
 use midplane_nicvm::capability::{Capability, Grant};
 use midplane_nicvm::control::Address;
 use midplane_nicvm::extension::Epoch;
-use midplane_nicvm::memory::{self as space, ARRIVING, MEMORY, Memory};
+use midplane_nicvm::memory::{self as space, ARRIVING, MEMORY, Memory, WORDS};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::frame::{Header, Kind};
 use midplane_simhw::id::{Incarnation, NodeId, PortId};
@@ -16,6 +16,9 @@ const TO: Address = Address { extension: MEMORY, epoch: Epoch::FIRST };
 /// The head of a message that says that a large write comes, and of one that says all was sent.
 const WRITE_MANY: u8 = 0x13;
 const SENT: u8 = 0x30;
+/// The head of a message that carries a small write, and of one that asks for frames of a large write again.
+const WRITE: u8 = 0x12;
+const LACKING: u8 = 0x40;
 
 /// A unit whose memory a peer may write.
 fn desk() -> (Desk, Capability) {
@@ -78,4 +81,59 @@ fn writes_that_are_announced_and_never_come_are_bounded() {
     }
     assert_eq!(arriving(&desk), ARRIVING);
     assert_eq!(desk.unit.extension::<Memory>(MEMORY).unwrap().counters().denied, 100);
+}
+
+fn resent(desk: &Desk) -> u64 {
+    desk.unit.extension::<Memory>(MEMORY).unwrap().counters().resent
+}
+
+/// A receiver that no frame has reached asks for all frames, however many they are.
+#[test]
+fn frames_that_are_sent_again_are_counted_one_by_one_and_only_for_the_owner() {
+    let (mut desk, _) = desk();
+    let theirs = Capability { node: PEER, length: BYTES, ..Capability::default() };
+    desk.post(PortId(0), space::access(space::WRITE, &theirs, memory(PortId(0), BYTES), 1));
+    desk.take();
+    let lacking = [&[LACKING][..], &[0; 8], &u32::MAX.to_le_bytes()].concat();
+    let frames = |effects: Vec<Effect>| {
+        let is_frame = |e: &&Effect| matches!(e, Effect::Sent(h) if h.kind == Kind::Data);
+        effects.iter().filter(is_frame).count()
+    };
+    let mut stranger = Peer::new(NodeId(3));
+    assert_eq!(frames(stranger.say(&mut desk, TO, &lacking)), 0, "they are not for this node");
+    assert_eq!(resent(&desk), 0);
+    let mut owner = Peer::new(PEER);
+    assert_eq!(frames(owner.say(&mut desk, TO, &lacking)), 2);
+    assert_eq!(resent(&desk), 2);
+}
+
+#[test]
+fn words_that_a_peer_changes_faster_than_they_reach_memory_are_bounded() {
+    let mut unit = Unit::default();
+    unit.install(MEMORY, Memory::new()).unwrap();
+    let mut desk = Desk::new(unit);
+    let mut peer = Peer::new(PEER);
+    desk.post(PortId(0), space::give(memory(PortId(0), 1 << 20), Grant::WRITE, 1));
+    let given = space::given(&desk.completions()[0].1);
+    let write = |desk: &mut Desk, peer: &mut Peer, number: u32| {
+        let part = given.part(number * 64, 64).unwrap();
+        let mut message = vec![WRITE];
+        message.extend(number.to_le_bytes());
+        message.extend(part.to_words().iter().flat_map(|word| word.to_le_bytes()));
+        message.extend([7; 64]);
+        peer.say(desk, TO, &message);
+        while peer.control.poll_event().is_some() {}
+    };
+    let most = WORDS as u32 / 8;
+    for number in 0..most + 100 {
+        write(&mut desk, &mut peer, number);
+    }
+    let counters = |desk: &Desk| desk.unit.extension::<Memory>(MEMORY).unwrap().counters();
+    assert_eq!((counters(&desk).served, counters(&desk).denied), (most.into(), 100));
+    // They have reached memory after a millisecond.
+    desk.pass(1_000_000);
+    for number in 0..most {
+        write(&mut desk, &mut peer, number);
+    }
+    assert_eq!((counters(&desk).served, counters(&desk).denied), (2 * u64::from(most), 100));
 }

@@ -11,6 +11,7 @@ mod control_messages;
 mod desk;
 mod early_release;
 mod heaps;
+mod held;
 mod held_groups;
 mod hostile;
 mod hostile_memory;

@@ -215,6 +215,23 @@ fn a_program_that_goes_round_for_ever_fails_and_nothing_of_it_happens() {
 }
 
 #[test]
+fn runs_over_memory_that_is_not_registered_any_more_count_as_failed() {
+    let mut world = world(0.0);
+    let host = world.host(NodeId(0));
+    let code = [Instruction::Add { offset: 0, by: 1 }];
+    let ended = world.block_on(NodeId(0), async move {
+        let mut side = Side::new(&host);
+        let program = built(&side.build(&code).await);
+        let first = side.end(program::run(&program, 3)).await.status;
+        side.memory = side.port.register(8).unwrap();
+        (first, side.end(program::run(&program, 3)).await.status)
+    });
+    assert_eq!(ended, Some((Status::Done, Status::Region)));
+    let counters = world.firmware(NodeId(0)).extension::<Programs>(PROGRAMS).unwrap().counters();
+    assert_eq!((counters.runs, counters.failed), (1, 1));
+}
+
+#[test]
 fn what_fails_its_check_names_the_instruction_and_why() {
     let mut world = world(0.0);
     let host = world.host(NodeId(0));

@@ -61,6 +61,13 @@ impl Holder {
         matches!(self.state, State::Starting(_))
     }
 
+    /// Takes out the command that waits for all members to hold the group.
+    pub(super) const fn take_start(&mut self) -> Option<Command> {
+        let State::Starting(command) = self.state else { return None };
+        self.state = State::Held(command.region.port);
+        Some(command)
+    }
+
     /// Checks that `port` may post operations now.
     pub(super) fn admits(&self, port: PortId) -> Result<(), Status> {
         match self.state {
@@ -147,8 +154,7 @@ impl Collectives {
     }
 
     pub(super) fn cancel_start(&mut self, nic: &mut Context<'_>) {
-        if let State::Starting(command) = self.holder.state {
-            self.holder.state = State::Held(command.region.port);
+        if let Some(command) = self.holder.take_start() {
             nic.refuse(&command, Status::Cancelled);
         }
     }

@@ -1,11 +1,37 @@
 //! Members that were away learn which versions run, and fetch them.
+//!
+//! A member fetches one module for each extension number, from the first member that reports a newer version. If the
+//! pieces stop, it asks all living members again which versions run, and fetches the module from the next that reports
+//! it. The sender keeps few pieces in its queue, so that other messages find room there.
 
-use std::collections::btree_map::Entry;
+use std::time::Duration;
 
 use midplane_simhw::id::{ExtensionId, NodeId};
 
-use super::wire::{Hash, Message};
-use super::{Context, Epoch, Installer, MAX_MODULE, Policy, Version, hash};
+use super::wire::{Hash, Message, PIECE};
+use super::{
+    Context, Epoch, Installer, MAX_MODULE, Policy, STALLED_AFTER, Service, TimeoutId, Version, hash,
+};
+
+pub(super) const FETCHING: TimeoutId = TimeoutId(u32::MAX - 2);
+pub(super) const SENDING: TimeoutId = TimeoutId(u32::MAX - 3);
+/// Control messages to one member that may wait while pieces are queued.
+const QUEUED: usize = 64;
+/// Time after which more pieces are queued.
+const SEND_AFTER: Duration = Duration::from_millis(1);
+/// Periods without a piece after which a fetch has stalled, and after which it is given up.
+const STALLED: u32 = 2;
+const GIVEN_UP: u32 = 10;
+
+/// A module that is being fetched.
+pub(super) struct Fetch {
+    version: Version,
+    from: NodeId,
+    length: usize,
+    module: Vec<u8>,
+    /// Periods that have begun since the last piece.
+    idle: u32,
+}
 
 impl Installer {
     /// Reports the versions that run here to a member that has started or come back.
@@ -31,41 +57,132 @@ impl Installer {
         (content, length): (Hash, u32),
         policy: Policy,
     ) {
-        let known = self.versions.get(&number);
-        let is_news = known.is_none_or(|version| epoch.is_newer_than(version.epoch));
         let comes = self.change.as_ref().is_some_and(|change| change.offer.epoch == epoch);
-        if !is_news || comes || length == 0 || length as usize > MAX_MODULE {
+        if !self.is_news(number, epoch) || comes || length == 0 || length as usize > MAX_MODULE {
             return;
         }
         let former = None;
         let version = Version { epoch, hash: content, policy, former, is_down: false, restarts: 0 };
         if self.modules.contains_key(&content) {
             self.catch_up(nic, number, version);
-        } else if let Entry::Vacant(place) = self.fetching.entry(content) {
-            place.insert((number, version, Vec::with_capacity(length as usize)));
-            self.send(nic, from, &Message::Fetch { hash: content });
+            return;
         }
+        let under_way = self.fetching.get(&number).filter(|fetch| fetch.idle < STALLED);
+        if under_way.is_some_and(|fetch| !epoch.is_newer_than(fetch.version.epoch)) {
+            return;
+        }
+        if self.fetching.is_empty() {
+            nic.set_timeout(FETCHING, Service::Coarse, STALLED_AFTER);
+        }
+        let fetch = Fetch { version, from, length: length as usize, module: Vec::new(), idle: 0 };
+        self.fetching.insert(number, fetch);
+        self.send(nic, from, &Message::Fetch { hash: content });
     }
 
+    /// Returns whether version `epoch` is newer than the one that runs under `number`.
+    fn is_news(&self, number: ExtensionId, epoch: Epoch) -> bool {
+        self.versions.get(&number).is_none_or(|version| epoch.is_newer_than(version.epoch))
+    }
+
+    /// Handles a piece of a module. Pieces of a fetch that was replaced, or has ended, are ignored.
     pub(super) fn on_piece(
         &mut self,
         nic: &mut Context<'_>,
+        from: NodeId,
         content: Hash,
-        at: u32,
-        bytes: &[u8],
-    ) -> Option<()> {
-        let (number, version, module) = self.fetching.get_mut(&content)?;
-        if at as usize != module.len() || module.len() + bytes.len() > MAX_MODULE {
-            return None;
+        (at, bytes): (u32, &[u8]),
+    ) {
+        let fits = |fetch: &Fetch| {
+            fetch.from == from
+                && fetch.version.hash == content
+                && at as usize == fetch.module.len()
+                && fetch.module.len() + bytes.len() <= fetch.length
+        };
+        let wanted = self.fetching.iter_mut().find(|(_, fetch)| fits(fetch));
+        let Some((number, fetch)) = wanted.filter(|_| !bytes.is_empty()) else { return };
+        fetch.module.extend_from_slice(bytes);
+        fetch.idle = 0;
+        if fetch.module.len() < fetch.length {
+            return;
         }
-        module.extend_from_slice(bytes);
-        if hash(module) == content {
-            let (number, version) = (*number, *version);
-            let (_, _, module) = self.fetching.remove(&content)?;
-            self.modules.insert(content, module);
-            self.catch_up(nic, number, version);
+        if hash(&fetch.module) != content {
+            // The sender's module is another. The next report of any member begins a new fetch.
+            fetch.idle = STALLED;
+            return;
         }
-        Some(())
+        let number = *number;
+        let Some(fetch) = self.fetching.remove(&number) else { return };
+        self.modules.insert(content, fetch.module);
+        self.catch_up(nic, number, fetch.version);
+    }
+
+    /// Notices fetches that have stalled. Called every [`STALLED_AFTER`] while modules are fetched.
+    pub(super) fn watch_fetches(&mut self, nic: &mut Context<'_>) {
+        let mut fetching = std::mem::take(&mut self.fetching);
+        fetching.values_mut().for_each(|fetch| fetch.idle += 1);
+        fetching.retain(|number, fetch| {
+            fetch.idle < GIVEN_UP && self.is_news(*number, fetch.version.epoch)
+        });
+        self.fetching = fetching;
+        self.ask_about_stalled(nic);
+        if !self.fetching.is_empty() {
+            nic.set_timeout(FETCHING, Service::Coarse, STALLED_AFTER);
+        }
+    }
+
+    /// Asks all living members which versions run, if a fetch has stalled.
+    fn ask_about_stalled(&self, nic: &mut Context<'_>) {
+        if self.fetching.values().all(|fetch| fetch.idle < STALLED) {
+            return;
+        }
+        for member in &self.members {
+            if *member != nic.node() && !self.gone.contains(member) {
+                self.send(nic, *member, &Message::What);
+            }
+        }
+    }
+
+    /// Handles the loss of a member, or its restart: it neither sends nor fetches any more.
+    pub(super) fn on_fetch_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
+        self.sending.retain(|(to, _), _| *to != node);
+        let from = self.fetching.values_mut().filter(|fetch| fetch.from == node);
+        let mut lost = false;
+        for fetch in from {
+            fetch.idle = fetch.idle.max(STALLED);
+            lost = true;
+        }
+        if lost {
+            self.ask_about_stalled(nic);
+        }
+    }
+
+    /// Begins to send a module to a member.
+    pub(super) fn on_fetch(&mut self, nic: &mut Context<'_>, to: NodeId, content: Hash) {
+        if self.modules.contains_key(&content) {
+            self.sending.insert((to, content), 0);
+            self.send_pieces(nic);
+        }
+    }
+
+    /// Queues the next pieces of the modules that members fetch, as far as their queues are short.
+    pub(super) fn send_pieces(&mut self, nic: &mut Context<'_>) {
+        let mut sending = std::mem::take(&mut self.sending);
+        sending.retain(|(to, content), at| {
+            let Some(module) = self.modules.get(content) else { return false };
+            while *at < module.len() && nic.control_pending(*to) < QUEUED {
+                let bytes = &module[*at..module.len().min(*at + PIECE)];
+                let piece = Message::Piece { hash: *content, at: *at as u32, bytes };
+                if nic.send_control(*to, &piece.emit()).is_err() {
+                    break;
+                }
+                *at += bytes.len();
+            }
+            *at < module.len()
+        });
+        self.sending = sending;
+        if !self.sending.is_empty() {
+            nic.set_timeout(SENDING, Service::Exact, SEND_AFTER);
+        }
     }
 
     pub(super) fn catch_up(
@@ -74,8 +191,7 @@ impl Installer {
         number: ExtensionId,
         version: Version,
     ) {
-        let is_news = |known: &Version| version.epoch.is_newer_than(known.epoch);
-        if !self.versions.get(&number).is_none_or(is_news) {
+        if !self.is_news(number, version.epoch) {
             return;
         }
         let Some(Ok(extension)) = self.modules.get(&version.hash).map(|m| self.loader.load(m))

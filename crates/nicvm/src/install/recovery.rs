@@ -25,18 +25,20 @@ impl Installer {
         }
     }
 
+    /// Restarts a version that has failed. If its module does not load, that counts as another failure.
     pub(super) fn restart(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
         let Some(version) = self.versions.get_mut(&number).filter(|version| version.is_down) else {
             return;
         };
         version.restarts += 1;
-        version.is_down = false;
-        let epoch = version.epoch;
         let module = self.modules.get(&version.hash);
-        if let Some(Ok(extension)) = module.map(|module| self.loader.load(module)) {
-            self.counters.restarts += 1;
-            nic.replace(number, epoch, extension);
-        }
+        let Some(Ok(extension)) = module.map(|module| self.loader.load(module)) else {
+            self.on_failure(nic, number);
+            return;
+        };
+        version.is_down = false;
+        self.counters.restarts += 1;
+        nic.replace(number, version.epoch, extension);
     }
 
     /// Handles a change that has stalled: sends a message to each member that it waits for, so that a dead one is

@@ -38,7 +38,7 @@ impl Outgoing {
         self.send(nic, to, number, 0, u32::MAX);
     }
 
-    /// Sends `count` frames from `first` on, as far as they exist.
+    /// Sends `count` frames from `first` on, as far as they exist. Returns how many those are.
     pub(super) fn send(
         &self,
         nic: &mut Context<'_>,
@@ -46,10 +46,11 @@ impl Outgoing {
         number: u32,
         first: u32,
         count: u32,
-    ) {
+    ) -> u64 {
         let (chunk, total) = (chunk(nic), self.region.length);
         let frames = total.div_ceil(chunk);
-        for index in first.min(frames)..first.saturating_add(count).min(frames) {
+        let wanted = first.min(frames)..first.saturating_add(count).min(frames);
+        for index in wanted.clone() {
             let at = index * chunk;
             let part = self.region.part(at, chunk.min(total - at)).expect("within it");
             let words = [u64::from(at) | u64::from(chunk) << 32, total.into()];
@@ -57,6 +58,7 @@ impl Outgoing {
             // A frame that does not leave is requested again.
             let _ = nic.send_packet(&Packet { flags, sequence, words, source, ..Packet::to(to) });
         }
+        wanted.len() as u64
     }
 }
 

@@ -3,11 +3,10 @@
 use midplane_simhw::id::NodeId;
 use midplane_simhw::port::Status;
 use midplane_simhw::region::{Payload, RegionRef};
-use midplane_simhw::time::Instant;
 
 use super::bulk::{self, Incoming, Outgoing};
 use super::wire::{Access, INLINE, Message};
-use super::{ARRIVING, Context, Memory, REMEMBERED, WORDS, Word};
+use super::{ARRIVING, Context, Memory};
 use crate::capability::{Capability, Grant};
 
 impl Memory {
@@ -28,8 +27,7 @@ impl Memory {
         let region = match self.table.check(&capability, wanted) {
             Ok(region) if capability.node == nic.node() => region,
             _ => {
-                self.counters.denied += 1;
-                self.answer(nic, from, number, Status::Region, &[]);
+                self.deny(nic, from, number, Status::Region);
                 return;
             }
         };
@@ -39,18 +37,23 @@ impl Memory {
                 let word =
                     |at: usize| Some(u32::from_le_bytes(inline.get(at..at + 4)?.try_into().ok()?));
                 let Some((first, count)) = word(0).zip(word(4)) else { return };
-                self.counters.resent += 1;
-                Outgoing::new(region, bulk::OF_READ).send(nic, from, number, first, count);
+                let outgoing = Outgoing::new(region, bulk::OF_READ);
+                self.counters.resent += outgoing.send(nic, from, number, first, count);
                 return;
             }
             Access::WriteMany => {
                 let own = self.arriving.range((from, 0)..=(from, u32::MAX));
                 if own.count() >= ARRIVING {
-                    self.counters.denied += 1;
-                    self.answer(nic, from, number, Status::Refused, &[]);
+                    self.deny(nic, from, number, Status::Refused);
                     return;
                 }
                 self.arriving.insert((from, number), Incoming::new(region));
+                return;
+            }
+            Access::Write | Access::Swap | Access::Add
+                if !self.words.has_room(nic.now(), INLINE / 8) =>
+            {
+                self.deny(nic, from, number, Status::Refused);
                 return;
             }
             Access::Write => self.serve_write(nic, region, inline).map(|()| Vec::new()),
@@ -63,11 +66,13 @@ impl Memory {
                 self.counters.served += 1;
                 self.answer(nic, from, number, Status::Done, &bytes);
             }
-            None => {
-                self.counters.denied += 1;
-                self.answer(nic, from, number, Status::Region, &[]);
-            }
+            None => self.deny(nic, from, number, Status::Region),
         }
+    }
+
+    fn deny(&mut self, nic: &mut Context<'_>, to: NodeId, number: u32, status: Status) {
+        self.counters.denied += 1;
+        self.answer(nic, to, number, status, &[]);
     }
 
     pub(super) fn serve_read(
@@ -85,7 +90,7 @@ impl Memory {
         let mut bytes = nic.read(region).ok()?.to_vec();
         // A remembered word may be on its way into memory, so it is newer than memory.
         for (at, part) in bytes.chunks_exact_mut(8).enumerate() {
-            if let Some(word) = self.word(nic.now(), region, at as u32 * 8) {
+            if let Some(word) = self.words.get(nic.now(), region, at as u32 * 8) {
                 part.copy_from_slice(&word.to_le_bytes());
             }
         }
@@ -104,7 +109,7 @@ impl Memory {
         nic.write(region, Payload::from(bytes)).ok()?;
         for (at, part) in bytes.chunks_exact(8).enumerate() {
             let value = u64::from_le_bytes(part.try_into().expect("eight bytes"));
-            self.remember(nic.now(), region, at as u32 * 8, value);
+            self.words.remember(nic.now(), region, at as u32 * 8, value);
         }
         Some(())
     }
@@ -120,7 +125,7 @@ impl Memory {
         if region.length != 8 || !region.offset.is_multiple_of(8) {
             return None;
         }
-        let there = match self.word(nic.now(), region, 0) {
+        let there = match self.words.get(nic.now(), region, 0) {
             Some(word) => word,
             None => word(&nic.read(region).ok()?.to_vec())?,
         };
@@ -131,23 +136,8 @@ impl Memory {
             _ => return Some(there),
         };
         nic.write(region, Payload::from(&new.to_le_bytes()[..])).ok()?;
-        self.remember(nic.now(), region, 0, new);
+        self.words.remember(nic.now(), region, 0, new);
         Some(there)
-    }
-
-    pub(super) fn word(&self, now: Instant, region: RegionRef, at: u32) -> Option<u64> {
-        let word = self.words.get(&(region.port, region.slot, region.offset + at))?;
-        (now < word.until).then_some(word.value)
-    }
-
-    pub(super) fn remember(&mut self, now: Instant, region: RegionRef, at: u32, value: u64) {
-        if self.words.len() >= WORDS {
-            self.words.retain(|_, word| now < word.until);
-        }
-        if region.offset.wrapping_add(at).is_multiple_of(8) {
-            let word = Word { value, until: now + REMEMBERED };
-            self.words.insert((region.port, region.slot, region.offset + at), word);
-        }
     }
 
     pub(super) fn answer(

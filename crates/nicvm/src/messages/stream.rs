@@ -1,7 +1,7 @@
 //! Reassembly of the messages of one sender for one port: each frame counts once.
 
 use midplane_simhw::id::Incarnation;
-use midplane_simhw::region::RegionRef;
+use midplane_simhw::port::Command;
 
 use crate::planted::{self, Bug};
 use crate::transmit::Fragment;
@@ -10,19 +10,13 @@ use crate::transmit::Fragment;
 /// broken peer can take.
 const MAX_ISLANDS: usize = 64;
 
-/// A posted buffer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Buffer {
-    pub(super) region: RegionRef,
-    pub(super) cookie: u64,
-}
-
 /// A message that has begun to arrive.
 #[derive(Debug)]
 pub(super) struct Assembly {
     message: u32,
     total: u32,
-    pub(super) buffer: Buffer,
+    /// The command that has posted its buffer.
+    pub(super) buffer: Command,
     /// All bytes before this one have arrived.
     prefix: u32,
     /// Ranges that have arrived beyond it: first byte, and the byte after the last.
@@ -32,7 +26,7 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    pub(super) const fn new(fragment: Fragment, buffer: Buffer) -> Self {
+    pub(super) const fn new(fragment: Fragment, buffer: Command) -> Self {
         let Fragment { message, total, .. } = fragment;
         Self { message, total, buffer, prefix: 0, islands: Vec::new(), unwritten: Vec::new() }
     }
@@ -103,7 +97,7 @@ impl Stream {
         &mut self,
         incarnation: Incarnation,
         message: u32,
-    ) -> Option<Buffer> {
+    ) -> Option<Command> {
         if !incarnation.is_newer_than(self.incarnation) {
             return None;
         }
@@ -185,7 +179,7 @@ mod tests {
         fn a_message_is_whole_when_each_byte_has_been_here(
             order in proptest::collection::vec(0_u32..12, 0..60),
         ) {
-            let buffer = Buffer { region: RegionRef::default(), cookie: 0 };
+            let buffer = Command::default();
             let total = 12 * 7 - 3;
             let mut assembly = Assembly::new(fragment(1, 0, total), buffer);
             let mut seen = std::collections::BTreeSet::new();
@@ -201,7 +195,7 @@ mod tests {
         fn bytes_that_overlap_never_make_a_message_whole_too_early(
             pieces in proptest::collection::vec((0_u32..40, 0_u32..40), 0..60),
         ) {
-            let buffer = Buffer { region: RegionRef::default(), cookie: 0 };
+            let buffer = Command::default();
             let mut assembly = Assembly::new(fragment(1, 0, 40), buffer);
             let mut seen = std::collections::BTreeSet::new();
             for (start, length) in pieces {

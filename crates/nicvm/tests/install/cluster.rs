@@ -105,7 +105,7 @@ impl Cluster {
     }
 }
 
-fn hush() {
+pub(crate) fn hush() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         let usual = std::panic::take_hook();

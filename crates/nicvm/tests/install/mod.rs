@@ -1,6 +1,8 @@
 //! Extensions installed across a cluster: on all nodes or on none, whatever is lost and whoever dies.
 
+mod catching_up;
 mod cluster;
+mod failing_loader;
 mod tally;
 
 use std::sync::{Arc, Mutex};

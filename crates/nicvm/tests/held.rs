@@ -1,0 +1,167 @@
+//! An extension that is withdrawn lists the commands that it holds: each completes, once.
+
+use crate::desk::{Desk, command, memory};
+use midplane_nicvm::capability::{Capability, Grant};
+use midplane_nicvm::collective::{self, COLLECTIVES, Collectives};
+use midplane_nicvm::context::Context;
+use midplane_nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::install::{self, INSTALLER, Installer, Policy};
+use midplane_nicvm::memory::{self as space, MEMORY, Memory};
+use midplane_nicvm::messages::{self, MESSAGES, Messages};
+use midplane_nicvm::program::{self, PROGRAMS, Programs};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::{Frame, Header};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
+use midplane_simhw::port::{Command, Status};
+
+const OPERATOR: ExtensionId = FIRST_USER_EXTENSION;
+const PORT: PortId = PortId(3);
+const PEER: NodeId = NodeId(2);
+const WITHDRAW: u8 = 1;
+const STOP_PORT: u8 = 2;
+
+/// Withdraws the extension of argument 0, or suspends [`PORT`].
+struct Operator;
+
+impl Extension for Operator {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        match command.opcode {
+            WITHDRAW => nic.withdraw(ExtensionId(command.args[0] as u8)),
+            _ => nic.stop_port(PORT),
+        }
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
+
+fn desk(number: ExtensionId, extension: impl Extension) -> Desk {
+    let mut unit = Unit::default();
+    unit.install(number, extension).unwrap();
+    unit.install(OPERATOR, Operator).unwrap();
+    Desk::new(unit)
+}
+
+/// Posts commands that the extension holds, withdraws it, and checks that each command completes once.
+#[track_caller]
+fn check(desk: &mut Desk, number: ExtensionId, commands: &[Command]) {
+    for command in commands {
+        desk.post(PORT, *command);
+    }
+    assert_eq!(desk.completions(), [], "the extension completed a command at once");
+    check_withdrawn(desk, number, commands.iter().map(|command| command.cookie).collect());
+}
+
+#[track_caller]
+fn check_withdrawn(desk: &mut Desk, number: ExtensionId, mut expected: Vec<u64>) {
+    let args = [number.0.into(), 0, 0];
+    desk.post(PortId(0), Command { args, ..command(OPERATOR, WITHDRAW) });
+    let done = desk.completions();
+    assert!(done.iter().all(|(port, one)| (*port, one.status) == (PORT, Status::ExtensionDown)));
+    let mut cookies: Vec<u64> = done.iter().map(|(_, completion)| completion.cookie).collect();
+    cookies.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(cookies, expected);
+    desk.turn(|unit, hw| unit.deactivate(hw));
+    assert_eq!(desk.completions(), [], "a command completed twice");
+}
+
+/// A frame of `bytes` bytes that begins a message of `total` bytes for [`PORT`].
+fn begin(desk: &mut Desk, number: ExtensionId, source: u16, (bytes, total): (usize, u64)) {
+    let header = Header {
+        extension: number,
+        source: NodeId(source),
+        destination: NodeId(1),
+        port: PORT,
+        incarnation: Incarnation::FIRST,
+        words: [7, total],
+        ..Header::default()
+    };
+    desk.frame(header, &vec![1; bytes]);
+}
+
+fn check_buffers(number: ExtensionId, extension: impl Extension) {
+    let mut desk = desk(number, extension);
+    for cookie in 0..4 {
+        let receive = messages::receive(memory(PORT, 100), cookie);
+        desk.post(PORT, Command { extension: number, ..receive });
+    }
+    // One buffer takes a message that is not whole, two take messages that a suspended process has not read.
+    begin(&mut desk, number, 2, (10, 30));
+    desk.post(PortId(0), command(OPERATOR, STOP_PORT));
+    begin(&mut desk, number, 3, (10, 10));
+    begin(&mut desk, number, 4, (10, 10));
+    check_withdrawn(&mut desk, number, vec![0, 1, 2, 3]);
+}
+
+#[test]
+fn receive_buffers_complete_when_the_message_service_is_withdrawn() {
+    check_buffers(MESSAGES, Messages::new());
+}
+
+#[test]
+fn receive_buffers_complete_when_coordination_is_withdrawn() {
+    let config = CoordinationConfig::star(&[NodeId(1)], &[PEER]);
+    check_buffers(COORDINATION, Coordination::new(config.clone()).unwrap());
+    let mut desk = desk(COORDINATION, Coordination::new(config).unwrap());
+    // Flags and arguments that the extension ignores change nothing.
+    let receive = coordination::receive(memory(PORT, 10), 8);
+    let commands = [receive, Command { flags: 3, args: [1, 2, 3], cookie: 9, ..receive }];
+    check(&mut desk, COORDINATION, &commands);
+}
+
+#[test]
+fn accesses_complete_when_the_address_space_is_withdrawn() {
+    let mut desk = desk(MEMORY, Memory::new());
+    let word = Capability { node: PEER, grant: Grant::ALL, length: 8, ..Capability::default() };
+    let all = Capability { length: 5_000, ..word };
+    let commands = [
+        space::access(space::READ, &word, memory(PORT, 8), 1),
+        space::access(space::READ, &all, memory(PORT, 5_000), 2),
+        space::access(space::WRITE, &all, memory(PORT, 5_000), 3),
+    ];
+    check(&mut desk, MEMORY, &commands);
+}
+
+#[test]
+fn runs_waits_and_buffers_complete_when_programs_are_withdrawn() {
+    let mut desk = desk(PROGRAMS, Programs::new());
+    let elsewhere = Capability { node: PEER, ..Capability::default() };
+    let commands = [
+        program::wait(1),
+        program::receive(memory(PORT, 10), 2),
+        program::run(&elsewhere, 3),
+        program::wait(4),
+    ];
+    check(&mut desk, PROGRAMS, &commands);
+}
+
+#[test]
+fn operations_complete_when_the_collectives_are_withdrawn() {
+    let group = || Collectives::new(vec![NodeId(1), PEER]);
+    let mut one = desk(COLLECTIVES, group());
+    check(&mut one, COLLECTIVES, &[collective::barrier(1), collective::barrier(2)]);
+    let mut other = desk(COLLECTIVES, group());
+    other.post(PORT, collective::hold(0, 2, 1));
+    assert_eq!(other.completions().len(), 1);
+    check(&mut other, COLLECTIVES, &[collective::start(2)]);
+}
+
+#[test]
+fn a_change_completes_when_the_installer_is_withdrawn() {
+    let loader = |_: &[u8]| Ok(Box::new(Operator) as Box<dyn Extension>);
+    let mut desk = desk(INSTALLER, Installer::new(vec![NodeId(1), PEER], loader));
+    let number = ExtensionId(OPERATOR.0 + 1);
+    let install = install::install(number, Policy::Deactivate, memory(PORT, 10), 5);
+    check(&mut desk, INSTALLER, &[install]);
+}
