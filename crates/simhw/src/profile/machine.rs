@@ -1,7 +1,7 @@
 //! Whole machines, of the papers and of today: hosts, NICs, and the network between them.
 //!
 //! Each constant's comment says whether it was read in a paper or a manual, derived from such figures, or
-//! fitted so that a published result is reproduced. `lab anchors` measures those results.
+//! fitted so that a published result is reproduced. `lab figures` measures those results.
 
 use std::time::Duration;
 
