@@ -41,6 +41,9 @@ pub(crate) fn man(arguments: &Man) -> ExitCode {
         .and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
     match written {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(&format!("{}: {error}", folder.display()), report::BAD_INPUT),
+        Err(error) => report::fail(
+            &format!("{}: {error}; name a folder that can be written", folder.display()),
+            report::BAD_INPUT,
+        ),
     }
 }

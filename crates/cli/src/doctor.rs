@@ -34,7 +34,7 @@ const ETHERNET: usize = 1_452;
 
 /// Test what this machine offers Midplane, and name a cure for each lack.
 ///
-/// Tests shared memory, UDP and its offloads, processors, limits, priorities and control groups. Changes nothing.
+/// Tests shared memory, UDP and its offloads, processors, limits, priorities and control groups. Leaves nothing behind.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {

@@ -73,7 +73,12 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let path = arguments.scenario.display();
     let text = match std::fs::read_to_string(&arguments.scenario) {
         Ok(text) => text,
-        Err(error) => return fail(&format!("--scenario {path}: {error}"), BAD_INPUT),
+        Err(error) => {
+            return fail(
+                &format!("--scenario {path}: {error}; name a file that can be read"),
+                BAD_INPUT,
+            );
+        }
     };
     let scenario = match scenario::parse(&text) {
         Ok(scenario) => scenario,

@@ -71,7 +71,7 @@ pub(super) fn rights() -> [Row; 3] {
         Row::new(
             "control groups",
             works(control_groups()),
-            "`gang daemon` freezes a job with every process that it has started; without, it sends signals to its ranks",
+            "freezing a job with every process that it has started; without, `gang daemon` sends signals to its ranks",
             "systemd-run --user --scope -p Delegate=yes midplane gang daemon, or the unit in crates/cli/systemd",
         ),
     ]
@@ -90,7 +90,8 @@ fn priorities(real_time: Rlimit, nice: Rlimit, is_capable: bool) -> (State, Stri
 }
 
 fn files(limit: Rlimit) -> (State, String) {
-    let text = |limit: Option<u64>| limit.map_or("unlimited".into(), |limit| limit.to_string());
+    let text =
+        |limit: Option<u64>| limit.map_or_else(|| "unlimited".into(), |limit| limit.to_string());
     let is_enough = limit.current.is_none_or(|most| most >= OPEN_FILES);
     let state = if is_enough { State::Yes } else { State::Limited };
     (state, format!("{}, hard limit {}", text(limit.current), text(limit.maximum)))

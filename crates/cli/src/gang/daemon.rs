@@ -46,7 +46,7 @@ Examples:
 
   # The same with a key for each host: only listed hosts join, each as itself
   midplane gang daemon --make-key secret            # on each host; prints the public key for the list
-  printf 'one:24800 KEY\ntwo:24800 KEY\nthree:24800 KEY\n' > hosts
+  printf 'one:24800 KEY\\ntwo:24800 KEY\\nthree:24800 KEY\\n' > hosts
   midplane gang daemon --host 1 --peers hosts --secret-key secret
 
   # All three at once, over ssh: this program, the two files and this folder have the same paths on all hosts

@@ -55,8 +55,8 @@ pub(crate) struct Solved {
 ///
 /// One line that names the pipeline's index and the field.
 pub(crate) fn solve(text: &str) -> Result<Vec<Solved>, String> {
-    let document: Document =
-        serde_json::from_str(text).map_err(|error| format!("standard input: {error}"))?;
+    let document: Document = serde_json::from_str(text)
+        .map_err(|error| format!("standard input: {error}; --help shows a document"))?;
     let entries = document.pipelines;
     let workers =
         std::thread::available_parallelism().map_or(1, usize::from).min(entries.len().max(1));
