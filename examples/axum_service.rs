@@ -1,4 +1,4 @@
-//! An axum service whose listener is a node's: the app is as it was.
+//! An axum service on a node's listener: the app itself needs no change.
 //!
 //! ```toml
 //! [dependencies]
@@ -71,7 +71,7 @@ async fn serve() -> Result<(), Fail> {
     Ok(())
 }
 
-/// Asks by hand; a program of yours has hyper do it, over `TokioIo::new(stream)`.
+/// Writes an HTTP request by hand. Your program can use hyper instead, over `TokioIo::new(stream)`.
 async fn ask(method: &str, path: &str) -> Result<(), Fail> {
     let node = Node::builder().start().await?;
     let mut stream = node.connect("orders").await?;

@@ -71,7 +71,7 @@ fn builder(arguments: &Arguments) -> Result<NodeBuilder, Fail> {
     Ok(builder)
 }
 
-/// Forwards a connection until both sides have ended what they send.
+/// Forwards a connection until both sides have closed their sending direction.
 async fn forward(mut client: TcpStream, node: Node, service: Arc<str>, _: OwnedSemaphorePermit) {
     let forwarded = async {
         client.set_nodelay(true)?;
@@ -81,7 +81,7 @@ async fn forward(mut client: TcpStream, node: Node, service: Arc<str>, _: OwnedS
     };
     if let Err(error) = forwarded.await {
         eprintln!("gateway: a connection has ended: {error}");
-        // The client learns that it does not have everything: it receives a reset, not an end.
+        // A reset tells the client that bytes are missing; an ordinary close would not.
         let _ = client.set_zero_linger();
     }
 }
@@ -109,7 +109,7 @@ async fn run(arguments: Arguments) -> Result<(), Fail> {
             (permit, accepted) = next() => match accepted {
                 Ok((client, _)) => drop(open.spawn(forward(client, node.clone(), service.clone(), permit?))),
                 Err(error) => {
-                    // The process may have too many files open for now.
+                    // The process may have too many open files: tries again later.
                     eprintln!("gateway: no connection can be accepted: {error}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -124,7 +124,7 @@ async fn run(arguments: Arguments) -> Result<(), Fail> {
     }
     let ended = async {
         while open.join_next().await.is_some() {}
-        node.shutdown().await; // what was written has arrived
+        node.shutdown().await; // waits until written bytes have arrived
     };
     tokio::select! {
         _ = tokio::time::timeout(Duration::from_secs(arguments.drain.into()), ended) => {}

@@ -45,7 +45,7 @@ async fn work(number: u32) -> Result<(), Fail> {
     let board = node.latest_map::<String, u32>("load").await?;
     let (takes, mut waiting, mut done) = (Duration::from_millis(4) * number, 0, Instant::now());
     loop {
-        // Never waits: members that are slow get a later value instead.
+        // Never waits: slow members receive a later value instead.
         board.set(&name(number), &waiting)?;
         tokio::select! {
             job = node.receive() => {
@@ -80,7 +80,7 @@ async fn run(Arguments { workers, jobs, work: number }: Arguments) -> Result<(),
     while board.snapshot().len() < workers as usize {
         changes.next().await.ok_or("the node was shut down")?;
     }
-    // What was given out is counted until the worker's own number has come.
+    // Jobs are counted here until the worker has published its own number.
     let (mut given, mut shares, mut longest) = (BTreeMap::new(), BTreeMap::new(), Duration::ZERO);
     for _ in 0..jobs {
         while let Ok(Some(change)) = timeout(Duration::from_millis(1), changes.next()).await {

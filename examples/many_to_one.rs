@@ -1,4 +1,4 @@
-//! Lines of text from many senders to one receiver, whose NICs take turns: no line is dropped for want of a buffer.
+//! Sends lines of text from many senders to one receiver. Their NICs take turns: no line is dropped for want of a buffer.
 //!
 //! ```text
 //! many_to_one 0 127.0.0.1:4700 127.0.0.1:4701 127.0.0.1:4702   # prints the lines of ranks 1 and 2
@@ -20,7 +20,7 @@ use midplane::simhw::udp::{UdpConfig, UdpNic};
 /// Bytes of a line at most.
 const LINE: usize = 1_024;
 
-/// Lines of text from many senders to one receiver, whose NICs take turns.
+/// Sends lines of text from many senders to one receiver, whose NICs take turns.
 #[derive(Parser)]
 struct Options {
     /// This process's place in the list, from 0; 0 receives
@@ -54,7 +54,7 @@ async fn main() -> ExitCode {
 async fn run(Options { rank, peers }: Options) -> Result<(), Fault> {
     let senders: Vec<NodeId> = (1..peers.len() as u16).map(NodeId).collect();
     let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
-    config.buffers(true); // a message leaves once a receive is posted for it
+    config.buffers(true); // a message is sent once a receive is posted for it
     let mut unit = Unit::default();
     unit.install(COORDINATION, Coordination::new(config)?)?;
     let nic = UdpNic::start(UdpConfig::new(NodeId(rank), peers), unit)?;
@@ -85,7 +85,7 @@ async fn send(mut port: Port) -> Result<(), Fault> {
         let message = memory.range(0, line.len()).ok_or("a line of more than 1,024 bytes")?;
         memory.write(0, line.as_bytes())?;
         port.submit(&coordination::send(NodeId(0), PortId(0), message, 0))?;
-        port.completion().await?; // it was our turn, and it has left
+        port.completion().await?; // this sender had its turn, and the message is sent
     }
     Ok(())
 }

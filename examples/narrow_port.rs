@@ -42,7 +42,7 @@ struct Options {
     /// Senders that the receiver waits for, from 1 to 100
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=100))]
     senders: u8,
-    /// Whether the receiver grants tokens
+    /// Choose whether the receiver grants tokens
     #[arg(long, value_enum, default_value = "on")]
     tokens: Tokens,
     /// Seconds that are measured, from 1 to 60
@@ -97,7 +97,7 @@ async fn send(node: Node) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Counts what arrives once all senders are there.
+/// Waits for all senders, then counts the received bytes for `--seconds`.
 async fn receive(node: Node, options: &Options) -> Result<(), Fault> {
     let mut listener = node.listen("bodies").await?;
     let mut counts = Vec::new();
@@ -133,7 +133,7 @@ async fn receive(node: Node, options: &Options) -> Result<(), Fault> {
         println!("{} senders: {goodput:.1} Mb/s, Jain's index {jain:.3}", options.senders);
         println!("{}", node.explain());
     }
-    // The streams end with their readers, and the senders with the streams.
+    // Dropping the readers closes the streams, which ends the senders.
     drop(readers);
     node.shutdown().await;
     Ok(())

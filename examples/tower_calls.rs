@@ -46,11 +46,11 @@ struct Arguments {
 #[derive(Debug, Deserialize, Serialize)]
 struct Price {
     cents: u64,
-    /// The process that has answered.
+    /// Name of the process that answered.
     by: String,
 }
 
-/// The service's own error arrives as what it is.
+/// Error of the service; the caller receives it with its type.
 #[derive(Debug, Deserialize, Serialize, thiserror::Error)]
 enum PriceError {
     #[error("{item:?} is not for sale")]
@@ -119,7 +119,7 @@ async fn run(arguments: Arguments) -> Result<(), Fail> {
     let _others = [start("a", &cluster).await?, start("b", &cluster).await?];
     let victim = start("c", &cluster).await?;
     let node = Node::builder().cluster(&cluster).start().await?;
-    // A price may be asked for twice, so calls to a process that is gone are made again at another one.
+    // Requests are idempotent, so calls to a process that has exited are repeated at another one.
     let prices: Client<_, _, PriceError> = node.client("prices").idempotent();
     let calls = arguments.calls;
     println!("{calls} calls: {:?}", load(&prices, &arguments, None).await?);

@@ -1,4 +1,4 @@
-//! The same program on two hosts: each greets the other, over UDP that is sealed with a key.
+//! The same program on two hosts: each greets the other, over UDP sealed with a key.
 //!
 //! ```text
 //! (umask 077; two_hosts --make-key > fabric.key)                      # once; copy the file to the other host
@@ -29,13 +29,13 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 /// Greets nodes of other hosts, and asks for their greetings.
 ///
-/// Without options it is both hosts at once, and ends after one answer.
+/// Without options it plays both hosts, and ends after one answer.
 #[derive(Parser)]
 struct Options {
     /// Address of this host for the others; port 0 has the system choose
     #[arg(long, value_name = "ADDRESS:PORT", requires = "key")]
     bind: Option<SocketAddr>,
-    /// Other host, or several with commas between; not all need to be there
+    /// Other host, or several with commas between; not all need to be up
     #[arg(long, value_name = "HOST:PORT,...", default_value = "", hide_default_value = true)]
     peer: String,
     /// File with the key that all hosts share
@@ -96,7 +96,7 @@ async fn run(options: Options) -> Result<(), Fault> {
     asked
 }
 
-/// Greets, and asks others to, until Ctrl-C or so many answers.
+/// Greets the other host and asks for its greetings, until Ctrl-C or after `answers` of them, unless 0.
 async fn take_part(builder: NodeBuilder, answers: u32) -> Result<(), Fault> {
     let node = builder.start().await?;
     if let Some(address) = node.address() {
@@ -133,7 +133,7 @@ async fn ask(node: &Node, answers: u32) -> Result<(), Fault> {
                 count += 1;
                 println!("{text} (after {:?})", since.elapsed());
             }
-            // The other host may come back.
+            // The other host may restart: asks again.
             Err(error) => eprintln!("no answer: {error}"),
         }
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of the example.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,13 @@ const EXAMPLES: &str = "\
 Examples:
   cluster                                   four processes and a switch, on this host
   cluster --plot cluster.svg                the same, with a picture
-  cluster --only fresh,fan-in --rounds 1    two of the questions, once each
+  cluster --only fresh,fan-in --rounds 1    two of the rows' groups, once each
   cluster --rank 0 --peers hosts.txt        and --rank 1, --rank 2, ... on the other hosts
 
 Every row is measured in this run, ours and theirs in turns. Theirs is plain tokio: TCP sockets with
-no delay, or UDP sockets where it says so. The narrow port is the switch's before rank 0: 100 Mb/s and
-32 KiB. UDP frames pass it through the switch in software; TCP passes a relay that forwards as fast as
-that port, holds as little, and loses nothing. A ratio above 1 is ours ahead: the median of the rounds,
+TCP_NODELAY, or UDP sockets where the row says so. The narrow port is the switch's port to rank 0: 100 Mb/s and
+32 KiB. UDP frames pass it in a switch in software. TCP passes a relay of the same rate and buffer, which
+loses nothing. A ratio above 1 is ours ahead: the median of the rounds,
 their lowest and their highest.
 
 Verdicts, by the same bounds on one host and across several:
@@ -43,7 +43,7 @@ Verdicts, by the same bounds on one host and across several:
 Exit code: 0 no row was missed; 1 one was, or a process was lost; 2 bad input; 3 rows were missed or are
 unclear, and the machine was too busy to say why: what shows that is on standard error.";
 
-/// What the crates do for services, each beside plain TCP or UDP, on one cluster in one minute.
+/// Compare the crates with plain TCP and UDP on one small cluster, in a minute.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "cluster", version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=16))]
     pub(crate) processes: u16,
 
-    /// What to ask, with commas between; everything unless given
+    /// Measure only these, with commas between
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) only: Vec<Question>,
 
@@ -63,44 +63,44 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub(crate) milliseconds: u64,
 
-    /// What everything random is drawn from
+    /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Seconds to wait for processes that are not there yet, from 1 to 3600
+    /// Seconds to wait for processes that are not up yet, from 1 to 3600
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) wait: u64,
 
-    /// Prints one JSON document, at rank 0, and nothing else
+    /// Print one JSON document, at rank 0, and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draws how far ours is ahead
+    /// Draw the ratios of ours to theirs
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) ranks: Ranks,
 
-    /// Ends with its standard input
+    /// End when standard input does
     #[arg(long, hide = true)]
     pub(crate) child: bool,
 
-    /// Is the switch, at the first of the peers, and the relay to this address
+    /// Run the switch, at the first of the peers, and the relay to this address
     #[arg(long, hide = true)]
     pub(crate) serve_switch: Option<std::net::SocketAddr>,
 }
 
-/// What a service asks of what carries its messages.
+/// Group of rows: one property that a service needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub(crate) enum Question {
     /// Request and reply
     Latency,
     /// Many senders, one receiver
     FanIn,
-    /// Much at once
+    /// One large message
     Bulk,
-    /// State that only matters when it is fresh
+    /// Age of replicated state
     Fresh,
     /// Barriers and sums
     Together,
@@ -109,11 +109,13 @@ pub(crate) enum Question {
 }
 
 impl Arguments {
-    /// Whether a question is to be asked.
+    /// Returns true if the question's rows are to be measured.
     pub(crate) fn asks(&self, question: Question) -> bool {
         self.only.is_empty() || self.only.contains(&question)
     }
 
+    /// Checks that the folder of `--plot` exists.
+    ///
     /// # Errors
     /// One line that names the argument.
     pub(crate) fn check(&self) -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! Much at once: from disk to link to disk, cut by the planner or in pieces of 64 KiB.
+//! Measures a large message from disk to link to disk, in pieces by plan and in pieces of 64 KiB.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,12 +12,12 @@ use crate::transfer::{Fault, contents};
 
 /// Bytes of the message.
 const MESSAGE: usize = 4 << 20;
-/// What is beside the planner's.
+/// Bytes of the pieces without a plan.
 const PIECE: u64 = 64 << 10;
-/// Looks that the planner has at the path, and pairs that are then timed.
-const LOOKS: u64 = 6;
+/// Transfers from which the planner learns the path, and pairs that are then timed.
+const OBSERVED: u64 = 6;
 const PAIRS: u64 = 5;
-/// A volume of 3,000 operations and 125 MB a second, and a gigabit link.
+/// Limits of a volume of 3,000 operations and 125 MB a second, and of a gigabit link.
 const LIMITS: Limits = Limits {
     disk: Limit { op_us: 333.0, mbps: 1000.0 },
     link: Limit { op_us: 100.0, mbps: 1000.0 },
@@ -29,7 +29,7 @@ fn text(fault: Fault) -> String {
     }
 }
 
-/// Rank 0 sends to rank 1: ms by plan, and ms in pieces.
+/// Measures the time from rank 0 to rank 1, in ms: by plan, and in pieces of 64 KiB.
 pub(crate) async fn measure(site: &Site<'_>) -> Result<Vec<f64>, String> {
     let mut file = tempfile::tempfile().map_err(|error| error.to_string())?;
     match site.rank {
@@ -53,7 +53,7 @@ pub(crate) async fn measure(site: &Site<'_>) -> Result<Vec<f64>, String> {
 async fn pairs(hand: &Hand, file: &File) -> Result<Vec<f64>, Fault> {
     let real = Real { hand, file, limits: LIMITS };
     let mut timings = Timings::new(MESSAGE as u64);
-    for _ in 0..LOOKS {
+    for _ in 0..OBSERVED {
         timings.observe(&real).await?;
     }
     let plan = Observed::new(&real, &timings)?.plan(MESSAGE as u64);

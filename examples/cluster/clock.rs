@@ -1,4 +1,4 @@
-//! The clocks of this machine.
+//! Reads the clocks of this machine.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! What is measured: every rank takes its part, and rank 0 has a number at the end.
+//! Contests: all ranks take part in a measurement, and rank 0 has its numbers.
 
 use std::time::Duration;
 
@@ -20,39 +20,40 @@ use crate::incast::setting::Mode;
 use crate::job;
 use crate::{bulk, fan_in, fresh, latency, together};
 
-/// Longest that a contest may take beyond what it measures.
+/// Longest time of a contest beyond its measurement.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long ranks wait for each other within a contest.
+/// Time that ranks wait for each other within a contest.
 const MEET: Duration = Duration::from_secs(5);
 
-/// One way of doing one thing.
+/// Measurement of one side, or of both.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) enum Contest {
     Latency(Side),
     FanIn(Side),
-    /// The same, each sender at the rate that Warp finds.
+    /// Fan-in with each sender at the rate that Warp finds.
     FanInWarp,
-    /// The same over plain UDP sockets.
+    /// Fan-in over plain UDP sockets.
     FanInUdp,
-    /// Both ways of cutting in one.
+    /// Both sides: pieces by plan, and pieces of 64 KiB.
     Bulk,
     Fresh(Side),
     Barrier(Side),
     Sum(Side),
-    /// Both ways of ending a preempted job in one.
+    /// Both sides: a preempted job moved, and begun anew.
     #[cfg(target_os = "linux")]
     Job,
 }
 
-/// Whose way it is.
+/// Side of a comparison.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) enum Side {
+    /// Midplane.
     Ours,
-    /// Over TCP.
+    /// Plain TCP.
     Theirs,
 }
 
-/// Where a rank is.
+/// Place of a rank in the cluster.
 #[derive(Debug)]
 pub(crate) struct Site<'a> {
     pub(crate) rank: u16,
@@ -61,10 +62,10 @@ pub(crate) struct Site<'a> {
 }
 
 impl Contest {
-    /// Takes this rank's part; what was measured is rank 0's to know.
+    /// Takes this rank's part; only rank 0 returns numbers.
     ///
     /// # Errors
-    /// One line.
+    /// One line, if this rank's part failed or took too long.
     pub(crate) async fn take_part(self, site: &Site<'_>, number: u32) -> Result<Vec<f64>, String> {
         let part = async {
             match self {
@@ -87,20 +88,20 @@ impl Contest {
             _ => LIMIT + 2 * site.time(),
         };
         let ended = tokio::time::timeout(limit, part).await;
-        ended.map_err(|_| format!("it did not end within {limit:?}"))?
+        ended.map_err(|_| format!("the contest did not end within {limit:?}"))?
     }
 }
 
-/// What joins the ranks of a contest.
+/// Network between the ranks of a contest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fabric {
     /// Shared memory on one host, else UDP.
     Close,
-    /// The switch.
+    /// UDP through the switch.
     Switch,
 }
 
-/// What is done with a NIC, whatever its fabric.
+/// Part of a contest that runs on a NIC of any fabric.
 pub(crate) trait Work {
     async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String>;
 }
@@ -110,15 +111,15 @@ impl Site<'_> {
         self.cluster.peers.len() as u16
     }
 
-    /// What a measurement takes.
+    /// Returns the length of a measurement.
     pub(crate) fn time(&self) -> Duration {
         Duration::from_millis(self.cluster.milliseconds)
     }
 
-    /// Has work done with a NIC that is there for as long, among the first so many ranks.
+    /// Starts a NIC among the first `ranks` ranks, runs `work` on it, and stops it.
     ///
     /// # Errors
-    /// One line: the work's own, or why there is no NIC.
+    /// One line: the error of the work or of the NIC's start.
     pub(crate) async fn with_nic(
         &self,
         (fabric, ranks): (Fabric, u16),
@@ -133,7 +134,7 @@ impl Site<'_> {
             let nic = ShmNic::start(ShmConfig::new(&name, own, ranks), unit);
             let nic = nic.map_err(|error| error.to_string())?;
             let met = tokio::time::timeout(MEET, nic.meet()).await;
-            met.map_err(|_| "a rank did not come".to_owned())?;
+            met.map_err(|_| "a rank did not start its NIC".to_owned())?;
             let done = work.work(self, nic.host()).await;
             nic.shutdown().await;
             return done;
@@ -142,7 +143,7 @@ impl Site<'_> {
         let config = UdpConfig::new(own, self.cluster.peers[..usize::from(ranks)].to_vec())
             .seed(self.cluster.seed);
         let config = match fabric {
-            // Faster than any loopback: nothing is paced.
+            // A modelled line faster than any loopback paces nothing.
             Fabric::Close => {
                 config.line(LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO))
             }
@@ -154,10 +155,10 @@ impl Site<'_> {
         done
     }
 
-    /// A connection to another rank, or to what stands in for it.
+    /// Connects to another rank or to the relay, and tries again for [`MEET`].
     ///
     /// # Errors
-    /// One line.
+    /// One line that names the address.
     pub(crate) async fn connect(&self, at: std::net::SocketAddr) -> Result<TcpStream, String> {
         let until = now() + MEET;
         loop {
@@ -169,14 +170,14 @@ impl Site<'_> {
         }
     }
 
-    /// The next connection that somebody else has made.
+    /// Accepts the next connection of another rank, within [`MEET`].
     ///
     /// # Errors
-    /// One line: nobody did.
+    /// One line, if no rank connects.
     pub(crate) async fn accept(&self) -> Result<TcpStream, String> {
         let came = tokio::time::timeout(MEET, self.listener.accept()).await;
         let (stream, _) =
-            came.map_err(|_| "nobody connects".to_owned())?.map_err(|error| error.to_string())?;
+            came.map_err(|_| "no rank connects".to_owned())?.map_err(|error| error.to_string())?;
         without_delay(stream)
     }
 }

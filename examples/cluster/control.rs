@@ -1,4 +1,4 @@
-//! How rank 0 tells the others what to do: a line of JSON over TCP, and a line back.
+//! Rank 0's control of the other ranks, over TCP: each order is a line of JSON, and so is its answer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,33 +11,33 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::clock::{now, time_of_day};
 use crate::contest::Contest;
 
-/// What every rank is told of the cluster.
+/// Description of the cluster, which rank 0 sends to all ranks.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Cluster {
-    /// Where shared memory meets.
+    /// Name under which NICs over shared memory find each other.
     pub(crate) name: String,
-    /// Every rank's address.
+    /// Address of each rank.
     pub(crate) peers: Vec<SocketAddr>,
-    /// Where every rank listens for connections of contests.
+    /// Address at which each rank accepts connections of contests.
     pub(crate) listeners: Vec<SocketAddr>,
-    /// The switch, and the relay beside it: the same numbers.
+    /// Address of the switch over UDP, and of the relay over TCP.
     pub(crate) switch: SocketAddr,
-    /// Whether all ranks are on one host.
+    /// True if all ranks are on one host.
     pub(crate) is_one_host: bool,
     pub(crate) seed: u64,
     pub(crate) milliseconds: u64,
 }
 
-/// What rank 0 says.
+/// Order of rank 0.
 #[derive(Debug, Deserialize, Serialize)]
 enum Word {
-    /// What time is it with you?
+    /// Asks for the time of day.
     Time,
     Cluster(Cluster),
     Begin(Contest, u32),
 }
 
-/// What another rank says.
+/// Answer of another rank.
 #[derive(Debug, Deserialize, Serialize)]
 enum Answer {
     Here(u16, SocketAddr),
@@ -62,26 +62,26 @@ impl Line {
     async fn hear<T: DeserializeOwned>(&mut self) -> Result<T, String> {
         let mut text = String::new();
         match self.0.read_line(&mut text).await {
-            Ok(0) => Err("it is gone".into()),
+            Ok(0) => Err("it closed the connection".into()),
             Ok(_) => serde_json::from_str(&text).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         }
     }
 }
 
-/// Rank 0's hand on all others.
+/// Rank 0's connections to all other ranks.
 pub(crate) struct Leader {
-    /// By rank, from 1.
+    /// Connections by rank, from 1.
     lines: Vec<Line>,
-    /// How far each one's clock is ahead of rank 0's, in ns, from 1.
+    /// Nanoseconds by which each rank's clock is ahead of rank 0's, by rank, from 1.
     pub(crate) ahead_ns: Vec<i64>,
 }
 
 impl Leader {
-    /// Waits until all others are there; where each listens, by rank from 1.
+    /// Waits until all other ranks have connected. Returns the address at which each accepts connections, by rank from 1.
     ///
     /// # Errors
-    /// One line that names who is missing.
+    /// One line that names a missing rank.
     pub(crate) async fn gather(
         own: SocketAddr,
         ranks: u16,
@@ -95,7 +95,7 @@ impl Leader {
             while found.iter().any(Option::is_none) {
                 let (stream, _) = at.accept().await.map_err(|error| error.to_string())?;
                 let mut line = Line::new(stream)?;
-                // A stranger's connection says something else, and is dropped.
+                // A connection that does not begin with this answer is dropped.
                 if let Ok(Answer::Here(rank @ 1.., at)) = line.hear().await
                     && let Some(place) = found.get_mut(usize::from(rank) - 1)
                 {
@@ -110,7 +110,8 @@ impl Leader {
         let mut leader = Self { lines: Vec::new(), ahead_ns: Vec::new() };
         let mut listeners = Vec::new();
         for (rank, place) in (1..).zip(found) {
-            let missing = || format!("--peers: rank {rank} did not come; start it, or see --wait");
+            let missing =
+                || format!("--peers: rank {rank} did not connect; start it, or raise --wait");
             let (mut line, at) = place.ok_or_else(missing)?;
             leader.ahead_ns.push(ahead(&mut line).await?);
             leader.lines.push(line);
@@ -119,10 +120,10 @@ impl Leader {
         Ok((leader, listeners))
     }
 
-    /// Tells everybody of the cluster.
+    /// Sends the description of the cluster to all ranks.
     ///
     /// # Errors
-    /// One line: a rank was lost.
+    /// One line that names a lost rank.
     pub(crate) async fn introduce(&mut self, cluster: &Cluster) -> Result<(), String> {
         for (rank, line) in (1..).zip(&mut self.lines) {
             line.say(&Word::Cluster(cluster.clone())).await.map_err(|why| lost(rank, &why))?;
@@ -130,10 +131,10 @@ impl Leader {
         Ok(())
     }
 
-    /// Has everybody begin a contest.
+    /// Has all ranks begin a contest.
     ///
     /// # Errors
-    /// One line: a rank was lost.
+    /// One line that names a lost rank.
     pub(crate) async fn begin(&mut self, contest: Contest, number: u32) -> Result<(), String> {
         for (rank, line) in (1..).zip(&mut self.lines) {
             line.say(&Word::Begin(contest, number)).await.map_err(|why| lost(rank, &why))?;
@@ -141,17 +142,17 @@ impl Leader {
         Ok(())
     }
 
-    /// Waits until everybody has ended it; what went wrong, where something did.
+    /// Waits until all ranks have ended the contest; returns the error of one that failed.
     ///
     /// # Errors
-    /// One line: a rank was lost.
+    /// One line that names a lost rank.
     pub(crate) async fn ended(&mut self) -> Result<Option<String>, String> {
         let mut complaint = None;
         for (rank, line) in (1..).zip(&mut self.lines) {
             match line.hear().await.map_err(|why| lost(rank, &why))? {
                 Answer::Ended(Some(why)) => complaint = Some(format!("rank {rank}: {why}")),
                 Answer::Ended(None) => {}
-                _ => return Err(lost(rank, "it says something else")),
+                _ => return Err(lost(rank, "it sent another answer than expected")),
             }
         }
         Ok(complaint)
@@ -162,13 +163,15 @@ fn lost(rank: u16, why: &str) -> String {
     format!("rank {rank} was lost: {why}")
 }
 
-/// How far the clock at the other end is ahead of ours, in ns: by the quickest of ten questions.
+/// Measures by how many ns the peer's clock is ahead of this one's, by the shortest of ten round trips.
 async fn ahead(line: &mut Line) -> Result<i64, String> {
     let mut best = (Duration::MAX, 0);
     for _ in 0..10 {
         let (begun, here) = (now(), time_of_day());
         line.say(&Word::Time).await?;
-        let Answer::Time(there) = line.hear().await? else { return Err("no time".into()) };
+        let Answer::Time(there) = line.hear().await? else {
+            return Err("a rank sent no time".into());
+        };
         let took = now() - begun;
         if took < best.0 {
             let middle = here + took / 2;
@@ -178,10 +181,10 @@ async fn ahead(line: &mut Line) -> Result<i64, String> {
     Ok(best.1)
 }
 
-/// Another rank's side: does what rank 0 says until it has heard enough.
+/// Carries out rank 0's orders until it closes the connection.
 ///
 /// # Errors
-/// One line: rank 0 did not come.
+/// One line, if rank 0 is not reached.
 pub(crate) async fn follow(own: u16, peers: &[SocketAddr], wait: Duration) -> Result<(), String> {
     let mut line = find(peers[0], wait).await?;
     let ip = peers[usize::from(own)].ip();
@@ -201,7 +204,9 @@ pub(crate) async fn follow(own: u16, peers: &[SocketAddr], wait: Duration) -> Re
                 let ended = contest.take_part(&site, number).await.err();
                 line.say(&Answer::Ended(ended)).await?;
             }
-            (Word::Begin(..), None) => return Err("rank 0 says too little".into()),
+            (Word::Begin(..), None) => {
+                return Err("rank 0 began a contest before it described the cluster".into());
+            }
         }
     }
 }
@@ -212,7 +217,7 @@ async fn find(at: SocketAddr, wait: Duration) -> Result<Line, String> {
         match TcpStream::connect(at).await {
             Ok(stream) => return Line::new(stream),
             Err(error) if now() > until => {
-                return Err(format!("--peers: rank 0 did not come at {at}: {error}"));
+                return Err(format!("--peers: rank 0 does not answer at {at}: {error}"));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }

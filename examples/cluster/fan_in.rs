@@ -1,4 +1,4 @@
-//! Many senders, one receiver behind a narrow port.
+//! Measures goodput from many senders to one receiver behind a narrow port.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::incast::setting::{Discard, EtrLead, Fabric, Mode, Setting};
 const MESSAGE: usize = 10_000;
 /// Rate of every link, in 10^6 bit/s.
 pub(crate) const LINK_MBPS: u32 = 100;
-/// Bytes that a port holds.
+/// Bytes of buffer at a port.
 pub(crate) const PORT_BYTES: u32 = 32 << 10;
-/// What comes before this is not measured.
+/// Time before the measurement.
 const WARM_UP: Duration = Duration::from_millis(150);
 
-/// Goodput in 10^6 bit/s where the senders' NICs know when to send.
+/// Measures the goodput in 10^6 bit/s of senders whose NICs are coordinated by `mode`.
 pub(crate) async fn ours(site: &Site<'_>, number: u32, mode: Mode) -> Result<Vec<f64>, String> {
     let setting = Setting {
         fabric: Fabric::Switch,
@@ -50,7 +50,7 @@ pub(crate) async fn ours(site: &Site<'_>, number: u32, mode: Mode) -> Result<Vec
     Ok(run.map(|run| vec![run.goodput_mbps]).unwrap_or_default())
 }
 
-/// The same, each sender as fast as its own link.
+/// Measures the same over plain UDP sockets, each sender at the rate of its link.
 pub(crate) async fn over_udp(site: &Site<'_>) -> Result<Vec<f64>, String> {
     let text = |error: std::io::Error| error.to_string();
     let own = site.cluster.peers[usize::from(site.rank)];
@@ -59,7 +59,7 @@ pub(crate) async fn over_udp(site: &Site<'_>) -> Result<Vec<f64>, String> {
     if site.rank == 0 {
         return Ok(vec![receive(site, &socket).await]);
     }
-    // The switch reads the header; what follows is nobody's business.
+    // The switch reads the header only.
     let header = Header {
         extension: ExtensionId(u8::MAX),
         source: NodeId(site.rank),
@@ -74,7 +74,7 @@ pub(crate) async fn over_udp(site: &Site<'_>) -> Result<Vec<f64>, String> {
     let mut ticks = tokio::time::interval(interval);
     while now() < until {
         ticks.tick().await;
-        // What the system has no room for is lost, as everywhere with UDP.
+        // The system drops what its buffers have no room for, as always with UDP.
         let _ = socket.send_to(&frame, site.cluster.switch).await;
     }
     Ok(Vec::new())
@@ -96,12 +96,12 @@ async fn receive(site: &Site<'_>, socket: &UdpSocket) -> f64 {
     received as f64 * 8.0 / 1e6 / site.time().as_secs_f64()
 }
 
-/// The same over TCP, through the relay.
+/// Measures the same over TCP, through the relay.
 pub(crate) async fn over_tcp(site: &Site<'_>) -> Result<Vec<f64>, String> {
     if site.rank > 0 {
         let mut stream = site.connect(site.cluster.switch).await?;
         let message = [7; MESSAGE];
-        // The receiver closes when it has seen enough.
+        // The receiver closes the stream when the measurement ends.
         while stream.write_all(&message).await.is_ok() {}
         return Ok(Vec::new());
     }

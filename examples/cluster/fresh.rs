@@ -1,4 +1,4 @@
-//! State that only matters when it is fresh: how old is what rank 0 knows of the others?
+//! Measures the age of the replicas that rank 0 has of the other ranks' state.
 
 use std::time::Duration;
 
@@ -20,22 +20,22 @@ use crate::clock::{now, time_of_day};
 use crate::contest::{Fabric, Side, Site, Work};
 use crate::fan_in::LINK_MBPS;
 
-/// Pieces of state that each of the others has.
+/// Pieces of state of each other rank.
 const PIECES: u32 = 4;
-/// Bytes of a piece, the time of its making among them.
+/// Bytes of a piece, which include the time of its making.
 const PIECE: usize = 1_000;
-/// What all others make together, in 10^6 bit/s: half as much again as the port carries.
+/// State that all other ranks make together, in 10^6 bit/s: 1.5 times the port's rate.
 const MADE_MBPS: u64 = 150;
-/// Rank 0 looks so often.
-const LOOK: Duration = Duration::from_millis(3);
-/// Bytes that may stand before the port: what waits there grows old.
+/// Interval at which rank 0 reads all pieces.
+const READ: Duration = Duration::from_millis(3);
+/// Bytes that Warp lets wait before the port; they grow stale there.
 const QUEUE: u32 = 8 << 10;
-/// What slow memory takes feedback to take.
+/// Delay of feedback that slow memory assumes.
 const DELAY: Duration = Duration::from_millis(2);
-/// What is not looked at: the beginning.
+/// Time before the measurement.
 const WARM_UP: Duration = Duration::from_millis(250);
 
-/// A piece of state.
+/// Piece of state.
 #[derive(Deserialize, Serialize)]
 struct Piece {
     made_ns: u64,
@@ -48,7 +48,7 @@ impl Piece {
     }
 }
 
-/// The median of all ages that rank 0 sees, in ms.
+/// Measures the median age of the pieces that rank 0 reads, in ms.
 pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<Vec<f64>, String> {
     match side {
         Side::Ours => {
@@ -63,7 +63,7 @@ fn until(site: &Site<'_>) -> std::time::Instant {
     now() + WARM_UP + site.time()
 }
 
-/// How often a rank makes all of its pieces anew.
+/// Returns the interval at which a rank makes all of its pieces anew.
 fn every(site: &Site<'_>) -> Duration {
     let bits = u64::from(site.ranks() - 1) * u64::from(PIECES) * PIECE as u64 * 8;
     Duration::from_nanos(bits * 1_000 / MADE_MBPS)
@@ -73,7 +73,7 @@ fn age_ms(made_ns: u64) -> f64 {
     (time_of_day().as_nanos() as f64 - made_ns as f64) / 1e6
 }
 
-/// Everybody shares memory with rank 0.
+/// Creates the firmware: every rank shares memory with rank 0.
 fn unit(site: &Site<'_>) -> Result<Unit, String> {
     let others: Vec<NodeId> = match site.rank {
         0 => (1..site.ranks()).map(NodeId).collect(),
@@ -101,7 +101,7 @@ impl Work for Slow {
     async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
         let mut memory = Shared::<Piece>::open(&host).map_err(|error| error.to_string())?;
         let place = |rank: u16, piece: u32| -> Location { u32::from(rank) * PIECES + piece };
-        let every = if site.rank > 0 { every(site) } else { LOOK };
+        let every = if site.rank > 0 { every(site) } else { READ };
         let (until, mut ticks) = (until(site), tokio::time::interval(every));
         let from = until - site.time();
         let mut ages = Vec::new();
@@ -128,7 +128,7 @@ impl Work for Slow {
         }
         let wanted = f64::from(site.ranks() - 1) * f64::from(PIECES);
         if site.rank == 0 && (ages.len() as f64) < wanted {
-            return Err("hardly anything arrived".into());
+            return Err("fewer pieces arrived than there are".into());
         }
         Ok(if site.rank == 0 { vec![median(ages)] } else { Vec::new() })
     }
@@ -144,7 +144,7 @@ async fn write_tcp(site: &Site<'_>) -> Result<Vec<f64>, String> {
             let made = (time_of_day().as_nanos() as u64).to_le_bytes();
             bytes[..4].copy_from_slice(&piece.to_le_bytes());
             bytes[4..12].copy_from_slice(&made);
-            // The reader has seen enough.
+            // The reader closes the stream when the measurement ends.
             if stream.write_all(&bytes).await.is_err() {
                 return Ok(Vec::new());
             }
@@ -165,17 +165,17 @@ async fn read_tcp(site: &Site<'_>) -> Result<Vec<f64>, String> {
                 let piece = bytes[0] as usize % PIECES as usize;
                 let made = bytes[4..12].try_into().map_or(0, u64::from_le_bytes);
                 let at = usize::from(rank) * PIECES as usize + piece;
-                state.lock().expect("nobody panics with it")[at] = Some(made);
+                state.lock().expect("no holder panics")[at] = Some(made);
             }
         });
     }
-    let (until, mut ticks) = (until(site), tokio::time::interval(LOOK));
+    let (until, mut ticks) = (until(site), tokio::time::interval(READ));
     let from = until - site.time();
     let mut ages = Vec::new();
     while now() < until {
         ticks.tick().await;
         if now() >= from {
-            let state = state.lock().expect("nobody panics with it");
+            let state = state.lock().expect("no holder panics");
             ages.extend(state.iter().flatten().map(|made| age_ms(*made)));
         }
     }

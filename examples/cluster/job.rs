@@ -1,5 +1,5 @@
-//! A background job that has to make room, and ends elsewhere without having lost a message: four processes under
-//! daemons of gang scheduling.
+//! Measures a background job of four processes under gang scheduling, which is preempted, moved to other daemons, and
+//! finished there without losing a message.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,35 +18,35 @@ use crate::daemons::parts::{self, number, runtime};
 use crate::daemons::stage::{Daemons, Stage};
 
 const RANKS: u16 = 4;
-/// Messages that each rank sends around the ring, and the processor time that each costs to make: a machine that does
-/// other things as well takes longer for all of it, and not for the rest alone.
+/// Messages that each rank sends around the ring, and the processor time to make one. Processor time keeps the share of
+/// each phase the same on a busy machine.
 const COUNT: u32 = 4_000;
 const WORK: Duration = Duration::from_micros(100);
-/// How many a rank sends before it has received as many less: all are about equally far.
+/// Most messages by which a rank's sent ones exceed its received ones, so that all ranks progress alike.
 const AHEAD: u32 = 64;
-/// How many rank 0 has sent when the other job comes, and what it says then.
+/// Messages that rank 0 has sent when the other job starts, and the line that it prints then.
 const COMES: u32 = COUNT / 2;
 const HALF: &str = "half of it";
-/// Seconds that the other job would take.
+/// Seconds that the other job would run.
 const OTHER: &str = "20";
 const SLICE_MS: f64 = 20.0;
-/// How long a rank that has nothing to do waits before it looks whether it is to be saved.
-const LOOK: Duration = Duration::from_millis(1);
-/// Longest that all of it may take.
+/// Interval at which an idle rank checks whether it is to be saved.
+const POLL: Duration = Duration::from_millis(1);
+/// Longest time of the contest.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
-/// How long the other job may take to get its first turn.
+/// Timeout for the other job's first turn.
 const PREEMPTED: Duration = Duration::from_secs(10);
 
-/// What a rank has done so far.
+/// Progress of a rank.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 struct Progress {
     sent: u32,
     received: u32,
-    /// Everything that was received, in its order.
+    /// Digest of the received messages, in their order.
     digest: u64,
 }
 
-/// Plays the part that this process was started for, if it was: a daemon, a front end, a rank.
+/// Runs the daemon, client or rank that this process was started as; returns false if it was none of them.
 pub(crate) fn play_part() -> bool {
     if parts::play_part() {
         return true;
@@ -65,7 +65,8 @@ pub(crate) fn play_part() -> bool {
     true
 }
 
-/// Has rank 0 run the job, and its daemons, on its own host: ms to its end moved, and begun anew.
+/// Has rank 0 run the job and its daemons on its own host. Returns the ms to the job's end if it is moved, and if it is
+/// begun anew.
 ///
 /// # Errors
 /// One line: a message was lost, or the job could not be run, saved or restored.
@@ -73,16 +74,16 @@ pub(crate) async fn contest(site: &Site<'_>) -> Result<Vec<f64>, String> {
     if site.rank > 0 {
         return Ok(Vec::new());
     }
-    // Removed with this future: whoever stops it leaves no files behind, and no processes of the thread's.
+    // Dropping this future removes the folder, so that a stopped contest leaves no files, and no processes that need them.
     let folder = tempfile::tempdir().map_err(|error| format!("a folder for it: {error}"))?;
     let path = folder.path().to_owned();
-    // It has runtimes of its own, which are none within this one.
+    // The measurement starts runtimes of its own, which must not run within this one.
     let measured = tokio::task::spawn_blocking(move || measure(&path)).await;
-    let (moved, anew) = measured.unwrap_or_else(|_| Err("its thread failed".into()))?;
+    let (moved, anew) = measured.unwrap_or_else(|_| Err("the measurement panicked".into()))?;
     Ok(vec![moved, anew])
 }
 
-/// Milliseconds to the job's end: moved, and begun anew.
+/// Measures the ms to the job's end if it is moved, and if it is begun anew.
 ///
 /// # Errors
 /// One line: a message was lost, or the job could not be run, saved or restored.
@@ -106,7 +107,7 @@ fn measure(folder: &Path) -> Result<(f64, f64), String> {
     let saved = folder.join("saved");
     here.save_and_end(number, &saved)?;
     let moved = began.elapsed();
-    // It would have no share of other nodes' processors.
+    // The other job ends here: on other nodes it would take no processor time.
     drop((job, other));
     let (ended, rest) = timed(|| said(there.restore(&saved)?.lines()?))?;
     let (anew, whole) = timed(|| said(there.run(RANKS, &["--be-ring"])?))?;
@@ -123,32 +124,32 @@ fn timed<T>(run: impl FnOnce() -> Result<T, String>) -> Result<(T, Duration), St
     Ok((value, began.elapsed()))
 }
 
-/// Waits until the first job has been stopped for the other one; its number.
+/// Waits until the first job has been preempted by the other one, and returns its number.
 fn is_preempted(here: &Stage) -> Result<u32, String> {
     let began = clock::now();
     while began.elapsed() < PREEMPTED {
         let jobs = here.listing()?.jobs;
         let first = jobs.iter().find(|line| line.command.contains("--be-ring"));
-        match first.ok_or("the job ended before the other one came")? {
+        match first.ok_or("the job ended before the other one started")? {
             line if line.preemptions > 0 => return Ok(line.job.0),
-            _ => std::thread::park_timeout(LOOK),
+            _ => std::thread::park_timeout(POLL),
         }
     }
     Err("the other job had no turn".into())
 }
 
-/// What the ranks of a ring say in the end, in the order of ranks; their front end's own line is the last.
+/// Returns the last lines of the ring's ranks, sorted by rank. The last of `lines` is the client's.
 fn said(mut lines: Vec<String>) -> Result<Vec<String>, String> {
     lines.pop();
     lines.retain(|line| line != HALF);
     lines.sort_unstable();
     match lines.len() == usize::from(RANKS) {
         true => Ok(lines),
-        false => Err(format!("{} of {RANKS} ranks came to their end", lines.len())),
+        false => Err(format!("{} of {RANKS} ranks ended", lines.len())),
     }
 }
 
-/// Takes processor time from everybody else.
+/// Uses a processor for `seconds`.
 fn other(seconds: f64) {
     let end = now() + Duration::from_secs_f64(seconds);
     while now() < end {
@@ -156,7 +157,7 @@ fn other(seconds: f64) {
     }
 }
 
-/// Takes processor time, whatever else has some.
+/// Uses [`WORK`] of this thread's processor time.
 fn work() {
     let used = || {
         let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -168,8 +169,8 @@ fn work() {
     }
 }
 
-/// One rank: computes, sends to the next one, and takes what has come from the one before; is saved between any two
-/// messages.
+/// Runs a rank: computes, sends messages to the next rank, and receives those of the one before. Can be saved between any
+/// two messages.
 async fn ring() -> Result<(), String> {
     let (_, mut channel) = join().await.map_err(|error| error.to_string())?;
     let mut snapshots = Snapshots::join().map_err(|error| error.to_string())?;
@@ -202,6 +203,6 @@ async fn ring() -> Result<(), String> {
             println!("{own} {} {:016x}", done.received, done.digest);
             return Ok(());
         }
-        let _ = tokio::time::timeout(LOOK, channel.room()).await;
+        let _ = tokio::time::timeout(POLL, channel.room()).await;
     }
 }

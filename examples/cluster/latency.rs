@@ -1,4 +1,4 @@
-//! Request and reply: the same code over tokio's TCP and over our streams of bytes.
+//! Measures request and reply, by the same code over tokio's TCP and over Midplane's byte streams.
 
 use bytes::Bytes;
 use midplane::simhw::host::Host;
@@ -16,14 +16,14 @@ use crate::stream;
 
 /// Bytes of a request.
 const BYTES: u8 = 64;
-/// Requests before those that count, unless they take a quarter of the time.
+/// Requests before the measured ones; a quarter of the time at most.
 const WARM_UP: u32 = 100;
 
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Rank 1 asks and rank 0 serves, or the other way round: rank 0 asks, for it has the numbers.
+/// Measures the median time of a request in us: rank 0 sends requests, rank 1 serves, other ranks do nothing.
 pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<Vec<f64>, String> {
     match (side, site.rank) {
         (Side::Ours, 0 | 1) => {
@@ -60,7 +60,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Vec<f64>, 
     Ok(Vec::new())
 }
 
-/// The median of what requests take, in us.
+/// Sends requests, and returns the median of their times, in us.
 async fn ask(
     site: &Site<'_>,
     mut stream: impl AsyncRead + AsyncWrite + Unpin,

@@ -1,11 +1,11 @@
-//! What the crates do for services, each beside plain TCP or UDP in the same run, on one small cluster.
+//! Compares the crates with plain TCP and UDP, in the same run on one small cluster.
 //!
 //! ```text
 //! cargo run --release --example cluster
 //! ```
 //!
-//! Run alone it starts a switch with a narrow port and three more processes on this host. Across hosts
-//! it is the same program with `--rank` and `--peers`; see `examples/nodes.md`.
+//! Without `--rank` this process starts a switch with a narrow port and three more ranks on this host. Across hosts, run
+//! the same program with `--rank` and `--peers`; see `examples/nodes.md`.
 
 mod arguments;
 mod bulk;
@@ -66,22 +66,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// This process's rank and everybody's address; `None` where it is to start the others.
+/// Returns this process's rank and all ranks' addresses; `None` if it is to start the other ranks.
 fn place(arguments: &Arguments) -> Result<Option<(u16, Vec<SocketAddr>)>, String> {
     let Some(place) = arguments.ranks.place()? else { return Ok(None) };
     if !(2..=16).contains(&place.size()) {
-        return Err(format!("--peers: 2 to 16 take part, not {}", place.size()));
+        return Err(format!("--peers: list 2 to 16 ranks, not {}", place.size()));
     }
     let wait = Duration::from_secs(arguments.wait);
     let peers = ranks::addresses(&place, wait)?;
     if place.rank == 0 {
-        // Where it hears of the others.
+        // Rank 0 accepts the other ranks' connections there: checks that the port is free.
         ranks::listen(peers[0])?;
     }
     Ok(Some((place.rank, peers)))
 }
 
-/// Takes this process's part; rank 0 has rows.
+/// Takes this process's part; only rank 0 returns rows.
 fn run(
     arguments: &Arguments,
     place: Option<(u16, Vec<SocketAddr>)>,
@@ -116,8 +116,8 @@ fn run(
             _ = tokio::signal::ctrl_c() => Err("stopped".into()),
         }
     });
-    // Reads that were given up must not hold the process.
+    // The process does not wait for blocking reads that were abandoned.
     runtime.shutdown_background();
-    // A process that could not do its part knows better why than who misses it.
+    // The error of the child that failed explains more than the time-out of those that wait for it.
     done.map_err(|what| children.iter_mut().find_map(Peer::complaint).unwrap_or(what))
 }

@@ -1,4 +1,4 @@
-//! The narrow port, as a process: a switch in software, and for TCP a relay that is as narrow.
+//! Runs the narrow port in a process: a switch in software for UDP, and a relay of the same rate and buffer for TCP.
 
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -13,17 +13,16 @@ use tokio::sync::Mutex;
 use crate::clock::now;
 use crate::fan_in::{LINK_MBPS, PORT_BYTES};
 
-/// Bytes of a segment, and what is around it on an Ethernet.
+/// Bytes of a TCP segment, and of the headers and gap around it on an Ethernet.
 const SEGMENT: usize = 1_460;
 const AROUND: usize = 78;
-/// What a late wake-up is made up for with, at most.
+/// Most time by which the relay may exceed its rate after a late wake-up.
 const CATCH_UP: Duration = Duration::from_millis(2);
 
-/// Is the switch at the first of `peers` for the others, and the relay to `target`, until standard
-/// input ends.
+/// Runs the switch at the first of `peers` for the others, and the relay to `target`, until standard input ends.
 ///
 /// # Errors
-/// One line.
+/// One line that names the address, or what the system refused.
 pub(crate) fn serve(mut peers: Vec<SocketAddr>, target: SocketAddr) -> Result<(), String> {
     let bind = peers.remove(0);
     let switch = SoftSwitch::start(SwitchConfig::new(bind, peers));
@@ -31,7 +30,7 @@ pub(crate) fn serve(mut peers: Vec<SocketAddr>, target: SocketAddr) -> Result<()
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
     std::thread::spawn(move || {
-        // However it ends, nobody needs the switch any more.
+        // After an end or an error of standard input no process uses the switch.
         let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
@@ -49,13 +48,12 @@ async fn relay(bind: SocketAddr, target: SocketAddr) -> std::io::Result<()> {
     loop {
         let (stream, _) = listener.accept().await?;
         let port = Arc::clone(&port);
-        // A connection that fails is over, as its ends find out.
+        // A relay that fails closes both connections, which their ends notice.
         tokio::spawn(async move { drop(forward(stream, target, port).await) });
     }
 }
 
-/// One connection's way through the port that all share: segment after segment, in the order in which
-/// they ask for it.
+/// Forwards one connection through the port that all share, segment by segment. `port` is the time at which it is free.
 async fn forward(
     mut from: TcpStream,
     target: SocketAddr,
@@ -74,7 +72,7 @@ async fn forward(
         *free = (*free).max(now() - CATCH_UP) + wire;
         to.write_all(&bytes[..length]).await?;
         let left = free.saturating_duration_since(now());
-        // The runtime's clock ticks in milliseconds.
+        // tokio's timers have a resolution of 1 ms.
         if left > Duration::from_millis(1) {
             tokio::time::sleep(left).await;
         }

@@ -1,4 +1,4 @@
-//! How far ours is ahead in each row, as bars.
+//! Draws the ratio of each row as a bar.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::rows::Row;
 
-/// Pixels of a row, of the picture's width, and of the words to the left.
+/// Pixels of a row's height, of the picture's width, and of the labels at the left.
 const HEIGHT: i32 = 34;
 const WIDTH: i32 = 900;
 const WORDS: i32 = 420;
-/// Blue and orange that everybody tells apart (Okabe and Ito).
+/// Blue and orange that color-blind readers can tell apart (Okabe and Ito).
 const AHEAD: RGBColor = RGBColor(0, 114, 178);
 const BEHIND: RGBColor = RGBColor(213, 94, 0);
 /// Ratios at the picture's edges, as powers of ten.
@@ -27,7 +27,7 @@ pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("--plot {}: {error}", path.display()))
 }
 
-/// Where a ratio is, from left to right.
+/// Returns the horizontal position of a ratio, in pixels.
 fn across(ratio: f64) -> i32 {
     let part = (ratio.log10().clamp(EDGES.0, EDGES.1) - EDGES.0) / (EDGES.1 - EDGES.0);
     WORDS + (part * f64::from(WIDTH - WORDS - 70)) as i32

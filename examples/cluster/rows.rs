@@ -1,4 +1,4 @@
-//! What rank 0 does: has everything measured in turns, and reports.
+//! Runs rank 0: has every row measured in turns, and reports.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -15,45 +15,46 @@ use crate::control::{Cluster, Leader};
 use crate::processes::{Peer, free_at};
 use crate::{picture, report};
 
-/// One row of the report; what there is no number for is null.
+/// One row of the report; a missing number is null in JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) what: &'static str,
     pub(crate) unit: &'static str,
-    /// Medians of the rounds.
+    /// Median of the rounds.
     pub(crate) ours: Option<f64>,
     pub(crate) theirs: Option<f64>,
     #[serde(flatten)]
     pub(crate) compared: Option<Compared>,
-    /// The least ratio with which the row holds.
+    /// Least ratio with which the row passes.
     pub(crate) wanted: f64,
     pub(crate) verdict: Verdict,
 }
 
-/// Less than one message in the measured time: what a goodput is at least taken for.
+/// Lower bound of a goodput in a ratio, in Mb/s: less than one message in the measured time.
 const LEAST_MBPS: f64 = 0.1;
 
-/// A NIC over UDP is a task of its host here, so that its barriers and sums are slower than TCP: 0.7 to 0.9 of its speed on
-/// two quiet cores. The bound finds what makes them slower still.
+/// Wanted ratio of barriers and sums. A NIC over UDP is a task of its host here, so they run at 0.7 to 0.9 of TCP's speed
+/// on two quiet cores. The bound detects changes that make them slower still.
 const BEHIND: f64 = 0.4;
-/// Tokens pass 10 KB messages in datagrams of 1,472 bytes, of which 48 are the frame's header, and wait for each other.
+/// Wanted ratio of fan-in by tokens to TCP. Messages of 10 KB are sent in datagrams of 1,472 bytes, of which 48 are the
+/// frame's header, and senders wait for tokens.
 const NEAR: f64 = 0.85;
 
-/// What a row compares.
+/// Comparison of a row.
 struct Comparison {
     question: Question,
     what: &'static str,
     unit: &'static str,
     ours: Contest,
     theirs: Contest,
-    /// Whether more is better.
+    /// True if more is better.
     more: bool,
-    /// The least ratio with which the row holds.
+    /// Least ratio with which the row passes.
     wanted: f64,
 }
 
 impl Comparison {
-    /// Of times: less is better.
+    /// Compares times: less is better.
     const fn faster(
         question: Question,
         (what, unit): (&'static str, &'static str),
@@ -63,18 +64,18 @@ impl Comparison {
         Self { question, what, unit, ours, theirs, more: false, wanted }
     }
 
-    /// Of goodputs into one receiver, in Mb/s.
+    /// Compares goodputs into one receiver, in Mb/s.
     const fn fan_in(what: &'static str, (ours, theirs): (Contest, Contest), wanted: f64) -> Self {
         Self { question: Question::FanIn, what, unit: "Mb/s", ours, theirs, more: true, wanted }
     }
 }
 
-/// Both sides of a contest.
+/// Returns both sides of a contest.
 fn sides(of: fn(Side) -> Contest) -> (Contest, Contest) {
     (of(Side::Ours), of(Side::Theirs))
 }
 
-/// All rows but the job's. The bounds are the same on one host and across several.
+/// Returns the comparisons of all rows. The bounds are the same on one host and across several.
 fn comparisons() -> Vec<Comparison> {
     let udp = Contest::FanInUdp;
     let (latency, bulk) = (sides(Contest::Latency), (Contest::Bulk, Contest::Bulk));
@@ -122,10 +123,10 @@ fn comparisons() -> Vec<Comparison> {
     ]
 }
 
-/// Everything, from meeting the others to the rows.
+/// Waits for the other ranks, measures everything, and returns the rows.
 ///
 /// # Errors
-/// One line: a rank is missing, or was lost.
+/// One line that names a missing or lost rank.
 pub(crate) async fn measure_all(
     arguments: &Arguments,
     peers: &[SocketAddr],
@@ -134,7 +135,7 @@ pub(crate) async fn measure_all(
     let listener = TcpListener::bind((ip, 0)).await;
     let listener = listener.map_err(|error| format!("--peers {ip}: {error}"))?;
     let here = listener.local_addr().map_err(|error| error.to_string())?;
-    // Nobody listens at the peers' own yet: they look free.
+    // The peers' own ports are not bound yet: they may be among the free ones.
     let mut free = free_at(ip, peers.len() + 1)?;
     free.retain(|address| !peers.contains(address));
     let switch = free.remove(0);
@@ -160,12 +161,12 @@ fn start_switch(at: SocketAddr, peers: &[SocketAddr], target: SocketAddr) -> Res
     Peer::start(&[format!("--serve-switch={target}"), "--peers=-".into()], &list)
 }
 
-/// What was measured so far.
+/// State of the measurements.
 struct Rounds<'a> {
     arguments: &'a Arguments,
     leader: &'a mut Leader,
     site: &'a Site<'a>,
-    /// Which contest of this cluster comes next.
+    /// Number of the next contest.
     number: u32,
     bar: ProgressBar,
 }
@@ -230,7 +231,7 @@ impl<'a> Rounds<'a> {
         self.number += 1;
         self.leader.begin(contest, number).await?;
         let numbers = contest.take_part(self.site, number).await;
-        // Who could not do its part knows better why than who misses it.
+        // The error of the rank that failed explains more than the time-out of those that wait for it.
         Ok(match self.leader.ended().await? {
             Some(why) => Err(why),
             None => numbers,
@@ -263,7 +264,7 @@ struct Document<'a> {
     rows: &'a [Row],
 }
 
-/// Reports, and says how the process is to end.
+/// Prints the report, and returns the exit code.
 pub(crate) fn finish(arguments: &Arguments, rows: &[Row], watch: &Watch) -> ExitCode {
     if let Some(path) = &arguments.plot
         && let Err(what) = picture::draw(path, rows)

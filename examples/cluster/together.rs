@@ -1,4 +1,4 @@
-//! A barrier and a sum of all: on the NICs, and over TCP between hosts.
+//! Measures a barrier and a sum over all ranks: on the NICs, and over TCP.
 
 use midplane::nicvm::collective::{self, COLLECTIVES, Collectives, Operation};
 use midplane::nicvm::messages::{MESSAGES, Messages};
@@ -13,7 +13,7 @@ use crate::claims::median;
 use crate::clock::now;
 use crate::contest::{Fabric, Side, Site, Work};
 
-/// Rounds that count, and those before them.
+/// Measured rounds, and rounds before them.
 const ROUNDS: u32 = 500;
 const WARM_UP: u32 = 20;
 
@@ -21,7 +21,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The median of what a barrier, or a sum, takes at rank 0, in us.
+/// Measures the median time of a barrier or a sum at rank 0, in us.
 pub(crate) async fn measure(
     site: &Site<'_>,
     side: Side,
@@ -50,7 +50,7 @@ pub(crate) async fn measure(
     Ok(vec![median(took)])
 }
 
-/// The sum of all ranks.
+/// Returns the sum of all ranks' numbers.
 fn expected(site: &Site<'_>) -> u64 {
     (0..u64::from(site.ranks())).sum()
 }
@@ -75,7 +75,7 @@ impl Work for OnNics {
             port.submit(&command).map_err(text)?;
             let done = port.completion().await.map_err(text)?;
             if done.status != Status::Done {
-                return Err(format!("it ended as {:?}", done.status));
+                return Err(format!("the collective ended with status {:?}", done.status));
             }
             let mut sum = [0; 8];
             memory.read(0, &mut sum).map_err(text)?;
@@ -90,7 +90,7 @@ impl Work for OnNics {
     }
 }
 
-/// A connection to every other rank.
+/// Connections to all other ranks, by rank.
 struct Mesh(Vec<Option<TcpStream>>);
 
 impl Mesh {
@@ -109,8 +109,8 @@ impl Mesh {
         Ok(Self(streams))
     }
 
-    /// Everybody's word, in as many steps as the logarithm of the ranks: each step doubles what a rank
-    /// knows (Bruck's exchange). Without words it is a barrier.
+    /// Gathers the words of all ranks in a logarithmic number of steps, each of which doubles the known words (Bruck's
+    /// exchange). Without words it is a barrier.
     async fn gather(&mut self, site: &Site<'_>, word: Option<u64>) -> Result<Vec<u64>, String> {
         let (own, ranks) = (usize::from(site.rank), usize::from(site.ranks()));
         let mut known: Vec<u64> = word.into_iter().collect();

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of the example.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use midplane::simhw::seal::Key;
 use crate::incast::setting::{Discard, EtrLead, Fabric, Mode, Setting};
 use crate::ranks::Ranks;
 
-/// Sizes that a comparison goes through: up to 10 KB, as in the paper's figures.
+/// Message sizes of a comparison, in bytes: up to 10 KB, as in the paper's figures.
 const SIZES: [u32; 6] = [64, 256, 600, 1_500, 4_096, 10_240];
-/// Numbers of senders that it goes through.
+/// Numbers of senders of a comparison.
 const SENDERS: [u16; 3] = [1, 2, 3];
 /// Most senders that can take turns on one link.
 const MAX_SENDERS: u64 = 127;
-/// Largest message: a hundred of them are posted at each sender.
+/// Bytes of the largest message; each sender posts a hundred messages at once.
 const MAX_MESSAGE: u64 = 1 << 20;
 
 const EXAMPLES: &str = "\
@@ -36,19 +36,20 @@ Examples:
   # The same, started by Slurm
   srun -N 3 incast --fabric udp --wait 60 --mode token --message-bytes 10240
 
-Exit code: 0 it ran; 1 a peer was lost on the way; 2 bad input, with one line that says which.";
+Exit code: 0 it ran; 1 a peer was lost; 2 bad input.";
 
-/// Many senders, one receiver, and a switch whose buffer is too small for them: the collapse, and
-/// what coordinating the senders does about it.
+/// Measure incast: many senders to one receiver through small buffers.
+///
+/// Compares goodput, loss and fairness without coordination, with tokens, and under Warp.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "incast", version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// What joins the nodes: virtual time, real sockets, or real sockets through a switch in
+    /// Choose the network: virtual time, real sockets, or real sockets through a switch in
     /// software
     #[arg(long, value_enum, default_value = "switch")]
     pub(crate) fabric: Fabric,
 
-    /// Who decides when a sender may send; every mode in turn unless given
+    /// Choose how senders are coordinated; every mode in turn unless given
     #[arg(long, value_enum)]
     mode: Option<Mode>,
 
@@ -64,24 +65,24 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MBPS", default_value_t = 100, value_parser = RangedU64ValueParser::<u32>::new().range(1..=100_000))]
     link_mbps: u32,
 
-    /// Bytes that each port of the switch holds, from 256 to 2^30
+    /// Bytes of buffer at each port of the switch, from 256 to 2^30
     #[arg(long, value_name = "BYTES", default_value_t = 32_768, value_parser = RangedU64ValueParser::<u32>::new().range(256..=1 << 30))]
     buffer_bytes: u32,
 
-    /// ATM cells that it holds instead; links then carry cells
+    /// ATM cells of buffer at each port instead, from 8 to 2^24; links then carry cells
     #[arg(long, value_name = "CELLS", conflicts_with = "buffer_bytes", value_parser = RangedU64ValueParser::<u32>::new().range(8..=1 << 24))]
     buffer_cells: Option<u32>,
 
-    /// What a full buffer drops: what does not fit, the rest of the message too, or whole messages
+    /// Choose what a full buffer drops: what does not fit, the rest of the message too, or whole messages
     /// early
     #[arg(long, value_enum, default_value = "tail")]
     discard: Discard,
 
-    /// How early mode token-etr releases a token: so many cells, or as hand-overs tell
+    /// Cells before the end of a message at which mode token-etr releases the token; auto measures hand-overs
     #[arg(long, value_name = "CELLS|auto", default_value = "auto")]
     etr_lead: EtrLead,
 
-    /// Ordinary traffic of one more node to the receiver, coordinated with nobody, in 10^6 bit/s
+    /// Uncoordinated traffic of one more node to the receiver, in 10^6 bit/s
     #[arg(long, value_name = "MBPS", default_value_t = 0, value_parser = RangedU64ValueParser::<u32>::new().range(0..=100_000))]
     background: u32,
 
@@ -89,15 +90,15 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0.5, value_parser = seconds)]
     seconds: f64,
 
-    /// What everything random is drawn from
+    /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// Prints one JSON document, at rank 0, and nothing else
+    /// Print one JSON document, at rank 0, and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Writes a picture of goodput over message size
+    /// Draw goodput over message size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
@@ -105,24 +106,24 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) ranks: Ranks,
 
-    /// Where the switch is, as host:port: with --fabric switch, across hosts
+    /// Address of the switch, with --fabric switch across hosts
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) switch: Option<String>,
 
-    /// Seals what crosses the network with the first of the keys in this file, one NUMBER:SECRET a
-    /// line with 64 hexadecimal digits; all are accepted. Without it the network is trusted
+    /// File of keys, one NUMBER:SECRET a line with 64 hexadecimal digits: the first seals all frames, all
+    /// are accepted. Without it frames are not sealed, and the network is trusted
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
 
-    /// Seconds to wait for peers that are not there yet
+    /// Seconds to wait for peers that are not up yet
     #[arg(long, default_value_t = 4.0, value_parser = seconds)]
     wait: f64,
 
-    /// Ends with its standard input
+    /// End when standard input does
     #[arg(long, hide = true)]
     pub(crate) child: bool,
 
-    /// Is the switch, at the first of the peers
+    /// Run the switch, at the first of the peers
     #[arg(long, hide = true)]
     pub(crate) serve_switch: bool,
 }
@@ -130,39 +131,39 @@ pub(crate) struct Arguments {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("it is a number from 0.01 to 3600".into()),
+        _ => Err("give a number from 0.01 to 3600".into()),
     }
 }
 
 impl Arguments {
-    /// The keys that frames are sealed with; none where the network is trusted.
+    /// Reads the keys of `--key`; returns none if the network is trusted.
     ///
     /// # Errors
-    /// One line, if there is no such file, or something else in it.
+    /// One line, if the file cannot be read, or has something else in it.
     pub(crate) fn keys(&self) -> Result<Vec<Key>, String> {
         let Some(path) = &self.key else { return Ok(Vec::new()) };
         let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
         if self.fabric == Fabric::Sim {
-            return Err(wrong(&"--fabric sim has no network to seal"));
+            return Err(wrong(&"leave it out; --fabric sim has no network to seal"));
         }
         let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
         let lines = text.lines().filter(|line| !line.trim().is_empty());
         let keys: Vec<Key> =
             lines.map(str::parse).collect::<Result<_, _>>().map_err(|error| wrong(&error))?;
-        if keys.is_empty() { Err(wrong(&"it has no key")) } else { Ok(keys) }
+        if keys.is_empty() { Err(wrong(&"the file has no key")) } else { Ok(keys) }
     }
 
-    /// How long to wait for peers.
+    /// Returns the time to wait for peers.
     pub(crate) fn wait(&self) -> Duration {
         Duration::from_secs_f64(self.wait)
     }
 
-    /// Whether several runs are compared.
+    /// Returns true if several runs are compared.
     pub(crate) fn is_comparison(&self) -> bool {
         self.mode.is_none() || self.message_bytes.is_none()
     }
 
-    /// The runs that are asked for; `senders` are those that the peers are, where there are any.
+    /// Returns the settings of all runs; `senders` is their number if `--peers` determines it.
     pub(crate) fn settings(&self, senders: Option<u16>) -> Vec<Setting> {
         let modes = self.mode.map_or_else(|| Mode::value_variants().to_vec(), |mode| vec![mode]);
         let counts =
@@ -198,16 +199,18 @@ impl Arguments {
         }
     }
 
-    /// How many senders `peers` nodes are.
+    /// Returns the number of senders among `peers` nodes.
     ///
     /// # Errors
-    /// One line, if they are none, or fewer than asked for.
+    /// One line, if there is no sender, or fewer than `--senders`.
     pub(crate) fn senders_among(&self, peers: usize) -> Result<u16, String> {
         let others = 1 + usize::from(self.background > 0);
         let most = peers.saturating_sub(others).min(MAX_SENDERS as usize);
         let wanted = self.senders.map_or(most, usize::from);
         match u16::try_from(wanted) {
-            Ok(0) => Err(format!("--peers: {peers} peers are no receiver and a sender")),
+            Ok(0) => {
+                Err(format!("--peers: {peers} peers; list a receiver and at least one sender"))
+            }
             Ok(senders) if wanted <= most => Ok(senders),
             _ => Err(format!(
                 "--senders: {wanted} senders need {} peers, not {peers}",
@@ -216,7 +219,7 @@ impl Arguments {
         }
     }
 
-    /// What a process that plays one part of `setting` is told.
+    /// Returns the options of a child process that plays one part of `setting`.
     pub(crate) fn for_child(&self, setting: &Setting) -> Vec<String> {
         let mut words = vec!["--child".to_owned(), "--json".into(), "--peers".into(), "-".into()];
         let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
@@ -242,7 +245,7 @@ impl Arguments {
     }
 }
 
-/// The word by which the command line calls a value.
+/// Returns the name of a value on the command line.
 fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A live run on this host: the switch and every node as a process of its own.
+//! Runs on this host over real sockets: the switch and all nodes are child processes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,13 +9,13 @@ use crate::incast::scenario::Failure;
 use crate::incast::setting::{Fabric, Setting};
 use crate::processes::{Peer, free_addresses};
 
-/// What the receiver of a run prints.
+/// Document that the receiver prints.
 #[derive(Debug, serde::Deserialize)]
 struct Document {
     runs: Vec<Run>,
 }
 
-/// Carries out `setting` with processes of this host.
+/// Carries out `setting` with child processes.
 pub(crate) fn run(arguments: &Arguments, setting: &Setting) -> Result<Run, Failure> {
     let mut addresses =
         free_addresses(usize::from(setting.nodes()) + 1).map_err(Failure::Stopped)?;
@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &Arguments, setting: &Setting) -> Result<Run, Failu
     };
     let receiver = start(0)?;
     let mut senders = (1..setting.nodes()).map(start).collect::<Result<Vec<_>, _>>()?;
-    // A process that could not do its part knows better why than the one that misses it.
+    // The error of the sender that failed explains more than the time-out of the receiver.
     let output = receiver.output().map_err(|what| {
         let complaint = senders.iter_mut().find_map(Peer::complaint);
         Failure::Stopped(complaint.unwrap_or(what))
@@ -58,7 +58,7 @@ fn start_switch(
     Peer::start(&words, addresses).map_err(Failure::Stopped)
 }
 
-/// Ends the switch, and adds what it has lost.
+/// Ends the switch, and adds its dropped frames to the run's.
 fn add_drops(run: &mut Run, mut switch: Peer) -> Result<(), Failure> {
     switch.close();
     let output = switch.output().map_err(Failure::Stopped)?;

@@ -1,13 +1,13 @@
-//! Many senders, one receiver: the collapse at a small switch, and its cure.
+//! Measures incast: many senders to one receiver through a switch with small buffers, without and with coordination.
 //!
 //! ```text
 //! cargo run --release --example incast
 //! cargo run --release --example incast -- --fabric sim --mode none --senders 3 --json
 //! ```
 //!
-//! Run alone it starts a switch, senders and a receiver as processes on this host, for every mode,
-//! 1 to 3 senders and messages of up to 10 KB, and prints goodput, loss and fairness of each. The
-//! figures are those of the DVCM paper's section 4.
+//! Without `--rank` this process starts a switch, senders and a receiver on this host, for every mode, 1 to 3 senders and
+//! messages of up to 10 KB. It prints goodput, loss and fairness of each. The figures are those of the DVCM paper's
+//! section 4.
 
 mod arguments;
 mod children;
@@ -49,14 +49,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// What came of it, as far as this process has anything to report.
+/// Runs that this process reports.
 struct Outcome {
     runs: Vec<Run>,
-    /// Whether this process carried out all of them.
+    /// True if this process carried out all runs.
     alone: bool,
 }
 
-/// Does what is asked for; only the receiver has anything to report.
+/// Carries out the command line; only the receiver has runs to report.
 fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
     if let Some(path) = &arguments.plot
         && !path.parent().is_none_or(|folder| folder == Path::new("") || folder.is_dir())
@@ -70,18 +70,20 @@ fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
     let runs = match arguments.ranks.place().map_err(Failure::Input)? {
         Some(place) => take_part(arguments, &place)?,
         None if arguments.switch.is_some() => {
-            return Err(Failure::Input("--switch: say with --rank and --peers who uses it".into()));
+            return Err(Failure::Input(
+                "--switch: name this host's place with --rank and --peers".into(),
+            ));
         }
         None => return compare(arguments).map(|runs| Outcome { runs, alone: true }),
     };
     Ok(Outcome { runs, alone: false })
 }
 
-/// All runs that are asked for, carried out from here.
+/// Carries out all runs from this process.
 fn compare(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
     arguments.keys().map_err(Failure::Input)?;
     let settings = arguments.settings(None);
-    // Drawn on a terminal only.
+    // The bar is only drawn on a terminal.
     let bar = ProgressBar::new(settings.len() as u64);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}");
     bar.set_style(style.expect("a constant"));
@@ -98,7 +100,7 @@ fn compare(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
     Ok(runs)
 }
 
-/// All runs that are asked for, as one of their nodes.
+/// Carries out all runs as one of their nodes.
 fn take_part(arguments: &Arguments, place: &launch::Place) -> Result<Vec<Run>, Failure> {
     if arguments.child {
         processes::end_with_parent();
@@ -114,15 +116,23 @@ fn take_part(arguments: &Arguments, place: &launch::Place) -> Result<Vec<Run>, F
         ));
     }
     let switch = match (arguments.fabric, &arguments.switch) {
-        (Fabric::Sim, _) => return input("--fabric sim: it is one process; start one".into()),
-        (Fabric::Udp, Some(_)) => return input("--switch: --fabric udp has none".into()),
+        (Fabric::Sim, _) => {
+            return input("--fabric sim: start one process, without --rank and --peers".into());
+        }
+        (Fabric::Udp, Some(_)) => {
+            return input("--switch: leave it out; --fabric udp has none".into());
+        }
         (Fabric::Udp, None) => None,
         (Fabric::Switch, None) => {
-            return input("--switch: say where it is, or use --fabric udp".into());
+            return input("--switch: give its host:port, or use --fabric udp".into());
         }
         (Fabric::Switch, Some(at)) => {
             let found = resolve_peers(std::slice::from_ref(at));
-            let found = found.map_err(|_| Failure::Input(format!("--switch {at}: is unknown")))?;
+            let found = found.map_err(|_| {
+                Failure::Input(format!(
+                    "--switch {at}: it must be host:port with a host that resolves"
+                ))
+            })?;
             Some(found[0])
         }
     };
@@ -141,7 +151,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::stopped)
 }
 
-/// Is the switch until standard input ends; prints what it has lost.
+/// Runs the switch until standard input ends, then prints its dropped frames by cause.
 fn serve(arguments: &Arguments, peers: &[String]) -> Result<(), Failure> {
     let setting = arguments.settings(None).remove(0);
     let mut peers =
@@ -152,7 +162,7 @@ fn serve(arguments: &Arguments, peers: &[String]) -> Result<(), Failure> {
         .profile(setting.switch())
         .seed(setting.seed);
     let switch = SoftSwitch::start(config).map_err(|error| Failure::Input(error.to_string()))?;
-    // However it ends, nobody needs the switch any more.
+    // After an end or an error of standard input no process uses the switch.
     let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
     let counters = runtime()?.block_on(switch.shutdown());
     let drops: BTreeMap<&str, u64> =
@@ -166,7 +176,7 @@ struct Document<'a> {
     runs: &'a [Run],
 }
 
-/// Reports, and says how the process is to end.
+/// Prints the report, and returns the exit code.
 fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode {
     if runs.is_empty() {
         return ExitCode::SUCCESS;

@@ -1,4 +1,4 @@
-//! The report that people read, and the picture.
+//! Formats the report as text, and draws the plot.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::incast::run::Run;
 use crate::incast::setting::{Fabric, Mode};
 use crate::plot::{Line, Panel, draw};
 
-/// A line for each run.
+/// Formats a table with a line for each run.
 pub(crate) fn table(runs: &[Run]) -> String {
     let mut text = String::new();
     if let Some(first) = runs.first() {
@@ -58,13 +58,13 @@ pub(crate) fn table(runs: &[Run]) -> String {
             run.control_messages
         );
         if !run.lost_ranks.is_empty() {
-            let _ = writeln!(text, "          lost on the way: rank {:?}", run.lost_ranks);
+            let _ = writeln!(text, "          lost during the run: rank {:?}", run.lost_ranks);
         }
     }
     text
 }
 
-/// The word for a value in JSON.
+/// Returns the name of a value in JSON.
 fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|v| v.as_str().map(Into::into)).unwrap_or_default()
 }

@@ -1,5 +1,4 @@
-//! A live run on this host: this process is rank 0, the switch and all others are processes of their
-//! own.
+//! Runs on this host over real sockets: this process is rank 0; the switch and the other ranks are child processes.
 
 use std::net::SocketAddr;
 
@@ -10,7 +9,7 @@ use super::processes::{Peer, free_addresses};
 use super::rank::{Job, Outcome};
 use super::setting::Fabric;
 
-/// Carries out a run with processes of this host.
+/// Carries out a run with child processes.
 pub(crate) fn run(arguments: &Arguments, job: &Job) -> Result<Outcome, Failure> {
     let setting = &job.setting;
     let mut addresses =
@@ -33,7 +32,7 @@ pub(crate) fn run(arguments: &Arguments, job: &Job) -> Result<Outcome, Failure> 
     }
     let place = Place { rank: 0, peers: addresses, switch: has_switch.then_some(at_switch) };
     let outcome = crate::runtime()?.block_on(take_part(job.clone(), &place));
-    // A process that could not do its part knows better why than those that miss it.
+    // The error of the process that failed explains more than the time-out of those that wait for it.
     let complaints = (1_u16..).zip(&mut ranks).filter_map(|(rank, process)| {
         process.complaint().map(|what| Failure::Stopped(format!("rank {rank}: {what}")))
     });

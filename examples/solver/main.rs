@@ -1,14 +1,14 @@
-//! Linear systems by asynchronous iteration, over a network that is too small for them.
+//! Solves linear systems by asynchronous iteration over a congested network.
 //!
 //! ```text
 //! cargo run --release --example solver
 //! cargo run --release --example solver -- --fabric sim --control warp+csend --background 0.5 --json
 //! ```
 //!
-//! Ranks compute their unknowns with whatever they have heard of the others', and send what they
-//! computed. Without control the network fills with values that are stale when they arrive; under
-//! Warp fewer messages carry more and newer values. Run alone it starts a switch and the ranks as
-//! processes on this host. The figures are those of Heddaya and Park (1994), section 5.3.
+//! Ranks compute their unknowns from the latest received values of the others', and send the results. Without control
+//! the network fills with values that are stale when they arrive. Under Warp fewer messages carry more and newer values.
+//! Without `--rank` this process starts a switch and the ranks on this host. The figures are those of Heddaya and Park
+//! (1994), section 5.3.
 
 mod children;
 
@@ -50,14 +50,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// What came of it, as far as this process has anything to report.
+/// Runs that this process reports.
 struct Outcome {
     runs: Vec<Run>,
-    /// Whether this process carried out all of them.
+    /// True if this process carried out all runs.
     alone: bool,
 }
 
-/// Does what is asked for; only rank 0 has anything to report.
+/// Carries out the command line; only rank 0 has runs to report.
 fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
     let input = |what: String| Err(Failure::Input(what));
     if let Some(path) = &arguments.plot
@@ -70,12 +70,12 @@ fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
         return Ok(Outcome { runs: Vec::new(), alone: false });
     }
     let place = arguments.places.place().map_err(Failure::Input)?;
-    // The list of peers came on standard input; what follows on it is its end.
+    // Standard input had the list of peers; its end is the signal to exit.
     if arguments.child {
         processes::end_with_parent();
     }
     if place.is_none() && arguments.switch.is_some() {
-        return input("--switch: say with --rank and --peers who uses it".into());
+        return input("--switch: name this host's place with --rank and --peers".into());
     }
     let problem = Arc::new(problem::read(arguments).map_err(Failure::Input)?);
     match place {
@@ -84,21 +84,21 @@ fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
     }
 }
 
-/// The runs that are asked for, where the ranks have something to do.
+/// Returns the settings of all runs, if each rank has at least one unknown.
 fn settings(arguments: &Arguments, ranks: u16, problem: &Linear) -> Result<Vec<Setting>, Failure> {
     let unknowns = problem.unknowns();
     if unknowns < usize::from(ranks) {
-        let what = format!("--ranks {ranks}: there are {unknowns} unknowns to deal out");
+        let what = format!("--ranks {ranks}: must be at most {unknowns}, the number of unknowns");
         return Err(Failure::Input(what));
     }
     Ok(arguments.settings(ranks, unknowns, problem::number(problem)))
 }
 
-/// All runs that are asked for, carried out from here.
+/// Carries out all runs from this process.
 fn compare(arguments: &Arguments, problem: &Arc<Linear>) -> Result<Outcome, Failure> {
     let settings = settings(arguments, arguments.ranks(), problem)?;
     let direct = problem::solve_directly(problem);
-    // Drawn on a terminal only.
+    // The bar is only drawn on a terminal.
     let bar = progress(settings.len() as u64);
     let mut runs = Vec::new();
     for (at, setting) in settings.into_iter().enumerate() {
@@ -133,7 +133,7 @@ fn progress(length: u64) -> ProgressBar {
     bar
 }
 
-/// One run, as one of its nodes.
+/// Carries out one run as one of its ranks.
 fn take_part(
     arguments: &Arguments,
     place: &launch::Place,
@@ -143,7 +143,7 @@ fn take_part(
     let ranks = arguments.ranks_among(place.size()).map_err(Failure::Input)?;
     let mut settings = settings(arguments, ranks, problem)?;
     if settings.len() != 1 {
-        return input("--control: say which, across hosts one run is carried out");
+        return input("--control: name one; across hosts there is one run");
     }
     let setting = Arc::new(settings.remove(0));
     let (rank, nodes) = (place.rank, setting.nodes());
@@ -152,15 +152,21 @@ fn take_part(
         return Err(Failure::Input(what));
     }
     let switch = match (arguments.fabric, &arguments.switch) {
-        (Fabric::Sim, _) => return input("--fabric sim: it is one process; start one"),
-        (Fabric::Udp, Some(_)) => return input("--switch: --fabric udp has none"),
+        (Fabric::Sim, _) => {
+            return input("--fabric sim: start one process, without --rank and --peers");
+        }
+        (Fabric::Udp, Some(_)) => return input("--switch: leave it out; --fabric udp has none"),
         (Fabric::Udp, None) => None,
         (Fabric::Switch, None) => {
-            return input("--switch: say where it is, or use --fabric udp");
+            return input("--switch: give its host:port, or use --fabric udp");
         }
         (Fabric::Switch, Some(at)) => {
             let found = resolve_peers(std::slice::from_ref(at));
-            let found = found.map_err(|_| Failure::Input(format!("--switch {at}: is unknown")))?;
+            let found = found.map_err(|_| {
+                Failure::Input(format!(
+                    "--switch {at}: it must be host:port with a host that resolves"
+                ))
+            })?;
             Some(found[0])
         }
     };
@@ -179,12 +185,12 @@ fn take_part(
     Ok(Outcome { runs: run.into_iter().collect(), alone: false })
 }
 
-/// A runtime for one node.
+/// Creates a runtime for one node.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::stopped)
 }
 
-/// Is the switch until standard input ends.
+/// Runs the switch until standard input ends.
 fn serve(arguments: &Arguments) -> Result<(), Failure> {
     let peers = arguments.places.peers.read().map_err(Failure::Input)?;
     let mut peers =
@@ -197,7 +203,7 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
         .profile(setting.switch())
         .seed(setting.seed);
     let switch = SoftSwitch::start(config).map_err(|error| Failure::Input(error.to_string()))?;
-    // However it ends, nobody needs the switch any more.
+    // After an end or an error of standard input no process uses the switch.
     let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
     runtime()?.block_on(switch.shutdown());
     Ok(())
@@ -208,7 +214,7 @@ struct Document<'a> {
     runs: &'a [Run],
 }
 
-/// Reports, and says how the process is to end.
+/// Prints the report, and returns the exit code.
 fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode {
     if runs.is_empty() {
         return ExitCode::SUCCESS;

@@ -1,4 +1,4 @@
-//! Completions for shells, and manual pages.
+//! `midplane completions` and `midplane man`: shell completions and manual pages.
 
 use std::io::stdout;
 use std::path::PathBuf;
@@ -10,37 +10,40 @@ use midplane_kit::report;
 
 use crate::Cli;
 
-/// Print a shell's completions of this command.
+/// Print completions of this command for a shell.
 ///
 /// For bash: midplane completions bash > ~/.local/share/bash-completion/completions/midplane
 #[derive(Args, Debug)]
 pub(crate) struct Completions {
-    /// The shell
+    /// Shell that will read them
     shell: Shell,
 }
 
-/// Write a manual page for each command.
+/// Write a manual page for each command into a folder.
 ///
-/// Then: man -l FOLDER/midplane.1
+/// To read one: man -l FOLDER/midplane.1, or, in a folder man1 of MANPATH, man midplane-gang-run
 #[derive(Args, Debug)]
 pub(crate) struct Man {
-    /// The folder; it is made
+    /// Folder for the pages, made if it is missing
     folder: PathBuf,
 }
 
-/// Prints completions.
+/// Prints completions on standard output.
 pub(crate) fn completions(arguments: &Completions) -> ExitCode {
     clap_complete::generate(arguments.shell, &mut Cli::command(), "midplane", &mut stdout());
     ExitCode::SUCCESS
 }
 
-/// Writes manual pages.
+/// Writes the manual pages.
 pub(crate) fn man(arguments: &Man) -> ExitCode {
     let folder = &arguments.folder;
     let written = std::fs::create_dir_all(folder)
         .and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
     match written {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(&format!("{}: {error}", folder.display()), report::BAD_INPUT),
+        Err(error) => report::fail(
+            &format!("{}: {error}; name a folder that can be written", folder.display()),
+            report::BAD_INPUT,
+        ),
     }
 }

@@ -1,4 +1,4 @@
-//! Gang scheduling: its daemons, and the front end that runs jobs, lists them, ends them, draws their slices.
+//! `midplane gang`: the daemons of gang scheduling, and the client that runs, lists, saves and ends jobs.
 
 mod arguments;
 mod daemon;
@@ -18,7 +18,7 @@ use midplane::gang::names::JobId;
 pub(crate) use arguments::Arguments;
 use arguments::What;
 
-/// One line, and the exit code.
+/// Error: one line, and the exit code.
 pub(crate) struct Failure(pub(crate) String, pub(crate) u8);
 
 impl From<FrontError> for Failure {
@@ -41,7 +41,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
     };
     let result = runtime.block_on(carry_out(&arguments));
-    // Nobody waits for a key that is never pressed.
+    // The task that reads standard input blocks until a key is pressed: it is not waited for.
     runtime.shutdown_background();
     match result {
         Ok(code) => ExitCode::from(code),
@@ -64,7 +64,7 @@ async fn carry_out(arguments: &Arguments) -> Result<u8, Failure> {
             ask(&socket, &request).await?;
             Ok(0)
         }
-        What::Daemon(_) => unreachable!("it is started before"),
+        What::Daemon(_) => unreachable!("`main` handles it"),
         What::Trace { file } => trace(&socket, file).await,
     }
 }

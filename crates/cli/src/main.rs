@@ -1,6 +1,7 @@
-//! `midplane`: runs switches, NICs and gang scheduling; plans, traces and searches for faults.
+//! The `midplane` command, a file a subcommand.
 
 mod complete;
+mod doctor;
 #[cfg(target_os = "linux")]
 mod gang;
 #[cfg(target_os = "linux")]
@@ -15,9 +16,21 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Runs and inspects Midplane's fabric: switches, NICs, gang scheduling, plans, traces.
+const EXAMPLES: &str = "\
+Start here:
+  midplane doctor                          test what this machine offers
+  midplane gang daemon                     run jobs that take turns: the daemon,
+  midplane gang run --ranks 4 -- COMMAND   and in another terminal, a job of four ranks
+  midplane nic demo                        upgrade an extension on six running NICs
+  midplane swarm --seeds 100               test 100 simulated clusters against their invariants
+
+Exit code: 0 done; 1 something failed; 2 bad input; more in each command's --help.";
+
+/// Run, measure and test Midplane's fabric: NICs, switches, jobs, paths, plans.
+///
+/// Each command has --help with examples. Most have --json, which prints one JSON document.
 #[derive(Debug, Parser)]
-#[command(name = "midplane", version, arg_required_else_help = true)]
+#[command(name = "midplane", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -34,12 +47,13 @@ enum Command {
     Path(path::Arguments),
     Trace(trace::Arguments),
     Swarm(swarm::Arguments),
+    Doctor(doctor::Arguments),
     Completions(complete::Completions),
     Man(complete::Man),
 }
 
 fn main() -> ExitCode {
-    // The small process that starts each rank of a job is this program, too.
+    // A gang daemon starts each rank of a job, and its reaper, through this program.
     #[cfg(target_os = "linux")]
     midplane::gang::live::stub::play_part();
     let cli = match midplane_kit::command_line::parse::<Cli>(std::env::args_os()) {
@@ -56,6 +70,7 @@ fn main() -> ExitCode {
         Command::Path(arguments) => path::main(arguments),
         Command::Trace(arguments) => trace::main(arguments),
         Command::Swarm(arguments) => swarm::main(arguments),
+        Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Completions(arguments) => complete::completions(&arguments),
         Command::Man(arguments) => complete::man(&arguments),
     }

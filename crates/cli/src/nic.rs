@@ -1,4 +1,4 @@
-//! NICs: daemons that lend ports to other processes, and nodes whose extensions are installed while they run.
+//! `midplane nic`: daemons that serve ports to other processes, and nodes whose extensions are installed at run time.
 
 mod control;
 mod daemon;
@@ -8,29 +8,32 @@ mod orders;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  # Six nodes on this host; then a module under number 16, everywhere at once
-  midplane nic node --nodes 6
-  midplane nic install 16 limiter.wat --policy roll-back --node 127.0.0.1:24700
-
-  # The version before, everywhere at once
-  midplane nic rollback 16 --node 127.0.0.1:24700
-
-  # A NIC whose ports other processes of this user map
-  midplane nic daemon --rank 0 --peers hosts.txt
-
-  # Installed, upgraded, rolled back, refused and failed, on six nodes that it starts and ends
+  # Install, upgrade, roll back and take down an extension on six nodes, started and ended by this command
   midplane nic demo
 
-Exit code: 0 done; 1 a node refused, was lost, or did not do what it should; 2 bad input.";
+  # Start six nodes on this host; prints their addresses
+  midplane nic node --nodes 6
 
-/// Run NICs, and install extensions on them: on all nodes or on none.
+  # Install an extension that is built in, under number 16, on all nodes, through one of the printed addresses
+  echo 'native: counter 1' > counter
+  midplane nic install 16 counter --node HOST:PORT
+
+  # Return all nodes to the version before
+  midplane nic rollback 16 --node HOST:PORT
+
+  # Serve a NIC whose ports other processes of this user map
+  midplane nic daemon --rank 0 --peers hosts.txt
+
+Exit code: 0 done; 1 a node refused, was lost, or failed; 2 bad input.";
+
+/// Run NICs, and install extensions on all nodes or on none.
 ///
-/// Any node takes the order and coordinates. Numbers from 16 on are free for extensions of yours.
-#[derive(Debug, Parser)]
+/// Any node accepts an order, and coordinates it with the others. Numbers from 16 on are free for your extensions.
+#[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]

@@ -1,13 +1,12 @@
-//! What a path is like: how long a packet may be, and what each stage of it takes.
+//! `midplane path`: measures the longest packet of a path, and the time that each of its stages takes.
 //!
 //! ```text
 //! midplane path
 //! ```
 //!
-//! Frames whose hop limit ends at a switch come back from there with a stamp, so that each stage of a
-//! path can be told from the next, as pathchar does with routers. Alone it starts a switch in
-//! software and the host behind it in this process, and compares what it finds with the switch's
-//! model.
+//! A frame whose hop limit ends at a switch comes back from there with a stamp. So each stage of a path is measured apart
+//! from the next, as pathchar does with routers. Without `--rank` this process starts a switch in software and the host
+//! behind it, and compares the measured stages with the switch's model.
 
 mod prober;
 
@@ -16,7 +15,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::Args;
 use midplane::pipeline::estimate::hops;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::LinkProfile;
@@ -26,50 +25,53 @@ use midplane::simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig, UdpNic, path_mtu
 use serde::Serialize;
 
 use claims::{Verdict, Watch};
-use prober::{Mirror, Prober, Way};
+use prober::{Mirror, ProbedPath, Prober};
 
-/// Time that the search for the packet's length takes.
+/// Time of the search for the longest packet.
 const SEARCH: Duration = Duration::from_millis(200);
-/// Bytes of probes: above what Ethernet pads, below what IP cuts.
+/// Least and most bytes of a probe: above Ethernet's shortest packet, below its longest.
 const SIZES: (f64, f64) = (64.0, 1_400.0);
 /// Bytes of a datagram over IPv4 in an Ethernet packet.
 const ETHERNET: usize = 1_472;
-/// What a stage may be off by: the machine's other work shows in every probe.
+/// Largest relative error of a stage's time: other work of the machine delays probes.
 const TOLERANCE: f64 = 0.25;
 
 const EXAMPLES: &str = "\
 Examples:
   # A switch with links of 50 Mb/s, in this process
-  path --link-mbps 50
+  midplane path --link-mbps 50
 
-  # On two hosts and a switch (see switchd), with peers.txt holding one host:port a line
-  path --rank 1 --peers peers.txt --switch 10.0.0.9:7000
-  path --rank 0 --peers peers.txt --switch 10.0.0.9:7000
+  # Between two hosts, through a third one that runs `midplane switch`; peers.txt has one host:port a line
+  midplane path --rank 1 --peers peers.txt --switch 10.0.0.9:7000     # on the second: answers until Ctrl-C
+  midplane path --rank 0 --peers peers.txt --switch 10.0.0.9:7000     # on the first: measures
 
-Exit code: 0 the stages are as the switch's model says (alone), or were measured; 1 they are not, or nothing
-answered; 2 bad input; 3 they are not, and the machine was too busy to say why. With fewer than 3 repeats, or
-built without optimization, nothing is judged.";
+Exit code: 0 measured, and without --rank within 25 % of the switch's model; 1 rank 1 did not answer, or the stages
+differ from the model; 2 bad input; 3 they differ, and the machine was too busy to say why. With fewer than 3
+--repeats, or in a build without optimization, nothing is compared with the model.";
 
-/// What a path is like: its longest packet, and its stages. Rank 0 asks, rank 1 answers until Ctrl-C.
-#[derive(Debug, Parser)]
-#[command(name = "path", version, after_help = EXAMPLES)]
+/// Measure the longest packet of a path, and the time of each of its stages.
+///
+/// Rank 0 measures; rank 1 answers until Ctrl-C. Without --rank, measures a switch that this process starts, and compares
+/// the result with the switch's model.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     ranks: ranks::Ranks,
 
-    /// Where the switch is, as host:port; without it the two are joined directly
+    /// Address of the switch between the two hosts; none if not given
     #[arg(long, value_name = "HOST:PORT")]
     switch: Option<String>,
 
-    /// Alone: rate of the switch's links, in 10^6 bit/s, from 1 to 1000
+    /// Without --rank: rate of the switch's links, in 10^6 bit/s, from 1 to 1000
     #[arg(long, value_name = "MBPS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     link_mbps: u32,
 
-    /// Probes of each size and hop, of which the fastest counts, from 1 to 1000
+    /// Probes of each size to each hop, of which the fastest counts, from 1 to 1000
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     repeats: u32,
 
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
@@ -83,18 +85,18 @@ struct Stage {
 #[derive(Debug, Serialize)]
 struct Document {
     repeats: u32,
-    /// Alone: the rate of the model's links.
+    /// Without --rank: rate of the model's links.
     link_mbps: Option<u32>,
-    /// Longest datagram that the way to the next hop lets through whole, in bytes.
+    /// Bytes of the longest datagram that reaches the next hop unfragmented.
     path_mtu_bytes: Option<usize>,
     stages: Vec<Stage>,
-    /// What the model says of each stage.
+    /// Time of a byte in each stage of the model.
     expected_us_per_byte: Option<f64>,
-    /// Alone: whether the stages are the model's.
+    /// Without --rank: comparison of the stages with the model.
     verdict: Option<Verdict>,
 }
 
-/// Why there is no report.
+/// Error: bad input, or a path that does not answer.
 enum Failure {
     Input(String),
     Lost(String),
@@ -116,33 +118,39 @@ fn conduct(arguments: &Arguments) -> Result<Option<Document>, Failure> {
     let _inside = runtime.enter();
     let Some(place) = arguments.ranks.place().map_err(Failure::Input)? else {
         if let Some(switch) = &arguments.switch {
-            return Err(Failure::Input(format!("--switch {switch}: say with --rank who uses it")));
+            return Err(Failure::Input(format!(
+                "--switch {switch}: name this host's place with --rank and --peers"
+            )));
         }
         return alone(arguments).map(Some);
     };
     let input = |what: String| Err(Failure::Input(what));
     if place.size() != 2 {
-        return input(format!("--peers: {} peers; a path has two ends", place.size()));
+        return input(format!("--peers: {} peers; list the two ends of the path", place.size()));
     }
     let peers = ranks::addresses(&place, Duration::from_secs(4)).map_err(Failure::Input)?;
     let switch = match &arguments.switch {
         None => None,
         Some(at) => match resolve_peers(std::slice::from_ref(at)) {
             Ok(found) => Some(found[0]),
-            Err(_) => return input(format!("--switch {at}: is unknown; it must be host:port")),
+            Err(_) => {
+                return input(format!(
+                    "--switch {at}: it must be host:port with a host that resolves"
+                ));
+            }
         },
     };
     let line = LinkProfile::plain(LineRate::mbps(100_000), Duration::ZERO);
     if place.rank == 1 {
         let _mirror = start(1, &peers, switch, line, Mirror)?;
-        // A system without signals has no Ctrl-C to wait for.
+        // An error means that this system has no Ctrl-C to wait for.
         let _ = runtime.block_on(tokio::signal::ctrl_c());
         return Ok(None);
     }
     ask(arguments, &peers, switch, line).map(Some)
 }
 
-/// The path through a switch in this process.
+/// Measures the path through a switch in this process.
 fn alone(arguments: &Arguments) -> Result<Document, Failure> {
     let free: std::io::Result<Vec<SocketAddr>> = (0..3)
         .map(|_| UdpSocket::bind("127.0.0.1:0"))
@@ -159,9 +167,9 @@ fn alone(arguments: &Arguments) -> Result<Document, Failure> {
     let _mirror = start(1, &peers, Some(at), link, Mirror)?;
     let mut document = ask(arguments, &peers, Some(at), link)?;
     let expected = rate.nanos_for(1_000_000) as f64 / 1e9;
-    let near = |stage: &Stage| (stage.us_per_byte / expected - 1.0).abs() <= TOLERANCE;
-    let holds = document.stages.len() == 2 && document.stages.iter().all(near);
-    // The fastest probe counts: there is no anchor whose rounds could differ.
+    let is_close = |stage: &Stage| (stage.us_per_byte / expected - 1.0).abs() <= TOLERANCE;
+    let holds = document.stages.len() == 2 && document.stages.iter().all(is_close);
+    // The ratio 1 stands for equal rounds: only the fastest probe counts.
     document.verdict = Some(Verdict::of(holds, arguments.repeats as usize, 1.0));
     document.link_mbps = Some(arguments.link_mbps);
     document.expected_us_per_byte = Some(expected);
@@ -175,7 +183,7 @@ fn start(
     line: LinkProfile,
     firmware: impl midplane::simhw::hardware::Firmware + Send + 'static,
 ) -> Result<UdpNic, Failure> {
-    // Each probe is one datagram, whatever the path makes of it.
+    // One datagram carries a whole probe; IP may fragment it.
     let config = UdpConfig::new(NodeId(node), peers.to_vec()).datagram_bytes(ETHERNET);
     let mut config = config.line(line);
     if let Some(switch) = switch {
@@ -194,9 +202,10 @@ fn ask(
     let path_mtu_bytes = path_mtus(&[switch.unwrap_or(peers[1])], SEARCH)[0];
     let (prober, answers) = Prober::new();
     let nic = start(0, peers, switch, line, prober)?;
-    let mut way = Way::new(&nic.host(), answers).map_err(|what| Failure::Lost(what.to_string()))?;
+    let mut path =
+        ProbedPath::new(&nic.host(), answers).map_err(|what| Failure::Lost(what.to_string()))?;
     let count = if switch.is_some() { 2 } else { 1 };
-    let found = hops(&mut way, count, SIZES, arguments.repeats as usize)
+    let found = hops(&mut path, count, SIZES, arguments.repeats as usize)
         .map_err(|error| Failure::Lost(format!("rank 1 did not answer: {error}")))?;
     let stages = found.stages().iter().map(|stage| Stage {
         overhead_us: stage.overhead().get(),

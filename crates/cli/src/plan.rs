@@ -1,4 +1,4 @@
-//! Plans of fragments for messages through pipelines.
+//! `midplane plan`: plans the fragments of messages through pipelines.
 
 mod document;
 
@@ -10,25 +10,27 @@ use clap::Args;
 use midplane_kit::gantt;
 use midplane_kit::report::{BAD_INPUT, fail, print_json};
 
-/// Plan the fragments of messages through pipelines: JSON on standard input, JSON on standard output.
+/// Plan the fragments of messages through pipelines.
 ///
-/// Reads {"pipelines":[..]}, writes {"plans":[..]} in the same order.
+/// Reads a JSON document {"pipelines":[..]} from standard input, and prints {"plans":[..]} in the same order.
 #[derive(Args, Debug)]
-#[command(after_long_help = HELP)]
+#[command(after_help = SHORT_HELP, after_long_help = HELP)]
 pub(crate) struct Arguments {
-    /// Draw a Gantt chart of the first plan, as SVG; with a name that ends in .json, as a trace for Perfetto
-    #[arg(long, value_name = "FILE.svg")]
+    /// Draw the first plan as a Gantt chart (.svg) or a trace for Perfetto (.json)
+    #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
-const HELP: &str = r#"A pipeline and what is asked of it:
+const SHORT_HELP: &str = "Document and example: midplane plan --help";
 
-  {"stages": [{"overhead_us": 7.2, "us_per_byte": 0.0072}, ..],   in the order of the way; at least one
+const HELP: &str = r#"A pipeline and its message:
+
+  {"stages": [{"overhead_us": 7.2, "us_per_byte": 0.0072}, ..],   in their order; at least one
    "bytes": 4096,                                                 the message
    "planner": "auto",              fixed | ramp | ramp-up (2 stages) | ramp-up-down (3 stages) | hierarchical | auto | lp
-   "fragments": 5,                 exactly so many (optional)
+   "fragments": 5,                 exactly this many (optional)
    "vector": [1024, 3072],         only time these fragments (instead of a planner)
-   "groups": [[0, 1], [2]],        cut anew at the borders; each group is one compound stage (optional)
+   "groups": [[0, 1], [2]],        refragment at the borders; each group is one compound stage (optional)
    "mtu": 1500, "align": 64, "min_fragment": 128, "max_fragments": 100, "equal_but_last": false, "max_in_flight": 8}
 
 A stage may also have "first_overhead_us", its overhead for the first fragment. With groups, fixed, ramp, ramp-up and
@@ -43,7 +45,7 @@ Try it:
     {"overhead_us":7.5,"us_per_byte":0.0249},{"overhead_us":7.4,"us_per_byte":0.0079}],"bytes":4096}]}' |
     midplane plan --plot gantt.svg
 
-Exit code: 0 planned; 2 bad input, named on standard error."#;
+Exit code: 0 planned; 2 bad input."#;
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
     match plan(&arguments) {
@@ -55,14 +57,14 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
 fn plan(arguments: &Arguments) -> Result<(), String> {
     let mut stdin = std::io::stdin();
     if stdin.is_terminal() {
-        return Err("standard input: a JSON document is expected; see --help for one".into());
+        return Err("standard input: give a JSON document; --help shows one".into());
     }
     let mut text = String::new();
     stdin.read_to_string(&mut text).map_err(|problem| format!("standard input: {problem}"))?;
     let solved = document::solve(&text)?;
     if let Some(file) = &arguments.plot {
         let Some(first) = solved.first() else {
-            return Err("--plot: there is no pipeline to draw".into());
+            return Err("--plot: the document has no pipeline to draw".into());
         };
         let rows = first.plan.rows(&first.pipeline, first.max_in_flight);
         gantt::write(file, &[("predicted", &rows)], &[])

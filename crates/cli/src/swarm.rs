@@ -1,13 +1,13 @@
-//! Random clusters in random trouble, against everything that must always hold.
+//! `midplane swarm`: runs random simulated clusters with random faults, and checks their invariants.
 //!
 //! ```text
 //! midplane swarm --seeds 1000
 //! ```
 //!
-//! Each seed decides a topology, NICs, settings of the firmware, a load, and what goes wrong. While
-//! things go wrong nothing may be lost that was promised, doubled, mixed up or early; then everything
-//! heals, and all that was begun must come to an end in bounded virtual time, new messages arrive, and
-//! nothing be left over. A seed that fails prints the one command that runs it again.
+//! A seed decides a topology, NICs, settings of the firmware, a load, and faults. Safety is checked during the faults: no
+//! promised message is lost, and none is doubled, mixed up or early. Then all faults end, and liveness is checked: all
+//! commands complete within bounded virtual time, and new messages arrive. At the end nothing may leak. A seed that fails
+//! prints the command that runs it again.
 
 mod firmware;
 mod load;
@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
-use clap::Parser;
+use clap::Args;
 
 use report::{BAD_INPUT, DID_NOT_HOLD, fail};
 use run::Outcome;
@@ -35,58 +35,62 @@ use summary::Summary;
 const EXAMPLES: &str = "\
 Examples:
   # A thousand seeds, from 0
-  swarm --seeds 1000
+  midplane swarm --seeds 1000
 
-  # One of them again, and what it looks like in Wireshark and in Perfetto
-  swarm --seed 17 --pcapng 17.pcapng --perfetto 17.perfetto-trace
+  # One of them again, with files for Wireshark and Perfetto
+  midplane swarm --seed 17 --pcapng 17.pcapng --perfetto 17.perfetto-trace
 
-  # How many seeds it takes to find each bug that is planted on purpose
-  cargo run --release -p midplane-cli --features planted -- swarm --plant all --seeds 1000";
+  # The number of seeds that find each of the planted bugs; needs a build with the feature planted
+  cargo run --release -p midplane-cli --features planted -- swarm --plant all --seeds 1000
 
-/// Runs random clusters, faults and loads against all invariants: safety while things go wrong,
-/// liveness once they have healed, and nothing left over at the end.
-#[derive(Debug, Parser)]
-#[command(name = "swarm", version, after_help = EXAMPLES)]
+Exit code: 0 all seeds passed; 1 a seed failed, or a planted bug was not found; 2 bad input.";
+
+/// Run random simulated clusters with random faults against their invariants.
+///
+/// Checks safety during the faults, liveness after they have ended, and leaks at the end. A seed that fails prints the
+/// command that runs it again.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// How many seeds
+    /// Number of seeds to run
     #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     seeds: u64,
 
-    /// The first of them
+    /// First seed
     #[arg(long, default_value_t = 0, value_name = "SEED")]
     from: u64,
 
-    /// This one alone
+    /// Run this seed alone
     #[arg(long, conflicts_with_all = ["seeds", "from"], value_name = "SEED")]
     seed: Option<u64>,
 
-    /// Ends after so many seconds, whatever is left
+    /// End after this many seconds, even if seeds are left
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
 
-    /// Plants a bug: its name, or "all" for each in turn (with the feature planted)
+    /// Plant a bug by name, or "all" in turn: needs a build with the feature planted
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
 
-    /// Writes the frames of the one seed for Wireshark
+    /// Write the frames of --seed for Wireshark
     #[arg(long, requires = "seed", value_name = "FILE")]
     pcapng: Option<PathBuf>,
 
-    /// Writes the engines, links and queues of the one seed for Perfetto
+    /// Write the engines, links and queues of --seed for Perfetto
     #[arg(long, requires = "seed", value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
-    /// Prints what the one seed means, and runs nothing
+    /// Print the cluster, load and faults of --seed, and run nothing
     #[arg(long, requires = "seed")]
     describe: bool,
 
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    // Extensions fail on purpose here; whatever else panics is reported with its seed.
+    // Extensions panic on purpose here: the hook prints nothing. Other panics are reported with their seeds.
     std::panic::set_hook(Box::new(|_| {}));
     if let (Some(seed), true) = (arguments.seed, arguments.describe) {
         report::say(&format!("{:#?}\n", plan::Plan::new(seed)));
@@ -113,7 +117,7 @@ fn swarm(arguments: &Arguments) -> ExitCode {
     if summary.failed() { ExitCode::from(DID_NOT_HOLD) } else { ExitCode::SUCCESS }
 }
 
-/// Runs all seeds on all cores, or until the first fails.
+/// Runs all seeds on all processors; with `until_first`, stops at the first failure.
 fn all(arguments: &Arguments, until_first: bool) -> Summary {
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let (sender, outcomes) = mpsc::channel::<Outcome>();

@@ -1,19 +1,18 @@
-//! The switch in software, as a program: a congested network for hosts that have a fast one.
+//! `midplane switch`: a switch in software, which models a congested network between hosts that have a fast one.
 //!
 //! ```text
 //! midplane switch --bind 127.0.0.1:7000 --peers peers.txt --seconds 10
 //! ```
 //!
-//! It forwards the frames of the peers to each other at a modelled rate and through modelled
-//! buffers, and prints at the end what became of them. Hosts use it with
-//! `incast --fabric switch --switch HOST:PORT --rank R --peers FILE`.
+//! Forwards the peers' frames at a modelled rate, through modelled buffers, and prints its counters when it ends. The
+//! example `incast` sends through it with `--fabric switch --switch HOST:PORT --rank R --peers FILE`.
 
 use midplane_kit::{ranks, report};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Args, ValueEnum};
 use midplane::simhw::drops::Drops;
 use midplane::simhw::link::{Framing, LinkProfile};
 use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
@@ -26,21 +25,24 @@ use report::{BAD_INPUT, DID_NOT_HOLD};
 const EXAMPLES: &str = "\
 Examples:
   # A switch for the hosts in peers.txt, one host:port a line, with ports of 100 Mb/s and 32 KiB
-  switchd --bind 10.0.0.1:7000 --peers peers.txt
+  midplane switch --bind 10.0.0.1:7000 --peers peers.txt
 
-  # An ATM switch of 256 cells a port that refuses packets early, for ten seconds
-  switchd --bind 10.0.0.1:7000 --peers peers.txt --buffer-cells 256 --discard epd --seconds 10 --json";
+  # An ATM switch of 256 cells a port that drops whole messages early, for ten seconds
+  midplane switch --bind 10.0.0.1:7000 --peers peers.txt --buffer-cells 256 --discard epd --seconds 10 --json
 
-/// A switch in software: forwards datagrams between its peers at modelled rates, through modelled
-/// buffers, until Ctrl-C.
-#[derive(Debug, Parser)]
-#[command(name = "switchd", version, after_help = EXAMPLES)]
+Exit code: 0 it ended; 1 the system refused a runtime; 2 bad input.";
+
+/// Forward frames between hosts at modelled rates, through modelled buffers.
+///
+/// Models a congested network between hosts that have a fast one. Line i of --peers is the host on port i. Runs until
+/// Ctrl-C, then prints its counters.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// The address to listen at, as host:port
+    /// Listen at this address
     #[arg(long, value_name = "HOST:PORT")]
     bind: String,
 
-    /// Node i, of rank i, is on port i
     #[command(flatten)]
     peers: ranks::Peers,
 
@@ -48,38 +50,38 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MBPS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     link_mbps: u32,
 
-    /// Bytes that each port holds, from 256 to 2^30
+    /// Bytes of buffer at each port, from 256 to 2^30
     #[arg(long, value_name = "BYTES", default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(256..=1 << 30))]
     buffer_bytes: u32,
 
-    /// ATM cells that it holds instead; links then carry cells
+    /// ATM cells of buffer at each port instead, from 8 to 2^24; links then carry cells
     #[arg(long, value_name = "CELLS", conflicts_with = "buffer_bytes", value_parser = clap::value_parser!(u32).range(8..=1 << 24))]
     buffer_cells: Option<u32>,
 
-    /// Cuts frames anew on their way out, once they are there whole
+    /// Cut frames into other packets on their way out, once they have arrived whole
     #[arg(long, value_enum)]
     recut: Option<Recut>,
 
-    /// What a full buffer drops
+    /// Choose what a full buffer drops
     #[arg(long, value_enum, default_value = "tail")]
     discard: Discard,
 
-    /// Ends after so many seconds
+    /// End after this many seconds; at Ctrl-C unless given
     #[arg(long)]
     seconds: Option<u32>,
 
-    /// What everything random is drawn from
+    /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// Prints the counters as one JSON document
+    /// Print the counters as one JSON document
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Recut {
-    /// Packets of Ethernet
+    /// Ethernet packets
     Ethernet,
     /// ATM cells
     Cells,
@@ -87,15 +89,15 @@ enum Recut {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Discard {
-    /// What does not fit
+    /// Packets or cells that do not fit
     Tail,
-    /// ... and the rest of its message
+    /// The same, and the rest of their messages
     Ppd,
-    /// Whole messages, from four fifths on
+    /// Whole messages, once the buffer is four fifths full
     Epd,
 }
 
-/// What went through, as it is reported.
+/// The report.
 #[derive(Debug, Serialize)]
 struct Counters {
     link_mbps: u32,
@@ -131,7 +133,7 @@ fn start(arguments: &Arguments) -> Result<SoftSwitch, String> {
     let peers =
         resolve_peers(&arguments.peers.read()?).map_err(|error| format!("--peers: {error}"))?;
     let bind = resolve_peers(std::slice::from_ref(&arguments.bind))
-        .map_err(|_| format!("--bind {}: no host:port of this host", arguments.bind))?[0];
+        .map_err(|_| format!("--bind {}: it must be host:port of this host", arguments.bind))?[0];
     let (rate, propagation) =
         (LineRate::mbps(u64::from(arguments.link_mbps)), Duration::from_micros(1));
     let (link, buffer) = match arguments.buffer_cells {
@@ -155,12 +157,12 @@ fn start(arguments: &Arguments) -> Result<SoftSwitch, String> {
     SoftSwitch::start(config).map_err(|error| format!("--bind {}: {error}", arguments.bind))
 }
 
-/// Waits for the end.
+/// Waits for Ctrl-C or the end of `--seconds`, and stops the switch.
 fn run(arguments: &Arguments, switch: SoftSwitch) -> std::io::Result<SwitchCounters> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(async {
         let interrupted = tokio::signal::ctrl_c();
-        // A system without signals has no Ctrl-C to wait for.
+        // An error means that this system has no Ctrl-C to wait for.
         match arguments.seconds {
             Some(seconds) => {
                 let limit = Duration::from_secs(u64::from(seconds));
@@ -200,6 +202,6 @@ fn print(arguments: &Arguments, counters: &SwitchCounters) {
             text += &format!("{what}  lost {count}: {cause}\n");
         }
     }
-    text += &format!("most that a port held: {:?}\n", report.peaks);
+    text += &format!("peak of each port's buffer: {:?}\n", report.peaks);
     report::say(&text);
 }

@@ -1,11 +1,11 @@
-//! One scenario file, and everything that can be seen of it.
+//! `midplane trace`: runs a scenario file in virtual time, and writes files that show the run.
 //!
 //! ```text
 //! midplane trace --scenario crates/cli/src/trace/example.toml --out run
 //! ```
 //!
 //! Writes `run.pcapng` for Wireshark (with `docs/wireshark/midplane.lua`), `run.perfetto-trace` for
-//! <https://ui.perfetto.dev>, and `run.svg`, the way of the first message through engines and links.
+//! <https://ui.perfetto.dev>, and `run.svg`, the path of the first message through engines and links.
 
 mod picture;
 mod scenario;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-use clap::Parser;
+use clap::Args;
 use midplane::nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
 use midplane::nicvm::messages::{self, MESSAGES};
 use midplane::nicvm::unit::Unit;
@@ -37,30 +37,34 @@ use scenario::{Messages, Scenario};
 
 const EXAMPLES: &str = "\
 Examples:
-  # The scenario that ships with the example
-  trace --scenario crates/cli/src/trace/example.toml --out run
+  # The scenario that comes with the sources
+  midplane trace --scenario crates/cli/src/trace/example.toml --out run
 
-  # What Wireshark makes of it
-  tshark -X lua_script:docs/wireshark/midplane.lua -r run.pcapng -Y 'frame.interface_name == \"drops\"'";
+  # The dropped frames, by Wireshark
+  tshark -X lua_script:docs/wireshark/midplane.lua -r run.pcapng -Y 'frame.interface_name == \"drops\"'
 
-/// Runs a scenario in virtual time and writes what can be seen of it: frames for Wireshark, engines,
-/// links and queues for Perfetto, and a picture of the first message.
-#[derive(Debug, Parser)]
-#[command(name = "trace", version, after_help = EXAMPLES)]
+Exit code: 0 the files are written; 1 they could not be; 2 bad input.";
+
+/// Run a scenario in virtual time, and write traces for Wireshark and Perfetto.
+///
+/// Writes FILE.pcapng with all frames for Wireshark, FILE.perfetto-trace with engines, links and queues for
+/// ui.perfetto.dev, and FILE.svg, a picture of the first message.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// The scenario, as TOML: hosts, links, a switch, messages, faults
+    /// Scenario as TOML: hosts, links, a switch, messages, faults
     #[arg(long, value_name = "FILE")]
     scenario: PathBuf,
 
-    /// Where to: FILE.pcapng, FILE.perfetto-trace and FILE.svg
+    /// Write FILE.pcapng, FILE.perfetto-trace and FILE.svg
     #[arg(long, value_name = "FILE", default_value = "run")]
     out: PathBuf,
 
-    /// Draws everything random from this instead of the file's seed
+    /// Seed of everything random, instead of the scenario's
     #[arg(long)]
     seed: Option<u64>,
 
-    /// Prints one JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
@@ -69,7 +73,12 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let path = arguments.scenario.display();
     let text = match std::fs::read_to_string(&arguments.scenario) {
         Ok(text) => text,
-        Err(error) => return fail(&format!("--scenario {path}: {error}"), BAD_INPUT),
+        Err(error) => {
+            return fail(
+                &format!("--scenario {path}: {error}; name a file that can be read"),
+                BAD_INPUT,
+            );
+        }
     };
     let scenario = match scenario::parse(&text) {
         Ok(scenario) => scenario,
@@ -86,7 +95,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
 
 type Sink = BufWriter<File>;
 
-/// Everything that writes.
+/// Writers of the three files.
 struct Writers {
     frames: PcapngWriter<Sink>,
     tracks: PerfettoWriter<Sink>,
@@ -119,7 +128,7 @@ fn run(scenario: &Scenario, arguments: &Arguments) -> std::io::Result<ExitCode> 
     });
     world.run_until(scenario.until);
     let mut writers = writers.lock().expect("nothing panics while it holds this lock");
-    let ended = std::mem::replace(&mut *writers, Err(std::io::Error::other("it has ended")))?;
+    let ended = std::mem::replace(&mut *writers, Err(std::io::Error::other("the run has ended")))?;
     ended.frames.into_inner().flush()?;
     ended.tracks.into_inner().flush()?;
     create(out, ".svg")?.write_all(ended.picture.svg().as_bytes())?;
@@ -188,9 +197,9 @@ fn world(scenario: &Scenario, seed: u64) -> World<Unit> {
     world
 }
 
-/// Where everybody receives.
+/// Port on which each node receives.
 const INBOX: PortId = PortId(0);
-/// Cookie of a buffer for coordinated messages.
+/// Bit in the cookie of a buffer for coordinated messages.
 const COORDINATED: u64 = 1;
 
 async fn send(host: SimHost, messages: Messages) {
@@ -201,7 +210,7 @@ async fn send(host: SimHost, messages: Messages) {
     for number in 0..messages.count {
         host.sleep_until(at).await;
         let command = send(messages.to, INBOX, memory.whole(), u64::from(number));
-        // A fault may have closed the port, or lost what was posted: there is more to see than this.
+        // A fault may have closed the port: this sender ends, and the run continues.
         if port.submit(&command).is_err() || port.completion().await.is_err() {
             return;
         }

@@ -1,4 +1,4 @@
-//! A key-value service of your own crate: one process serves, others ask.
+//! A key-value service in a crate of its own: one process serves, others call it.
 //!
 //! ```text
 //! standalone serve             # serves until Ctrl-C
@@ -16,7 +16,7 @@ use tower_service::Service;
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
-/// `key=value` puts and returns the former value, `key` gets.
+/// Store whose requests are `key=value`, which puts and returns the former value, and `key`, which gets.
 #[derive(Clone, Default)]
 struct Store(Arc<Mutex<BTreeMap<String, String>>>);
 

@@ -82,7 +82,7 @@ async fn serve() -> Result<(), Fail> {
 
 async fn place(item: String, count: u32) -> Result<(), Fail> {
     let node = Node::builder().start().await?;
-    // The connector knows the service; tonic asks for an address, and puts it into each request.
+    // The connector chooses the service. tonic requires an address, and puts it into each request.
     let endpoint = Endpoint::from_static("http://orders");
     let channel = endpoint.connect_with_connector(node.connector("orders")).await?;
     let receipt = OrdersClient::new(channel).place(Order { item, count }).await;

@@ -1,39 +1,43 @@
-//! The command line.
+//! Command line of `midplane gang`.
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  # Beside `gangd` in another terminal: four ranks of a program, each line with its rank before it
-  gang run --ranks 4 --label -- sh -c 'echo $GANG_RANK of $GANG_SIZE; sleep 1'
+  # A daemon for this host, in a terminal of its own
+  midplane gang daemon
 
-  # A shell on a terminal of its own, which takes turns with everything else
-  gang run --terminal --woken -- bash
+  # Four ranks of a program; its rank before each line of output
+  midplane gang run --ranks 4 --label -- sh -c 'echo $GANG_RANK of $GANG_SIZE; sleep 1'
 
-  # A NAS kernel on two ranks, under `gangd --fabric shm`: preempted as often as others want their turn
-  gang run --ranks 2 -- lab nas cg S
+  # A shell on a terminal, which takes turns with all other jobs
+  midplane gang run --terminal --woken -- bash
 
-  # Save job 1 between two steps and end it; go on with it elsewhere, under daemons with other hosts and slots
-  gang checkpoint 1 saved --end
-  gang --socket other.socket restore saved
+  # A NAS kernel on two ranks, under `midplane gang daemon --fabric shm`, preempted at the turns of other jobs
+  midplane gang run --ranks 2 -- lab nas cg S
 
-  # What runs, again and again; and the slices of the last seconds, for a browser or for Perfetto
-  gang top
-  gang trace slices.svg
-  gang trace slices.json
+  # Save job 1 between two of its steps and end it; resume it under daemons with other hosts and slots
+  midplane gang checkpoint 1 saved --end
+  midplane gang --socket other.socket restore saved
 
-Ranks find their number in GANG_RANK, how many there are in GANG_SIZE, the job's in GANG_JOB, and the hosts of
-all ranks in GANG_HOSTS. Input goes to rank 0. Ctrl-C goes to all ranks; twice within a second ends the job.
-Exit code: the highest that a rank has ended with, or else 128 and the signal that killed one; 1 a
-daemon, or what was asked for, is gone; 2 bad input.";
+  # The jobs, twice a second; and the slices of the last seconds, for a browser or for Perfetto
+  midplane gang top
+  midplane gang trace slices.svg
+  midplane gang trace slices.json
 
-/// Runs parallel jobs that take turns on a cluster, and says what runs.
-#[derive(Debug, Parser)]
-#[command(name = "gang", version, after_help = EXAMPLES)]
+Each rank has its number in GANG_RANK, the number of ranks in GANG_SIZE, the job's number in GANG_JOB, and the hosts
+of all ranks in GANG_HOSTS. Input goes to rank 0. Ctrl-C goes to all ranks; twice within a second ends the job.
+
+Exit code: 0 done; of `run` and `restore`, the highest exit code of a rank, or 128 plus the number of the signal that
+killed one; 1 no daemon answers, or it has exited; 2 bad input.";
+
+/// Run parallel jobs that take turns on a cluster; list, save and end them.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// The daemon's socket; that of your own daemon unless given
+    /// Socket of the daemon; $XDG_RUNTIME_DIR/gangd.socket unless given
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print one JSON document
@@ -45,81 +49,82 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum What {
-    /// Serve this host: run the ranks of jobs here, and stop and start them with those of all other hosts
     Daemon(Box<super::daemon::Arguments>),
-    /// Run a job, and stay with it until it ends
     Run(Run),
-    /// Save a job whose program can be saved (the NAS kernels here can), at its next step
+    /// Save a job to a folder, at its next step
+    ///
+    /// The program has to take part, as `lab nas` does.
     Checkpoint {
-        /// The job's number
+        /// Number of the job
         job: u32,
-        /// A folder for the checkpoint, on the host of the daemon; it is made
+        /// Folder for the checkpoint, made on the host of the daemon
         folder: PathBuf,
         /// End the job once it is saved
         #[arg(long)]
         end: bool,
     },
-    /// Go on with a job that was saved, and stay with it until it ends
     Restore(Restore),
-    /// What runs
+    /// List the jobs
     List,
     /// End a job, or signal it
     Kill {
-        /// The job's number
+        /// Number of the job
         job: u32,
-        /// The signal's number; the job is ended without
+        /// Send the signal of this number, and do not end the job
         #[arg(long, value_parser = clap::value_parser!(i32).range(1..=64))]
         signal: Option<i32>,
     },
-    /// What runs, twice a second, until Ctrl-C
+    /// List the jobs twice a second, until Ctrl-C
     Top {
-        /// How many times; for ever unless given
+        /// End after this many lists
         #[arg(long, value_name = "COUNT")]
         times: Option<u32>,
     },
-    /// Draw the last slices: .svg a Gantt chart, .json a trace for Perfetto
+    /// Draw the last slices: as a Gantt chart (.svg) or a trace for Perfetto (.json)
     Trace {
-        /// The file
+        /// File to write; its extension chooses the format
         file: PathBuf,
     },
 }
 
+/// Resume a saved job, and wait until it ends
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Restore {
-    /// The checkpoint's folder, on the host of the daemon
+    /// Folder of the checkpoint, on the host of the daemon
     pub(crate) checkpoint: PathBuf,
-    /// Slices in a row at its turn: its priority
+    /// Priority: slices that the job runs in a row at its turn
     #[arg(long, default_value_t = 1, value_name = "SLICES", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) priority: u8,
-    /// Each line of output says which rank has written it
+    /// Print the rank before each line of output
     #[arg(long)]
     pub(crate) label: bool,
 }
 
+/// Run a job, pass on its input and output, and wait until it ends
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Run {
-    /// Ranks
+    /// Number of ranks
     #[arg(short = 'n', long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) ranks: u16,
-    /// Slices in a row at its turn: its priority
+    /// Priority: slices that the job runs in a row at its turn
     #[arg(long, default_value_t = 1, value_name = "SLICES", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) priority: u8,
-    /// What arrives for it, input or a signal, wakes it: it runs for a moment in the middle of others' slice
+    /// Run the job for a moment, in the middle of another job's slice, when input or a signal arrives for it
     #[arg(long)]
     pub(crate) woken: bool,
-    /// Rank 0 has a terminal
+    /// Give rank 0 a terminal
     #[arg(long)]
     pub(crate) terminal: bool,
-    /// Each line of output says which rank has written it
+    /// Print the rank before each line of output
     #[arg(long)]
     pub(crate) label: bool,
-    /// When a rank fails, the others go on
+    /// Let the other ranks continue when one fails
     #[arg(long)]
     pub(crate) keep_going: bool,
-    /// Where it runs; here unless given
+    /// Folder in which the ranks run; the current one unless given
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<std::ffi::OsString>,
 }

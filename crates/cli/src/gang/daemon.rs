@@ -1,5 +1,5 @@
-//! A host's daemon of gang scheduling: runs the ranks of parallel jobs here, and stops and starts them
-//! together with those on all other hosts.
+//! `midplane gang daemon`: runs the ranks of parallel jobs on this host, and stops and starts them together with those on
+//! all other hosts.
 
 mod place;
 mod spread;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{ArgGroup, Parser, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use midplane::gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
@@ -33,148 +33,166 @@ use spread::Spread;
 
 const EXAMPLES: &str = "\
 Examples:
-  # This host alone; then `gang run` in another terminal
-  gangd
+  # This host alone; then `midplane gang run` in another terminal
+  midplane gang daemon
 
   # Slices of 10 ms, four ranks at once
-  gangd --slice-ms 10 --slots 4
+  midplane gang daemon --slice-ms 10 --slots 4
 
-  # The second of three hosts: the same two files on all of them
+  # The second of three hosts; all of them have the same two files
   (echo -n 1:; openssl rand -hex 32) > key; chmod 600 key
   printf 'one:24800\\ntwo:24800\\nthree:24800\\n' > hosts
-  gangd --host 1 --peers hosts --key key
+  midplane gang daemon --host 1 --peers hosts --key key
 
-  # The same with a key for each host: who has another one is no host, and none can be another
-  gangd --make-key secret            # on each host; prints the public key for the list
-  printf 'one:24800 KEY\ntwo:24800 KEY\nthree:24800 KEY\n' > hosts
-  gangd --host 1 --peers hosts --secret-key secret
+  # The same with a key for each host: only listed hosts join, each as itself
+  midplane gang daemon --make-key secret            # on each host; prints the public key for the list
+  printf 'one:24800 KEY\\ntwo:24800 KEY\\nthree:24800 KEY\\n' > hosts
+  midplane gang daemon --host 1 --peers hosts --secret-key secret
 
-  # All three at once, over ssh: `gangd`, the two files and this folder are in the same place everywhere
-  gangd --peers hosts --key key --spread
+  # All three at once, over ssh: this program, the two files and this folder have the same paths on all hosts
+  midplane gang daemon --peers hosts --key key --spread
 
-  # One on each of the nodes that Slurm gives, two ranks at once on each
-  srun -N 4 --ntasks-per-node 1 gangd --key key --slots 2
+  # One on each node of a Slurm allocation, two ranks at once on each
+  srun -N 4 --ntasks-per-node 1 midplane gang daemon --key key --slots 2
 
-Whoever can connect to the socket is the user who started the daemon, nobody else. Ctrl-C or SIGTERM
-ends it, and all that it runs; so does its death. SIGUSR1 has it print on standard error what it waits for.
-Exit code: 0 it was ended; 1 it could not serve; 2 bad input.";
+Only the user who started the daemon can connect to its socket. Ctrl-C or SIGTERM ends the daemon and all jobs; so does
+its death. On SIGUSR1 it prints on standard error what it waits for.
 
-/// Runs the ranks of parallel jobs on this host, as the daemons' root tells it.
+Exit code: 0 it ended by Ctrl-C or SIGTERM; 1 it could not serve; 2 bad input.";
+
+/// Run the ranks of jobs on this host, in turns that all hosts take together.
 ///
-/// Host 0 is the root: `gang` talks to it. Jobs that need the same slots take turns, all their ranks at
-/// once; jobs that need different slots run at the same time.
-#[derive(Clone, Debug, Parser)]
-#[command(name = "gangd", version, after_help = EXAMPLES)]
+/// Host 0 decides, and `midplane gang run` connects to its daemon. Jobs that need the same slots take turns, all ranks of a
+/// job at once; jobs that need different slots run at the same time.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 #[command(group(ArgGroup::new("keys").args(["key", "secret_key"]).multiple(true)))]
 pub(crate) struct Arguments {
-    /// Which of the hosts this one is, from 0
+    /// Number of this host, from 0
     ///
-    /// Unless given, what has started this daemon says it, as one of several tasks of `srun`, `mpirun`, PMI or an
-    /// indexed Kubernetes job; otherwise it is the first.
+    /// Unless given, it is the rank that `srun`, `mpirun`, PMI or an indexed Kubernetes job gave to this daemon; without
+    /// one of these, 0.
     #[arg(long, value_name = "NUMBER")]
     host: Option<u16>,
-    /// One daemon's host:port a line, in the order of hosts, each with the host's public key behind it or none with one.
-    /// Without it, and with a key, srun and its like say where the others are; without both, this host is alone
+    /// List of the daemons: one host:port a line, in the order of hosts
+    ///
+    /// Either each line has the host's public key behind it, or none has. Without a list but with a key, srun and its like
+    /// name the other hosts. Without both, this host is alone.
     #[arg(long, value_name = "FILE", requires = "keys")]
     peers: Option<PathBuf>,
-    /// Instead of --peers: one host a line, "HOST", "HOST slots=N" or "HOST:N"; a daemon on each
+    /// List of the hosts instead of --peers: one "HOST", "HOST slots=N" or "HOST:N" a line
     #[arg(long, value_name = "FILE", requires = "keys", conflicts_with = "peers")]
     hostfile: Option<PathBuf>,
-    /// The port of each host's daemon, with a hostfile or a launcher; 24700 unless given
+    /// Port of each host's daemon, with a hostfile or a launcher; 24700 unless given
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// The key that all daemons share, NUMBER:SECRET with 64 hexadecimal digits. Without keys of the hosts' own, whoever
-    /// has it can be any of the hosts
+    /// File with the key that all daemons share: NUMBER:SECRET with 64 hexadecimal digits
+    ///
+    /// A holder of this key can speak as any of the hosts; --secret-key tells hosts apart.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// This host's own secret key, 64 hexadecimal digits; --peers has the public key of each host. "{host}" in the name
-    /// is this host's number, for a folder that several hosts share
+    /// File with this host's own secret key: 64 hexadecimal digits
+    ///
+    /// --peers has the public key of each host. "{host}" in the file's name is this host's number, for a folder that hosts
+    /// share.
     #[arg(long, value_name = "FILE", requires = "peers")]
     secret_key: Option<PathBuf>,
-    /// Make a host's secret key, in a new file that this user alone may read, and print its public key
+    /// Make a secret key in a new file that only this user may read, print its public key, and end
     #[arg(long, value_name = "FILE", exclusive = true)]
     make_key: Option<PathBuf>,
-    /// Start the daemons of the other hosts as well, from host 0: by `ssh HOST ...`, with these options, in the
-    /// same folder. They end with this one
+    /// Start the daemons of the other hosts too, from host 0, by `ssh HOST ...`
+    ///
+    /// They run with these options in the same folder, and end with this one.
     #[arg(long, requires = "keys")]
     spread: bool,
-    /// What runs a command on another host, with its first arguments
+    /// Command of --spread that runs a command on another host, with its first arguments
     #[arg(long, default_value = "ssh -o BatchMode=yes", value_name = "COMMAND")]
     rsh: String,
     /// End when standard input does
     #[arg(long, hide = true)]
     end_with_input: bool,
-    /// Ranks that run at once on each host; as many as it has processors unless given
+    /// Ranks that run at once on each host; its number of processors unless given
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     slots: Option<u16>,
-    /// How long a slice is
+    /// Length of a slice, in ms, from 10 to 3600000
     #[arg(long, default_value_t = 100, value_name = "MS", value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
     slice_ms: u64,
-    /// Who runs next
+    /// Choose how jobs share the slots
     #[arg(long, value_enum, default_value_t = PolicyName::QueueTree)]
     policy: PolicyName,
-    /// Daemons below each daemon
+    /// Daemons below each daemon in the tree of hosts, from 1 to 1024
     #[arg(long, default_value_t = DEFAULT_ARITY, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     arity: u16,
-    /// Stop and start a job that is alone as well, at the end of each slice; with a number, at the ends of so many, and
-    /// then of as many not
+    /// Preempt a job that is alone too, at the end of each slice
+    ///
+    /// With a number, preempt it at the ends of that many slices, then not at the ends of as many, and so on.
     #[arg(long, value_name = "SLICES", num_args = 0..=1, default_missing_value = "0")]
     with_itself: Option<u32>,
-    /// How long a job runs that is woken by its input (`gang run --woken`) in the middle of others' slice; 0: it waits
-    /// for its turn. No slice is interrupted before it has lasted as long
+    /// Time that a job woken by its input runs in the middle of another job's slice, in ms, from 0 to 1000
+    ///
+    /// For jobs of `midplane gang run --woken`. With 0 they wait for their turn. No slice is interrupted before it has lasted
+    /// this long.
     #[arg(long, default_value_t = 10, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1_000))]
     visit_ms: u64,
-    /// How long daemons below may be silent, for each step of the tree
+    /// Time that a daemon may be silent before its host counts as lost, in ms, for each step of the tree
     #[arg(long, default_value_t = 2_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(100..=600_000))]
     patience_ms: u64,
-    /// Give ranks channels to each other, on a NIC of the daemon's: over shared memory between daemons of
-    /// this host, or over UDP, from the addresses of --peers, sealed with --key
+    /// Give ranks channels to each other, on a NIC in the daemon
+    ///
+    /// Over shared memory between daemons of this host, or over UDP at the addresses of --peers, sealed with the keys.
     #[arg(long, value_enum)]
     fabric: Option<FabricName>,
-    /// How channels are preempted: what is in their FIFOs is copied out and in, or stays and is switched to
+    /// Choose what happens to a channel's FIFOs when its job is preempted
     #[arg(long, value_enum, default_value_t = ModeName::Resident)]
     mode: ModeName,
-    /// How processes are stopped: by a control group for each job where that can be had (with all that they have
-    /// started), or by signals
+    /// Choose how the processes of a job are stopped
     #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
     freezer: FreezerName,
-    /// Host 0: most of its memory for what is being saved of jobs, and for a checkpoint that is read, in units of 2^20
-    /// bytes. A job that holds more is refused, and goes on
+    /// Most memory of host 0 for checkpoints that are written or read, in units of 2^20 bytes
+    ///
+    /// The checkpoint of a job that needs more is refused, and the job continues.
     #[arg(long, default_value_t = CHECKPOINT_BYTES >> 20, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     checkpoint_mib: u64,
-    /// The socket for the front end; in a folder of yours alone unless given
+    // The option --socket of `midplane gang`.
     #[arg(skip)]
     socket: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PolicyName {
-    /// Time and space sharing
+    /// Jobs with different slots run at the same time
     QueueTree,
-    /// One job at a time
+    /// One job runs at a time
     RoundRobin,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FabricName {
+    /// Shared memory, between daemons of one host
     Shm,
+    /// UDP, between hosts
     Udp,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FreezerName {
+    /// By control groups where this process may make them, else by signals
     Auto,
+    /// By a control group for each job, with all processes that the ranks have started
     Cgroup,
+    /// By signals to the process group of each rank
     Signals,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ModeName {
+    /// Their contents are copied out and in
     Copy,
+    /// They stay in memory, and the NIC switches to the other job's
     Resident,
 }
 
-/// What joins the daemons' NICs.
+/// Returns the fabric of `--fabric`, if it is given.
 fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOptions>, String> {
     let Some(name) = arguments.fabric else { return Ok(None) };
     let mode = match arguments.mode {
@@ -192,7 +210,7 @@ fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOption
         }
     };
     let socket = arguments.socket.clone().unwrap_or_else(default_socket);
-    // All daemons of a cluster on one host have the same; others of this user's have another.
+    // Daemons of one cluster on this host share the name. Other daemons of this user have another.
     let name = match peers.first() {
         Some(root) => format!("gangd {root}"),
         None => format!("gangd {}", hash(socket.as_os_str().as_encoded_bytes())),
@@ -200,13 +218,13 @@ fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOption
     Ok(Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } }))
 }
 
-/// Tells the names of sockets apart that are too long for a name (FNV-1a).
+/// Hashes the path of a socket, which may be too long for a name (FNV-1a).
 fn hash(bytes: &[u8]) -> u64 {
     let mix = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
     bytes.iter().fold(0xCBF2_9CE4_8422_2325, mix)
 }
 
-/// Which host this is among those that the list has keys for.
+/// Reads this host's secret key, if there is one, for the list's public keys.
 fn identity(arguments: &Arguments, place: launch::Place) -> Result<Option<Identity>, String> {
     match &arguments.secret_key {
         Some(path) => {
@@ -214,11 +232,14 @@ fn identity(arguments: &Arguments, place: launch::Place) -> Result<Option<Identi
             place.identity(path.as_ref()).map(Some).map_err(|error| error.to_string())
         }
         None if place.keys.is_empty() => Ok(None),
-        None => Err("--peers: it has a key for each host; give this one's by --secret-key".into()),
+        None => {
+            Err("--peers: the list has a key for each host; name this host's with --secret-key"
+                .into())
+        }
     }
 }
 
-/// Makes a host's secret key.
+/// Makes a secret key in a new file, and returns its public key.
 fn make_key(path: &Path) -> Result<PublicKey, String> {
     let wrong = |what: &dyn std::fmt::Display| format!("--make-key {}: {what}", path.display());
     let secret = SecretKey::generate().map_err(|error| wrong(&error))?;
@@ -306,7 +327,7 @@ pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCod
         Ok(runtime) => runtime,
         Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
     };
-    // It lives as long as this one serves.
+    // The other hosts' daemons end when this is dropped.
     let _others = match arguments.spread {
         true => match Spread::start(&arguments.rsh, &options.peers, options.cluster.slots) {
             Ok(spread) => Some(spread),
@@ -320,10 +341,11 @@ pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCod
     let socket = options.socket.display().to_string();
     let shares_a_key = options.identity.is_none() && options.peers.len() > 1;
     let ready = || {
-        report::say(&format!("gangd: {socket}\n"));
+        report::say(&format!("midplane gang daemon: serving at {socket}\n"));
         if shares_a_key {
             eprintln!(
-                "gangd: all hosts share one key, and each can speak as any other; --secret-key tells them apart"
+                "midplane gang daemon: all hosts share one key, and each can speak as any other; --secret-key tells \
+                 them apart"
             );
         }
     };

@@ -1,4 +1,4 @@
-//! `gang list` and `gang top`.
+//! `midplane gang list` and `midplane gang top`.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -12,7 +12,7 @@ use midplane_kit::report;
 
 use crate::gang::Failure;
 
-/// How often a live listing is renewed.
+/// Interval between two lists of `midplane gang top`.
 const RENEWED: Duration = Duration::from_millis(500);
 
 #[derive(Serialize)]
@@ -74,7 +74,7 @@ fn document(listing: &Listing) -> Document {
     }
 }
 
-/// A listing to read.
+/// Formats a list of jobs as text.
 fn text(listing: &Listing) -> String {
     let here = listing.hosts.iter().filter(|here| **here).count();
     let mut text = format!(
@@ -93,7 +93,7 @@ fn text(listing: &Listing) -> String {
     );
     for line in &listing.jobs {
         let (from, to) = line.slots;
-        let state = if line.runs { "runs" } else { "stands" };
+        let state = if line.runs { "runs" } else { "waits" };
         text += &format!(
             "{:>5} {:>5} {:>9} {:>8} {:<7} {:>8.1} {:>8.1} {:>6}  {}\n",
             line.job.0,
@@ -108,7 +108,7 @@ fn text(listing: &Listing) -> String {
         );
         if let Some(why) = &line.why_stayed {
             text += &format!(
-                "      its interfaces stayed on the NICs in {} stops: {why}\n",
+                "      its interfaces stayed on the NICs at {} preemptions: {why}\n",
                 line.stayed
             );
         }
@@ -133,7 +133,7 @@ pub(crate) async fn once(socket: &Path, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The same, renewed in place on a terminal; a line of JSON each otherwise.
+/// Prints the list every [`RENEWED`]: in place on a terminal, otherwise one list or JSON document after another.
 pub(crate) async fn top(socket: &Path, times: Option<u32>, json: bool) -> Result<u8, Failure> {
     let mut shown = 0;
     loop {
@@ -141,7 +141,7 @@ pub(crate) async fn top(socket: &Path, times: Option<u32>, json: bool) -> Result
         if json {
             report::print_json(&document(&listing));
         } else if std::io::stdout().is_terminal() {
-            // Home, what is new, and nothing of what was below it.
+            // Moves the cursor home, overwrites each line to its end, and clears the lines below.
             report::say(&format!("\x1b[H{}\x1b[J", text(&listing).replace('\n', "\x1b[K\n")));
         } else {
             report::say(&text(&listing));

@@ -1,4 +1,4 @@
-//! `gang run`.
+//! `midplane gang run`, `midplane gang restore` and `midplane gang checkpoint`.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -15,7 +15,7 @@ use midplane_kit::report;
 
 use crate::gang::Failure;
 
-/// Rows and columns of a terminal that nobody looks at.
+/// Rows and columns of rank 0's terminal, where this process has none.
 const NO_TERMINAL: (u16, u16) = (24, 80);
 
 #[derive(Serialize)]
@@ -36,7 +36,7 @@ struct Document {
     preemptions: u32,
 }
 
-/// What a program is, started from here.
+/// Returns the program of `midplane gang run`, with this process's environment.
 pub(crate) fn program(options: &Run) -> Result<Program, Failure> {
     let folder = match &options.folder {
         Some(folder) => std::path::absolute(folder),
@@ -109,7 +109,7 @@ pub(crate) async fn checkpoint(
         });
     } else {
         report::say(&format!(
-            "job {job}: {} ranks with {} bytes, {} messages on their way, saved in {} after {seconds:.2} s\n",
+            "job {job}: {} ranks with {} bytes, {} messages in flight, saved in {} after {seconds:.2} s\n",
             saved.ranks,
             saved.state_bytes,
             saved.messages,
@@ -119,7 +119,7 @@ pub(crate) async fn checkpoint(
     Ok(0)
 }
 
-/// Says how a job went; its exit code.
+/// Prints how a job ended, and returns the exit code.
 fn say(over: &Over, json: bool) -> u8 {
     if json {
         report::print_json(&document(over));
@@ -129,23 +129,23 @@ fn say(over: &Over, json: bool) -> u8 {
     code(over)
 }
 
-/// The highest code that a rank has ended with; where none but those that were killed have failed, the
-/// highest of theirs; bad input if none has begun.
+/// Returns the highest exit code of a rank. If only killed ranks have failed, returns the highest of 128 plus their
+/// signals; if no rank has started, bad input.
 fn code(over: &Over) -> u8 {
     let ends = || over.ranks.iter().filter_map(|(_, end)| *end);
-    // One that fails has the others killed: what it said is what is asked for.
+    // When a rank fails, the others are killed: the failed one's exit code is the answer.
     let said = ends().filter(|end| matches!(end, End::Exited(code) if *code != 0));
     let highest = said.map(End::code).max().or_else(|| ends().map(End::code).max()).unwrap_or(0);
     let began_nothing = over.ranks.iter().all(|(_, end)| end.is_none());
     match (highest, &over.why) {
         _ if began_nothing => report::BAD_INPUT,
-        // It was ended, and none of its ranks noticed.
+        // The job was ended, and all its ranks exited with 0.
         (0, Some(_)) => report::DID_NOT_HOLD,
         (highest, _) => u8::try_from(highest).unwrap_or(report::DID_NOT_HOLD),
     }
 }
 
-/// What a shell would say of it.
+/// Returns a line about a job that did not end by itself, as a shell prints for a killed process.
 fn complaint(over: &Over) -> Option<String> {
     if let Some(why) = &over.why {
         return Some(format!("job {}: {why}", over.job));

@@ -1,4 +1,4 @@
-//! `gang trace`: slices as a Gantt chart or a trace.
+//! `midplane gang trace`: draws slices as a Gantt chart or a trace.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use midplane::pipeline::timing::Row;
 
 use midplane_kit::gantt;
 
-/// Slices that a picture has room for.
+/// Most slices of a Gantt chart: the last ones.
 const SHOWN: usize = 48;
 
 pub(crate) fn draw(file: &Path, slices: &[Slice]) -> std::io::Result<()> {
@@ -27,8 +27,8 @@ pub(crate) fn draw(file: &Path, slices: &[Slice]) -> std::io::Result<()> {
         let from = began + pair[0].switch_us;
         rows.extend(Row::new(jobs.len(), number, 0.0, began..from));
         for job in &pair[0].running {
-            let lane = jobs.binary_search(&job.0).unwrap_or_default();
-            rows.extend(Row::new(lane, number, 0.0, from..ended));
+            let row = jobs.binary_search(&job.0).unwrap_or_default();
+            rows.extend(Row::new(row, number, 0.0, from..ended));
         }
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();

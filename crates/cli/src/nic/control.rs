@@ -1,4 +1,4 @@
-//! Orders to a running node: it carries each out on all nodes or on none.
+//! `midplane nic install` and its like: orders to a running node, which carries each out on all nodes or on none.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -12,10 +12,10 @@ use midplane_kit::report;
 
 use super::orders::{Answer, MAX_LINE, Order};
 
-/// The node that takes an order.
+/// Node that accepts an order.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct To {
-    /// A node of the cluster, as host:port
+    /// Send the order to this node of the cluster
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:24700")]
     node: String,
     /// Print one JSON document
@@ -25,49 +25,49 @@ pub(crate) struct To {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum What {
-    /// Install a module on all nodes
+    /// Install a module on all nodes, or upgrade to it
     Install {
         #[command(flatten)]
         to: To,
-        /// Its number
+        /// Number of the extension, from 16 to 255
         #[arg(value_parser = clap::value_parser!(u8).range(16..))]
         number: u8,
-        /// The module, up to 64 KiB
+        /// File with the module, up to 64 KiB: WebAssembly, or one line "native: counter 1"
         file: PathBuf,
-        /// What follows when it fails on a node: deactivate, roll-back, restart
+        /// Choose what a node does when the extension fails there
         #[arg(long, default_value = "deactivate", value_parser = ["deactivate", "roll-back", "restart"])]
         policy: String,
     },
-    /// Return to the version before, on all nodes
+    /// Return to the version before on all nodes
     Rollback {
         #[command(flatten)]
         to: To,
-        /// The extension's number
+        /// Number of the extension
         number: u8,
     },
-    /// Take an extension down, on all nodes
+    /// Take an extension down on all nodes
     Quarantine {
         #[command(flatten)]
         to: To,
-        /// The extension's number
+        /// Number of the extension
         number: u8,
     },
-    /// List the extensions of a node
+    /// List the extensions of a node with their versions
     List(To),
-    /// Count the calls of a node's extensions
+    /// Count the calls to each extension of a node
     Counters(To),
-    /// Send a command to an extension of a node
+    /// Send a command to an extension of one node
     Call {
         #[command(flatten)]
         to: To,
-        /// The extension's number
+        /// Number of the extension
         number: u8,
         /// Number of the command
         opcode: u8,
-        /// The other node that the command names
+        /// Number of the node that the command is about
         #[arg(long, default_value_t = 0)]
         about: u16,
-        /// Up to three numbers
+        /// Arguments of the command, up to three numbers
         #[arg(num_args = 0..=3)]
         args: Vec<u64>,
     },
@@ -128,11 +128,14 @@ fn order(what: &What) -> Result<(Order, Vec<u8>), String> {
 /// Gives a node an order, and waits for its answer.
 ///
 /// # Errors
+/// Sends an order with its module to a node, and returns the answer. Waits 3 s to connect and 15 s for the answer.
+///
+/// # Errors
 /// One line that names the node.
 pub(crate) fn send(address: SocketAddr, order: &Order, module: &[u8]) -> Result<Answer, String> {
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::ConnectionRefused => {
-            format!("node {address}: no node listens; start one: midplane nic node")
+            format!("node {address}: no node listens there; start some with `midplane nic node`")
         }
         _ => format!("node {address}: {error}"),
     };
@@ -148,7 +151,7 @@ pub(crate) fn send(address: SocketAddr, order: &Order, module: &[u8]) -> Result<
     serde_json::from_str(&line).map_err(|error| format!("node {address}: not an answer: {error}"))
 }
 
-/// An answer, to read.
+/// Formats an answer as text.
 fn text(what: &What, answer: &Answer) -> String {
     let why = answer.why.as_deref().map_or(String::new(), |why| format!(": {why}"));
     if let Some(who) = answer.refused_by {
@@ -164,7 +167,7 @@ fn text(what: &What, answer: &Answer) -> String {
                 let state = if line.is_down { "down" } else { "runs" };
                 text += &format!("  {:>3}  version {:<4} {state}  ", line.number, line.epoch);
                 text += &if matches!(what, What::List(_)) {
-                    let former = if line.has_former { ", can go back" } else { "" };
+                    let former = if line.has_former { ", can be rolled back" } else { "" };
                     format!("{}{former}\n", &line.sha256[..16])
                 } else {
                     format!(

@@ -1,4 +1,4 @@
-//! A NIC in a daemon: processes map its ports, and it outlives them.
+//! `midplane nic daemon`: a NIC whose ports other processes map, and which outlives them.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ use midplane::via::firmware::{Via, ViaConfig};
 use midplane_kit::ranks::{self, Ranks};
 use midplane_kit::{processes, report};
 
-/// Longest that the names of peers may take to resolve.
+/// Longest wait for the names of peers to resolve.
 const RESOLVE: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = "\
@@ -28,53 +28,54 @@ Examples:
   # The daemon of the first host of hosts.txt, one host:port a line, until Ctrl-C
   midplane nic daemon --rank 0 --peers hosts.txt
 
-  # One of as many daemons on this host as there are lines, joined by shared memory
+  # The second of several daemons on this host, one for each line, joined by shared memory
   midplane nic daemon --fabric shm --rank 1 --peers hosts.txt
 
 A program becomes a client with simhw::nicd::Client::connect(ClientConfig::new(NAME, NodeId(RANK))). It must run as
 the daemon's user, on the daemon's host.
 
-Exit code: 0 it was ended; 1 it could not serve; 2 bad input.";
+Exit code: 0 it ended by Ctrl-C or --milliseconds; 1 it could not serve; 2 bad input.";
 
-/// The medium that joins the daemons' NICs.
+/// Medium between the daemons' NICs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Fabric {
-    /// Shared memory: daemons of one host
+    /// Shared memory, between daemons of one host
     Shm,
-    /// UDP
+    /// UDP, between hosts
     Udp,
 }
 
-/// Serve a NIC to other processes of this user: it continues while they are suspended, and outlives them.
+/// Serve a NIC's ports to other processes of this user.
 ///
-/// It runs Virtual Interfaces, messages, and capabilities to memory, for any number of processes.
+/// The NIC continues while its clients are suspended, and outlives them. It runs Virtual Interfaces, messages, and
+/// capabilities to memory, for any number of clients.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// The medium that joins the daemons
+    /// Choose the medium between the daemons
     #[arg(long, value_enum, default_value = "udp")]
     fabric: Fabric,
-    /// The name under which clients find the daemon, and daemons of one host each other; from 1 to 48 bytes
+    /// Name by which clients find the daemon, and daemons of one host each other; 1 to 48 bytes
     #[arg(long, default_value = "nicd")]
     name: String,
-    /// Microseconds that the daemon busy-polls before it parks
+    /// Microseconds of busy-polling before the daemon parks, from 0 to 1000000
     #[arg(long, value_name = "US", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     spin_us: u64,
-    /// Most mebibytes of memory that one client's port gets
+    /// Most memory of one client's port, in units of 2^20 bytes, from 1 to 65536
     #[arg(long, value_name = "MIB", default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     loan_mib: u64,
-    /// Ends after so many milliseconds; at Ctrl-C unless given
+    /// End after this many milliseconds; at Ctrl-C unless given
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     milliseconds: Option<u64>,
     #[command(flatten)]
     ranks: Ranks,
-    /// Ends with standard input, as daemons do that another process has started
+    /// End when standard input does: for a daemon that another process has started
     #[arg(long, hide = true)]
     child: bool,
 }
 
 impl Arguments {
-    /// This daemon's place, and the addresses of all; none with shared memory.
+    /// Returns this daemon's place and all daemons' addresses, which are empty with shared memory.
     fn place(&self) -> Result<(Place, Vec<SocketAddr>), String> {
         if self.name.is_empty() || self.name.len() > 48 {
             return Err(format!("--name: has {} bytes; it must have 1 to 48", self.name.len()));
@@ -120,11 +121,10 @@ fn unit() -> Result<Unit, String> {
     Ok(unit)
 }
 
-/// Serves until Ctrl-C, or as long as it is asked to; `peers` are everybody's addresses, as many as
-/// there are daemons.
+/// Serves until Ctrl-C or the end of `--milliseconds`. `peers` are the addresses of all daemons.
 ///
 /// # Errors
-/// One line: what could not be had.
+/// One line that names what the system refused.
 async fn serve(
     arguments: &Arguments,
     rank: u16,
@@ -145,7 +145,7 @@ async fn serve(
             nic.shutdown().await;
         }
         Fabric::Udp => {
-            // Faster than any loopback: nothing is paced.
+            // A modelled line faster than any loopback paces nothing.
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
             let config_of_nic = UdpConfig::new(node, peers).line(line);
             let started = UdpNic::start(config_of_nic, unit()?);
@@ -159,6 +159,7 @@ async fn serve(
     Ok(())
 }
 
+/// Waits for Ctrl-C or the end of `--milliseconds`.
 async fn stand_by(milliseconds: Option<u64>) {
     let time = async {
         match milliseconds {
@@ -168,7 +169,7 @@ async fn stand_by(milliseconds: Option<u64>) {
     };
     tokio::select! {
         () = time => {}
-        // An error means that there is no Ctrl-C here: then nobody can press it either.
+        // An error means that this system has no Ctrl-C to wait for.
         _ = tokio::signal::ctrl_c() => {}
     }
 }

@@ -1,4 +1,4 @@
-//! All of it, on six nodes: installed, upgraded, rolled back, refused, failed, taken down, and one node
+//! `midplane nic demo`: an extension is installed, upgraded, rolled back and taken down on six nodes; one of them is
 //! killed and started again.
 
 use std::net::SocketAddr;
@@ -16,16 +16,17 @@ use super::control::send;
 
 const NODES: u16 = 6;
 const NUMBER: u8 = 16;
-/// Longest that nodes may take to come up, or to do what they are told; and how often they are asked.
-const PATIENCE: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(20);
+/// Timeout for nodes to start, or to carry out an order.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval at which they are polled.
+const POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Serialize)]
 struct Step {
     what: String,
-    /// From the order to its answer.
+    /// Milliseconds from the order to its answer.
     took_ms: f64,
-    /// Versions that the living nodes run afterwards.
+    /// Version of each node afterwards; none where it is down.
     versions: Vec<Option<u16>>,
     holds: bool,
 }
@@ -38,12 +39,12 @@ struct Document {
     holds: bool,
 }
 
-/// A node's process; it ends with this one.
+/// Process of a node; dropping this kills it.
 struct Node(Child);
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -57,13 +58,16 @@ struct Cluster {
     sandboxed: bool,
 }
 
-/// The counter as a module of WebAssembly: STEP stands for what it adds.
+/// Counter as a WebAssembly module; the word STEP is replaced by the number to add.
 const COUNTER: &str = include_str!("counter.wat");
 
-/// Install, upgrade, roll back, fail and take down a module on six nodes that this starts and ends.
+/// Show the life of an extension on six nodes, started and ended by this.
+///
+/// Installs a counter, upgrades it, rolls it back, kills a node and starts it again, has the extension fail on one node,
+/// and takes it down on all.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// The modules are WebAssembly: needs a build with the feature wasm
+    /// Install WebAssembly modules: needs a build with the feature wasm
     #[arg(long)]
     sandboxed: bool,
     /// Print one JSON document
@@ -71,7 +75,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Runs the demonstration, with modules that are sandboxed or built into the nodes.
+/// Runs all steps, with modules that are sandboxed or built into the nodes.
 pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     let &Arguments { sandboxed, json } = arguments;
     match play(sandboxed) {
@@ -81,7 +85,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
                 report::print_json(&Document { nodes: NODES, sandboxed, steps, holds });
             } else {
                 for step in &steps {
-                    let mark = if step.holds { "" } else { "  DOES NOT HOLD" };
+                    let mark = if step.holds { "" } else { "  FAILED" };
                     let versions: Vec<String> = step
                         .versions
                         .iter()
@@ -117,9 +121,9 @@ fn play(sandboxed: bool) -> Result<Vec<Step>, String> {
     Ok(cluster.steps)
 }
 
-/// What is shown, in order: each goes on from where the one before it ended.
+/// The steps, in order; each starts from the state that the one before it left.
 impl Cluster {
-    /// A module that counts by `step`.
+    /// Returns a module that counts by `step`.
     fn counter(&self, step: u8) -> String {
         match self.sandboxed {
             true => COUNTER.replace("STEP", &step.to_string()),
@@ -127,50 +131,56 @@ impl Cluster {
         }
     }
 
-    /// A module, and a later version of it that goes on from the former's state.
+    /// Installs a module, and a later version that continues from the former's state.
     fn upgrade(&mut self) -> Result<(), String> {
         self.step(
-            "counter by 1, by way of node 0",
+            "counter by 1, through node 0",
             0,
             &install(&self.counter(1)),
             |a| a.epoch == Some(1),
             &[Some(1); 6],
         )?;
         self.step(
-            "a command to node 1, which tells node 2",
+            "a command to node 1, which notifies node 2",
             1,
             &call(1, 2),
             |a| a.length == Some(1),
             &[Some(1); 6],
         )?;
         self.step(
-            "upgrade to a counter by 10, by way of node 3",
+            "upgrade to a counter by 10, through node 3",
             3,
             &install(&self.counter(10)),
             |a| a.epoch == Some(2),
             &[Some(2); 6],
         )?;
-        self.step("node 1 goes on from 1", 1, &call(1, 4), |a| a.length == Some(11), &[Some(2); 6])
+        self.step(
+            "node 1 continues from 1",
+            1,
+            &call(1, 4),
+            |a| a.length == Some(11),
+            &[Some(2); 6],
+        )
     }
 
-    /// The version before again; what is no module changes nothing.
+    /// Rolls back to the version before, and sends a file that is no module, which is refused.
     fn go_back(&mut self) -> Result<(), String> {
         self.step(
-            "rolled back, by way of node 5",
+            "rolled back, through node 5",
             5,
             &(Order::RollBack { number: NUMBER }, String::new()),
             |a| a.epoch == Some(3),
             &[Some(3); 6],
         )?;
         self.step(
-            "node 1 goes on from 11, by 1",
+            "node 1 continues from 11, by 1",
             1,
             &call(1, 2),
             |a| a.length == Some(12),
             &[Some(3); 6],
         )?;
         self.step(
-            "a module that is none is refused",
+            "a file that is no module is refused",
             2,
             &install(if self.sandboxed { "(module)" } else { "native: nonsense" }),
             |a| a.status == "refused",
@@ -178,12 +188,12 @@ impl Cluster {
         )
     }
 
-    /// A node is killed, and started again.
+    /// Kills a node, upgrades the others, and starts it again.
     fn lose_a_node(&mut self) -> Result<(), String> {
         self.nodes[4] = None;
         let five = [Some(4), Some(4), Some(4), Some(4), None, Some(4)];
         self.step(
-            "node 4 is killed; the other five go on without it",
+            "node 4 is killed; the other five upgrade without it",
             0,
             &install(&self.counter(100)),
             |a| a.nodes == Some(5),
@@ -193,7 +203,7 @@ impl Cluster {
         self.wait_for_all()?;
         let listed = (Order::List, String::new());
         self.step(
-            "node 4 is back, and has caught up",
+            "node 4 is restarted, and has the others' version",
             4,
             &listed,
             |a| a.status == "done",
@@ -201,17 +211,17 @@ impl Cluster {
         )
     }
 
-    /// The extension fails on one node, and is taken down on all.
+    /// Has the extension fail on one node, and takes it down on all.
     fn fail(&mut self) -> Result<(), String> {
         self.step(
-            "it fails on node 2, alone",
+            "the extension fails on node 2 alone",
             2,
             &call(3, 0),
             |a| a.status == "extension-down",
             &[Some(4), Some(4), None, Some(4), Some(4), Some(4)],
         )?;
         self.step(
-            "taken down everywhere",
+            "taken down on all nodes",
             1,
             &(Order::Quarantine { number: NUMBER }, String::new()),
             |a| a.status == "done",
@@ -241,7 +251,7 @@ impl Cluster {
         let list: String = self.addresses.iter().map(|address| format!("{address}\n")).collect();
         if let Some(input) = &mut child.stdin {
             use std::io::Write;
-            // A node that is gone already does not answer, which is found out.
+            // A node that has exited does not answer, which `wait_for_all` reports.
             let _ = input.write_all(format!("{list}\n").as_bytes());
         }
         self.nodes[usize::from(rank)] = Some(Node(child));
@@ -250,20 +260,20 @@ impl Cluster {
 
     #[expect(clippy::disallowed_methods, reason = "real processes take real time")]
     fn wait_for_all(&self) -> Result<(), String> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         for address in &self.addresses {
             while send(*address, &Order::List, &[]).is_err() {
                 if Instant::now() > until {
-                    return Err(format!("node {address} did not come up in {PATIENCE:?}"));
+                    return Err(format!("node {address} did not start within {TIMEOUT:?}"));
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL);
             }
         }
         Ok(())
     }
 
-    /// Gives a node an order, and waits until all nodes run what they should. An order that a node refused has changed
-    /// nothing: it is given again, for the nodes may not know yet who is up and who is not.
+    /// Gives a node an order, and waits until all nodes run the expected versions. A refused order has changed nothing,
+    /// and is given again: the nodes may not have noticed yet which of them are up.
     #[expect(clippy::disallowed_methods, reason = "it measures time")]
     fn step(
         &mut self,
@@ -276,17 +286,17 @@ impl Cluster {
         let begun = Instant::now();
         let answer = loop {
             let answer = send(self.addresses[node], order, module.as_bytes())?;
-            let may_pass = answer.refused_by.is_some() && begun.elapsed() < PATIENCE;
+            let may_pass = answer.refused_by.is_some() && begun.elapsed() < TIMEOUT;
             if is_right(&answer) || !may_pass {
                 break answer;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         };
         let took_ms = begun.elapsed().as_secs_f64() * 1e3;
-        // The last ones receive the outcome a moment later.
+        // Nodes other than the coordinator receive the outcome a moment later.
         let mut versions = self.versions();
-        while versions != expected && begun.elapsed() < PATIENCE {
-            std::thread::sleep(LOOK);
+        while versions != expected && begun.elapsed() < TIMEOUT {
+            std::thread::sleep(POLL);
             versions = self.versions();
         }
         let holds = is_right(&answer) && versions == expected;
@@ -294,7 +304,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What each node runs; nothing where it is down.
+    /// Returns the version of each node; `None` where the node or its extension is down.
     fn versions(&self) -> Vec<Option<u16>> {
         let of = |address: &SocketAddr| {
             let answer = send(*address, &Order::List, &[]).ok()?;

@@ -1,14 +1,14 @@
-//! A node of a cluster whose extensions are installed while it runs, by `midplane nic install`.
+//! `midplane nic node`: a node of a cluster whose extensions `midplane nic install` changes while it runs.
 
 mod builtin;
-mod desk;
+mod server;
 
 use midplane_kit::{processes, ranks, report};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::Args;
 use midplane::nicvm::install::{INSTALLER, Installer};
 use midplane::nicvm::memory::{MEMORY, Memory};
 use midplane::nicvm::messages::{MESSAGES, Messages};
@@ -19,36 +19,37 @@ use tokio::net::TcpListener;
 
 const EXAMPLES: &str = "\
 Examples:
-  # Six nodes on this host; the addresses are printed
-  node --nodes 6
+  # Six nodes on this host; prints their addresses
+  midplane nic node --nodes 6
 
-  # One of several hosts: node 2 of those in peers.txt, one host:port a line
-  node --rank 2 --peers peers.txt
+  # One node on each of several hosts, here the one of rank 2 in peers.txt, one host:port a line
+  midplane nic node --rank 2 --peers peers.txt
 
-Then: nicctl --node HOST:PORT list
+  # In another terminal: the extensions of one of them
+  midplane nic list --node HOST:PORT
 
-Exit code: 0 it was ended; 1 a node was lost; 2 bad input.";
+Exit code: 0 it ended by Ctrl-C or --seconds; 1 a node could not run; 2 bad input.";
 
-/// A NIC over UDP, which runs extensions that nicctl installs across the cluster.
+/// Run a NIC over UDP whose extensions can be installed from outside.
 ///
-/// It takes orders over TCP, at the address that its NIC has for UDP, from whoever reaches that: keep
-/// it within a network that you trust. Built with the feature wasm it takes WebAssembly modules, in
-/// binary or in text; without, those that are built in: a file that says "native: counter 1".
-#[derive(Debug, Parser)]
-#[command(name = "node", version, after_help = EXAMPLES)]
+/// Accepts orders over TCP at its NIC's UDP address, from every host that reaches it: keep it within a network that you
+/// trust. A build with the feature wasm accepts WebAssembly modules, binary or text. Without, it accepts built-in ones: a
+/// file that says "native: counter 1".
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     ranks: ranks::Ranks,
 
-    /// Without --rank: so many nodes on this host, from 2 to 64
+    /// Without --rank: number of nodes to start on this host, from 2 to 64
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(2..=64))]
     nodes: u16,
 
-    /// Ends after so many seconds; at Ctrl-C, unless given
+    /// End after this many seconds; at Ctrl-C unless given
     #[arg(long)]
     seconds: Option<u32>,
 
-    /// Ends with standard input, as the nodes do that another process has started
+    /// End when standard input does: for a node that another process has started
     #[arg(long, hide = true)]
     child: bool,
 }
@@ -102,7 +103,7 @@ async fn run(
         }
     };
     let ended = tokio::select! {
-        served = desk::serve(listener, nic.host()) => served.map_err(|error| error.to_string()),
+        served = server::serve(listener, nic.host()) => served.map_err(|error| error.to_string()),
         () = time => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     };
@@ -110,7 +111,7 @@ async fn run(
     ended
 }
 
-/// So many nodes as processes of this host.
+/// Starts `--nodes` nodes as processes of this host, and ends them at Ctrl-C or after `--seconds`.
 fn several(arguments: &Arguments) -> ExitCode {
     let started = processes::free_addresses(arguments.nodes.into()).and_then(|addresses| {
         let nodes: Result<Vec<_>, _> = (0..arguments.nodes)

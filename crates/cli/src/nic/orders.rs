@@ -1,16 +1,17 @@
-//! What `nicctl` and `node` say to each other over TCP: a line of JSON, the module if there is one,
-//! and a line of JSON back.
+//! Messages between `midplane nic install` and its like and a node, over TCP.
+//!
+//! The command sends a line of JSON, and the module if there is one. The node answers with a line of JSON.
 
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of a line.
+/// Most bytes of a line of JSON.
 pub(crate) const MAX_LINE: u64 = 64 << 10;
 
-/// What a node is told to do.
+/// Order to a node.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
 pub(crate) enum Order {
-    /// So many bytes of a module follow the line.
+    /// Installs the module whose `bytes` bytes follow the line.
     Install {
         number: u8,
         policy: String,
@@ -23,7 +24,7 @@ pub(crate) enum Order {
         number: u8,
     },
     List,
-    /// Gives the extension a command; completes with its status, length and two words.
+    /// Gives the extension a command. The answer has the completion's status, length and two words.
     Call {
         number: u8,
         opcode: u8,
@@ -32,26 +33,26 @@ pub(crate) enum Order {
     },
 }
 
-/// What came of it.
+/// Answer to an order.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Answer {
     pub(crate) node: u16,
-    /// "done", or what else.
+    /// "done", or the name of another status.
     pub(crate) status: String,
-    /// The version that runs now.
+    /// Version that runs now.
     pub(crate) epoch: Option<u16>,
-    /// Nodes that it runs on.
+    /// Number of nodes that run it.
     pub(crate) nodes: Option<u64>,
-    /// Who refused, and why.
+    /// Number of the node that refused.
     pub(crate) refused_by: Option<u64>,
     pub(crate) why: Option<String>,
-    /// Of a call.
+    /// Length in a call's completion.
     pub(crate) length: Option<u64>,
     pub(crate) words: Option<[u64; 2]>,
     pub(crate) installed: Vec<Installed>,
 }
 
-/// One line of a list.
+/// One extension of a node.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Installed {
     pub(crate) number: u8,

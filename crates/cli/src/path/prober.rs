@@ -1,4 +1,4 @@
-//! The firmware of the two ends: one sends frames that go so far, the other answers those that arrive.
+//! Firmware of the path's two ends: the prober sends frames with a hop limit, the mirror answers those that arrive.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -12,25 +12,24 @@ use midplane::simhw::port::{Command, Completion, Port};
 use midplane::simhw::region::{Payload, Region};
 use midplane::simhw::time::Instant;
 
-/// Longest probe.
+/// Bytes of the longest probe.
 const LONGEST: usize = 2_000;
-/// A probe that has not come back by then is lost.
-const PATIENCE: Duration = Duration::from_millis(300);
-/// A flag of an answer.
+/// Time after which a probe without an answer counts as lost.
+const TIMEOUT: Duration = Duration::from_millis(300);
+/// Flag in the header of an answer.
 const ANSWER: u8 = 1;
-/// The node that answers.
+/// Node that answers.
 const MIRROR: NodeId = NodeId(1);
 
-/// A probe that has come back: its number, and when.
+/// Number of an answered probe, and the time of its answer.
 type Answer = (u32, Instant);
 
-/// Sends what its port asks for: argument 0 is the probe's number, argument 1 how many switches it may
-/// pass.
+/// Sends a probe for each command: argument 0 is the probe's number, argument 1 the number of switches that it may pass.
 #[derive(Debug)]
 pub(crate) struct Prober(Sender<Answer>);
 
 impl Prober {
-    /// The firmware, and where it tells of what has come back.
+    /// Creates the firmware, and the receiver of its answers.
     pub(crate) fn new() -> (Self, Receiver<Answer>) {
         let (answer, answers) = channel();
         (Self(answer), answers)
@@ -51,7 +50,7 @@ impl Firmware for Prober {
                 hop_limit: command.args[1] as u8,
                 ..Header::default()
             };
-            // What the line refuses is a probe lost.
+            // A probe that the line refuses is lost, and times out.
             let _ = hw.transmit(&header, Source::Region(command.region));
             hw.complete(port, &Completion { cookie: command.cookie, ..Completion::default() });
             hw.commit();
@@ -61,7 +60,7 @@ impl Firmware for Prober {
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
         let back = frame.header.kind == Kind::Returned || frame.header.flags == ANSWER;
         if back && frame.header.source == MIRROR {
-            // Nobody waits any more once the measuring has ended.
+            // After the measurement nothing receives.
             let _ = self.0.send((frame.header.sequence, hw.now()));
         }
     }
@@ -71,7 +70,7 @@ impl Firmware for Prober {
     fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
 }
 
-/// Answers each frame with a bare header.
+/// Firmware that answers each frame with a header without data.
 #[derive(Debug)]
 pub(crate) struct Mirror;
 
@@ -99,8 +98,8 @@ impl Firmware for Mirror {
     fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
 }
 
-/// The path as the planners ask for it.
-pub(crate) struct Way<H> {
+/// Path that is measured by probes, for the planners.
+pub(crate) struct ProbedPath<H> {
     host: H,
     port: Port,
     memory: Region,
@@ -108,8 +107,8 @@ pub(crate) struct Way<H> {
     next: u32,
 }
 
-impl<H: Host> Way<H> {
-    /// A path from `host`.
+impl<H: Host> ProbedPath<H> {
+    /// Opens a port of `host` for probes.
     pub(crate) fn new(
         host: &H,
         answers: Receiver<Answer>,
@@ -120,20 +119,20 @@ impl<H: Host> Way<H> {
     }
 }
 
-impl<H: Host> HopPath for Way<H> {
-    /// Until a bare header is back from there: what that takes is the same for all sizes.
+impl<H: Host> HopPath for ProbedPath<H> {
+    /// Returns the microseconds until the answer. The answer has no data, so its part of the time is the same for all sizes.
     fn probe(&mut self, bytes: f64, hops: usize) -> Option<f64> {
         let number = self.next;
         self.next += 1;
         let region = self.memory.range(0, bytes as usize)?;
-        // The last hop is the other host, however far it is.
+        // Hop 1 is the switch; the last hop is the other host.
         let passes = if hops == 1 { 0 } else { u64::from(u8::MAX) };
         let args = [u64::from(number), passes, 0];
         let begin = self.host.now();
         self.port.submit(&Command { node: MIRROR, region, args, ..Command::default() }).ok()?;
         loop {
-            let answer = self.answers.recv_timeout(PATIENCE);
-            // The sent ones are done with, too.
+            let answer = self.answers.recv_timeout(TIMEOUT);
+            // Removes the completions of sent probes.
             while self.port.poll().is_some() {}
             let (answered, at) = answer.ok()?;
             if answered == number {

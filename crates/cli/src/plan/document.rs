@@ -1,4 +1,4 @@
-//! The JSON document that comes in and the one that goes out.
+//! Parses the JSON document of pipelines, plans them, and builds the document of plans.
 
 use midplane::pipeline::auto::Refragment;
 use midplane::pipeline::hierarchical::{self, Base};
@@ -41,7 +41,7 @@ struct Entry {
     max_in_flight: Option<u64>,
 }
 
-/// A chain, what is asked of it, and the plan.
+/// A pipeline and its plan.
 #[derive(Debug)]
 pub(crate) struct Solved {
     pub(crate) pipeline: Pipeline,
@@ -55,8 +55,8 @@ pub(crate) struct Solved {
 ///
 /// One line that names the pipeline's index and the field.
 pub(crate) fn solve(text: &str) -> Result<Vec<Solved>, String> {
-    let document: Document =
-        serde_json::from_str(text).map_err(|error| format!("standard input: {error}"))?;
+    let document: Document = serde_json::from_str(text)
+        .map_err(|error| format!("standard input: {error}; --help shows a document"))?;
     let entries = document.pipelines;
     let workers =
         std::thread::available_parallelism().map_or(1, usize::from).min(entries.len().max(1));
@@ -101,7 +101,7 @@ fn solve_one(value: &Value) -> Result<Solved, String> {
     Ok(Solved { plan, pipeline, max_in_flight: entry.max_in_flight.map(as_count) })
 }
 
-/// The first field whose value does not fit, so that the message can name it.
+/// Finds the first field that is missing or has a wrong type, and returns a line that names it.
 fn field_of(value: &Value, error: &serde_json::Error) -> String {
     let Some(map) = value.as_object() else { return format!("must be an object: {error}") };
     for (field, kind) in [("stages", "an array"), ("bytes", "a number")] {
@@ -201,7 +201,7 @@ fn plan_one(entry: &Entry, pipeline: &Pipeline) -> Result<Plan, PlanError> {
     }
 }
 
-/// The document that goes out.
+/// Builds the document of plans.
 pub(crate) fn answer(solved: &[Solved]) -> Value {
     let plans: Vec<Value> = solved
         .iter()

@@ -1,4 +1,4 @@
-//! What runs on every NIC: the shipped services, and two extensions that try them.
+//! Firmware of every NIC: the services of nicvm, and two extensions that test them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use midplane::simhw::time::Instant;
 use super::oracle::{ControlMessage, Shared};
 use super::plan::Plan;
 
-/// Sends control messages, and tells the oracle of those that come.
+/// Extension that sends control messages, and reports received ones to the oracle.
 pub(crate) const TALK: ExtensionId = ExtensionId(16);
-/// Fails: its handler panics, or it does not start.
+/// Extension that fails: its handler panics, or it refuses to start.
 pub(crate) const BOMB: ExtensionId = ExtensionId(17);
-/// Timeouts that are under way at once.
+/// Most timeouts that are set at once.
 const TIMEOUTS: u32 = 8;
 
-/// The firmware of one life of a node.
-pub(crate) fn unit(plan: &Plan, oracle: &Shared, node: NodeId, life: Incarnation) -> Unit {
-    let mut rng = Rng::new(plan.seed, &format!("firmware {node} {}", life.0));
+/// Creates the firmware of one incarnation of a node.
+pub(crate) fn unit(plan: &Plan, oracle: &Shared, node: NodeId, incarnation: Incarnation) -> Unit {
+    let mut rng = Rng::new(plan.seed, &format!("firmware {node} {}", incarnation.0));
     let mut unit = Unit::new(plan.control);
     let refuses = rng.chance(0.2);
     let talk = Talk { oracle: oracle.clone(), epochs: BTreeMap::new(), due: BTreeMap::new(), rng };
@@ -44,9 +44,9 @@ pub(crate) fn unit(plan: &Plan, oracle: &Shared, node: NodeId, life: Incarnation
 
 struct Talk {
     oracle: Shared,
-    /// For each peer: how often what was under way to it was lost, and messages sent since.
+    /// For each peer: the number of its losses of messages in flight, and of messages sent since the last one.
     epochs: BTreeMap<NodeId, (u32, u32)>,
-    /// When timeouts are due.
+    /// Times at which timeouts are due.
     due: BTreeMap<u32, Instant>,
     rng: Rng,
 }
@@ -54,7 +54,7 @@ struct Talk {
 impl Talk {
     fn send(&mut self, nic: &mut Context<'_>, to: NodeId) -> Status {
         let (epoch, number) = *self.epochs.entry(to).or_default();
-        let message = ControlMessage { life: nic.incarnation().0, epoch, number };
+        let message = ControlMessage { incarnation: nic.incarnation().0, epoch, number };
         if nic.send_control(to, &message.emit()).is_err() {
             return Status::Refused;
         }
@@ -63,7 +63,7 @@ impl Talk {
         Status::Done
     }
 
-    /// Sets a timeout, instead of what it was set to.
+    /// Sets a random timeout, which replaces the former one of its number.
     fn set_timeout(&mut self, nic: &mut Context<'_>) {
         let which = self.rng.below(u64::from(TIMEOUTS)) as u32;
         let after = Duration::from_nanos(self.rng.below(5_000_000));
@@ -119,19 +119,19 @@ struct Bomb {
 
 impl Extension for Bomb {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
-        let (extension, reason) = (nic.extension(), "it was told to");
+        let (extension, reason) = (nic.extension(), "it fails on purpose");
         if self.refuses { Err(InitError::Refused { extension, reason }) } else { Ok(()) }
     }
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
-        // Nothing of what a handler asks for happens when it panics.
+        // A handler that panics has no effects: neither of these may happen.
         nic.complete(command.region.port, &Completion::default());
         let _ = nic.send_control(NodeId(u16::from(nic.node().0 == 0)), &[0; 12]);
         panic!("it fails on purpose");
     }
 
     fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {
-        unreachable!("what its handler asked for never happens");
+        unreachable!("a handler that panics sends nothing");
     }
 
     fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}

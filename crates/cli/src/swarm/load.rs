@@ -1,4 +1,4 @@
-//! The applications: they send, receive, lose their ports, and try again.
+//! Applications of the simulated hosts: they send, receive, lose their ports, and open them again.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -18,41 +18,41 @@ use super::firmware::{BOMB, TALK};
 use super::oracle::{Shared, pattern};
 use super::plan::CENTRE;
 
-/// Where everybody receives.
+/// Port on which each node receives.
 const INBOX: PortId = PortId(0);
-/// Commands that a sender has under way.
+/// Most commands of a sender that have not completed.
 const UNDER_WAY: usize = 4;
-/// Buffers of each service.
+/// Receive buffers of each service.
 const BUFFERS: u64 = 24;
-/// Cookies of buffers for coordinated messages begin here.
+/// First cookie of buffers for coordinated messages.
 const COORDINATED: u64 = 1 << 32;
-/// A doorbell that was lost is rung again after this.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// Before what failed is tried again.
+/// Time without a completion after which the doorbell is rung again, in case it was lost.
+const TIMEOUT: Duration = Duration::from_millis(2);
+/// Pause before a failed step is tried again.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// What a sender is told.
+/// Settings of a sender.
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
     pub(crate) nodes: u16,
     pub(crate) coordinated: bool,
     pub(crate) longest: u64,
     pub(crate) pause: Duration,
-    /// To each other node a message and a control message, so many times; none for whatever comes to
-    /// mind, as long as there is time.
+    /// Number of rounds, in each of which every other node is sent a message and a control message. `None`: random commands
+    /// until the senders are stopped.
     pub(crate) rounds: Option<u32>,
-    /// Whether extensions are made to fail.
+    /// True if commands that make an extension fail are sent too.
     pub(crate) bombs: bool,
     pub(crate) damages: bool,
 }
 
-/// The next completion, or that none has come in time.
+/// Waits for the next completion; returns `None` after `limit`.
 async fn next(
     host: &impl Host,
     port: &mut Port,
-    patience: Duration,
+    limit: Duration,
 ) -> Option<Result<Completion, PortClosed>> {
-    let mut sleep = pin!(host.sleep_until(host.now() + patience));
+    let mut sleep = pin!(host.sleep_until(host.now() + limit));
     let mut completion = pin!(port.completion());
     poll_fn(|context| {
         if let Poll::Ready(ended) = completion.as_mut().poll(context) {
@@ -63,20 +63,20 @@ async fn next(
     .await
 }
 
-/// One use of a sender's port.
+/// Sender with an open port.
 struct Sender<'a, H> {
     host: &'a H,
     oracle: &'a Shared,
     habits: &'a Habits,
     port: Port,
     memory: Vec<Region>,
-    /// By cookie: the memory in use, and whether the command is meant to fail.
+    /// By cookie: the index of the memory in use, and true if the command is meant to fail.
     under_way: BTreeMap<u64, (usize, bool)>,
     cookie: u64,
 }
 
 impl<H: Host> Sender<'_, H> {
-    /// Posts one command.
+    /// Posts one command: a random one, or the next of the rounds of which `left` commands are left.
     fn post(&mut self, rng: &mut Rng, left: Option<u32>) {
         let busy: Vec<usize> = self.under_way.values().map(|(slot, _)| *slot).collect();
         let Some(slot) = (0..UNDER_WAY).find(|slot| !busy.contains(slot)) else { return };
@@ -123,7 +123,7 @@ impl<H: Host> Sender<'_, H> {
         command
     }
 
-    /// Every command completes once, and with what it may complete with.
+    /// Checks that the command completes once, with a status that it may have.
     fn on_completion(&mut self, completion: &Completion) {
         let node = self.host.node();
         self.oracle.lock().under_way.remove(&(node, completion.cookie));
@@ -143,7 +143,7 @@ impl<H: Host> Sender<'_, H> {
     }
 }
 
-/// Sends until it is told to stop, and then until everything has completed.
+/// Sends until the oracle stops the senders, then waits until all commands have completed.
 pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
     let mut rng = host.rng(&format!("sender {}", host.now()));
     let others = u32::from(habits.nodes - 1);
@@ -172,7 +172,7 @@ pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
     }
 }
 
-/// Whether all is sent; the port is closed otherwise.
+/// Sends through one port. Returns true when all is sent, and false when the port is closed.
 async fn send_all<H: Host>(
     mut sender: Sender<'_, H>,
     rng: &mut Rng,
@@ -188,8 +188,8 @@ async fn send_all<H: Host>(
             sender.post(rng, *left);
         }
         let pause = Duration::from_nanos(rng.between(1_000, sender.habits.pause.as_nanos() as u64));
-        let patience = if done { PATIENCE } else { pause };
-        match next(sender.host, &mut sender.port, patience).await {
+        let limit = if done { TIMEOUT } else { pause };
+        match next(sender.host, &mut sender.port, limit).await {
             Some(Ok(completion)) => sender.on_completion(&completion),
             Some(Err(PortClosed)) => return false,
             None => sender.port.ring(),
@@ -200,7 +200,7 @@ async fn send_all<H: Host>(
     }
 }
 
-/// Receives until it is told to stop.
+/// Receives until the oracle stops the receivers.
 pub(crate) async fn receive<H: Host>(host: H, oracle: Shared, longest: usize, coordinated: bool) {
     while !oracle.lock().stop_receivers {
         if let Ok(port) = host.open_port_with(PortOptions::default().number(INBOX)) {
@@ -223,7 +223,7 @@ async fn receive_all<H: Host>(
         (0..services).flat_map(|service| (0..BUFFERS).map(move |n| service * COORDINATED + n))
     {
         let Ok(buffer) = port.register(longest) else { return };
-        if lend(&mut port, &buffer, cookie).is_none() {
+        if post_receive(&mut port, &buffer, cookie).is_none() {
             return;
         }
         buffers.insert(cookie, buffer);
@@ -237,7 +237,7 @@ async fn receive_all<H: Host>(
         if stop || current != renewals {
             return;
         }
-        let completion = match next(host, &mut port, PATIENCE).await {
+        let completion = match next(host, &mut port, TIMEOUT).await {
             Some(Ok(completion)) => completion,
             Some(Err(PortClosed)) => return,
             None => {
@@ -258,14 +258,14 @@ async fn receive_all<H: Host>(
             }
             host.sleep_until(host.now() + PAUSE).await;
         }
-        if lend(&mut port, buffer, completion.cookie).is_none() {
+        if post_receive(&mut port, buffer, completion.cookie).is_none() {
             return;
         }
     }
 }
 
-/// Lends a buffer to the service that its cookie names; none if the port is closed.
-fn lend(port: &mut Port, buffer: &Region, cookie: u64) -> Option<()> {
+/// Posts a receive buffer to the service that its cookie names; returns `None` if the port is closed.
+fn post_receive(port: &mut Port, buffer: &Region, cookie: u64) -> Option<()> {
     let receive = if cookie < COORDINATED { messages::receive } else { coordination::receive };
     port.submit(&receive(buffer.whole(), cookie)).ok()
 }

@@ -1,17 +1,17 @@
-//! What must hold, and what was seen of it.
+//! Records sent and received messages, and checks them against the invariants.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use midplane::simhw::id::NodeId;
 
-/// The oracle, as extensions and applications share it.
+/// Handle to the oracle, for extensions and applications.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shared(Arc<Mutex<Oracle>>);
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Oracle> {
-        // Whoever panicked with it has left it whole: each change is one step.
+        // A panic while it was locked leaves it consistent: each change is one step.
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -20,17 +20,17 @@ impl Shared {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct ControlMessage {
     /// The sender's incarnation.
-    pub(crate) life: u32,
-    /// How often its connection to the receiver has ended.
+    pub(crate) incarnation: u32,
+    /// Number of times that the sender's connection to the receiver has ended.
     pub(crate) epoch: u32,
-    /// Its number since.
+    /// Number of the message within its epoch, from 0.
     pub(crate) number: u32,
 }
 
 impl ControlMessage {
     pub(crate) fn emit(self) -> [u8; 12] {
         let mut bytes = [0; 12];
-        for (chunk, word) in bytes.chunks_mut(4).zip([self.life, self.epoch, self.number]) {
+        for (chunk, word) in bytes.chunks_mut(4).zip([self.incarnation, self.epoch, self.number]) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
         bytes
@@ -38,9 +38,13 @@ impl ControlMessage {
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<4>();
-        let [life, epoch, number] = *words else { return None };
+        let [incarnation, epoch, number] = *words else { return None };
         let word = u32::from_le_bytes;
-        rest.is_empty().then(|| Self { life: word(life), epoch: word(epoch), number: word(number) })
+        rest.is_empty().then(|| Self {
+            incarnation: word(incarnation),
+            epoch: word(epoch),
+            number: word(number),
+        })
     }
 }
 
@@ -53,23 +57,23 @@ struct Sent {
     delivered: bool,
 }
 
-/// What was sent and what arrived.
+/// Messages that were sent and delivered, and broken invariants.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
     messages: Vec<Sent>,
-    /// By sender, its life and receiver: the last control message that was delivered.
+    /// By sender, its incarnation and receiver: epoch and number of the last control message that was delivered.
     last: BTreeMap<(NodeId, u32, NodeId), (u32, u32)>,
     pub(crate) control_sent: u64,
     pub(crate) control_delivered: u64,
     pub(crate) delivered: u64,
     /// Commands that have not completed, by node and cookie.
     pub(crate) under_way: BTreeMap<(NodeId, u64), String>,
-    /// Senders send nothing new.
+    /// True if senders send nothing new.
     pub(crate) stop_senders: bool,
     pub(crate) stop_receivers: bool,
-    /// Receivers open their ports anew whenever this grows.
+    /// Counter: receivers reopen their ports whenever it grows.
     pub(crate) renewals: u32,
-    /// What did not hold.
+    /// Descriptions of broken invariants.
     pub(crate) complaints: Vec<String>,
 }
 
@@ -78,24 +82,24 @@ impl Oracle {
         self.complaints.push(what);
     }
 
-    /// Messages that were ever sent.
+    /// Returns the number of messages sent since the start.
     pub(crate) fn sent(&self) -> u64 {
         self.messages.len() as u64
     }
 
-    /// From whom and to whom messages from the `first` one on have not arrived.
+    /// Returns sender and receiver of each undelivered message, from message `first` on.
     pub(crate) fn lost_after(&self, first: u64) -> Vec<(u16, u16)> {
         let late = self.messages.iter().skip(first as usize).filter(|sent| !sent.delivered);
         late.map(|sent| (sent.from.0, sent.to.0)).collect()
     }
 
-    /// A message is about to be sent; its tag.
+    /// Records a message that is about to be sent, and returns its tag.
     pub(crate) fn on_send(&mut self, from: NodeId, to: NodeId, length: usize) -> u32 {
         self.messages.push(Sent { from, to, length, delivered: false });
         self.messages.len() as u32 - 1
     }
 
-    /// Messages arrive at most once, whole, and where they were sent.
+    /// Checks that a message arrives at most once, whole, and at its destination.
     pub(crate) fn on_delivery(&mut self, from: NodeId, to: NodeId, tag: u32, bytes: &[u8]) {
         let Some(sent) = self.messages.get_mut(tag as usize) else {
             return self.complain(format!("node {to}: message {tag} was never sent"));
@@ -109,20 +113,20 @@ impl Oracle {
                 "node {to}: message {tag} of {length} bytes from {from} was {known:?}"
             ));
         } else if known.delivered {
-            self.complain(format!("node {to}: message {tag} from {from} came twice"));
+            self.complain(format!("node {to}: message {tag} from {from} was delivered twice"));
         } else if bytes != pattern(tag, bytes.len()) {
             self.complain(format!("node {to}: message {tag} from {from} has other bytes"));
         }
     }
 
-    /// What arrives of each epoch is a prefix of what was sent in it, and epochs come in order.
+    /// Checks that the control messages delivered of each epoch are a prefix of those sent, and that epochs are in order.
     pub(crate) fn on_control(&mut self, from: NodeId, to: NodeId, bytes: &[u8]) {
         let Some(message) = ControlMessage::parse(bytes) else {
-            return self.complain(format!("node {to}: a control message that nobody sent"));
+            return self.complain(format!("node {to}: a control message that no node sent"));
         };
         self.control_delivered += 1;
-        let ControlMessage { life, epoch, number } = message;
-        let key = (from, life, to);
+        let ControlMessage { incarnation, epoch, number } = message;
+        let key = (from, incarnation, to);
         let holds = match self.last.insert(key, (epoch, number)) {
             Some((last, before)) if last == epoch => number == before + 1,
             Some((last, _)) => last < epoch && number == 0,
@@ -133,13 +137,17 @@ impl Oracle {
                 "node {to}: control message from {from} out of order: {message:?}"
             ));
         }
-        if self.last.range((from, life + 1, to)..(from, u32::MAX, to)).any(|(at, _)| at.2 == to) {
-            self.complain(format!("node {to}: control message of a former life of {from}"));
+        if self
+            .last
+            .range((from, incarnation + 1, to)..(from, u32::MAX, to))
+            .any(|(at, _)| at.2 == to)
+        {
+            self.complain(format!("node {to}: control message of a former incarnation of {from}"));
         }
     }
 }
 
-/// The bytes of a message.
+/// Returns the bytes of a message with this tag.
 pub(crate) fn pattern(tag: u32, length: usize) -> Vec<u8> {
     let seed = u64::from(tag) << 32;
     let byte = |at: u64| ((seed ^ at).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;

@@ -1,4 +1,4 @@
-//! What one seed means: a topology, the firmware's settings, a load, and what goes wrong.
+//! Draws a topology, settings of the firmware, a load and faults from a seed.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use midplane::simhw::switch::{Buffer, DiscardPolicy, Forwarding, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::topology::Topology;
 
-/// The receiver of coordinated messages, and the witness of its link.
+/// Receiver of coordinated messages, and witness of its link.
 pub(crate) const CENTRE: NodeId = NodeId(0);
 
 /// Everything that a seed decides.
@@ -24,24 +24,24 @@ pub(crate) struct Plan {
     pub(crate) profile: NicProfile,
     pub(crate) control: ControlConfig,
     pub(crate) coordination: Option<CoordinationConfig>,
-    /// Longest message.
+    /// Bytes of the longest message.
     pub(crate) longest: u64,
-    /// Most that a sender pauses between two commands.
+    /// Longest pause of a sender between two commands.
     pub(crate) pause: Duration,
-    /// How long things go wrong.
+    /// Time from the start to the end of all faults.
     pub(crate) trouble: Duration,
     pub(crate) script: Vec<Incident>,
-    /// Whether accesses to memory may fail, and commands be damaged.
+    /// True if accesses to memory may fail, and commands may be damaged.
     pub(crate) damages: bool,
 }
 
-/// Kinds that firmware, extensions and applications must survive.
+/// Returns the kinds of faults that firmware, extensions and applications must survive.
 fn survivable(coordinated: bool) -> Vec<FaultKind> {
     let all = FaultKind::ALL.iter().copied();
     all.filter(|kind| match kind {
-        // A completion that is not written is gone: nothing above the hardware can mend that.
+        // Nothing above the hardware can recover a completion that was not written.
         FaultKind::CompletionLost => false,
-        // Leases hold among clocks that drift, not among those that leap.
+        // Leases tolerate clocks that drift, but not clocks that step.
         FaultKind::ClockStep => !coordinated,
         _ => true,
     })
@@ -55,7 +55,7 @@ impl Plan {
         let coordinated = rng.chance(0.6);
         let trouble = Duration::from_millis(rng.between(40, 200));
         let mut kinds = survivable(coordinated);
-        // Few kinds at a time go deeper than all at once.
+        // A run with few kinds of faults reaches deeper states than one with all kinds.
         for _ in 0..kinds.len() - rng.between(1, 12) as usize {
             kinds.swap_remove(rng.below(kinds.len() as u64) as usize);
         }

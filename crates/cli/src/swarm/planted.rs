@@ -1,4 +1,4 @@
-//! Bugs that are planted on purpose, and how many seeds it takes to find each.
+//! Plants known bugs, and counts the seeds until one finds each.
 
 use std::process::ExitCode;
 
@@ -9,10 +9,10 @@ use super::{Arguments, all, run};
 use crate::swarm::summary::replay;
 use midplane_kit::report::{DID_NOT_HOLD, print_json, say};
 
-/// The bugs of that name.
+/// Returns the bug of that name, or all bugs for "all".
 ///
 /// # Errors
-/// What names there are.
+/// One line with the known names, or with the needed feature.
 pub(crate) fn chosen(name: &str) -> Result<Vec<Bug>, String> {
     if !cfg!(feature = "planted") {
         return Err("--plant needs a build with bugs: cargo run --release -p midplane-cli --features planted -- \
@@ -23,12 +23,12 @@ pub(crate) fn chosen(name: &str) -> Result<Vec<Bug>, String> {
         Bug::ALL.iter().copied().filter(|bug| name == "all" || bug.name() == name).collect();
     if bugs.is_empty() {
         let names: Vec<_> = Bug::ALL.iter().map(|bug| bug.name()).collect();
-        return Err(format!("--plant {name}: there is no such bug; all, {}", names.join(", ")));
+        return Err(format!("--plant {name}: unknown; name one of all, {}", names.join(", ")));
     }
     Ok(bugs)
 }
 
-/// Plants one after another, and prints which seed finds each; fails if one is not found.
+/// Plants one bug after another, and prints the seed that finds each. Returns a failure if one is not found.
 pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> ExitCode {
     let mut rows = Vec::new();
     let mut missed = false;

@@ -1,4 +1,4 @@
-//! One seed: trouble, healing, and whether all is well after it.
+//! Runs one seed: faults, then their end, then the checks after it.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,15 +21,15 @@ use super::load::{self, Habits};
 use super::oracle::Shared;
 use super::plan::{CENTRE, Plan};
 
-/// Between two looks at the invariants.
+/// Virtual time between two checks of the invariants.
 const SLICE: Duration = Duration::from_micros(250);
-/// After healing, everything that was begun comes to an end within this: a peer is declared dead, a
-/// token is missed and replaced, and a sender that was left out may come back.
+/// Virtual time after the end of the faults within which all commands complete. It includes the time to declare a peer
+/// dead, to replace a lost token, and for an excluded sender to return.
 const DRAIN: Duration = Duration::from_secs(4);
-/// What is new after that takes no longer.
+/// Virtual time after that within which new messages arrive.
 const PROBE: Duration = Duration::from_millis(500);
 
-/// What became of one seed.
+/// Result of one seed.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) seed: u64,
@@ -41,14 +41,14 @@ pub(crate) struct Outcome {
     pub(crate) fired: FaultCounts,
     pub(crate) control_messages: u64,
     pub(crate) messages: u64,
-    /// Empty if everything held.
+    /// Descriptions of broken invariants; empty if the seed passed.
     pub(crate) complaints: Vec<String>,
 }
 
-/// Who watches a run.
+/// Observer of a run's records.
 pub(crate) type Observer = Box<dyn FnMut(&Record<'_>) + Send>;
 
-/// Runs one seed; a panic is a complaint.
+/// Runs one seed; reports a panic as a complaint.
 pub(crate) fn run(seed: u64, observer: Option<Observer>) -> Outcome {
     let ran = catch_unwind(AssertUnwindSafe(|| Run::new(Plan::new(seed), observer).through()));
     ran.unwrap_or_else(|panic| {
@@ -149,7 +149,7 @@ impl Run {
         }
     }
 
-    /// At most one holder of a token in each epoch, and at most one that may send.
+    /// Checks that each link's token has at most one holder in each epoch, and at most one that may send.
     fn check_tokens(&self) {
         let mut holders = BTreeMap::new();
         let mut valid = BTreeMap::new();
@@ -174,26 +174,26 @@ impl Run {
 
     // ---- liveness ----
 
-    /// Everything that was begun comes to an end.
+    /// Stops the senders, and checks that all their commands complete.
     fn drain(&mut self) -> bool {
         self.oracle.lock().stop_senders = true;
         let end = self.world.now() + DRAIN;
         let receivers = usize::from(self.plan.topology.hosts());
-        // Those that healing has started are not counted before they run.
+        // Tasks that the end of the faults has started are counted only once they run.
         self.step();
         while self.world.tasks() > receivers && self.world.now() < end && self.holds() {
             self.step();
         }
         if self.world.tasks() > receivers {
             let senders = self.world.tasks() - receivers;
-            self.complain(format!("{senders} senders wait for ever: {}", self.under_way()));
+            self.complain(format!("{senders} senders still wait: {}", self.under_way()));
         }
         self.holds()
     }
 
-    /// What is new arrives: first peers learn of each other, then nothing may be lost.
+    /// Checks that new messages arrive: peers find each other in two exchanges; in a third one nothing may be lost.
     fn probe(&mut self) -> bool {
-        // A handle that was damaged when a buffer was lent stays so.
+        // Receivers reopen their ports: a handle that was damaged when a buffer was posted stays damaged.
         self.oracle.lock().renewals += 1;
         for _ in 0..2 {
             self.exchange(1);
@@ -219,7 +219,7 @@ impl Run {
         self.holds()
     }
 
-    /// Each node sends small messages to every other.
+    /// Has each node send small messages to every other.
     fn exchange(&mut self, rounds: u32) {
         self.oracle.lock().stop_senders = false;
         let habits = Habits {
@@ -245,7 +245,7 @@ impl Run {
         }
     }
 
-    /// The commands that wait longest.
+    /// Describes up to four commands that have not completed.
     fn under_way(&self) -> String {
         let oracle = self.oracle.lock();
         let waiting = oracle.under_way.iter().take(4);
@@ -304,7 +304,7 @@ fn habits(plan: &Plan) -> Habits {
     }
 }
 
-/// The tasks of a host that starts.
+/// Starts the tasks of a host.
 fn boot(plan: &Plan, oracle: &Shared, host: &SimHost) {
     let node: NodeId = host.node();
     let coordinated = plan.coordination.is_some() && node == CENTRE;

@@ -1,4 +1,4 @@
-//! What became of all seeds.
+//! Sums up the results of all seeds, and prints them.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use crate::swarm::Arguments;
 use crate::swarm::run::Outcome;
 use midplane_kit::report::{print_json, say};
 
-/// Failures that are told in full.
-const TOLD: usize = 10;
+/// Most failed seeds that are printed.
+const PRINTED: usize = 10;
 
-/// Sums over seeds.
+/// Sums over all seeds.
 #[derive(Debug)]
 pub(crate) struct Summary {
     seeds: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Summary {
     messages: u64,
     fired: FaultCounts,
     digest: u64,
-    /// By seed.
+    /// Failed seeds with their complaints, in the order of seeds.
     pub(crate) failures: Vec<(u64, Vec<String>)>,
     began: Instant,
     limit: Option<Duration>,
@@ -33,7 +33,7 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    #[expect(clippy::disallowed_methods, reason = "it tells how long the machine took")]
+    #[expect(clippy::disallowed_methods, reason = "it measures the machine's time")]
     pub(crate) fn begin(arguments: &Arguments) -> Self {
         let bar = ProgressBar::new(arguments.seeds);
         let style = "{wide_bar} {pos}/{len} seeds, {msg} failed, {eta} left";
@@ -65,7 +65,7 @@ impl Summary {
         self.control_messages += outcome.control_messages;
         self.messages += outcome.messages;
         self.fired += outcome.fired;
-        // In any order the same.
+        // A sum is the same in any order of seeds.
         self.digest = self.digest.wrapping_add(outcome.digest);
         self.bar.inc(1);
         if !outcome.complaints.is_empty() {
@@ -75,7 +75,7 @@ impl Summary {
         }
     }
 
-    /// Whether there is no more time.
+    /// Returns true once `--seconds` have passed.
     pub(crate) fn is_late(&self) -> bool {
         self.limit.is_some_and(|limit| self.began.elapsed() > limit)
     }
@@ -114,8 +114,8 @@ impl Summary {
         if !never.is_empty() {
             say(&format!("Without effect: {}\n", never.join(", ")));
         }
-        for (seed, complaints) in self.failures.iter().take(TOLD) {
-            say(&format!("\nseed {seed} failed; again: {}\n", replay(*seed, None)));
+        for (seed, complaints) in self.failures.iter().take(PRINTED) {
+            say(&format!("\nseed {seed} failed; to run it again: {}\n", replay(*seed, None)));
             complaints.iter().take(3).for_each(|what| say(&format!("  {what}\n")));
         }
         say(&format!("{} of {} seeds failed\n", self.failures.len(), self.seeds));
@@ -151,7 +151,7 @@ impl Summary {
     }
 }
 
-/// The command that runs a seed again.
+/// Returns the command that runs a seed again.
 pub(crate) fn replay(seed: u64, bug: Option<&str>) -> String {
     let plant = bug.map_or(String::new(), |bug| format!(" --plant {bug}"));
     format!("midplane swarm --seed {seed}{plant}")

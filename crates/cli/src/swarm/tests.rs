@@ -1,4 +1,4 @@
-//! The first seeds of the swarm hold, as new ones do, and are the same run each time.
+//! Tests that the first seeds and new ones pass, and that a seed always gives the same run.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Files that show one seed.
+//! Writes the run of one seed to files for Wireshark and Perfetto.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -15,10 +15,10 @@ fn create(path: &Path) -> Result<BufWriter<File>, String> {
     file.map(BufWriter::new).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// What writes the files that were asked for, if any was.
+/// Creates the files of `--pcapng` and `--perfetto`, and returns their writer; `None` if neither is given.
 ///
 /// # Errors
-/// Which file can't be written, and why.
+/// One line that names a file that cannot be created.
 pub(crate) fn observer(arguments: &Arguments, seed: u64) -> Result<Option<Observer>, String> {
     let topology = Plan::new(seed).topology;
     let mut frames = match &arguments.pcapng {

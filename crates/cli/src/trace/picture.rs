@@ -1,4 +1,4 @@
-//! A picture of the first message: each engine and link that it kept busy, over time.
+//! Draws the first message as SVG: each engine and link that it kept busy, over time.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use midplane::simhw::frame::{Header, Kind};
 use midplane::simhw::topology::Topology;
 use midplane::simhw::trace::{Engine, Record};
 
-/// Something that the message kept busy.
+/// Time during which the message kept an engine or link busy.
 #[derive(Clone, Debug)]
 struct Span {
     lane: String,
@@ -16,25 +16,25 @@ struct Span {
     ends: u64,
 }
 
-/// What is known of the first message of data.
+/// Collects the spans of the first message of data.
 #[derive(Debug, Default)]
 pub(crate) struct Picture {
     links: Vec<String>,
-    /// Its first frame's header.
+    /// Header of the message's first frame.
     first: Option<Header>,
-    /// Its frames.
+    /// Numbers of the message's frames.
     frames: BTreeSet<u64>,
     spans: Vec<Span>,
-    /// Spans that were seen before it was known whose they are: its doorbell and its gathering.
+    /// Latest spans that are not yet known to be the message's: the doorbell and the gather DMA precede its frame.
     recent: Vec<(Option<u64>, Span)>,
-    /// When its receiver's application sees it.
+    /// Time of the completion at the receiver's application, in ns.
     done: Option<u64>,
 }
 
 const WIDTH: f64 = 960.0;
 const MARGIN: f64 = 150.0;
 const LANE: f64 = 30.0;
-/// Spans that are kept before the message is known.
+/// Most entries of [`Picture::recent`].
 const RECENT: usize = 16;
 
 impl Picture {
@@ -72,7 +72,7 @@ impl Picture {
                 if receiver == Some(node) && self.done.is_none() {
                     let at = at.as_nanos();
                     let lane = format!("node {node} application");
-                    self.spans.push(Span { lane, what: "sees it", begins: at, ends: at });
+                    self.spans.push(Span { lane, what: "completion", begins: at, ends: at });
                     self.done = Some(at);
                 }
             }
@@ -80,15 +80,14 @@ impl Picture {
         }
     }
 
-    /// Whether it is the turn in which the sender took the message up: it ends after the frame is
-    /// given to the line.
+    /// Returns true for the coprocessor's turn that started the message. It ends after the first frame is sent.
     fn is_first_turn(&self, engine: Engine, lane: &str) -> bool {
         let Some(first) = self.first else { return false };
         engine == Engine::Coprocessor(first.source)
             && !self.spans.iter().any(|span| span.lane == lane)
     }
 
-    /// What led to the message's frame: its gathering, and its sender's last doorbell and turn.
+    /// Adds the recent spans that led to a frame of the message: its gather DMA and its sender's last doorbell.
     fn keep_recent(&mut self, frame: u64, sender: u16) {
         let engine = format!("node {sender} ");
         let recent = std::mem::take(&mut self.recent);
@@ -113,7 +112,7 @@ impl Picture {
         }
     }
 
-    /// The picture.
+    /// Renders the picture as SVG.
     pub(crate) fn svg(&self) -> String {
         let mut lanes: Vec<(u64, &str)> = Vec::new();
         for span in &self.spans {

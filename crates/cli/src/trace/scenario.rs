@@ -1,7 +1,7 @@
-//! Scenario files: TOML, checked whole before anything starts.
+//! Parses scenario files, which are TOML, and checks all of a file before the run starts.
 //!
-//! Every mistake is told with its line, its key and what may stand there, not the first alone: what
-//! serde refuses is noted, its line is blanked, and the rest is read again.
+//! Reports every mistake, not only the first, with its line, its key and the allowed values: a line that serde refuses is
+//! noted and blanked, and the file is parsed again.
 
 mod fault;
 
@@ -20,15 +20,15 @@ use toml::Spanned;
 
 use fault::FaultTable;
 
-/// Mistakes that are told at most.
+/// Most mistakes that are reported.
 const MOST: usize = 20;
 
-/// One thing that is wrong with a file.
+/// One mistake in a file.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Mistake {
-    /// From 1.
+    /// Line number, from 1.
     pub(crate) line: usize,
-    /// What is wrong, with the key and what may stand there.
+    /// Description, with the key and the allowed values.
     pub(crate) what: String,
 }
 
@@ -109,7 +109,7 @@ struct MessageTable {
     coordinated: bool,
 }
 
-/// Messages of one node to another.
+/// Series of messages from one node to another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Messages {
     pub(crate) at: Instant,
@@ -121,7 +121,7 @@ pub(crate) struct Messages {
     pub(crate) coordinated: bool,
 }
 
-/// What a file says, if all of it can be.
+/// Content of a file without mistakes.
 #[derive(Debug)]
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
@@ -132,10 +132,10 @@ pub(crate) struct Scenario {
     pub(crate) faults: Vec<Incident>,
 }
 
-/// Reads a scenario.
+/// Parses a scenario.
 ///
 /// # Errors
-/// Every mistake, in the order of their lines.
+/// Up to [`MOST`] mistakes, in the order of their lines.
 pub(crate) fn parse(text: &str) -> Result<Scenario, Vec<Mistake>> {
     let mut checker = Checker { text, mistakes: Vec::new() };
     let document = checker.read();
@@ -148,7 +148,7 @@ pub(crate) fn parse(text: &str) -> Result<Scenario, Vec<Mistake>> {
     }
 }
 
-/// All mistakes in one line.
+/// Formats all mistakes as one line.
 pub(crate) fn in_one_line(mistakes: &[Mistake]) -> String {
     let mut line = String::new();
     for (at, Mistake { line: number, what }) in mistakes.iter().enumerate() {
@@ -169,7 +169,7 @@ impl Checker<'_> {
         self.mistakes.push(Mistake { line, what });
     }
 
-    /// Reads the file, again and again without the lines that are refused.
+    /// Parses the file again and again, each time without the lines that were refused.
     fn read(&mut self) -> Option<Document> {
         let mut text = self.text.to_owned();
         for _ in 0..MOST {
@@ -185,7 +185,7 @@ impl Checker<'_> {
             let message = error.message().trim().replace('\n', ", ");
             self.note(at, format!("`{key}`: {message}"));
             if line.is_empty() || text.parse::<toml::Table>().is_err() {
-                // Not TOML at all: what follows can't be told.
+                // The file is not TOML: later lines cannot be checked.
                 return None;
             }
             text.replace_range(begins..ends, &" ".repeat(ends - begins));
@@ -217,7 +217,7 @@ impl Checker<'_> {
         })
     }
 
-    /// A number that must lie in a range.
+    /// Returns a number, or `usual` if it is missing or outside `allowed`, which is noted.
     fn number<T>(
         &mut self,
         given: Option<&Spanned<T>>,

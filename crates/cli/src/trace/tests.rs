@@ -1,4 +1,4 @@
-//! Scenario files are checked whole: each mistake with its line, its key and what may stand there.
+//! Tests that every mistake of a scenario file is reported with its line, its key and the allowed values.
 
 use midplane::simhw::fault::FaultKind;
 
@@ -13,7 +13,7 @@ fn the_scenario_that_ships_is_whole() {
     assert_eq!(scenario.faults[1].fault.kind(), FaultKind::Loss);
 }
 
-/// The lines of all mistakes, and what is said of them.
+/// Returns the lines of all mistakes, and the report.
 fn mistakes(text: &str) -> (Vec<usize>, String) {
     let mistakes = parse(text).unwrap_err();
     (mistakes.iter().map(|mistake| mistake.line).collect(), in_one_line(&mistakes))

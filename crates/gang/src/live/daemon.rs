@@ -301,7 +301,7 @@ async fn run(mut hub: Hub, mut signals: Signals, mut happens: mpsc::UnboundedRec
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
             _ = signals.children.recv() => hub.children_changed(),
-            _ = signals.explain.recv() => eprintln!("gangd: {}", hub.explain()),
+            _ = signals.explain.recv() => eprintln!("midplane gang daemon: {}", hub.explain()),
             event = happens.recv() => hub.handle(event.expect("the hub has the other end")),
             () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
         }

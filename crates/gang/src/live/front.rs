@@ -29,7 +29,7 @@ const PART: usize = 16 << 10;
 #[non_exhaustive]
 pub enum FrontError {
     /// No daemon serves the socket.
-    #[error("{}: no daemon answers ({error}); start gangd, or name its --socket", path.display())]
+    #[error("{}: no daemon answers ({error}); start `midplane gang daemon`, or name its --socket", path.display())]
     NoDaemon {
         /// The socket.
         path: PathBuf,

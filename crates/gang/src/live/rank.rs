@@ -28,11 +28,12 @@ pub const HOSTS: &str = "GANG_HOSTS";
 pub enum JoinError {
     /// Not started by a daemon that has a NIC.
     #[error(
-        "{NIC} and the variables with it are not set: start this by `gang run` under a gangd with a --fabric"
+        "{NIC} and the variables with it are not set: start this by `midplane gang run` under a `midplane gang daemon` \
+         with a --fabric"
     )]
     NoJob,
     /// A variable does not say what it should.
-    #[error("{0} is damaged: start this by `gang run`, which sets it")]
+    #[error("{0} is damaged: start this by `midplane gang run`, which sets it")]
     Damaged(&'static str),
     /// The ticket does not fit the file.
     #[error(transparent)]

@@ -39,10 +39,10 @@ const GO: u8 = b'G';
 #[non_exhaustive]
 pub enum SnapshotError {
     /// Not started by a daemon.
-    #[error("{SNAPSHOTS} is not set: start this by `gang run`")]
+    #[error("{SNAPSHOTS} is not set: start this by `midplane gang run`")]
     NoJob,
     /// The variable does not say what it should.
-    #[error("{SNAPSHOTS} is damaged: start this by `gang run`, which sets it")]
+    #[error("{SNAPSHOTS} is damaged: start this by `midplane gang run`, which sets it")]
     Variable,
     /// A state has at most a gigabyte.
     #[error("a state has at most {LONGEST} bytes, not {length}")]

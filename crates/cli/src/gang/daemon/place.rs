@@ -1,12 +1,12 @@
-//! Which of a cluster's hosts this one is, and where the others are.
+//! Finds this host's number and the addresses of all hosts.
 
 use midplane::simhw::launch::{self, Launch, LaunchError};
 use midplane::simhw::seal::PublicKey;
 
 use crate::gang::daemon::Arguments;
 
-/// This host among all, from 0, the daemons' `host:port` in the order of hosts, their keys, if the list has some, and
-/// how many slots a hostfile gives to each.
+/// Number of this host, from 0; `host:port` of all daemons in the order of hosts; their public keys, if the list has some;
+/// and the slots of each host, if a hostfile gives them.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Place {
     pub(crate) host: u16,
@@ -15,15 +15,15 @@ pub(crate) struct Place {
     pub(crate) slots: Option<u16>,
 }
 
-/// By the flags, or by what started this daemon as one of several; a daemon without a key is alone.
+/// Finds this host's place by the options, or by the launcher's environment. A daemon without a key is alone.
 ///
 /// # Errors
-/// One line.
+/// One line that names the option.
 pub(crate) fn find(arguments: &Arguments) -> Result<Place, String> {
     let said = arguments.host;
     let checked = |place: Place| match place.peers.len().max(1) {
         hosts if usize::from(place.host) >= hosts => {
-            Err(format!("--host {}: there are {hosts}, counted from 0", place.host))
+            Err(format!("--host {}: must be below {hosts}, the number of hosts", place.host))
         }
         _ => Ok(place),
     };
@@ -37,7 +37,7 @@ pub(crate) fn find(arguments: &Arguments) -> Result<Place, String> {
     let place = match said.is_some() || arguments.spread {
         true => None,
         false => match flags.place() {
-            // Nobody says which of them this is: the first.
+            // Without --host and a launcher, this is host 0.
             Err(LaunchError::NoRank(_)) => None,
             place => place.map_err(text)?,
         },
@@ -56,7 +56,7 @@ pub(crate) fn find(arguments: &Arguments) -> Result<Place, String> {
     }
 }
 
-/// The daemons of a hostfile: one a host, whose lines give it slots and not daemons.
+/// Merges the lines of a hostfile into one daemon for each host; a host's number of lines is its number of slots.
 fn hosts(
     entries: Vec<String>,
     arguments: &Arguments,
@@ -68,7 +68,7 @@ fn hosts(
     let groups: Vec<&[String]> = entries.chunk_by(|a, b| name(a) == name(b)).collect();
     let slots = groups.first().map_or(0, |group| group.len());
     if groups.iter().any(|group| group.len() != slots) {
-        return Err("--hostfile: each host has the same number of slots".into());
+        return Err("--hostfile: give each host the same number of slots".into());
     }
     let peers = groups.iter().map(|group| group[0].clone()).collect();
     Ok((peers, u16::try_from(slots).ok()))

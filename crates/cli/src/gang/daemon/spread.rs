@@ -1,25 +1,25 @@
-//! Starts the daemons of the other hosts from that of the first, by ssh or whatever runs a command there.
+//! Starts the daemons of the other hosts from host 0, by ssh or another command that runs commands there.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// What says to a daemon that it ends with its input.
+/// Option that has a daemon end when its standard input does.
 pub(crate) const END_WITH_INPUT: &str = "--end-with-input";
 
-/// Daemons of other hosts. They end when their input does: with this process, however it goes.
+/// Daemons of other hosts. They end when their standard input does: at the latest with this process.
 #[derive(Debug)]
 pub(crate) struct Spread(Vec<Child>);
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The command line of another host's daemon: this one's, from the same folder.
+/// Builds the command line of another host's daemon: this daemon's options, in the same folder.
 fn command_line(host: usize, slots: u16) -> Result<String, String> {
-    let text = |path: &Path| path.to_str().map(str::to_owned).ok_or("a path is no text");
+    let text = |path: &Path| path.to_str().map(str::to_owned).ok_or("a path is not UTF-8");
     let itself = std::env::current_exe().map_err(|error| error.to_string())?;
     let folder = std::env::current_dir().map_err(|error| error.to_string())?;
     let (itself, folder) = (text(&itself)?, text(&folder)?);
@@ -31,7 +31,7 @@ fn command_line(host: usize, slots: u16) -> Result<String, String> {
         match name {
             "--rsh" | "--host" | "--slots" => drop(has_value.then(|| own.next())),
             "--spread" => {}
-            // Hosts that share a file system, or are one machine, have a socket each.
+            // Each host has its own socket, in case hosts share a file system or are one machine.
             "--socket" => {
                 let value = word.split_once('=').map(|(_, value)| value.to_owned());
                 let value = value.or_else(|| own.next()).unwrap_or_default();
@@ -50,10 +50,12 @@ impl Spread {
     /// Starts a daemon on every host but the first, by `rsh HOST COMMAND`.
     ///
     /// # Errors
-    /// One line.
+    /// One line that names the option or the path.
     pub(crate) fn start(rsh: &str, peers: &[String], slots: u16) -> Result<Self, String> {
         let words: Vec<&str> = rsh.split_whitespace().collect();
-        let [program, arguments @ ..] = &words[..] else { return Err("--rsh: it is empty".into()) };
+        let [program, arguments @ ..] = &words[..] else {
+            return Err("--rsh: name a command, such as ssh".into());
+        };
         let mut spread = Self(Vec::new());
         for (host, peer) in peers.iter().enumerate().skip(1) {
             let name = peer.rsplit_once(':').map_or(&peer[..], |(name, _)| name);
@@ -77,7 +79,7 @@ impl Drop for Spread {
     }
 }
 
-/// Has this daemon end, in good order, when its input does.
+/// Sends SIGTERM to this process when its standard input ends.
 pub(crate) fn end_with_input() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());

@@ -1,4 +1,4 @@
-//! Modules that need no WebAssembly: a line "native: NAME VERSION" stands for one that is built in.
+//! Modules that need no WebAssembly: the text "native: counter STEP" names the built-in one.
 
 use midplane::nicvm::context::Context;
 use midplane::nicvm::extension::{Extension, ImportError, InitError, TimeoutId};
@@ -6,10 +6,10 @@ use midplane::simhw::frame::Frame;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::port::{Command, Completion, Status};
 
-/// What a module's bytes stand for.
+/// Loads the extension that a module's bytes stand for.
 ///
 /// # Errors
-/// One line that says what is wrong with them.
+/// One line that says what is wrong with the module.
 pub(crate) fn load(module: &[u8]) -> Result<Box<dyn Extension>, String> {
     let text = std::str::from_utf8(module).ok().and_then(|text| text.strip_prefix("native:"));
     let Some(text) = text else { return load_wasm(module) };
@@ -17,9 +17,9 @@ pub(crate) fn load(module: &[u8]) -> Result<Box<dyn Extension>, String> {
     match words[..] {
         ["counter", step] => match step.parse() {
             Ok(step) => Ok(Box::new(Counter { step, count: 0 })),
-            Err(_) => Err(format!("counter {step}: a number is to be added")),
+            Err(_) => Err(format!("counter {step}: the step must be a number")),
         },
-        _ => Err(format!("{:?} is not built in; \"native: counter 1\" is", text.trim())),
+        _ => Err(format!("{:?} is not built in; try \"native: counter 1\"", text.trim())),
     }
 }
 
@@ -32,11 +32,11 @@ fn load_wasm(module: &[u8]) -> Result<Box<dyn Extension>, String> {
 
 #[cfg(not(feature = "wasm"))]
 fn load_wasm(_: &[u8]) -> Result<Box<dyn Extension>, String> {
-    Err("this node is built without the feature wasm, and the module is not built in".into())
+    Err("this node has no WebAssembly: build it with --features wasm, or install \"native: counter 1\"".into())
 }
 
-/// Adds its step for each command, tells the node that the command names, and keeps the sum over
-/// versions. Opcode 2 only reads it; 3 fails.
+/// Extension that counts: opcode 1 adds its step here and at the node that the command names. Opcode 2 reads the sum, and
+/// 3 panics. The sum survives an upgrade.
 struct Counter {
     step: u64,
     count: u64,
@@ -51,7 +51,7 @@ impl Extension for Counter {
         assert!(command.opcode != 3, "asked to fail");
         if command.opcode == 1 {
             self.count += self.step;
-            // Who is gone is not told.
+            // A node that is down misses the step.
             let _ = nic.send_control(command.node, &self.step.to_le_bytes());
         }
         let done = Completion {

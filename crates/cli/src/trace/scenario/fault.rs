@@ -1,4 +1,4 @@
-//! Faults of a scenario file.
+//! Parses the faults of a scenario file.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(super) struct FaultTable {
     ppm: Option<Spanned<i32>>,
 }
 
-/// A fault with its parameters; what is wrong with it is noted.
+/// Parses a fault with its parameters. Notes its mistakes, and returns `None` if there are some.
 pub(super) fn read(
     checker: &mut Checker<'_>,
     table: &Spanned<FaultTable>,
@@ -65,7 +65,7 @@ pub(super) fn read(
     })
 }
 
-/// Reads the parameters of one kind of fault.
+/// Reader of the parameters of one kind of fault.
 struct Reader<'a, 'b> {
     checker: &'a mut Checker<'b>,
     table: &'a FaultTable,
@@ -74,7 +74,7 @@ struct Reader<'a, 'b> {
     at: usize,
 }
 
-/// The key of a fault's parameter.
+/// Returns the key of a fault's parameter in the file.
 fn key_of(parameter: &str) -> &str {
     match parameter {
         "by" => "by_us",
@@ -86,7 +86,7 @@ fn key_of(parameter: &str) -> &str {
 }
 
 impl Reader<'_, '_> {
-    /// A parameter, if its kind of fault takes it; what is missing or too much is noted.
+    /// Returns a parameter, or `usual`. Notes a parameter that is missing, or that this kind of fault does not take.
     fn take<T>(
         &mut self,
         given: Option<&Spanned<T>>,
@@ -153,7 +153,7 @@ impl Reader<'_, '_> {
         LinkId(0)
     }
 
-    /// All that kinds of faults take; what this one does not is as usual.
+    /// Reads the parameters of all kinds of faults. Those that this kind does not take have usual values.
     fn parameters(&mut self) -> Parameters {
         let table = self.table;
         let day = 86_400_000_000;
@@ -180,7 +180,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// What kinds of faults take.
+/// Parameters of all kinds of faults.
 struct Parameters {
     link: LinkId,
     node: NodeId,

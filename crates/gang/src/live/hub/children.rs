@@ -68,8 +68,8 @@ impl Refusals {
         }
         self.reported_at = Some(now);
         match std::mem::take(&mut self.unsaid) {
-            0 => eprintln!("gangd: {refusal}"),
-            more => eprintln!("gangd: {refusal}; {more} more were refused before"),
+            0 => eprintln!("midplane gang daemon: {refusal}"),
+            more => eprintln!("midplane gang daemon: {refusal}; {more} more were refused before"),
         }
     }
 }

@@ -144,7 +144,8 @@ fn is_at_most(most: u64, folder: &Path) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{}: {bytes} bytes, and {most} of host 0's memory are for that: start gangd with a larger --checkpoint-mib",
+        "{}: has {bytes} bytes, more than the {most} that host 0 may hold of a checkpoint; start `midplane gang daemon` \
+         with a larger --checkpoint-mib",
         folder.display()
     ))
 }
@@ -237,8 +238,8 @@ impl Root {
         }
         if held > self.most_saved {
             it.saves.void(format!(
-                "job {job}: what its ranks and channels hold, with all else that is being saved, is more than the {} \
-                 bytes of host 0's memory that are for that: start gangd with a larger --checkpoint-mib",
+                "job {job}: the state of its ranks and channels, with all else that is being saved, is more than the {} \
+                 bytes that host 0 may hold of checkpoints; start `midplane gang daemon` with a larger --checkpoint-mib",
                 self.most_saved
             ));
         }

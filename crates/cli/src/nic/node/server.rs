@@ -1,4 +1,4 @@
-//! Where a node takes orders: TCP, at the address that its NIC has for UDP.
+//! Accepts a node's orders over TCP, at its NIC's UDP address.
 
 use std::io;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use tokio::time::timeout;
 
 use crate::nic::orders::{Answer, Installed, MAX_LINE, Order};
 
-/// How long somebody may take to say what it wants, and an order to be carried out.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of the read of an order, and of its execution.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves whoever asks, one order a connection, for ever.
+/// Carries out the order of each connection, until accepting fails.
 ///
 /// # Errors
-/// If the port fails.
+/// The listener's.
 pub(crate) async fn serve(listener: TcpListener, host: UdpHost) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept().await?;
         let host = host.clone();
         tokio::spawn(async move {
-            // Who hangs up, or says nothing that is an order, is nobody's trouble but its own.
-            let _ = timeout(3 * PATIENCE, attend(stream, host)).await;
+            // A client that disconnects, or sends no order, disturbs no other.
+            let _ = timeout(3 * TIMEOUT, attend(stream, host)).await;
         });
     }
 }
@@ -36,13 +36,13 @@ async fn attend(stream: TcpStream, host: UdpHost) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader.take(MAX_LINE + MAX_MODULE as u64));
     let mut line = String::new();
-    timeout(PATIENCE, reader.read_line(&mut line)).await??;
+    timeout(TIMEOUT, reader.read_line(&mut line)).await??;
     let answer = match serde_json::from_str(&line) {
         Ok(order) => {
             let mut module = Vec::new();
             if let Order::Install { bytes, .. } = &order {
                 module = vec![0; (*bytes).min(MAX_MODULE + 1)];
-                timeout(PATIENCE, reader.read_exact(&mut module)).await??;
+                timeout(TIMEOUT, reader.read_exact(&mut module)).await??;
             }
             carry_out(&host, order, module).await
         }
@@ -73,7 +73,9 @@ async fn carry_out(host: &UdpHost, order: Order, module: Vec<u8>) -> Result<Answ
                 "restart" => Policy::Restart,
                 _ => return Err(format!("policy {policy}: deactivate, roll-back or restart")),
             };
-            let range = region.range(0, module.len()).expect("it was made for it");
+            let range = region
+                .range(0, module.len())
+                .expect("the region is at least as long as the module");
             install::install(ExtensionId(*number), policy, range, 1)
         }
         Order::RollBack { number } => about(ROLL_BACK, *number),
@@ -113,9 +115,9 @@ async fn carry_out(host: &UdpHost, order: Order, module: Vec<u8>) -> Result<Answ
 
 async fn run(port: &mut Port, command: &Command) -> Result<Completion, String> {
     port.submit(command).map_err(|error| error.to_string())?;
-    match timeout(PATIENCE, port.completion()).await {
+    match timeout(TIMEOUT, port.completion()).await {
         Ok(done) => done.map_err(|error| error.to_string()),
-        Err(_) => Err("it has not ended within 10 s".into()),
+        Err(_) => Err("the order has not completed within 10 s".into()),
     }
 }
 
@@ -151,14 +153,14 @@ const fn word(status: Status) -> &'static str {
 fn reason(number: u64) -> &'static str {
     let is = |refusal: Refusal| refusal as u64 == number;
     if is(Refusal::Module) {
-        "it takes no such module"
+        "the node does not accept this module"
     } else if is(Refusal::Busy) {
-        "another change is under way"
+        "another change is in progress"
     } else if is(Refusal::Lost) {
-        "the node is gone"
+        "the node is down"
     } else if is(Refusal::Absent) {
         "there is no such version"
     } else {
-        "it runs a later version"
+        "the node runs a later version"
     }
 }
