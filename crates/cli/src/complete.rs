@@ -1,6 +1,5 @@
 //! `midplane completions` and `midplane man`: shell completions and manual pages.
 
-use std::io::stdout;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -30,7 +29,9 @@ pub(crate) struct Man {
 
 /// Prints completions on standard output.
 pub(crate) fn completions(arguments: &Completions) -> ExitCode {
-    clap_complete::generate(arguments.shell, &mut Cli::command(), "midplane", &mut stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut Cli::command(), "midplane", &mut script);
+    report::say(&String::from_utf8_lossy(&script));
     ExitCode::SUCCESS
 }
 

@@ -18,7 +18,7 @@ pub fn parse<A: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
             return ExitCode::SUCCESS;
         }
         if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-            eprintln!("error: say what to do; --help tells what there is");
+            eprintln!("error: a command is missing; --help lists them");
             return ExitCode::from(2);
         }
         let text = error.render().to_string();
