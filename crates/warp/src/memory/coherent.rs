@@ -205,7 +205,8 @@ impl<V: Clone> Coherent<V> {
         }
         match message {
             Coherence::Request(entry) => {
-                if self.is_sequencer() {
+                // A node requests places for its own writes only.
+                if entry.writer == from && self.is_sequencer() {
                     self.place(entry);
                 }
             }

@@ -147,3 +147,18 @@ proptest! {
         check_long(seed);
     }
 }
+
+/// A member may request a place for its own writes only.
+#[test]
+fn a_member_places_no_write_of_another() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let mut sequencer: Memory<Value> = Memory::new(NodeId(0), &names, Duration::from_nanos(LOOP));
+    let now = Instant::from_nanos(1);
+    let entry = |writer| Entry { writer: NodeId(writer), ticket: 1, location: 7, value: 5 };
+    let request = |writer| Update::Coherent(Coherence::Request(entry(writer)));
+    sequencer.handle_update(now, NodeId(2), request(1));
+    sequencer.handle_update(now, NodeId(2), request(0));
+    assert!(sequencer.poll_send().is_none(), "a write of another node has a place");
+    sequencer.handle_update(now, NodeId(1), request(1));
+    assert!(sequencer.poll_send().is_some());
+}
