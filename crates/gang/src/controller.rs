@@ -60,6 +60,14 @@ pub enum ControlError {
         /// The status of the command's completion.
         status: Status,
     },
+    /// The job has so many ranks that the list of their places is too long for one request.
+    #[error(
+        "a job of {ranks} ranks has too many to open a context: the list of their places is too long"
+    )]
+    TooManyRanks {
+        /// Number of ranks.
+        ranks: usize,
+    },
     /// A context is damaged, does not fit the controller's, or is too large to be encoded.
     #[error("the saved context does not fit: {0}")]
     Saved(&'static str),
@@ -256,6 +264,7 @@ impl Controller {
         self.next_key = self.next_key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let (key, ranks) = (self.next_key, options.places.len() as u16);
         let ContextOptions { job, rank, places } = options;
+        let too_many = ControlError::TooManyRanks { ranks: places.len() };
         let request = OpenRequest {
             job,
             rank,
@@ -265,7 +274,6 @@ impl Controller {
             memory: memory.whole().to_words(),
             key,
         };
-        let too_many = ControlError::Saved("its list of places is too long");
         let bytes = wire::encode(&request).map_err(|_| too_many)?;
         self.put(&bytes)?;
         let opened = self.ask("open a context", OPEN, [0; 3], bytes.len()).await;

@@ -175,3 +175,10 @@ where
 {
     world.all_reduce_slice(values, |a, b| *a += *b).await
 }
+
+/// Parses a list of numbers such as "1, 2 or 4".
+#[cfg(test)]
+fn numbers(list: &str) -> Vec<u32> {
+    let numbers = list.split(|letter: char| !letter.is_ascii_digit());
+    numbers.filter_map(|number| number.parse().ok()).collect()
+}

@@ -49,7 +49,7 @@ fn ep_gives_the_official_sums() {
 
 #[test]
 fn cg_gives_the_official_eigenvalue_on_every_grid() {
-    for ranks in [1, 2, 4, 8] {
+    for ranks in [1, 2, 4, 8, 64] {
         is_official(&over_memory::<Cg>(Class::S, ranks));
     }
     is_official(&over_memory::<Cg>(Class::W, 2));
@@ -57,7 +57,7 @@ fn cg_gives_the_official_eigenvalue_on_every_grid() {
 
 #[test]
 fn ft_gives_the_official_checksums() {
-    for ranks in [1, 2, 4] {
+    for ranks in [1, 2, 4, 64] {
         is_official(&over_memory::<Ft>(Class::S, ranks));
     }
     is_official(&over_memory::<Ft>(Class::W, 2));

@@ -106,6 +106,23 @@ fn a_context_that_is_forgotten_goes_on_once_it_is_restored_and_not_before() {
     world.block_on(NodeId(0), task).unwrap();
 }
 
+/// Tests that the message names the number of ranks, and no saved context.
+#[test]
+fn a_job_with_too_many_ranks_for_one_request_is_refused_with_their_number() {
+    let mut world = world(1, 1, Faults::NONE);
+    let host = world.host(NodeId(0));
+    let task = async move {
+        let place = places(1, 1)[0];
+        let mut controller = Controller::open(&host, place.channel, TIGHT, true).unwrap();
+        let (job, rank, places) = (JobId(1), Rank(0), vec![place; 40_000]);
+        let options = ContextOptions { job, rank, places };
+        let error = controller.open_context(options).await.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("40000 ranks") && !text.contains("saved"), "{text}");
+    };
+    world.block_on(NodeId(0), task).unwrap();
+}
+
 /// What a context has given to its line before it is stopped leaves all the same: it must be little, or slices as long
 /// as a burst are spent on the last one's.
 #[test]

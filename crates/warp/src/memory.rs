@@ -18,6 +18,7 @@
 pub mod check;
 mod coherent;
 pub mod extension;
+mod log;
 mod shared;
 
 use std::collections::{BTreeMap, VecDeque};

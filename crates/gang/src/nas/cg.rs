@@ -190,7 +190,10 @@ impl Cg {
             kernel: Self::NAME,
             class,
             ranks,
-            allowed: "1, 2, 4, 8, 16, 32 or 64",
+            allowed: match class {
+                Class::S | Class::W => "1, 2, 4, 8, 16, 32 or 64",
+                Class::A => "1, 2, 4, 8, 16, 32, 64, 128 or 256",
+            },
         })?;
         if state.x.len() != problem.order / grid.columns {
             return Err(KernelError::Saved);
@@ -355,5 +358,36 @@ impl Kernel for Cg {
             return Err(KernelError::Saved);
         }
         Self::with(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nas::numbers;
+
+    #[test]
+    fn the_error_names_all_numbers_of_ranks_that_are_accepted() {
+        for class in [Class::S, Class::W, Class::A] {
+            let Err(KernelError::Ranks { allowed, .. }) = Cg::begin(class, 0, 3) else {
+                panic!("3 ranks are accepted");
+            };
+            let accepted = |ranks: &u32| Grid::new(0, *ranks, problem(class).order).is_some();
+            let accepted: Vec<u32> = (0..2_000).filter(accepted).collect();
+            assert_eq!(numbers(allowed), accepted, "class {class}");
+        }
+    }
+
+    /// Tests that every accepted grid pairs its ranks for the exchange of products.
+    #[test]
+    fn every_accepted_grid_pairs_its_ranks() {
+        for (class, ranks) in [(Class::S, 64), (Class::W, 64), (Class::A, 128), (Class::A, 256)] {
+            for rank in 0..ranks {
+                let grid = |rank| Grid::new(rank, ranks, problem(class).order).unwrap();
+                let other = grid(rank).transposed();
+                assert!(other.0 < ranks, "class {class}, {rank} of {ranks}");
+                assert_eq!(grid(other.0).transposed().0, rank, "class {class}, of {ranks}");
+            }
+        }
     }
 }

@@ -167,7 +167,11 @@ impl Ft {
         let [x, y, z] = dimensions(class);
         let (ranks_u, field) = (ranks as usize, state.field.len());
         if ranks == 0 || y % ranks_u != 0 || z % ranks_u != 0 {
-            let allowed = "1, 2, 4, 8, 16 or 32";
+            let allowed = match class {
+                Class::S => "1, 2, 4, 8, 16, 32 or 64",
+                Class::W => "1, 2, 4, 8, 16 or 32",
+                Class::A => "1, 2, 4, 8, 16, 32, 64 or 128",
+            };
             return Err(KernelError::Ranks { kernel: Self::NAME, class, ranks, allowed });
         }
         if field != 0 && field != x * y * z / ranks_u {
@@ -365,5 +369,23 @@ impl Kernel for Ft {
         let state: State = wire::decode_long(saved).map_err(|_| KernelError::Saved)?;
         let same = (state.class, state.rank, state.ranks) == (class, rank, ranks);
         if same { Self::with(state) } else { Err(KernelError::Saved) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nas::numbers;
+
+    #[test]
+    fn the_error_names_all_numbers_of_ranks_that_are_accepted() {
+        for class in [Class::S, Class::W, Class::A] {
+            let Err(KernelError::Ranks { allowed, .. }) = Ft::begin(class, 0, 3) else {
+                panic!("3 ranks are accepted");
+            };
+            let accepted = |ranks: &u32| Ft::begin(class, 0, *ranks).is_ok();
+            let accepted: Vec<u32> = (0..2_000).filter(accepted).collect();
+            assert_eq!(numbers(allowed), accepted, "class {class}");
+        }
     }
 }

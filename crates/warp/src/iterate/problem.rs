@@ -205,8 +205,10 @@ impl NetworkFlow {
     /// to, conductance). An edge carries flow in both directions.
     ///
     /// # Errors
-    /// [`GraphError`] names the invalid edge, counting each edge twice: forward and backward.
+    /// [`GraphError`] names the invalid edge.
     pub fn new(supply: Vec<f64>, edges: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
+        // Checks the edges by the caller's indexes.
+        edges_of(supply.len(), edges)?;
         let both: Vec<(usize, usize, f64)> =
             edges.iter().flat_map(|&(from, to, g)| [(from, to, g), (to, from, g)]).collect();
         Ok(Self { edges: edges_of(supply.len(), &both)?, supply })

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use midplane_simhw::rng::Rng;
 
-use super::problem::{NetworkFlow, PageRank, ShortestPaths, Waveform};
+use super::problem::{GraphError, NetworkFlow, PageRank, ShortestPaths, Waveform};
 use super::termination::{Coordinator, Participant, Report};
 use super::*;
 
@@ -322,4 +322,13 @@ mod linear {
         assert_eq!(end, Some(termination::Order::Stop));
         assert!(residual(&problem, coordinator.answer().unwrap()) <= 1e-9);
     }
+}
+
+#[test]
+fn a_network_flow_names_the_edge_that_its_caller_gave() {
+    let edges = |bad| [(0, 1, 1.0), (1, 2, 1.0), bad];
+    let node = NetworkFlow::new(vec![0.0; 3], &edges((2, 9, 1.0))).unwrap_err();
+    assert_eq!(node, GraphError::Node { edge: 2, from: 2, to: 9, nodes: 3 });
+    let length = NetworkFlow::new(vec![0.0; 3], &edges((2, 0, -1.0))).unwrap_err();
+    assert_eq!(length, GraphError::Length { edge: 2, length: -1.0 });
 }

@@ -6,6 +6,9 @@
 //! the next node takes over: it asks all nodes for their logs, and continues from the newest when a
 //! majority has answered. A minority that is cut off commits nothing. A node that was reported dead
 //! does not return with its memory.
+//!
+//! A log keeps only the applied writes that no later ones have replaced, so its length does not
+//! depend on the number of writes made. It is transferred in parts.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,6 +16,7 @@ use midplane_simhw::id::NodeId;
 use serde::{Deserialize, Serialize};
 
 use super::Location;
+use super::log::{Log, PART, Places};
 
 /// A coherent write.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -63,22 +67,38 @@ pub enum Coherence<V> {
         /// The view.
         view: u64,
     },
-    /// To the sequencer of a new view: the sender's whole log.
+    /// To the sequencer of a new view: a part of the sender's log.
     Known {
         /// The new view.
         view: u64,
         /// The last view whose sequencer confirmed this log.
         of_view: u64,
-        /// The writes, from place 1.
-        log: Vec<Entry<V>>,
+        /// Number of places that the sender knows to be committed.
+        committed: u64,
+        /// Writes with their places, in rising order.
+        log: Vec<(u64, Entry<V>)>,
+        /// True if another part follows.
+        more: bool,
     },
-    /// From the sequencer of a new view: the order so far.
+    /// From the sequencer of a new view: a part of the order so far.
     View {
         /// The new view.
         view: u64,
-        /// The writes, from place 1.
-        log: Vec<Entry<V>>,
+        /// Number of committed places.
+        committed: u64,
+        /// Writes with their places, in rising order.
+        log: Vec<(u64, Entry<V>)>,
+        /// True if another part follows.
+        more: bool,
     },
+}
+
+/// The log that a node has sent to a new sequencer.
+#[derive(Clone, Debug)]
+struct Known<V> {
+    of_view: u64,
+    committed: u64,
+    log: Places<V>,
 }
 
 #[derive(Debug)]
@@ -89,20 +109,23 @@ pub(super) struct Coherent<V> {
     view: u64,
     /// The last view whose sequencer has sent its order.
     of_view: u64,
-    log: Vec<Entry<V>>,
-    committed: u64,
-    polled: u64,
+    log: Log<V>,
     /// At the sequencer: the last place that each node has.
     have: BTreeMap<NodeId, u64>,
     /// At the sequencer: the ticket of each writer's last write that has a place.
     placed: BTreeMap<NodeId, u64>,
     /// At a new sequencer: the logs that nodes have sent for its view.
-    known: BTreeMap<NodeId, (u64, Vec<Entry<V>>)>,
+    known: BTreeMap<NodeId, Known<V>>,
+    /// The received parts of an incomplete log and their view, by sender.
+    parts: BTreeMap<NodeId, (u64, Places<V>)>,
     /// This node's writes that are not committed yet, and the number of all its writes.
     pending: VecDeque<Entry<V>>,
     written: u64,
     done: u64,
     out: VecDeque<(NodeId, Coherence<V>)>,
+    /// The places that were applied here, with their writers and tickets.
+    #[cfg(test)]
+    pub(super) applied: Vec<(u64, NodeId, u64)>,
 }
 
 impl<V: Clone> Coherent<V> {
@@ -116,16 +139,17 @@ impl<V: Clone> Coherent<V> {
             lost: BTreeSet::new(),
             view: 0,
             of_view: 0,
-            log: Vec::new(),
-            committed: 0,
-            polled: 0,
+            log: Log::new(),
             have: BTreeMap::new(),
             placed: BTreeMap::new(),
             known: BTreeMap::new(),
+            parts: BTreeMap::new(),
             pending: VecDeque::new(),
             written: 0,
             done: 0,
             out: VecDeque::new(),
+            #[cfg(test)]
+            applied: Vec::new(),
         }
     }
 
@@ -154,16 +178,14 @@ impl<V: Clone> Coherent<V> {
     }
 
     pub(super) fn poll_committed(&mut self) -> Option<(u64, Entry<V>)> {
-        if self.polled >= self.committed {
-            return None;
-        }
-        let entry = self.log.get(usize::try_from(self.polled).ok()?)?.clone();
-        self.polled += 1;
+        let (place, entry) = self.log.poll()?;
         if entry.writer == self.me {
             self.done = self.done.max(entry.ticket);
             self.pending.retain(|pending| pending.ticket > entry.ticket);
         }
-        Some((self.polled, entry))
+        #[cfg(test)]
+        self.applied.push((place, entry.writer, entry.ticket));
+        Some((place, entry))
     }
 
     pub(super) fn poll_send(&mut self) -> Option<(NodeId, Coherence<V>)> {
@@ -183,38 +205,51 @@ impl<V: Clone> Coherent<V> {
         }
         match message {
             Coherence::Request(entry) => {
-                if self.is_sequencer() {
+                // A node requests places for its own writes only.
+                if entry.writer == from && self.is_sequencer() {
                     self.place(entry);
                 }
             }
             Coherence::Place { view, place, entry, committed } => {
-                if view == self.view && self.of_view == view && place == self.end() + 1 {
+                let is_next = self.log.end().checked_add(1) == Some(place);
+                if view == self.view && self.of_view == view && is_next {
                     self.log.push(entry);
-                    self.commit(committed);
+                    self.log.commit(committed);
                     self.out.push_back((from, Coherence::Have { view, place }));
                 }
             }
             Coherence::Have { view, place } => {
                 if view == self.view && self.is_sequencer() {
                     let have = self.have.entry(from).or_default();
-                    *have = place.min(self.log.len() as u64).max(*have);
+                    *have = place.min(self.log.end()).max(*have);
                     self.commit_majority();
                 }
             }
             Coherence::Committed { view, place } => {
                 if view == self.view && self.of_view == view {
-                    self.commit(place);
+                    self.log.commit(place);
                 }
             }
-            Coherence::Known { view, of_view, log } => {
+            Coherence::Known { view, of_view, committed, log, more } => {
                 self.enter_view(view);
-                if view == self.view && self.of_view < view {
-                    self.known.insert(from, (of_view, log));
+                if view == self.view
+                    && self.of_view < view
+                    && let Some(log) = self.join(from, view, log, more)
+                {
+                    self.known.insert(from, Known { of_view, committed, log });
                     self.take_over();
                 }
             }
             Coherence::Ask { view } => self.enter_view(view),
-            Coherence::View { view, log } => self.follow(from, view, log),
+            Coherence::View { view, committed, log, more } => {
+                let is_new = view >= self.view && self.of_view != view;
+                if is_new
+                    && from == self.sequencer(view)
+                    && let Some(log) = self.join(from, view, log, more)
+                {
+                    self.follow(from, view, log, committed);
+                }
+            }
         }
     }
 
@@ -222,6 +257,7 @@ impl<V: Clone> Coherent<V> {
     pub(super) fn on_lost(&mut self, node: NodeId) {
         self.lost.insert(node);
         self.have.remove(&node);
+        self.parts.remove(&node);
         self.out.retain(|(to, _)| *to != node);
         let mut views = (0..self.nodes.len() as u64).map(|step| self.view.saturating_add(step));
         let next = views.find(|view| !self.lost.contains(&self.sequencer(*view)));
@@ -238,16 +274,17 @@ impl<V: Clone> Coherent<V> {
         self.view = view;
         self.known.clear();
         self.have.clear();
-        let (of_view, log) = (self.of_view, self.log.clone());
+        let (of_view, committed, log) = (self.of_view, self.log.committed(), self.log.places());
         let next = self.sequencer(view);
         if next == self.me {
-            self.known.insert(self.me, (of_view, log));
+            self.known.insert(self.me, Known { of_view, committed, log });
             for node in self.others() {
                 self.out.push_back((node, Coherence::Ask { view }));
             }
             self.take_over();
         } else {
-            self.out.push_back((next, Coherence::Known { view, of_view, log }));
+            let known = |log, more| Coherence::Known { view, of_view, committed, log, more };
+            self.send_log(next, &log, known);
         }
     }
 
@@ -257,30 +294,62 @@ impl<V: Clone> Coherent<V> {
         if self.known.len() < self.majority() || self.sequencer(self.view) != self.me {
             return;
         }
-        let newest = self.known.values().max_by_key(|(of_view, log)| (*of_view, log.len()));
-        self.log = newest.map(|(_, log)| log.clone()).unwrap_or_default();
+        let length = |known: &Known<V>| known.log.last().map(|(place, _)| *place);
+        let newest = self.known.values().max_by_key(|known| (known.of_view, length(known)));
+        let Some(Known { committed, log, .. }) = newest.cloned() else { return };
+        self.log.adopt(log, committed);
         self.of_view = self.view;
         self.have.clear();
-        self.placed = self.log.iter().map(|entry| (entry.writer, entry.ticket)).collect();
+        self.known.clear();
+        self.parts.clear();
+        self.placed = self.log.tickets();
+        let (view, committed, log) = (self.view, self.log.committed(), self.log.places());
         for node in self.others() {
-            let message = Coherence::View { view: self.view, log: self.log.clone() };
-            self.out.push_back((node, message));
+            let part = |log, more| Coherence::View { view, committed, log, more };
+            self.send_log(node, &log, part);
         }
         self.commit_majority();
         self.repeat();
     }
 
     /// Adopts the order of a new view's sequencer.
-    fn follow(&mut self, from: NodeId, view: u64, log: Vec<Entry<V>>) {
-        if view < self.view || from != self.sequencer(view) || self.of_view == view {
-            return;
-        }
+    fn follow(&mut self, from: NodeId, view: u64, log: Places<V>, committed: u64) {
         self.view = view;
         self.of_view = view;
-        self.log = log;
+        self.log.adopt(log, committed);
         self.known.clear();
-        self.out.push_back((from, Coherence::Have { view, place: self.end() }));
+        self.parts.clear();
+        self.out.push_back((from, Coherence::Have { view, place: self.log.end() }));
         self.repeat();
+    }
+
+    /// Sends a log in parts, each of which fits into one update.
+    fn send_log(
+        &mut self,
+        to: NodeId,
+        log: &[(u64, Entry<V>)],
+        message: impl Fn(Places<V>, bool) -> Coherence<V>,
+    ) {
+        let mut rest = log;
+        loop {
+            let (part, after) = rest.split_at(rest.len().min(PART));
+            self.out.push_back((to, message(part.to_vec(), !after.is_empty())));
+            rest = after;
+            if rest.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Adds a part to the log that `from` sends for `view`. Returns the log after the last part.
+    fn join(&mut self, from: NodeId, view: u64, part: Places<V>, more: bool) -> Option<Places<V>> {
+        let (of, log) = self.parts.entry(from).or_default();
+        if *of != view {
+            *of = view;
+            log.clear();
+        }
+        log.extend(part);
+        if more { None } else { self.parts.remove(&from).map(|(_, log)| log) }
     }
 
     /// Requests places for this node's pending writes again. The sequencer ignores those that have
@@ -309,9 +378,9 @@ impl<V: Clone> Coherent<V> {
         if entry.ticket <= *placed {
             return;
         }
+        let Some(place) = self.log.push(entry.clone()) else { return };
         *placed = entry.ticket;
-        self.log.push(entry.clone());
-        let (view, place, committed) = (self.view, self.end(), self.committed);
+        let (view, committed) = (self.view, self.log.committed());
         for node in self.others() {
             let entry = entry.clone();
             self.out.push_back((node, Coherence::Place { view, place, entry, committed }));
@@ -322,11 +391,11 @@ impl<V: Clone> Coherent<V> {
     /// Commits the writes that a majority has.
     fn commit_majority(&mut self) {
         let mut places: Vec<u64> = self.have.values().copied().collect();
-        places.push(self.end());
+        places.push(self.log.end());
         places.sort_unstable_by(|a, b| b.cmp(a));
         let Some(place) = places.get(self.majority() - 1).copied() else { return };
-        if place > self.committed {
-            self.commit(place);
+        if place > self.log.committed() {
+            self.log.commit(place);
             let view = self.view;
             for node in self.others() {
                 self.out.push_back((node, Coherence::Committed { view, place }));
@@ -334,26 +403,16 @@ impl<V: Clone> Coherent<V> {
         }
     }
 
-    /// Returns the place of this node's write, if it has one.
+    /// Returns the last place of the log.
     #[cfg(test)]
-    pub(super) fn place_of(&self, ticket: u64) -> Option<u64> {
-        let is_it = |entry: &Entry<V>| entry.writer == self.me && entry.ticket == ticket;
-        self.log.iter().position(is_it).map(|at| at as u64 + 1)
+    pub(super) fn end(&self) -> u64 {
+        self.log.end()
     }
 
-    /// Returns the committed writes, in their order.
+    /// Returns the number of writes in the log.
     #[cfg(test)]
-    pub(super) fn order(&self) -> Vec<(NodeId, u64)> {
-        let committed = &self.log[..usize::try_from(self.committed).unwrap()];
-        committed.iter().map(|entry| (entry.writer, entry.ticket)).collect()
-    }
-
-    fn commit(&mut self, place: u64) {
-        self.committed = self.committed.max(place.min(self.end()));
-    }
-
-    const fn end(&self) -> u64 {
-        self.log.len() as u64
+    pub(super) fn log_len(&self) -> usize {
+        self.log.len()
     }
 
     const fn majority(&self) -> usize {

@@ -2,6 +2,8 @@
 //! travel in frames that leave when Warp's gate is open, and the last value of each location is
 //! repeated until acknowledged.
 
+mod frames;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -17,6 +19,8 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
+
+use frames::{Acks, add, has_short_values, updates};
 
 use super::{Level, Location, Memory, Update};
 use crate::gate::Gate;
@@ -186,6 +190,7 @@ impl Mermera {
     fn send_reliable(&mut self, nic: &mut Context<'_>) {
         let Some(memory) = &mut self.memory else { return };
         while let Some((to, update)) = memory.poll_send() {
+            // Values and parts of a log are short, so that every update can be encoded.
             let Ok(bytes) = wire::encode(&update) else { continue };
             if !update.is_reliable() {
                 self.acks.entry(to).or_default().push(bytes);
@@ -324,52 +329,6 @@ impl Mermera {
     }
 }
 
-/// Waiting acknowledgements, encoded, and their bytes with the length fields.
-#[derive(Debug, Default)]
-struct Acks {
-    updates: VecDeque<Vec<u8>>,
-    bytes: usize,
-}
-
-impl Acks {
-    /// Adds an acknowledgement. One that finds no room is dropped, since later copies are
-    /// acknowledged again.
-    fn push(&mut self, update: Vec<u8>) {
-        if self.bytes + LENGTH + update.len() <= MOST_ACK_BYTES {
-            self.bytes += LENGTH + update.len();
-            self.updates.push_back(update);
-        }
-    }
-
-    /// Moves the oldest acknowledgements to a frame, up to a frame length of `most` bytes.
-    fn move_to(&mut self, frame: &mut Vec<u8>, most: usize) {
-        while let Some(update) = self.updates.front()
-            && frame.len() + LENGTH + update.len() <= most
-        {
-            self.bytes -= LENGTH + update.len();
-            add(frame, update);
-            self.updates.pop_front();
-        }
-    }
-}
-
-/// Adds an update to a frame: its length, then its bytes.
-fn add(frame: &mut Vec<u8>, update: &[u8]) {
-    let length = u16::try_from(update.len()).expect("an update is shorter than 64 KiB");
-    frame.extend_from_slice(&length.to_le_bytes());
-    frame.extend_from_slice(update);
-}
-
-/// Decodes the updates of a frame, up to the first invalid one.
-fn updates(mut bytes: &[u8]) -> impl Iterator<Item = Update<Vec<u8>>> + '_ {
-    std::iter::from_fn(move || {
-        let (length, rest) = bytes.split_first_chunk::<2>()?;
-        let (update, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
-        bytes = rest;
-        wire::decode(update).ok()
-    })
-}
-
 /// Sends a frame. Returns true if it waits in the scheduler.
 fn send_frame(nic: &mut Context<'_>, to: NodeId, frame: &[u8]) -> bool {
     let (source, token) = (Source::Bytes(Payload::from(frame)), Some(to.0.into()));
@@ -416,7 +375,7 @@ impl Extension for Mermera {
         }
         let whole = std::mem::take(whole);
         let (Some(memory), Ok(update)) = (&mut self.memory, wire::decode(&whole)) else { return };
-        if Update::is_reliable(&update) {
+        if Update::is_reliable(&update) && has_short_values(&update) {
             memory.handle_update(nic.now(), from, update);
             self.pump(nic);
         }
@@ -486,7 +445,22 @@ pub(super) const fn level_of(word: u64) -> Option<Level> {
 mod tests {
     use super::*;
     use crate::dissector;
-    use crate::memory::coherent::Coherence;
+    use crate::memory::coherent::{Coherence, Entry};
+    use crate::memory::log::PART;
+
+    /// Tests that the longest part of a log fits into one update, and that longer values are
+    /// refused.
+    #[test]
+    fn a_part_of_a_log_can_be_encoded() {
+        let view = |length: usize| {
+            let value = vec![1; length];
+            let entry = Entry { writer: NodeId(1), ticket: 1, location: 1, value };
+            let log = (0..PART as u64).map(|place| (place, entry.clone())).collect();
+            Update::Coherent(Coherence::View { view: 1, committed: 1, log, more: true })
+        };
+        assert!(wire::encode(&view(MOST_VALUE)).is_ok() && has_short_values(&view(MOST_VALUE)));
+        assert!(!has_short_values(&view(MOST_VALUE + 1)));
+    }
 
     #[test]
     fn the_dissector_knows_all_updates() {

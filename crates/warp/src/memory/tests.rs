@@ -1,8 +1,11 @@
 use midplane_simhw::rng::Rng;
+use midplane_simhw::wire;
 use proptest::prelude::*;
 
 use super::check::{Event, History, Violation, Wrong};
 use super::*;
+
+mod order;
 
 /// Values are unique, so each identifies its write.
 type Value = u64;
@@ -22,6 +25,12 @@ struct Cluster {
     unreliable: Vec<(u64, NodeId, NodeId, Update<Value>)>,
     deaths: Vec<(u64, NodeId)>,
     history: History,
+    /// Writer and ticket of each place that any node has applied.
+    order: BTreeMap<u64, (NodeId, u64)>,
+    /// The place of each such write.
+    places: BTreeMap<(NodeId, u64), u64>,
+    /// The longest log of any node so far.
+    longest: usize,
     /// Coherent writes of each node that are not committed yet.
     tickets: Vec<Vec<(u64, Location)>>,
 }
@@ -42,6 +51,9 @@ impl Cluster {
             unreliable: Vec::new(),
             deaths: Vec::new(),
             history: names.iter().map(|node| (*node, Vec::new())).collect(),
+            order: BTreeMap::new(),
+            places: BTreeMap::new(),
+            longest: 0,
             tickets: vec![Vec::new(); usize::from(nodes)],
         }
     }
@@ -91,6 +103,7 @@ impl Cluster {
                 }
             }
             for (to, update) in out {
+                assert!(wire::encode(&update).is_ok(), "an update is too long to be sent");
                 let delay = self.rng.between(LOOP / 4, LOOP / 2);
                 if update.is_reliable() {
                     let link = self.reliable.entry((from, to)).or_default();
@@ -107,14 +120,16 @@ impl Cluster {
         if let Some(memory) = &mut self.nodes[usize::from(to.0)] {
             memory.handle_update(Instant::from_nanos(self.now), from, update);
         }
+        self.note_order();
         // A committed write is visible now.
         for at in 0..self.nodes.len() {
             let Some(memory) = &self.nodes[at] else { continue };
             let mut placed = Vec::new();
             self.tickets[at].retain(|(ticket, location)| {
                 let is_done = memory.is_done(*ticket);
-                if is_done {
-                    placed.push((memory.coherent.place_of(*ticket).unwrap(), *location));
+                // No node saw a write that was replaced before any of them applied it.
+                if is_done && let Some(place) = self.places.get(&(NodeId(at as u16), *ticket)) {
+                    placed.push((*place, *location));
                 }
                 !is_done
             });
@@ -122,6 +137,18 @@ impl Cluster {
                 let writer = NodeId(at as u16);
                 let origin = Origin { writer, level: Level::Coherent, order };
                 self.note(at as u16, Event::Write { location, origin });
+            }
+        }
+    }
+
+    /// Notes the coherent writes that nodes have applied. Asserts that they have one total order.
+    fn note_order(&mut self) {
+        for memory in self.nodes.iter_mut().flatten() {
+            self.longest = self.longest.max(memory.coherent.log_len());
+            for (place, writer, ticket) in memory.coherent.applied.drain(..) {
+                let write = (writer, ticket);
+                assert_eq!(*self.order.entry(place).or_insert(write), write, "at {place}");
+                assert_eq!(*self.places.entry(write).or_insert(place), place, "{write:?}");
             }
         }
     }
@@ -228,64 +255,6 @@ proptest! {
     fn all_copies_are_alike_at_half_loss_from_new_seeds(seed: u64) {
         check_copies(seed);
     }
-}
-
-fn check_deaths(seed: u64) {
-    let mut cluster = Cluster::new(5, seed, 0.0);
-    cluster.play(150, &[Level::Coherent], 4);
-    cluster.kill(0);
-    cluster.play(200, &[Level::Coherent], 4);
-    if seed.is_multiple_of(2) {
-        cluster.kill(1);
-        cluster.play(200, &[Level::Coherent], 4);
-    }
-    cluster.settle();
-    for location in 0..4 {
-        for node in 0..5 {
-            cluster.read(node, location);
-        }
-    }
-    let dead: Vec<usize> = (0..5).filter(|at| cluster.nodes[*at].is_none()).collect();
-    // Writes of dead nodes have no event if no live node received their place. All reads must still
-    // fit one order, which the live nodes' logs show.
-    let logs: Vec<_> = cluster.nodes.iter().flatten().map(|m| m.coherent.order()).collect();
-    assert!(logs.windows(2).all(|pair| pair[0] == pair[1]), "seed {seed}");
-    for (at, tickets) in cluster.tickets.iter().enumerate() {
-        assert!(dead.contains(&at) || tickets.is_empty(), "seed {seed}: {at} waits");
-    }
-    let order = logs[0].clone();
-    for (node, events) in &cluster.history {
-        for event in events {
-            if let Event::Read { origin: Some(origin), .. } = event {
-                let (writer, _) = order[origin.order as usize - 1];
-                assert_eq!(writer, origin.writer, "seed {seed}: node {node} saw another order");
-            }
-        }
-    }
-}
-
-#[test]
-fn the_sequencer_may_die_and_no_write_that_was_seen_is_lost() {
-    (0..60).for_each(check_deaths);
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(30))]
-    #[test]
-    fn the_sequencer_may_die_and_no_write_is_lost_from_new_seeds(seed: u64) {
-        check_deaths(seed);
-    }
-}
-
-#[test]
-fn a_minority_commits_nothing() {
-    let mut cluster = Cluster::new(3, 1, 0.0);
-    cluster.kill(0);
-    cluster.kill(1);
-    cluster.settle();
-    cluster.write(2, Level::Coherent, 0);
-    cluster.settle();
-    assert_eq!(cluster.nodes[2].as_ref().unwrap().read(0), None);
 }
 
 fn check_mixed(seed: u64) {
@@ -399,58 +368,13 @@ fn c4_a_mutated_history_is_caught() {
     assert!(caught >= 27, "{caught} of 30");
 }
 
-/// The sequencer has acknowledged every request, so only a further message can reveal its death.
-#[test]
-fn who_waits_for_a_place_calls_the_sequencer_and_changes_nothing_by_it() {
-    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
-    let memory = |node| Memory::<Value>::new(NodeId(node), &names, Duration::from_nanos(LOOP));
-    let (mut sequencer, mut writer) = (memory(0), memory(1));
-    assert!(!writer.waits_for_place());
-    writer.co_write(7, 1);
-    let request = writer.poll_send();
-    assert!(matches!(request, Some((NodeId(0), Update::Coherent(Coherence::Request(_))))));
-    assert!(writer.waits_for_place() && writer.poll_send().is_none());
-    writer.call_sequencer();
-    let (to, call) = writer.poll_send().expect("a reliable message");
-    assert_eq!(to, NodeId(0));
-    assert!(call.is_reliable());
-    sequencer.handle_update(Instant::from_nanos(1), NodeId(1), call);
-    assert!(sequencer.poll_send().is_none() && sequencer.read(7).is_none());
-    // After the sequencer's death the writer is the next one, and waits for a majority instead of a
-    // place.
-    writer.on_peer_lost(NodeId(0));
-    assert!(!writer.waits_for_place());
-}
-
-/// A node that was reported lost and returns has lost its log. If it counted, two nodes of five
-/// could discard what three have committed.
-#[test]
-fn who_was_given_up_and_speaks_again_makes_no_majority() {
-    let names: Vec<NodeId> = (0..5).map(NodeId).collect();
-    let mut next: Memory<Value> = Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
-    next.on_peer_lost(NodeId(2));
-    next.on_peer_lost(NodeId(0));
-    let empty = || Update::Coherent(Coherence::Known { view: 1, of_view: 0, log: Vec::new() });
-    let asked_for_places = |memory: &mut Memory<Value>| {
-        std::iter::from_fn(|| memory.poll_send())
-            .any(|(_, update)| matches!(update, Update::Coherent(Coherence::View { .. })))
-    };
-    let now = Instant::from_nanos(1);
-    next.handle_update(now, NodeId(3), empty());
-    next.handle_update(now, NodeId(2), empty());
-    next.handle_update(now, NodeId(9), empty());
-    assert!(!asked_for_places(&mut next), "two nodes of five are no majority");
-    next.handle_update(now, NodeId(4), empty());
-    assert!(asked_for_places(&mut next));
-}
-
 /// Draws any update by a peer, with numbers at and between the ends of their range.
 fn any_update() -> impl Strategy<Value = Update<Value>> {
     let number = || prop_oneof![Just(u64::MAX), Just(u64::MAX - 1), 0_u64..6, any::<u64>()];
     let entry = (0_u16..5, number(), 0_u32..3, number()).prop_map(|(writer, ticket, at, value)| {
         Entry { writer: NodeId(writer), ticket, location: at, value }
     });
-    let log = proptest::collection::vec(entry.clone(), 0..4);
+    let log = proptest::collection::vec((number(), entry.clone()), 0..4);
     let coherent = (0_u8..7, number(), number(), number(), entry, log).prop_map(
         |(kind, view, place, other, entry, log)| match kind {
             0 => Coherence::Request(entry),
@@ -458,8 +382,14 @@ fn any_update() -> impl Strategy<Value = Update<Value>> {
             2 => Coherence::Have { view, place },
             3 => Coherence::Committed { view, place },
             4 => Coherence::Ask { view },
-            5 => Coherence::Known { view, of_view: other, log },
-            _ => Coherence::View { view, log },
+            5 => Coherence::Known {
+                view,
+                of_view: other,
+                committed: place,
+                log,
+                more: place % 2 == 1,
+            },
+            _ => Coherence::View { view, committed: other, log, more: place % 2 == 1 },
         },
     );
     prop_oneof![

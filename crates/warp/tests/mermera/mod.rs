@@ -219,3 +219,32 @@ fn the_sequencer_dies_and_coherent_writes_go_on() {
 const fn round_of(node: u16) -> u64 {
     node as u64 + 77
 }
+
+/// Tests that the sequencer may die after more writes than one control message could carry.
+#[test]
+fn the_sequencer_dies_after_thousands_of_coherent_writes() {
+    const ROUNDS: u64 = 800;
+    let mut cluster = Cluster::new(5, Way::Each, 4);
+    let ended: Arc<Mutex<Vec<u64>>> = Arc::new(Mutex::new(vec![0; 5]));
+    for node in 1..5 {
+        let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));
+        cluster.world.spawn(NodeId(node), async move {
+            let mut memory = Shared::<u64>::open(&host).unwrap();
+            for round in 0..ROUNDS {
+                memory.co_write(round as u32 % 5, &round).await.unwrap();
+                ended.lock().unwrap()[usize::from(node)] += 1;
+            }
+            pause(&host, Duration::from_secs(100)).await;
+        });
+    }
+    let sum = || ended.lock().unwrap().iter().sum::<u64>();
+    while sum() < 3_000 {
+        let step = cluster.world.now() + Duration::from_millis(1);
+        cluster.world.run_until(step);
+    }
+    println!("{} writes at {:?}", sum(), cluster.world.now());
+    cluster.world.crash(NodeId(0));
+    let end = cluster.world.now() + Duration::from_secs(4);
+    cluster.world.run_until(end);
+    assert_eq!(*ended.lock().unwrap(), [0, ROUNDS, ROUNDS, ROUNDS, ROUNDS]);
+}

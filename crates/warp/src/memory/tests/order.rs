@@ -1,0 +1,164 @@
+//! Tests the total order of coherent writes: its sequencer dies, and its log stays short.
+
+use super::*;
+
+fn check_deaths(seed: u64) {
+    let mut cluster = Cluster::new(5, seed, 0.0);
+    cluster.play(150, &[Level::Coherent], 4);
+    cluster.kill(0);
+    cluster.play(200, &[Level::Coherent], 4);
+    if seed.is_multiple_of(2) {
+        cluster.kill(1);
+        cluster.play(200, &[Level::Coherent], 4);
+    }
+    cluster.settle();
+    for location in 0..4 {
+        for node in 0..5 {
+            cluster.read(node, location);
+        }
+    }
+    let dead: Vec<usize> = (0..5).filter(|at| cluster.nodes[*at].is_none()).collect();
+    // Writes of dead nodes have no event if no live node received their place. All reads must still
+    // fit one order, and never go back.
+    let ends: Vec<_> = cluster.nodes.iter().flatten().map(|m| m.coherent.end()).collect();
+    assert!(ends.windows(2).all(|pair| pair[0] == pair[1]), "seed {seed}");
+    for (at, tickets) in cluster.tickets.iter().enumerate() {
+        assert!(dead.contains(&at) || tickets.is_empty(), "seed {seed}: {at} waits");
+    }
+    for (node, events) in &cluster.history {
+        let mut seen = BTreeMap::new();
+        for event in events {
+            if let Event::Read { location, origin: Some(origin) } = event {
+                let (writer, _) = cluster.order[&origin.order];
+                assert_eq!(writer, origin.writer, "seed {seed}: node {node} saw another order");
+                let last = seen.insert(*location, origin.order).unwrap_or(0);
+                assert!(last <= origin.order, "seed {seed}: node {node} went back");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_sequencer_may_die_and_no_write_that_was_seen_is_lost() {
+    (0..60).for_each(check_deaths);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+    #[test]
+    fn the_sequencer_may_die_and_no_write_is_lost_from_new_seeds(seed: u64) {
+        check_deaths(seed);
+    }
+}
+
+#[test]
+fn a_minority_commits_nothing() {
+    let mut cluster = Cluster::new(3, 1, 0.0);
+    cluster.kill(0);
+    cluster.kill(1);
+    cluster.settle();
+    cluster.write(2, Level::Coherent, 0);
+    cluster.settle();
+    assert_eq!(cluster.nodes[2].as_ref().unwrap().read(0), None);
+}
+
+/// The sequencer has acknowledged every request, so only a further message can reveal its death.
+#[test]
+fn who_waits_for_a_place_calls_the_sequencer_and_changes_nothing_by_it() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let memory = |node| Memory::<Value>::new(NodeId(node), &names, Duration::from_nanos(LOOP));
+    let (mut sequencer, mut writer) = (memory(0), memory(1));
+    assert!(!writer.waits_for_place());
+    writer.co_write(7, 1);
+    let request = writer.poll_send();
+    assert!(matches!(request, Some((NodeId(0), Update::Coherent(Coherence::Request(_))))));
+    assert!(writer.waits_for_place() && writer.poll_send().is_none());
+    writer.call_sequencer();
+    let (to, call) = writer.poll_send().expect("a reliable message");
+    assert_eq!(to, NodeId(0));
+    assert!(call.is_reliable());
+    sequencer.handle_update(Instant::from_nanos(1), NodeId(1), call);
+    assert!(sequencer.poll_send().is_none() && sequencer.read(7).is_none());
+    // After the sequencer's death the writer is the next one, and waits for a majority instead of a
+    // place.
+    writer.on_peer_lost(NodeId(0));
+    assert!(!writer.waits_for_place());
+}
+
+/// A node that was reported lost and returns has lost its log. If it counted, two nodes of five
+/// could discard what three have committed.
+#[test]
+fn who_was_given_up_and_speaks_again_makes_no_majority() {
+    let names: Vec<NodeId> = (0..5).map(NodeId).collect();
+    let mut next: Memory<Value> = Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
+    next.on_peer_lost(NodeId(2));
+    next.on_peer_lost(NodeId(0));
+    let empty = || {
+        Update::Coherent(Coherence::Known {
+            view: 1,
+            of_view: 0,
+            committed: 0,
+            log: Vec::new(),
+            more: false,
+        })
+    };
+    let asked_for_places = |memory: &mut Memory<Value>| {
+        std::iter::from_fn(|| memory.poll_send())
+            .any(|(_, update)| matches!(update, Update::Coherent(Coherence::View { .. })))
+    };
+    let now = Instant::from_nanos(1);
+    next.handle_update(now, NodeId(3), empty());
+    next.handle_update(now, NodeId(2), empty());
+    next.handle_update(now, NodeId(9), empty());
+    assert!(!asked_for_places(&mut next), "two nodes of five are no majority");
+    next.handle_update(now, NodeId(4), empty());
+    assert!(asked_for_places(&mut next));
+}
+
+/// Tests that the sequencer may die after thousands of writes. Every live node's writes end, and
+/// the transfer of the log fits the control messages.
+fn check_long(seed: u64) {
+    let mut cluster = Cluster::new(5, seed, 0.0);
+    cluster.play(10_000, &[Level::Coherent], 4);
+    cluster.kill(0);
+    cluster.play(200, &[Level::Coherent], 4);
+    if seed.is_multiple_of(2) {
+        cluster.kill(1);
+        cluster.play(200, &[Level::Coherent], 4);
+    }
+    cluster.settle();
+    let done = cluster.order.len();
+    assert!(done > 3_000, "seed {seed}: only {done} writes were committed");
+    assert!(cluster.longest < 400, "seed {seed}: a log of {} writes", cluster.longest);
+    for (at, tickets) in cluster.tickets.iter().enumerate() {
+        assert!(cluster.nodes[at].is_none() || tickets.is_empty(), "seed {seed}: {at} waits");
+    }
+}
+
+#[test]
+fn the_sequencer_may_die_after_thousands_of_writes() {
+    (0..4).for_each(check_long);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+    #[test]
+    fn the_sequencer_may_die_after_thousands_of_writes_from_new_seeds(seed: u64) {
+        check_long(seed);
+    }
+}
+
+/// A member may request a place for its own writes only.
+#[test]
+fn a_member_places_no_write_of_another() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let mut sequencer: Memory<Value> = Memory::new(NodeId(0), &names, Duration::from_nanos(LOOP));
+    let now = Instant::from_nanos(1);
+    let entry = |writer| Entry { writer: NodeId(writer), ticket: 1, location: 7, value: 5 };
+    let request = |writer| Update::Coherent(Coherence::Request(entry(writer)));
+    sequencer.handle_update(now, NodeId(2), request(1));
+    sequencer.handle_update(now, NodeId(2), request(0));
+    assert!(sequencer.poll_send().is_none(), "a write of another node has a place");
+    sequencer.handle_update(now, NodeId(1), request(1));
+    assert!(sequencer.poll_send().is_some());
+}
