@@ -1,23 +1,15 @@
 //! Counts the instructions of each step, independent of the machine's load.
 //!
-//! `cargo bench --bench instructions` runs each piece of work by itself under valgrind's callgrind, which counts the
-//! work and not its preparation. Without valgrind it prints a line and exits.
+//! `cargo bench -p midplane-benches --bench instructions` runs each piece of work by itself under valgrind's callgrind,
+//! which counts the work and not its preparation. Without valgrind it prints a line and exits.
 //!
 //! Work that reads the clock crashes under valgrind if rustix asks the system for the time without libc. To count all
-//! rows: `RUSTFLAGS="--cfg rustix_use_libc" cargo bench --bench instructions`.
+//! rows: `RUSTFLAGS="--cfg rustix_use_libc" cargo bench -p midplane-benches --bench instructions`.
 
-#[path = "work/interfaces.rs"]
+use midplane_benches::chains;
 #[cfg(target_os = "linux")]
-mod interfaces;
-#[path = "sim/load.rs"]
-#[expect(dead_code, reason = "the bench of speed has more loads")]
-mod load;
-#[path = "work/matching.rs"]
-mod matching;
-#[path = "work/messages.rs"]
-mod messages;
-
-use midplane_kit::chains;
+use midplane_benches::work::interfaces;
+use midplane_benches::work::{load, matching, messages};
 use std::hint::black_box;
 use std::process::{Command, ExitCode, Stdio};
 

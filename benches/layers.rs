@@ -3,15 +3,10 @@
 //! A time covers a message there and one back, the work of both sides together, on one thread. A layer's cost is the
 //! difference to the layer above in the list.
 
-#[path = "work/descriptors.rs"]
-mod descriptors;
-#[path = "work/interfaces.rs"]
-#[cfg(target_os = "linux")]
-mod interfaces;
-#[path = "work/messages.rs"]
-mod messages;
-
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+#[cfg(target_os = "linux")]
+use midplane_benches::work::interfaces;
+use midplane_benches::work::{descriptors, messages};
 
 fn in_memory(c: &mut Criterion) {
     let mut group = c.benchmark_group("there and back in memory");

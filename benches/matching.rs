@@ -4,12 +4,9 @@
 //! and its receive; the goal is at most 100 ns. Programs receive roughly in order of arrival; in random order, each
 //! message is a cache miss.
 
-#[path = "work/matching.rs"]
-mod work;
-
 use criterion::{Criterion, criterion_group, criterion_main};
 use midplane::via::message::matching::Pattern;
-use work::{IN_ORDER, RANDOM, SHARED, exact, expected, unexpected};
+use midplane_benches::work::matching::{IN_ORDER, RANDOM, SHARED, exact, expected, unexpected};
 
 fn matching(c: &mut Criterion) {
     let mut group = c.benchmark_group("matching, 100,000 held (at most 100 ns)");

@@ -1,6 +1,6 @@
 //! Measures the time of a plan: cached, cold with equal fragments, ramped, and the best of all families.
 
-use midplane_kit::chains;
+use midplane_benches::chains;
 use std::hint::black_box;
 
 use chains::Dice;

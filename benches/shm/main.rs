@@ -1,7 +1,7 @@
 //! Measures two processes over shared memory: spinning, compared with the bare ring slots; parked, compared with
 //! tokio's Unix sockets; and in bulk.
 //!
-//! `cargo bench --bench shm` prints the tables. The benchmark starts itself a second time. Each process runs on a
+//! `cargo bench -p midplane-benches --bench shm` prints the tables. The benchmark starts itself a second time. Each process runs on a
 //! core of its own if there are two; in the rows that say so, both run on one. One way is half of a round trip; each
 //! number is the median of alternating rounds.
 

@@ -1,9 +1,8 @@
 //! Measures the simulated fabric: packets, events and sleeps per second of real time, on one core.
 //!
-//! `cargo bench --bench sim -- --report` prints the table alone, and `--report=full` the rows whose name contains
+//! `cargo bench -p midplane-benches --bench sim -- --report` prints the table alone, and `--report=full` the rows whose name contains
 //! "full". Without it, criterion measures the first rows afterwards.
 
-mod load;
 mod scale;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -21,6 +20,7 @@ use midplane::simhw::sim::World;
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
+use midplane_benches::work::load;
 
 /// An allocator that counts, on top of the system's.
 struct Counting;

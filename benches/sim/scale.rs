@@ -12,7 +12,7 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::topology::Topology;
 
-use crate::load::{Messenger, RECEIVE};
+use midplane_benches::work::load::{Messenger, RECEIVE};
 
 /// Bytes of a message of the light traffic.
 const MESSAGE: usize = 100;

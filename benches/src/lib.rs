@@ -9,6 +9,7 @@
 )]
 
 pub mod anchors;
+pub mod chains;
 #[cfg(target_os = "linux")]
 pub mod daemons;
 pub mod handler;
@@ -19,3 +20,5 @@ pub mod nas_rank;
 pub mod solver;
 pub mod stream;
 pub mod transfer;
+#[cfg(feature = "lab")]
+pub mod work;

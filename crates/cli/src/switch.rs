@@ -7,7 +7,7 @@
 //! Forwards the peers' frames at a modelled rate, through modelled buffers, and prints its counters when it ends. The
 //! example `incast` sends through it with `--fabric switch --switch HOST:PORT --rank R --peers FILE`.
 
-use midplane_kit::{ranks, report};
+use midplane_kit::{processes, ranks, report};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -157,18 +157,17 @@ fn start(arguments: &Arguments) -> Result<SoftSwitch, String> {
     SoftSwitch::start(config).map_err(|error| format!("--bind {}: {error}", arguments.bind))
 }
 
-/// Waits for Ctrl-C or the end of `--seconds`, and stops the switch.
+/// Waits for Ctrl-C, SIGTERM or the end of `--seconds`, and stops the switch.
 fn run(arguments: &Arguments, switch: SoftSwitch) -> std::io::Result<SwitchCounters> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(async {
-        let interrupted = tokio::signal::ctrl_c();
-        // An error means that this system has no Ctrl-C to wait for.
+        let ended = processes::asked_to_end();
         match arguments.seconds {
             Some(seconds) => {
                 let limit = Duration::from_secs(u64::from(seconds));
-                let _ = tokio::time::timeout(limit, interrupted).await;
+                let _ = tokio::time::timeout(limit, ended).await;
             }
-            None => drop(interrupted.await),
+            None => ended.await,
         }
         switch.shutdown().await
     }))

@@ -5,10 +5,8 @@
 //! - [`claims`]: judges timing claims, with the exit code
 //! - [`report`]: JSON documents, errors, exit codes
 //! - [`plot`], [`gantt`]: pictures
-//! - [`chains`]: random pipelines, for studies of planners
 #![forbid(unsafe_code)]
 
-pub mod chains;
 pub mod claims;
 pub mod command_line;
 pub mod gantt;

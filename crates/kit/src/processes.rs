@@ -58,6 +58,28 @@ fn is_free(address: &SocketAddr) -> bool {
     UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok()
 }
 
+/// Completes at Ctrl-C, or when the system asks this process to end (SIGTERM).
+///
+/// Cancel safe. Never completes where the system has neither.
+pub async fn asked_to_end() {
+    let interrupted = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
+        }
+    };
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let Ok(mut terminated) = signal(SignalKind::terminate()) else { return interrupted.await };
+        tokio::select! {
+            () = interrupted => {}
+            _ = terminated.recv() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    interrupted.await;
+}
+
 /// Exits when standard input closes: a child exits with its parent.
 pub fn end_with_parent() {
     std::thread::spawn(|| {

@@ -169,7 +169,6 @@ async fn stand_by(milliseconds: Option<u64>) {
     };
     tokio::select! {
         () = time => {}
-        // An error means that this system has no Ctrl-C to wait for.
-        _ = tokio::signal::ctrl_c() => {}
+        () = processes::asked_to_end() => {}
     }
 }

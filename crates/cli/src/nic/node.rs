@@ -105,7 +105,7 @@ async fn run(
     let ended = tokio::select! {
         served = server::serve(listener, nic.host()) => served.map_err(|error| error.to_string()),
         () = time => Ok(()),
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        () = processes::asked_to_end() => Ok(()),
     };
     nic.shutdown().await;
     ended
@@ -135,7 +135,7 @@ fn several(arguments: &Arguments) -> ExitCode {
             let seconds = arguments.seconds.map_or(u64::MAX / 4, u64::from);
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_secs(seconds)) => {}
-                _ = tokio::signal::ctrl_c() => {}
+                () = processes::asked_to_end() => {}
             }
         });
     }

@@ -249,7 +249,7 @@ impl Room {
         }
     }
 
-    /// AdaptiveSpin at bells and gives the NIC turns for as long as that pays.
+    /// Busy-polls the bells and gives the NIC turns for as long as that pays.
     fn spin(&self) {
         let mut until = Clock::now().plus_nanos(self.spin_nanos.into());
         for look in 1_u32.. {

@@ -17,7 +17,7 @@ use crate::time::Instant;
 const FRAMES_PER_TURN: usize = 32;
 /// Frames to itself, ends of transfers and alarms that one turn handles.
 const WORK_PER_TURN: usize = 32;
-/// AdaptiveSpin of one visit.
+/// Polls of one visit.
 const LOOKS: u32 = 4;
 /// Visits in vain between two readings of the clock: they take half a microsecond.
 const LOOKS_PER_READING: u32 = 8;
@@ -40,9 +40,9 @@ pub(super) struct Engine<F> {
     port_depth: usize,
     /// Ports that close once the firmware has taken what was posted.
     leaving: Vec<PortId>,
-    /// Peers wake this NIC: nobody looks.
+    /// Peers wake this NIC: no thread polls for it.
     is_asleep: bool,
-    /// AdaptiveSpin in vain since the last that was not.
+    /// Polls without a result since the last that had one.
     vain_looks: u32,
     /// Turns that applications have given the NIC.
     pub(super) visits: u64,

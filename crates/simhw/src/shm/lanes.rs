@@ -147,7 +147,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// AdaptiveSpin for the other processes of the fabric that `config` names; no NIC may have the name.
+    /// Searches for the other processes of the fabric that `config` names; no NIC may have the name.
     ///
     /// # Errors
     /// [`StartError`] says what to do about it.
@@ -480,8 +480,8 @@ impl Lanes {
             })
     }
 
-    /// AdaptiveSpin for as long as that pays; then `waker` is woken once something has come, or there is room
-    /// where a frame was refused. `false` if that is so already, and nothing is armed; also now and
+    /// Busy-polls for as long as that pays; then arms `waker`, which is woken once a frame has arrived, or there is
+    /// space where a frame was refused. `false` if that is so already, and nothing is armed; also now and
     /// then where it is not.
     pub fn arm(&mut self, waker: &Waker) -> bool {
         self.take_back();

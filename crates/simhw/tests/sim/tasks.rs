@@ -138,7 +138,7 @@ fn running_until_an_instant_stops_there() {
 }
 
 #[test]
-#[should_panic(expected = "goes in circles")]
+#[should_panic(expected = "livelock")]
 fn tasks_that_never_let_time_pass_are_told_so() {
     let mut world = idle_world();
     world.spawn(

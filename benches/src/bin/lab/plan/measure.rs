@@ -8,7 +8,7 @@ use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::{Limits, Pipeline, Planner, Request, Stage, fixed, ramp};
 
 use super::numbers::{Line, Report};
-use midplane_kit::chains::{Dice, Sample};
+use midplane_benches::chains::{Dice, Sample};
 
 /// A chain with noise: every time is off by some percent, some by far.
 struct Noisy<'a> {

@@ -8,7 +8,7 @@ use midplane::pipeline::hierarchical::{self, Base};
 use midplane::pipeline::{Grouping, Pipeline, Request, Stage, auto, fixed, optimum, ramp};
 
 use super::numbers::{Line, Report};
-use midplane_kit::chains::{Dice, Sample};
+use midplane_benches::chains::{Dice, Sample};
 
 /// Measures all promises of the planners.
 pub(crate) fn run(seed: u64, samples: usize) -> Report {

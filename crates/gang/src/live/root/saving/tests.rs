@@ -171,7 +171,7 @@ fn states_that_are_more_than_there_is_memory_for_are_refused_and_dropped_and_all
 fn a_checkpoint_that_is_more_than_there_is_memory_for_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("process-0.bin"), [0; 100]).unwrap();
-    assert!(is_at_most(99, folder.path()).unwrap_err().contains("100 bytes, and 99"));
+    assert!(is_at_most(99, folder.path()).unwrap_err().contains("100 bytes, more than the 99"));
     assert!(is_at_most(100, folder.path()).is_ok() && is_at_most(0, Path::new("/nowhere")).is_ok());
 }
 

@@ -31,18 +31,17 @@ const fn shuffled(i: u32) -> u32 {
 
 /// The key's number of the arriving and of the requested message, at each step.
 #[derive(Clone, Copy)]
-pub(crate) struct Order {
+pub struct Order {
     comes: fn(u32) -> u32,
     asked: fn(u32) -> u32,
 }
 
 /// Each message has a key of its own; receives follow the order of arrival.
-pub(crate) const IN_ORDER: Order = Order { comes: |i| i, asked: |i| i };
+pub const IN_ORDER: Order = Order { comes: |i| i, asked: |i| i };
 /// Each message has a key of its own; receives are in random order.
-pub(crate) const RANDOM: Order = Order { comes: |i| i, asked: shuffled };
+pub const RANDOM: Order = Order { comes: |i| i, asked: shuffled };
 /// Random keys, a few of them shared (63,000 keys); receives follow the order of arrival.
-pub(crate) const SHARED: Order =
-    Order { comes: |i| scatter(i) % HELD, asked: |i| scatter(i) % HELD };
+pub const SHARED: Order = Order { comes: |i| scatter(i) % HELD, asked: |i| scatter(i) % HELD };
 
 /// Returns the sequence of message numbers.
 fn turns() -> impl FnMut() -> u32 {
@@ -58,7 +57,7 @@ const fn key(i: u32) -> Key {
 }
 
 /// Returns the pattern of that message alone.
-pub(crate) fn exact(key: Key) -> Pattern {
+pub fn exact(key: Key) -> Pattern {
     Pattern { context: key.context, source: Some(key.source), tag: Some(key.tag) }
 }
 
@@ -77,7 +76,7 @@ fn loaded(order: Order) -> Matching<u64, Message> {
 }
 
 /// Returns a step in which a message meets a posted receive, which is then posted again.
-pub(crate) fn expected() -> impl FnMut() {
+pub fn expected() -> impl FnMut() {
     let (mut matching, mut turns) = (loaded(SHARED), turns());
     move || {
         let open = scatter(turns()) % OPEN;
@@ -89,7 +88,7 @@ pub(crate) fn expected() -> impl FnMut() {
 }
 
 /// Returns a step in which one message is held, and a held one is received by `pattern` of its key.
-pub(crate) fn unexpected(order: Order, pattern: impl Fn(Key) -> Pattern) -> impl FnMut() {
+pub fn unexpected(order: Order, pattern: impl Fn(Key) -> Pattern) -> impl FnMut() {
     let (mut matching, mut turns) = (loaded(order), turns());
     move || {
         let wanted = pattern(key((order.asked)(turns())));

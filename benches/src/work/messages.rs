@@ -14,7 +14,7 @@ use midplane::via::message::request::{Load, Mode, Operation, State};
 type Lower = Engine<MemoryCarrier>;
 
 /// Returns a round trip of a message's packets alone: posted, polled, copied out.
-pub(crate) fn carrier(bytes: &[u8]) -> impl FnMut() + use<> {
+pub fn carrier(bytes: &[u8]) -> impl FnMut() + use<> {
     let mut ends = network(2, MemoryConfig::default()).into_iter();
     let (mut a, mut b) = (ends.next().expect("two"), ends.next().expect("two"));
     let envelope = Envelope {
@@ -46,7 +46,7 @@ pub(crate) fn carrier(bytes: &[u8]) -> impl FnMut() + use<> {
 }
 
 /// Returns a round trip with requests and matching.
-pub(crate) fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
+pub fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
     let mut ends = network(2, MemoryConfig::default()).into_iter();
     let mut pair = [(); 2].map(|()| Engine::new(ends.next().expect("two"), Config::default()));
     for engine in &mut pair {
@@ -92,7 +92,7 @@ fn processes() -> [(Process<Lower>, Scope); 2] {
 }
 
 /// Returns a round trip with ranks, modes and communicators, polled.
-pub(crate) fn process(bytes: &[u8]) -> impl FnMut() + use<> {
+pub fn process(bytes: &[u8]) -> impl FnMut() + use<> {
     let [(mut a, at_a), (mut b, at_b)] = processes();
     let parker = Parker::default();
     let (bytes, mut storage) = (bytes.to_vec(), Vec::with_capacity(bytes.len()));
@@ -116,7 +116,7 @@ pub(crate) fn process(bytes: &[u8]) -> impl FnMut() + use<> {
 }
 
 /// Returns a round trip with futures that own the received bytes: they allocate, and take a lock.
-pub(crate) fn futures(bytes: &[u8]) -> impl FnMut() + use<> {
+pub fn futures(bytes: &[u8]) -> impl FnMut() + use<> {
     let [a, b] = processes().map(|(process, scope)| Communicator::world(process, scope));
     let message = bytes::Bytes::copy_from_slice(bytes);
     let side =

@@ -1,6 +1,6 @@
 //! Random chains of stages, and statistics over them.
 
-use midplane_pipeline::{Pipeline, Stage};
+use midplane::pipeline::{Pipeline, Stage};
 
 /// A small generator of reproducible random numbers (SplitMix64), for studies and benches only.
 #[derive(Clone, Debug)]

@@ -30,14 +30,14 @@ use tokio::runtime::{Builder, Runtime};
 const BYTES: usize = 64;
 
 /// Two NICs of one fabric, and their runtime.
-pub(crate) struct Nics {
+pub struct Nics {
     runtime: Runtime,
     nics: Vec<ShmNic>,
 }
 
 impl Nics {
     /// Starts the NICs of a fabric that no other process uses.
-    pub(crate) fn start(purpose: &str) -> Self {
+    pub fn start(purpose: &str) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let nics = runtime.block_on(nics(&format!("bench {purpose} {}", std::process::id())));
         Self { runtime, nics }
@@ -60,7 +60,7 @@ async fn nics(name: &str) -> Vec<ShmNic> {
 }
 
 /// Returns a round trip of the unit's own messages, through ports.
-pub(crate) fn units(both: &Nics) -> impl FnMut() + use<> {
+pub fn units(both: &Nics) -> impl FnMut() + use<> {
     let mut ports: Vec<_> =
         both.nics.iter().map(|nic| nic.host().open_port().expect("runs")).collect();
     let buffers: Vec<_> =
@@ -133,12 +133,12 @@ impl Interface {
 }
 
 /// Returns a round trip of descriptors of two Virtual Interfaces: posted, processed, reaped.
-pub(crate) fn interfaces(both: &Nics) -> impl FnMut() + use<> {
+pub fn interfaces(both: &Nics) -> impl FnMut() + use<> {
     there_and_back_between(both, [None, None])
 }
 
 /// Returns the same round trip, bypassing the NICs.
-pub(crate) fn direct(both: &Nics) -> impl FnMut() + use<> {
+pub fn direct(both: &Nics) -> impl FnMut() + use<> {
     let _entered = both.runtime.enter();
     let name = format!("bench direct {}", std::process::id());
     let open = |node| {
@@ -226,14 +226,14 @@ async fn carrier(nic: &ShmNic) -> RdmaCarrier {
 }
 
 /// Returns a round trip of tagged messages over Virtual Interfaces.
-pub(crate) fn messages(both: &Nics) -> impl FnMut() + use<> {
+pub fn messages(both: &Nics) -> impl FnMut() + use<> {
     let Nics { runtime, nics } = both;
     let (a, b) = runtime.block_on(async { tokio::join!(carrier(&nics[0]), carrier(&nics[1])) });
     there_and_back(a, b)
 }
 
 /// Returns a round trip of tagged messages over shared memory, bypassing the NICs.
-pub(crate) fn lanes(both: &Nics) -> impl FnMut() + use<> {
+pub fn lanes(both: &Nics) -> impl FnMut() + use<> {
     let _entered = both.runtime.enter();
     let name = format!("bench lanes {}", std::process::id());
     let open = |node| {

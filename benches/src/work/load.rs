@@ -41,7 +41,7 @@ fn header(source: NodeId, payload: usize) -> Header {
 
 /// Sends a frame at every tick; as a receiver, does nothing.
 #[derive(Debug)]
-pub(crate) struct Generator {
+pub struct Generator {
     interval: u64,
     next: Instant,
     bytes: Vec<u8>,
@@ -71,12 +71,12 @@ impl Firmware for Generator {
 }
 
 /// Creates a world of links and a switch alone: NICs cost nothing, and the firmware generates frames.
-pub(crate) fn plain(percent: u64) -> World<Generator> {
+pub fn plain(percent: u64) -> World<Generator> {
     generators(Duration::from_nanos(500), percent, PAYLOAD)
 }
 
 /// Creates a world that loads the event engine alone: bare headers, with about `pending` on the wires at any time.
-pub(crate) fn engine(pending: u64) -> World<Generator> {
+pub fn engine(pending: u64) -> World<Generator> {
     // Each frame crosses two links, at 26 frames a microsecond.
     generators(Duration::from_nanos(pending * 1_000 / 26 / 2), 100, 0)
 }
@@ -90,13 +90,13 @@ fn generators(propagation: Duration, percent: u64, payload: usize) -> World<Gene
 }
 
 /// Opcode of "receive into this region"; 0 is "send this region".
-pub(crate) const RECEIVE: u8 = 1;
+pub const RECEIVE: u8 = 1;
 /// Instructions to process a command or a frame.
 const HANDLER: u64 = 40;
 
 /// Firmware that sends what ports post, and fills posted buffers in order.
 #[derive(Debug)]
-pub(crate) struct Messenger {
+pub struct Messenger {
     destination: NodeId,
     payload: usize,
     buffers: std::collections::VecDeque<(PortId, u64, RegionRef)>,
@@ -111,7 +111,7 @@ impl Default for Messenger {
 
 impl Messenger {
     /// Creates firmware that sends messages of `payload` bytes to one node.
-    pub(crate) fn to(destination: NodeId, payload: usize) -> Self {
+    pub fn to(destination: NodeId, payload: usize) -> Self {
         Self { destination, payload, buffers: Default::default(), refused: None }
     }
 
@@ -172,7 +172,7 @@ impl Firmware for Messenger {
 
 /// Creates a world with doorbells, DMA, completions, instructions and a task on every host. A sender posts `burst`
 /// frames per doorbell.
-pub(crate) fn full(percent: u64, burst: u64) -> World<Messenger> {
+pub fn full(percent: u64, burst: u64) -> World<Messenger> {
     let mut world =
         World::new(&topology(Duration::from_nanos(500)), NicProfile::MODERN, 1, |_, _| {
             Messenger::default()

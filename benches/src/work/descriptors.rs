@@ -20,7 +20,7 @@ use midplane::via::memory::{Memory, MemoryOptions};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 
 /// Descriptors posted before any of them is reaped.
-pub(crate) const BATCH: usize = 240;
+pub const BATCH: usize = 240;
 const BYTES: usize = 64;
 
 struct Interface {
@@ -82,7 +82,7 @@ fn now() -> Instant {
 
 /// Returns the hosts' time to post and reap `descriptors` descriptors, a batch at a time, half of them sends and half
 /// receives.
-pub(crate) fn posted_and_reaped(descriptors: u64) -> Duration {
+pub fn posted_and_reaped(descriptors: u64) -> Duration {
     let mut world = world();
     let hosts = [world.host(NodeId(0)), world.host(NodeId(1))];
     world
