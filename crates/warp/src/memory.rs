@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use coherent::Coherent;
 pub use coherent::{Coherence, Entry};
+pub use log::MOST_LOCATIONS;
 pub use shared::{AccessError, OpenMemoryError, Shared};
 
 use crate::slots::{Ack, Copy, Slots};
@@ -181,6 +182,14 @@ impl<V: Clone> Memory<V> {
         let ticket = self.coherent.write(location, value);
         self.apply_committed();
         ticket
+    }
+
+    /// Returns true if `location` takes coherent writes: [`MOST_LOCATIONS`] locations do, those that
+    /// are written first. Ask before [`Memory::co_write`]: the log that a new sequencer needs is
+    /// bounded by it.
+    #[must_use]
+    pub fn takes_coherent(&self, location: Location) -> bool {
+        self.coherent.takes(location)
     }
 
     /// Returns true if the coherent write of `ticket` is committed and visible here.

@@ -16,7 +16,7 @@ use midplane_simhw::id::NodeId;
 use serde::{Deserialize, Serialize};
 
 use super::Location;
-use super::log::{Log, PART, Places};
+use super::log::{Log, MOST, PART, Places};
 
 /// A coherent write.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -116,8 +116,8 @@ pub(super) struct Coherent<V> {
     placed: BTreeMap<NodeId, u64>,
     /// At a new sequencer: the logs that nodes have sent for its view.
     known: BTreeMap<NodeId, Known<V>>,
-    /// The received parts of an incomplete log and their view, by sender.
-    parts: BTreeMap<NodeId, (u64, Places<V>)>,
+    /// The received parts of a log and its view, by sender; `None` once it is complete, or too long.
+    parts: BTreeMap<NodeId, (u64, Option<Places<V>>)>,
     /// This node's writes that are not committed yet, and the number of all its writes.
     pending: VecDeque<Entry<V>>,
     written: u64,
@@ -159,6 +159,11 @@ impl<V: Clone> Coherent<V> {
         self.pending.push_back(entry.clone());
         self.request(entry);
         self.written
+    }
+
+    /// Returns true if the log has room for writes to `location`.
+    pub(super) fn takes(&self, location: Location) -> bool {
+        self.log.takes(location)
     }
 
     pub(super) const fn is_done(&self, ticket: u64) -> bool {
@@ -342,14 +347,20 @@ impl<V: Clone> Coherent<V> {
     }
 
     /// Adds a part to the log that `from` sends for `view`. Returns the log after the last part.
+    ///
+    /// Ignores the rest of a log of more than [`MOST`] writes.
     fn join(&mut self, from: NodeId, view: u64, part: Places<V>, more: bool) -> Option<Places<V>> {
-        let (of, log) = self.parts.entry(from).or_default();
-        if *of != view {
-            *of = view;
-            log.clear();
+        let received = self.parts.entry(from).or_insert((view, Some(Vec::new())));
+        if received.0 != view {
+            *received = (view, Some(Vec::new()));
+        }
+        let log = received.1.as_mut()?;
+        if log.len() + part.len() > MOST {
+            received.1 = None;
+            return None;
         }
         log.extend(part);
-        if more { None } else { self.parts.remove(&from).map(|(_, log)| log) }
+        if more { None } else { received.1.take() }
     }
 
     /// Requests places for this node's pending writes again. The sequencer ignores those that have
@@ -407,6 +418,12 @@ impl<V: Clone> Coherent<V> {
     #[cfg(test)]
     pub(super) fn end(&self) -> u64 {
         self.log.end()
+    }
+
+    /// Returns the most writes received of an incomplete log.
+    #[cfg(test)]
+    pub(super) fn parts_len(&self) -> usize {
+        self.parts.values().flat_map(|(_, log)| log).map(Vec::len).max().unwrap_or(0)
     }
 
     /// Returns the number of writes in the log.

@@ -33,7 +33,8 @@ pub const MERMERA: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 5);
 pub const SLOW_WRITE: u8 = 1;
 /// Makes a PRAM write; otherwise as [`SLOW_WRITE`].
 pub const PRAM_WRITE: u8 = 2;
-/// Makes a coherent write; otherwise as [`SLOW_WRITE`].
+/// Makes a coherent write; otherwise as [`SLOW_WRITE`]. It is refused at a new location once
+/// [`MOST_LOCATIONS`](super::MOST_LOCATIONS) have coherent writes.
 pub const CO_WRITE: u8 = 3;
 /// Copies the value at the location in argument 0 to `region`, and completes at once.
 ///
@@ -299,6 +300,7 @@ impl Mermera {
         match command.opcode {
             SLOW_WRITE => memory.slow_write(nic.now(), location, value),
             PRAM_WRITE => memory.pram_write(location, value),
+            _ if !memory.takes_coherent(location) => return nic.refuse(&command, Status::Refused),
             _ => {
                 let ticket = memory.co_write(location, value);
                 self.placing.push((ticket, command));

@@ -10,6 +10,11 @@ use super::coherent::Entry;
 /// The most writes in one part of a log. A part fits into one update of the extension.
 pub(super) const PART: usize = 32;
 
+/// The most writes of a log that a node accepts from another.
+pub(super) const MOST: usize = 65_536;
+/// The most locations that take coherent writes, so that a log stays below [`MOST`] while writers add locations at once.
+pub const MOST_LOCATIONS: usize = MOST / 2;
+
 /// Writes with their places, in rising order.
 pub(super) type Places<V> = Vec<(u64, Entry<V>)>;
 
@@ -44,6 +49,11 @@ impl<V: Clone> Log<V> {
     /// Returns the last place. It stays in the log, since no later write replaces it.
     pub(super) fn end(&self) -> u64 {
         self.writes.last_key_value().map_or(0, |(place, _)| *place)
+    }
+
+    /// Returns true if `location` has an applied write, or fewer than [`MOST_LOCATIONS`] locations have one.
+    pub(super) fn takes(&self, location: Location) -> bool {
+        self.last_at.len() < MOST_LOCATIONS || self.last_at.contains_key(&location)
     }
 
     pub(super) const fn committed(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Tests the total order of coherent writes: its sequencer dies, and its log stays short.
 
 use super::*;
+use crate::memory::log::{Log, MOST, MOST_LOCATIONS, PART};
 
 fn check_deaths(seed: u64) {
     let mut cluster = Cluster::new(5, seed, 0.0);
@@ -113,6 +114,49 @@ fn who_was_given_up_and_speaks_again_makes_no_majority() {
     assert!(!asked_for_places(&mut next), "two nodes of five are no majority");
     next.handle_update(now, NodeId(4), empty());
     assert!(asked_for_places(&mut next));
+}
+
+/// A member sends parts of a log without end, in rising places.
+#[test]
+fn a_log_without_end_is_dropped_and_takes_bounded_memory() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let mut next: Memory<Value> = Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
+    next.on_peer_lost(NodeId(0));
+    let part = |at: u64, more| {
+        let places = at * PART as u64 + 1..=(at + 1) * PART as u64;
+        let entry = |place: u64| Entry {
+            writer: NodeId(2),
+            ticket: place,
+            location: place as u32,
+            value: 0,
+        };
+        let log = places.map(|place| (place, entry(place))).collect();
+        Update::Coherent(Coherence::Known { view: 1, of_view: 0, committed: 0, log, more })
+    };
+    let parts = (MOST / PART) as u64;
+    for at in 0..2 * parts {
+        next.handle_update(Instant::from_nanos(1), NodeId(2), part(at, true));
+        assert!(next.coherent.parts_len() <= MOST, "part {at}");
+    }
+    // The end of a log that was dropped makes no majority: what came before is missing.
+    next.handle_update(Instant::from_nanos(1), NodeId(2), part(2 * parts, false));
+    let mut sent = std::iter::from_fn(|| next.poll_send());
+    assert!(sent.all(|(_, update)| matches!(update, Update::Coherent(Coherence::Ask { .. }))));
+    assert_eq!(next.coherent.end(), 0);
+}
+
+/// Locations have room for one another's writes up to the limit, and those that have some go on.
+#[test]
+fn the_log_takes_a_bounded_number_of_locations() {
+    let mut log = Log::new();
+    for location in 0..MOST_LOCATIONS as u32 {
+        assert!(log.takes(location));
+        let ticket = u64::from(location) + 1;
+        let place = log.push(Entry { writer: NodeId(0), ticket, location, value: 0 }).unwrap();
+        log.commit(place);
+        log.poll().unwrap();
+    }
+    assert!(!log.takes(u32::MAX) && log.takes(0) && log.len() < MOST);
 }
 
 /// Tests that the sequencer may die after thousands of writes. Every live node's writes end, and
