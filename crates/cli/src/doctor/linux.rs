@@ -3,10 +3,9 @@
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, MemfdFlags, SealFlags, access};
-use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create};
+use midplane::gang::live::daemon::probe_control_groups;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
@@ -97,35 +96,9 @@ fn files(limit: Rlimit) -> (State, String) {
     (state, format!("{}, hard limit {}", text(limit.current), text(limit.maximum)))
 }
 
-/// Makes a group below this process's own, as a gang daemon does, and removes it.
 fn control_groups() -> io::Result<String> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let groups = std::fs::read_to_string("/proc/self/cgroup")?;
-    let own = own_group(&mounts, &groups)
-        .ok_or_else(|| io::Error::other("control groups of version 2 are not mounted"))?;
-    let named = |path: &Path, error: &dyn std::fmt::Display| {
-        io::Error::other(format!("{}: {error}", path.display()))
-    };
-    let processes = own.join("cgroup.procs");
-    access(&processes, Access::WRITE_OK).map_err(|error| named(&processes, &error))?;
-    let made = own.join(format!("midplane-doctor-{}", std::process::id()));
-    std::fs::create_dir(&made).map_err(|error| named(&made, &error))?;
-    // Neither file is older than Linux 5.14.
-    let missing = ["cgroup.freeze", "cgroup.kill"]
-        .into_iter()
-        .find(|name| access(made.join(name), Access::WRITE_OK).is_err());
-    std::fs::remove_dir(&made).map_err(|error| named(&made, &error))?;
-    match missing {
-        Some(name) => Err(io::Error::other(format!("no {name}: Linux 5.14 has it"))),
-        None => Ok(format!("groups can be made in {}", own.display())),
-    }
-}
-
-/// Returns the folder of the group in `groups` (/proc/self/cgroup), by `mounts` (/proc/self/mountinfo).
-fn own_group(mounts: &str, groups: &str) -> Option<PathBuf> {
-    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some(Path::new(mount).join(own))
+    let folder = probe_control_groups()?;
+    Ok(format!("groups can be made as {}", folder.display()))
 }
 
 #[cfg(test)]
@@ -134,16 +107,6 @@ mod tests {
 
     const NONE: Rlimit = Rlimit { current: Some(0), maximum: Some(0) };
     const UNLIMITED: Rlimit = Rlimit { current: None, maximum: None };
-
-    #[test]
-    fn the_own_group_is_below_the_mount_of_version_2() {
-        let mounts = "24 1 0:21 / /proc rw - proc proc rw\n\
-                      31 24 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
-        let own = own_group(mounts, "1:cpu:/old\n0::/user.slice/a.scope\n");
-        assert_eq!(own.as_deref(), Some(Path::new("/sys/fs/cgroup/user.slice/a.scope")));
-        assert_eq!(own_group(mounts, "1:cpu:/old\n"), None);
-        assert_eq!(own_group("24 1 0:21 / /proc rw - proc proc rw\n", "0::/\n"), None);
-    }
 
     #[test]
     fn a_capability_or_both_limits_allow_priorities() {

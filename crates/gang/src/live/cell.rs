@@ -15,15 +15,27 @@ const FREEZE: &str = "cgroup.freeze";
 const EVENTS: &str = "cgroup.events";
 const KILL: &str = "cgroup.kill";
 
-/// The group of this process, if processes may be put into groups below it.
-fn own_group() -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+/// Returns the folder of this process's control group, if processes may be put into groups below it.
+fn own_group() -> io::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let groups = fs::read_to_string("/proc/self/cgroup")?;
+    let missing = || io::Error::other("control groups of version 2 are not mounted");
+    let folder = group_folder(&mounts, &groups).ok_or_else(missing)?;
+    let processes = folder.join(PROCESSES);
+    access(&processes, Access::WRITE_OK).map_err(|error| named(&processes, &error.into()))?;
+    Ok(folder)
+}
+
+/// Returns the folder of the group in `groups` (/proc/self/cgroup), by `mounts` (/proc/self/mountinfo).
+fn group_folder(mounts: &str, groups: &str) -> Option<PathBuf> {
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?;
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let folder = Path::new(mount).join(own);
-    access(folder.join(PROCESSES), Access::WRITE_OK).ok()?;
-    Some(folder)
+    Some(Path::new(mount).join(own))
+}
+
+/// Adds the file to its error.
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// The groups of a daemon's jobs.
@@ -33,15 +45,20 @@ pub(super) struct Cells {
 }
 
 impl Cells {
-    /// A folder for them; `None` where they are not to be had.
-    #[must_use]
-    pub(super) fn open() -> Option<Self> {
+    /// Makes a folder for them, in the group of this process.
+    ///
+    /// # Errors
+    /// The reason why this process can make no groups.
+    pub(super) fn open() -> io::Result<Self> {
         let folder = own_group()?.join(format!("gangd-{}", std::process::id()));
-        fs::create_dir(&folder).ok()?;
+        fs::create_dir(&folder).map_err(|error| named(&folder, &error))?;
         let cells = Self { folder };
-        // Neither is older than Linux 5.14.
-        let has = |name| access(cells.folder.join(name), Access::WRITE_OK).is_ok();
-        (has(FREEZE) && has(KILL)).then_some(cells)
+        // Neither file is older than Linux 5.14.
+        for name in [FREEZE, KILL] {
+            let file = cells.folder.join(name);
+            access(&file, Access::WRITE_OK).map_err(|error| named(&file, &error.into()))?;
+        }
+        Ok(cells)
     }
 
     pub(super) fn folder(&self) -> &Path {
@@ -136,5 +153,20 @@ impl Cell {
             Ok(()) => true,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_s_group_is_below_the_mount_of_version_2() {
+        let mounts = "24 1 0:21 / /proc rw - proc proc rw\n\
+                      31 24 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
+        let own = group_folder(mounts, "1:cpu:/old\n0::/user.slice/a.scope\n");
+        assert_eq!(own.as_deref(), Some(Path::new("/sys/fs/cgroup/user.slice/a.scope")));
+        assert_eq!(group_folder(mounts, "1:cpu:/old\n"), None);
+        assert_eq!(group_folder("24 1 0:21 / /proc rw - proc proc rw\n", "0::/\n"), None);
     }
 }

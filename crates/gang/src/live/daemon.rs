@@ -258,12 +258,21 @@ async fn open_network(options: &DaemonOptions) -> Result<Option<TcpListener>, St
     Ok(Some(TcpListener::bind(address).await.map_err(wrong)?))
 }
 
+/// Tests whether this process can freeze jobs by control groups, as a daemon does; leaves nothing behind. Returns the
+/// folder of the groups.
+///
+/// # Errors
+/// The reason why it can't: version 2 is not mounted, its own group is not delegated, or Linux is older than 5.14.
+pub fn probe_control_groups() -> io::Result<PathBuf> {
+    Cells::open().map(|cells| cells.folder().to_owned())
+}
+
 /// The control groups that jobs are stopped by, if they are to be; gone when the keeper is.
 fn open_cells(freezer: Freezer, keeper: &mut Keeper) -> Result<Option<Cells>, StartError> {
     let cells = match freezer {
         Freezer::Signals => None,
-        Freezer::Auto => Cells::open(),
-        Freezer::Cgroup => Some(Cells::open().ok_or(StartError::NoCgroup)?),
+        Freezer::Auto => Cells::open().ok(),
+        Freezer::Cgroup => Some(Cells::open().map_err(|_| StartError::NoCgroup)?),
     };
     if let Some(cells) = &cells {
         keeper.hold_cells(cells.folder());
