@@ -1,6 +1,7 @@
 //! Futures that are dropped at every point, on several runtimes and threads.
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -359,4 +360,76 @@ fn while_others_can_run_nobody_waits_for_the_carrier() {
     });
     let waits = waits.0.load(Ordering::Relaxed);
     assert!(waits < CALLERS * CALLS / 10, "{waits} waits for {} calls", CALLERS * CALLS);
+}
+
+/// A carrier whose peer, once the count is above 0, has exited and returned: so many reports are still to come.
+struct Unreported(MemoryCarrier, Arc<Count>);
+
+impl Carrier for Unreported {
+    fn own(&self) -> Peer {
+        self.0.own()
+    }
+
+    fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        self.0.connect(peers)
+    }
+
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        match self.1.0.load(Ordering::Relaxed) {
+            0 => self.0.post(to, envelope, payload),
+            _ => Err(Refusal::Lost),
+        }
+    }
+
+    fn poll(&mut self) -> Option<Event<'_>> {
+        let reports = self.1.0.load(Ordering::Relaxed);
+        self.1.0.store(reports.saturating_sub(1), Ordering::Relaxed);
+        match reports {
+            0 => self.0.poll(),
+            1 => Some(Event::Returned(Peer(1))),
+            _ => Some(Event::Restarted(Peer(1))),
+        }
+    }
+
+    fn arm(&mut self, waker: &Waker) -> bool {
+        self.0.arm(waker)
+    }
+
+    fn close(&mut self) {
+        self.0.close();
+    }
+}
+
+/// A send that the carrier refuses completes without a poll of the carrier: the next one polls it.
+#[test]
+fn a_program_that_only_sends_hears_that_its_peer_has_returned() {
+    let reports = Arc::new(Count::default());
+    let ends = network(2, MemoryConfig::default()).into_iter();
+    let mut sides = ends.map(|end| {
+        let engine = Engine::new(Unreported(end, Arc::clone(&reports)), Config::default());
+        let (process, scope) = Process::new(engine, 2).unwrap();
+        Communicator::world(process, scope)
+    });
+    let (here, there) = (sides.next().unwrap(), sides.next().unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let _there = runtime.block_on(async {
+        let receives = tokio::spawn(async move {
+            there.receive(rank(0), ANY_TAG).await.unwrap();
+            there
+        });
+        here.send(rank(1), tag(1), vec![7; 100]).await.unwrap();
+        receives.await.unwrap()
+    });
+    reports.0.store(2, Ordering::Relaxed);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut is_refused = || {
+        let mut send = pin!(here.send(rank(1), tag(1), vec![7; 100]));
+        matches!(send.as_mut().poll(&mut context), Poll::Ready(Err(_)))
+    };
+    assert!(is_refused(), "the process that it was for has exited");
+    assert!((0..3).any(|_| !is_refused()), "the peer has returned");
 }

@@ -212,8 +212,8 @@ impl<C: Carrier> Engine<C> {
         true
     }
 
-    /// Polls the carrier if the operation's peer is lost: it may have returned. Otherwise an operation for a
-    /// lost process would fail without ever polling.
+    /// Polls the carrier if the operation's peer is lost, or the carrier refuses packets to it: it may have
+    /// returned. Otherwise an operation for a lost process would fail without ever polling.
     #[inline]
     fn poll_if_lost(&mut self, operation: Operation) {
         let peer = match operation {
@@ -221,7 +221,8 @@ impl<C: Carrier> Engine<C> {
             Operation::Receive(pattern) => pattern.source,
             Operation::Claimed(_) | Operation::Nothing => None,
         };
-        if peer.and_then(|peer| self.core.link(peer)).is_some_and(|link| link.lost) {
+        if peer.and_then(|peer| self.core.link(peer)).is_some_and(|link| link.lost || link.refused)
+        {
             self.take_in(false);
         }
     }

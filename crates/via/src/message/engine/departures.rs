@@ -161,7 +161,10 @@ impl Core {
         match self.post(carrier, route.to, &envelope, payload) {
             Ok(()) => {}
             Err(Refusal::Full) => return Attempt::NotNow,
-            Err(Refusal::Lost) => return Attempt::Failed(Failure::PeerLost(route.to)),
+            Err(Refusal::Lost) => {
+                self.link_mut(route.to).expect("links are never removed").refused = true;
+                return Attempt::Failed(Failure::PeerLost(route.to));
+            }
         }
         self.count_departure(fits, bytes.len() <= self.eager);
         let class = self.class(route);

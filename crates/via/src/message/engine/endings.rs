@@ -101,6 +101,7 @@ impl Core {
         let (Failure::PeerLost(peer) | Failure::PeerRestarted(peer)) = failure else { return };
         let losses = self.losses.saturating_add(1);
         let Some(link) = self.link_mut(peer) else { return };
+        link.refused = false;
         if std::mem::replace(&mut link.lost, true) {
             return;
         }

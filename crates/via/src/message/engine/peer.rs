@@ -23,6 +23,8 @@ pub(super) struct Stream {
 pub(super) struct Link {
     pub(super) known: bool,
     pub(super) lost: bool,
+    /// True if the carrier refused a packet to it as to a lost process, and has not reported the loss yet.
+    pub(super) refused: bool,
     /// The count of all losses when this process was last lost; 0 if it never was.
     pub(super) lost_at: u32,
     /// True if it is in the list of processes for which packets wait to be sent.
