@@ -40,7 +40,7 @@ const MOST: usize = 4_096;
 const MOST_STRANGERS: usize = 16;
 /// Dials that may wait for a description at once.
 const MOST_DIALS: usize = 64;
-/// Nanoseconds that a node which was dialed may take to describe itself before a search goes on without it.
+/// Nanoseconds that a dialed node may take to describe itself before a search continues without it.
 pub(crate) const DESCRIBE: u64 = 1_000_000_000;
 /// Nanoseconds after which a link without a description ends.
 const SILENCE: u64 = 30_000_000_000;
@@ -49,7 +49,7 @@ pub(crate) const TRIAL: u64 = 1_500_000_000;
 /// Nanoseconds between two attempts to end links that duplicate others.
 const RETIRE: u64 = 1_000_000_000;
 
-/// What the node has to do.
+/// An action that the node has to take.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
     /// Dial a place: answer with [`Members::handle_dialed`] or [`Members::handle_refused`].

@@ -62,7 +62,7 @@ const KEEPALIVE_NANOS: u64 = 700_000_000;
 const TELL: Duration = Duration::from_nanos(member::DESCRIBE);
 /// Limits how long [`Node::shutdown`] waits for its sockets to be closed; telling peers over UDP takes 1 s at most.
 const CLOSE: Duration = Duration::from_secs(2);
-/// The time for which a search goes on once nobody waits for it: longer than from one search to the next.
+/// The time for which a search continues once no task waits for it: longer than from one search to the next.
 const SEEK: Duration = Duration::from_millis(1_500);
 
 /// A node of a cluster: [listens](Node::listen) and [connects](Node::connect) by the names of services.

@@ -8,10 +8,10 @@
 //!   not. Another key is refused, also if it has waited for the name before.
 //! - The name of a node with a key for this start alone is its own as long as it lives. A later node is *held*: it is not
 //!   used, and no stream of it is accepted. It may be the node itself, restarted: the first is asked for a sign of life.
-//!   If it is gone, or silent for [`TRIAL`], the name is free; if it lives, the later one is refused.
+//!   If it has ended, or is silent for [`TRIAL`], the name is free; if it lives, the later one is refused.
 //! - Once another node has a name, the one that had it and leaves is held: no further stream of it is accepted.
 //!
-//! A node that is refused is told why, over a link that ends a second later.
+//! A refused node is sent the reason, over a link that ends a second later.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -79,7 +79,7 @@ impl Members {
         keys.peek().is_some() && !keys.any(|listed| Some(listed) == key)
     }
 
-    /// Refuses the peer of a link: it is told why, and the link ends.
+    /// Refuses the peer of a link: sends it the reason, and ends the link.
     pub(super) fn refuse(&mut self, now: Instant, number: u64, name: String, why: Refusal) {
         let Some(link) = self.links.get_mut(&number).filter(|link| !link.is_ending) else { return };
         if link.refused.is_some() {

@@ -14,11 +14,11 @@ const STEADY: u64 = 1_000_000_000;
 pub(crate) enum Target {
     /// The node of this number, on this host.
     Local(u64),
-    /// Whatever node receives at this address.
+    /// Any node that receives at this address.
     Address(SocketAddr),
 }
 
-/// What is known of a place.
+/// A place, and the state of dials to it.
 #[derive(Debug)]
 pub(super) struct Place {
     /// Discovery names it now.
