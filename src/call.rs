@@ -91,7 +91,7 @@ pub enum CallError<E> {
     /// The deadline has passed. The service has stopped, or stops when it learns of it.
     #[error("the deadline of the call has passed")]
     Deadline,
-    /// The node can't reach the service, or was shut down: [`Error::kind`] says which.
+    /// The node can't reach the service, or was shut down: see [`Error::kind`].
     #[error(transparent)]
     Node(Error),
     /// The peer was lost while it may have handled the request. Say [`Client::idempotent`] to have such calls retried.

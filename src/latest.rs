@@ -17,9 +17,9 @@
 //! # }
 //! ```
 //!
-//! Every member may write every key. The later of two writes wins; of two that did not know of each other and came at
-//! the same time, the same one wins everywhere. A member that joins late receives all entries. What is sent to a member
-//! that is slow, or gone for a while, is the newest value of each key that it lacks: nothing older waits for it.
+//! Every member may write every key. The later of two writes wins; of two concurrent writes, the same one wins
+//! everywhere. A member that joins late receives all entries. A member that was slow or disconnected receives the newest
+//! value of each key that it lacks: older values are not queued for it.
 //!
 //! Each change goes to each member, and is passed on by those that are not connected to all others.
 
@@ -46,8 +46,8 @@ use sync::Shared;
 
 /// A map of latest values, shared by the nodes that have one of this name; made by [`Node::latest_map`].
 ///
-/// Clones are the same map. Once the last of them and of its [watches](Watch) is dropped, the node is no member any more; what it has
-/// written stays with the others.
+/// Clones are the same map. Once the last of them and of its [watches](Watch) is dropped, the node is no longer a
+/// member; its values stay at the other members.
 pub struct LatestMap<K, V> {
     member: Arc<Member>,
     of: PhantomData<fn(K) -> V>,

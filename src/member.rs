@@ -1,4 +1,4 @@
-//! Membership: which nodes there are, how each is reached, and which of them a stream goes to.
+//! Membership: the known nodes, the links to each, and the choice of one for a stream.
 //!
 //! No I/O and no clock here. A node dials the places that discovery names while it searches for a service, and not
 //! before: connections are made when they are first used.
@@ -7,7 +7,7 @@
 //!
 //! Of two nodes of one name, one may be dead: a process that was restarted, whose former connection stands. The one that
 //! started first is tried for [`TRIAL`], in which new streams avoid it. If it is silent, its links end. If it lives,
-//! the later one is not used, and learns of the other. `keys.rs` says what becomes of nodes with keys of their own.
+//! the later one is not used, and is notified. `keys.rs` has the rules for nodes with keys of their own.
 
 mod choice;
 mod hello;

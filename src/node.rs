@@ -56,11 +56,11 @@ use transports::Transports;
 
 /// The period in which a node that waits for a service searches for new nodes.
 const LOOK: Duration = Duration::from_millis(50);
-/// Silence after which a peer over UDP is asked for a sign of life: a process that has ended is noticed that soon.
+/// The silence after which a peer over UDP is pinged, and so the time in which the end of a process is detected.
 const KEEPALIVE_NANOS: u64 = 700_000_000;
 /// Limits how long a node may take to describe itself, or to accept a stream, before others are tried.
 const TELL: Duration = Duration::from_nanos(member::DESCRIBE);
-/// Limits how long [`Node::shutdown`] waits for its sockets to be closed; telling peers over UDP takes 1 s at most.
+/// Limits how long [`Node::shutdown`] waits for its sockets to be closed; notifying peers over UDP takes 1 s at most.
 const CLOSE: Duration = Duration::from_secs(2);
 /// The time for which a search continues once no task waits for it: longer than from one search to the next.
 const SEEK: Duration = Duration::from_millis(1_500);
@@ -184,14 +184,14 @@ impl Node {
 
     /// Connects to a node that offers a service: of two chosen at random among the nearest, the one with fewer streams.
     ///
-    /// If none offers it, waits for one as long as [`NodeBuilder::connect_within`] says. A node that does not answer
+    /// If none offers it, waits for one for the time of [`NodeBuilder::connect_within`]. A node that does not answer
     /// within a second is passed over, and used again once it answers.
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::Busy`] if those that offer it have not
-    /// accepted; [`ErrorKind::Version`] if there is a node of another version alone; [`ErrorKind::Key`] if there are nodes
-    /// alone whose keys do not fit, or that refuse this one's; [`ErrorKind::InUse`] if this node
-    /// has met another one of its name that was there before it; [`ErrorKind::Config`], [`ErrorKind::Closed`].
+    /// accepted; [`ErrorKind::Version`] if only nodes of another version were found; [`ErrorKind::Key`] if only nodes were
+    /// found whose keys do not fit, or that refuse this one's; [`ErrorKind::InUse`] if an earlier node has this
+    /// one's name; [`ErrorKind::Config`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
     /// Dropped, it has connected to nothing.
@@ -227,7 +227,7 @@ impl Node {
         }
     }
 
-    /// Opens a stream to a candidate; `None` if it refuses, is gone, or does not answer in time: it may be suspended.
+    /// Opens a stream to a candidate; `None` if it refuses, has ended, or does not answer in time: it may be suspended.
     async fn open_at(&self, chosen: &Candidate, service: &str) -> Option<Stream> {
         let opened = tokio::time::timeout(TELL, open(&self.0.shared, chosen, service)).await;
         let is_slow = opened.is_err();
@@ -320,7 +320,7 @@ impl Node {
         Error::new(kind, format!("no node offers {service:?}; {asked}{hint}{notice}"))
     }
 
-    /// Says which nodes were asked in vain, and which could not be asked.
+    /// Lists the nodes that were asked in vain, and those that could not be asked.
     fn asked(&self, peers: &[PeerInfo]) -> String {
         let asked: Vec<_> = peers
             .iter()
@@ -352,8 +352,8 @@ impl Node {
         Error::new(ErrorKind::NoService, text)
     }
 
-    /// Ends the node once its streams have ended, at most as long as [`NodeBuilder::drain`] says: accepts and opens no
-    /// more of them meanwhile. Once this returns, another node may have its address.
+    /// Ends the node once its streams have ended, or the time of [`NodeBuilder::drain`] is over. It accepts and opens no
+    /// further streams. Once this returns, another node may have its address.
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
         let live = shared.live();
@@ -460,7 +460,7 @@ fn check_name(what: &str, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens a stream; `None` if the peer refuses it or is gone.
+/// Opens a stream; `None` if the peer refuses it or has ended.
 async fn open(shared: &Shared, candidate: &Candidate, service: &str) -> Option<Stream> {
     use midplane_via::session::OpenError;
     loop {

@@ -331,7 +331,7 @@ impl Call {
         Ok(answer)
     }
 
-    /// Reads an answer, and says whether all of it was read.
+    /// Reads an answer; returns whether all of it was read.
     async fn read(&self, pipe: &mut Pipe) -> io::Result<(Answer, bool)> {
         let AnswerHeader { status, length, limit } = AnswerHeader::read(pipe).await?;
         if length as usize > self.most {

@@ -63,7 +63,7 @@ impl Node {
     ///
     /// The service is cloned for each stream; its `poll_ready` may wait, and holds that one call. It runs within the
     /// call's [`Context`] and a `tracing` span `call`. Its future is dropped at the call's deadline, and once the caller
-    /// has dropped the call or is gone.
+    /// has dropped the call or has ended.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`](crate::ErrorKind::InUse) if this node offers it already,

@@ -49,9 +49,9 @@ pub struct ReceiveTokens {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PeerPath {
-    /// The peer's name, as others see it.
+    /// The peer's name.
     pub name: String,
-    /// The number that tells it from all others, and from its former self.
+    /// The random number of this incarnation of the peer.
     pub id: u64,
     /// The transport of new streams: `shm`, `udp` or `tcp`.
     pub transport: &'static str,
