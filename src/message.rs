@@ -32,7 +32,7 @@ use crate::node::links::Peers;
 use crate::node::mailbox::{Outgoing, Received};
 use crate::node::{Listener, Node, PeerName};
 
-/// 1 MiB: bytes of a message at most. Larger things are streams.
+/// 1 MiB: most bytes of a message. Use a stream for more.
 pub const MOST_MESSAGE: usize = 1 << 20;
 /// Bytes of messages of one sender that may wait to be received, with [`OVERHEAD`] for each.
 const HELD_OF_ONE: usize = MOST_MESSAGE + OVERHEAD;
@@ -78,7 +78,7 @@ impl From<&PeerName> for Recipient {
 }
 
 impl Node {
-    /// Sends a message to a node: it arrives once, behind those that this node sent before.
+    /// Sends a message to a node: it arrives once, after those that this node sent before.
     ///
     /// Waits while the receiver does not receive. Once this has returned, the message is on its way; it is lost if the
     /// receiver ends before it has received it. The next send to that receiver then fails, and the one after it

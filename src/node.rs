@@ -171,8 +171,7 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] if this node offers it already, [`ErrorKind::Config`] for a name that is empty or has more
-    /// than 100 bytes, [`ErrorKind::Closed`]. [`ErrorKind::InUse`] as well if this node has met another one of its
-    /// name that was there before it, and [`ErrorKind::Key`] if another node refuses this one because its name is that of a
+    /// than 100 bytes, [`ErrorKind::Closed`]. [`ErrorKind::InUse`] as well if an earlier node has this one's name, and [`ErrorKind::Key`] if another node refuses this one because its name is that of a
     /// node with another key.
     pub async fn listen(&self, service: &str) -> Result<Listener, Error> {
         check_name("a service's name", service)?;
@@ -243,13 +242,13 @@ impl Node {
         Connector::new(self.clone(), service.to_owned())
     }
 
-    /// Returns the node's name, as others see it.
+    /// Returns the node's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Returns the key that the node proves to others to have, for their lists of places; none without a key of the cluster's.
+    /// Returns the public key that the node proves to others, for their lists of places; none without the cluster's key.
     #[must_use]
     pub fn public_key(&self) -> Option<PublicKey> {
         self.0.public
@@ -261,8 +260,8 @@ impl Node {
         self.0.shared.peers()
     }
 
-    /// Dials the nodes that are there and not known, of those that gossip names the ones that offer the service, and waits
-    /// until they have described themselves. Whether there were any.
+    /// Dials places whose nodes are unknown, of those that gossip lists only nodes that offer the service. Waits until these
+    /// nodes have described themselves; returns whether there were any.
     async fn look(&self, service: &str) -> bool {
         let shared = &self.0.shared;
         let mut places: BTreeSet<_> =
@@ -282,7 +281,7 @@ impl Node {
         }
     }
 
-    /// Returns the addresses of nodes that offer a service, as gossip tells.
+    /// Returns the addresses of nodes that offer a service, from gossip.
     fn gossiped(&self, service: &str) -> BTreeSet<SocketAddr> {
         #[cfg(feature = "discovery-gossip")]
         if let Some(gossip) = &self.0.gossip {
@@ -298,7 +297,7 @@ impl Node {
         self.0.address
     }
 
-    /// Returns the error of a search in vain; `was_refused` if a peer that offers the service has not accepted.
+    /// Returns the error of a search that found no node; `was_refused` if a peer that offers the service has not accepted.
     fn nobody_offers(&self, service: &str, was_refused: bool) -> Error {
         let peers = self.peers();
         // Who is refused may be back, and not told yet again.

@@ -20,7 +20,7 @@ pub struct Explanation {
     pub allowed: Vec<&'static str>,
     /// The address of the node's sockets, if it has any.
     pub address: Option<SocketAddr>,
-    /// The tokens of those that send to this node over UDP, if it [grants](crate::NodeBuilder::receive_tokens) any.
+    /// The tokens of nodes that send to this one over UDP, if it [grants](crate::NodeBuilder::receive_tokens) any.
     pub tokens: Option<ReceiveTokens>,
     /// The peers that this node has a session with.
     pub peers: Vec<PeerPath>,
@@ -31,21 +31,21 @@ pub struct Explanation {
     pub gossip: Vec<SocketAddr>,
 }
 
-/// The tokens that a node grants to those that send to it over UDP.
+/// The tokens that a node grants to the nodes that send to it over UDP.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ReceiveTokens {
-    /// Bytes of the buffer of the port before the node: what all senders together have in flight fits in.
+    /// Bytes of the buffer of the port before the node: the data in flight of all senders fits in it.
     pub port_buffer: u64,
     /// Tokens that were granted.
     pub granted: u64,
-    /// Tokens that count no longer, as their holders were silent for 200 ms.
+    /// Tokens that have expired: their holders were silent for 200 ms.
     pub expired: u64,
     /// Peers that wait for a token now.
     pub waiting: usize,
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PeerPath {
