@@ -171,8 +171,8 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] if this node offers it already, [`ErrorKind::Config`] for a name that is empty or has more
-    /// than 100 bytes, [`ErrorKind::Closed`]. [`ErrorKind::InUse`] as well if an earlier node has this one's name, and [`ErrorKind::Key`] if another node refuses this one because its name is that of a
-    /// node with another key.
+    /// than 100 bytes, [`ErrorKind::Closed`]. [`ErrorKind::InUse`] as well if an earlier node has this one's name, and
+    /// [`ErrorKind::Key`] if another node refuses this one because its name belongs to another key.
     pub async fn listen(&self, service: &str) -> Result<Listener, Error> {
         check_name("a service's name", service)?;
         if let Some(text) = self.0.shared.notice() {

@@ -24,7 +24,7 @@ pub struct Explanation {
     pub tokens: Option<ReceiveTokens>,
     /// The peers that this node has a session with.
     pub peers: Vec<PeerPath>,
-    /// The places that did not answer their last dial, could not be dialed, or whose node is none of this cluster.
+    /// The places that did not answer their last dial, could not be dialed, or whose node is of another cluster.
     pub unanswered: Vec<Unanswered>,
     /// The addresses of the nodes that [gossip](crate::NodeBuilder::gossip) names, this one's not among them.
     #[cfg(feature = "discovery-gossip")]
@@ -102,7 +102,7 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// A place that did not answer its last dial, could not be dialed, or whose node is none of this cluster.
+/// A place that did not answer its last dial, could not be dialed, or whose node is of another cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Unanswered {
@@ -180,7 +180,7 @@ impl Node {
         }
     }
 
-    /// Returns the places that did not answer their last dial, those whose node is none of this cluster, and those that
+    /// Returns the places that did not answer their last dial, those whose node is of another cluster, and those that
     /// could not be dialed.
     pub(super) fn unanswered(&self) -> Vec<Unanswered> {
         let shared = &self.0.shared;
