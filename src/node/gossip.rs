@@ -256,7 +256,7 @@ impl Gossiper {
         let now = self.datagrams.counters();
         if now.skewed > 0 && before.skewed == 0 {
             tracing::warn!(
-                "gossip of a host is refused whose clock differs by more than a minute: set the clocks"
+                "gossip of a host is refused, as its clock differs by more than a minute: set the clocks"
             );
         }
         self.shared.meter.on_gossip(&now, &before, self.gossip.known().nodes.len());
