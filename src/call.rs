@@ -30,8 +30,8 @@
 //! # }
 //! ```
 //!
-//! A call has a stream for itself, as a request of HTTP/1.1 has a connection: no call waits behind another. Streams that
-//! have carried a call wait for the next one. A call that is dropped drops its stream, and with it the service's future.
+//! A call has a stream for itself, as a request of HTTP/1.1 has a connection: no call waits behind another. Idle
+//! streams are kept for further calls. A call that is dropped drops its stream, and with it the service's future.
 
 mod client;
 mod context;
@@ -81,7 +81,7 @@ impl Limits {
     }
 }
 
-/// Why a call has no response.
+/// The reason why a call has no response.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError<E> {
@@ -91,10 +91,10 @@ pub enum CallError<E> {
     /// The deadline has passed. The service has stopped, or stops when it learns of it.
     #[error("the deadline of the call has passed")]
     Deadline,
-    /// The node can't reach the service, or was shut down: [`Error::kind`] says which.
+    /// The node can't reach the service, or was shut down: see [`Error::kind`].
     #[error(transparent)]
     Node(Error),
-    /// The peer was lost while it may have handled the request. Say [`Client::idempotent`] to have such calls retried.
+    /// The peer was lost while it may have handled the request. Use [`Client::idempotent`] to have such calls retried.
     #[error("the peer was lost after the request was sent: {0}")]
     Reset(std::io::Error),
     /// Each node that offers the service has as many streams as it takes.
@@ -108,7 +108,7 @@ pub enum CallError<E> {
         /// Most bytes of one.
         limit: usize,
     },
-    /// The bytes are none of the type: both sides must have the same types.
+    /// The bytes are no value of the type: both sides must use the same types.
     #[error(
         "the bytes of the {what} are none of its type: run one version of the types on both sides"
     )]

@@ -1,16 +1,16 @@
-//! Discovery: tells a node which places may have other nodes.
+//! Discovery: returns the places that may have other nodes.
 //!
 //! [`NodeBuilder::discover`](crate::NodeBuilder::discover) takes the places themselves;
-//! [`NodeBuilder::discover_with`](crate::NodeBuilder::discover_with) takes what knows them:
+//! [`NodeBuilder::discover_with`](crate::NodeBuilder::discover_with) takes a source of them:
 //!
-//! | where the places stand | discovery |
+//! | source of the places | discovery |
 //! |---|---|
 //! | in the program, or one name of DNS for many addresses | [`List`] |
 //! | in a file that changes | [`File`] |
 //! | in the environment of a job of Slurm, PMI, Open MPI or Kubernetes | [`Job`] |
 //! | elsewhere | a [`Discovery`] of your own |
 //!
-//! With the feature `discovery-gossip`, `NodeBuilder::gossip` has nodes that know one place learn of all others.
+//! With the feature `discovery-gossip`, `NodeBuilder::gossip` finds all nodes from the place of one.
 //!
 //! ```
 //! use std::sync::Mutex;
@@ -31,9 +31,9 @@
 //! # drop(builder);
 //! ```
 //!
-//! A node asks whenever it searches for a service that none of its peers offers, several times a second as long as it
-//! waits; it dials the places whose node it does not know. Places that are named no longer are not dialed again; the
-//! connections that stand stay.
+//! A node calls its discoveries while it searches for a service that none of its peers offers, several times a second. It
+//! dials the places whose node it does not know. Places that are no longer returned are not dialed again; existing
+//! connections stay.
 
 mod file;
 mod job;
@@ -49,27 +49,27 @@ pub use job::Job;
 pub use list::List;
 pub use place::{NoPlace, Place};
 
-/// Says why a discovery can't tell the places: one line, with the cure.
+/// The reason why a discovery can't return the places: one line that says what to do.
 pub type DiscoveryError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Tells a node which places may have other nodes.
+/// A source of places that may have other nodes.
 pub trait Discovery: fmt::Debug + Send + Sync + 'static {
     /// Returns the places that may have nodes now, in any order, this node's own among them or not. The node resolves
     /// their names anew with each search.
     ///
-    /// The node waits 1 s at most, and uses the places of the last answer if there is none. It asks once before it
-    /// starts, and does not start after an error; it reports later ones in [`Node::explain`](crate::Node::explain), and
-    /// in the error of a search in vain.
+    /// The node waits 1 s at most, and then uses the places of the last answer. It calls this once before it starts, and
+    /// does not start after an error; it reports later errors in [`Node::explain`](crate::Node::explain), and
+    /// in the error of a search that finds no node.
     ///
     /// # Errors
-    /// Any; it is shown to people.
+    /// Any error; its text is shown to users.
     ///
     /// # Cancel safety
-    /// The node may drop the future at any time, and ask again.
+    /// The node may drop the future at any time, and call again.
     fn places(&self) -> impl Future<Output = Result<Vec<Place>, DiscoveryError>> + Send;
 
     /// Returns the port at which the other nodes expect this one, if the discovery knows it: the node binds it unless
-    /// [`NodeBuilder::bind`](crate::NodeBuilder::bind) says another address.
+    /// [`NodeBuilder::bind`](crate::NodeBuilder::bind) sets another address.
     fn own_port(&self) -> Option<u16> {
         None
     }

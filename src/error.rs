@@ -1,13 +1,13 @@
-//! The one error of the front door.
+//! The error type of nodes.
 
 use std::fmt;
 use std::io;
 
-/// Classifies an error, and so says what to do about it.
+/// Classifies an error by what to do about it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The configuration can't be. Change what the text names; a repeated attempt fails as well.
+    /// The configuration is invalid. Change the setting that the text names; a repeated attempt fails as well.
     Config,
     /// Another node, or another listener, has the name or address. Choose another one, or stop the other process.
     InUse,
@@ -22,26 +22,26 @@ pub enum ErrorKind {
     /// A node was found that speaks a version which this one does not understand, and no other offers the service. Run
     /// adjacent versions in one cluster: update the older side first.
     Version,
-    /// The keys of two nodes do not fit. The text says which: give all nodes of a cluster the same key file
-    /// ([`NodeBuilder::key_file`]); a node whose name or place is another key's needs another name, or the identity file that it
-    /// had ([`NodeBuilder::identity_file`]).
+    /// The keys of two nodes do not fit. The text names them: give all nodes of a cluster the same key file
+    /// ([`NodeBuilder::key_file`]); a node whose name or place belongs to another key needs another name, or its former
+    /// identity file ([`NodeBuilder::identity_file`]).
     ///
     /// [`NodeBuilder::key_file`]: crate::NodeBuilder::key_file
     /// [`NodeBuilder::identity_file`]: crate::NodeBuilder::identity_file
     Key,
-    /// The peer was restarted, or the connection to it was lost: what was sent and not received is lost. Try again: the
-    /// next attempt reaches the peer as it is now. Repeat only what may be done twice.
+    /// The peer was restarted, or the connection to it was lost: bytes that it had not received are lost. Try again: the
+    /// next attempt reaches the restarted peer. Repeat only operations that may be done twice.
     Reset,
     /// It is longer than the limit, or there are more of them: the text names the limit. Send less at once, or use a
     /// stream, which has no limit.
     TooLarge,
     /// The node was shut down, or dropped. Keep a clone of it as long as it is used.
     Closed,
-    /// The system refused something: the source says what. Change the system's settings, or try again.
+    /// The system refused a call: the source has its error. Change the system's settings, or try again.
     System,
 }
 
-/// An error of the front door: a [kind](Error::kind) to match on, a text to read, and a source where there is one.
+/// An error of a node: a [kind](Error::kind) to match on, a text to read, and a source where there is one.
 ///
 /// Its `Debug` text is for people as well: `main` may return it.
 pub struct Error {

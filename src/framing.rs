@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Bytes for which room is reserved before they have come.
+/// Bytes for which memory is reserved before they arrive.
 const EARLY: usize = 64 * 1024;
 
 /// Writes the parts of a frame behind the first `written` bytes.

@@ -1,8 +1,8 @@
 //! A guide in short chapters, each with a program that runs as it stands.
 //!
-//! The first five are what services need. The others go beneath: NICs, firmware and messages in virtual time and over
-//! sockets, and need features: `fabric`, and in some chapters `gang`, `pipeline` or `warp`. From a checkout, this runs the
-//! fourth chapter's, and the number is the chapter's:
+//! The first five chapters are for services. The others describe the lower layers: NICs, firmware and messages, in virtual
+//! time and over sockets. They need the feature `fabric`, and some also `gang`, `pipeline` or `warp`. In a checkout, this
+//! runs the program of chapter 4:
 //!
 //! ```sh
 //! cargo test --doc -p midplane chapter_04

@@ -17,11 +17,11 @@
 //! # }
 //! ```
 //!
-//! Every member may write every key. The later of two writes wins; of two that did not know of each other and came at
-//! the same time, the same one wins everywhere. A member that joins late receives all entries. What is sent to a member
-//! that is slow, or gone for a while, is the newest value of each key that it lacks: nothing older waits for it.
+//! Every member may write every key. The later of two writes wins; of two concurrent writes, the same one wins
+//! everywhere. A member that joins late receives all entries. A member that was slow or disconnected receives the newest
+//! value of each key that it lacks: older values are not queued for it.
 //!
-//! Each change goes to each member, and is passed on by those that are not connected to all others.
+//! Each change is sent to each member; members that are not connected to all others pass it on.
 
 mod replica;
 mod sync;
@@ -46,8 +46,8 @@ use sync::Shared;
 
 /// A map of latest values, shared by the nodes that have one of this name; made by [`Node::latest_map`].
 ///
-/// Clones are the same map. Once the last of them and of its [watches](Watch) is dropped, the node is no member any more; what it has
-/// written stays with the others.
+/// Clones are the same map. Once the last of them and of its [watches](Watch) is dropped, the node is no longer a
+/// member; its values stay at the other members.
 pub struct LatestMap<K, V> {
     member: Arc<Member>,
     of: PhantomData<fn(K) -> V>,
@@ -69,7 +69,7 @@ impl Drop for Member {
     }
 }
 
-/// An entry of a map, or what was there until it was removed.
+/// An entry of a map, or one that was removed.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Latest<K, V> {
     /// The entry's key.
@@ -129,8 +129,8 @@ where
 
     /// Removes a key, here and soon everywhere. Returns whether it had a value.
     ///
-    /// A removal is remembered for 10 minutes: a member that was cut off for longer than that, and has the entry still,
-    /// brings it back.
+    /// A removal is remembered for 10 minutes: a member that was disconnected for longer than that, and still has the
+    /// entry, restores it.
     pub fn remove(&self, key: &K) -> bool {
         let Ok(key) = encode(key) else { return false };
         self.member.shared.with(|map, now| map.remove(now, key.into()))

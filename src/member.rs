@@ -1,4 +1,4 @@
-//! Membership: which nodes there are, how each is reached, and which of them a stream goes to.
+//! Membership: the known nodes, the links to each, and the choice of one for a stream.
 //!
 //! No I/O and no clock here. A node dials the places that discovery names while it searches for a service, and not
 //! before: connections are made when they are first used.
@@ -7,7 +7,7 @@
 //!
 //! Of two nodes of one name, one may be dead: a process that was restarted, whose former connection stands. The one that
 //! started first is tried for [`TRIAL`], in which new streams avoid it. If it is silent, its links end. If it lives,
-//! the later one is not used, and learns of the other. `keys.rs` says what becomes of nodes with keys of their own.
+//! the later one is not used, and is notified. `keys.rs` has the rules for nodes with keys of their own.
 
 mod choice;
 mod hello;
@@ -40,7 +40,7 @@ const MOST: usize = 4_096;
 const MOST_STRANGERS: usize = 16;
 /// Dials that may wait for a description at once.
 const MOST_DIALS: usize = 64;
-/// Nanoseconds that a node which was dialed may take to describe itself before a search goes on without it.
+/// Nanoseconds that a dialed node may take to describe itself before a search continues without it.
 pub(crate) const DESCRIBE: u64 = 1_000_000_000;
 /// Nanoseconds after which a link without a description ends.
 const SILENCE: u64 = 30_000_000_000;
@@ -49,7 +49,7 @@ pub(crate) const TRIAL: u64 = 1_500_000_000;
 /// Nanoseconds between two attempts to end links that duplicate others.
 const RETIRE: u64 = 1_000_000_000;
 
-/// What the node has to do.
+/// An action that the node has to take.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
     /// Dial a place: answer with [`Members::handle_dialed`] or [`Members::handle_refused`].

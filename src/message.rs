@@ -32,13 +32,13 @@ use crate::node::links::Peers;
 use crate::node::mailbox::{Outgoing, Received};
 use crate::node::{Listener, Node, PeerName};
 
-/// 1 MiB: bytes of a message at most. Larger things are streams.
+/// 1 MiB: most bytes of a message. Use a stream for more.
 pub const MOST_MESSAGE: usize = 1 << 20;
 /// Bytes of messages of one sender that may wait to be received, with [`OVERHEAD`] for each.
 const HELD_OF_ONE: usize = MOST_MESSAGE + OVERHEAD;
 /// The same of all senders.
 const HELD_OF_ALL: usize = 64 << 20;
-/// Bytes that a message counts beside its own.
+/// Bytes that a message counts in addition to its own.
 const OVERHEAD: usize = 64;
 /// The service of messages.
 const SERVICE: &str = "midplane:messages";
@@ -46,7 +46,7 @@ const SERVICE: &str = "midplane:messages";
 const MAGIC: &[u8; 8] = b"midmsg 1";
 /// Streams of one peer that may wait until its former one has ended.
 const MOST_STREAMS: usize = 4;
-/// 30 s: limits how long the rest of a message takes once its beginning has come.
+/// 30 s: limits the time from the first to the last byte of a message.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
 /// The receiver of a message: a node's name, or the very node that a [`PeerName`] stands for.
@@ -78,7 +78,7 @@ impl From<&PeerName> for Recipient {
 }
 
 impl Node {
-    /// Sends a message to a node: it arrives once, behind those that this node sent before.
+    /// Sends a message to a node: it arrives once, after those that this node sent before.
     ///
     /// Waits while the receiver does not receive. Once this has returned, the message is on its way; it is lost if the
     /// receiver ends before it has received it. The next send to that receiver then fails, and the one after it
@@ -86,9 +86,8 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::Reset`]: the receiver was restarted, or the connection to it lost, since the last send.
-    /// [`ErrorKind::NoService`]: there is no such node, or it does not receive, as long as
-    /// [`connect_within`](crate::NodeBuilder::connect_within) says. [`ErrorKind::TooLarge`] beyond [`MOST_MESSAGE`],
-    /// [`ErrorKind::Closed`].
+    /// [`ErrorKind::NoService`]: within the time of [`connect_within`](crate::NodeBuilder::connect_within), there was no
+    /// such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MOST_MESSAGE`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
     /// Dropped, the message was sent whole or not at all.
@@ -151,7 +150,7 @@ impl Node {
         }
     }
 
-    /// Finds the node of a name; the same as before unless that is gone.
+    /// Finds the node of a name; the same as before unless that has ended.
     async fn named(&self, name: &str) -> Result<u64, Error> {
         if let Some(id) = self.mailbox().named(name) {
             return Ok(id);
@@ -204,7 +203,7 @@ impl Node {
         Ok(rest.await.unwrap_or_else(|_| Err(io::ErrorKind::ConnectionAborted.into())))
     }
 
-    /// Forgets a receiver that is gone.
+    /// Forgets a receiver that has ended.
     fn lost(&self, id: u64, name: &str, source: Option<io::Error>) -> Error {
         self.mailbox().forget(id);
         let why = source.map_or_else(String::new, |error| format!(": {error}"));

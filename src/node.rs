@@ -56,13 +56,13 @@ use transports::Transports;
 
 /// The period in which a node that waits for a service searches for new nodes.
 const LOOK: Duration = Duration::from_millis(50);
-/// Silence after which a peer over UDP is asked for a sign of life: a process that has ended is noticed that soon.
+/// The silence after which a peer over UDP is pinged, and so the time in which the end of a process is detected.
 const KEEPALIVE_NANOS: u64 = 700_000_000;
 /// Limits how long a node may take to describe itself, or to accept a stream, before others are tried.
 const TELL: Duration = Duration::from_nanos(member::DESCRIBE);
-/// Limits how long [`Node::shutdown`] waits for its sockets to be closed; telling peers over UDP takes 1 s at most.
+/// Limits how long [`Node::shutdown`] waits for its sockets to be closed; notifying peers over UDP takes 1 s at most.
 const CLOSE: Duration = Duration::from_secs(2);
-/// The time for which a search goes on once nobody waits for it: longer than from one search to the next.
+/// The time for which a search continues once no task waits for it: longer than from one search to the next.
 const SEEK: Duration = Duration::from_millis(1_500);
 
 /// A node of a cluster: [listens](Node::listen) and [connects](Node::connect) by the names of services.
@@ -171,9 +171,8 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] if this node offers it already, [`ErrorKind::Config`] for a name that is empty or has more
-    /// than 100 bytes, [`ErrorKind::Closed`]. [`ErrorKind::InUse`] as well if this node has met another one of its
-    /// name that was there before it, and [`ErrorKind::Key`] if another node refuses this one because its name is that of a
-    /// node with another key.
+    /// than 100 bytes, [`ErrorKind::Closed`]. [`ErrorKind::InUse`] as well if an earlier node has this one's name, and
+    /// [`ErrorKind::Key`] if another node refuses this one because its name belongs to another key.
     pub async fn listen(&self, service: &str) -> Result<Listener, Error> {
         check_name("a service's name", service)?;
         if let Some(text) = self.0.shared.notice() {
@@ -184,14 +183,14 @@ impl Node {
 
     /// Connects to a node that offers a service: of two chosen at random among the nearest, the one with fewer streams.
     ///
-    /// If none offers it, waits for one as long as [`NodeBuilder::connect_within`] says. A node that does not answer
+    /// If none offers it, waits for one for the time of [`NodeBuilder::connect_within`]. A node that does not answer
     /// within a second is passed over, and used again once it answers.
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::Busy`] if those that offer it have not
-    /// accepted; [`ErrorKind::Version`] if there is a node of another version alone; [`ErrorKind::Key`] if there are nodes
-    /// alone whose keys do not fit, or that refuse this one's; [`ErrorKind::InUse`] if this node
-    /// has met another one of its name that was there before it; [`ErrorKind::Config`], [`ErrorKind::Closed`].
+    /// accepted; [`ErrorKind::Version`] if only nodes of another version were found; [`ErrorKind::Key`] if only nodes were
+    /// found whose keys do not fit, or that refuse this one's; [`ErrorKind::InUse`] if an earlier node has this
+    /// one's name; [`ErrorKind::Config`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
     /// Dropped, it has connected to nothing.
@@ -227,7 +226,7 @@ impl Node {
         }
     }
 
-    /// Opens a stream to a candidate; `None` if it refuses, is gone, or does not answer in time: it may be suspended.
+    /// Opens a stream to a candidate; `None` if it refuses, has ended, or does not answer in time: it may be suspended.
     async fn open_at(&self, chosen: &Candidate, service: &str) -> Option<Stream> {
         let opened = tokio::time::timeout(TELL, open(&self.0.shared, chosen, service)).await;
         let is_slow = opened.is_err();
@@ -243,13 +242,13 @@ impl Node {
         Connector::new(self.clone(), service.to_owned())
     }
 
-    /// Returns the node's name, as others see it.
+    /// Returns the node's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Returns the key that the node proves to others to have, for their lists of places; none without a key of the cluster's.
+    /// Returns the public key that the node proves to others, for their lists of places; none without the cluster's key.
     #[must_use]
     pub fn public_key(&self) -> Option<PublicKey> {
         self.0.public
@@ -261,8 +260,8 @@ impl Node {
         self.0.shared.peers()
     }
 
-    /// Dials the nodes that are there and not known, of those that gossip names the ones that offer the service, and waits
-    /// until they have described themselves. Whether there were any.
+    /// Dials places whose nodes are unknown, of those that gossip lists only nodes that offer the service. Waits until these
+    /// nodes have described themselves; returns whether there were any.
     async fn look(&self, service: &str) -> bool {
         let shared = &self.0.shared;
         let mut places: BTreeSet<_> =
@@ -282,7 +281,7 @@ impl Node {
         }
     }
 
-    /// Returns the addresses of nodes that offer a service, as gossip tells.
+    /// Returns the addresses of nodes that offer a service, from gossip.
     fn gossiped(&self, service: &str) -> BTreeSet<SocketAddr> {
         #[cfg(feature = "discovery-gossip")]
         if let Some(gossip) = &self.0.gossip {
@@ -298,7 +297,7 @@ impl Node {
         self.0.address
     }
 
-    /// Returns the error of a search in vain; `was_refused` if a peer that offers the service has not accepted.
+    /// Returns the error of a search that found no node; `was_refused` if a peer that offers the service has not accepted.
     fn nobody_offers(&self, service: &str, was_refused: bool) -> Error {
         let peers = self.peers();
         // Who is refused may be back, and not told yet again.
@@ -320,7 +319,7 @@ impl Node {
         Error::new(kind, format!("no node offers {service:?}; {asked}{hint}{notice}"))
     }
 
-    /// Says which nodes were asked in vain, and which could not be asked.
+    /// Lists the nodes that were asked in vain, and those that could not be asked.
     fn asked(&self, peers: &[PeerInfo]) -> String {
         let asked: Vec<_> = peers
             .iter()
@@ -352,8 +351,8 @@ impl Node {
         Error::new(ErrorKind::NoService, text)
     }
 
-    /// Ends the node once its streams have ended, at most as long as [`NodeBuilder::drain`] says: accepts and opens no
-    /// more of them meanwhile. Once this returns, another node may have its address.
+    /// Ends the node once its streams have ended, or the time of [`NodeBuilder::drain`] is over. It accepts and opens no
+    /// further streams. Once this returns, another node may have its address.
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
         let live = shared.live();
@@ -460,7 +459,7 @@ fn check_name(what: &str, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens a stream; `None` if the peer refuses it or is gone.
+/// Opens a stream; `None` if the peer refuses it or has ended.
 async fn open(shared: &Shared, candidate: &Candidate, service: &str) -> Option<Stream> {
     use midplane_via::session::OpenError;
     loop {

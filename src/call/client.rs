@@ -116,7 +116,7 @@ impl<Request, R, E> Client<Request, R, E> {
         self
     }
 
-    /// Limits how long a call takes, waiting for its turn included. Default: [`DEFAULT_TIMEOUT`]. The deadline of a
+    /// Limits how long a call takes, including the wait for its turn. Default: [`DEFAULT_TIMEOUT`]. The deadline of a
     /// [`Context`] around the call may be sooner.
     #[must_use]
     pub const fn timeout(mut self, time: Duration) -> Self {
@@ -124,7 +124,7 @@ impl<Request, R, E> Client<Request, R, E> {
         self
     }
 
-    /// Says that a request may be handled twice: a call whose peer is lost is retried at another one.
+    /// Permits a request to be handled twice: a call whose peer is lost is retried at another one.
     #[must_use]
     pub const fn idempotent(mut self) -> Self {
         self.is_idempotent = true;
@@ -180,7 +180,7 @@ where
     type Error = CallError<E>;
     type Future = Pin<Box<dyn Future<Output = Result<R, CallError<E>>> + Send>>;
 
-    /// Waits while as many calls as the limit are under way.
+    /// Waits while the number of calls in progress is at the limit.
     fn poll_ready(&mut self, task: &mut std::task::Context<'_>) -> Poll<Result<(), Self::Error>> {
         if self.permit.is_none() {
             let room = &self.room;
@@ -219,7 +219,7 @@ struct Answer {
     body: Vec<u8>,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 enum Lost {
     /// The request was not sent whole: no service was called.
     Undelivered,
@@ -331,7 +331,7 @@ impl Call {
         Ok(answer)
     }
 
-    /// Reads an answer, and says whether all of it was read.
+    /// Reads an answer; returns whether all of it was read.
     async fn read(&self, pipe: &mut Pipe) -> io::Result<(Answer, bool)> {
         let AnswerHeader { status, length, limit } = AnswerHeader::read(pipe).await?;
         if length as usize > self.most {

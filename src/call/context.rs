@@ -15,10 +15,10 @@ tokio::task_local! {
 pub(super) const MOST_PARENT: usize = 64;
 pub(super) const MOST_STATE: usize = 512;
 
-/// The deadline, the trace and the caller of a call: what a service sees of it beside the request.
+/// The deadline, the trace and the caller of a call, which its service receives with the request.
 ///
-/// A service runs within the context of its call, and the calls that it makes take over deadline and trace. A task that
-/// it spawns does not: hand it [`Context::current`] and run it by [`Context::scope`].
+/// A service runs within the context of its call, and the calls that it makes inherit deadline and trace. A task that it
+/// spawns does not: pass it [`Context::current`], and run it by [`Context::scope`].
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     deadline: Option<Instant>,
@@ -43,7 +43,7 @@ impl Context {
         CURRENT.try_with(Self::clone).ok()
     }
 
-    /// Ends calls within this time from now on, or sooner if the context says so already.
+    /// Ends calls within this time from now on, or sooner if the context has an earlier deadline.
     #[must_use]
     pub fn with_timeout(mut self, time: Duration) -> Self {
         let own = Instant::now().checked_add(time);
@@ -51,7 +51,7 @@ impl Context {
         self
     }
 
-    /// Sets the trace, in W3C's words. As they ask, a `traceparent` that is none is ignored with its `tracestate`.
+    /// Sets the W3C trace context. As its specification demands, an invalid `traceparent` is ignored with its `tracestate`.
     #[must_use]
     pub fn with_trace(mut self, traceparent: &str, tracestate: &str) -> Self {
         self.trace = Trace::new(traceparent, tracestate).unwrap_or_default();

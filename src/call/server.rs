@@ -35,7 +35,7 @@ const REST_WITHIN: Duration = Duration::from_secs(30);
 
 /// A service of calls; made by [`Node::serve`].
 ///
-/// Dropped, the node offers the service no longer, and stops the calls that are under way: their callers get
+/// Dropped, the node no longer offers the service, and stops the calls that are in progress: their callers get
 /// [`CallError::Reset`](super::CallError::Reset).
 #[derive(Debug)]
 pub struct Serving {
@@ -45,7 +45,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Calls that are under way.
+    /// Calls in progress.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.concurrency - self.room.available_permits()
@@ -63,7 +63,7 @@ impl Node {
     ///
     /// The service is cloned for each stream; its `poll_ready` may wait, and holds that one call. It runs within the
     /// call's [`Context`] and a `tracing` span `call`. Its future is dropped at the call's deadline, and once the caller
-    /// has dropped the call or is gone.
+    /// has dropped the call or has ended.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`](crate::ErrorKind::InUse) if this node offers it already,
@@ -139,7 +139,7 @@ where
     }
 }
 
-/// Says that the service has too many streams.
+/// Reports that the service has too many streams.
 async fn refuse(mut stream: Stream) {
     let head = AnswerHeader { status: Status::Busy, length: 0, limit: 0 }.emit();
     // A new stream has room for it; if not, the caller learns of the end of the stream.

@@ -19,7 +19,7 @@ pub(super) const MOST_VALUE: usize = 32 * 1_024;
 pub(super) const MOST_KEYS: usize = 65_536;
 /// 256 MiB: bytes of all keys and values of a map.
 pub(super) const MOST_BYTES: usize = 256 << 20;
-/// Bytes of an update beside its key and value.
+/// Bytes of an update in addition to its key and value.
 const OVERHEAD: usize = 48;
 /// Times that a write is renewed because an older one of a higher version arrived: one for each member that may have
 /// held it, within reason. It ends the renewals where clocks disagree.
@@ -173,13 +173,13 @@ impl Replica {
         }
     }
 
-    /// A peer, or a reader, begins to see the map; with `all`, what is there already is due to it.
+    /// Adds a peer or a reader as an observer; with `all`, it gets all present entries.
     pub(super) fn join(&mut self, observer: Observer, all: bool) {
         let keys = if all { self.entries.keys().cloned().collect() } else { BTreeSet::new() };
         self.due.insert(observer, keys);
     }
 
-    /// It sees the map no longer.
+    /// Removes an observer.
     pub(super) fn leave(&mut self, observer: Observer) {
         self.due.remove(&observer);
     }

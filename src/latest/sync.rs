@@ -82,7 +82,7 @@ impl Shared {
         result
     }
 
-    /// Takes what is due to an observer, without waking others.
+    /// Takes the entries that an observer has yet to get, without waking others.
     pub(super) fn take(&self, observer: Observer, room: usize) -> Vec<Update> {
         let mut replica = locked(&self.replica);
         let now = self.now();
@@ -107,7 +107,7 @@ impl Shared {
         self.changed.notify_waiters();
     }
 
-    /// Waits until something is due to an observer.
+    /// Waits until an observer has an entry to get.
     async fn due(&self, observer: Observer) {
         loop {
             let changed = self.changed.notified();
@@ -119,7 +119,7 @@ impl Shared {
     }
 }
 
-/// Starts the task of a map. It ends with the node, which lets it send what is due first.
+/// Starts the task of a map. It ends with the node, after it has sent all waiting entries.
 pub(super) fn start(
     node: &Node,
     listener: Listener,
@@ -193,7 +193,7 @@ async fn send(candidate: Candidate, peers: Peers, service: String, shared: Arc<S
     }
 }
 
-/// Sends what is due, one batch at a time.
+/// Sends waiting entries, one batch at a time.
 async fn send_batches(mut stream: Stream, peer: u64, shared: &Shared) -> io::Result<()> {
     let observer = Observer::Peer(peer);
     stream.write_all(MAGIC).await?;

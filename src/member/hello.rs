@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 ///
 /// - A minor version may append fields to the description. Older nodes ignore bytes behind the fields that they know;
 ///   newer ones take a missing field for its default.
-/// - A new kind of frame is sent only to peers whose description says that they know it.
-/// - What an older node would misread raises this number. The new version then reads the one before as well, and
-///   describes itself in it to peers that speak it, for one minor version at least.
+/// - A new kind of frame is sent only to peers whose description states that they know it.
+/// - A change that an older node would misread raises this number. The new version then also reads the version before, and
+///   describes itself in it to peers that use it, for one minor version at least.
 ///
 /// Tests pin the bytes of each frame; one that fails shows that a rule was broken.
 pub(crate) const VERSION: u32 = 2;
@@ -25,7 +25,7 @@ pub(crate) const MOST_NAME: usize = 100;
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct Hello {
     pub(crate) version: u32,
-    /// A random number that tells the node from all others, and from its former self.
+    /// A random number of this node and incarnation.
     pub(crate) id: u64,
     /// Milliseconds of the system's clock at its start: of two nodes of one name, the later one is higher.
     pub(crate) incarnation: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Hello {
     pub(crate) key: [u8; 32],
     /// The sender's key is kept in a file: it has the same one after a restart.
     pub(crate) is_kept: bool,
-    /// Why the sender refuses the receiver, by [`Refusal`]'s numbers; 0 if it does not.
+    /// The reason why the sender refuses the receiver, by [`Refusal`]'s numbers; 0 if it does not.
     pub(crate) refusal: u8,
 }
 
@@ -48,14 +48,14 @@ pub(crate) struct Hello {
 /// name of a cluster before them.
 const APPENDED: [usize; 2] = [34, 34 + size_of::<u64>()];
 
-/// Why a node refuses another one.
+/// The reason why a node refuses another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Refusal {
     /// Its name is that of a node with another key.
     Name,
     /// It is at a place that is listed with another key.
     Place,
-    /// It says that it has a key that it has not proven.
+    /// It states a key that it has not proven.
     Unproven,
     /// A reason that this version does not know.
     Other(u8),

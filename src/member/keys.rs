@@ -1,6 +1,6 @@
 //! Keys of the nodes: which node may use a name, and which is at a place.
 //!
-//! Where sessions are sealed, each node proves a key of its own; through shared memory it says its key, and is believed:
+//! Where sessions are sealed, each node proves a key of its own. Through shared memory it states its key, and is trusted:
 //! the peer is a process of the same user. Two nodes of one key are one node that was restarted, or two that were started
 //! alike: `names.rs` decides between them. Of two nodes of one name and different keys:
 //!
@@ -8,10 +8,10 @@
 //!   not. Another key is refused, also if it has waited for the name before.
 //! - The name of a node with a key for this start alone is its own as long as it lives. A later node is *held*: it is not
 //!   used, and no stream of it is accepted. It may be the node itself, restarted: the first is asked for a sign of life.
-//!   If it is gone, or silent for [`TRIAL`], the name is free; if it lives, the later one is refused.
+//!   If it has ended, or is silent for [`TRIAL`], the name is free; if it lives, the later one is refused.
 //! - Once another node has a name, the one that had it and leaves is held: no further stream of it is accepted.
 //!
-//! A node that is refused is told why, over a link that ends a second later.
+//! A refused node is sent the reason, over a link that ends a second later.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -79,7 +79,7 @@ impl Members {
         keys.peek().is_some() && !keys.any(|listed| Some(listed) == key)
     }
 
-    /// Refuses the peer of a link: it is told why, and the link ends.
+    /// Refuses the peer of a link: sends it the reason, and ends the link.
     pub(super) fn refuse(&mut self, now: Instant, number: u64, name: String, why: Refusal) {
         let Some(link) = self.links.get_mut(&number).filter(|link| !link.is_ending) else { return };
         if link.refused.is_some() {
@@ -105,7 +105,7 @@ impl Members {
         self.end(number);
     }
 
-    /// Uses a node that has come, or holds it as long as another key has its name.
+    /// Uses a new node, or holds it as long as its name belongs to another key.
     pub(super) fn admit(&mut self, now: Instant, id: u64) {
         let Some(peer) = self.peers.get(&id).filter(|peer| !peer.is_leaving) else { return };
         let (name, key, is_kept) = (peer.name.clone(), peer.key, peer.is_kept);
@@ -165,14 +165,14 @@ impl Members {
         }
     }
 
-    /// Refuses a node whose name another key has, over all of its links.
+    /// Refuses a node whose name belongs to another key, over all of its links.
     fn refuse_peer(&mut self, now: Instant, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
         let (name, links) = (peer.name.clone(), peer.links.clone());
         links.into_iter().for_each(|link| self.refuse(now, link, name.clone(), Refusal::Name));
     }
 
-    /// A node leaves, or is gone: the first of those that wait for its name has it, unless it was refused.
+    /// Handles a node that leaves or has ended: the first node that waits for its name gets it, unless it was refused.
     pub(super) fn release(&mut self, now: Instant, holder: u64) {
         let is_refused = |number: &u64| self.links.get(number).is_none_or(Link::is_refused);
         let waits =
@@ -183,7 +183,7 @@ impl Members {
         waiting.into_iter().for_each(|(_, id)| self.admit(now, id));
     }
 
-    /// Returns why the peer of a link is refused, as its description says it.
+    /// Returns the reason why the peer of a link is refused.
     pub(crate) fn refusal_of(&self, link: u64) -> u8 {
         let refused = self.links.get(&link).and_then(|link| link.refused);
         refused.map_or(0, |(why, _)| why.number())

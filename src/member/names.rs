@@ -18,7 +18,7 @@ impl Members {
         all.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// A node has come: if it has the name of another one, the first of them is tried.
+    /// Handles a new node: if another node has its name, the first of them is tried.
     pub(super) fn on_namesake(&mut self, now: Instant, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
         let all = self.namesakes(&peer.name, peer.key);
@@ -97,7 +97,7 @@ impl Members {
         }
     }
 
-    /// A node leaves or is gone: those that were not used because of it are used again.
+    /// Handles a node that leaves or has ended: nodes that were not used because of it are used again.
     pub(super) fn on_departure(&mut self, now: Instant, id: u64) {
         for peer in self.peers.values_mut().filter(|peer| peer.rival == Some(id)) {
             peer.rival = None;

@@ -85,7 +85,7 @@ const fn preference(transport: Transport) -> u8 {
 pub(super) struct Peer {
     pub(super) name: String,
     pub(super) incarnation: u64,
-    /// The key that it has proven, or has said through shared memory.
+    /// The key that it has proven, or has stated through shared memory.
     pub(super) key: Option<PublicKey>,
     /// It has the same key after a restart.
     pub(super) is_kept: bool,
@@ -96,7 +96,7 @@ pub(super) struct Peer {
     pub(super) links: Vec<u64>,
     /// It accepts no more streams.
     pub(super) is_leaving: bool,
-    /// Another node of its name has come later: by this time it has shown whether it lives.
+    /// The time by which it has to show that it lives, if a later node has its name.
     pub(super) trial: Option<Instant>,
     /// The living node that had its name before it, because of which it is not used.
     pub(super) rival: Option<u64>,

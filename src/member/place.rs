@@ -1,4 +1,4 @@
-//! Places where nodes are said to be, and when each is dialed next.
+//! Places that may have nodes, and the time of the next dial to each.
 
 use std::net::SocketAddr;
 
@@ -9,16 +9,16 @@ const BACK_OFF: (u64, u64) = (50_000_000, 800_000_000);
 /// Nanoseconds that a link lasts before its end counts as no failure of its place.
 const STEADY: u64 = 1_000_000_000;
 
-/// A place where a node is said to be.
+/// A place that may have a node.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Target {
     /// The node of this number, on this host.
     Local(u64),
-    /// Whatever node receives at this address.
+    /// Any node that receives at this address.
     Address(SocketAddr),
 }
 
-/// What is known of a place.
+/// A place, and the state of dials to it.
 #[derive(Debug)]
 pub(super) struct Place {
     /// Discovery names it now.

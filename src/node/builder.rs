@@ -98,8 +98,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Names the places of other nodes: `HOST:PORT`, several with commas between. Names are resolved anew each time a service is
-    /// not found, so a name may stand for many nodes, and its addresses may change. Not all of them need to be there.
+    /// Adds the places of other nodes: `HOST:PORT`, several separated by commas. Names are resolved anew each time a service
+    /// is not found, so a name may stand for many nodes, and its addresses may change. Not all nodes need to run.
     ///
     /// Places on other hosts need a [key](NodeBuilder::key_file), or [`NodeBuilder::trusted_network`].
     pub fn discover(mut self, places: impl AsRef<str>) -> Self {
@@ -114,24 +114,23 @@ impl NodeBuilder {
         }
     }
 
-    /// Asks a [discovery](crate::discovery) for the places of other nodes, besides those that were named so far: a
+    /// Adds the places of other nodes that a [discovery](crate::discovery) returns: a
     /// [`File`](crate::discovery::File) that may change, a [`Job`](crate::discovery::Job)'s environment, or one of your own.
     pub fn discover_with(mut self, discovery: impl Discovery) -> Self {
         self.discover.push(Arc::new(discovery));
         self
     }
 
-    /// Gossips: nodes tell each other of all nodes of the cluster, and of the services that each offers. The
-    /// [places](NodeBuilder::discover) that a node is given are where it begins: one that lives is enough, and any node will
-    /// do. A node that was restarted, or joins late, is known to the others within about 2 s; one that has ended or is cut
-    /// off is named no longer after about 10 s.
+    /// Gossips: nodes exchange the addresses of all nodes of the cluster, and the services that each offers. A node begins
+    /// with its [places](NodeBuilder::discover): that of one live node is enough. A node that was restarted, or joins late,
+    /// is known to the others within about 2 s; one that has ended or is disconnected is no longer listed after about 10 s.
     ///
-    /// A node still connects to a node only when it needs a service of that one. Each exchanges a few datagrams twice a second
+    /// A node still connects only to nodes whose services it needs. Each exchanges a few datagrams twice a second
     /// with three others. Clusters of up to 800 nodes gossip, those that ended within a minute included.
     ///
     /// - Gossip needs UDP, also between processes of one host, and an address of this node that others can send to: one that is
-    ///   bound to all addresses of its host tells the one from which it sends to the first place or node that it knows. Behind
-    ///   address translation [`NodeBuilder::bind`] can't say which: do without gossip there.
+    ///   bound to all addresses of its host reports the one from which it sends to the first place or node that it knows.
+    ///   Behind address translation no node knows its own address: do not use gossip there.
     /// - With a [key](NodeBuilder::key_file), gossip is sealed, and the clocks of hosts may differ by a minute at most.
     #[cfg(feature = "discovery-gossip")]
     pub const fn gossip(mut self) -> Self {
@@ -161,9 +160,9 @@ impl NodeBuilder {
     /// for this user alone; each node has one of its own.
     ///
     /// Each node with a cluster's [key](NodeBuilder::key_file) proves a key of its own over UDP and TCP (X25519). By default
-    /// it is drawn anew at each start: others know the name by that key as long as the node lives, and the name is free
-    /// afterwards. With a file, each node that has met this one refuses its name to any other key until its own process ends. Lose the file,
-    /// and those have to be restarted.
+    /// the key is drawn at each start: the name belongs to it as long as the node lives, and is free afterwards. With a file,
+    /// each node that has met this one refuses the name to any other key until its own process ends. If you lose the file,
+    /// restart those nodes.
     ///
     /// ```no_run
     /// # async fn start() -> Result<(), midplane::Error> {
@@ -177,35 +176,35 @@ impl NodeBuilder {
         self
     }
 
-    /// Trusts all who can send to the node's address, so that none needs a key.
+    /// Trusts every host that can send to the node's address, so that no key is needed.
     pub const fn trusted_network(mut self) -> Self {
         self.is_trusted = true;
         self
     }
 
     /// Limits the transports that the node may use, instead of `MIDPLANE_TRANSPORTS` of the environment: some of `shm`,
-    /// `udp` and `tcp`, in any order, with commas between. Default: all of them.
+    /// `udp` and `tcp`, in any order, separated by commas. Default: all of them.
     ///
     /// The order of preference is fixed: shared memory between nodes of one host, then UDP, then TCP, where UDP has not
     /// answered within 300 ms. A connection keeps its transport until it ends. A node with UDP and TCP has one port for
-    /// both. [`Node::explain`] says what was chosen.
+    /// both. [`Node::explain`] reports the choice.
     pub fn transports(mut self, allowed: impl Into<String>) -> Self {
         self.transports = Some(allowed.into());
         self
     }
 
-    /// Has the nodes that send to this one over UDP take turns, so that many of them together never overflow the switch's port
-    /// before it: by tokens, which this node grants. The others need no configuration; small messages need no token. Off by
+    /// Grants tokens to the nodes that send to this one over UDP: they take turns, so that many of them together never
+    /// overflow the switch's port before it. The senders need no configuration; small messages need no token. Off by
     /// default.
     ///
-    /// The port's buffer is taken to have 64 KiB, as switches with shallow buffers do; [`NodeBuilder::port_buffer`] says
-    /// otherwise. At most half of the buffer arrives in each round trip: of 64 KiB, 160 MB/s at 0.2 ms, 32 MB/s at 1 ms.
+    /// The port's buffer is assumed to have 64 KiB, as in switches with shallow buffers; [`NodeBuilder::port_buffer`] sets
+    /// another size. At most half of the buffer arrives in each round trip: of 64 KiB, 160 MB/s at 0.2 ms, 32 MB/s at 1 ms.
     pub const fn receive_tokens(self) -> Self {
         self.port_buffer(DEFAULT_PORT_BUFFER)
     }
 
-    /// Does as [`NodeBuilder::receive_tokens`], for a port whose buffer has `bytes`: the narrowest on the way to this node. 8 KiB
-    /// to 1 GiB; others are an [`ErrorKind::Config`].
+    /// Grants tokens like [`NodeBuilder::receive_tokens`], for a port whose buffer has `bytes`: the smallest on the path to
+    /// this node. 8 KiB to 1 GiB; other sizes are an [`ErrorKind::Config`].
     pub const fn port_buffer(mut self, bytes: u64) -> Self {
         self.port_buffer = Some(bytes);
         self
@@ -227,8 +226,9 @@ impl NodeBuilder {
     /// Starts the node, and its task on the current runtime.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for what can't be: a name, a place, a file of places or of a key, an address that other
-    /// hosts reach without a key, an identity file or a place's key without a key of the cluster's. [`ErrorKind::InUse`] if the address is another process's, [`ErrorKind::System`].
+    /// [`ErrorKind::Config`] for an invalid name, place, file of places or key file, for an address that other hosts reach
+    /// without a key, and for an identity file or a place's key without the cluster's key. [`ErrorKind::InUse`] if another
+    /// process has the address, [`ErrorKind::System`].
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
@@ -322,7 +322,7 @@ impl NodeBuilder {
         Ok(places.own_address(is_open)?.or_else(|| is_needed.then_some(loopback)))
     }
 
-    /// Begins to gossip, if that was asked for.
+    /// Begins to gossip, if that is configured.
     #[cfg(feature = "discovery-gossip")]
     pub(super) fn start_gossip(
         &self,

@@ -20,38 +20,38 @@ pub struct Explanation {
     pub allowed: Vec<&'static str>,
     /// The address of the node's sockets, if it has any.
     pub address: Option<SocketAddr>,
-    /// The tokens of those that send to this node over UDP, if it [grants](crate::NodeBuilder::receive_tokens) any.
+    /// The tokens of nodes that send to this one over UDP, if it [grants](crate::NodeBuilder::receive_tokens) any.
     pub tokens: Option<ReceiveTokens>,
     /// The peers that this node has a session with.
     pub peers: Vec<PeerPath>,
-    /// The places that did not answer their last dial, could not be dialed, or whose node is none of this cluster.
+    /// The places that did not answer their last dial, could not be dialed, or whose node is of another cluster.
     pub unanswered: Vec<Unanswered>,
     /// The addresses of the nodes that [gossip](crate::NodeBuilder::gossip) names, this one's not among them.
     #[cfg(feature = "discovery-gossip")]
     pub gossip: Vec<SocketAddr>,
 }
 
-/// The tokens that a node grants to those that send to it over UDP.
+/// The tokens that a node grants to the nodes that send to it over UDP.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ReceiveTokens {
-    /// Bytes of the buffer of the port before the node: what all senders together have in flight fits in.
+    /// Bytes of the buffer of the port before the node: the data in flight of all senders fits in it.
     pub port_buffer: u64,
     /// Tokens that were granted.
     pub granted: u64,
-    /// Tokens that count no longer, as their holders were silent for 200 ms.
+    /// Tokens that have expired: their holders were silent for 200 ms.
     pub expired: u64,
     /// Peers that wait for a token now.
     pub waiting: usize,
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PeerPath {
-    /// The peer's name, as others see it.
+    /// The peer's name.
     pub name: String,
-    /// The number that tells it from all others, and from its former self.
+    /// The random number of this incarnation of the peer.
     pub id: u64,
     /// The transport of new streams: `shm`, `udp` or `tcp`.
     pub transport: &'static str,
@@ -102,7 +102,7 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// A place that did not answer its last dial, could not be dialed, or whose node is none of this cluster.
+/// A place that did not answer its last dial, could not be dialed, or whose node is of another cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Unanswered {
@@ -180,7 +180,7 @@ impl Node {
         }
     }
 
-    /// Returns the places that did not answer their last dial, those whose node is none of this cluster, and those that
+    /// Returns the places that did not answer their last dial, those whose node is of another cluster, and those that
     /// could not be dialed.
     pub(super) fn unanswered(&self) -> Vec<Unanswered> {
         let shared = &self.0.shared;

@@ -1,7 +1,7 @@
 //! Gossip: nodes learn of each other, and of the services that each offers, by the `chitchat` crate.
 //!
-//! A node that was told of one other asks it for all that it knows. Gossip tells addresses alone: sessions are dialed
-//! when a service is searched for, to the nodes that offer it.
+//! A node that knows one other node requests all that it knows. Gossip carries only addresses and services: sessions are
+//! dialed when a service is searched for, to the nodes that offer it.
 //!
 //! `chitchat` reconciles by Scuttlebutt (van Renesse et al., *Efficient reconciliation and flow control for
 //! anti-entropy protocols*, 2008), and takes a node for dead by a phi accrual detector (Hayashibara et al., 2004). Its messages
@@ -89,7 +89,7 @@ pub(super) struct Gossiper {
     pub(super) bound: SocketAddr,
 }
 
-/// A run of `chitchat`, and what was told by it.
+/// A run of `chitchat`, and the nodes that it has reported.
 struct Round {
     chitchat: ChitchatHandle,
     own: SocketAddr,
@@ -132,7 +132,7 @@ impl Gossiper {
         }
     }
 
-    /// Gossips until `chitchat` ends, which says why.
+    /// Gossips until `chitchat` ends; returns its reason.
     async fn gossip(&self, own: SocketAddr) -> Result<(), String> {
         let failed = |error| format!("{error:#}");
         let carrier = Carrier::new(self.datagrams.clone(), self.bound);
@@ -256,7 +256,7 @@ impl Gossiper {
         let now = self.datagrams.counters();
         if now.skewed > 0 && before.skewed == 0 {
             tracing::warn!(
-                "gossip of a host is refused whose clock differs by more than a minute: set the clocks"
+                "gossip of a host is refused, as its clock differs by more than a minute: set the clocks"
             );
         }
         self.shared.meter.on_gossip(&now, &before, self.gossip.known().nodes.len());

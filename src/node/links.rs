@@ -99,7 +99,7 @@ impl Peers {
         self.shared.candidates(service)
     }
 
-    /// Is ready once a peer has come, gone, or changed what it offers, since this was called.
+    /// Is ready once a peer has joined, ended, or changed its services, since this was called.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.shared.changed.notified()
     }
@@ -115,7 +115,7 @@ impl Peers {
         *self.leaving.borrow() || self.shared.is_closed()
     }
 
-    /// Opens a stream to a service of a peer; `None` if the peer refuses it, is gone, or does not answer in time.
+    /// Opens a stream to a service of a peer; `None` if the peer refuses it, has ended, or does not answer in time.
     pub(crate) async fn open(&self, candidate: &Candidate, service: &str) -> Option<Stream> {
         open(&self.shared, candidate, service, Instant::now()).await
     }
@@ -161,7 +161,7 @@ impl Node {
         self.0.shared.knows(id)
     }
 
-    /// Returns the number that tells this node from all others.
+    /// Returns the random number of this node.
     pub(crate) fn id(&self) -> u64 {
         self.0.shared.id()
     }
@@ -171,7 +171,7 @@ impl Node {
         Instant::now() + self.0.connect_within
     }
 
-    /// Opens a stream to a service of a peer; `None` if the peer refuses it, is gone, or does not answer in time.
+    /// Opens a stream to a service of a peer; `None` if the peer refuses it, has ended, or does not answer in time.
     pub(crate) async fn open(
         &self,
         candidate: &Candidate,

@@ -34,7 +34,7 @@ pub(super) struct Accepted {
 pub struct PeerName {
     /// The node's name.
     pub name: String,
-    /// The number that tells it from all others, and from its former self.
+    /// The random number of this incarnation of the node.
     pub id: u64,
 }
 

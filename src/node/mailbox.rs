@@ -60,7 +60,7 @@ impl Mailbox {
         Arc::clone(self.state().outgoing.entry(id).or_default())
     }
 
-    /// Forgets a peer that is gone.
+    /// Forgets a peer that has ended.
     pub(crate) fn forget(&self, id: u64) {
         let mut state = self.state();
         state.names.retain(|_, named| *named != id);

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind};
 /// Places that a node takes of its discoveries.
 const MOST: usize = 4_096;
 
-/// A node's discoveries, and what they have said.
+/// A node's discoveries, and the places that they have returned.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     sources: Vec<Source>,
@@ -111,8 +111,8 @@ impl Places {
         self.last().into_iter().find(|place| place.key().is_some())
     }
 
-    /// Returns the address that a node which was told none binds, if its discoveries ask for one: loopback for places
-    /// on this host, else one that other hosts reach, for which `is_open` says that it may.
+    /// Returns the address that a node without `bind` binds, if its discoveries need one: loopback for places on this host,
+    /// otherwise one that other hosts reach, if `is_open` permits it.
     pub(super) fn own_address(&self, is_open: bool) -> Result<Option<SocketAddr>, Error> {
         if self.sources.is_empty() {
             return Ok(None);
@@ -235,7 +235,7 @@ impl Names {
     }
 }
 
-/// Returns those of a place's addresses that a node at `own` can send to, as it writes them; if there are none, says why.
+/// Returns those of a place's addresses that a node at `own` can send to, as it writes them; if there are none, the reason.
 pub(super) fn reachable(
     found: &[SocketAddr],
     own: Option<SocketAddr>,

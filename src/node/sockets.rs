@@ -40,7 +40,7 @@ impl Sockets {
         }
     }
 
-    /// Binds once; an error says whether it is TCP's.
+    /// Binds once; an error states whether it is TCP's.
     async fn try_bind(address: SocketAddr, allowed: Transports) -> Result<Self, (bool, Error)> {
         let failed = |name: &str, cure: &str, error| {
             Error::system(&format!("the node can't bind {name} {address}{cure}"), error)

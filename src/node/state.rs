@@ -28,7 +28,7 @@ pub(super) struct Shared {
     state: Mutex<State>,
     pub(super) dials: Dials,
     pub(super) meter: Meter,
-    /// A peer has come, gone, or told of its services, or this node offers others than before.
+    /// A peer has joined, ended, or changed its services, or this node has changed its own.
     pub(super) changed: Notify,
     /// The time of the next timeout has changed.
     due: Notify,
@@ -63,7 +63,7 @@ pub(crate) struct Candidate {
 pub struct PeerInfo {
     /// The node's name.
     pub name: String,
-    /// The number that tells it from all others, and from its former self.
+    /// The random number of this incarnation of the peer.
     pub id: u64,
     /// The services that it offers.
     pub services: Vec<String>,
@@ -148,7 +148,7 @@ impl Shared {
         self.state().tasks.push(task);
     }
 
-    /// Changes the membership, and does what it asks for.
+    /// Changes the membership, and carries out its effects.
     fn change<R>(&self, change: impl FnOnce(&mut State, Instant) -> R) -> R {
         let mut state = self.state();
         let result = change(&mut state, self.now());
@@ -252,7 +252,7 @@ impl Shared {
         self.state().members.handle_answer(link, is_slow);
     }
 
-    /// Does what is due, until the node ends.
+    /// Carries out all timed work, until the node ends.
     pub(super) async fn run_timeouts(self: Arc<Self>) {
         loop {
             let due = self.due.notified();
@@ -298,7 +298,7 @@ impl Shared {
         Watched::start(stream, streams, span);
     }
 
-    /// Returns the name of the node at the other end of a stream; empty once that is gone.
+    /// Returns the name of the node at the other end of a stream; empty once that has ended.
     pub(super) fn peer_name(&self, stream: &Stream) -> String {
         let state = self.state();
         let peer = state.members.peer_of(stream.session().number());
@@ -325,7 +325,7 @@ impl Shared {
         self.state().members.knows(id)
     }
 
-    /// The number that tells this node from all others.
+    /// The random number of this node.
     pub(super) fn id(&self) -> u64 {
         self.state().hello.id
     }

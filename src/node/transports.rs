@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind};
 
 /// The words of [`NodeBuilder::transports`](super::NodeBuilder::transports), the nearest transport first.
 pub(super) const WORDS: [&str; 3] = ["shm", "udp", "tcp"];
-/// The variable of the environment that says the same.
+/// The environment variable with the same meaning.
 pub(super) const VARIABLE: &str = "MIDPLANE_TRANSPORTS";
 
 /// The transports that a node may use.

@@ -67,7 +67,7 @@ impl Verdict {
 /// Result of several rounds: how many times ours is faster, and the spread of the rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Compared {
-    /// How many times ours is faster: the median over the rounds.
+    /// The ratio of ours to theirs, above 1 if ours is faster: the median over the rounds.
     pub ratio: f64,
     /// The lowest ratio of a round.
     pub lowest_ratio: f64,

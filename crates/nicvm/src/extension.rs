@@ -56,7 +56,7 @@ pub enum InitError {
     Refused {
         /// The extension.
         extension: ExtensionId,
-        /// What is wrong, and its remedy.
+        /// The cause, and what to do.
         reason: &'static str,
     },
     /// A handler panicked.
@@ -139,7 +139,7 @@ pub trait Extension: Any + Send {
     /// Handles a timeout that has passed; never called early.
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId);
 
-    /// Handles the closing of a port by its local application: memory registered through it belongs to nobody, and its
+    /// Handles the closing of a port by its local application: memory registered through it has no owner, and its
     /// number may soon be reused.
     fn on_port_closed(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 

@@ -11,7 +11,7 @@ pub const CELL_BYTES: u32 = 53;
 /// Bytes of an AAL5 trailer, at the end of a packet's last cell.
 pub const AAL5_TRAILER: u32 = 8;
 
-/// How a link cuts a frame into pieces. Losing one piece loses the frame.
+/// The pieces into which a link cuts a frame. The loss of one piece loses the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Framing {
@@ -77,7 +77,7 @@ pub struct LinkProfile {
     pub rate: LineRate,
     /// Propagation delay of a bit from one end to the other.
     pub propagation: Duration,
-    /// How frames are cut into pieces.
+    /// The pieces into which frames are cut.
     pub framing: Framing,
 }
 

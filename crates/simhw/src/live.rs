@@ -1,4 +1,4 @@
-//! What all live fabrics share: the machine's clock, its alarms, and tokio's tasks.
+//! Parts that all live fabrics share: the machine's clock, its alarms, and tokio's tasks.
 
 pub(crate) mod adaptive_spin;
 pub(crate) mod alarm;

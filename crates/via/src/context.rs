@@ -31,7 +31,7 @@ pub struct PortContext<P = FarEnd> {
 pub struct FarEnd {
     /// The process's rank in its job.
     pub rank: u16,
-    /// That process's name of the interface.
+    /// The process's number of the interface.
     pub vi: u16,
 }
 

@@ -14,7 +14,7 @@ use crate::member::{Effect, Hello, Load, Members, Target, VERSION};
 
 pub(super) const SECOND: u64 = 1_000_000_000;
 const MILLI: u64 = 1_000_000;
-/// How often nodes that search are told of the places.
+/// The time between two reports of the places to nodes that search.
 const DISCOVER: u64 = 400 * MILLI;
 const NODES: u64 = 8;
 
@@ -298,7 +298,7 @@ impl Network {
         nodes.find(|(_, node)| node.life.as_ref().is_some_and(|l| l.id == id)).map(|(n, _)| *n)
     }
 
-    /// Whether frames get through between two hosts.
+    /// Returns whether frames pass between two hosts.
     fn is_joined(&self, one: u64, other: u64) -> bool {
         one == other || self.apart.contains(&one) == self.apart.contains(&other)
     }

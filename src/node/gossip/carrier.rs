@@ -16,9 +16,9 @@ use super::reachable;
 const MOST_BYTES: usize = 4 << 20;
 /// Bytes of a summary of all nodes, which has to fit a message: 869 of them.
 const MOST_DIGEST: usize = 60_000;
-/// Bytes of a node in such a summary, beside its identifier, at most.
+/// Bytes of a node in such a summary, without its identifier, at most.
 const DIGEST_BYTES: usize = 53;
-/// Bytes that a service counts beside its name.
+/// Bytes that a service counts in addition to its name.
 const OVERHEAD: usize = 128;
 /// Compressed blocks of a message: each becomes 64 KiB at most.
 const MOST_BLOCKS: usize = 64;
@@ -79,7 +79,7 @@ impl Socket for Carrier {
         Ok(())
     }
 
-    /// Receives a message. An error ends `chitchat`, which starts anew: other nodes have it keep too much.
+    /// Receives a message. An error restarts `chitchat`: other nodes make it hold too much.
     async fn recv(&mut self) -> anyhow::Result<(SocketAddr, ChitchatMessage)> {
         loop {
             anyhow::ensure!(!self.is_full().await, "there are too many nodes, or services");

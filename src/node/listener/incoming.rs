@@ -33,7 +33,7 @@ impl futures_core::Stream for Incoming {
     }
 }
 
-/// A [`Stream`] that tells tonic which node is at its other end.
+/// A [`Stream`] from which tonic learns the node at its other end.
 #[derive(Debug)]
 pub struct NamedStream {
     stream: Stream,

@@ -44,7 +44,7 @@ impl Shared {
     }
 }
 
-/// Says why a node of a name is refused, and what to do.
+/// Returns the reason why a node of a name is refused, and what to do.
 pub(super) fn refused(name: &str, why: Refusal) -> String {
     let had = "the identity file that it had (`NodeBuilder::identity_file`)";
     match why {
@@ -57,7 +57,8 @@ pub(super) fn refused(name: &str, why: Refusal) -> String {
             format!("its place is listed with another key: correct the list, or give it {had}")
         }
         Refusal::Unproven => {
-            "it has not proven the key that it says it has: somebody changes what it sends".into()
+            "it has not proven the key that it states: its messages may be changed on the way"
+                .into()
         }
         Refusal::Other(number) => format!("reason {number}, which this version does not know"),
     }

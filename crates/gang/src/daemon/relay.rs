@@ -50,7 +50,7 @@ impl<P: Clone> Relay<P> {
     }
 
     /// Takes an order from the parent, or from this daemon if it is the root. Drops an earlier order that is not
-    /// complete: the parent that gave it is gone.
+    /// complete: its parent has ended.
     pub fn handle_order(&mut self, order: Order<P>) {
         let below = self.children.clone();
         self.out.extend(below.iter().map(|child| (*child, order.clone())));

@@ -73,8 +73,8 @@ impl HostGroup {
         Self::with(host, PortOptions::default(), members, bytes)
     }
 
-    /// As [`HostGroup::new`], with a port of the given options: one with a fixed number, if members have opened other
-    /// ports.
+    /// Creates a group like [`HostGroup::new`], with a port of the given options. Members that have opened other ports
+    /// choose one with a fixed number.
     ///
     /// # Errors
     /// [`GroupError`] says why it can't.

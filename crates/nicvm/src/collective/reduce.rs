@@ -54,8 +54,8 @@ impl Operation {
         }
     }
 
-    /// As [`Self::combine`], but if the lengths differ, `into` becomes a [mismatch](Self::differs), and stays one
-    /// whatever is joined to it.
+    /// Combines like [`Self::combine`]. If the lengths differ, `into` becomes a [mismatch](Self::differs), and all
+    /// further joins leave it one.
     pub fn join(self, into: &mut Vec<u8>, with: &[u8]) {
         if !into.len().is_multiple_of(8) {
             return;

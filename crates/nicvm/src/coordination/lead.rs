@@ -24,7 +24,7 @@ pub trait LeadEstimator: fmt::Debug + Send {
     fn handover(&self) -> Duration;
 }
 
-/// How early tokens are released.
+/// The time before the end of a message at which its token is released.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Lead {

@@ -36,7 +36,7 @@ struct Token {
 struct Request {
     /// When it was last sent.
     sent: Instant,
-    /// How often it was repeated without effect.
+    /// The number of repetitions without effect.
     tries: u32,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct LinkSetup {
     pub(crate) patience_ns: u64,
     /// True if all nodes start together, so that the first sender has the token.
     pub(crate) genesis: bool,
-    /// Until then a restarted sender supports no epoch: its former incarnation may have given one up.
+    /// The end of the time in which a restarted sender supports no epoch: its former incarnation may have given one up.
     pub(crate) quiet_until: Instant,
 }
 

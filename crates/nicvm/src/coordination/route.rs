@@ -46,7 +46,7 @@ pub(super) struct Route {
     pub(super) links: Vec<usize>,
     pub(super) state: State,
     lead: Box<dyn LeadEstimator>,
-    /// Until when the links are occupied by the messages that were let through, including the reserve.
+    /// The instant until which the links carry the messages that have passed, including the reserve.
     paced_until: Instant,
     /// When the last token arrived that had been away.
     granted: Option<Instant>,

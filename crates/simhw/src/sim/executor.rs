@@ -32,7 +32,7 @@ pub(super) struct Requests {
     gates: Vec<Gate>,
 }
 
-/// A doorbell, for one life of a NIC.
+/// A doorbell, for one incarnation of a NIC.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doorbell {
     pub(super) node: NodeId,

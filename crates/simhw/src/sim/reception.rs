@@ -29,7 +29,7 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// Handles a frame from its own node; one that an earlier life of the NIC sent is dropped.
+    /// Handles a frame from its own node; one that an earlier incarnation of the NIC sent is dropped.
     pub(super) fn on_looped(&mut self, node: NodeId, key: u32, life: u16) {
         if self.nics[node.index()].life == life {
             self.receive(node, key);

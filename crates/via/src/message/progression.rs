@@ -25,7 +25,7 @@ pub struct Abilities {
     pub max_length: usize,
 }
 
-/// Whether an `advance` may wait.
+/// Permits an `advance` to wait, or not.
 #[derive(Clone, Copy, Debug)]
 pub enum Wait<'a> {
     /// Do what can be done now.
@@ -35,7 +35,7 @@ pub enum Wait<'a> {
     Wake(&'a Waker),
 }
 
-/// Whether a probed message leaves the queue.
+/// Decides whether a probed message leaves the queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Claim {
     /// It stays: the next receive that matches gets it.

@@ -20,7 +20,7 @@ pub enum NicError {
     /// The NIC has as many interfaces as it can.
     #[error("the NIC has no Virtual Interface left: destroy one first")]
     TooManyVis,
-    /// As many commands are under way as the NIC takes: take completions first.
+    /// The NIC accepts no more commands: take completions first.
     #[error("as many commands are under way as the NIC takes: take completions first")]
     QueueFull,
     /// The port could not be opened.

@@ -103,7 +103,8 @@ pub struct Driver {
     polls: Polls,
     /// True if the last turn has found nothing, and a peer that may answer waits for this processor.
     lets_peer_run: bool,
-    /// Until then, the driver parks instead of yielding to a peer: other tasks need the processor for longer.
+    /// The end of the time in which the driver parks instead of yielding to a peer: other tasks need the processor for
+    /// longer.
     crowded_until: Option<Instant>,
 }
 
@@ -134,7 +135,7 @@ enum Found {
     Something,
 }
 
-/// How the next turn finds received datagrams.
+/// The source of received datagrams in the next turn.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Polls {
     /// It asks only the runtime for what has arrived.

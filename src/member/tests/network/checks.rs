@@ -130,8 +130,8 @@ impl Network {
         stands && self.lives(other) && !self.leaving.contains(&other)
     }
 
-    /// A node that searches knows one living node for each name, unless the name is pinned to a key that nobody has, or
-    /// is its own.
+    /// A node that searches knows one living node for each name, unless the name is pinned to a key that no node has,
+    /// or is its own.
     fn check_claims(&self, number: u64, life: &Life, known: &BTreeSet<u64>) {
         let lives = self.nodes.values().filter_map(|node| node.life.as_ref());
         for other in lives.filter(|other| other.hello.cluster == life.hello.cluster) {

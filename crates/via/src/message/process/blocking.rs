@@ -25,7 +25,7 @@ impl Wake for Unpark {
     }
 }
 
-/// How a thread waits: it busy-polls, then parks; or it only polls.
+/// Blocks a thread: busy-polls, then parks; or polls without parking.
 #[derive(Clone, Debug)]
 pub struct Parker {
     waker: Waker,

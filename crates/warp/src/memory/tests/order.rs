@@ -138,7 +138,7 @@ fn a_log_without_end_is_dropped_and_takes_bounded_memory() {
         next.handle_update(Instant::from_nanos(1), NodeId(2), part(at, true));
         assert!(next.coherent.parts_len() <= MOST, "part {at}");
     }
-    // The end of a log that was dropped makes no majority: what came before is missing.
+    // The end of a log that was dropped makes no majority: the parts before it are missing.
     next.handle_update(Instant::from_nanos(1), NodeId(2), part(2 * parts, false));
     let mut sent = std::iter::from_fn(|| next.poll_send());
     assert!(sent.all(|(_, update)| matches!(update, Update::Coherent(Coherence::Ask { .. }))));
