@@ -13,16 +13,17 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
+use midplane::simhw::nic::LiveHost;
 #[cfg(target_os = "linux")]
 use midplane::simhw::nicd::{Client, ClientConfig, ClientHost, PortServer, ServerConfig};
 use midplane::simhw::profile::NicProfile;
 #[cfg(target_os = "linux")]
-use midplane::simhw::shm::{ShmConfig, ShmHost, ShmNic};
+use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::sim::{SimHost, World};
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
-use midplane::simhw::udp::{StartError, UdpConfig, UdpHost, UdpNic};
+use midplane::simhw::udp::{StartError, UdpConfig, UdpNic};
 use tokio::sync::Barrier;
 
 /// Nodes of every fabric.
@@ -116,7 +117,7 @@ pub(crate) fn sim(case: Case<SimHost>) {
 }
 
 /// Runs `case` on every node of a fabric over loopback.
-pub(crate) fn udp(case: Case<UdpHost>) {
+pub(crate) fn udp(case: Case<LiveHost>) {
     live(async |exchange| {
         let nics = start_nics();
         run_all(
@@ -129,7 +130,7 @@ pub(crate) fn udp(case: Case<UdpHost>) {
 
 /// Runs `case` on every node of a fabric over shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn shm(case: Case<ShmHost>) {
+pub(crate) fn shm(case: Case<LiveHost>) {
     live(async |exchange| {
         let nics = start_shm_nics(&fabric_name()).await;
         run_all(

@@ -31,7 +31,7 @@ pub use holders::PortHolders;
 pub use server::{DEFAULT_CONNECTIONS, DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
 
 /// A NIC, to who serves its ports.
-pub(crate) trait Source: Send + Sync {
+pub(crate) trait Source: std::fmt::Debug + Send + Sync {
     fn node(&self) -> NodeId;
 
     /// Opens a port for another process.
