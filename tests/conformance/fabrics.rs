@@ -15,7 +15,7 @@ use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::nic::LiveHost;
 #[cfg(target_os = "linux")]
-use midplane::simhw::nicd::{Client, ClientConfig, ClientHost, PortServer, ServerConfig};
+use midplane::simhw::nicd::{Client, ClientConfig, PortServer, ServerConfig};
 use midplane::simhw::profile::NicProfile;
 #[cfg(target_os = "linux")]
 use midplane::simhw::shm::{ShmConfig, ShmNic};
@@ -143,7 +143,7 @@ pub(crate) fn shm(case: Case<LiveHost>) {
 
 /// Runs `case` on clients of daemons whose NICs are joined over shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn mapped_shm(case: Case<ClientHost>) {
+pub(crate) fn mapped_shm(case: Case<LiveHost>) {
     live(async |exchange| {
         let name = fabric_name();
         let nics = start_shm_nics(&name).await;
@@ -159,7 +159,7 @@ pub(crate) fn mapped_shm(case: Case<ClientHost>) {
 
 /// Runs `case` on clients of daemons whose NICs are joined over loopback.
 #[cfg(target_os = "linux")]
-pub(crate) fn mapped_udp(case: Case<ClientHost>) {
+pub(crate) fn mapped_udp(case: Case<LiveHost>) {
     live(async |exchange| {
         let name = fabric_name();
         let nics = start_nics();
@@ -196,7 +196,7 @@ async fn start_shm_nics(name: &str) -> Vec<ShmNic> {
 }
 
 #[cfg(target_os = "linux")]
-fn clients(name: &str) -> impl Iterator<Item = ClientHost> {
+fn clients(name: &str) -> impl Iterator<Item = LiveHost> {
     (0..NODES).map(move |node| {
         let config = ClientConfig::new(name, NodeId(node)).seed(SEED);
         Client::connect(config).unwrap().host()

@@ -11,7 +11,7 @@ use crate::drops::Drops;
 pub use handle::LiveHost;
 
 pub(crate) use engine::Engine;
-pub(crate) use handle::NicHandle;
+pub(crate) use handle::{NicHandle, PortOpener};
 pub(crate) use hardware::{Nic, payload};
 pub(crate) use link::Link;
 

@@ -26,7 +26,7 @@ use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::port::{Grant, PortOptions};
 
-pub use client::{Client, ClientConfig, ClientHost, ConnectError};
+pub use client::{Client, ClientConfig, ConnectError};
 pub use holders::PortHolders;
 pub use server::{DEFAULT_CONNECTIONS, DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
 

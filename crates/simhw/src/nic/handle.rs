@@ -12,11 +12,14 @@ use crate::port::{Port, PortOptions};
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// A running NIC, whatever its fabric and firmware.
-pub(crate) trait NicHandle: fmt::Debug + Send + Sync {
-    /// Opens a port of an application in this process.
+/// Opens ports for applications in this process.
+pub(crate) trait PortOpener: fmt::Debug + Send + Sync {
+    /// Opens a port.
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError>;
+}
 
+/// A running NIC, whatever its fabric and firmware.
+pub(crate) trait NicHandle: PortOpener {
     /// Returns the counters; once the NIC has stopped, its last ones.
     fn counters(&self) -> NicCounters;
 
@@ -33,12 +36,12 @@ pub(crate) trait NicHandle: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub struct LiveHost {
     tasks: Arc<Tasks>,
-    nic: Arc<dyn NicHandle>,
+    ports: Arc<dyn PortOpener>,
 }
 
 impl LiveHost {
-    pub(crate) fn new(tasks: Tasks, nic: Arc<dyn NicHandle>) -> Self {
-        Self { tasks: Arc::new(tasks), nic }
+    pub(crate) fn new(tasks: Tasks, ports: Arc<dyn PortOpener>) -> Self {
+        Self { tasks: Arc::new(tasks), ports }
     }
 }
 
@@ -64,6 +67,6 @@ impl Host for LiveHost {
     }
 
     fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
-        Arc::clone(&self.nic).open(options)
+        Arc::clone(&self.ports).open(options)
     }
 }

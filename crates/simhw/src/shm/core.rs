@@ -12,7 +12,7 @@ use crate::deferred::{self, Held};
 use crate::hardware::Firmware;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::nic::{NicCounters, NicHandle};
+use crate::nic::{NicCounters, NicHandle, PortOpener};
 use crate::nicd::Source;
 use crate::port::{Bell, Grant, Port, PortOptions};
 use crate::time::Instant;
@@ -287,7 +287,7 @@ impl<F: Firmware + Send + 'static> Source for Core<F> {
     }
 }
 
-impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
+impl<F: Firmware + Send + 'static> PortOpener for Core<F> {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let bell = Box::new(PortBell(Arc::clone(&self)));
         match &mut *self.engine() {
@@ -297,7 +297,9 @@ impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
             _ => Err(OpenError::Stopped(self.node)),
         }
     }
+}
 
+impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
     fn counters(&self) -> NicCounters {
         match &*self.engine() {
             Some(engine) => engine.unit.nic.counters,

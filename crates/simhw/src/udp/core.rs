@@ -14,7 +14,7 @@ use crate::drops::DropCause;
 use crate::hardware::Firmware;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::nic::{self, NicCounters, NicHandle};
+use crate::nic::{self, NicCounters, NicHandle, PortOpener};
 use crate::port::{Bell, Bells, Port, PortOptions};
 use crate::time::Instant;
 use crate::udp::kernel;
@@ -208,12 +208,14 @@ impl<F> std::fmt::Debug for Core<F> {
     }
 }
 
-impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
+impl<F: Firmware + Send + 'static> PortOpener for Core<F> {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let bell = Box::new(PortBell(Arc::clone(&self)));
         self.open_with(|unit| unit.open(&options, bell))
     }
+}
 
+impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
     /// Includes datagrams that the system lost in front of the socket.
     fn counters(&self) -> NicCounters {
         let lost = kernel::dropped(self.address);
