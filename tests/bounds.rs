@@ -5,10 +5,11 @@ use midplane::gang::channel::Channel;
 use midplane::nicvm::unit::Unit;
 use midplane::pipeline::Planner;
 use midplane::simhw::host::Host;
+use midplane::simhw::nic::LiveHost;
 use midplane::simhw::port::Port;
 use midplane::simhw::region::Region;
 use midplane::simhw::sim::SimHost;
-use midplane::simhw::udp::{UdpHost, UdpNic};
+use midplane::simhw::udp::UdpNic;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::Engine;
 use midplane::via::message::envelope::Tag;
@@ -40,7 +41,7 @@ fn what_services_keep_can_move_between_threads() {
         send::<UdpNic>();
         shared::<Region>();
         shared::<Gate>();
-        shared::<UdpHost>();
+        shared::<LiveHost>();
         shared::<SimHost>();
         shared::<Communicator<Over>>();
     }

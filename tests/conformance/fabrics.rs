@@ -13,16 +13,17 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
+use midplane::simhw::nic::LiveHost;
 #[cfg(target_os = "linux")]
-use midplane::simhw::nicd::{Client, ClientConfig, ClientHost, PortServer, ServerConfig};
+use midplane::simhw::nicd::{Client, ClientConfig, PortServer, ServerConfig};
 use midplane::simhw::profile::NicProfile;
 #[cfg(target_os = "linux")]
-use midplane::simhw::shm::{ShmConfig, ShmHost, ShmNic};
+use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::sim::{SimHost, World};
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
-use midplane::simhw::udp::{StartError, UdpConfig, UdpHost, UdpNic};
+use midplane::simhw::udp::{StartError, UdpConfig, UdpNic};
 use tokio::sync::Barrier;
 
 /// Nodes of every fabric.
@@ -116,7 +117,7 @@ pub(crate) fn sim(case: Case<SimHost>) {
 }
 
 /// Runs `case` on every node of a fabric over loopback.
-pub(crate) fn udp(case: Case<UdpHost>) {
+pub(crate) fn udp(case: Case<LiveHost>) {
     live(async |exchange| {
         let nics = start_nics();
         run_all(
@@ -129,7 +130,7 @@ pub(crate) fn udp(case: Case<UdpHost>) {
 
 /// Runs `case` on every node of a fabric over shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn shm(case: Case<ShmHost>) {
+pub(crate) fn shm(case: Case<LiveHost>) {
     live(async |exchange| {
         let nics = start_shm_nics(&fabric_name()).await;
         run_all(
@@ -142,7 +143,7 @@ pub(crate) fn shm(case: Case<ShmHost>) {
 
 /// Runs `case` on clients of daemons whose NICs are joined over shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn mapped_shm(case: Case<ClientHost>) {
+pub(crate) fn mapped_shm(case: Case<LiveHost>) {
     live(async |exchange| {
         let name = fabric_name();
         let nics = start_shm_nics(&name).await;
@@ -158,7 +159,7 @@ pub(crate) fn mapped_shm(case: Case<ClientHost>) {
 
 /// Runs `case` on clients of daemons whose NICs are joined over loopback.
 #[cfg(target_os = "linux")]
-pub(crate) fn mapped_udp(case: Case<ClientHost>) {
+pub(crate) fn mapped_udp(case: Case<LiveHost>) {
     live(async |exchange| {
         let name = fabric_name();
         let nics = start_nics();
@@ -195,7 +196,7 @@ async fn start_shm_nics(name: &str) -> Vec<ShmNic> {
 }
 
 #[cfg(target_os = "linux")]
-fn clients(name: &str) -> impl Iterator<Item = ClientHost> {
+fn clients(name: &str) -> impl Iterator<Item = LiveHost> {
     (0..NODES).map(move |node| {
         let config = ClientConfig::new(name, NodeId(node)).seed(SEED);
         Client::connect(config).unwrap().host()

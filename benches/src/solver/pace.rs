@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use midplane::simhw::host::Host;
+use midplane::simhw::nic::LiveHost;
 use midplane::simhw::sim::SimHost;
 use midplane::simhw::time::Instant;
-use midplane::simhw::udp::UdpHost;
 
 /// Largest delay that a rank makes up for after a late wake-up; it computes at a steady pace.
 const CATCH_UP: Duration = Duration::from_millis(5);
@@ -22,7 +22,7 @@ impl Pace for SimHost {
     }
 }
 
-impl Pace for UdpHost {
+impl Pace for LiveHost {
     async fn compute(&self, due: &mut Instant, nanos: u64) {
         *due = (*due).max(self.now() - CATCH_UP).plus_nanos(nanos);
         self.sleep_until(*due).await;

@@ -40,6 +40,7 @@ mod live;
 pub mod medium;
 #[cfg(all(test, midplane_loom))]
 mod models;
+pub mod nic;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub mod nicd;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]

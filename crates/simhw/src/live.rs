@@ -63,12 +63,6 @@ impl Tasks {
         }
     }
 
-    /// Returns the runtime on which the tasks run.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-    pub(crate) const fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }

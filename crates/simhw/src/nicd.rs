@@ -26,12 +26,12 @@ use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::port::{Grant, PortOptions};
 
-pub use client::{Client, ClientConfig, ClientHost, ConnectError};
+pub use client::{Client, ClientConfig, ConnectError};
 pub use holders::PortHolders;
 pub use server::{DEFAULT_CONNECTIONS, DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
 
 /// A NIC, to who serves its ports.
-pub(crate) trait Source: Send + Sync {
+pub(crate) trait Source: std::fmt::Debug + Send + Sync {
     fn node(&self) -> NodeId;
 
     /// Opens a port for another process.

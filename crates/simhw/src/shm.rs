@@ -18,12 +18,11 @@ mod config;
 mod core;
 mod driver;
 mod engine;
-mod host;
 mod lane;
 pub mod lanes;
+mod link;
 #[doc(hidden)]
 pub mod measure;
-mod nic;
 mod rendezvous;
 mod retry;
 pub mod rings;
@@ -33,12 +32,12 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
-use crate::drops::Drops;
 use crate::hardware::Firmware;
 use crate::id::NodeId;
 use crate::live::Tasks;
 use crate::live::clock::Clock;
-use crate::nicd::{PortServer, ServeError, ServerConfig};
+use crate::nic::{LiveHost, Nic, NicCounters, NicHandle};
+use crate::nicd::{PortServer, ServeError, ServerConfig, Source};
 use crate::time::nanos;
 use crate::wakes::Wakes;
 
@@ -47,36 +46,20 @@ pub use config::{
     DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_WITHIN, DEFAULT_MTU, DEFAULT_RATE,
     DEFAULT_SLOTS, DEFAULT_SPIN, MAX_NAME, MAX_NODES, MAX_SLOTS, MIN_AREAS, ShmConfig, StartError,
 };
-pub use host::ShmHost;
 
-use self::core::{Core, NicHandle};
+use self::core::Core;
 use driver::Driver;
 use engine::Engine;
-use nic::Nic;
+use link::ShmLink;
 use rendezvous::Rendezvous;
-
-/// Counters of a NIC over shared memory.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub struct ShmCounters {
-    /// Frames put into peers' slots, without frames to the own node.
-    pub frames_sent: u64,
-    /// Bytes of those frames, with headers.
-    pub bytes_sent: u64,
-    /// Frames passed to the firmware, without frames from the own node.
-    pub frames_received: u64,
-    /// Bytes of those frames, with headers.
-    pub bytes_received: u64,
-    /// Dropped frames in both directions, by cause. Frames to a peer that is not connected count as
-    /// [`NicDown`](crate::drops::DropCause::NicDown).
-    pub drops: Drops,
-}
 
 /// A NIC over shared memory. Dropping it stops it.
 #[derive(Debug)]
 pub struct ShmNic {
-    host: ShmHost,
-    handle: Arc<dyn NicHandle>,
+    host: LiveHost,
+    nic: Arc<dyn NicHandle>,
+    ports: Arc<dyn Source>,
+    peers: watch::Receiver<Vec<NodeId>>,
     nodes: u16,
     ended: Option<oneshot::Receiver<()>>,
     rendezvous: Option<Rendezvous>,
@@ -100,7 +83,8 @@ impl ShmNic {
         let failed = |error: std::io::Error| StartError::System(error.kind());
         let wakes = Wakes::new().map_err(failed)?;
         let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
-        let engine = Engine::new(firmware, Nic::new(&config, incarnation), config.port_depth);
+        let nic = Nic::new(config.node, incarnation, config.mtu, ShmLink::new(&config));
+        let engine = Engine::new(firmware, nic, config.port_depth);
         let spin = u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX);
         let core = Arc::new(Core::new(config.node, engine, Arc::clone(&wakes), spin));
         let driver = Driver::new(wakes).map_err(failed)?;
@@ -111,22 +95,27 @@ impl ShmNic {
             driver.run(driven).await;
             let _ = end.send(());
         });
-        let handle: Arc<dyn NicHandle> = core;
         let tasks = Tasks::new(config.node, config.seed, runtime);
-        let host = ShmHost::new(tasks, Arc::clone(&handle));
-        let nodes = config.nodes;
-        Ok(Self { host, handle, nodes, ended: Some(ended), rendezvous: Some(rendezvous) })
+        Ok(Self {
+            host: LiveHost::new(tasks, Arc::clone(&core) as _),
+            ports: Arc::clone(&core) as _,
+            peers: core.peers(),
+            nic: core,
+            nodes: config.nodes,
+            ended: Some(ended),
+            rendezvous: Some(rendezvous),
+        })
     }
 
     /// Returns the application's side of the NIC.
     #[must_use]
-    pub fn host(&self) -> ShmHost {
+    pub fn host(&self) -> LiveHost {
         self.host.clone()
     }
 
     /// Gives the NIC a turn: it handles arrived frames and due alarms. Returns whether there were any.
     pub fn poll(&self) -> bool {
-        self.handle.poll()
+        self.ports.poll()
     }
 
     /// Waits until all other nodes of the fabric are connected.
@@ -143,7 +132,7 @@ impl ShmNic {
     /// Returns the connected peers, sorted; the value changes when a peer connects or disconnects.
     #[must_use]
     pub fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
-        self.handle.peers()
+        self.peers.clone()
     }
 
     /// Serves this NIC's ports to other processes, until the returned server is dropped. Those processes do not
@@ -152,13 +141,13 @@ impl ShmNic {
     /// # Errors
     /// [`ServeError`] says how to fix it.
     pub fn serve_ports(&self, config: ServerConfig) -> Result<PortServer, ServeError> {
-        PortServer::open(config, Arc::clone(&self.handle) as _)
+        PortServer::open(config, Arc::clone(&self.ports))
     }
 
     /// Returns the NIC's counters.
     #[must_use]
-    pub fn counters(&self) -> ShmCounters {
-        self.handle.counters()
+    pub fn counters(&self) -> NicCounters {
+        self.nic.counters()
     }
 
     /// Stops the NIC after its firmware's last turn, and returns its last counters. When this returns, its
@@ -166,8 +155,8 @@ impl ShmNic {
     ///
     /// # Cancel safety
     /// Dropping the future stops the NIC nevertheless.
-    pub async fn shutdown(mut self) -> ShmCounters {
-        self.handle.end();
+    pub async fn shutdown(mut self) -> NicCounters {
+        self.nic.end(true);
         if let Some(ended) = self.ended.take() {
             // An error means that the runtime shuts down, and with it the driver.
             let _ = ended.await;
@@ -179,6 +168,6 @@ impl ShmNic {
 
 impl Drop for ShmNic {
     fn drop(&mut self) {
-        self.handle.end();
+        self.nic.end(true);
     }
 }

@@ -38,18 +38,17 @@
 
 mod batch;
 mod config;
+mod core;
 pub mod discovery;
 mod driver;
 mod engine;
-mod host;
 mod kernel;
 mod line;
-mod nic;
+mod link;
 mod observe;
 mod path;
 mod paths;
 mod pieces;
-mod shared;
 mod soft_switch;
 mod watched;
 
@@ -60,51 +59,34 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use crate::drops::Drops;
 use crate::hardware::Firmware;
 use crate::live::Tasks;
 use crate::live::{adaptive_spin, alarm, clock};
+use crate::nic::{LiveHost, NicCounters, NicHandle};
 use crate::time::nanos;
 
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_SPIN,
     DEFAULT_TRANSMIT_DEPTH, ResolveError, StartError, UdpConfig, resolve_peers,
 };
-pub use host::UdpHost;
 pub use path::{interface_mtu, path_mtus};
 pub use soft_switch::{
     DEFAULT_INGRESS_MEMORY, DEFAULT_SWITCH_LINK, DEFAULT_SWITCH_PROFILE, SoftSwitch, SwitchConfig,
     SwitchCounters,
 };
 
+use self::core::Core;
+use batch::Socket;
 use driver::Driver;
-use nic::Nic;
-use shared::{Ending, Shared};
-
-/// Counters of a NIC over UDP.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub struct UdpCounters {
-    /// Datagrams that the system accepted: frames, pieces of longer ones, path probes, and handshakes about
-    /// keys, without frames to the own node.
-    pub frames_sent: u64,
-    /// Bytes of those datagrams, with headers, without the wire's framing.
-    pub bytes_sent: u64,
-    /// Frames passed to the firmware, without frames from the own node.
-    pub frames_received: u64,
-    /// Bytes of those frames, with headers.
-    pub bytes_received: u64,
-    /// Dropped datagrams in both directions, by cause. On Linux they include those that the system dropped in
-    /// front of the socket, as [`System`](crate::drops::DropCause::System). The system counts several datagrams
-    /// that were sent in one call as one.
-    pub drops: Drops,
-}
+use engine::Engine;
 
 /// A NIC over a UDP socket. Dropping it stops it at once; frames that wait for its line are then lost.
 #[derive(Debug)]
 pub struct UdpNic {
-    host: UdpHost,
-    shared: Arc<Shared>,
+    host: LiveHost,
+    nic: Arc<dyn NicHandle>,
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    ports: Arc<dyn crate::nicd::Source>,
     address: SocketAddr,
     is_sealed: bool,
     is_identified: bool,
@@ -113,10 +95,10 @@ pub struct UdpNic {
 }
 
 impl UdpNic {
-    /// Starts a NIC that runs `firmware`. Applications that [`UdpHost::spawn`] starts run on the current
+    /// Starts a NIC that runs `firmware`. Applications that [`LiveHost::spawn`] starts run on the current
     /// runtime, and so does the firmware if the configuration says so.
     ///
-    /// [`UdpHost::spawn`]: crate::host::Host::spawn
+    /// [`LiveHost::spawn`]: crate::host::Host::spawn
     ///
     /// # Errors
     /// [`StartError`] says how to fix it; nothing then runs.
@@ -132,8 +114,7 @@ impl UdpNic {
         let failed = |error: std::io::Error| StartError::from_io(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
-        let shared = Shared::new(config.node, config.port_depth);
-        let seals = nic::seals(&config)?;
+        let seals = link::seals(&config)?;
         let (is_sealed, is_identified) = (seals.is_some(), config.identity.is_some());
         if !is_sealed {
             warn!(node = config.node.0, %address, "no key: the NIC trusts its network");
@@ -144,33 +125,47 @@ impl UdpNic {
             );
         }
         let (end, ended) = oneshot::channel();
-        let (node, mtu, coprocessor) = (config.node, config.mtu, config.coprocessor);
-        let tasks = Tasks::new(config.node, config.seed, runtime.clone());
-        let spin = u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX);
-        let nic = move |socket| Nic::new(&config, seals, socket);
-        match coprocessor {
-            Coprocessor::Task => {
-                let driver = Driver::new(nic, socket, firmware, Arc::clone(&shared));
-                let mut driver = driver.map_err(failed)?;
-                driver.serve_inline(spin);
-                runtime.spawn(async move {
-                    driver.run().await;
-                    let _ = end.send(());
-                });
-            }
-            Coprocessor::Thread => {
-                let shared = Arc::clone(&shared);
-                let driver = || Ok(Driver::new(nic, socket, firmware, shared)?.run());
-                run_on_thread(format!("nic {node}"), end, driver).map_err(failed)?;
-            }
-        }
-        let host = UdpHost::new(tasks, Arc::clone(&shared));
-        Ok(Self { host, shared, address, is_sealed, is_identified, mtu, ended })
+        let (node, mtu, seed) = (config.node, config.mtu, config.seed);
+        let is_inline = config.coprocessor == Coprocessor::Task;
+        // A NIC with a thread of its own lets its applications have the processor.
+        let spin =
+            if is_inline { u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX) } else { 0 };
+        let start = move || {
+            let socket = Socket::new(socket)?;
+            let io = socket.watched();
+            let engine =
+                Engine::new(link::nic(&config, seals, socket), firmware, config.port_depth);
+            let core = Core::new(engine, address, is_inline);
+            Ok((Driver::new(Arc::clone(&core), io, spin)?, core))
+        };
+        let core = if is_inline {
+            let (driver, core) = start().map_err(failed)?;
+            runtime.spawn(async move {
+                driver.run().await;
+                let _ = end.send(());
+            });
+            core
+        } else {
+            let start = || start().map(|(driver, core)| (driver.run(), core));
+            run_on_thread(format!("nic {node}"), end, start).map_err(failed)?
+        };
+        let host = LiveHost::new(Tasks::new(node, seed, runtime), Arc::clone(&core) as _);
+        Ok(Self {
+            host,
+            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            ports: Arc::clone(&core) as _,
+            nic: core,
+            address,
+            is_sealed,
+            is_identified,
+            mtu,
+            ended,
+        })
     }
 
     /// Returns the application's side of the NIC.
     #[must_use]
-    pub fn host(&self) -> UdpHost {
+    pub fn host(&self) -> LiveHost {
         self.host.clone()
     }
 
@@ -210,14 +205,14 @@ impl UdpNic {
         &self,
         config: crate::nicd::ServerConfig,
     ) -> Result<crate::nicd::PortServer, crate::nicd::ServeError> {
-        crate::nicd::PortServer::open(config, Arc::clone(&self.shared) as _)
+        crate::nicd::PortServer::open(config, Arc::clone(&self.ports))
     }
 
     /// Returns the NIC's counters, as of its last turn. It also reads counters of the system, which takes some
     /// 100 us.
     #[must_use]
-    pub fn counters(&self) -> UdpCounters {
-        self.shared.counters(self.address)
+    pub fn counters(&self) -> NicCounters {
+        self.nic.counters()
     }
 
     /// Stops the NIC, and returns its last counters. Frames that wait for its line leave first; if the system
@@ -226,8 +221,8 @@ impl UdpNic {
     ///
     /// # Cancel safety
     /// Dropping the future stops the NIC at once.
-    pub async fn shutdown(mut self) -> UdpCounters {
-        self.shared.end(Ending::Flush);
+    pub async fn shutdown(mut self) -> NicCounters {
+        self.nic.end(true);
         // An error means that the firmware panicked, which ends the driver as well.
         let _ = (&mut self.ended).await;
         self.counters()
@@ -236,28 +231,29 @@ impl UdpNic {
 
 impl Drop for UdpNic {
     fn drop(&mut self) {
-        self.shared.end(Ending::Now);
+        self.nic.end(false);
     }
 }
 
-/// Runs a driver on a new thread with its own runtime; the driver is created inside that runtime.
-fn run_on_thread<D>(
+/// Runs a driver on a new thread with its own runtime; the driver is created inside that runtime. Returns what was
+/// created with it.
+fn run_on_thread<D, T>(
     name: String,
     end: oneshot::Sender<()>,
-    driver: impl FnOnce() -> std::io::Result<D>,
-) -> std::io::Result<()>
+    start: impl FnOnce() -> std::io::Result<(D, T)>,
+) -> std::io::Result<T>
 where
     D: Future<Output = ()> + Send + 'static,
 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let driver = {
+    let (driver, created) = {
         let _inside = runtime.enter();
-        driver()?
+        start()?
     };
     std::thread::Builder::new().name(name).spawn(move || {
         runtime.block_on(driver);
         drop(runtime);
         let _ = end.send(());
     })?;
-    Ok(())
+    Ok(created)
 }

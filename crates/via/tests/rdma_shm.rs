@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
-use midplane_simhw::shm::{ShmConfig, ShmHost, ShmNic};
+use midplane_simhw::nic::LiveHost;
+use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::message::communicator::Communicator;
@@ -18,7 +19,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 type World = Communicator<Engine<RdmaCarrier>>;
 
-async fn join(host: ShmHost, config: RdmaConfig) -> World {
+async fn join(host: LiveHost, config: RdmaConfig) -> World {
     use midplane_simhw::host::Host as _;
     let own = Peer(host.node().0.into());
     let carrier = RdmaCarrier::open(&host, own, &[NodeId(0), NodeId(1)], config).await.unwrap();

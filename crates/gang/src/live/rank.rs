@@ -7,7 +7,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use midplane_simhw::id::NodeId;
-use midplane_simhw::nicd::{Client, ClientConfig, ClientHost, ConnectError};
+use midplane_simhw::nic::LiveHost;
+use midplane_simhw::nicd::{Client, ClientConfig, ConnectError};
 use midplane_via::attributes::{Address, Discriminator};
 use midplane_via::nic::{Nic, NicError, Ticket as ConnectTicket, ViId};
 use thiserror::Error;
@@ -52,7 +53,7 @@ pub enum JoinError {
 /// A process's place in its job, on the daemon's NIC.
 #[derive(Clone, Debug)]
 pub struct Member {
-    host: ClientHost,
+    host: LiveHost,
     job: JobId,
     rank: Rank,
     hosts: Vec<NodeId>,
@@ -62,7 +63,7 @@ impl Member {
     /// The application's side of the daemon's NIC: ports that are opened on it, by this process or one that
     /// stays in its process group, stand still with this rank.
     #[must_use]
-    pub fn host(&self) -> ClientHost {
+    pub fn host(&self) -> LiveHost {
         self.host.clone()
     }
 
@@ -160,7 +161,7 @@ fn number<T: std::str::FromStr>(name: &'static str) -> Result<T, JoinError> {
     variable(name)?.parse().map_err(|_| JoinError::Damaged(name))
 }
 
-fn client() -> Result<ClientHost, JoinError> {
+fn client() -> Result<LiveHost, JoinError> {
     let client = Client::connect(ClientConfig::new(variable(NIC)?, NodeId(number("GANG_HOST")?)))?;
     Ok(client.host())
 }
@@ -186,7 +187,7 @@ pub fn enter() -> Result<Member, JoinError> {
 ///
 /// # Cancel safety
 /// Dropped, this process is attached to nothing.
-pub async fn join() -> Result<(ClientHost, Channel), JoinError> {
+pub async fn join() -> Result<(LiveHost, Channel), JoinError> {
     let (_, channel) = (variable(NIC)?, variable(CHANNEL)?);
     let damaged = || JoinError::Damaged(CHANNEL);
     let (file, ticket) = channel.split_once(' ').ok_or_else(damaged)?;

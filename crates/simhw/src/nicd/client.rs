@@ -1,6 +1,6 @@
 //! The client's side: ports of a NIC that another process has.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -15,15 +15,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
 use super::request::{Answer, Request, address, ask};
-use crate::host::{Host, OpenError};
+use crate::host::OpenError;
 use crate::id::NodeId;
 use crate::live::Tasks;
 use crate::live::clock::Clock;
+use crate::nic::{LiveHost, PortOpener};
 use crate::passing::{Passed, Socket};
 use crate::port::{Lender, Loan, Port, PortName, PortOptions, PortShared, borrowed_port};
-use crate::rng::Rng;
 use crate::segment::{Kind, Segment};
-use crate::time::Instant;
 
 /// How long after a failed attempt the next one follows.
 const RETRY: Duration = Duration::from_millis(20);
@@ -101,7 +100,7 @@ impl From<rustix::io::Errno> for ConnectError {
 /// A process that uses a daemon's NIC. Its ports outlive it; each is a connection of its own.
 #[derive(Clone, Debug)]
 pub struct Client {
-    host: ClientHost,
+    host: LiveHost,
 }
 
 impl Client {
@@ -117,8 +116,9 @@ impl Client {
         let (Answer::Here, _) = ask(&dial(&config)?, Request::Greet)? else {
             return Err(ConnectError::System(io::ErrorKind::InvalidData));
         };
-        let tasks = Arc::new(Tasks::new(config.node, config.seed, runtime));
-        Ok(Self { host: ClientHost { tasks, config: Arc::new(config) } })
+        let tasks = Tasks::new(config.node, config.seed, runtime.clone());
+        let ports = Ports { config: Arc::new(config), runtime };
+        Ok(Self { host: LiveHost::new(tasks, Arc::new(ports)) })
     }
 
     /// Finds the daemon as soon as it is there, for as long as `patience`.
@@ -142,22 +142,21 @@ impl Client {
 
     /// The application's side of the NIC.
     #[must_use]
-    pub fn host(&self) -> ClientHost {
+    pub fn host(&self) -> LiveHost {
         self.host.clone()
     }
 }
 
-/// The application's side of another process's NIC.
-///
-/// Its sleeps are as fine as the system's timers: some 50 us; never early.
-#[derive(Clone, Debug)]
-pub struct ClientHost {
-    tasks: Arc<Tasks>,
+/// Opens ports of another process's NIC.
+#[derive(Debug)]
+struct Ports {
     config: Arc<ClientConfig>,
+    /// Runs a task for each port.
+    runtime: Handle,
 }
 
-impl ClientHost {
-    fn open(&self, options: PortOptions) -> Result<Port, OpenError> {
+impl PortOpener for Ports {
+    fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let stopped = |_| OpenError::Stopped(self.config.node);
         let system = |error: io::Error| OpenError::System(error.kind());
         let socket = dial(&self.config).map_err(stopped)?;
@@ -183,38 +182,10 @@ impl ClientHost {
         };
         let admits = |user| self.config.admits(user);
         let (port, registrar) = borrowed_port(loan, admits).map_err(|_| invalid())?;
-        let _inside = self.tasks.runtime().enter();
+        let _inside = self.runtime.enter();
         let watch = Watch::new(wakes, socket, registrar).map_err(system)?;
-        self.tasks.spawn(watch.run());
+        self.runtime.spawn(watch.run());
         Ok(port)
-    }
-}
-
-impl Host for ClientHost {
-    fn node(&self) -> NodeId {
-        self.tasks.node()
-    }
-
-    /// The daemon's clock as well: nanoseconds of the machine's monotonic clock.
-    fn now(&self) -> Instant {
-        self.tasks.now()
-    }
-
-    async fn sleep_until(&self, at: Instant) {
-        self.tasks.sleep_until(at).await;
-    }
-
-    /// Starts a task of the runtime in which the client was connected.
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(task);
-    }
-
-    fn rng(&self, stream: &str) -> Rng {
-        self.tasks.rng(stream)
-    }
-
-    fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
-        self.open(options)
     }
 }
 

@@ -436,6 +436,7 @@ impl Drop for Room {
 mod tests {
     use super::*;
 
+    #[derive(Debug)]
     struct Nobody;
     impl Source for Nobody {
         fn node(&self) -> NodeId {
@@ -448,6 +449,7 @@ mod tests {
     }
 
     /// What its turn wakes is the last to have the server.
+    #[derive(Debug)]
     struct Last(std::sync::Mutex<Option<PortServer>>, std::sync::mpsc::Sender<()>);
     impl Source for Last {
         fn node(&self) -> NodeId {

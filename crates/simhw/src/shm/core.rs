@@ -6,13 +6,13 @@ use std::task::{Wake, Waker};
 
 use tokio::sync::watch;
 
-use super::ShmCounters;
 use super::engine::Engine;
 use super::rendezvous::{Link, PeerListener};
 use crate::deferred::{self, Held};
 use crate::hardware::Firmware;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
+use crate::nic::{NicCounters, NicHandle, PortOpener};
 use crate::nicd::Source;
 use crate::port::{Bell, Grant, Port, PortOptions};
 use crate::time::Instant;
@@ -62,16 +62,8 @@ pub(super) struct Core<F> {
     driver_wakes: AtomicU64,
     is_ending: AtomicBool,
     peers: Arc<Peers>,
-    last_counters: Mutex<ShmCounters>,
+    last_counters: Mutex<NicCounters>,
     spin_nanos: u32,
-}
-
-/// The interface of [`Core`] that does not depend on the firmware's type.
-pub(super) trait NicHandle: Source + std::fmt::Debug {
-    fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError>;
-    fn counters(&self) -> ShmCounters;
-    fn end(&self);
-    fn peers(&self) -> watch::Receiver<Vec<NodeId>>;
 }
 
 /// The driver's next step.
@@ -106,6 +98,11 @@ impl<F: Firmware> Core<F> {
     /// firmware has panicked is dropped, and its ports close.
     fn engine(&self) -> Held<'_, Option<Engine<F>>> {
         Held::new(|| self.engine.lock().unwrap_or_else(discard_engine))
+    }
+
+    /// Watches the connected peers.
+    pub(super) fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
+        self.peers.shown.subscribe()
     }
 
     /// Wakes the driver.
@@ -166,7 +163,7 @@ impl<F: Firmware> Core<F> {
         let Some(engine) = &mut *engine else { return false };
         self.take_events(engine);
         let was_any = engine.visit();
-        if was_any && engine.is_stopping() {
+        if was_any && engine.unit.stopping().is_some() {
             // The driver may wait for what this turn did.
             self.signal();
         }
@@ -189,11 +186,11 @@ impl<F: Firmware> Core<F> {
         self.take_events(engine);
         if self.is_ending.load(Ordering::Acquire) && engine.may_stop() {
             *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
-                engine.nic.counters;
+                engine.unit.nic.counters;
             *guard = None;
             return Next::End;
         }
-        engine.nic.read_clock();
+        engine.unit.nic.read_clock();
         if engine.turn() {
             return Next::Again;
         }
@@ -269,7 +266,7 @@ impl<F: Firmware + Send + 'static> Source for Core<F> {
 
     fn grant(&self, options: PortOptions) -> Result<Grant, OpenError> {
         match &mut *self.engine() {
-            Some(engine) if !self.is_ending.load(Ordering::Acquire) => engine.grant(&options),
+            Some(engine) if !self.is_ending.load(Ordering::Acquire) => engine.unit.grant(&options),
             _ => Err(OpenError::Stopped(self.node)),
         }
     }
@@ -290,29 +287,29 @@ impl<F: Firmware + Send + 'static> Source for Core<F> {
     }
 }
 
-impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
+impl<F: Firmware + Send + 'static> PortOpener for Core<F> {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let bell = Box::new(PortBell(Arc::clone(&self)));
         match &mut *self.engine() {
-            Some(engine) if !self.is_ending.load(Ordering::Acquire) => engine.open(&options, bell),
+            Some(engine) if !self.is_ending.load(Ordering::Acquire) => {
+                engine.unit.open(&options, bell)
+            }
             _ => Err(OpenError::Stopped(self.node)),
         }
     }
+}
 
-    fn counters(&self) -> ShmCounters {
+impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
+    fn counters(&self) -> NicCounters {
         match &*self.engine() {
-            Some(engine) => engine.nic.counters,
+            Some(engine) => engine.unit.nic.counters,
             None => *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner),
         }
     }
 
-    fn end(&self) {
+    fn end(&self, _is_orderly: bool) {
         self.is_ending.store(true, Ordering::Release);
         self.signal();
-    }
-
-    fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
-        self.peers.shown.subscribe()
     }
 }
 

@@ -3,201 +3,132 @@
 use std::sync::Arc;
 
 use super::batch::{Datagram, Inbox};
-use super::clock::Clock;
-use super::nic::Nic;
-use super::shared::{Ending, Shared};
+use super::link::{self, Nic, UdpLink};
+use super::observe;
 use crate::drops::DropCause;
 use crate::frame::{Frame, Header, Kind};
-use crate::hardware::{Firmware, Hardware, STOP_PATIENCE, TIMERS};
-use crate::id::{NodeId, PortId};
+use crate::hardware::Firmware;
+use crate::id::NodeId;
+use crate::nic::{self, NicCounters};
+use crate::port::Bells;
 use crate::region::Payload;
 use crate::seal::{Envelope, EnvelopeError, Opened};
 use crate::time::Instant;
 
-/// Frames to itself, ends of transfers and alarms that one turn handles: what arrives
-/// from elsewhere waits no longer than they take.
-const WORK_PER_TURN: usize = 32;
 /// Bytes of the largest datagram.
 const MAX_DATAGRAM: usize = 65_536;
 
-/// What a running NIC consists of.
+/// A running NIC with its receiving half.
 pub(super) struct Engine<F> {
-    nic: Nic,
-    firmware: F,
+    unit: nic::Engine<F, UdpLink>,
     inbox: Inbox,
-    /// Where sealed frames are opened.
+    /// The memory in which sealed frames are opened.
     plain: Arc<Vec<u8>>,
-    shared: Arc<Shared>,
-    /// Ports that close once the firmware has taken what was posted.
-    leaving: Vec<PortId>,
-    /// The firmware has given back what others wait for; until when they are waited for.
-    stopping: Option<Instant>,
+    /// The counters that were last reported.
+    reported: NicCounters,
 }
 
 impl<F: Firmware> Engine<F> {
-    pub(super) fn new(nic: Nic, firmware: F, shared: Arc<Shared>) -> Self {
-        let plain = Arc::new(if nic.is_sealed() { vec![0; MAX_DATAGRAM] } else { Vec::new() });
-        let inbox = Inbox::new();
-        let mut engine =
-            Self { nic, firmware, inbox, plain, shared, leaving: Vec::new(), stopping: None };
-        engine.call(|firmware, nic| firmware.on_start(nic));
-        engine
+    pub(super) fn new(nic: Nic, firmware: F, port_depth: usize) -> Self {
+        let is_sealed = nic.link.is_sealed();
+        let plain = Arc::new(if is_sealed { vec![0; MAX_DATAGRAM] } else { Vec::new() });
+        let unit = nic::Engine::new(firmware, nic, port_depth);
+        Self { unit, inbox: Inbox::new(), plain, reported: NicCounters::default() }
     }
 
-    /// Everything that there is to do, up to a batch of it. The system is asked for what has arrived if
-    /// the runtime has told of any, or if it `looks` by itself.
-    pub(super) fn turn(&mut self, looks: bool) -> Ending {
+    pub(super) const fn unit(&mut self) -> &mut nic::Engine<F, UdpLink> {
+        &mut self.unit
+    }
+
+    pub(super) const fn nic(&self) -> &Nic {
+        &self.unit.nic
+    }
+
+    /// Does all that there is to do, up to a batch of it. Asks the system for datagrams if the runtime has reported
+    /// any, or if it `polls` by itself.
+    pub(super) fn turn(&mut self, polls: bool, bells: &Bells) {
         // What should have left goes before what this turn decides.
-        self.nic.hand_over();
-        let received = match looks {
-            true => self.nic.socket.receive_unasked(&mut self.inbox),
-            false => self.nic.socket.receive(&mut self.inbox),
+        self.unit.nic.hand_over();
+        let socket = &self.unit.nic.link.socket;
+        let received = match polls {
+            true => socket.receive_unasked(&mut self.inbox),
+            false => socket.receive(&mut self.inbox),
         };
         // Bells first: what was posted before a frame arrived is there when it is handled.
-        let ending = self.run_errands();
+        bells.take(|port| self.unit.ring(port));
         if received {
             self.deliver();
         }
-        self.run_work();
-        self.nic.hand_over();
-        ending
+        self.finish();
     }
 
-    /// What was rung for, and nothing that has arrived.
-    pub(super) fn answer_bells(&mut self) {
-        self.run_errands();
-        self.run_work();
-        self.nic.hand_over();
+    /// Handles rung doorbells, and nothing that has arrived.
+    pub(super) fn answer_bells(&mut self, bells: &Bells) {
+        bells.take(|port| self.unit.ring(port));
+        self.finish();
     }
 
-    /// Whether the next turn has something to do already.
+    fn finish(&mut self) {
+        self.unit.work();
+        self.unit.nic.hand_over();
+        self.unit.nic.wake();
+    }
+
+    /// Returns whether the next turn has something to do already.
     pub(super) fn has_more(&self) -> bool {
-        !self.inbox.was_all() || self.nic.has_work()
+        !self.inbox.was_all() || self.unit.nic.has_work()
     }
 
-    /// Whether the last turn has found datagrams.
+    /// Returns whether the last turn has found datagrams.
     pub(super) const fn has_received(&self) -> bool {
         !self.inbox.is_empty()
     }
 
-    pub(super) fn report(&self) {
-        self.shared.report(&self.nic.counters);
+    /// Reports what was counted since the last report.
+    pub(super) fn report(&mut self) {
+        let before = std::mem::replace(&mut self.reported, self.unit.nic.counters);
+        observe::on_report(self.unit.nic.node, &before, &self.reported);
     }
 
-    /// When the NIC has something to do by itself.
+    /// Reports for the last time; returns the counters, including datagrams that the system lost in front of the
+    /// socket.
+    pub(super) fn last_counters(mut self) -> NicCounters {
+        let lost = self.unit.nic.link.socket.dropped();
+        self.unit.nic.counters.drops.add_many(DropCause::System, lost);
+        self.report();
+        self.reported
+    }
+
+    /// Returns when the NIC has something to do by itself.
     pub(super) fn next_due(&self) -> Instant {
-        self.nic.next_alarm().min(self.nic.next_send())
+        let Nic { link, .. } = &self.unit.nic;
+        self.unit.nic.next_alarm().min(link.poll_timeout()).min(link.next_send())
     }
 
-    /// While the NIC ends: until when it waits for keys or for peers, if it does.
+    /// Returns until when an ending NIC waits for keys or for peers, if it does.
     pub(super) fn lingers(&mut self) -> Option<Instant> {
-        let waits = self.nic.awaits_keys() || self.owes_peers();
-        let last = self.stopping.unwrap_or(Instant::FAR_FUTURE);
+        let waits = self.unit.nic.link.awaits_keys() || self.unit.stop().is_some();
+        let last = self.unit.stopping().unwrap_or(Instant::FAR_FUTURE);
         waits.then(|| self.next_due().min(last))
     }
 
-    /// While the NIC ends: whether peers still wait for what the firmware gives back.
-    fn owes_peers(&mut self) -> bool {
-        let until = match self.stopping {
-            Some(until) => until,
-            None => {
-                self.call(|firmware, nic| firmware.on_stop(nic));
-                *self.stopping.insert(Clock::now() + STOP_PATIENCE)
-            }
-        };
-        !self.firmware.may_stop() && Clock::now() < until
-    }
-
-    /// Sends what is staged; when the next of it is due, if anything is left.
+    /// Sends what is staged; returns when the rest is due, if any is left.
     pub(super) fn flush(&mut self) -> Option<Instant> {
-        self.nic.hand_over();
-        (!self.nic.line.is_empty()).then(|| self.nic.next_send())
-    }
-
-    /// One call of the firmware.
-    fn call(&mut self, call: impl FnOnce(&mut F, &mut Nic)) {
-        self.nic.begin_turn();
-        call(&mut self.firmware, &mut self.nic);
-        self.nic.end_turn();
+        self.unit.nic.hand_over();
+        let link = &self.unit.nic.link;
+        (!link.line.is_empty()).then(|| link.next_send())
     }
 
     /// Hands a batch of datagrams to the firmware.
     fn deliver(&mut self) {
-        let Self { nic, firmware, plain, inbox, .. } = self;
+        let Self { unit: nic::Engine { nic, firmware, .. }, plain, inbox, .. } = self;
         for datagram in inbox.datagrams() {
-            if nic.is_sealed() {
+            if nic.link.is_sealed() {
                 deliver_sealed(nic, firmware, plain, datagram);
             } else {
                 deliver(nic, firmware, inbox.memory(), check(nic, datagram), datagram);
             }
         }
-    }
-
-    /// What hosts have left: ports, bells, the end.
-    fn run_errands(&mut self) -> Ending {
-        let work = self.shared.collect();
-        for (id, port) in work.opened {
-            self.nic.open_port(id, port);
-        }
-        for id in work.rung {
-            self.nic.sync_port(id);
-            self.call(|firmware, nic| firmware.on_doorbell(nic, id));
-            if !self.close(id) && self.nic.is_leaving(id) && !self.leaving.contains(&id) {
-                self.leaving.push(id);
-            }
-        }
-        work.ending
-    }
-
-    /// A port whose application is gone closes once all that it has posted is taken; whether that is so.
-    fn close(&mut self, id: PortId) -> bool {
-        let has_closed = self.nic.has_closed(id);
-        if has_closed {
-            self.call(|firmware, nic| firmware.on_port_closed(nic, id));
-            self.shared.release(id);
-        }
-        has_closed
-    }
-
-    /// What the NIC has for itself.
-    fn run_work(&mut self) {
-        for _ in 0..WORK_PER_TURN {
-            let Some(frame) = self.nic.looped_frame() else { break };
-            match Header::parse(&frame) {
-                Ok((header, payload)) => {
-                    let frame = Frame { header, payload: Payload::from(payload) };
-                    self.call(|firmware, nic| firmware.on_frame(nic, frame));
-                }
-                Err(_) => self.nic.counters.drops.add(DropCause::Malformed),
-            }
-        }
-        for _ in 0..WORK_PER_TURN {
-            let Some(dma) = self.nic.ended_dma() else { break };
-            self.call(|firmware, nic| firmware.on_dma_done(nic, dma));
-        }
-        self.nic.begin_turn();
-        self.nic.run_keys();
-        self.nic.run_paths();
-        for _ in 0..TIMERS {
-            let Some(timer) = self.nic.expired_timer() else { break };
-            self.call(|firmware, nic| firmware.on_timer(nic, timer));
-        }
-        // The firmware may have taken the last that was posted just now.
-        for id in std::mem::take(&mut self.leaving) {
-            if !self.close(id) && self.nic.is_leaving(id) {
-                self.leaving.push(id);
-            }
-        }
-    }
-}
-
-impl<F> Drop for Engine<F> {
-    /// However it ends, nobody waits for it any longer.
-    fn drop(&mut self) {
-        let dropped = self.nic.socket.dropped();
-        let counters = &mut self.nic.counters;
-        counters.drops.add_many(DropCause::System, dropped);
-        self.shared.close(counters);
     }
 }
 
@@ -231,7 +162,8 @@ fn hand(
 ) {
     nic.counters.frames_received += 1;
     nic.counters.bytes_received += bytes as u64;
-    nic.begin_frame(memory);
+    nic.read_clock();
+    nic.link.begin_frame(memory);
     firmware.on_frame(nic, frame);
     nic.end_turn();
 }
@@ -255,7 +187,7 @@ fn deliver_joined(nic: &mut Nic, firmware: &mut impl Firmware, piece: &Frame<'_>
 /// The frame that pieces like `piece` make: from whom they are, and for this node or all.
 fn joined_frame<'a>(nic: &Nic, piece: &Header, bytes: &'a [u8]) -> Result<Frame<'a>, DropCause> {
     let (header, payload) = Header::parse(bytes).map_err(|_| DropCause::Malformed)?;
-    if !matches!(header.destination, NodeId::EVERYBODY) && header.destination != nic.node() {
+    if !matches!(header.destination, NodeId::EVERYBODY) && header.destination != nic.node {
         return Err(DropCause::Misrouted);
     }
     if (header.source, header.incarnation) != (piece.source, piece.incarnation) {
@@ -265,7 +197,7 @@ fn joined_frame<'a>(nic: &Nic, piece: &Header, bytes: &'a [u8]) -> Result<Frame<
         return Err(DropCause::Malformed);
     }
     // What switches have made of it stands on its pieces.
-    let header = Header { destination: nic.node(), hop_limit: piece.hop_limit, ..header };
+    let header = Header { destination: nic.node, hop_limit: piece.hop_limit, ..header };
     Ok(Frame { header, payload: Payload::from(payload) })
 }
 
@@ -287,10 +219,10 @@ fn deliver_sealed(
 
 fn check<'a>(nic: &Nic, datagram: Datagram<'a>) -> Result<Frame<'a>, DropCause> {
     let (header, payload) = Header::parse(datagram.bytes).map_err(|_| DropCause::Malformed)?;
-    if !nic.is_from(datagram.from, header.source) {
+    if !nic.link.is_from(datagram.from, header.source) {
         return Err(DropCause::Stranger);
     }
-    if header.destination != nic.node() {
+    if header.destination != nic.node {
         return Err(DropCause::Misrouted);
     }
     Ok(Frame { header, payload: Payload::from(payload) })
@@ -306,10 +238,10 @@ fn open(
         EnvelopeError::Magic if Header::parse(datagram.bytes).is_ok() => DropCause::Unsealed,
         _ => DropCause::Malformed,
     })?;
-    if !nic.is_from(datagram.from, envelope.source) {
+    if !nic.link.is_from(datagram.from, envelope.source) {
         return Err(DropCause::Stranger);
     }
-    Ok(match nic.open(&envelope, body, plain)? {
+    Ok(match link::open(nic, &envelope, body, plain)? {
         Opened::Frame(length) => Some((envelope, length)),
         Opened::Handshake => None,
     })
@@ -318,7 +250,7 @@ fn open(
 /// The frame that was sealed in an envelope.
 fn frame_of<'a>(nic: &Nic, envelope: &Envelope, plain: &'a [u8]) -> Result<Frame<'a>, DropCause> {
     let (header, payload) = Header::parse(plain).map_err(|_| DropCause::Malformed)?;
-    if (header.source, header.destination) != (envelope.source, nic.node()) {
+    if (header.source, header.destination) != (envelope.source, nic.node) {
         return Err(DropCause::Misrouted);
     }
     // What switches have made of it stands outside.

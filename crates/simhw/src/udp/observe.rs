@@ -2,12 +2,12 @@
 //!
 //! Both are derived from the counters that the driver reports anyway: they cost nothing per frame.
 
-use super::UdpCounters;
 use crate::drops::Drops;
 use crate::id::NodeId;
+use crate::nic::NicCounters;
 
 /// Handles a report of the driver: `now` after `before`.
-pub(super) fn on_report(node: NodeId, before: &UdpCounters, now: &UdpCounters) {
+pub(super) fn on_report(node: NodeId, before: &NicCounters, now: &NicCounters) {
     if before.drops != now.drops {
         on_drops(node, &before.drops, &now.drops);
     }
@@ -28,7 +28,7 @@ fn on_drops(node: NodeId, before: &Drops, now: &Drops) {
 }
 
 #[cfg(feature = "metrics")]
-fn count(node: NodeId, before: &UdpCounters, now: &UdpCounters) {
+fn count(node: NodeId, before: &NicCounters, now: &NicCounters) {
     let counts = [
         ("midplane_sent_frames_total", before.frames_sent, now.frames_sent),
         ("midplane_sent_bytes_total", before.bytes_sent, now.bytes_sent),
@@ -86,10 +86,10 @@ mod tests {
     #[test]
     fn what_is_reported_is_counted_once() {
         let counts = Counts::default();
-        let mut now = UdpCounters { frames_sent: 3, bytes_sent: 200, ..UdpCounters::default() };
+        let mut now = NicCounters { frames_sent: 3, bytes_sent: 200, ..NicCounters::default() };
         now.drops.add(DropCause::Stranger);
         metrics::with_local_recorder(&Ledger(Arc::clone(&counts)), || {
-            on_report(NodeId(7), &UdpCounters::default(), &now);
+            on_report(NodeId(7), &NicCounters::default(), &now);
             on_report(NodeId(7), &now, &now);
         });
         let expected = [

@@ -230,7 +230,7 @@ impl SoftSwitch {
         let shared = Arc::new(Shared::default());
         let for_driver = Arc::clone(&shared);
         let (end, ended) = oneshot::channel();
-        let start = move || Ok(Forwarder::new(socket, config, for_driver)?.run());
+        let start = move || Ok((Forwarder::new(socket, config, for_driver)?.run(), ()));
         run_on_thread("switch".into(), end, start).map_err(failed)?;
         Ok(Self { shared, address, ended })
     }

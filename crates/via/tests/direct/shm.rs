@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::nic::LiveHost;
 use midplane_simhw::shm::lanes::Lanes;
-use midplane_simhw::shm::{ShmConfig, ShmHost, ShmNic};
+use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_via::VIA;
 use midplane_via::attributes::ViAttributes;
 use midplane_via::direct::Lane;
@@ -25,7 +26,7 @@ const fn length(number: usize) -> usize {
     number * number * 37 % ROOM
 }
 
-async fn sends(mut end: End<ShmHost>) -> End<ShmHost> {
+async fn sends(mut end: End<LiveHost>) -> End<LiveHost> {
     for number in 0..MESSAGES {
         end.memory.write(0, &pattern(number as u32, length(number))).unwrap();
         end.nic.post_send(end.vi, descriptor(&end, 0, length(number), 30_000)).unwrap();
@@ -40,7 +41,7 @@ async fn sends(mut end: End<ShmHost>) -> End<ShmHost> {
     end
 }
 
-async fn receives(mut end: End<ShmHost>) -> End<ShmHost> {
+async fn receives(mut end: End<LiveHost>) -> End<LiveHost> {
     for number in 0..MESSAGES {
         let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
         assert_eq!(done.length, length(number));
@@ -55,7 +56,7 @@ async fn receives(mut end: End<ShmHost>) -> End<ShmHost> {
 }
 
 /// Writes messages to where the other reads them, each with its number.
-async fn writes(mut end: End<ShmHost>, to: RemoteMemory) -> End<ShmHost> {
+async fn writes(mut end: End<LiveHost>, to: RemoteMemory) -> End<LiveHost> {
     for number in 0..MESSAGES {
         end.memory.write(0, &pattern(number as u32, length(number))).unwrap();
         let slot = to.at((number % 16 * ROOM) as u32).unwrap();
@@ -72,7 +73,7 @@ async fn writes(mut end: End<ShmHost>, to: RemoteMemory) -> End<ShmHost> {
     end
 }
 
-async fn reads(mut end: End<ShmHost>) -> End<ShmHost> {
+async fn reads(mut end: End<LiveHost>) -> End<LiveHost> {
     for number in 0..MESSAGES {
         let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
         assert_eq!((done.length, done.immediate), (length(number), Some(number as u32)));
@@ -86,7 +87,7 @@ async fn reads(mut end: End<ShmHost>) -> End<ShmHost> {
     end
 }
 
-async fn end(nic: &ShmNic, lanes: Lanes) -> End<ShmHost> {
+async fn end(nic: &ShmNic, lanes: Lanes) -> End<LiveHost> {
     let lane = Some(Box::new(lanes) as Box<dyn Lane>);
     let attributes = ViAttributes { rdma_write: true, ..attributes() };
     let mut end = End::over(nic.host(), attributes, 20 * ROOM, lane).await;
@@ -97,10 +98,10 @@ async fn end(nic: &ShmNic, lanes: Lanes) -> End<ShmHost> {
 }
 
 /// Has two tasks meet, the first of which serves.
-fn meet<F: Future<Output = End<ShmHost>> + Send + 'static>(
+fn meet<F: Future<Output = End<LiveHost>> + Send + 'static>(
     what: &str,
-    first: impl FnOnce(End<ShmHost>) -> F + Send + 'static,
-    second: impl AsyncFnOnce(End<ShmHost>, RemoteMemory) -> End<ShmHost>,
+    first: impl FnOnce(End<LiveHost>) -> F + Send + 'static,
+    second: impl AsyncFnOnce(End<LiveHost>, RemoteMemory) -> End<LiveHost>,
 ) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();

@@ -17,10 +17,11 @@ use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
+use midplane_simhw::nic::LiveHost;
 #[cfg(target_os = "linux")]
-use midplane_simhw::shm::{ShmConfig, ShmHost};
+use midplane_simhw::shm::ShmConfig;
 use midplane_simhw::time::LineRate;
-use midplane_simhw::udp::{StartError, UdpConfig, UdpHost, UdpNic};
+use midplane_simhw::udp::{StartError, UdpConfig, UdpNic};
 use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
 #[cfg(target_os = "linux")]
@@ -163,7 +164,7 @@ fn fabric_name() -> String {
 
 /// Hosts whose NICs are joined by shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn over_shm(ranks: u16, work: impl AsyncFnOnce(Vec<ShmHost>)) {
+pub(crate) fn over_shm(ranks: u16, work: impl AsyncFnOnce(Vec<LiveHost>)) {
     use midplane_simhw::shm::ShmNic;
 
     let name = fabric_name();
@@ -184,7 +185,7 @@ pub(crate) fn over_shm(ranks: u16, work: impl AsyncFnOnce(Vec<ShmHost>)) {
 }
 
 /// Hosts whose NICs are joined by a relay with these faults; how many datagrams met one.
-pub(crate) fn over_udp(ranks: u16, faults: Faults, work: impl AsyncFnOnce(Vec<UdpHost>)) -> u64 {
+pub(crate) fn over_udp(ranks: u16, faults: Faults, work: impl AsyncFnOnce(Vec<LiveHost>)) -> u64 {
     live(async {
         let (nics, relay) = start_nics(ranks, faults);
         work(nics.iter().map(UdpNic::host).collect()).await;

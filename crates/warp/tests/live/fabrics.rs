@@ -8,9 +8,10 @@ use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
+use midplane_simhw::nic::LiveHost;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
-use midplane_simhw::udp::{SoftSwitch, StartError, SwitchConfig, UdpConfig, UdpHost, UdpNic};
+use midplane_simhw::udp::{SoftSwitch, StartError, SwitchConfig, UdpConfig, UdpNic};
 use midplane_warp::firmware::{WARP, Warp, WarpConfig};
 use midplane_warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
 
@@ -67,7 +68,7 @@ fn live<T>(run: impl Future<Output = T>) -> T {
 /// frames that the switch dropped. `work` receives a closure that shuts down the first node's NIC.
 pub(crate) fn udp(
     setting: Setting,
-    work: impl AsyncFnOnce(Vec<UdpHost>, Box<dyn FnOnce() -> End>),
+    work: impl AsyncFnOnce(Vec<LiveHost>, Box<dyn FnOnce() -> End>),
 ) -> u64 {
     live(async {
         let (switch, mut nics) = start(setting);
@@ -121,7 +122,7 @@ fn start(setting: Setting) -> (SoftSwitch, Vec<UdpNic>) {
 #[cfg(target_os = "linux")]
 pub(crate) fn shm(
     setting: Setting,
-    work: impl AsyncFnOnce(Vec<midplane_simhw::shm::ShmHost>, Box<dyn FnOnce() -> End>),
+    work: impl AsyncFnOnce(Vec<midplane_simhw::nic::LiveHost>, Box<dyn FnOnce() -> End>),
 ) {
     use midplane_simhw::shm::{ShmConfig, ShmNic};
     use std::sync::atomic::{AtomicUsize, Ordering};

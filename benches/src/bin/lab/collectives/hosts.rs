@@ -7,8 +7,9 @@ use std::time::Duration;
 use midplane::nicvm::collective::Operation as Combine;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
+use midplane::simhw::nic::LiveHost;
 use midplane::simhw::time::LineRate;
-use midplane::simhw::udp::{UdpConfig, UdpHost, UdpNic};
+use midplane::simhw::udp::{UdpConfig, UdpNic};
 
 use crate::collectives::Rounds;
 use crate::collectives::fabrics::unit;
@@ -52,7 +53,7 @@ pub(crate) fn take_part(
     })
 }
 
-async fn all(host: UdpHost, nodes: u16, plans: &[Plan]) -> Result<Vec<Rounds>, String> {
+async fn all(host: LiveHost, nodes: u16, plans: &[Plan]) -> Result<Vec<Rounds>, String> {
     let mut meeting = Meeting::new(&host, nodes).await?;
     let mut rounds = Vec::new();
     for (number, plan) in plans.iter().enumerate() {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use midplane::nicvm::install::{self, Listed, MAX_MODULE, Policy, QUARANTINE, ROLL_BACK, Refusal};
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{ExtensionId, NodeId};
+use midplane::simhw::nic::LiveHost;
 use midplane::simhw::port::{Command, Completion, Port, Status};
-use midplane::simhw::udp::UdpHost;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// The listener's.
-pub(crate) async fn serve(listener: TcpListener, host: UdpHost) -> io::Result<()> {
+pub(crate) async fn serve(listener: TcpListener, host: LiveHost) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept().await?;
         let host = host.clone();
@@ -32,7 +32,7 @@ pub(crate) async fn serve(listener: TcpListener, host: UdpHost) -> io::Result<()
     }
 }
 
-async fn attend(stream: TcpStream, host: UdpHost) -> io::Result<()> {
+async fn attend(stream: TcpStream, host: LiveHost) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader.take(MAX_LINE + MAX_MODULE as u64));
     let mut line = String::new();
@@ -59,7 +59,7 @@ async fn attend(stream: TcpStream, host: UdpHost) -> io::Result<()> {
     writer.write_all(text.as_bytes()).await
 }
 
-async fn carry_out(host: &UdpHost, order: Order, module: Vec<u8>) -> Result<Answer, String> {
+async fn carry_out(host: &LiveHost, order: Order, module: Vec<u8>) -> Result<Answer, String> {
     let mut port = host.open_port().map_err(|error| error.to_string())?;
     let bytes = module.len().max(256 * Listed::BYTES);
     let region = port.register(bytes).map_err(|error| error.to_string())?;

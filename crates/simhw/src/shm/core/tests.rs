@@ -5,11 +5,12 @@ use crate::frame::{Frame, Header};
 use crate::hardware::{Hardware, STOP_PATIENCE};
 use crate::id::{DmaId, TimerId};
 use crate::live::clock::Clock;
+use crate::nic::Nic;
 use crate::passing::Socket;
 use crate::segment::{Segment, View};
 use crate::shm::config::ShmConfig;
 use crate::shm::lane::{Receiver, Sender};
-use crate::shm::nic::Nic;
+use crate::shm::link::ShmLink;
 
 const HERE: NodeId = NodeId(0);
 const THERE: NodeId = NodeId(1);
@@ -40,7 +41,7 @@ fn socket() -> Arc<Socket> {
 fn joined() -> (Core<Owed>, Sender) {
     let config = ShmConfig::new("core", HERE, 2);
     let shape = config.shape();
-    let nic = Nic::new(&config, Clock::incarnation());
+    let nic = Nic::new(HERE, Clock::incarnation(), config.mtu, ShmLink::new(&config));
     let core = Core::new(HERE, Engine::new(Owed(false), nic, 8), Wakes::new().unwrap(), 0);
     let segment = Arc::new(Segment::private(2 * shape.lane_bytes()));
     let link = Link {
@@ -67,7 +68,7 @@ fn drive(core: &Core<Owed>) -> Next {
 fn a_nic_that_ends_has_all_that_it_waits_for_from_a_peer_that_is_gone() {
     let (core, mut peer) = joined();
     assert_eq!(drive(&core), Next::Wait(Instant::FAR_FUTURE));
-    core.end();
+    core.end(true);
     assert!(matches!(drive(&core), Next::Wait(_)), "a frame is owed");
     peer.stage(&Header { source: THERE, ..Header::default() }.emit(), View::from(&[][..])).unwrap();
     peer.publish();
@@ -78,7 +79,7 @@ fn a_nic_that_ends_has_all_that_it_waits_for_from_a_peer_that_is_gone() {
 #[test]
 fn a_nic_that_ends_waits_no_longer_than_its_patience() {
     let (core, _peer) = joined();
-    core.end();
+    core.end(true);
     let asked = Clock::now();
     let Next::Wait(until) = drive(&core) else { panic!("a frame is owed") };
     assert!(until <= asked + STOP_PATIENCE + Duration::from_secs(1), "it waits until {until:?}");

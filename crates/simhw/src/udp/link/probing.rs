@@ -1,31 +1,32 @@
 //! A NIC's part in path discovery: probes, their answers, and received pieces.
 
-use super::Nic;
+use super::{Nic, UdpLink};
 use crate::drops::DropCause;
 use crate::frame::{Frame, HEADER_BYTES, Header, Kind};
-use crate::hardware::Hardware;
+use crate::nic::Link;
 use crate::seal::{SEAL_BYTES, Verdict};
+use crate::time::Instant;
 
 impl Nic {
     /// Takes in a piece of a frame; the bytes of the frame if nothing is missing any more.
     pub(in crate::udp) fn join(&mut self, piece: &Frame<'_>) -> Result<Option<Vec<u8>>, DropCause> {
-        self.begin_turn();
+        self.read_clock();
         let mut given_up = 0;
-        let joined = self.joiner.take(self.now, piece, &mut given_up);
+        let joined = self.link.joiner.take(self.now, piece, &mut given_up);
         self.counters.drops.add_many(DropCause::Incomplete, given_up);
         joined
     }
 
     /// Takes back the memory of a frame that was joined.
     pub(in crate::udp) fn recycle_joined(&mut self, bytes: Vec<u8>) {
-        self.joiner.recycle(bytes);
+        self.link.joiner.recycle(bytes);
     }
 
     /// Handles a probe, or the answer to one. Nothing may be staged.
     pub(in crate::udp) fn on_probe(&mut self, header: &Header) {
-        self.begin_turn();
+        self.read_clock();
         if header.kind == Kind::Probed {
-            self.paths.handle_probed(self.now, header.source, header.sequence);
+            self.link.paths.handle_probed(self.now, header.source, header.sequence);
             return self.send_probes();
         }
         let answer = Header {
@@ -36,22 +37,22 @@ impl Nic {
             sequence: header.sequence,
             ..Header::default()
         };
-        self.put_bare(&answer);
-        self.line.commit();
+        self.link.put_bare(self.now, &answer);
+        self.link.line.commit();
     }
 
     /// Sends due probes. No effect may be staged.
-    pub(in crate::udp) fn run_paths(&mut self) {
-        if self.paths.poll_timeout() <= self.now {
-            self.paths.handle_timeout(self.now);
+    pub(super) fn run_paths(&mut self) {
+        if self.link.paths.poll_timeout() <= self.now {
+            self.link.paths.handle_timeout(self.now);
         }
         self.send_probes();
     }
 
     /// Puts the probes that are due on the line. Nothing may be staged.
     fn send_probes(&mut self) {
-        let around = HEADER_BYTES + if self.is_sealed() { SEAL_BYTES } else { 0 };
-        while let Some((to, number, bytes)) = self.paths.poll_transmit(self.now) {
+        let around = HEADER_BYTES + if self.link.is_sealed() { SEAL_BYTES } else { 0 };
+        while let Some((to, number, bytes)) = self.link.paths.poll_transmit(self.now) {
             let probe = Header {
                 kind: Kind::Probe,
                 source: self.node,
@@ -61,13 +62,15 @@ impl Nic {
                 length: bytes.saturating_sub(around) as u16,
                 ..Header::default()
             };
-            self.put_bare(&probe);
+            self.link.put_bare(self.now, &probe);
         }
-        self.line.commit();
+        self.link.line.commit();
     }
+}
 
+impl UdpLink {
     /// Puts a frame of zeroes on the line. One for which there are no keys is not sent: it is made good by the next.
-    fn put_bare(&mut self, header: &Header) {
+    fn put_bare(&mut self, now: Instant, header: &Header) {
         let peer = self.peers.get(header.destination.index()).copied();
         let Some(to) = self.via.filter(|_| peer.is_some()).or(peer) else { return };
         let mut frame = self.line.buffer();
@@ -86,9 +89,9 @@ impl Nic {
         }
         let wire_bytes = self.wire_bytes(usize::from(header.length));
         if header.is_urgent() {
-            self.line.put_urgent(self.now, wire_bytes, to, frame);
+            self.line.put_urgent(now, wire_bytes, to, frame);
         } else {
-            self.line.put(self.now, wire_bytes, to, (frame, None));
+            self.line.put(now, wire_bytes, to, (frame, None));
         }
     }
 }

@@ -1,0 +1,36 @@
+//! The NIC of live fabrics: ports, registered memory, staged effects, timers and loopback, over one link per fabric.
+
+mod engine;
+mod handle;
+mod hardware;
+mod link;
+mod staged;
+
+use crate::drops::Drops;
+
+pub use handle::LiveHost;
+
+pub(crate) use engine::Engine;
+pub(crate) use handle::{NicHandle, PortOpener};
+pub(crate) use hardware::{Nic, payload};
+pub(crate) use link::Link;
+
+/// Counters of a NIC on a live fabric.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct NicCounters {
+    /// Frames sent, without frames to the own node. Over UDP: datagrams that the system accepted, that is frames,
+    /// pieces of longer ones, path probes, and handshakes about keys.
+    pub frames_sent: u64,
+    /// Bytes of those frames, with headers, without the wire's framing.
+    pub bytes_sent: u64,
+    /// Frames passed to the firmware, without frames from the own node.
+    pub frames_received: u64,
+    /// Bytes of those frames, with headers.
+    pub bytes_received: u64,
+    /// Dropped frames in both directions, by cause. Over shared memory, frames to a peer that is not connected count as
+    /// [`NicDown`](crate::drops::DropCause::NicDown). Over UDP on Linux they include datagrams that the system dropped
+    /// in front of the socket, as [`System`](crate::drops::DropCause::System); the system counts several datagrams
+    /// that were sent in one call as one.
+    pub drops: Drops,
+}

@@ -1,0 +1,352 @@
+//! The operations that a NIC offers its firmware: staged within a turn, visible at its commit.
+//!
+//! Completions are staged in the unpublished slots of their port's ring, and frames where their link stages them. Only
+//! writes into registered memory wait in a list until the commit, because applications see that memory at any time.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::NicCounters;
+use super::link::Link;
+use super::staged::{Staged, Stored};
+use crate::frame::{HEADER_BYTES, Header};
+use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
+use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
+use crate::live::clock::Clock;
+use crate::port::{Command, Completion, NicPort, Ports};
+use crate::region::{Access, Payload, RegionError, RegionRef};
+use crate::segment::View;
+use crate::sync::{Ordering, fence};
+use crate::time::{Instant, LineRate};
+
+/// Most frames to its own node that a NIC holds; beyond them it is busy.
+const LOOP_DEPTH: usize = 256;
+
+/// A NIC, except the receiving half of its link.
+#[derive(Debug)]
+pub(crate) struct Nic<L> {
+    pub(crate) node: NodeId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) mtu: usize,
+    /// The time of this turn.
+    pub(crate) now: Instant,
+    pub(crate) ports: Ports,
+    pub(crate) counters: NicCounters,
+    pub(crate) link: L,
+    /// Ports that are open or closing.
+    open: BTreeSet<PortId>,
+    /// Ports with published completions whose applications were not woken.
+    completed: Vec<PortId>,
+    timers: [Instant; TIMERS],
+    /// The earliest of the timers.
+    next_alarm: Instant,
+    looped: VecDeque<Vec<u8>>,
+    dma_done: VecDeque<DmaId>,
+    next_dma: u32,
+    staged: Staged,
+}
+
+/// Returns the payload of a frame, which `header` describes and which lies in `source`.
+///
+/// # Errors
+/// [`TransmitRefused`] if the region may not be read, or the length is not the header's or exceeds `mtu`.
+#[inline]
+pub(crate) fn payload<'a>(
+    ports: &'a Ports,
+    mtu: usize,
+    header: &Header,
+    source: Source<'a>,
+) -> Result<Payload<'a>, TransmitRefused> {
+    let payload = match source {
+        Source::Bytes(payload) => payload,
+        Source::Region(at) => ports.read(at)?,
+    };
+    if payload.len() != usize::from(header.length) || payload.len() > mtu {
+        return Err(TransmitRefused::Length { mtu });
+    }
+    Ok(payload)
+}
+
+impl<L: Link> Nic<L> {
+    pub(crate) fn new(node: NodeId, incarnation: Incarnation, mtu: usize, link: L) -> Self {
+        Self {
+            node,
+            incarnation,
+            mtu,
+            now: Clock::now(),
+            ports: Ports::default(),
+            counters: NicCounters::default(),
+            link,
+            open: BTreeSet::new(),
+            completed: Vec::new(),
+            timers: [Instant::FAR_FUTURE; TIMERS],
+            next_alarm: Instant::FAR_FUTURE,
+            looped: VecDeque::new(),
+            dma_done: VecDeque::new(),
+            next_dma: 0,
+            staged: Staged::default(),
+        }
+    }
+
+    /// Reads the clock; the NIC's time stands still until the next reading.
+    pub(crate) fn read_clock(&mut self) {
+        self.now = Clock::now();
+    }
+
+    /// Ends a turn: discards what it did not commit.
+    #[inline]
+    pub(crate) fn end_turn(&mut self) {
+        self.abort();
+        self.link.end_frame();
+    }
+
+    pub(super) fn open_port(&mut self, id: PortId, port: NicPort) {
+        self.ports.insert(id, port);
+        self.open.insert(id);
+    }
+
+    /// Returns whether the application's end of a port is gone, and commands of it are left.
+    pub(super) fn is_leaving(&mut self, id: PortId) -> bool {
+        self.ports.at(id).is_some_and(|port| !port.sync())
+    }
+
+    /// Removes a port that was dropped and whose last command is taken. Returns whether it did: the doorbell of a
+    /// port may still be rung when its number is already another's.
+    pub(super) fn has_closed(&mut self, id: PortId) -> bool {
+        if self.ports.at(id).is_some_and(NicPort::sync) {
+            return false;
+        }
+        self.ports.sync(id);
+        self.ports.at(id).is_none() && self.open.remove(&id)
+    }
+
+    /// Takes an alarm that is due, and turns it off.
+    pub(super) fn expired_timer(&mut self) -> Option<TimerId> {
+        let now = self.now;
+        let index = self.timers.iter().position(|at| *at <= now)?;
+        self.timers[index] = Instant::FAR_FUTURE;
+        self.find_next_alarm();
+        u8::try_from(index).ok().map(TimerId)
+    }
+
+    pub(super) fn looped_frame(&mut self) -> Option<Vec<u8>> {
+        self.looped.pop_front()
+    }
+
+    pub(super) fn ended_dma(&mut self) -> Option<DmaId> {
+        self.dma_done.pop_front()
+    }
+
+    /// Returns whether there is work that waits for nothing.
+    #[inline]
+    pub(crate) fn has_work(&self) -> bool {
+        !self.looped.is_empty() || !self.dma_done.is_empty() || self.next_alarm <= self.now
+    }
+
+    /// Returns when the next alarm of the firmware is due.
+    pub(crate) const fn next_alarm(&self) -> Instant {
+        self.next_alarm
+    }
+
+    fn find_next_alarm(&mut self) {
+        self.next_alarm = self.timers.iter().copied().fold(Instant::FAR_FUTURE, Instant::min);
+    }
+
+    /// Wakes the peers and applications that sleep and were sent something.
+    #[inline]
+    pub(crate) fn wake(&mut self) {
+        if self.completed.is_empty() && !self.link.owes_wake() {
+            return;
+        }
+        // Between publishing and reading who sleeps; the sleepers fence between announcing their sleep and their last
+        // poll.
+        fence(Ordering::SeqCst);
+        self.link.wake();
+        for id in self.completed.drain(..) {
+            if let Some(port) = self.ports.at(id) {
+                port.wake();
+            }
+        }
+    }
+
+    /// Stages a frame to the own node.
+    fn stage_looped(&mut self, header: &Header, source: Source<'_>) -> Result<(), TransmitRefused> {
+        if self.looped.len() + self.staged.looped.len() >= LOOP_DEPTH {
+            return Err(TransmitRefused::Busy { until: self.now.plus_nanos(1) });
+        }
+        let payload = payload(&self.ports, self.mtu, header, source)?;
+        let mut frame = vec![0; header.frame_bytes()];
+        frame[..HEADER_BYTES].copy_from_slice(&header.emit());
+        payload.copy_to(&mut frame[HEADER_BYTES..]);
+        self.staged.looped.push(frame);
+        Ok(())
+    }
+
+    /// Stores bytes that the commit writes, or their place in the frame that is being handled.
+    fn store(&mut self, from: Payload<'_>) -> Stored {
+        if let Some(whole) = self.link.current()
+            && let Some(place) = from.view().place_in(&whole)
+        {
+            return Stored::Current(place..place + from.len());
+        }
+        let begin = self.staged.bytes.len();
+        self.staged.bytes.resize(begin + from.len(), 0);
+        from.copy_to(&mut self.staged.bytes[begin..]);
+        Stored::Staged(begin..begin + from.len())
+    }
+
+    /// Carries out the writes into registered memory. A region that was deregistered within the turn is not written.
+    fn commit_writes(&mut self) {
+        let Self { staged, ports, link, .. } = self;
+        for (to, stored) in staged.writes.drain(..) {
+            let from = match stored {
+                Stored::Staged(range) => Some(View::from(&staged.bytes[range])),
+                Stored::Current(range) => link.current().and_then(|whole| whole.slice(range)),
+            };
+            if let Some(from) = from {
+                let _ = ports.write(to, Payload::from(from));
+            }
+        }
+        staged.bytes.clear();
+    }
+
+    fn commit_copies(&mut self) {
+        for (id, Dma { from, to }) in self.staged.copies.drain(..) {
+            let _ = self.ports.read(from).and_then(|bytes| self.ports.write(to, bytes));
+            self.dma_done.push_back(id);
+        }
+    }
+
+    fn publish_completions(&mut self) {
+        for port in self.staged.completed.drain(..) {
+            if let Some(to) = self.ports.at(port) {
+                to.publish();
+            }
+            if self.completed.last() != Some(&port) {
+                self.completed.push(port);
+            }
+        }
+    }
+}
+
+impl<L: Link> Hardware for Nic<L> {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    fn mtu_to(&self, to: NodeId) -> usize {
+        if to == self.node { self.mtu } else { self.link.mtu_to(self.mtu, to) }
+    }
+
+    fn line_rate(&self) -> LineRate {
+        self.link.line_rate()
+    }
+
+    fn wire_bytes(&self, payload: usize) -> u32 {
+        self.link.wire_bytes(payload)
+    }
+
+    fn line_lag(&self) -> u64 {
+        self.link.line_lag(self.now)
+    }
+
+    fn charge(&mut self, _: u64) {}
+
+    #[inline]
+    fn transmit(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+    ) -> Result<Instant, TransmitRefused> {
+        self.staged.is_any = true;
+        if header.destination == self.node {
+            self.stage_looped(header, source)?;
+            return Ok(self.now);
+        }
+        L::transmit(self, header, source)
+    }
+
+    fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {
+        self.ports.check(region, access)
+    }
+
+    fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError> {
+        self.ports.read(from)
+    }
+
+    fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
+        self.ports.check_write(to, from.len())?;
+        let stored = self.store(from);
+        self.staged.writes.push((to, stored));
+        self.staged.is_any = true;
+        Ok(())
+    }
+
+    fn complete(&mut self, port: PortId, completion: &Completion) {
+        if let Some(to) = self.ports.at(port)
+            && to.stage(completion)
+        {
+            self.staged.completed.push(port);
+            self.staged.is_any = true;
+        }
+    }
+
+    fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused> {
+        self.ports.read(transfer.from)?;
+        self.ports.check_write(transfer.to, transfer.from.length as usize)?;
+        let id = DmaId(self.next_dma);
+        self.next_dma = self.next_dma.wrapping_add(1);
+        self.staged.copies.push((id, transfer));
+        self.staged.is_any = true;
+        Ok(id)
+    }
+
+    fn next_command(&mut self, port: PortId) -> Option<Command> {
+        self.ports.next_command(port)
+    }
+
+    fn set_timer(&mut self, timer: TimerId, at: Instant) {
+        self.staged.timers.get_or_insert(self.timers)[timer.index()] = at;
+        self.staged.is_any = true;
+    }
+
+    fn commit(&mut self) {
+        if !std::mem::take(&mut self.staged.is_any) {
+            return;
+        }
+        // First: frames leave with the bytes that were there before this turn's writes.
+        L::commit(self);
+        self.looped.extend(self.staged.looped.drain(..));
+        self.commit_writes();
+        self.commit_copies();
+        self.publish_completions();
+        if let Some(timers) = self.staged.timers.take() {
+            self.timers = timers;
+            self.find_next_alarm();
+        }
+    }
+
+    fn abort(&mut self) {
+        if !std::mem::take(&mut self.staged.is_any) {
+            return;
+        }
+        self.link.abort();
+        for port in self.staged.completed.drain(..) {
+            if let Some(to) = self.ports.at(port) {
+                to.unstage();
+            }
+        }
+        self.staged.clear();
+    }
+}

@@ -1,0 +1,193 @@
+//! The sending half of a NIC over shared memory: frames are staged in unpublished slots of their direction, and a
+//! commit publishes them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::config::ShmConfig;
+use super::lane::{Extent, Receiver, Sender};
+use super::rendezvous;
+use super::retry::Retry;
+use crate::drops::DropCause;
+use crate::frame::{HEADER_BYTES, Header};
+use crate::hardware::{Source, TransmitRefused};
+use crate::id::NodeId;
+use crate::nic::{Link, Nic, payload};
+use crate::passing::Socket;
+use crate::region::Payload;
+use crate::segment::{Segment, View};
+use crate::time::{Instant, LineRate};
+
+/// The sending side of a peer.
+#[derive(Debug)]
+struct Peer {
+    sender: Sender,
+    /// The memory of the payloads of its frames.
+    segment: Arc<Segment>,
+    /// Wakes the NIC.
+    channel: Arc<Socket>,
+    /// True if a frame is staged for it, or was published and it was not woken since.
+    is_touched: bool,
+    /// Polls of full slots.
+    retry: Retry,
+}
+
+/// The sending half, for all peers.
+#[derive(Debug)]
+pub(super) struct ShmLink {
+    rate: LineRate,
+    peers: Vec<Option<Peer>>,
+    /// The peers that are touched.
+    touched: Vec<NodeId>,
+    /// Sender and place of the payload of the frame that is being handled.
+    current: Option<(NodeId, Range<usize>)>,
+    staged: Counts,
+}
+
+/// Counts of staged frames.
+#[derive(Debug, Default)]
+struct Counts {
+    frames: u64,
+    bytes: u64,
+    unroutable: u64,
+    unlinked: u64,
+}
+
+impl ShmLink {
+    pub(super) fn new(config: &ShmConfig) -> Self {
+        let peers = (0..config.nodes).map(|_| None).collect();
+        let (touched, staged) = (Vec::new(), Counts::default());
+        Self { rate: config.rate, peers, touched, current: None, staged }
+    }
+
+    /// Adds the sending half of a connection; returns the receiving half.
+    pub(super) fn join(&mut self, link: rendezvous::Link) -> Receiver {
+        let segment = Arc::clone(link.receiver.segment());
+        let (sender, channel) = (link.sender, link.channel);
+        let peer = Peer { sender, segment, channel, is_touched: false, retry: Retry::default() };
+        self.peers[link.node.index()] = Some(peer);
+        self.touched.retain(|node| *node != link.node);
+        link.receiver
+    }
+
+    /// Removes a peer.
+    pub(super) fn leave(&mut self, node: NodeId) {
+        self.peers[node.index()] = None;
+        self.touched.retain(|touched| *touched != node);
+    }
+
+    /// Begins the handling of a frame of `from`.
+    pub(super) fn begin_frame(&mut self, from: NodeId, payload: Extent) {
+        self.current = Some((from, payload.offset..payload.offset + payload.length));
+    }
+
+    /// Puts a frame into an unpublished slot. A frame for which there is no peer is counted.
+    fn stage(
+        &mut self,
+        now: Instant,
+        header: &Header,
+        payload: &Payload<'_>,
+    ) -> Result<(), TransmitRefused> {
+        let peer = match self.peers.get_mut(header.destination.index()) {
+            Some(Some(peer)) => peer,
+            Some(None) => {
+                self.staged.unlinked += 1;
+                return Ok(());
+            }
+            None => {
+                self.staged.unroutable += 1;
+                return Ok(());
+            }
+        };
+        if peer.sender.stage(&header.emit(), payload.view()).is_err() {
+            return Err(TransmitRefused::Busy { until: peer.retry.on_full(now) });
+        }
+        peer.retry.on_room();
+        self.staged.frames += 1;
+        self.staged.bytes += header.frame_bytes() as u64;
+        if !std::mem::replace(&mut peer.is_touched, true) {
+            self.touched.push(header.destination);
+        }
+        Ok(())
+    }
+}
+
+impl Link for ShmLink {
+    fn line_rate(&self) -> LineRate {
+        self.rate
+    }
+
+    fn wire_bytes(&self, payload: usize) -> u32 {
+        u32::try_from(HEADER_BYTES + payload).unwrap_or(u32::MAX)
+    }
+
+    #[inline]
+    fn transmit(
+        nic: &mut Nic<Self>,
+        header: &Header,
+        source: Source<'_>,
+    ) -> Result<Instant, TransmitRefused> {
+        let Nic { link, ports, node, mtu, now, .. } = nic;
+        let payload = payload(ports, *mtu, header, source)?;
+        if header.destination != NodeId::EVERYBODY {
+            link.stage(*now, header, &payload)?;
+            return Ok(*now);
+        }
+        let nodes = (0..link.peers.len() as u16).map(NodeId);
+        for destination in nodes.filter(|other| other != node) {
+            // A peer that has no space for its copy misses it: the others have theirs already.
+            let _ = link.stage(*now, &Header { destination, ..*header }, &payload);
+        }
+        Ok(*now)
+    }
+
+    fn commit(nic: &mut Nic<Self>) {
+        let Nic { link, counters, .. } = nic;
+        let staged = std::mem::take(&mut link.staged);
+        counters.frames_sent += staged.frames;
+        counters.bytes_sent += staged.bytes;
+        counters.drops.add_many(DropCause::NoRoute, staged.unroutable);
+        counters.drops.add_many(DropCause::NicDown, staged.unlinked);
+        for node in &link.touched {
+            if let Some(peer) = &mut link.peers[node.index()] {
+                peer.sender.publish();
+            }
+        }
+    }
+
+    fn abort(&mut self) {
+        for node in &self.touched {
+            if let Some(peer) = &mut self.peers[node.index()] {
+                peer.sender.abort();
+            }
+        }
+        self.staged = Counts::default();
+    }
+
+    #[inline]
+    fn current(&self) -> Option<View<'_>> {
+        let (node, range) = self.current.as_ref()?;
+        let peer = self.peers.get(node.index())?.as_ref()?;
+        peer.segment.view(range.start, range.len())
+    }
+
+    #[inline]
+    fn end_frame(&mut self) {
+        self.current = None;
+    }
+
+    #[inline]
+    fn owes_wake(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
+    fn wake(&mut self) {
+        for node in self.touched.drain(..) {
+            let Some(peer) = &mut self.peers[node.index()] else { continue };
+            peer.is_touched = false;
+            if peer.sender.takes_wake() {
+                peer.channel.wake();
+            }
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The sending half of a NIC over UDP: its line, its keys and its paths.
+
+mod leaving;
+mod probing;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::batch::{Socket, plain};
+use super::clock::Clock;
+use super::config::UdpConfig;
+use super::line::Line;
+use super::paths::Paths;
+use super::pieces::Joiner;
+use crate::drops::DropCause;
+use crate::frame::{HEADER_BYTES, Header};
+use crate::hardware::{Source, TransmitRefused};
+use crate::id::NodeId;
+use crate::link::Framing;
+use crate::nic::{self, Link};
+use crate::seal::{Envelope, Opened, SEAL_BYTES, SealConfigError, Seals};
+use crate::segment::View;
+use crate::time::{Instant, LineRate};
+
+/// How long before their time frames go to a soft switch, which holds them until then: a host that
+/// is late for a wake-up is not late for the frame. Where nothing but the system's queues is behind
+/// the socket, a control message would wait behind what was handed over.
+const AHEAD_OF_SWITCH: Duration = Duration::from_millis(1);
+
+/// A NIC over UDP.
+pub(super) type Nic = nic::Nic<UdpLink>;
+
+/// The sending half of a NIC over UDP.
+#[derive(Debug)]
+pub(super) struct UdpLink {
+    node: NodeId,
+    peers: Vec<SocketAddr>,
+    via: Option<SocketAddr>,
+    framing: Framing,
+    pub(super) socket: Socket,
+    /// True if the system accepts nothing now.
+    blocked: bool,
+    pub(super) line: Line,
+    /// With a key.
+    seals: Option<Seals>,
+    paths: Paths,
+    joiner: Joiner,
+    /// Number of the next frame that is cut.
+    next_cut: u32,
+    /// The memory of the frame that is being handled.
+    arrived: Option<Arc<Vec<u8>>>,
+    /// Staged frames for which there are no keys yet, and whether they are urgent.
+    held: Vec<(NodeId, bool, Vec<u8>)>,
+    /// Staged frames to nodes that do not exist.
+    unroutable: u64,
+}
+
+/// Makes the seals of a checked configuration, if it has keys.
+pub(super) fn seals(config: &UdpConfig) -> Result<Option<Seals>, SealConfigError> {
+    let (node, peers, keys) = (config.node, config.peers.len(), config.keys.clone());
+    match &config.identity {
+        Some(identity) => Seals::identified(node, peers, keys, identity.clone()).map(Some),
+        None if keys.is_empty() => Ok(None),
+        None => Seals::new(node, peers, keys).map(Some),
+    }
+}
+
+/// Makes the NIC of a checked configuration, with the result of [`seals`].
+pub(super) fn nic(config: &UdpConfig, seals: Option<Seals>, socket: Socket) -> Nic {
+    let around = if seals.is_some() { SEAL_BYTES } else { 0 };
+    let ahead = if config.via.is_some() { AHEAD_OF_SWITCH } else { Duration::ZERO };
+    let link = UdpLink {
+        node: config.node,
+        peers: config.peers.clone(),
+        via: config.via,
+        framing: config.line.framing,
+        socket,
+        blocked: false,
+        line: Line::new(config.line.rate, config.transmit_depth, config.catch_up, ahead),
+        seals,
+        paths: Paths::new(config.datagram_bytes, around),
+        joiner: Joiner::default(),
+        next_cut: 0,
+        arrived: None,
+        held: Vec::new(),
+        unroutable: 0,
+    };
+    let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
+    Nic::new(config.node, incarnation, config.mtu, link)
+}
+
+impl UdpLink {
+    /// Returns whether frames are sealed.
+    pub(super) const fn is_sealed(&self) -> bool {
+        self.seals.is_some()
+    }
+
+    /// Returns whether frames may still wait for keys.
+    pub(super) fn awaits_keys(&self) -> bool {
+        self.seals.as_ref().is_some_and(Seals::is_asking)
+    }
+
+    /// Returns when the link has something to do by itself, besides sending.
+    pub(super) fn poll_timeout(&self) -> Instant {
+        let keys = self.seals.as_ref().map_or(Instant::FAR_FUTURE, Seals::poll_timeout);
+        keys.min(self.paths.poll_timeout())
+    }
+
+    /// Returns whether a frame of `source` may come from `from`.
+    pub(super) fn is_from(&self, from: SocketAddr, source: NodeId) -> bool {
+        match (self.via, self.peers.get(source.index())) {
+            (Some(switch), Some(_)) => from == plain(switch),
+            (None, Some(peer)) => from == plain(*peer) && source != self.node,
+            (_, None) => false,
+        }
+    }
+
+    /// Begins the handling of a frame in `memory`.
+    pub(super) fn begin_frame(&mut self, memory: &Arc<Vec<u8>>) {
+        self.arrived = Some(Arc::clone(memory));
+    }
+}
+
+/// Opens a datagram into `plain`, where frames are sealed.
+pub(super) fn open(
+    nic: &mut Nic,
+    envelope: &Envelope,
+    body: &[u8],
+    plain: &mut [u8],
+) -> Result<Opened, DropCause> {
+    nic.read_clock();
+    let Some(seals) = &mut nic.link.seals else { return Err(DropCause::Malformed) };
+    let opened = seals.open(nic.now, envelope, body, plain);
+    send_about_keys(nic);
+    opened
+}
+
+/// Handles what is due about keys. No effect may be staged.
+fn run_keys(nic: &mut Nic) {
+    let Some(seals) = &mut nic.link.seals else { return };
+    if seals.poll_timeout() <= nic.now {
+        seals.handle_timeout(nic.now);
+        send_about_keys(nic);
+    }
+}
+
+/// Puts handshakes on the line, and frames that have waited for keys. No effect may be staged.
+fn send_about_keys(nic: &mut Nic) {
+    let Nic { link, counters, now, .. } = nic;
+    let UdpLink { seals: Some(seals), line, peers, via, framing, .. } = link else { return };
+    loop {
+        let mut bytes = line.buffer();
+        bytes.clear();
+        let Some((to, urgent)) = seals.poll_transmit(&mut bytes) else {
+            line.recycle(bytes);
+            break;
+        };
+        let to = via.unwrap_or(peers[to.index()]);
+        let wire_bytes = framing.wire_bytes(u32::try_from(bytes.len()).expect("a datagram"));
+        if urgent {
+            line.put_urgent(*now, wire_bytes, to, bytes);
+        } else {
+            line.put(*now, wire_bytes, to, (bytes, None));
+        }
+    }
+    line.commit();
+    counters.drops.add_many(DropCause::NoKeys, seals.take_given_up());
+}
+
+impl Link for UdpLink {
+    fn mtu_to(&self, mtu: usize, to: NodeId) -> usize {
+        self.whole_frame(to).saturating_sub(HEADER_BYTES).min(mtu)
+    }
+
+    fn line_rate(&self) -> LineRate {
+        self.line.rate()
+    }
+
+    fn wire_bytes(&self, payload: usize) -> u32 {
+        let around = HEADER_BYTES + if self.is_sealed() { SEAL_BYTES } else { 0 };
+        let frame = u32::try_from(around + payload).unwrap_or(u32::MAX / 2);
+        self.framing.wire_bytes(frame)
+    }
+
+    fn line_lag(&self, now: Instant) -> u64 {
+        self.line.lag(now)
+    }
+
+    fn transmit(
+        nic: &mut Nic,
+        header: &Header,
+        source: Source<'_>,
+    ) -> Result<Instant, TransmitRefused> {
+        let until = nic.link.line.busy_until(nic.now);
+        if let Some(until) = until.filter(|_| !header.is_urgent()) {
+            return Err(TransmitRefused::Busy { until });
+        }
+        if let Some(at) = nic.link.lent(header, source) {
+            return nic.lend(header, at);
+        }
+        let frame = nic.gather(header, source)?;
+        let Nic { link, now, .. } = nic;
+        // A switch copies what it can read.
+        if header.destination == NodeId::EVERYBODY && (link.via.is_none() || link.is_sealed()) {
+            return Ok(link.send_to_each(*now, header, &frame));
+        }
+        Ok(link.send(*now, header, frame))
+    }
+
+    fn commit(nic: &mut Nic) {
+        nic.link.line.commit();
+        nic.settle_loans();
+        let Nic { link, counters, now, .. } = nic;
+        for (to, urgent, frame) in link.held.drain(..) {
+            let held = link.seals.as_mut().is_some_and(|s| s.hold(*now, to, urgent, frame));
+            if !held {
+                counters.drops.add(DropCause::NoKeys);
+            }
+        }
+        counters.drops.add_many(DropCause::NoRoute, std::mem::take(&mut link.unroutable));
+        send_about_keys(nic);
+    }
+
+    fn handle_timeout(nic: &mut Nic) {
+        run_keys(nic);
+        nic.run_paths();
+    }
+
+    fn abort(&mut self) {
+        self.line.abort();
+        self.held.clear();
+        self.unroutable = 0;
+    }
+
+    fn current(&self) -> Option<View<'_>> {
+        self.arrived.as_ref().map(|memory| View::from(&memory[..]))
+    }
+
+    fn end_frame(&mut self) {
+        self.arrived = None;
+    }
+}
