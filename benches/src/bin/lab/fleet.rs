@@ -48,9 +48,20 @@ pub(crate) enum Fabric {
     Udp,
 }
 
+impl Fabric {
+    /// Returns its name on the command line and in reports.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Sim => "sim",
+            Self::Shm => "shm",
+            Self::Udp => "udp",
+        }
+    }
+}
+
 impl fmt::Display for Fabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.to_possible_value().expect("none is hidden").get_name())
+        f.write_str(self.name())
     }
 }
 
@@ -96,11 +107,28 @@ pub(crate) trait Part: Clone + Send + 'static {
 }
 
 /// Reason for a missing result.
-enum Failure {
+#[derive(Debug)]
+pub(crate) enum Failure {
     /// The input is bad.
     Input(String),
     /// A node was lost, or its program failed.
     Lost(String),
+}
+
+impl From<String> for Failure {
+    fn from(what: String) -> Self {
+        Self::Lost(what)
+    }
+}
+
+impl Failure {
+    /// Prints one line with the reason, and returns the exit code.
+    pub(crate) fn exit(self) -> ExitCode {
+        match self {
+            Self::Input(what) => report::fail(&what, report::BAD_INPUT),
+            Self::Lost(what) => report::fail(&what, report::DID_NOT_HOLD),
+        }
+    }
 }
 
 impl Fleet {
@@ -149,8 +177,7 @@ impl Fleet {
         match ended {
             Ok(Some(outcome)) => finish(&outcome),
             Ok(None) => ExitCode::SUCCESS,
-            Err(Failure::Input(what)) => report::fail(&what, report::BAD_INPUT),
-            Err(Failure::Lost(what)) => report::fail(&what, report::DID_NOT_HOLD),
+            Err(failure) => failure.exit(),
         }
     }
 
@@ -271,7 +298,7 @@ impl Fleet {
     }
 }
 
-fn text(error: impl fmt::Display) -> String {
+pub(crate) fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 

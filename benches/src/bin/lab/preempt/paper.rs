@@ -1,18 +1,23 @@
 //! The paper's numbers, and ours on its machine.
 
+use std::process::ExitCode;
+
 use midplane::gang::channel::geometry::Geometry;
-use midplane::gang::daemon::Costs;
+use midplane::gang::daemon::{Costs, Mode};
 use midplane::gang::names::Rank;
 use midplane::gang::nas::Class;
+use midplane::gang::scheduler::Phases;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::SimHost;
+use midplane_benches::anchors::pm;
 use serde::Serialize;
 
-use super::arguments::{Arguments, KernelName, MachineName, ModeName};
+use super::arguments::Arguments;
 use super::slowdown::{self, Case, Run};
-use super::{pm, report};
+use crate::nas_rank::Name;
+use crate::report;
 
 /// Largest deviation from a published number, as a fraction.
 const TOLERANCE: f64 = 0.10;
@@ -98,24 +103,30 @@ pub(crate) fn tables() -> Vec<Row> {
     rows
 }
 
-/// Runs the jobs of Figures 5 and 6: by kernel, ranks and slice.
-pub(crate) fn figures(arguments: &Arguments) -> Vec<Run> {
-    let arguments = Arguments { machine: MachineName::Pm, ..arguments.clone() };
+/// Runs the jobs of Figures 5 and 6, with the paper's four barriers: by kernel, ranks and slice.
+pub(crate) fn figures(repeat: u32, seed: u64) -> Vec<Run> {
+    let (class, mode, phases) = (Class::S, Mode::Copy, Phases::Four);
     let mut cases = Vec::new();
-    for kernel in [KernelName::Ep, KernelName::Ft, KernelName::Cg] {
+    for kernel in [Name::Ep, Name::Ft, Name::Cg] {
         for ranks in [8, 16, 32] {
-            for slice_ms in [50.0, 100.0, 200.0] {
-                let mode = ModeName::Copy;
-                cases.push(Case { kernel, class: Class::S, ranks, slice_ms, mode });
-            }
+            cases.extend([50.0, 100.0, 200.0].map(|slice_ms| Case {
+                kernel,
+                class,
+                ranks,
+                slice_ms,
+                mode,
+                phases,
+                seed,
+            }));
         }
     }
     let bar = slowdown::progress(cases.len());
-    let mut runs = Vec::new();
-    for case in &cases {
-        runs.push(slowdown::measure(&arguments, case));
+    let measure = |case| {
+        let run = slowdown::measure(repeat, case);
         bar.inc(1);
-    }
+        run
+    };
+    let runs = cases.iter().map(measure).collect();
     bar.finish_and_clear();
     runs
 }
@@ -127,12 +138,14 @@ fn halving(runs: &[Run]) -> f64 {
     sum(0) / (2.0 * sum(1))
 }
 
-pub(crate) fn run(arguments: &Arguments) -> bool {
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let rows = tables();
-    let runs = figures(arguments);
+    let runs = figures(arguments.repeat, arguments.seed);
     let below = |kernel: &str, most: f64| {
         runs.iter().filter(|r| r.kernel == kernel && r.slice_ms == 100.0).all(|r| r.slowdown < most)
     };
+    let contexts =
+        |run: &Run| (run.save_us + run.restore_us) / (run.freeze_us + run.save_us + run.restore_us);
     let claims = [
         (
             "Figure 6: every slowdown is below 9 % at 100 ms",
@@ -145,26 +158,30 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
         ),
         (
             "Figure 5: saving and restoring is more than a third of a switch",
-            runs.iter()
-                .all(|r| r.save_us + r.restore_us > (r.freeze_us + r.save_us + r.restore_us) / 3.0),
+            runs.iter().all(|run| contexts(run) > 1.0 / 3.0),
         ),
     ];
     let results = runs.iter().all(|run| run.verified && run.same_bits);
     let holds =
         results && rows.iter().all(|row| row.holds) && claims.iter().all(|(_, holds)| *holds);
-    if arguments.json {
-        report::print_json(&Document { rows, runs, holds });
-        return holds;
-    }
-    let mut text = String::new();
-    for Row { what, published, measured, unit, holds } in &rows {
-        let mark = if *holds { "" } else { "  NOT WITHIN 10 %" };
-        text += &format!("{what:<58} {published:>7.2} {measured:>7.2} {unit}{mark}\n");
-    }
-    text += &slowdown::table(&runs);
-    for (claim, holds) in claims {
-        text += &format!("{claim}: {}\n", if holds { "yes" } else { "NO" });
-    }
-    report::say(&text);
-    holds
+    let document = Document { rows, runs, holds };
+    let text = || {
+        let cells = |row: &Row| {
+            [
+                row.what.clone(),
+                format!("{:.2}", row.published),
+                format!("{:.2}", row.measured),
+                row.unit.to_owned(),
+                if row.holds { "" } else { "NOT WITHIN 10 %" }.to_owned(),
+            ]
+        };
+        let heading = ["", "published", "measured", "", ""];
+        let mut text = report::table(heading, document.rows.iter().map(cells));
+        text += &slowdown::table(&document.runs);
+        for (claim, holds) in claims {
+            text += &format!("{claim}: {}\n", if holds { "yes" } else { "NO" });
+        }
+        text
+    };
+    report::conclude(arguments.json, &document, text, holds)
 }

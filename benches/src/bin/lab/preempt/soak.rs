@@ -2,6 +2,7 @@
 
 mod chatter;
 
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,7 +28,8 @@ use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
 use serde::Serialize;
 
-use super::{report, slowdown};
+use super::slowdown;
+use crate::report;
 use chatter::{Account, chatter};
 
 /// Preemptions of one random cluster before the next is drawn.
@@ -37,8 +39,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Results over all clusters.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Tally {
-    pub(crate) preemptions: u64,
+struct Tally {
+    preemptions: u64,
     clusters: u64,
     /// Preemptions that copied all FIFOs out, to bytes and back; in every other one some ranks still ran.
     copied: u64,
@@ -257,7 +259,7 @@ impl Cluster {
 }
 
 /// Runs random clusters on all processors, for `preemptions` preemptions in total.
-pub(crate) fn soak(first: u64, preemptions: u64, bar: &ProgressBar) -> Tally {
+fn soak(first: u64, preemptions: u64, bar: &ProgressBar) -> Tally {
     let clusters = preemptions.div_ceil(OF_ONE_CLUSTER);
     let (next, total) = (AtomicU64::new(0), Mutex::new(Tally::default()));
     let work = || {
@@ -277,26 +279,23 @@ pub(crate) fn soak(first: u64, preemptions: u64, bar: &ProgressBar) -> Tally {
     total.into_inner().expect("nobody panics with it")
 }
 
-pub(crate) fn run(seed: u64, preemptions: u64, json: bool) -> bool {
+pub(crate) fn run(seed: u64, preemptions: u64, json: bool) -> ExitCode {
     let bar = slowdown::progress(preemptions as usize);
     let tally = soak(seed, preemptions, &bar);
     bar.finish_and_clear();
     let holds = tally.holds();
-    if json {
-        report::print_json(&Document { seed, soak: tally });
-        return holds;
-    }
-    let Tally { preemptions, clusters, copied, with_messages, in_transit, .. } = tally;
-    let Tally { messages, bytes, lost, doubled, reordered, damaged, .. } = tally;
-    let mut text = format!(
-        "{preemptions} preemptions of {clusters} random clusters, {copied} of them copied out and in\n\
-         {with_messages} with messages in a FIFO, {in_transit} messages in all; the longest freeze {:.0} us\n\
-         {messages} messages, {bytes} bytes: {lost} lost, {doubled} doubled, {reordered} reordered, {damaged} damaged\n",
-        tally.longest_freeze_us
-    );
-    for stuck in &tally.stuck {
-        text += &format!("{stuck}\n");
-    }
-    report::say(&text);
-    holds
+    let document = Document { seed, soak: tally };
+    let text = || {
+        let Tally { preemptions, clusters, copied, with_messages, in_transit, .. } = document.soak;
+        let Tally { messages, bytes, lost, doubled, reordered, damaged, .. } = document.soak;
+        let stuck = document.soak.stuck.iter().map(|stuck| format!("{stuck}\n"));
+        format!(
+            "{preemptions} preemptions of {clusters} random clusters, {copied} of them copied out and in\n\
+             {with_messages} with messages in a FIFO, {in_transit} messages in all; the longest freeze {:.0} us\n\
+             {messages} messages, {bytes} bytes: {lost} lost, {doubled} doubled, {reordered} reordered, {damaged} damaged\n{}",
+            document.soak.longest_freeze_us,
+            stuck.collect::<String>()
+        )
+    };
+    report::conclude(json, &document, text, holds)
 }
