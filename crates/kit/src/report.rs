@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+use crate::tables;
+
 /// Exit code if a claim failed, or a peer was lost.
 pub const DID_NOT_HOLD: u8 = 1;
 /// Exit code for bad input.
@@ -30,38 +32,18 @@ pub fn say(text: &str) {
     let _ = out.flush();
 }
 
-/// Prints a document as JSON, or its text; returns the exit code for claims that hold or failed.
-pub fn conclude(
-    json: bool,
-    document: &impl Serialize,
-    text: impl FnOnce() -> String,
-    holds: bool,
-) -> ExitCode {
+/// Prints a document as JSON, or as tables for a terminal.
+pub fn print(json: bool, document: &impl Serialize) {
     match json {
         true => print_json(document),
-        false => say(&text()),
+        false => say(&tables::text(document)),
     }
-    ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
 }
 
-/// Formats rows of cells below a heading, each column as wide as its longest cell. The first column is aligned to the
-/// left, all others to the right.
-pub fn table<const N: usize>(
-    heading: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
-) -> String {
-    let mut lines = vec![heading.map(str::to_owned)];
-    lines.extend(rows);
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
-    let widths: Vec<usize> = (0..N).map(|column| width(column).unwrap_or(0)).collect();
-    let text = |line: &[String; N]| {
-        let cells = line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| match at {
-            0 => format!("{cell:<width$}"),
-            _ => format!("  {cell:>width$}"),
-        });
-        cells.collect::<String>().trim_end().to_owned() + "\n"
-    };
-    lines.iter().map(text).collect()
+/// Prints a document; returns the exit code for claims that hold or failed.
+pub fn conclude(json: bool, document: &impl Serialize, holds: bool) -> ExitCode {
+    print(json, document);
+    ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
 }
 
 /// Returns the value below which a share of all values lies; NaN for an empty list.

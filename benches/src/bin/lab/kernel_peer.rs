@@ -153,18 +153,7 @@ fn alone(arguments: &Arguments) -> Result<(), String> {
         sent: read(&sender.output()?)?,
         received: read(&receiver.output()?)?,
     };
-    if arguments.json {
-        report::print_json(&report);
-        return Ok(());
-    }
-    report::say(&format!(
-        "{}, messages of {} bytes: {:.1} Mb/s, {} of {} arrived\n",
-        report.protocol,
-        report.message_bytes,
-        report.received.goodput_mbps.iter().sum::<f64>(),
-        report.received.messages,
-        report.sent.messages
-    ));
+    report::print(arguments.json, &report);
     Ok(())
 }
 

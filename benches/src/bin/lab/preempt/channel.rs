@@ -177,19 +177,5 @@ pub(crate) fn run(json: bool) -> Result<ExitCode, Failure> {
     let runtime = runtime()?;
     let channels = [true, false].map(|copies| runtime.block_on(measure(copies)));
     let document = Document { channels: channels.into_iter().collect::<Result<_, _>>()? };
-    let text = || {
-        let both = |median: f64, p99: f64| format!("{median:.1} ({p99:.1})");
-        let cells = |row: &Row| {
-            [
-                row.mode.to_owned(),
-                format!("{:.2}", row.median_stop_us),
-                both(row.median_save_us, row.p99_save_us),
-                both(row.median_restore_us, row.p99_restore_us),
-                both(row.median_start_us, row.p99_start_us),
-            ]
-        };
-        let heading = ["us (99 %)", "stop", "save", "restore", "start"];
-        report::table(heading, document.channels.iter().map(cells))
-    };
-    Ok(report::conclude(json, &document, text, true))
+    Ok(report::conclude(json, &document, true))
 }

@@ -53,15 +53,5 @@ fn freeze(blocked: bool) -> Result<Frozen, String> {
 
 pub(crate) fn run(json: bool) -> Result<ExitCode, Failure> {
     let document = Document { freezes: vec![freeze(true)?, freeze(false)?] };
-    let text = || {
-        let line = |frozen: &Frozen| {
-            let how = if frozen.blocked { "blocked" } else { "spinning" };
-            let Frozen { processes, median_us, p99_us, freezes, .. } = frozen;
-            format!(
-                "{processes} processes, {how}: {median_us:.0} us, 99 % {p99_us:.0} us, of {freezes} freezes\n"
-            )
-        };
-        document.freezes.iter().map(line).collect()
-    };
-    Ok(report::conclude(json, &document, text, true))
+    Ok(report::conclude(json, &document, true))
 }

@@ -4,7 +4,6 @@
 use serde::Serialize;
 
 use super::slowdown::{Run, mean_and_variance};
-use crate::report;
 
 /// Least number of slices for a line.
 const LEAST: usize = 3;
@@ -93,25 +92,4 @@ fn of(runs: &[Run]) -> Option<Lines> {
 pub(crate) fn lines(runs: &[Run]) -> Vec<Lines> {
     let groups = runs.chunk_by(Run::is_like);
     groups.filter(|group| group.iter().all(|run| run.lost.len() > 1)).filter_map(of).collect()
-}
-
-fn percent(value: f64, ci: [f64; 2]) -> String {
-    let [value, low, high] = [value, ci[0], ci[1]].map(|part| part * 100.0);
-    format!("{value:.2} % ({low:.2} to {high:.2})")
-}
-
-/// Formats the lines for a terminal.
-pub(crate) fn table(lines: &[Lines]) -> String {
-    let parts = |it: &Lines| {
-        [("slowdown", it.slowdown), ("less switches", it.less_still)].map(|(what, line)| {
-            let [a, b, c, d] = [line.at_100ms, line.at_40ms, line.at_10ms, line.rest]
-                .map(|at| percent(at.value, at.ci));
-            [format!("{} {} {what}", it.kernel, it.mode), a, b, c, d]
-        })
-    };
-    let heading = ["fitted", "at 100 ms", "at 40 ms", "at 10 ms", "at any slice"];
-    match lines {
-        [] => String::new(),
-        _ => report::table(heading, lines.iter().flat_map(parts)),
-    }
 }

@@ -35,6 +35,13 @@ pub(crate) struct Row {
 struct Document {
     rows: Vec<Row>,
     runs: Vec<Run>,
+    claims: Vec<Claim>,
+    holds: bool,
+}
+
+#[derive(Serialize)]
+struct Claim {
+    claim: &'static str,
     holds: bool,
 }
 
@@ -164,24 +171,6 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let results = runs.iter().all(|run| run.verified && run.same_bits);
     let holds =
         results && rows.iter().all(|row| row.holds) && claims.iter().all(|(_, holds)| *holds);
-    let document = Document { rows, runs, holds };
-    let text = || {
-        let cells = |row: &Row| {
-            [
-                row.what.clone(),
-                format!("{:.2}", row.published),
-                format!("{:.2}", row.measured),
-                row.unit.to_owned(),
-                if row.holds { "" } else { "NOT WITHIN 10 %" }.to_owned(),
-            ]
-        };
-        let heading = ["", "published", "measured", "", ""];
-        let mut text = report::table(heading, document.rows.iter().map(cells));
-        text += &slowdown::table(&document.runs);
-        for (claim, holds) in claims {
-            text += &format!("{claim}: {}\n", if holds { "yes" } else { "NO" });
-        }
-        text
-    };
-    report::conclude(arguments.json, &document, text, holds)
+    let claims = claims.map(|(claim, holds)| Claim { claim, holds }).into();
+    report::conclude(arguments.json, &Document { rows, runs, claims, holds }, holds)
 }

@@ -213,55 +213,5 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     bar.finish_and_clear();
     let holds = runs.iter().all(|run| run.verified && run.same_bits);
     let lines = lines::lines(&runs);
-    let document = Document { runs, lines };
-    let text = || table(&document.runs) + &lines::table(&document.lines);
-    Ok(report::conclude(arguments.json, &document, text, holds))
-}
-
-pub(crate) fn table(runs: &[Run]) -> String {
-    let heading = [
-        "",
-        "class",
-        "ranks",
-        "slice, ms",
-        "mode",
-        "slowdown (95 %)",
-        "less switches",
-        "times",
-        "freeze, us",
-        "save",
-        "restore",
-        "run",
-        "results",
-    ];
-    let percent = |value: f64, ci: [f64; 2]| {
-        let [value, low, high] = [value, ci[0], ci[1]].map(|part| part * 100.0);
-        format!("{value:.2} % ({low:.2} to {high:.2})")
-    };
-    let cells = |run: &Run| {
-        let results = match (run.verified, run.same_bits) {
-            (true, true) => "official, same bits",
-            (false, _) => "NOT THE OFFICIAL ONES",
-            (_, false) => "OTHER BITS WHEN PREEMPTED",
-        };
-        let less = run.slowdown_less_still.zip(run.slowdown_less_still_ci);
-        let [freeze, save, restore, rest] =
-            [run.freeze_us, run.save_us, run.restore_us, run.run_us].map(|us| format!("{us:.0}"));
-        [
-            run.kernel.to_owned(),
-            run.class.to_string(),
-            run.ranks.to_string(),
-            run.slice_ms.to_string(),
-            run.mode.to_owned(),
-            percent(run.slowdown, run.slowdown_ci),
-            less.map_or_else(String::new, |(value, ci)| percent(value, ci)),
-            run.preemptions.to_string(),
-            freeze,
-            save,
-            restore,
-            rest,
-            results.to_owned(),
-        ]
-    };
-    report::table(heading, runs.iter().map(cells))
+    Ok(report::conclude(arguments.json, &Document { runs, lines }, holds))
 }

@@ -284,18 +284,5 @@ pub(crate) fn run(seed: u64, preemptions: u64, json: bool) -> ExitCode {
     let tally = soak(seed, preemptions, &bar);
     bar.finish_and_clear();
     let holds = tally.holds();
-    let document = Document { seed, soak: tally };
-    let text = || {
-        let Tally { preemptions, clusters, copied, with_messages, in_transit, .. } = document.soak;
-        let Tally { messages, bytes, lost, doubled, reordered, damaged, .. } = document.soak;
-        let stuck = document.soak.stuck.iter().map(|stuck| format!("{stuck}\n"));
-        format!(
-            "{preemptions} preemptions of {clusters} random clusters, {copied} of them copied out and in\n\
-             {with_messages} with messages in a FIFO, {in_transit} messages in all; the longest freeze {:.0} us\n\
-             {messages} messages, {bytes} bytes: {lost} lost, {doubled} doubled, {reordered} reordered, {damaged} damaged\n{}",
-            document.soak.longest_freeze_us,
-            stuck.collect::<String>()
-        )
-    };
-    report::conclude(json, &document, text, holds)
+    report::conclude(json, &Document { seed, soak: tally }, holds)
 }

@@ -47,26 +47,5 @@ pub(crate) fn run(json: bool) -> Result<ExitCode, Failure> {
     let rows = sizes.into_iter().chain(numbers).map(|(bytes, channels)| measure(bytes, channels));
     let sweep = rows.collect::<Option<Vec<Row>>>().ok_or("a message was lost".to_owned())?;
     let document = Document { machine: Machine::PM_MYRINET.name, sweep };
-    let text = || {
-        let heading = [
-            "FIFO, KiB",
-            "channels",
-            "one way, us",
-            "stream, MB/s",
-            "save, full, us",
-            "restore, us",
-        ];
-        let cells = |row: &Row| {
-            [
-                (row.fifo_bytes >> 10).to_string(),
-                row.channels.to_string(),
-                format!("{:.2}", row.one_way_us),
-                format!("{:.1}", row.mb_per_s),
-                format!("{:.0}", row.save_us),
-                format!("{:.0}", row.restore_us),
-            ]
-        };
-        report::table(heading, document.sweep.iter().map(cells))
-    };
-    Ok(report::conclude(json, &document, text, true))
+    Ok(report::conclude(json, &document, true))
 }

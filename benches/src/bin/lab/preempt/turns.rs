@@ -181,31 +181,5 @@ pub(crate) fn run(folder: &Path, json: bool) -> Result<ExitCode, Failure> {
     let notes = read(folder).map_err(Failure::Input)?;
     let rows = notes.iter().map(|(scheduler, jobs)| row(scheduler, jobs));
     let document = Document { turns: rows.collect() };
-    let text = || {
-        let heading = [
-            "scheduler",
-            "ranks",
-            "switches",
-            "slice, ms",
-            "gap, ms (least)",
-            "overlaps",
-            "skew, ms (95 %, most)",
-        ];
-        let cells = |row: &Row| {
-            [
-                row.scheduler.clone(),
-                row.ranks.to_string(),
-                row.switches.to_string(),
-                format!("{:.0}", row.median_slice_ms),
-                format!("{:.2} ({:.2})", row.median_gap_ms, row.shortest_gap_ms),
-                row.overlaps.to_string(),
-                format!(
-                    "{:.2} ({:.2}, {:.2})",
-                    row.median_start_skew_ms, row.p95_start_skew_ms, row.longest_start_skew_ms
-                ),
-            ]
-        };
-        report::table(heading, document.turns.iter().map(cells))
-    };
-    Ok(report::conclude(json, &document, text, true))
+    Ok(report::conclude(json, &document, true))
 }
