@@ -1,23 +1,24 @@
 //! A key-value store whose NIC answers the most frequent gets.
-//!
-//! ```text
-//! cargo run --release -p midplane-benches -- cache
-//! ```
 
-mod extension;
-mod nodes;
 mod store;
+mod table;
 
-use crate::{fleet, plot, report};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::time::Instant;
 use serde::Serialize;
 
-use extension::{MOST, PLACE};
-use fleet::{Fabric, Fleet};
-use nodes::{Figures, Plan};
+use crate::calls::{CALLS, Calls, Client, Server, call_until};
+use crate::fleet::{self, Fabric, Fleet, Meeting, Part, Question};
+use crate::{plot, report};
+use store::{Judge, Keys, Store};
+use table::{Cache, MOST, PLACE};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,7 +36,7 @@ lost; 2 bad input.";
 ///
 /// The cache is an extension: a direct-mapped table in its bounded heap. A miss goes to the host, which fills the
 /// cache. When the host changes a value, it updates the cache first.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -74,11 +75,14 @@ impl Arguments {
     }
 }
 
+const OWNER: NodeId = NodeId(0);
+/// Interval between two changes of a value by the owner.
+const CHANGE_EVERY: Duration = Duration::from_micros(500);
 /// Gets after which the cache must have answered some.
 const ENOUGH: f64 = 1_000.0;
 
 #[derive(Clone, Debug, Serialize)]
-struct Run {
+pub(crate) struct Run {
     #[serde(rename = "where")]
     place: &'static str,
     fabric: Fabric,
@@ -99,102 +103,165 @@ struct Run {
     wrong: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Document {
-    runs: Vec<Run>,
-    holds: bool,
+/// A client's keys and its check of the answers.
+struct Getter {
+    keys: Keys,
+    judge: Judge,
+    /// Key of each get in flight.
+    asked: Vec<u64>,
+    bytes: usize,
 }
 
-pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
-    let checked = arguments.check();
-    let place = match checked.and_then(|()| arguments.fleet.place()) {
-        Ok(place) => place,
-        Err(what) => return report::fail(&what, report::BAD_INPUT),
-    };
-    let list: Vec<String> = arguments.cached.iter().map(u64::to_string).collect();
-    let own = [
-        "cache".into(),
-        format!("--keys={}", arguments.keys),
-        format!("--cached={}", list.join(",")),
-        format!("--heap={}", arguments.heap),
-        format!("--bytes={}", arguments.bytes),
-        format!("--depth={}", arguments.depth),
-    ];
-    let plan = |bar| Plan {
-        keys: arguments.keys,
-        bytes: arguments.bytes as usize,
-        depth: arguments.depth as usize,
-        places: arguments.cached.clone(),
-        heap: arguments.heap as usize,
-        time: arguments.fleet.time(),
-        bar,
-    };
-    let finish = |figures: &Vec<Figures>| finish(&arguments, figures);
-    arguments.fleet.conduct(place, (&own, arguments.cached.len() as u64 + 1), plan, finish)
+impl Client for Getter {
+    fn next(&mut self, slot: usize) -> u64 {
+        self.asked[slot] = self.keys.next();
+        self.asked[slot]
+    }
+
+    fn take(&mut self, slot: usize, _: u64, bytes: &[u8]) -> bool {
+        self.judge.judge(self.asked[slot], bytes, self.bytes);
+        true
+    }
 }
 
-fn finish(arguments: &Arguments, figures: &[Figures]) -> ExitCode {
-    let run = |figures: &Figures| {
-        let Figures { gets, wrong, median_ns, p99_ns, at_host, .. } = *figures;
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    if let Err(what) = arguments.check() {
+        return report::fail(&what, report::BAD_INPUT);
+    }
+    let plot = arguments.plot.clone();
+    fleet::conduct(arguments, |runs| plot.map_or(Ok(()), |path| draw(&path, runs)))
+}
+
+impl Question for Arguments {
+    type Run = Run;
+
+    fn fleet(&mut self) -> &mut Fleet {
+        &mut self.fleet
+    }
+
+    fn holds(runs: &[Run]) -> bool {
+        // Clients that get little processor time may never have requested a key twice.
+        let asked = |run: &Run| run.gets_per_s * run.seconds;
+        let kept = |run: &Run| {
+            run.cached
+                .is_none_or(|places| places == 0 || run.hit_share > 0.0 || asked(run) < ENOUGH)
+        };
+        runs.iter().all(|run| run.wrong == 0 && run.gets_per_s > 0.0 && kept(run))
+    }
+}
+
+impl Part for Arguments {
+    type Outcome = Vec<Run>;
+
+    fn equip(&self, unit: &mut Unit) {
+        unit.set_heap(CALLS, self.heap as usize);
+        unit.install(CALLS, Calls::<Cache>::default()).expect("the number is free");
+    }
+
+    async fn play<H: Host>(self, host: H) -> Result<Vec<Run>, String> {
+        let mut meeting = Meeting::new(&host, self.fleet.nodes).await?;
+        let is_owner = host.node() == OWNER;
+        let mut owner = match is_owner {
+            true => Some((Server::open(&host, MOST)?, Store::default())),
+            false => None,
+        };
+        let mut runs = Vec::new();
+        // A part by the host alone follows.
+        for places in self.cached.iter().copied().map(Some).chain([None]) {
+            if let Some((server, _)) = &mut owner
+                && !server.set([places.unwrap_or(0), 0, 0]).await?
+            {
+                return Err(format!("--cached {places:?}: more than --heap holds"));
+            }
+            meeting.barrier().await?;
+            let begun = host.now();
+            let end = begun + self.fleet.time();
+            let mut words = [0; 5];
+            if let Some((server, store)) = &mut owner {
+                let changes = (end, places.is_some());
+                words[4] = self.serve(&host, server, store, &mut meeting, changes).await?;
+            } else {
+                words[..4].copy_from_slice(&self.get(&host, end).await?);
+                meeting.barrier().await?;
+            }
+            let took = Duration::from_nanos(host.now().nanos_since(begun));
+            meeting.sum(&mut words).await?;
+            runs.push(self.run(places, words, took));
+        }
+        Ok(runs)
+    }
+}
+
+impl Arguments {
+    /// Answers misses and changes values until all clients are done; returns the number of misses.
+    async fn serve(
+        &self,
+        host: &impl Host,
+        server: &mut Server,
+        store: &mut Store,
+        meeting: &mut Meeting,
+        (end, is_cached): (Instant, bool),
+    ) -> Result<u64, String> {
+        let (mut keys, bytes) = (Keys::new(self.keys, host.rng("changes")), self.bytes as usize);
+        let (mut misses, mut change_at, mut changing) = (0, host.now() + CHANGE_EVERY, false);
+        let mut met = std::pin::pin!(meeting.barrier());
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut met => return ended.map(|()| misses),
+                call = server.next() => match call? {
+                    Some(call) => {
+                        misses += 1;
+                        server.answer(&call, 0, &store.get(call.word, bytes))?;
+                    }
+                    None => changing = false,
+                },
+                () = host.sleep_until(change_at), if !changing && host.now() < end => {
+                    let key = keys.next();
+                    let value = store.change(key, bytes);
+                    // The cache must not answer with an older version.
+                    if is_cached {
+                        server.change([key, 0, 0], &value)?;
+                    }
+                    (changing, change_at) = (is_cached, change_at + CHANGE_EVERY);
+                }
+            }
+        }
+    }
+
+    /// Runs a client; returns the numbers to sum over the clients. Latencies are the first client's.
+    async fn get(&self, host: &impl Host, end: Instant) -> Result<[u64; 4], String> {
+        let (keys, depth) = (Keys::new(self.keys, host.rng("keys")), self.depth as usize);
+        let (judge, asked, bytes) = (Judge::default(), vec![0; depth], self.bytes as usize);
+        let mut getter = Getter { keys, judge, asked, bytes };
+        let latency = call_until(host, (OWNER, depth, MOST), None, end, &mut getter).await?;
+        let is_first = host.node() == NodeId(1);
+        let at = |share| if is_first { latency.value_at_quantile(share) } else { 0 };
+        Ok([latency.len(), getter.judge.wrong, at(0.5), at(0.99)])
+    }
+
+    fn run(&self, cached: Option<u64>, words: [u64; 5], took: Duration) -> Run {
+        let [gets, wrong, median_ns, p99_ns, at_host] = words;
         Run {
-            place: if figures.places.is_some() { "nic" } else { "host" },
-            fabric: arguments.fleet.fabric,
-            nodes: arguments.fleet.nodes,
-            keys: arguments.keys,
-            bytes: arguments.bytes,
-            depth: arguments.depth,
-            cached: figures.places,
-            seconds: figures.took.as_secs_f64(),
-            gets_per_s: gets as f64 / figures.took.as_secs_f64(),
+            place: if cached.is_some() { "nic" } else { "host" },
+            fabric: self.fleet.fabric,
+            nodes: self.fleet.nodes,
+            keys: self.keys,
+            bytes: self.bytes,
+            depth: self.depth,
+            cached,
+            seconds: took.as_secs_f64(),
+            gets_per_s: gets as f64 / took.as_secs_f64(),
             hit_share: 1.0 - at_host as f64 / gets as f64,
             median_us: median_ns as f64 / 1e3,
             p99_us: p99_ns as f64 / 1e3,
             at_host,
             wrong,
         }
-    };
-    let runs: Vec<Run> = figures.iter().map(run).collect();
-    // Clients that get little processor time may never have requested a key twice.
-    let asked = |run: &Run| run.gets_per_s * run.seconds;
-    let kept = |run: &Run| {
-        run.cached.is_none_or(|places| places == 0 || run.hit_share > 0.0 || asked(run) < ENOUGH)
-    };
-    let holds = runs.iter().all(|run| run.wrong == 0 && run.gets_per_s > 0.0 && kept(run));
-    if let Some(path) = &arguments.plot
-        && let Err(what) = draw(path, &runs)
-    {
-        return report::fail(&what, report::BAD_INPUT);
     }
-    if arguments.fleet.json {
-        report::print_json(&Document { runs, holds });
-    } else {
-        report::say(&table(&runs));
-    }
-    ExitCode::from(if holds { 0 } else { report::DID_NOT_HOLD })
 }
 
-fn table(runs: &[Run]) -> String {
-    let mut text = format!(
-        "{:<6}{:>8}{:>12}{:>9}{:>12}{:>10}{:>14}{:>8}\n",
-        "", "places", "gets/s", "hits", "median us", "p99 us", "at the host", "wrong"
-    );
-    for run in runs {
-        let places = run.cached.map_or_else(String::new, |places| places.to_string());
-        text += &format!(
-            "{:<6}{places:>8}{:>12.0}{:>8.1}%{:>12.1}{:>10.1}{:>14}{:>8}\n",
-            run.place,
-            run.gets_per_s,
-            run.hit_share * 100.0,
-            run.median_us,
-            run.p99_us,
-            run.at_host,
-            run.wrong
-        );
-    }
-    text
-}
-
-fn draw(path: &std::path::Path, runs: &[Run]) -> Result<(), String> {
+fn draw(path: &Path, runs: &[Run]) -> Result<(), String> {
     let hosts = runs.iter().find(|run| run.cached.is_none());
     let lines = |pick: fn(&Run) -> f64| {
         let of_nic = runs.iter().filter_map(|run| Some((run.cached?, pick(run))));
