@@ -1,11 +1,11 @@
 //! Command line of `lab collectives`.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
+use crate::fleet::Fabric;
 use crate::ranks::Ranks;
 
 /// A collective operation.
@@ -39,18 +39,6 @@ pub(crate) enum Where {
     Host,
 }
 
-/// The fabric between the members.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Fabric {
-    /// The paper's machines, in virtual time
-    Sim,
-    /// UDP over loopback, in real time
-    Udp,
-    /// Shared memory, in real time (Linux)
-    Shm,
-}
-
 /// Measure collective operations run by NICs, and the same run by hosts
 ///
 /// Both use the same algorithms. A round lasts from its first member's begin to its last one's end; host time is the
@@ -71,11 +59,11 @@ pub(crate) enum Fabric {
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Exit code: 0 it ran, and simulated barriers are within 10 % of the model; 1 they are not, or a \
-                  message was lost; 2 bad input.\n\nExamples:\n  lab collectives --operation barrier --nodes 8,64 --plot barrier.svg\n  \
+                  message was lost; 2 bad input.\n\nExamples:\n  lab collectives --operation barrier --nodes 8,64\n  \
                   lab collectives --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the other hosts, same flags"
 )]
 pub(crate) struct Arguments {
-    /// The fabric between the members
+    /// The fabric between the members; in virtual time the paper's machines
     #[arg(long, value_enum, default_value_t = Fabric::Sim)]
     pub(crate) fabric: Fabric,
     /// Operations to measure, separated by commas; default: all
@@ -109,9 +97,6 @@ pub(crate) struct Arguments {
     pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) ranks: Ranks,
-    /// Draw latencies over group sizes
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,

@@ -12,6 +12,7 @@ use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::collectives::arguments::{Operation, Where};
 use crate::collectives::member::Plan;
+use crate::fleet::text;
 
 /// Bytes of the receive area that each member has for each other member.
 const AREA: usize = 16 << 10;
@@ -32,13 +33,13 @@ impl World {
         let config = RdmaConfig::default().area(AREA);
         let own = Peer(host.node().0.into());
         let carrier = RdmaCarrier::open(host, own, &nodes, config).await;
-        let carrier = carrier.map_err(|error| error.to_string())?;
+        let carrier = carrier.map_err(text)?;
         let process = Process::new(Engine::new(carrier, Config::default()), plan.nodes.into());
-        let (process, scope) = process.map_err(|error| error.to_string())?;
+        let (process, scope) = process.map_err(text)?;
         let all = Communicator::world(process, scope);
         let by = match plan.place {
             Where::Host => all.clone(),
-            Where::Nic => all.on_nics(host).await.map_err(|error| error.to_string())?,
+            Where::Nic => all.on_nics(host).await.map_err(text)?,
         };
         Ok(Self { all, by })
     }
@@ -59,7 +60,7 @@ impl World {
             Operation::AllReduce => self.by.all_reduce_words(&words, Combine::Sum).await.map(drop),
             Operation::AllGather => self.by.all_gather(bytes).await.map(drop),
         };
-        ended.map_err(|error| error.to_string())
+        ended.map_err(text)
     }
 
     /// Waits for all members, then closes the communicator.
@@ -67,7 +68,7 @@ impl World {
     /// # Errors
     /// One line: the error.
     pub(crate) async fn leave(self) -> Result<(), String> {
-        self.all.barrier().await.map_err(|error| error.to_string())?;
+        self.all.barrier().await.map_err(text)?;
         self.all.finalize().await;
         Ok(())
     }
