@@ -15,15 +15,15 @@ use midplane::simhw::time::Instant;
 use serde::Serialize;
 
 use crate::calls::{CALLS, Calls, Client, Server, call_until};
-use crate::fleet::{self, Fabric, Fleet, Meeting, Part, Question};
+use crate::fleet::{self, Fleet, Meeting, Part, Question};
 use crate::{plot, report};
 use store::{Judge, Keys, Store};
-use table::{Cache, MOST, PLACE};
+use table::{Cache, PLACE, VALUE};
 
 const EXAMPLES: &str = "\
 Examples:
   lab cache                                   four processes over UDP
-  lab cache --fabric shm --cached 64,512,4096 --heap 1000000 --plot cache.svg
+  lab cache --fabric shm --cached 64,256,512 --plot cache.svg
   lab cache --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
 Rank 0 owns the values and changes one of them every 500 us; all other ranks get values, with keys drawn by Zipf's
@@ -41,21 +41,9 @@ lost; 2 bad input.";
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,
-    /// Number of keys, from 1 to 1000000
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    keys: u64,
     /// Entries of the cache, from 0, separated by commas: each is measured
     #[arg(long, value_name = "PLACES", value_delimiter = ',', default_value = "256", value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     cached: Vec<u64>,
-    /// Bytes of the NIC's memory for the cache
-    #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u64).range(1_024..=1 << 30))]
-    heap: u64,
-    /// Bytes of a value, from 16 to 64
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(16..=MOST as u64))]
-    bytes: u64,
-    /// Gets in flight per client, from 1 to 32
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=32))]
-    depth: u64,
     /// Draw gets a second and their latency over the entries of the cache
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -63,9 +51,9 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     fn check(&self) -> Result<(), String> {
-        let most = self.heap / PLACE as u64 - 1;
+        let most = (HEAP / PLACE) as u64 - 1;
         if let Some(places) = self.cached.iter().find(|places| **places > most) {
-            return Err(format!("--cached {places}: --heap {} has room for {most}", self.heap));
+            return Err(format!("--cached {places}: the NIC has room for {most}"));
         }
         let folder = self.plot.as_ref().and_then(|path| path.parent());
         match folder.filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
@@ -75,6 +63,12 @@ impl Arguments {
     }
 }
 
+/// Number of keys.
+const KEYS: u64 = 10_000;
+/// Bytes of the NIC's memory for the cache.
+const HEAP: usize = 65_536;
+/// Gets in flight per client.
+const DEPTH: usize = 4;
 const OWNER: NodeId = NodeId(0);
 /// Interval between two changes of a value by the owner.
 const CHANGE_EVERY: Duration = Duration::from_micros(500);
@@ -85,11 +79,6 @@ const ENOUGH: f64 = 1_000.0;
 pub(crate) struct Run {
     #[serde(rename = "where")]
     place: &'static str,
-    fabric: Fabric,
-    nodes: u16,
-    keys: u64,
-    bytes: u64,
-    depth: u64,
     /// Entries of the cache; `None` for the store without one.
     cached: Option<u64>,
     seconds: f64,
@@ -109,7 +98,6 @@ struct Getter {
     judge: Judge,
     /// Key of each get in flight.
     asked: Vec<u64>,
-    bytes: usize,
 }
 
 impl Client for Getter {
@@ -119,7 +107,7 @@ impl Client for Getter {
     }
 
     fn take(&mut self, slot: usize, _: u64, bytes: &[u8]) -> bool {
-        self.judge.judge(self.asked[slot], bytes, self.bytes);
+        self.judge.judge(self.asked[slot], bytes);
         true
     }
 }
@@ -154,7 +142,7 @@ impl Part for Arguments {
     type Outcome = Vec<Run>;
 
     fn equip(&self, unit: &mut Unit) {
-        unit.set_heap(CALLS, self.heap as usize);
+        unit.set_heap(CALLS, HEAP);
         unit.install(CALLS, Calls::<Cache>::default()).expect("the number is free");
     }
 
@@ -162,7 +150,7 @@ impl Part for Arguments {
         let mut meeting = Meeting::new(&host, self.fleet.nodes).await?;
         let is_owner = host.node() == OWNER;
         let mut owner = match is_owner {
-            true => Some((Server::open(&host, MOST)?, Store::default())),
+            true => Some((Server::open(&host, VALUE)?, Store::default())),
             false => None,
         };
         let mut runs = Vec::new();
@@ -171,7 +159,7 @@ impl Part for Arguments {
             if let Some((server, _)) = &mut owner
                 && !server.set([places.unwrap_or(0), 0, 0]).await?
             {
-                return Err(format!("--cached {places:?}: more than --heap holds"));
+                return Err(format!("--cached {places:?}: more than the NIC holds"));
             }
             meeting.barrier().await?;
             let begun = host.now();
@@ -179,85 +167,76 @@ impl Part for Arguments {
             let mut words = [0; 5];
             if let Some((server, store)) = &mut owner {
                 let changes = (end, places.is_some());
-                words[4] = self.serve(&host, server, store, &mut meeting, changes).await?;
+                words[4] = serve(&host, server, store, &mut meeting, changes).await?;
             } else {
-                words[..4].copy_from_slice(&self.get(&host, end).await?);
+                words[..4].copy_from_slice(&get(&host, end).await?);
                 meeting.barrier().await?;
             }
             let took = Duration::from_nanos(host.now().nanos_since(begun));
             meeting.sum(&mut words).await?;
-            runs.push(self.run(places, words, took));
+            runs.push(run(places, words, took));
         }
         Ok(runs)
     }
 }
 
-impl Arguments {
-    /// Answers misses and changes values until all clients are done; returns the number of misses.
-    async fn serve(
-        &self,
-        host: &impl Host,
-        server: &mut Server,
-        store: &mut Store,
-        meeting: &mut Meeting,
-        (end, is_cached): (Instant, bool),
-    ) -> Result<u64, String> {
-        let (mut keys, bytes) = (Keys::new(self.keys, host.rng("changes")), self.bytes as usize);
-        let (mut misses, mut change_at, mut changing) = (0, host.now() + CHANGE_EVERY, false);
-        let mut met = std::pin::pin!(meeting.barrier());
-        loop {
-            tokio::select! {
-                biased;
-                ended = &mut met => return ended.map(|()| misses),
-                call = server.next() => match call? {
-                    Some(call) => {
-                        misses += 1;
-                        server.answer(&call, 0, &store.get(call.word, bytes))?;
-                    }
-                    None => changing = false,
-                },
-                () = host.sleep_until(change_at), if !changing && host.now() < end => {
-                    let key = keys.next();
-                    let value = store.change(key, bytes);
-                    // The cache must not answer with an older version.
-                    if is_cached {
-                        server.change([key, 0, 0], &value)?;
-                    }
-                    (changing, change_at) = (is_cached, change_at + CHANGE_EVERY);
+/// Answers misses and changes values until all clients are done; returns the number of misses.
+async fn serve(
+    host: &impl Host,
+    server: &mut Server,
+    store: &mut Store,
+    meeting: &mut Meeting,
+    (end, is_cached): (Instant, bool),
+) -> Result<u64, String> {
+    let mut keys = Keys::new(KEYS, host.rng("changes"));
+    let (mut misses, mut change_at, mut changing) = (0, host.now() + CHANGE_EVERY, false);
+    let mut met = std::pin::pin!(meeting.barrier());
+    loop {
+        tokio::select! {
+            biased;
+            ended = &mut met => return ended.map(|()| misses),
+            call = server.next() => match call? {
+                Some(call) => {
+                    misses += 1;
+                    server.answer(&call, 0, &store.get(call.word))?;
                 }
+                None => changing = false,
+            },
+            () = host.sleep_until(change_at), if !changing && host.now() < end => {
+                let key = keys.next();
+                let value = store.change(key);
+                // The cache must not answer with an older version.
+                if is_cached {
+                    server.change([key, 0, 0], &value)?;
+                }
+                (changing, change_at) = (is_cached, change_at + CHANGE_EVERY);
             }
         }
     }
+}
 
-    /// Runs a client; returns the numbers to sum over the clients. Latencies are the first client's.
-    async fn get(&self, host: &impl Host, end: Instant) -> Result<[u64; 4], String> {
-        let (keys, depth) = (Keys::new(self.keys, host.rng("keys")), self.depth as usize);
-        let (judge, asked, bytes) = (Judge::default(), vec![0; depth], self.bytes as usize);
-        let mut getter = Getter { keys, judge, asked, bytes };
-        let latency = call_until(host, (OWNER, depth, MOST), None, end, &mut getter).await?;
-        let is_first = host.node() == NodeId(1);
-        let at = |share| if is_first { latency.value_at_quantile(share) } else { 0 };
-        Ok([latency.len(), getter.judge.wrong, at(0.5), at(0.99)])
-    }
+/// Runs a client; returns the numbers to sum over the clients. Latencies are the first client's.
+async fn get(host: &impl Host, end: Instant) -> Result<[u64; 4], String> {
+    let keys = Keys::new(KEYS, host.rng("keys"));
+    let mut getter = Getter { keys, judge: Judge::default(), asked: vec![0; DEPTH] };
+    let latency = call_until(host, (OWNER, DEPTH, VALUE), None, end, &mut getter).await?;
+    let is_first = host.node() == NodeId(1);
+    let at = |share| if is_first { latency.value_at_quantile(share) } else { 0 };
+    Ok([latency.len(), getter.judge.wrong, at(0.5), at(0.99)])
+}
 
-    fn run(&self, cached: Option<u64>, words: [u64; 5], took: Duration) -> Run {
-        let [gets, wrong, median_ns, p99_ns, at_host] = words;
-        Run {
-            place: if cached.is_some() { "nic" } else { "host" },
-            fabric: self.fleet.fabric,
-            nodes: self.fleet.nodes,
-            keys: self.keys,
-            bytes: self.bytes,
-            depth: self.depth,
-            cached,
-            seconds: took.as_secs_f64(),
-            gets_per_s: gets as f64 / took.as_secs_f64(),
-            hit_share: 1.0 - at_host as f64 / gets as f64,
-            median_us: median_ns as f64 / 1e3,
-            p99_us: p99_ns as f64 / 1e3,
-            at_host,
-            wrong,
-        }
+fn run(cached: Option<u64>, words: [u64; 5], took: Duration) -> Run {
+    let [gets, wrong, median_ns, p99_ns, at_host] = words;
+    Run {
+        place: if cached.is_some() { "nic" } else { "host" },
+        cached,
+        seconds: took.as_secs_f64(),
+        gets_per_s: gets as f64 / took.as_secs_f64(),
+        hit_share: 1.0 - at_host as f64 / gets as f64,
+        median_us: median_ns as f64 / 1e3,
+        p99_us: p99_ns as f64 / 1e3,
+        at_host,
+        wrong,
     }
 }
 

@@ -228,6 +228,8 @@ pub(crate) trait Question: Part<Outcome = Vec<Self::Run>> {
 
 #[derive(Serialize)]
 struct Document<'a, R> {
+    fabric: Fabric,
+    nodes: u16,
     runs: &'a [R],
     holds: bool,
 }
@@ -237,25 +239,23 @@ pub(crate) fn conduct<Q: Question>(
     mut question: Q,
     finish: impl FnOnce(&[Q::Run]) -> Result<(), String>,
 ) -> ExitCode {
-    let json = question.fleet().json;
-    let print = |runs: Vec<Q::Run>| {
+    let ended = run(&mut question).and_then(|runs| {
+        let Some(runs) = runs else { return Ok(ExitCode::SUCCESS) };
         finish(&runs).map_err(Failure::Input)?;
-        let holds = Q::holds(&runs);
-        Ok(report::conclude(json, &Document { runs: &runs, holds }, holds))
-    };
-    let ended = run(question);
-    let code = ended.and_then(|runs| runs.map_or(Ok(ExitCode::SUCCESS), print));
-    code.unwrap_or_else(Failure::exit)
+        let (holds, &mut Fleet { fabric, nodes, json, .. }) = (Q::holds(&runs), question.fleet());
+        Ok(report::conclude(json, &Document { fabric, nodes, runs: &runs, holds }, holds))
+    });
+    ended.unwrap_or_else(Failure::exit)
 }
 
 /// Runs a question; returns its rows if this process is rank 0.
-fn run<Q: Question>(mut question: Q) -> Result<Option<Vec<Q::Run>>, Failure> {
+fn run<Q: Question>(question: &mut Q) -> Result<Option<Vec<Q::Run>>, Failure> {
     let place = question.fleet().place().map_err(Failure::Input)?;
     let Fleet { fabric, nodes, seed, name, .. } = question.fleet().clone();
     if name.is_some() {
         end_with_parent();
     }
-    let limit = question.fleet().time() * 4 + COME_UP + LOST;
+    let (limit, question) = (question.fleet().time() * 4 + COME_UP + LOST, question.clone());
     match place {
         None if fabric == Fabric::Sim => {
             let runs = simulate(Machine::ETHERNET_25G, nodes, seed, question)?;

@@ -13,16 +13,16 @@ use midplane::simhw::time::Instant;
 use serde::Serialize;
 
 use crate::calls::{CALLS, Calls, Client, Rule, Server, call_until};
-use crate::fleet::{self, Fabric, Fleet, Meeting, Part, Question};
+use crate::fleet::{self, Fleet, Meeting, Part, Question};
 
 const EXAMPLES: &str = "\
 Examples:
   lab limiter                                  four processes over UDP
-  lab limiter --fabric shm --per-second 20000 --at-once 100
+  lab limiter --fabric shm --per-second 20000
   lab limiter --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
 Rank 0 serves. Rank 1 requests at three quarters of its limit; all other ranks request as fast as they can, with
---depth requests in flight. A second run applies the same rule on the host, which then receives every request.
+8 requests in flight. A second run applies the same rule on the host, which then receives every request.
 
 Exit code: 0 no tenant got more answers than its limit, and rank 1 was never refused; 1 one of these failed, or a
 process was lost; 2 bad input.";
@@ -39,14 +39,12 @@ pub(crate) struct Arguments {
     /// Requests per second that each tenant may make, from 1 to 1000000
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     per_second: u64,
-    /// Burst: requests that a tenant may make at once, from 1 to 10000
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    at_once: u64,
-    /// Requests in flight per impolite tenant, from 1 to 64
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=64))]
-    depth: u64,
 }
 
+/// Burst: requests that a tenant may make at once.
+const AT_ONCE: u64 = 20;
+/// Requests in flight per impolite tenant.
+const DEPTH: usize = 8;
 const SERVER: NodeId = NodeId(0);
 /// The tenant that stays below its limit; all others request as fast as they can.
 const POLITE: NodeId = NodeId(1);
@@ -57,11 +55,7 @@ const WAITING: usize = 1_024;
 pub(crate) struct Run {
     #[serde(rename = "where")]
     place: &'static str,
-    fabric: Fabric,
-    nodes: u16,
     per_second: u64,
-    at_once: u64,
-    depth: u64,
     seconds: f64,
     /// Requests of the polite tenant.
     polite_answered: u64,
@@ -171,10 +165,10 @@ impl Part for Arguments {
         let mut runs = Vec::new();
         for on_nic in [true, false] {
             // Both parts start with full buckets.
-            let buckets = (!on_nic).then(|| Buckets::new(self.per_second, self.at_once));
+            let buckets = (!on_nic).then(|| Buckets::new(self.per_second, AT_ONCE));
             if let Some(server) = &mut server {
                 let per_second = if on_nic { self.per_second } else { 0 };
-                server.set([per_second, self.at_once, 0]).await?;
+                server.set([per_second, AT_ONCE, 0]).await?;
             }
             meeting.barrier().await?;
             let begun = host.now();
@@ -223,7 +217,7 @@ impl Arguments {
         let is_polite = host.node() == POLITE;
         // Three quarters of its limit.
         let pause = Duration::from_nanos(4_000_000_000 / (3 * self.per_second));
-        let (pause, depth) = if is_polite { (Some(pause), 1) } else { (None, self.depth as usize) };
+        let (pause, depth) = if is_polite { (Some(pause), 1) } else { (None, DEPTH) };
         let end = host.now() + self.fleet.time();
         let mut tenant = Tenant(host.node().0.into(), [0; 2]);
         let latency = call_until(host, (SERVER, depth, 0), pause, end, &mut tenant).await?;
@@ -239,17 +233,13 @@ impl Arguments {
         let [answered, refused, others_answered, others_refused, median_ns, p99_ns, at_host] =
             words;
         let seconds = took.as_secs_f64();
-        let each = self.per_second as f64 * seconds + self.at_once as f64;
+        let each = self.per_second as f64 * seconds + AT_ONCE as f64;
         let others_of_limit = others_answered as f64 / (each * f64::from(self.fleet.nodes - 2));
         // The polite tenant has one request in flight and stays below its limit: none may be refused.
         let kept = others_of_limit <= 1.0 && refused == 0 && answered > 0;
         Run {
             place: if on_nic { "nic" } else { "host" },
-            fabric: self.fleet.fabric,
-            nodes: self.fleet.nodes,
             per_second: self.per_second,
-            at_once: self.at_once,
-            depth: self.depth,
             seconds,
             polite_answered: answered,
             polite_refused: refused,

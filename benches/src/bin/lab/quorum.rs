@@ -15,7 +15,7 @@ use midplane::simhw::id::NodeId;
 use serde::Serialize;
 
 use crate::calls::{CALLS, Calls, Pass};
-use crate::fleet::{self, Fabric, Fleet, Meeting, Part, Question};
+use crate::fleet::{self, Fleet, Meeting, Part, Question};
 use extension::{ENTRY, QUORUM, replicate};
 use leader::Leader;
 use log::Log;
@@ -23,11 +23,11 @@ use log::Log;
 const EXAMPLES: &str = "\
 Examples:
   lab quorum                                   four processes over UDP
-  lab quorum --fabric shm --nodes 5 --depth 4
+  lab quorum --fabric shm --nodes 5
   lab quorum --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
 Rank 0 proposes entries of 64 bytes, for --seconds or up to 65536 of them; the other ranks write them into their
-logs. A follower's host stalls for --stall-us, once in a hundred entries. Afterwards all logs are compared with
+logs. A follower's host stalls for 1 ms, once in a hundred entries. Afterwards all logs are compared with
 the decided entries.
 
 Exit code: 0 it ran, and every follower's log has every decided entry; 1 one lacks some, or a process was
@@ -42,22 +42,12 @@ lost; 2 bad input.";
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,
-    /// Entries in flight at the leader, from 1 to 32
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=32))]
-    depth: u64,
-    /// Microseconds for which a follower's host stalls, up to 100000
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(0..=100_000))]
-    stall_us: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Run {
     #[serde(rename = "where")]
     place: &'static str,
-    fabric: Fabric,
-    nodes: u16,
-    depth: u64,
-    stall_us: u64,
     seconds: f64,
     decided_per_s: f64,
     decided: u64,
@@ -107,7 +97,7 @@ impl Part for Arguments {
 
     async fn play<H: Host>(self, host: H) -> Result<Vec<Run>, String> {
         let mut meeting = Meeting::new(&host, self.fleet.nodes).await?;
-        let mut log = Log::open(&host, Duration::from_micros(self.stall_us)).await?;
+        let mut log = Log::open(&host).await?;
         let mut runs = Vec::new();
         for on_nic in [true, false] {
             meeting.barrier().await?;
@@ -115,7 +105,7 @@ impl Part for Arguments {
             let end = begun + self.fleet.time();
             let mut words = [0; 4];
             if host.node() == LEADER {
-                let leader = Leader::new(self.depth as usize, self.fleet.nodes, end);
+                let leader = Leader::new(self.fleet.nodes, end);
                 words = match on_nic {
                     true => leader.propose(&host, &mut log.port).await?,
                     false => leader.propose_by_host(&host).await?,
@@ -132,29 +122,23 @@ impl Part for Arguments {
                 log.clear(words[0])?;
             }
             meeting.sum(&mut lacking).await?;
-            runs.push(self.run(on_nic, words, lacking[0], took));
+            runs.push(run(on_nic, words, lacking[0], took));
         }
         Ok(runs)
     }
 }
 
-impl Arguments {
-    fn run(&self, on_nic: bool, words: [u64; 4], lacking: u64, took: Duration) -> Run {
-        let [decided, median_ns, p99_ns, at_leader] = words;
-        let seconds = took.as_secs_f64();
-        Run {
-            place: if on_nic { "nic" } else { "host" },
-            fabric: self.fleet.fabric,
-            nodes: self.fleet.nodes,
-            depth: self.depth,
-            stall_us: self.stall_us,
-            seconds,
-            decided_per_s: decided as f64 / seconds,
-            decided,
-            median_us: median_ns as f64 / 1e3,
-            p99_us: p99_ns as f64 / 1e3,
-            leader_wakes: at_leader as f64 / decided.max(1) as f64,
-            lacking,
-        }
+fn run(on_nic: bool, words: [u64; 4], lacking: u64, took: Duration) -> Run {
+    let [decided, median_ns, p99_ns, at_leader] = words;
+    let seconds = took.as_secs_f64();
+    Run {
+        place: if on_nic { "nic" } else { "host" },
+        seconds,
+        decided_per_s: decided as f64 / seconds,
+        decided,
+        median_us: median_ns as f64 / 1e3,
+        p99_us: p99_ns as f64 / 1e3,
+        leader_wakes: at_leader as f64 / decided.max(1) as f64,
+        lacking,
     }
 }

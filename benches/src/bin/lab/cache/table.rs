@@ -5,8 +5,8 @@ use midplane::nicvm::heap::Vector;
 
 use crate::calls::Rule;
 
-/// Most bytes of a value.
-pub(crate) const MOST: usize = 64;
+/// Bytes of a value.
+pub(crate) const VALUE: usize = 64;
 /// Bytes of an empty entry.
 pub(crate) const PLACE: usize = size_of::<Place>();
 

@@ -1,6 +1,4 @@
-//! The leader's host, with a fixed number of entries in flight.
-
-use std::collections::BTreeMap;
+//! The leader's host, with one entry in flight.
 
 use hdrhistogram::Histogram;
 use midplane::simhw::host::Host;
@@ -14,11 +12,11 @@ use crate::calls::{Caller, MOST_CALLS, latencies};
 use crate::fleet::text;
 
 pub(crate) struct Leader {
-    depth: usize,
     nodes: u16,
     end: Instant,
     next: u64,
-    since: BTreeMap<u64, Instant>,
+    /// The entry in flight, and when it was proposed.
+    open: Option<(u64, Instant)>,
     decided: u64,
     /// Completions at this host.
     handled: u64,
@@ -26,27 +24,27 @@ pub(crate) struct Leader {
 }
 
 impl Leader {
-    pub(crate) fn new(depth: usize, nodes: u16, end: Instant) -> Self {
-        let (since, latency) = (BTreeMap::new(), latencies());
-        Self { depth, nodes, end, next: 0, since, decided: 0, handled: 0, latency }
+    pub(crate) fn new(nodes: u16, end: Instant) -> Self {
+        let (open, latency) = (None, latencies());
+        Self { nodes, end, next: 0, open, decided: 0, handled: 0, latency }
     }
 
     const fn majority(&self) -> u16 {
         self.nodes / 2 + 1
     }
 
-    /// Returns the next entry, if time and room are left.
+    /// Returns the next entry, if none is in flight, and time and room are left.
     fn next(&mut self, host: &impl Host) -> Option<u64> {
-        let more = self.since.len() < self.depth && self.next < LONGEST && host.now() < self.end;
+        let more = self.open.is_none() && self.next < LONGEST && host.now() < self.end;
         more.then(|| {
-            self.since.insert(self.next, host.now());
+            self.open = Some((self.next, host.now()));
             self.next += 1;
             self.next - 1
         })
     }
 
     fn decide(&mut self, host: &impl Host, number: u64) {
-        if let Some(since) = self.since.remove(&number) {
+        if let Some((_, since)) = self.open.take_if(|(open, _)| *open == number) {
             self.latency.saturating_record(host.now().nanos_since(since));
             self.decided += 1;
         }
@@ -64,19 +62,17 @@ impl Leader {
         host: &impl Host,
         port: &mut Port,
     ) -> Result<[u64; 4], String> {
-        let memory = port.register(self.depth * ENTRY).map_err(text)?;
+        let memory = port.register(ENTRY).map_err(text)?;
         loop {
-            while let Some(number) = self.next(host) {
-                let at = number as usize % self.depth * ENTRY;
-                memory.write(at, &entry(number)).map_err(text)?;
-                let region = memory.range(at, ENTRY).expect("within it");
-                let (extension, opcode, args) = (QUORUM, PROPOSE, [number, 0, 0]);
-                let cookie = number;
+            if let Some(number) = self.next(host) {
+                memory.write(0, &entry(number)).map_err(text)?;
+                let (extension, opcode, region) = (QUORUM, PROPOSE, memory.whole());
+                let (args, cookie) = ([number, 0, 0], number);
                 let propose =
                     Command { extension, opcode, region, cookie, args, ..Command::default() };
                 port.submit(&propose).map_err(text)?;
             }
-            if self.since.is_empty() {
+            if self.open.is_none() {
                 return Ok(self.words());
             }
             let done = port.completion().await.map_err(text)?;
@@ -90,30 +86,27 @@ impl Leader {
 
     /// Sends entries to all other hosts and counts their acknowledgements, until the time is over.
     pub(crate) async fn propose_by_host(mut self, host: &impl Host) -> Result<[u64; 4], String> {
-        let mut caller = Caller::open(host, self.depth, ENTRY)?;
-        let mut counts: BTreeMap<u64, u16> = BTreeMap::new();
-        // Calls that a follower has not answered yet, decided or not.
-        let mut open = 0;
+        let mut caller = Caller::open(host, 1, ENTRY)?;
+        // Acknowledgements of the entry in flight, and calls that a follower has not answered yet.
+        let (mut count, mut calls) = (0, 0);
         loop {
-            while open + usize::from(self.nodes) <= MOST_CALLS
+            if calls + usize::from(self.nodes) <= MOST_CALLS
                 && let Some(number) = self.next(host)
             {
-                counts.insert(number, 1);
                 for node in (1..self.nodes).map(NodeId) {
-                    let slot = number as usize % self.depth;
-                    caller.send(node, slot, number, &entry(number))?;
-                    open += 1;
+                    caller.send(node, 0, number, &entry(number))?;
+                    calls += 1;
                 }
+                count = 1;
             }
-            if self.since.is_empty() {
+            if self.open.is_none() {
                 return Ok(self.words());
             }
             let number = caller.sent().await?;
-            open -= 1;
+            calls -= 1;
             self.handled += 1;
-            let count = counts.entry(number).or_default();
-            *count += 1;
-            if *count == self.majority() {
+            count += u16::from(self.open.is_some_and(|(open, _)| open == number));
+            if count == self.majority() {
                 self.decide(host, number);
             }
         }

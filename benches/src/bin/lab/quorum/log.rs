@@ -5,13 +5,14 @@ use std::time::Duration;
 use midplane::simhw::host::Host;
 use midplane::simhw::port::{Command, Port, PortOptions};
 use midplane::simhw::region::Region;
-use midplane::simhw::rng::Rng;
 
 use super::extension::{ENTRY, LOG, QUORUM};
 use super::{LONGEST, entry};
 use crate::calls::{Call, Server};
 use crate::fleet::{Meeting, text};
 
+/// Time for which a follower's host stalls, once in a hundred entries or milliseconds.
+const STALL: Duration = Duration::from_millis(1);
 /// Time limit for the last entries to reach all nodes.
 const SETTLE: Duration = Duration::from_secs(20);
 
@@ -19,13 +20,11 @@ pub(crate) struct Log {
     pub(crate) port: Port,
     memory: Region,
     server: Server,
-    /// Time for which a follower's host stalls, once in a hundred entries or milliseconds.
-    stall: Duration,
 }
 
 impl Log {
     /// Posts a log to the NIC.
-    pub(crate) async fn open(host: &impl Host, stall: Duration) -> Result<Self, String> {
+    pub(crate) async fn open(host: &impl Host) -> Result<Self, String> {
         let server = Server::open(host, ENTRY)?;
         let mut port = host.open_port_with(PortOptions::default().depth(256)).map_err(text)?;
         let memory = port.register(LONGEST as usize * ENTRY).map_err(text)?;
@@ -33,7 +32,7 @@ impl Log {
         port.submit(&Command { extension, opcode: LOG, region, ..Command::default() })
             .map_err(text)?;
         port.completion().await.map_err(text)?;
-        Ok(Self { port, memory, server, stall })
+        Ok(Self { port, memory, server })
     }
 
     /// Acknowledges entries that come to this host, until the leader is done.
@@ -55,13 +54,9 @@ impl Log {
                 }
                 () = host.sleep_until(host.now() + Duration::from_millis(1)) => {}
             }
-            self.stall(host, &mut rng).await;
-        }
-    }
-
-    async fn stall(&self, host: &impl Host, rng: &mut Rng) {
-        if rng.chance(0.01) && !self.stall.is_zero() {
-            host.sleep_until(host.now() + self.stall).await;
+            if rng.chance(0.01) {
+                host.sleep_until(host.now() + STALL).await;
+            }
         }
     }
 
