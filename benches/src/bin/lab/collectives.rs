@@ -35,7 +35,6 @@ struct Run {
     fabric: Fabric,
     /// True if the operations are a communicator's.
     communicator: bool,
-    bytes: u32,
     skew_us: u64,
     rounds: u32,
     median_us: f64,
@@ -85,13 +84,6 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 }
 
 fn check(arguments: &Arguments) -> Result<(), String> {
-    let only_broadcast = arguments.operation == [Operation::Broadcast];
-    if arguments.bytes > 88 && !only_broadcast {
-        return Err(format!("--bytes {}: only a broadcast takes more than 88", arguments.bytes));
-    }
-    if !arguments.bytes.is_multiple_of(8) && !only_broadcast {
-        return Err(format!("--bytes {}: words have 8 bytes", arguments.bytes));
-    }
     let most = arguments.nodes.iter().max().copied().unwrap_or(0);
     if arguments.fabric != Fabric::Sim && most > 64 {
         return Err(format!("--nodes {most}: a live group in one process has up to 64"));
@@ -131,7 +123,6 @@ fn plan(arguments: &Arguments, operation: Operation, place: Where, nodes: u16) -
         communicator: arguments.communicator,
         nodes,
         rounds: arguments.rounds,
-        bytes: arguments.bytes as usize,
         skew: Duration::from_micros(arguments.skew_us),
         port: None,
     }
@@ -147,7 +138,7 @@ fn measure_across(
     let of = |operation| [Where::Host, Where::Nic].map(|by| (operation, by));
     let plans = operations(arguments).into_iter().flat_map(of);
     let plans: Vec<Plan> = plans.map(|(what, by)| plan(arguments, what, by, nodes)).collect();
-    let rounds = groups::run_across(rank, peers, plans.clone(), arguments.seed)?;
+    let rounds = groups::run_across(rank, peers, plans.clone())?;
     let runs = plans.iter().zip(rounds);
     let mut runs: Vec<Run> = runs.map(|(plan, rounds)| summary(arguments, *plan, rounds)).collect();
     for pair in runs.chunks_exact_mut(2) {
@@ -175,7 +166,7 @@ fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
             }
             let of = |place| {
                 let plan = plan(arguments, operation, place, nodes);
-                let times = groups::run(arguments.fabric, plan, arguments.seed)?;
+                let times = groups::run(arguments.fabric, plan)?;
                 Ok::<_, String>(summary(arguments, plan, rounds(&plan, &times)))
             };
             let mut pair = [of(Where::Host)?, of(Where::Nic)?];
@@ -234,7 +225,6 @@ fn summary(arguments: &Arguments, plan: Plan, rounds: Rounds) -> Run {
         place: plan.place,
         fabric: arguments.fabric,
         communicator: arguments.communicator,
-        bytes: arguments.bytes,
         skew_us: arguments.skew_us,
         rounds: plan.rounds,
         median_us: quantile(times.clone(), 0.5),

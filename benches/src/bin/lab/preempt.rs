@@ -28,7 +28,6 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         Arguments { sweep: true, .. } => sweep::run(json),
         Arguments { soak: Some(preemptions), seed, .. } => Ok(soak::run(seed, preemptions, json)),
         Arguments { freeze: true, .. } => freezes::run(json),
-        Arguments { paper: true, .. } => Ok(paper::run(&arguments)),
         _ => slowdown::run(&arguments),
     };
     ended.unwrap_or_else(Failure::exit)

@@ -79,9 +79,6 @@ pub(crate) struct Arguments {
         default_value_if("communicator", "true", "8,16,32")
     )]
     pub(crate) nodes: Vec<u16>,
-    /// Bytes of a broadcast, or of a member's words or part (these: at most 88, a multiple of 8)
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8..=65_536), default_value_t = 8)]
-    pub(crate) bytes: u32,
     /// Measure a communicator's operations: hosts run them by messages over Virtual Interfaces; up to 32 members, in
     /// one process
     #[arg(long)]
@@ -92,9 +89,6 @@ pub(crate) struct Arguments {
     /// Delay each member's begin of a round by up to so many microseconds, at random
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=1_000_000), default_value_t = 0)]
     pub(crate) skew_us: u64,
-    /// Seed of all random numbers
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) ranks: Ranks,
     /// Print one JSON document

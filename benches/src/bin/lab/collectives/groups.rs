@@ -29,6 +29,8 @@ const ALL_THERE: Instant = Instant::from_nanos(10_000_000);
 const POSTED: Duration = Duration::from_millis(20);
 /// First port of the groups across processes, above the numbers that ports get when they are opened.
 const PORTS: u16 = 16;
+/// Seed of all random numbers.
+const SEED: u64 = 1;
 /// Words in one reduction.
 const WORDS: usize = 11;
 
@@ -66,13 +68,10 @@ impl Part for Member {
 }
 
 /// Runs all rounds of all members in this process; returns the times of each member.
-///
-/// # Errors
-/// One line that says what failed.
-pub(crate) fn run(fabric: Fabric, plan: Plan, seed: u64) -> Result<Vec<Vec<Times>>, String> {
+pub(crate) fn run(fabric: Fabric, plan: Plan) -> Result<Vec<Vec<Times>>, String> {
     if fabric == Fabric::Sim {
         let member = Member { plan, gate: None };
-        return fleet::simulate(Machine::DVCM_ATM, plan.nodes, seed, member);
+        return fleet::simulate(Machine::DVCM_ATM, plan.nodes, SEED, member);
     }
     live(LOST, async {
         let peers = processes::free_addresses(plan.nodes.into())?;
@@ -80,7 +79,7 @@ pub(crate) fn run(fabric: Fabric, plan: Plan, seed: u64) -> Result<Vec<Vec<Times
         let gate = Some(Arc::new(Barrier::new(plan.nodes.into())));
         let mut members = JoinSet::new();
         for rank in 0..plan.nodes {
-            let node = Node { fabric, rank, peers: peers.clone(), name: name.clone(), seed };
+            let node = Node { fabric, rank, peers: peers.clone(), name: name.clone(), seed: SEED };
             members.spawn(take_part(node, Member { plan, gate: gate.clone() }));
         }
         let mut times = Vec::new();
@@ -130,16 +129,12 @@ impl Part for Process {
 }
 
 /// Takes this process's part in all plans; every member returns the rounds.
-///
-/// # Errors
-/// One line that says what failed.
 pub(crate) fn run_across(
     rank: u16,
     peers: Vec<SocketAddr>,
     plans: Vec<Plan>,
-    seed: u64,
 ) -> Result<Vec<Rounds>, String> {
     let part = Process { nodes: peers.len() as u16, plans };
     let (fabric, name) = (Fabric::Udp, String::new());
-    live(LOST_ACROSS, take_part(Node { fabric, rank, peers, name, seed }, part))
+    live(LOST_ACROSS, take_part(Node { fabric, rank, peers, name, seed: SEED }, part))
 }

@@ -23,8 +23,6 @@ pub(crate) struct Plan {
     pub(crate) communicator: bool,
     pub(crate) nodes: u16,
     pub(crate) rounds: u32,
-    /// Bytes of a broadcast, of a member's words, or of its part.
-    pub(crate) bytes: usize,
     /// Largest random delay of a member.
     pub(crate) skew: Duration,
     /// Number of the members' ports, if they could differ otherwise.
@@ -34,13 +32,12 @@ pub(crate) struct Plan {
 /// A member's rank, and when it began and ended a round.
 pub(crate) type Times = (u16, Instant, Instant);
 
+/// Bytes of a broadcast, of a member's words, or of its part.
+pub(crate) const BYTES: usize = 8;
 /// Rounds of warm-up, which are not counted.
 const WARM_UP: u32 = 3;
 
 /// Runs all rounds; `ready` completes when all members have opened their ports. Returns the times of the rounds.
-///
-/// # Errors
-/// One line, if an operation fails.
 pub(crate) async fn play<H: Host>(
     host: &H,
     plan: Plan,
@@ -52,16 +49,16 @@ pub(crate) async fn play<H: Host>(
         Where::Host => {
             let options = PortOptions::default();
             let options = plan.port.map_or(options, |number| options.number(number));
-            let group = HostGroup::with(host, options, members, plan.bytes.max(8));
+            let group = HostGroup::with(host, options, members, BYTES);
             Side::Host(Box::new(group.map_err(text)?))
         }
         Where::Nic => {
             let mut port = host.open_port().map_err(text)?;
             let whole = match plan.operation {
-                Operation::AllGather => plan.bytes * usize::from(plan.nodes),
-                _ => plan.bytes,
+                Operation::AllGather => BYTES * usize::from(plan.nodes),
+                _ => BYTES,
             };
-            let region = port.register(whole.max(8)).map_err(text)?;
+            let region = port.register(whole).map_err(text)?;
             Side::Nic(port, region)
         }
     };
@@ -105,9 +102,9 @@ impl Side {
     ) -> Result<(), String> {
         let rank = host.node().0;
         match self {
-            Self::World(world) => world.run(operation, plan).await,
+            Self::World(world) => world.run(operation).await,
             Self::Nic(port, region) => {
-                port.submit(&command(operation, plan, region)).map_err(text)?;
+                port.submit(&command(operation, region)).map_err(text)?;
                 let done = port.completion().await.map_err(text)?;
                 match done.status {
                     Status::Done => Ok(()),
@@ -115,7 +112,7 @@ impl Side {
                 }
             }
             Self::Host(group) => {
-                let mut words = vec![rank as u8; plan.bytes.max(8)];
+                let mut words = vec![rank as u8; BYTES];
                 let ended = match operation {
                     Operation::Barrier => group.barrier().await,
                     Operation::Broadcast => group.broadcast(0, &mut words).await,
@@ -129,13 +126,13 @@ impl Side {
     }
 }
 
-fn command(operation: Operation, plan: &Plan, region: &Region) -> Command {
+fn command(operation: Operation, region: &Region) -> Command {
     let here = region.whole();
     match operation {
         Operation::Barrier => collective::barrier(0),
         Operation::Broadcast => collective::broadcast(0, here, 0),
         Operation::Reduce => collective::reduce(0, Combine::Sum, here, 0),
         Operation::AllReduce => collective::all_reduce(Combine::Sum, here, 0),
-        Operation::AllGather => collective::all_gather(plan.bytes.max(8), here, 0),
+        Operation::AllGather => collective::all_gather(BYTES, here, 0),
     }
 }

@@ -11,7 +11,7 @@ use midplane::via::message::process::{MessageError, Process};
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::collectives::arguments::{Operation, Where};
-use crate::collectives::member::Plan;
+use crate::collectives::member::{BYTES, Plan};
 use crate::fleet::text;
 
 /// Bytes of the receive area that each member has for each other member.
@@ -25,9 +25,6 @@ pub(crate) struct World {
 
 impl World {
     /// Opens the carrier and waits for the other members.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub(crate) async fn enter(host: &impl Host, plan: &Plan) -> Result<Self, String> {
         let nodes: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
         let config = RdmaConfig::default().area(AREA);
@@ -45,12 +42,9 @@ impl World {
     }
 
     /// Runs one operation.
-    ///
-    /// # Errors
-    /// One line: the error.
-    pub(crate) async fn run(&self, operation: Operation, plan: &Plan) -> Result<(), String> {
-        let words = vec![u64::from(self.by.rank().0); plan.bytes / 8];
-        let bytes = vec![self.by.rank().0 as u8; plan.bytes];
+    pub(crate) async fn run(&self, operation: Operation) -> Result<(), String> {
+        let words = vec![u64::from(self.by.rank().0); BYTES / 8];
+        let bytes = vec![self.by.rank().0 as u8; BYTES];
         let ended: Result<(), MessageError> = match operation {
             Operation::Barrier => self.by.barrier().await,
             Operation::Broadcast => self.by.broadcast(Rank(0), bytes).await.map(drop),
@@ -64,9 +58,6 @@ impl World {
     }
 
     /// Waits for all members, then closes the communicator.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub(crate) async fn leave(self) -> Result<(), String> {
         self.all.barrier().await.map_err(text)?;
         self.all.finalize().await;

@@ -121,9 +121,6 @@ async fn connect(name: &str, node: NodeId, bytes: usize) -> Result<Interface, St
 
 /// Runs the second client until it is killed: it sends its process number, echoes messages, and reports how many of a
 /// burst it found.
-///
-/// # Errors
-/// One line: what failed.
 pub(crate) async fn answer(name: &str, bytes: usize) -> Result<(), String> {
     let mut interface = connect(name, NodeId(1), bytes).await?;
     interface.send(0, std::process::id().into())?;
@@ -146,9 +143,6 @@ pub(crate) async fn answer(name: &str, bytes: usize) -> Result<(), String> {
 }
 
 /// Runs the first client, which measures.
-///
-/// # Errors
-/// One line: what failed.
 pub(crate) async fn ask(name: &str, bytes: usize, time: Duration) -> Result<Figures, String> {
     let mut interface = connect(name, NodeId(0), bytes).await?;
     let peer = soon("the other client", interface.receive()).await??;

@@ -22,7 +22,6 @@ use crate::nas_rank::Name;
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Examples:\n  lab preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
-    lab preempt --paper                             the paper's Tables 2 and 3, and its statements on Figures 5 and 6\n  \
     lab preempt --soak 1000000                      check messages over a million preemptions\n  \
     lab preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
     lab preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n  \
@@ -61,9 +60,6 @@ pub(crate) struct Arguments {
     /// The first seed
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
-    /// Print the paper's numbers and ours
-    #[arg(long, group = "question")]
-    pub(crate) paper: bool,
     /// Measure the time of freezing 64 processes of this host
     #[arg(long, group = "question")]
     pub(crate) freeze: bool,

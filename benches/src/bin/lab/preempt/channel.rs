@@ -29,20 +29,31 @@ const RECEIVED: (u32, usize) = (511, 128);
 /// Measured switches of each mode.
 const ROUNDS: u32 = 2_000;
 
-/// Times in microseconds.
+/// Median and 99 % quantile of times, in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Spread {
+    median_us: f64,
+    p99_us: f64,
+}
+
+impl Spread {
+    /// Summarizes times; `None` if there are none.
+    fn of(times: Vec<f64>) -> Option<Self> {
+        let any = !times.is_empty();
+        any.then(|| Self { median_us: quantile(times.clone(), 0.5), p99_us: quantile(times, 0.99) })
+    }
+}
+
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Row {
     mode: &'static str,
-    rounds: usize,
+    rounds: u32,
     bytes: usize,
-    median_stop_us: f64,
-    median_save_us: f64,
-    p99_save_us: f64,
-    median_restore_us: f64,
-    p99_restore_us: f64,
-    /// Time of starting a channel; a resident one needs nothing else for its restoration.
-    median_start_us: f64,
-    p99_start_us: f64,
+    stop: Option<Spread>,
+    /// A channel that is kept on the NIC is neither saved nor restored.
+    save: Option<Spread>,
+    restore: Option<Spread>,
+    start: Option<Spread>,
 }
 
 /// One rank's end of the channel.
@@ -98,19 +109,19 @@ async fn measure(copies: bool) -> Result<Row, String> {
     fill(&mut other.channel, Rank(0), RECEIVED).await?;
     fill(&mut own.channel, Rank(1), SENT).await?;
     let full = RECEIVED.0 as usize * RECEIVED.1 + SENT.0 as usize * SENT.1;
-    let mut took = Took::default();
+    let [mut stop, mut save, mut restore, mut start] = [const { Vec::new() }; 4];
     let mut bytes = full;
     let mut saved = None;
     for round in 0..ROUNDS {
         let mut at = now();
         own.controller.stop(own.context).await.map_err(text)?;
-        lap(&mut at, &mut took.stop);
+        lap(&mut at, &mut stop);
         if copies {
             let context = own.controller.save(own.context, true).await;
             let context = context.map_err(text)?;
-            lap(&mut at, &mut took.save);
+            lap(&mut at, &mut save);
             own.controller.restore(own.context, &context).await.map_err(text)?;
-            lap(&mut at, &mut took.restore);
+            lap(&mut at, &mut restore);
             bytes = context.bytes();
             let held = (context.send, context.receive);
             if saved.replace(held.clone()).is_some_and(|before| before != held) {
@@ -119,45 +130,16 @@ async fn measure(copies: bool) -> Result<Row, String> {
             at = now();
         }
         let started = own.controller.start(own.context, Epoch(2 + round)).await;
-        lap(&mut at, &mut took.start);
+        lap(&mut at, &mut start);
         started.map_err(text)?;
     }
     // The last message may not fit with its record.
     if copies && bytes + 2 * SENT.1 < full {
         return Err(format!("the FIFOs hold {bytes} bytes, not {full}"));
     }
-    Ok(took.row(copies, bytes))
-}
-
-/// Times of each round, in microseconds.
-#[derive(Debug, Default)]
-struct Took {
-    stop: Vec<f64>,
-    save: Vec<f64>,
-    restore: Vec<f64>,
-    start: Vec<f64>,
-}
-
-impl Took {
-    fn row(self, copies: bool, bytes: usize) -> Row {
-        // A resident channel is neither saved nor restored.
-        let at = |times: &Vec<f64>, share| match times.is_empty() {
-            true => 0.0,
-            false => quantile(times.clone(), share),
-        };
-        Row {
-            mode: if copies { "copy" } else { "resident" },
-            rounds: self.stop.len(),
-            bytes,
-            median_stop_us: at(&self.stop, 0.5),
-            median_save_us: at(&self.save, 0.5),
-            p99_save_us: at(&self.save, 0.99),
-            median_restore_us: at(&self.restore, 0.5),
-            p99_restore_us: at(&self.restore, 0.99),
-            median_start_us: at(&self.start, 0.5),
-            p99_start_us: at(&self.start, 0.99),
-        }
-    }
+    let [stop, save, restore, start] = [stop, save, restore, start].map(Spread::of);
+    let mode = if copies { "copy" } else { "resident" };
+    Ok(Row { mode, rounds: ROUNDS, bytes, stop, save, restore, start })
 }
 
 /// Records the time since `at`, and sets `at` to now.

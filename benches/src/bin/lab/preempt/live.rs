@@ -115,9 +115,6 @@ fn preempt(
 }
 
 /// Measures a kernel with preemption and without.
-///
-/// # Errors
-/// One line: the error.
 pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String> {
     let [alone, preempted] = stages(arguments, case)?;
     let (alone, ..) = once(&alone, case, 1)?;

@@ -20,9 +20,6 @@ const STOOD_NS: u64 = 20_000_000;
 type Span = (u64, u64);
 
 /// Records for `seconds` seconds when this process ran; writes the spans to `folder/SCHEDULER.JOB.RANK`.
-///
-/// # Errors
-/// One line: the error.
 pub(crate) fn tick(folder: &str, name: &str, seconds: f64) -> Result<(), String> {
     let begin = now().as_nanos();
     let mut spans: Vec<Span> = vec![(begin, begin)];
@@ -63,8 +60,6 @@ struct Row {
     overlaps: usize,
     /// Time from the first rank's begin to the last rank's.
     median_start_skew_ms: f64,
-    /// The 95 % quantile.
-    p95_start_skew_ms: f64,
     longest_start_skew_ms: f64,
 }
 
@@ -145,7 +140,6 @@ fn row(scheduler: &str, jobs: &BTreeMap<String, Vec<Vec<Span>>>) -> Row {
         median_gap_ms: quantile(gaps.clone(), 0.5),
         overlaps: gaps.iter().filter(|gap| **gap < 0.0).count(),
         median_start_skew_ms: quantile(skews.clone(), 0.5),
-        p95_start_skew_ms: quantile(skews.clone(), 0.95),
         longest_start_skew_ms: quantile(skews, 1.0),
     }
 }
