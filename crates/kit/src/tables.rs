@@ -9,9 +9,10 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 /// A JSON value whose objects keep the order of their fields; numbers are formatted.
 #[derive(Clone, Debug, PartialEq)]
 enum Tree {
+    Null,
     Leaf(String),
-    List(Vec<Tree>),
-    Object(Vec<(String, Tree)>),
+    List(Vec<Self>),
+    Object(Vec<(String, Self)>),
 }
 
 impl<'de> Deserialize<'de> for Tree {
@@ -30,7 +31,7 @@ impl<'de> Visitor<'de> for Order {
     }
 
     fn visit_unit<E>(self) -> Result<Tree, E> {
-        Ok(Tree::Leaf("-".into()))
+        Ok(Tree::Null)
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<Tree, E> {
@@ -83,6 +84,7 @@ impl Tree {
     /// Appends the value's fields to a row; a field of a field has both names.
     fn flatten(self, name: String, row: &mut Row) {
         match self {
+            Self::Null => {}
             Self::Leaf(text) => row.push((name, text)),
             Self::List(list) => {
                 let texts = list.into_iter().map(|value| {
@@ -128,18 +130,27 @@ fn table(rows: Vec<Tree>) -> String {
         row
     });
     let rows: Vec<Row> = rows.collect();
-    let Some(first) = rows.first() else { return String::new() };
-    let is_same =
-        |at: &usize| rows.len() > 1 && rows.iter().all(|row| row.get(*at) == first.get(*at));
-    let (same, columns): (Vec<usize>, Vec<usize>) = (0..first.len()).partition(is_same);
-    let same: Vec<String> =
-        same.into_iter().map(|at| format!("{}: {}", first[at].0, first[at].1)).collect();
-    let mut text = if same.is_empty() { String::new() } else { same.join("; ") + "\n" };
-    let heading: Vec<String> = columns.iter().map(|at| first[*at].0.clone()).collect();
-    let cells = |row: &Row| -> Vec<String> {
-        let cell = |at: &usize| row.get(*at).map_or_else(String::new, |(_, text)| text.clone());
-        columns.iter().map(cell).collect()
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in rows.iter().flatten() {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    let cell = |row: &Row, name: &str| -> String {
+        let found = row.iter().find(|(field, _)| field == name);
+        found.map_or_else(|| "-".into(), |(_, text)| text.clone())
     };
+    let is_same = |name: &&str| {
+        let mut cells = rows.iter().map(|row| cell(row, name));
+        let first = cells.next();
+        rows.len() > 1 && cells.all(|cell| Some(cell) == first)
+    };
+    let (same, columns): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| is_same(name));
+    let same: Vec<String> =
+        same.iter().map(|name| format!("{name}: {}", cell(&rows[0], name))).collect();
+    let mut text = if same.is_empty() { String::new() } else { same.join("; ") + "\n" };
+    let heading: Vec<String> = columns.iter().map(|name| (*name).to_owned()).collect();
+    let cells = |row| columns.iter().map(|name| cell(row, name)).collect();
     let lines: Vec<Vec<String>> = [heading].into_iter().chain(rows.iter().map(cells)).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
     let widths: Vec<usize> = (0..columns.len()).filter_map(width).collect();

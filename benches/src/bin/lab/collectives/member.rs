@@ -67,14 +67,14 @@ pub(crate) async fn play<H: Host>(
     let mut times = Vec::new();
     for round in 0..WARM_UP + plan.rounds {
         if plan.operation != Operation::Barrier || !plan.skew.is_zero() {
-            side.run(Operation::Barrier, &plan, host).await?;
+            side.run(Operation::Barrier, host).await?;
         }
         let skew = plan.skew.as_nanos() as u64;
         if skew > 0 {
             host.sleep_until(host.now().plus_nanos(rng.below(skew))).await;
         }
         let begun = host.now();
-        side.run(plan.operation, &plan, host).await?;
+        side.run(plan.operation, host).await?;
         if round >= WARM_UP {
             times.push((host.node().0, begun, host.now()));
         }
@@ -94,12 +94,7 @@ enum Side {
 }
 
 impl Side {
-    async fn run(
-        &mut self,
-        operation: Operation,
-        plan: &Plan,
-        host: &impl Host,
-    ) -> Result<(), String> {
+    async fn run(&mut self, operation: Operation, host: &impl Host) -> Result<(), String> {
         let rank = host.node().0;
         match self {
             Self::World(world) => world.run(operation).await,
