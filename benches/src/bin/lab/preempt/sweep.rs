@@ -45,7 +45,8 @@ pub(crate) fn run(json: bool) -> Result<ExitCode, Failure> {
     let sizes = [8, 16, 32, 64, 128, 256].map(|kib| (kib << 10, 1));
     let numbers = [2, 4, 8, 16].map(|channels| (64 << 10, channels));
     let rows = sizes.into_iter().chain(numbers).map(|(bytes, channels)| measure(bytes, channels));
-    let sweep = rows.collect::<Option<Vec<Row>>>().ok_or("a message was lost".to_owned())?;
+    let sweep =
+        rows.collect::<Option<Vec<Row>>>().ok_or_else(|| "a message was lost".to_owned())?;
     let document = Document { machine: Machine::PM_MYRINET.name, sweep };
     Ok(report::conclude(json, &document, true))
 }
