@@ -130,6 +130,9 @@ fn table(rows: Vec<Tree>) -> String {
         row
     });
     let rows: Vec<Row> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in rows.iter().flatten() {
         if !names.contains(&name.as_str()) {
@@ -159,4 +162,40 @@ fn table(rows: Vec<Tree>) -> String {
         text += &(cells.collect::<Vec<_>>().join("  ") + "\n");
     }
     text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Inner {
+        median_us: f64,
+    }
+
+    #[derive(Serialize)]
+    struct Line {
+        kind: &'static str,
+        nodes: u16,
+        save: Option<Inner>,
+    }
+
+    #[derive(Serialize)]
+    struct Document {
+        rows: Vec<Line>,
+        none: Vec<Line>,
+        holds: bool,
+    }
+
+    #[test]
+    fn rows_become_a_table_and_what_is_the_same_in_all_stands_above() {
+        let row = |kind, save: Option<f64>| {
+            let save = save.map(|median_us| Inner { median_us });
+            Line { kind, nodes: 4, save }
+        };
+        let rows = vec![row("host", None), row("nic", Some(12.34))];
+        let said = text(&Document { rows, none: Vec::new(), holds: true });
+        let table = "kind  save median us\nhost               -\n nic            12.3\n";
+        assert_eq!(said, format!("nodes: 4\n{table}\nholds: yes\n"));
+    }
 }
