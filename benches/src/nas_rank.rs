@@ -35,6 +35,17 @@ pub enum Name {
     Ft,
 }
 
+impl Name {
+    /// Returns its name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ep => "ep",
+            Self::Cg => "cg",
+            Self::Ft => "ft",
+        }
+    }
+}
+
 impl FromStr for Name {
     type Err = String;
 
@@ -85,7 +96,7 @@ pub async fn run(
             return Err(format!("{name:?} came to other bits than the time before"));
         }
         let verified = verdict.verified && said.is_none_or(|before| before.verified);
-        let kernel = format!("{name:?}").to_lowercase();
+        let kernel = name.name().to_owned();
         let class = class.to_string();
         said = Some(Said { kernel, class, ranks, verified, checksum, seconds });
     }

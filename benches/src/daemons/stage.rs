@@ -51,9 +51,6 @@ fn fresh_key() -> Result<String, String> {
 
 impl Stage {
     /// Starts daemons on this host, and waits until they have found each other.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub fn start(of: Daemons<'_>) -> Result<Self, String> {
         let folder = tempfile::tempdir();
         let folder = folder.map_err(|error| format!("starting a daemon: {error}"))?;
@@ -63,9 +60,6 @@ impl Stage {
     }
 
     /// Starts daemons with their sockets in a folder that only this user can read; the caller removes the folder.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub fn start_in(folder: &Path, of: Daemons<'_>) -> Result<Self, String> {
         let failed = |error: std::io::Error| format!("starting a daemon: {error}");
         let is_joined = of.hosts > 1 || of.fabric == "udp";
@@ -137,17 +131,11 @@ impl Stage {
     }
 
     /// Runs a job of this program with these arguments to its end; returns the lines of its front end.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub fn run(&self, ranks: u16, command: &[&str]) -> Result<Vec<String>, String> {
         self.begin(ranks, command)?.lines()
     }
 
     /// Starts a job of this program.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub fn begin(&self, ranks: u16, command: &[&str]) -> Result<Front, String> {
         let failed = |error: std::io::Error| format!("running a job: {error}");
         let itself = std::env::current_exe().map_err(failed)?;
@@ -157,18 +145,12 @@ impl Stage {
     }
 
     /// Saves a job to a folder, and ends it.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub fn save_and_end(&self, job: u32, folder: &Path) -> Result<(), String> {
         let saved = checkpoint(&self.socket, JobId(job), folder, true);
         runtime()?.block_on(saved).map_err(|error| error.to_string()).map(drop)
     }
 
     /// Resumes a job that was saved in a folder.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub fn restore(&self, folder: &Path) -> Result<Front, String> {
         let itself = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut front = Command::new(itself);

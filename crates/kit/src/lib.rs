@@ -14,3 +14,4 @@ pub mod plot;
 pub mod processes;
 pub mod ranks;
 pub mod report;
+mod tables;

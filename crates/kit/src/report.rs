@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+use crate::tables;
+
 /// Exit code if a claim failed, or a peer was lost.
 pub const DID_NOT_HOLD: u8 = 1;
 /// Exit code for bad input.
@@ -28,4 +30,25 @@ pub fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes());
     let _ = out.flush();
+}
+
+/// Prints a document as JSON, or as tables for a terminal.
+pub fn print(json: bool, document: &impl Serialize) {
+    match json {
+        true => print_json(document),
+        false => say(&tables::text(document)),
+    }
+}
+
+/// Prints a document; returns the exit code for claims that hold or failed.
+pub fn conclude(json: bool, document: &impl Serialize, holds: bool) -> ExitCode {
+    print(json, document);
+    ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
+}
+
+/// Returns the value below which a share of all values lies; NaN for an empty list.
+pub fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() as f64 * share) as usize;
+    values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }

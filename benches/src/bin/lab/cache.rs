@@ -1,28 +1,29 @@
 //! A key-value store whose NIC answers the most frequent gets.
-//!
-//! ```text
-//! cargo run --release -p midplane-benches -- cache
-//! ```
 
-mod extension;
-mod nodes;
 mod store;
+mod table;
 
-use crate::{fleet, plot, report};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::time::Instant;
 use serde::Serialize;
 
-use extension::{MOST, PLACE};
-use fleet::{Fabric, Fleet};
-use nodes::{Figures, Plan};
+use crate::calls::{CALLS, Calls, Client, Server, call_until};
+use crate::fleet::{self, Fleet, Meeting, Part, Question};
+use crate::{plot, report};
+use store::{Judge, Keys, Store};
+use table::{Cache, PLACE, VALUE};
 
 const EXAMPLES: &str = "\
 Examples:
   lab cache                                   four processes over UDP
-  lab cache --fabric shm --cached 64,512,4096 --heap 1000000 --plot cache.svg
+  lab cache --fabric shm --cached 64,256,512 --plot cache.svg
   lab cache --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
 Rank 0 owns the values and changes one of them every 500 us; all other ranks get values, with keys drawn by Zipf's
@@ -35,26 +36,14 @@ lost; 2 bad input.";
 ///
 /// The cache is an extension: a direct-mapped table in its bounded heap. A miss goes to the host, which fills the
 /// cache. When the host changes a value, it updates the cache first.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,
-    /// Number of keys, from 1 to 1000000
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    keys: u64,
     /// Entries of the cache, from 0, separated by commas: each is measured
     #[arg(long, value_name = "PLACES", value_delimiter = ',', default_value = "256", value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     cached: Vec<u64>,
-    /// Bytes of the NIC's memory for the cache
-    #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u64).range(1_024..=1 << 30))]
-    heap: u64,
-    /// Bytes of a value, from 16 to 64
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(16..=MOST as u64))]
-    bytes: u64,
-    /// Gets in flight per client, from 1 to 32
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=32))]
-    depth: u64,
     /// Draw gets a second and their latency over the entries of the cache
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -62,9 +51,9 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     fn check(&self) -> Result<(), String> {
-        let most = self.heap / PLACE as u64 - 1;
+        let most = (HEAP / PLACE) as u64 - 1;
         if let Some(places) = self.cached.iter().find(|places| **places > most) {
-            return Err(format!("--cached {places}: --heap {} has room for {most}", self.heap));
+            return Err(format!("--cached {places}: the NIC has room for {most}"));
         }
         let folder = self.plot.as_ref().and_then(|path| path.parent());
         match folder.filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
@@ -74,18 +63,22 @@ impl Arguments {
     }
 }
 
+/// Number of keys.
+const KEYS: u64 = 10_000;
+/// Bytes of the NIC's memory for the cache.
+const HEAP: usize = 65_536;
+/// Gets in flight per client.
+const DEPTH: usize = 4;
+const OWNER: NodeId = NodeId(0);
+/// Interval between two changes of a value by the owner.
+const CHANGE_EVERY: Duration = Duration::from_micros(500);
 /// Gets after which the cache must have answered some.
 const ENOUGH: f64 = 1_000.0;
 
 #[derive(Clone, Debug, Serialize)]
-struct Run {
+pub(crate) struct Run {
     #[serde(rename = "where")]
     place: &'static str,
-    fabric: Fabric,
-    nodes: u16,
-    keys: u64,
-    bytes: u64,
-    depth: u64,
     /// Entries of the cache; `None` for the store without one.
     cached: Option<u64>,
     seconds: f64,
@@ -99,102 +92,155 @@ struct Run {
     wrong: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Document {
-    runs: Vec<Run>,
-    holds: bool,
+/// A client's keys and its check of the answers.
+struct Getter {
+    keys: Keys,
+    judge: Judge,
+    /// Key of each get in flight.
+    asked: Vec<u64>,
 }
 
-pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
-    let checked = arguments.check();
-    let place = match checked.and_then(|()| arguments.fleet.place()) {
-        Ok(place) => place,
-        Err(what) => return report::fail(&what, report::BAD_INPUT),
-    };
-    let list: Vec<String> = arguments.cached.iter().map(u64::to_string).collect();
-    let own = [
-        "cache".into(),
-        format!("--keys={}", arguments.keys),
-        format!("--cached={}", list.join(",")),
-        format!("--heap={}", arguments.heap),
-        format!("--bytes={}", arguments.bytes),
-        format!("--depth={}", arguments.depth),
-    ];
-    let plan = |bar| Plan {
-        keys: arguments.keys,
-        bytes: arguments.bytes as usize,
-        depth: arguments.depth as usize,
-        places: arguments.cached.clone(),
-        heap: arguments.heap as usize,
-        time: arguments.fleet.time(),
-        bar,
-    };
-    let finish = |figures: &Vec<Figures>| finish(&arguments, figures);
-    arguments.fleet.conduct(place, (&own, arguments.cached.len() as u64 + 1), plan, finish)
+impl Client for Getter {
+    fn next(&mut self, slot: usize) -> u64 {
+        self.asked[slot] = self.keys.next();
+        self.asked[slot]
+    }
+
+    fn take(&mut self, slot: usize, _: u64, bytes: &[u8]) -> bool {
+        self.judge.judge(self.asked[slot], bytes);
+        true
+    }
 }
 
-fn finish(arguments: &Arguments, figures: &[Figures]) -> ExitCode {
-    let run = |figures: &Figures| {
-        let Figures { gets, wrong, median_ns, p99_ns, at_host, .. } = *figures;
-        Run {
-            place: if figures.places.is_some() { "nic" } else { "host" },
-            fabric: arguments.fleet.fabric,
-            nodes: arguments.fleet.nodes,
-            keys: arguments.keys,
-            bytes: arguments.bytes,
-            depth: arguments.depth,
-            cached: figures.places,
-            seconds: figures.took.as_secs_f64(),
-            gets_per_s: gets as f64 / figures.took.as_secs_f64(),
-            hit_share: 1.0 - at_host as f64 / gets as f64,
-            median_us: median_ns as f64 / 1e3,
-            p99_us: p99_ns as f64 / 1e3,
-            at_host,
-            wrong,
-        }
-    };
-    let runs: Vec<Run> = figures.iter().map(run).collect();
-    // Clients that get little processor time may never have requested a key twice.
-    let asked = |run: &Run| run.gets_per_s * run.seconds;
-    let kept = |run: &Run| {
-        run.cached.is_none_or(|places| places == 0 || run.hit_share > 0.0 || asked(run) < ENOUGH)
-    };
-    let holds = runs.iter().all(|run| run.wrong == 0 && run.gets_per_s > 0.0 && kept(run));
-    if let Some(path) = &arguments.plot
-        && let Err(what) = draw(path, &runs)
-    {
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    if let Err(what) = arguments.check() {
         return report::fail(&what, report::BAD_INPUT);
     }
-    if arguments.fleet.json {
-        report::print_json(&Document { runs, holds });
-    } else {
-        report::say(&table(&runs));
-    }
-    ExitCode::from(if holds { 0 } else { report::DID_NOT_HOLD })
+    let plot = arguments.plot.clone();
+    fleet::conduct(arguments, |runs| plot.map_or(Ok(()), |path| draw(&path, runs)))
 }
 
-fn table(runs: &[Run]) -> String {
-    let mut text = format!(
-        "{:<6}{:>8}{:>12}{:>9}{:>12}{:>10}{:>14}{:>8}\n",
-        "", "places", "gets/s", "hits", "median us", "p99 us", "at the host", "wrong"
-    );
-    for run in runs {
-        let places = run.cached.map_or_else(String::new, |places| places.to_string());
-        text += &format!(
-            "{:<6}{places:>8}{:>12.0}{:>8.1}%{:>12.1}{:>10.1}{:>14}{:>8}\n",
-            run.place,
-            run.gets_per_s,
-            run.hit_share * 100.0,
-            run.median_us,
-            run.p99_us,
-            run.at_host,
-            run.wrong
-        );
+impl Question for Arguments {
+    type Run = Run;
+
+    fn fleet(&mut self) -> &mut Fleet {
+        &mut self.fleet
     }
-    text
+
+    fn holds(runs: &[Run]) -> bool {
+        // Clients that get little processor time may never have requested a key twice.
+        let asked = |run: &Run| run.gets_per_s * run.seconds;
+        let kept = |run: &Run| {
+            run.cached
+                .is_none_or(|places| places == 0 || run.hit_share > 0.0 || asked(run) < ENOUGH)
+        };
+        runs.iter().all(|run| run.wrong == 0 && run.gets_per_s > 0.0 && kept(run))
+    }
 }
 
-fn draw(path: &std::path::Path, runs: &[Run]) -> Result<(), String> {
+impl Part for Arguments {
+    type Outcome = Vec<Run>;
+
+    fn equip(&self, unit: &mut Unit) {
+        unit.set_heap(CALLS, HEAP);
+        unit.install(CALLS, Calls::<Cache>::default()).expect("the number is free");
+    }
+
+    async fn play<H: Host>(self, host: H) -> Result<Vec<Run>, String> {
+        let mut meeting = Meeting::new(&host, self.fleet.nodes).await?;
+        let is_owner = host.node() == OWNER;
+        let mut owner = match is_owner {
+            true => Some((Server::open(&host, VALUE)?, Store::default())),
+            false => None,
+        };
+        let mut runs = Vec::new();
+        // A part by the host alone follows.
+        for places in self.cached.iter().copied().map(Some).chain([None]) {
+            if let Some((server, _)) = &mut owner
+                && !server.set([places.unwrap_or(0), 0, 0]).await?
+            {
+                return Err(format!("--cached {places:?}: more than the NIC holds"));
+            }
+            meeting.barrier().await?;
+            let begun = host.now();
+            let end = begun + self.fleet.time();
+            let mut words = [0; 5];
+            if let Some((server, store)) = &mut owner {
+                let changes = (end, places.is_some());
+                words[4] = serve(&host, server, store, &mut meeting, changes).await?;
+            } else {
+                words[..4].copy_from_slice(&get(&host, end).await?);
+                meeting.barrier().await?;
+            }
+            let took = Duration::from_nanos(host.now().nanos_since(begun));
+            meeting.sum(&mut words).await?;
+            runs.push(run(places, words, took));
+        }
+        Ok(runs)
+    }
+}
+
+/// Answers misses and changes values until all clients are done; returns the number of misses.
+async fn serve(
+    host: &impl Host,
+    server: &mut Server,
+    store: &mut Store,
+    meeting: &mut Meeting,
+    (end, is_cached): (Instant, bool),
+) -> Result<u64, String> {
+    let mut keys = Keys::new(KEYS, host.rng("changes"));
+    let (mut misses, mut change_at, mut changing) = (0, host.now() + CHANGE_EVERY, false);
+    let mut met = std::pin::pin!(meeting.barrier());
+    loop {
+        tokio::select! {
+            biased;
+            ended = &mut met => return ended.map(|()| misses),
+            call = server.next() => match call? {
+                Some(call) => {
+                    misses += 1;
+                    server.answer(&call, 0, &store.get(call.word))?;
+                }
+                None => changing = false,
+            },
+            () = host.sleep_until(change_at), if !changing && host.now() < end => {
+                let key = keys.next();
+                let value = store.change(key);
+                // The cache must not answer with an older version.
+                if is_cached {
+                    server.change([key, 0, 0], &value)?;
+                }
+                (changing, change_at) = (is_cached, change_at + CHANGE_EVERY);
+            }
+        }
+    }
+}
+
+/// Runs a client; returns the numbers to sum over the clients. Latencies are the first client's.
+async fn get(host: &impl Host, end: Instant) -> Result<[u64; 4], String> {
+    let keys = Keys::new(KEYS, host.rng("keys"));
+    let mut getter = Getter { keys, judge: Judge::default(), asked: vec![0; DEPTH] };
+    let latency = call_until(host, (OWNER, DEPTH, VALUE), None, end, &mut getter).await?;
+    let is_first = host.node() == NodeId(1);
+    let at = |share| if is_first { latency.value_at_quantile(share) } else { 0 };
+    Ok([latency.len(), getter.judge.wrong, at(0.5), at(0.99)])
+}
+
+fn run(cached: Option<u64>, words: [u64; 5], took: Duration) -> Run {
+    let [gets, wrong, median_ns, p99_ns, at_host] = words;
+    Run {
+        place: if cached.is_some() { "nic" } else { "host" },
+        cached,
+        seconds: took.as_secs_f64(),
+        gets_per_s: gets as f64 / took.as_secs_f64(),
+        hit_share: 1.0 - at_host as f64 / gets as f64,
+        median_us: median_ns as f64 / 1e3,
+        p99_us: p99_ns as f64 / 1e3,
+        at_host,
+        wrong,
+    }
+}
+
+fn draw(path: &Path, runs: &[Run]) -> Result<(), String> {
     let hosts = runs.iter().find(|run| run.cached.is_none());
     let lines = |pick: fn(&Run) -> f64| {
         let of_nic = runs.iter().filter_map(|run| Some((run.cached?, pick(run))));

@@ -18,7 +18,6 @@ use midplane::simhw::time::Instant;
 use serde::Serialize;
 
 use extension::{DETECTOR, Detector};
-use report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
 
 /// Periods for which each host stalls in turn, and after which one node crashes.
 const STALL: u32 = 10;
@@ -72,27 +71,14 @@ struct Document {
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
     if !(0.0..=0.1).contains(&arguments.loss) {
-        return fail(&format!("--loss {}: a share from 0 to 0.1", arguments.loss), BAD_INPUT);
+        let what = format!("--loss {}: a share from 0 to 0.1", arguments.loss);
+        return report::fail(&what, report::BAD_INPUT);
     }
-    let runs = vec![on_nics(&arguments), hosts::run(&arguments)];
+    let runs = vec![measure(&arguments, "nic"), measure(&arguments, "host")];
     let nic = &runs[0];
     let holds = nic.false_suspicions == 0
         && nic.found_within_periods.is_some_and(|periods| periods <= WITHIN);
-    if arguments.json {
-        print_json(&Document { runs, holds });
-    } else {
-        let line = |run: &Run| {
-            let found = run.found_within_periods;
-            let found = found
-                .map_or_else(|| "not found by all".into(), |p| format!("found in {p:.2} periods"));
-            format!(
-                "{:<5} {:>4} false suspicions, crash {found}\n",
-                run.place, run.false_suspicions
-            )
-        };
-        say(&runs.iter().map(line).collect::<String>());
-    }
-    ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
+    report::conclude(arguments.json, &Document { runs, holds }, holds)
 }
 
 /// Returns the node that crashes, and when.
@@ -130,42 +116,35 @@ fn world(arguments: &Arguments) -> World<Unit> {
     world
 }
 
-fn on_nics(arguments: &Arguments) -> Run {
+fn measure(arguments: &Arguments, place: &'static str) -> Run {
+    let Arguments { nodes, period_us, loss, .. } = *arguments;
     let mut world = world(arguments);
     let (dead, at) = crash(arguments);
-    let period = Duration::from_micros(arguments.period_us);
+    let period = Duration::from_micros(period_us);
+    let hosts = (place == "host").then(|| hosts::start(&mut world, nodes, period));
     world.run_until(at);
-    let known = |world: &World<Unit>, node: u16| {
-        let unit = world.firmware(NodeId(node));
-        unit.extension::<Detector>(DETECTOR).expect("it is installed").known.clone()
-    };
-    let others: Vec<u16> = (0..arguments.nodes).filter(|node| *node != dead.0).collect();
     world.crash(dead);
     world.run_until(at + period * 10);
-    let mut false_suspicions = 0;
-    let mut found = Some(0.0_f64);
-    for node in others {
-        for (of, known) in known(&world, node).iter().enumerate() {
+    let known = |node: u16| match &hosts {
+        Some(table) => table.lock().expect("nobody panics with it")[usize::from(node)].clone(),
+        None => {
+            let unit = world.firmware(NodeId(node));
+            unit.extension::<Detector>(DETECTOR).expect("it is installed").known.clone()
+        }
+    };
+    let (mut false_suspicions, mut found_within_periods) = (0, Some(0.0_f64));
+    for node in (0..nodes).filter(|node| *node != dead.0) {
+        for (of, known) in known(node).iter().enumerate() {
             false_suspicions += known.mistakes;
             if of == dead.index() {
-                let periods = known
-                    .suspected_at
-                    .map(|suspected| suspected.nanos_since(at) as f64 / period.as_nanos() as f64);
-                found = found.zip(periods).map(|(most, periods)| most.max(periods));
+                let periods =
+                    known.suspected_at.map(|s| s.nanos_since(at) as f64 / period.as_nanos() as f64);
+                let most = found_within_periods.zip(periods);
+                found_within_periods = most.map(|(most, periods)| most.max(periods));
             } else {
                 false_suspicions += u64::from(known.suspected_at.is_some());
             }
         }
     }
-    run("nic", arguments, false_suspicions, found)
-}
-
-fn run(
-    place: &'static str,
-    arguments: &Arguments,
-    false_suspicions: u64,
-    found_within_periods: Option<f64>,
-) -> Run {
-    let Arguments { nodes, period_us, loss, .. } = *arguments;
     Run { place, nodes, period_us, loss, false_suspicions, found_within_periods }
 }

@@ -1,14 +1,8 @@
 //! The cost of one call of an extension's handler through the unit, with its effects staged.
 
-mod eight;
-mod installed;
-#[cfg(feature = "wasm")]
-mod neighbour;
-#[cfg(feature = "wasm")]
-mod sandboxed;
 mod void;
 
-use crate::report;
+use crate::report::{self, quantile};
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -16,6 +10,8 @@ use std::time::Instant;
 use clap::Parser;
 use midplane::nicvm::context::Context;
 use midplane::nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+#[cfg(feature = "wasm")]
+use midplane::nicvm::sandbox::{Code, Engine, Limits, Sandbox};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::frame::{Frame, Header};
 use midplane::simhw::hardware::Firmware as _;
@@ -40,9 +36,6 @@ const FRAME: usize = 64;
 /// A "command" row takes 64 commands a doorbell; a "frame" row one frame of 64 bytes a turn, with all work of a turn.
 /// With the feature `wasm` there are rows of sandboxed handlers on both engines, which hold every command until they
 /// complete it. Each sample is the mean of a batch of 1,000 calls.
-///
-/// A module of 8 KiB is then installed on 64 simulated nodes, timed by this machine's clock. With the feature `wasm`,
-/// handlers that never return are stopped, and the effect on a neighbour's frames is measured.
 #[derive(Debug, Parser)]
 #[command(after_help = "Exit code: 0 it ran; 2 bad input.")]
 pub(crate) struct Arguments {
@@ -70,20 +63,6 @@ struct Run {
 #[derive(Debug, Serialize)]
 struct Document {
     runs: Vec<Run>,
-    installs: Vec<installed::Install>,
-    /// How long handlers that never return run, until their fuel is used up.
-    runaway: Vec<Runaway>,
-    #[cfg(feature = "wasm")]
-    neighbours: Vec<neighbour::Neighbour>,
-}
-
-#[derive(Debug, Serialize)]
-struct Runaway {
-    kind: &'static str,
-    fuel: u64,
-    /// Over 100 such handlers: time from the command to the end of the extension.
-    median_us: f64,
-    p99_us: f64,
 }
 
 /// A native extension: empty, or completing each command.
@@ -114,40 +93,52 @@ impl Extension for Native {
 }
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let document = Document {
-        runs: measure(arguments.batches),
-        installs: installed::all(),
-        #[cfg(feature = "wasm")]
-        runaway: sandboxed::runaway(),
-        #[cfg(not(feature = "wasm"))]
-        runaway: Vec::new(),
-        #[cfg(feature = "wasm")]
-        neighbours: neighbour::all(sandboxed::ENDLESS, sandboxed::FUEL),
-    };
-    if arguments.json {
-        report::print_json(&document);
-    } else {
-        report::say(&table(&document));
+    report::conclude(arguments.json, &Document { runs: measure(arguments.batches) }, true)
+}
+
+/// A kind, its requested effects, and the function that makes its unit.
+type Row = (&'static str, &'static str, Box<dyn Fn() -> Unit>);
+
+/// Returns the same handlers as WebAssembly modules, on both engines.
+#[cfg(feature = "wasm")]
+fn sandboxed() -> Vec<Row> {
+    /// A module of empty handlers, which completes each command.
+    const TEXT: &str = include_str!("handlers/empty.wat");
+    let mut rows: Vec<Row> = Vec::new();
+    for (engine, kind) in [(Engine::Compiled, "wasm"), (Engine::Interpreted, "interpreter")] {
+        for effects in ["nothing", "a completion"] {
+            let make = move || {
+                let code = Code::new(engine, TEXT.as_bytes()).expect("a module");
+                unit(Sandbox::new(&code, Limits::default()).expect("it starts"))
+            };
+            rows.push((kind, effects, Box::new(make)));
+        }
     }
-    ExitCode::SUCCESS
+    rows
+}
+
+#[cfg(not(feature = "wasm"))]
+fn sandboxed() -> Vec<Row> {
+    Vec::new()
 }
 
 fn measure(batches: u32) -> Vec<Run> {
     let native = |completes| Box::new(move || unit(Native { completes })) as Box<dyn Fn() -> Unit>;
-    #[cfg_attr(not(feature = "wasm"), expect(unused_mut, reason = "there is no more to measure"))]
     let mut rows =
         vec![("native", "nothing", native(false)), ("native", "a completion", native(true))];
-    #[cfg(feature = "wasm")]
-    rows.extend(sandboxed::rows());
+    rows.extend(sandboxed());
     let mut runs = Vec::new();
     for (kind, effects, make) in rows {
+        let mut add = |event, (samples, per_second): (Vec<f64>, f64)| {
+            let median_ns = quantile(samples.clone(), 0.5);
+            let p99_ns = quantile(samples, 0.99);
+            runs.push(Run { kind, event, effects, batches, median_ns, p99_ns, per_second });
+        };
         if kind == "native" || effects != "nothing" {
-            let (sorted, per_second) = commands(make(), batches);
-            runs.push(run(kind, "command", effects, batches, &sorted, per_second));
+            add("command", commands(make(), batches));
         }
         if effects == "nothing" {
-            let (sorted, per_second) = frames(make(), batches);
-            runs.push(run(kind, "frame", effects, batches, &sorted, per_second));
+            add("frame", frames(make(), batches));
         }
     }
     runs
@@ -159,21 +150,9 @@ fn unit(extension: impl Extension + 'static) -> Unit {
     unit
 }
 
-fn run(
-    kind: &'static str,
-    event: &'static str,
-    effects: &'static str,
-    batches: u32,
-    sorted: &[f64],
-    per_second: f64,
-) -> Run {
-    let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share) as usize];
-    Run { kind, event, effects, batches, median_ns: at(0.5), p99_ns: at(0.99), per_second }
-}
-
-/// Returns the nanoseconds per command of each batch, sorted, and the commands per second.
+/// Returns the nanoseconds per command of each batch, and the commands per second.
 fn commands(mut unit: Unit, batches: u32) -> (Vec<f64>, f64) {
-    let mut hw = Void::new();
+    let mut hw = Void::default();
     hw.command = Command { extension: MINE, cookie: 7, ..Command::default() };
     unit.on_start(&mut hw);
     batches_of(batches, || {
@@ -188,7 +167,7 @@ fn commands(mut unit: Unit, batches: u32) -> (Vec<f64>, f64) {
 
 /// Returns the same for frames, one a turn.
 fn frames(mut unit: Unit, batches: u32) -> (Vec<f64>, f64) {
-    let mut hw = Void::new();
+    let mut hw = Void::default();
     unit.on_start(&mut hw);
     let bytes = [7; FRAME];
     let header = Header { extension: MINE, length: FRAME as u16, ..Header::default() };
@@ -206,7 +185,7 @@ fn batches_of(batches: u32, mut batch: impl FnMut()) -> (Vec<f64>, f64) {
         batch();
     }
     let begin = Instant::now();
-    let mut samples: Vec<f64> = (0..batches)
+    let samples: Vec<f64> = (0..batches)
         .map(|_| {
             let at = Instant::now();
             batch();
@@ -214,29 +193,5 @@ fn batches_of(batches: u32, mut batch: impl FnMut()) -> (Vec<f64>, f64) {
         })
         .collect();
     let seconds = begin.elapsed().as_secs_f64();
-    samples.sort_by(f64::total_cmp);
     (samples, f64::from(batches) * f64::from(BATCH) / seconds)
-}
-
-fn table(document: &Document) -> String {
-    let Document { runs, installs, runaway, .. } = document;
-    let mut text = format!(
-        "{:<12} {:<8} {:<13} {:>10} {:>8} {:>12}\n",
-        "kind", "event", "asks for", "median", "p99", "calls/s"
-    );
-    for Run { kind, event, effects, median_ns, p99_ns, per_second, .. } in runs {
-        text += &format!(
-            "{kind:<12} {event:<8} {effects:<13} {median_ns:>7.1} ns {p99_ns:>5.1} ns {:>9.1} M\n",
-            per_second / 1e6
-        );
-    }
-    for Runaway { kind, fuel, median_us, p99_us } in runaway {
-        text += &format!(
-            "{kind:<12} a handler without end, {fuel} units of fuel: stopped after {median_us:.1} us, p99 {p99_us:.1} us\n"
-        );
-    }
-    #[cfg(feature = "wasm")]
-    text.extend(document.neighbours.iter().map(neighbour::Neighbour::line));
-    text.extend(installs.iter().map(installed::Install::line));
-    text
 }

@@ -1,10 +1,4 @@
 //! The kernel's UDP and TCP, for comparison: all ranks send messages to rank 0, which counts those that arrive.
-//!
-//! ```text
-//! cargo run --release -p midplane-benches -- kernel-peer
-//! cargo run --release -p midplane-benches -- kernel-peer --rank 1 --peers peers.txt
-//! ```
-//!
 //! `benches/netns/run.sh` runs it and `incast` on the same links.
 
 use crate::{processes, ranks, report};
@@ -65,7 +59,8 @@ pub(crate) struct Arguments {
     child: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 enum Protocol {
     Udp,
     Tcp,
@@ -89,7 +84,7 @@ struct Sent {
 /// Both results, if one process has started both.
 #[derive(Debug, Serialize)]
 struct Together {
-    protocol: String,
+    protocol: Protocol,
     message_bytes: u32,
     seconds: u32,
     sent: Sent,
@@ -131,40 +126,23 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
 /// Runs a receiver and a sender as processes on this host.
 fn alone(arguments: &Arguments) -> Result<(), String> {
     let peers = processes::free_addresses(2)?;
-    let protocol = arguments.protocol.to_possible_value().expect("none is hidden");
     let start = |rank: u16| {
-        let words = format!(
-            "kernel-peer --child --peers - --rank {rank} --protocol {} --message-bytes {} --seconds {}",
-            protocol.get_name(),
-            arguments.message_bytes,
-            arguments.seconds
-        );
-        let words: Vec<String> = words.split(' ').map(Into::into).collect();
-        processes::Peer::start(&words, &peers)
+        let own = std::env::args().skip(1);
+        let more = ["--child", "--peers=-", &format!("--rank={rank}")].map(str::to_owned);
+        processes::Peer::start(&own.chain(more).collect::<Vec<_>>(), &peers)
     };
     let receiver = start(0)?;
     // Datagrams that arrive before it listens would count as lost.
     std::thread::park_timeout(Duration::from_millis(200));
     let sender = start(1)?;
     let report = Together {
-        protocol: protocol.get_name().into(),
+        protocol: arguments.protocol,
         message_bytes: arguments.message_bytes,
         seconds: arguments.seconds,
         sent: read(&sender.output()?)?,
         received: read(&receiver.output()?)?,
     };
-    if arguments.json {
-        report::print_json(&report);
-        return Ok(());
-    }
-    report::say(&format!(
-        "{}, messages of {} bytes: {:.1} Mb/s, {} of {} arrived\n",
-        report.protocol,
-        report.message_bytes,
-        report.received.goodput_mbps.iter().sum::<f64>(),
-        report.received.messages,
-        report.sent.messages
-    ));
+    report::print(arguments.json, &report);
     Ok(())
 }
 

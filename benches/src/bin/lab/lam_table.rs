@@ -12,6 +12,7 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::kernel::{self, KernelTcp, TcpCosts};
 use midplane::simhw::port::{Command, Port};
 use midplane::simhw::profile::Machine;
+use midplane::simhw::region::Region;
 use midplane::simhw::sim::{SimHost, World};
 use midplane::via::VIA;
 use midplane::via::attributes::Reliability;
@@ -23,6 +24,8 @@ use midplane::via::message::group::Rank;
 use midplane::via::message::process::Process;
 use midplane::via::message::request::Mode;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
+
+use crate::fleet::text;
 
 /// A column of the table: one way between two processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -62,10 +65,6 @@ const LAM_OVER_TCP: u64 = 7_000;
 /// Bytes that LAM's layer puts before a message.
 const ENVELOPE: usize = 24;
 
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
 /// Returns the paper's number for this column and size, in microseconds.
 pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
     let row = bytes.is_power_of_two().then(|| bytes.ilog2() as usize)?;
@@ -78,9 +77,6 @@ pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
 }
 
 /// Returns the one-way time of a message of `bytes` between two processes, in microseconds.
-///
-/// # Errors
-/// One line: what failed.
 pub(crate) fn one_way_us(column: Column, bytes: usize) -> Result<f64, String> {
     match column {
         Column::Tcp => tcp_us(bytes),
@@ -98,8 +94,36 @@ fn world<F: Firmware + Send + 'static>(
     world
 }
 
-fn per_way(nanos: Option<Result<u64, String>>) -> Result<f64, String> {
-    let nanos = nanos.ok_or("a simulated process waits for ever")??;
+/// One simulated process, which sends a message, and receives it.
+trait End: Send + 'static {
+    fn send(&mut self) -> impl Future<Output = Result<(), String>> + Send;
+    fn receive(&mut self) -> impl Future<Output = Result<(), String>> + Send;
+}
+
+/// Has two processes send each other a message; returns the time of one way, in microseconds.
+fn per_way<F: Firmware + Send + 'static, E: End>(
+    mut world: World<F>,
+    nodes: [NodeId; 2],
+    [near, far]: [impl Future<Output = Result<E, String>> + Send + 'static; 2],
+) -> Result<f64, String> {
+    world.spawn(nodes[1], async move {
+        let Ok(mut far) = far.await else { return };
+        while far.receive().await.is_ok() && far.send().await.is_ok() {}
+    });
+    let host = world.host(nodes[0]);
+    let measured = world.block_on(nodes[0], async move {
+        let mut near = near.await?;
+        let mut began = host.now();
+        for round in 0..=ROUNDS {
+            if round == 1 {
+                began = host.now();
+            }
+            near.send().await?;
+            near.receive().await?;
+        }
+        Ok::<_, String>(host.now().nanos_since(began))
+    });
+    let nanos = measured.ok_or("a simulated process waits for ever")??;
     Ok(nanos as f64 / (2 * ROUNDS) as f64 / 1e3)
 }
 
@@ -113,112 +137,85 @@ const fn on_two_processors() -> Machine {
 /// Returns the one-way time of our messages over interfaces as unreliable as M-VIA's; the simulated network loses
 /// nothing.
 fn messages_us(machine: &Machine, nodes: [NodeId; 2], bytes: usize) -> Result<f64, String> {
-    let mut world = world(machine, || {
+    let world = world(machine, || {
         let mut unit = Unit::default();
         unit.install(VIA, Via::new(ViaConfig::default())).expect("it is the first");
         unit
     });
-    let host = world.host(nodes[1]);
-    world.spawn(nodes[1], async move {
-        let Ok(side) = Side::open(&host, 1, nodes).await else { return };
-        while let Ok(message) = side.receive().await {
-            let _ = side.send(message).await;
-        }
-    });
-    let host = world.host(nodes[0]);
-    per_way(world.block_on(nodes[0], async move {
-        let side = Side::open(&host, 0, nodes).await?;
-        let mut message = vec![7; bytes];
-        let mut began = host.now();
-        for round in 0..=ROUNDS {
-            if round == 1 {
-                began = host.now();
-            }
-            side.send(message).await?;
-            message = side.receive().await?;
-        }
-        Ok(host.now().nanos_since(began))
-    }))
+    let ends = [0, 1].map(|own| Side::open(world.host(nodes[own]), own as u32, nodes, bytes));
+    per_way(world, nodes, ends)
 }
 
-/// One simulated process.
-struct Side<'a> {
-    host: &'a SimHost,
+/// A process with our messages.
+struct Side {
+    host: SimHost,
     all: Communicator<Engine<RdmaCarrier>>,
     peer: Rank,
     is_local: bool,
+    message: Vec<u8>,
 }
 
 const TAG: Tag = Tag(1);
 
-impl<'a> Side<'a> {
-    async fn open(host: &'a SimHost, own: u32, nodes: [NodeId; 2]) -> Result<Self, String> {
+impl Side {
+    async fn open(
+        host: SimHost,
+        own: u32,
+        nodes: [NodeId; 2],
+        bytes: usize,
+    ) -> Result<Self, String> {
         // As in the paper, the area holds a whole message, so that each leaves in one piece.
-        let config = RdmaConfig::default().area(4 * LONGEST + 4096).reliability(LEVEL);
-        let carrier = RdmaCarrier::open(host, Peer(own), &nodes, config).await.map_err(text)?;
+        let area = RdmaConfig::default().area(4 * LONGEST + 4096);
+        let config = area.reliability(Reliability::Unreliable);
+        let carrier = RdmaCarrier::open(&host, Peer(own), &nodes, config).await.map_err(text)?;
         let config = Config::default().eager(LONGEST).window(4 * LONGEST);
         let (process, scope) = Process::new(Engine::new(carrier, config), 2).map_err(text)?;
         let (all, peer) = (Communicator::world(process, scope), Rank(1 - own));
-        Ok(Self { host, all, peer, is_local: nodes[0] == nodes[1] })
+        Ok(Self { host, all, peer, is_local: nodes[0] == nodes[1], message: vec![7; bytes] })
     }
 
     /// Charges the processor for a copy: the library's own copies take no virtual time.
-    async fn copy(&self, bytes: usize) {
-        let profile = self.host.profile();
+    async fn copy(&self) {
+        let (profile, bytes) = (self.host.profile(), self.message.len());
         let near = profile.loopback.filter(|_| self.is_local);
         let nanos = near.map_or_else(|| profile.copy.nanos(bytes), |near| near.copy_ns(bytes));
         self.host.compute(nanos).await;
     }
+}
 
-    async fn send(&self, message: Vec<u8>) -> Result<(), String> {
-        self.copy(message.len()).await;
+impl End for Side {
+    async fn send(&mut self) -> Result<(), String> {
+        self.copy().await;
+        let message = std::mem::take(&mut self.message);
         // The request completes once the message has left; the caller does not wait for that.
         self.all.isend(Mode::Standard, self.peer, TAG, message).map_err(text)?.free();
         Ok(())
     }
 
-    async fn receive(&self) -> Result<Vec<u8>, String> {
-        let message = self.all.receive(self.peer, TAG).await.map_err(text)?.bytes;
-        self.copy(message.len()).await;
-        Ok(message)
+    async fn receive(&mut self) -> Result<(), String> {
+        self.message = self.all.receive(self.peer, TAG).await.map_err(text)?.bytes;
+        self.copy().await;
+        Ok(())
     }
 }
 
-const LEVEL: Reliability = Reliability::Unreliable;
-
 fn tcp_us(bytes: usize) -> Result<f64, String> {
-    let mut world = world(&Machine::TCP_FAST_ETHERNET, || KernelTcp::new(TcpCosts::LINUX_2_2));
-    let host = world.host(REMOTE[1]);
-    world.spawn(REMOTE[1], async move {
-        let Ok(mut stream) = Stream::open(&host, bytes) else { return };
-        while stream.receive().await.is_ok() && stream.send().await.is_ok() {}
-    });
-    let host = world.host(REMOTE[0]);
-    per_way(world.block_on(REMOTE[0], async move {
-        let mut stream = Stream::open(&host, bytes)?;
-        let mut began = host.now();
-        for round in 0..=ROUNDS {
-            if round == 1 {
-                began = host.now();
-            }
-            stream.send().await?;
-            stream.receive().await?;
-        }
-        Ok(host.now().nanos_since(began))
-    }))
+    let world = world(&Machine::TCP_FAST_ETHERNET, || KernelTcp::new(TcpCosts::LINUX_2_2));
+    let ends = REMOTE.map(|node| Stream::open(world.host(node), bytes));
+    per_way(world, REMOTE, ends)
 }
 
-/// One simulated process with the kernel's TCP.
-struct Stream<'a> {
-    host: &'a SimHost,
+/// A process with the kernel's TCP.
+struct Stream {
+    host: SimHost,
     port: Port,
-    buffer: midplane::simhw::region::Region,
+    buffer: Region,
 }
 
 const RECEIVED: u64 = 1;
 
-impl<'a> Stream<'a> {
-    fn open(host: &'a SimHost, bytes: usize) -> Result<Self, String> {
+impl Stream {
+    async fn open(host: SimHost, bytes: usize) -> Result<Self, String> {
         let mut port = host.open_port().map_err(text)?;
         let buffer = port.register(bytes + ENVELOPE).map_err(text)?;
         Ok(Self { host, port, buffer })
@@ -230,7 +227,9 @@ impl<'a> Stream<'a> {
         let command = Command { opcode, node, region, cookie, ..Command::default() };
         self.port.submit(&command).map_err(text)
     }
+}
 
+impl End for Stream {
     async fn send(&mut self) -> Result<(), String> {
         self.host.compute(LAM_OVER_TCP).await;
         self.submit(kernel::SEND, 0)

@@ -1,6 +1,7 @@
 //! Measures the functions and costs of Midplane: `lab QUESTION`, one module per question.
 
 mod cache;
+mod calls;
 mod collectives;
 mod detector;
 mod figures;
@@ -19,7 +20,6 @@ mod pingpong;
 mod plan;
 mod preempt;
 mod quorum;
-mod relay;
 mod service;
 mod transfer;
 

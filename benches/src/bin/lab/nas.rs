@@ -6,6 +6,7 @@ use clap::Args;
 use midplane::gang::nas::{Class, RealTime};
 use midplane_benches::nas_rank;
 
+use crate::daemons::parts::runtime;
 use crate::report;
 
 /// Run one rank of a NAS kernel, as a program for midplane gang run
@@ -21,8 +22,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let Arguments { kernel, class } = arguments;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ran = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
+    let ran = runtime().and_then(|runtime| {
         let ran = runtime.block_on(nas_rank::run((kernel, class), 1, &RealTime));
         runtime.shutdown_background();
         ran

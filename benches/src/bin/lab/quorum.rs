@@ -1,30 +1,33 @@
 //! Majority decisions that do not wait for busy hosts.
-//!
-//! ```text
-//! cargo run --release -p midplane-benches -- quorum
-//! ```
 
 mod extension;
-mod nodes;
+mod leader;
+mod log;
 
-use crate::{fleet, report};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use midplane::nicvm::thread::Thread;
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
 use serde::Serialize;
 
-use fleet::{Fabric, Fleet};
-use nodes::{Figures, Plan};
+use crate::calls::{CALLS, Calls, Pass};
+use crate::fleet::{self, Fleet, Meeting, Part, Question};
+use extension::{ENTRY, QUORUM, replicate};
+use leader::Leader;
+use log::Log;
 
 const EXAMPLES: &str = "\
 Examples:
   lab quorum                                   four processes over UDP
-  lab quorum --fabric shm --nodes 5 --depth 4
+  lab quorum --fabric shm --nodes 5
   lab quorum --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the others
 
 Rank 0 proposes entries of 64 bytes, for --seconds or up to 65536 of them; the other ranks write them into their
-logs. A follower's host stalls for --stall-us, once in a hundred entries. Afterwards all logs are compared with
+logs. A follower's host stalls for 1 ms, once in a hundred entries. Afterwards all logs are compared with
 the decided entries.
 
 Exit code: 0 it ran, and every follower's log has every decided entry; 1 one lacks some, or a process was
@@ -34,74 +37,102 @@ lost; 2 bad input.";
 ///
 /// By NICs, the leader's host gets one completion per entry, when a majority has it. Followers' hosts do nothing:
 /// their NICs write into their logs. The extension is an `async fn`.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     fleet: Fleet,
-    /// Entries in flight at the leader, from 1 to 32
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=32))]
-    depth: u64,
-    /// Microseconds for which a follower's host stalls, up to 100000
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(0..=100_000))]
-    stall_us: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Run {
+pub(crate) struct Run {
     #[serde(rename = "where")]
     place: &'static str,
-    fabric: Fabric,
-    nodes: u16,
-    depth: u64,
-    stall_us: u64,
     seconds: f64,
     decided_per_s: f64,
     decided: u64,
     median_us: f64,
     p99_us: f64,
-    /// Messages and completions at the leader's host per decision.
+    /// Completions at the leader's host per decision.
     leader_wakes: f64,
     /// Decided entries that are missing in a follower's log.
     lacking: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Document {
-    runs: Vec<Run>,
-    holds: bool,
+const LEADER: NodeId = NodeId(0);
+/// Entries of a log; no more are proposed.
+const LONGEST: u64 = 1 << 16;
+
+/// Builds an entry's bytes, so that any wrong byte is detected.
+fn entry(number: u64) -> [u8; ENTRY] {
+    let mut bytes = [(number as u8).wrapping_mul(29) ^ 0x5A; ENTRY];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes
 }
 
-pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
-    let place = match arguments.fleet.place() {
-        Ok(place) => place,
-        Err(what) => return report::fail(&what, report::BAD_INPUT),
-    };
-    let own = [
-        "quorum".into(),
-        format!("--depth={}", arguments.depth),
-        format!("--stall-us={}", arguments.stall_us),
-    ];
-    let plan = |bar| Plan {
-        nodes: arguments.fleet.nodes,
-        depth: arguments.depth as usize,
-        stall: Duration::from_micros(arguments.stall_us),
-        time: arguments.fleet.time(),
-        bar,
-    };
-    let finish = |figures: &Vec<Figures>| finish(&arguments, figures);
-    arguments.fleet.conduct(place, (&own, 2), plan, finish)
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    fleet::conduct(arguments, |_| Ok(()))
 }
 
-fn run(arguments: &Arguments, figures: &Figures) -> Run {
-    let Figures { on_nic, decided, median_ns, p99_ns, at_leader, lacking, took } = *figures;
+impl Question for Arguments {
+    type Run = Run;
+
+    fn fleet(&mut self) -> &mut Fleet {
+        &mut self.fleet
+    }
+
+    fn holds(runs: &[Run]) -> bool {
+        runs.iter().all(|run| run.decided > 0 && run.lacking == 0)
+    }
+}
+
+impl Part for Arguments {
+    type Outcome = Vec<Run>;
+
+    fn equip(&self, unit: &mut Unit) {
+        let nodes = self.fleet.nodes;
+        unit.install(QUORUM, Thread::new(move |nic| replicate(nic, nodes))).expect("it is free");
+        unit.install(CALLS, Calls::<Pass>::default()).expect("the number is free");
+    }
+
+    async fn play<H: Host>(self, host: H) -> Result<Vec<Run>, String> {
+        let mut meeting = Meeting::new(&host, self.fleet.nodes).await?;
+        let mut log = Log::open(&host).await?;
+        let mut runs = Vec::new();
+        for on_nic in [true, false] {
+            meeting.barrier().await?;
+            let begun = host.now();
+            let end = begun + self.fleet.time();
+            let mut words = [0; 4];
+            if host.node() == LEADER {
+                let leader = Leader::new(self.fleet.nodes, end);
+                words = match on_nic {
+                    true => leader.propose(&host, &mut log.port).await?,
+                    false => leader.propose_by_host(&host).await?,
+                };
+                meeting.barrier().await?;
+            } else {
+                log.follow(&host, &mut meeting).await?;
+            }
+            let took = Duration::from_nanos(host.now().nanos_since(begun));
+            meeting.sum(&mut words).await?;
+            let mut lacking = [0];
+            if host.node() != LEADER {
+                lacking = [log.lacking(&host, words[0]).await?];
+                log.clear(words[0])?;
+            }
+            meeting.sum(&mut lacking).await?;
+            runs.push(run(on_nic, words, lacking[0], took));
+        }
+        Ok(runs)
+    }
+}
+
+fn run(on_nic: bool, words: [u64; 4], lacking: u64, took: Duration) -> Run {
+    let [decided, median_ns, p99_ns, at_leader] = words;
     let seconds = took.as_secs_f64();
     Run {
         place: if on_nic { "nic" } else { "host" },
-        fabric: arguments.fleet.fabric,
-        nodes: arguments.fleet.nodes,
-        depth: arguments.depth,
-        stall_us: arguments.stall_us,
         seconds,
         decided_per_s: decided as f64 / seconds,
         decided,
@@ -110,29 +141,4 @@ fn run(arguments: &Arguments, figures: &Figures) -> Run {
         leader_wakes: at_leader as f64 / decided.max(1) as f64,
         lacking,
     }
-}
-
-fn finish(arguments: &Arguments, figures: &[Figures]) -> ExitCode {
-    let runs: Vec<Run> = figures.iter().map(|figures| run(arguments, figures)).collect();
-    let holds = runs.iter().all(|run| run.decided > 0 && run.lacking == 0);
-    if arguments.fleet.json {
-        report::print_json(&Document { runs, holds });
-    } else {
-        report::say(&table(&runs));
-    }
-    ExitCode::from(if holds { 0 } else { report::DID_NOT_HOLD })
-}
-
-fn table(runs: &[Run]) -> String {
-    let mut text = format!(
-        "{:<6}{:>12}{:>12}{:>10}{:>26}{:>20}\n",
-        "", "decided/s", "median us", "p99 us", "leader wakes a decision", "lacking somewhere"
-    );
-    for run in runs {
-        text += &format!(
-            "{:<6}{:>12.0}{:>12.1}{:>10.1}{:>26.2}{:>20}\n",
-            run.place, run.decided_per_s, run.median_us, run.p99_us, run.leader_wakes, run.lacking
-        );
-    }
-    text
 }

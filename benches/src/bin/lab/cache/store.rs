@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 
 use midplane::simhw::rng::Rng;
 
+use super::table::VALUE;
+
 /// Skew of the keys (YCSB's constant).
 const ZIPF: f64 = 0.99;
 
 /// Builds the value of a version of a key, so that any wrong byte is detected.
-pub(crate) fn value(key: u64, version: u64, bytes: usize) -> Vec<u8> {
+fn value(key: u64, version: u64) -> Vec<u8> {
     let mut value = [key.to_le_bytes(), version.to_le_bytes()].concat();
     let pattern = (key as u8).wrapping_mul(31).wrapping_add(version as u8);
-    value.resize(bytes, pattern);
+    value.resize(VALUE, pattern);
     value
 }
 
@@ -20,13 +22,13 @@ pub(crate) fn value(key: u64, version: u64, bytes: usize) -> Vec<u8> {
 pub(crate) struct Store(BTreeMap<u64, u64>);
 
 impl Store {
-    pub(crate) fn get(&self, key: u64, bytes: usize) -> Vec<u8> {
-        value(key, self.0.get(&key).copied().unwrap_or(0), bytes)
+    pub(crate) fn get(&self, key: u64) -> Vec<u8> {
+        value(key, self.0.get(&key).copied().unwrap_or(0))
     }
 
-    pub(crate) fn change(&mut self, key: u64, bytes: usize) -> Vec<u8> {
+    pub(crate) fn change(&mut self, key: u64) -> Vec<u8> {
         *self.0.entry(key).or_default() += 1;
-        self.get(key, bytes)
+        self.get(key)
     }
 }
 
@@ -65,11 +67,11 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    pub(crate) fn judge(&mut self, key: u64, bytes: &[u8], expected: usize) {
+    pub(crate) fn judge(&mut self, key: u64, bytes: &[u8]) {
         let version = bytes.get(8..16).and_then(|bytes| bytes.try_into().ok());
         let version = version.map_or(0, u64::from_le_bytes);
         let seen = self.seen.entry(key).or_default();
-        self.wrong += u64::from(bytes != value(key, version, expected) || version < *seen);
+        self.wrong += u64::from(bytes != value(key, version) || version < *seen);
         *seen = version.max(*seen);
     }
 }

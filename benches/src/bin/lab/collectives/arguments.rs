@@ -1,11 +1,11 @@
 //! Command line of `lab collectives`.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
+use crate::fleet::Fabric;
 use crate::ranks::Ranks;
 
 /// A collective operation.
@@ -39,18 +39,6 @@ pub(crate) enum Where {
     Host,
 }
 
-/// The fabric between the members.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Fabric {
-    /// The paper's machines, in virtual time
-    Sim,
-    /// UDP over loopback, in real time
-    Udp,
-    /// Shared memory, in real time (Linux)
-    Shm,
-}
-
 /// Measure collective operations run by NICs, and the same run by hosts
 ///
 /// Both use the same algorithms. A round lasts from its first member's begin to its last one's end; host time is the
@@ -71,11 +59,11 @@ pub(crate) enum Fabric {
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Exit code: 0 it ran, and simulated barriers are within 10 % of the model; 1 they are not, or a \
-                  message was lost; 2 bad input.\n\nExamples:\n  lab collectives --operation barrier --nodes 8,64 --plot barrier.svg\n  \
+                  message was lost; 2 bad input.\n\nExamples:\n  lab collectives --operation barrier --nodes 8,64\n  \
                   lab collectives --fabric udp --rank 0 --peers hosts.txt    and --rank 1, --rank 2, ... on the other hosts, same flags"
 )]
 pub(crate) struct Arguments {
-    /// The fabric between the members
+    /// The fabric between the members; in virtual time the paper's machines
     #[arg(long, value_enum, default_value_t = Fabric::Sim)]
     pub(crate) fabric: Fabric,
     /// Operations to measure, separated by commas; default: all
@@ -91,9 +79,6 @@ pub(crate) struct Arguments {
         default_value_if("communicator", "true", "8,16,32")
     )]
     pub(crate) nodes: Vec<u16>,
-    /// Bytes of a broadcast, or of a member's words or part (these: at most 88, a multiple of 8)
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8..=65_536), default_value_t = 8)]
-    pub(crate) bytes: u32,
     /// Measure a communicator's operations: hosts run them by messages over Virtual Interfaces; up to 32 members, in
     /// one process
     #[arg(long)]
@@ -104,14 +89,8 @@ pub(crate) struct Arguments {
     /// Delay each member's begin of a round by up to so many microseconds, at random
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=1_000_000), default_value_t = 0)]
     pub(crate) skew_us: u64,
-    /// Seed of all random numbers
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) ranks: Ranks,
-    /// Draw latencies over group sizes
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,

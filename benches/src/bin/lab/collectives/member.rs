@@ -1,6 +1,5 @@
 //! One member of a group: its operations, and their times.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane::nicvm::collective::host::HostGroup;
@@ -13,6 +12,7 @@ use midplane::simhw::time::Instant;
 
 use crate::collectives::arguments::{Operation, Where};
 use crate::collectives::world::World;
+use crate::fleet::text;
 
 /// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +23,6 @@ pub(crate) struct Plan {
     pub(crate) communicator: bool,
     pub(crate) nodes: u16,
     pub(crate) rounds: u32,
-    /// Bytes of a broadcast, of a member's words, or of its part.
-    pub(crate) bytes: usize,
     /// Largest random delay of a member.
     pub(crate) skew: Duration,
     /// Number of the members' ports, if they could differ otherwise.
@@ -34,63 +32,59 @@ pub(crate) struct Plan {
 /// A member's rank, and when it began and ended a round.
 pub(crate) type Times = (u16, Instant, Instant);
 
-/// Times of all members in each round.
-pub(crate) type Log = Arc<Mutex<Vec<Vec<Times>>>>;
-
+/// Bytes of a broadcast, of a member's words, or of its part.
+pub(crate) const BYTES: usize = 8;
 /// Rounds of warm-up, which are not counted.
-pub(crate) const WARM_UP: u32 = 3;
+const WARM_UP: u32 = 3;
 
-/// Runs all rounds; `ready` completes when all members have opened their ports.
-///
-/// # Errors
-/// One line, if an operation fails.
+/// Runs all rounds; `ready` completes when all members have opened their ports. Returns the times of the rounds.
 pub(crate) async fn play<H: Host>(
-    host: H,
+    host: &H,
     plan: Plan,
-    log: Log,
     ready: impl Future<Output = ()>,
-) -> Result<(), String> {
+) -> Result<Vec<Times>, String> {
     let members: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
     let mut side = match plan.place {
-        _ if plan.communicator => Side::World(Box::new(World::enter(&host, &plan).await?)),
+        _ if plan.communicator => Side::World(Box::new(World::enter(host, &plan).await?)),
         Where::Host => {
             let options = PortOptions::default();
             let options = plan.port.map_or(options, |number| options.number(number));
-            let group = HostGroup::with(&host, options, members, plan.bytes.max(8));
-            Side::Host(Box::new(group.map_err(|error| error.to_string())?))
+            let group = HostGroup::with(host, options, members, BYTES);
+            Side::Host(Box::new(group.map_err(text)?))
         }
         Where::Nic => {
-            let mut port = host.open_port().map_err(|error| error.to_string())?;
+            let mut port = host.open_port().map_err(text)?;
             let whole = match plan.operation {
-                Operation::AllGather => plan.bytes * usize::from(plan.nodes),
-                _ => plan.bytes,
+                Operation::AllGather => BYTES * usize::from(plan.nodes),
+                _ => BYTES,
             };
-            let region = port.register(whole.max(8)).map_err(|error| error.to_string())?;
+            let region = port.register(whole).map_err(text)?;
             Side::Nic(port, region)
         }
     };
     ready.await;
     let mut rng = host.rng("late");
+    let mut times = Vec::new();
     for round in 0..WARM_UP + plan.rounds {
         if plan.operation != Operation::Barrier || !plan.skew.is_zero() {
-            side.run(Operation::Barrier, &plan, &host).await?;
+            side.run(Operation::Barrier, host).await?;
         }
         let skew = plan.skew.as_nanos() as u64;
         if skew > 0 {
             host.sleep_until(host.now().plus_nanos(rng.below(skew))).await;
         }
         let begun = host.now();
-        side.run(plan.operation, &plan, &host).await?;
+        side.run(plan.operation, host).await?;
         if round >= WARM_UP {
-            let mut log = log.lock().expect("nobody panics with it");
-            log[(round - WARM_UP) as usize].push((host.node().0, begun, host.now()));
+            times.push((host.node().0, begun, host.now()));
         }
     }
     match side {
-        Side::Host(mut group) => group.flush().await.map_err(|error| error.to_string()),
-        Side::World(world) => world.leave().await,
-        Side::Nic(..) => Ok(()),
+        Side::Host(mut group) => group.flush().await.map_err(text)?,
+        Side::World(world) => world.leave().await?,
+        Side::Nic(..) => {}
     }
+    Ok(times)
 }
 
 enum Side {
@@ -100,26 +94,20 @@ enum Side {
 }
 
 impl Side {
-    async fn run(
-        &mut self,
-        operation: Operation,
-        plan: &Plan,
-        host: &impl Host,
-    ) -> Result<(), String> {
+    async fn run(&mut self, operation: Operation, host: &impl Host) -> Result<(), String> {
         let rank = host.node().0;
         match self {
-            Self::World(world) => world.run(operation, plan).await,
+            Self::World(world) => world.run(operation).await,
             Self::Nic(port, region) => {
-                port.submit(&command(operation, plan, region))
-                    .map_err(|error| error.to_string())?;
-                let done = port.completion().await.map_err(|error| error.to_string())?;
+                port.submit(&command(operation, region)).map_err(text)?;
+                let done = port.completion().await.map_err(text)?;
                 match done.status {
                     Status::Done => Ok(()),
                     status => Err(format!("{operation} ended as {status:?}")),
                 }
             }
             Self::Host(group) => {
-                let mut words = vec![rank as u8; plan.bytes.max(8)];
+                let mut words = vec![rank as u8; BYTES];
                 let ended = match operation {
                     Operation::Barrier => group.barrier().await,
                     Operation::Broadcast => group.broadcast(0, &mut words).await,
@@ -127,19 +115,19 @@ impl Side {
                     Operation::AllReduce => group.all_reduce(Combine::Sum, &mut words).await,
                     Operation::AllGather => group.all_gather(&words).await.map(drop),
                 };
-                ended.map_err(|error| error.to_string())
+                ended.map_err(text)
             }
         }
     }
 }
 
-fn command(operation: Operation, plan: &Plan, region: &Region) -> Command {
+fn command(operation: Operation, region: &Region) -> Command {
     let here = region.whole();
     match operation {
         Operation::Barrier => collective::barrier(0),
         Operation::Broadcast => collective::broadcast(0, here, 0),
         Operation::Reduce => collective::reduce(0, Combine::Sum, here, 0),
         Operation::AllReduce => collective::all_reduce(Combine::Sum, here, 0),
-        Operation::AllGather => collective::all_gather(plan.bytes.max(8), here, 0),
+        Operation::AllGather => collective::all_gather(BYTES, here, 0),
     }
 }

@@ -11,7 +11,8 @@ use midplane::via::message::process::{MessageError, Process};
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::collectives::arguments::{Operation, Where};
-use crate::collectives::member::Plan;
+use crate::collectives::member::{BYTES, Plan};
+use crate::fleet::text;
 
 /// Bytes of the receive area that each member has for each other member.
 const AREA: usize = 16 << 10;
@@ -24,32 +25,26 @@ pub(crate) struct World {
 
 impl World {
     /// Opens the carrier and waits for the other members.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub(crate) async fn enter(host: &impl Host, plan: &Plan) -> Result<Self, String> {
         let nodes: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
         let config = RdmaConfig::default().area(AREA);
         let own = Peer(host.node().0.into());
         let carrier = RdmaCarrier::open(host, own, &nodes, config).await;
-        let carrier = carrier.map_err(|error| error.to_string())?;
+        let carrier = carrier.map_err(text)?;
         let process = Process::new(Engine::new(carrier, Config::default()), plan.nodes.into());
-        let (process, scope) = process.map_err(|error| error.to_string())?;
+        let (process, scope) = process.map_err(text)?;
         let all = Communicator::world(process, scope);
         let by = match plan.place {
             Where::Host => all.clone(),
-            Where::Nic => all.on_nics(host).await.map_err(|error| error.to_string())?,
+            Where::Nic => all.on_nics(host).await.map_err(text)?,
         };
         Ok(Self { all, by })
     }
 
     /// Runs one operation.
-    ///
-    /// # Errors
-    /// One line: the error.
-    pub(crate) async fn run(&self, operation: Operation, plan: &Plan) -> Result<(), String> {
-        let words = vec![u64::from(self.by.rank().0); plan.bytes / 8];
-        let bytes = vec![self.by.rank().0 as u8; plan.bytes];
+    pub(crate) async fn run(&self, operation: Operation) -> Result<(), String> {
+        let words = vec![u64::from(self.by.rank().0); BYTES / 8];
+        let bytes = vec![self.by.rank().0 as u8; BYTES];
         let ended: Result<(), MessageError> = match operation {
             Operation::Barrier => self.by.barrier().await,
             Operation::Broadcast => self.by.broadcast(Rank(0), bytes).await.map(drop),
@@ -59,15 +54,12 @@ impl World {
             Operation::AllReduce => self.by.all_reduce_words(&words, Combine::Sum).await.map(drop),
             Operation::AllGather => self.by.all_gather(bytes).await.map(drop),
         };
-        ended.map_err(|error| error.to_string())
+        ended.map_err(text)
     }
 
     /// Waits for all members, then closes the communicator.
-    ///
-    /// # Errors
-    /// One line: the error.
     pub(crate) async fn leave(self) -> Result<(), String> {
-        self.all.barrier().await.map_err(|error| error.to_string())?;
+        self.all.barrier().await.map_err(text)?;
         self.all.finalize().await;
         Ok(())
     }

@@ -8,7 +8,7 @@ use midplane::nicvm::timeout::Service;
 use midplane::nicvm::transmit::Packet;
 use midplane::simhw::frame::Frame;
 use midplane::simhw::id::{ExtensionId, NodeId};
-use midplane::simhw::port::{Command, Completion};
+use midplane::simhw::port::{Command, Status};
 use midplane::simhw::time::Instant;
 
 pub(crate) const DETECTOR: ExtensionId = FIRST_USER_EXTENSION;
@@ -19,10 +19,28 @@ const PATIENCE_TENTHS: u32 = 25;
 /// State of another node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
-    pub(crate) heard_at: Instant,
+    heard_at: Instant,
     pub(crate) suspected_at: Option<Instant>,
     /// Suspicions of a live node.
     pub(crate) mistakes: u64,
+}
+
+impl Known {
+    pub(crate) const NEVER: Self =
+        Self { heard_at: Instant::ZERO, suspected_at: None, mistakes: 0 };
+
+    /// Records a heartbeat; an earlier suspicion was a mistake.
+    pub(crate) fn hear(&mut self, now: Instant) {
+        self.heard_at = now;
+        self.mistakes += u64::from(self.suspected_at.take().is_some());
+    }
+
+    /// Suspects the node if it was silent for too long.
+    pub(crate) fn check(&mut self, now: Instant, period: Duration) {
+        if now > self.heard_at + period * PATIENCE_TENTHS / 10 {
+            self.suspected_at.get_or_insert(now);
+        }
+    }
 }
 
 /// Sends a heartbeat every period, and suspects silent members.
@@ -35,8 +53,7 @@ pub(crate) struct Detector {
 
 impl Detector {
     pub(crate) fn new(members: Vec<NodeId>, period: Duration) -> Self {
-        let never = Known { heard_at: Instant::ZERO, suspected_at: None, mistakes: 0 };
-        Self { known: vec![never; members.len()], members, period }
+        Self { known: vec![Known::NEVER; members.len()], members, period }
     }
 }
 
@@ -49,21 +66,15 @@ impl Extension for Detector {
         Ok(())
     }
 
-    /// Completes with the suspected members: bit i for member i.
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
-        let suspected = self.known.iter().enumerate().filter(|(_, k)| k.suspected_at.is_some());
-        let bits = suspected.fold(0_u64, |bits, (at, _)| bits | 1 << (at % 64));
-        let (cookie, args) = (command.cookie, [bits, 0, 0, 0]);
-        nic.complete(command.region.port, &Completion { cookie, args, ..Completion::default() });
+        nic.refuse(&command, Status::Invalid);
     }
 
     fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, _: &Frame<'_>) {
         if let Some(at) = self.members.iter().position(|member| *member == from) {
-            let known = &mut self.known[at];
-            known.heard_at = nic.now();
-            known.mistakes += u64::from(known.suspected_at.take().is_some());
+            self.known[at].hear(nic.now());
         }
     }
 
@@ -72,10 +83,7 @@ impl Extension for Detector {
         for (at, member) in self.members.iter().enumerate().filter(|(_, m)| **m != own) {
             // A heartbeat that could not be sent counts as a lost one.
             let _ = nic.send_packet(&Packet::to(*member));
-            let known = &mut self.known[at];
-            if nic.now() > known.heard_at + self.period * PATIENCE_TENTHS / 10 {
-                known.suspected_at.get_or_insert_with(|| nic.now());
-            }
+            self.known[at].check(nic.now(), self.period);
         }
         nic.set_timeout(TimeoutId(0), Service::Exact, self.period);
     }

@@ -2,12 +2,9 @@
 
 use std::path::Path;
 
-use clap::Parser as _;
-
 use crate::figures::rows::Row;
 use crate::plot::{self, Line, Panel};
 
-use crate::preempt::arguments::Arguments;
 use crate::preempt::paper;
 use crate::preempt::slowdown::Run;
 use midplane_benches::anchors::measure;
@@ -16,8 +13,7 @@ const PAPER: &str = "score-d";
 const KERNELS: [&str; 3] = ["ep", "ft", "cg"];
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
-    let arguments = Arguments::try_parse_from(["preempt", "--repeat=1", "--barriers=4"]);
-    let runs = paper::figures(&arguments.map_err(|error| error.to_string())?);
+    let runs = paper::figures();
     if !runs.iter().all(|run| run.verified) {
         return Err("a kernel's results are not the official ones".into());
     }

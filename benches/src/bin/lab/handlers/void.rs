@@ -7,24 +7,17 @@ use midplane::simhw::port::{Command, Completion};
 use midplane::simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane::simhw::time::{Instant, LineRate};
 
-/// Counts committed completions, and drops staged ones on an abort.
-#[derive(Debug)]
+/// Counts staged completions, and drops them on a commit or an abort.
+#[derive(Debug, Default)]
 pub(crate) struct Void {
-    pub(crate) now: Instant,
     pub(crate) command: Command,
     /// Remaining commands.
     pub(crate) left: u32,
-    /// Completions staged since the last commit, and committed ones.
+    /// Completions staged since the last commit.
     staged: u64,
-    pub(crate) completed: u64,
 }
 
-impl Void {
-    pub(crate) fn new() -> Self {
-        let (now, command) = (Instant::from_nanos(1), Command::default());
-        Self { now, command, left: 0, staged: 0, completed: 0 }
-    }
-}
+const NOW: Instant = Instant::from_nanos(1);
 
 impl Hardware for Void {
     fn node(&self) -> NodeId {
@@ -36,7 +29,7 @@ impl Hardware for Void {
     }
 
     fn now(&self) -> Instant {
-        self.now
+        NOW
     }
 
     fn mtu(&self) -> usize {
@@ -62,7 +55,7 @@ impl Hardware for Void {
         _: &midplane::simhw::frame::Header,
         _: Source<'_>,
     ) -> Result<Instant, TransmitRefused> {
-        Ok(self.now)
+        Ok(NOW)
     }
 
     fn check(&self, _: RegionRef, _: Access) -> Result<(), RegionError> {
@@ -93,7 +86,6 @@ impl Hardware for Void {
     fn set_timer(&mut self, _: TimerId, _: Instant) {}
 
     fn commit(&mut self) {
-        self.completed += self.staged;
         self.staged = 0;
     }
 

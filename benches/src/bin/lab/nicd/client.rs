@@ -14,8 +14,10 @@ use midplane::via::nic::{Nic, ViId, WorkQueue};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
+use crate::fleet::text;
+
 /// Time limit of every step; without a failure each is much faster.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Messages to the stopped process.
 const BURST: usize = 64;
 /// Shortest time for which it is stopped.
@@ -25,20 +27,16 @@ const STOPPED: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Figures {
     /// Round trips between two processes over their daemons.
-    pub(crate) round_trips: u64,
-    pub(crate) median_us: f64,
-    pub(crate) p99_us: f64,
+    round_trips: u64,
+    median_us: f64,
+    p99_us: f64,
     /// Messages that were acknowledged and placed in the stopped process's memory.
-    pub(crate) to_stopped: usize,
-    pub(crate) to_stopped_us: f64,
+    to_stopped: usize,
+    to_stopped_us: f64,
     /// Messages that it found complete when it resumed.
-    pub(crate) found: usize,
+    found: usize,
     /// Time from the kill of a process until its peer's interface reported the broken connection.
-    pub(crate) killed_us: f64,
-}
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
+    killed_us: f64,
 }
 
 #[expect(clippy::disallowed_methods, reason = "it measures the machine")]
@@ -123,9 +121,6 @@ async fn connect(name: &str, node: NodeId, bytes: usize) -> Result<Interface, St
 
 /// Runs the second client until it is killed: it sends its process number, echoes messages, and reports how many of a
 /// burst it found.
-///
-/// # Errors
-/// One line: what failed.
 pub(crate) async fn answer(name: &str, bytes: usize) -> Result<(), String> {
     let mut interface = connect(name, NodeId(1), bytes).await?;
     interface.send(0, std::process::id().into())?;
@@ -148,9 +143,6 @@ pub(crate) async fn answer(name: &str, bytes: usize) -> Result<(), String> {
 }
 
 /// Runs the first client, which measures.
-///
-/// # Errors
-/// One line: what failed.
 pub(crate) async fn ask(name: &str, bytes: usize, time: Duration) -> Result<Figures, String> {
     let mut interface = connect(name, NodeId(0), bytes).await?;
     let peer = soon("the other client", interface.receive()).await??;

@@ -1,6 +1,7 @@
 //! The time of saving and restoring one channel on this machine, both of its FIFOs full: 511 received messages of 128
 //! bytes and 255 unsent ones of 240, as in the paper's Table 3.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use midplane::gang::channel::geometry::Geometry;
@@ -17,25 +18,42 @@ use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::time::Instant;
 use serde::Serialize;
 
+use crate::daemons::parts::runtime;
+use crate::fleet::{Failure, text};
+use crate::report::{self, quantile};
+
 const JOB: JobId = JobId(1);
 /// Number and length of the messages that fill PM's FIFOs.
 const SENT: (u32, usize) = (255, 240);
 const RECEIVED: (u32, usize) = (511, 128);
+/// Measured switches of each mode.
+const ROUNDS: u32 = 2_000;
 
-/// Times in microseconds.
+/// Median and 99 % quantile of times, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Row {
-    pub(crate) mode: &'static str,
-    pub(crate) rounds: usize,
-    pub(crate) bytes: usize,
-    pub(crate) median_stop_us: f64,
-    pub(crate) median_save_us: f64,
-    pub(crate) p99_save_us: f64,
-    pub(crate) median_restore_us: f64,
-    pub(crate) p99_restore_us: f64,
-    /// Time of starting a channel; a resident one needs nothing else for its restoration.
-    pub(crate) median_start_us: f64,
-    pub(crate) p99_start_us: f64,
+struct Spread {
+    median_us: f64,
+    p99_us: f64,
+}
+
+impl Spread {
+    /// Summarizes times; `None` if there are none.
+    fn of(times: Vec<f64>) -> Option<Self> {
+        let any = !times.is_empty();
+        any.then(|| Self { median_us: quantile(times.clone(), 0.5), p99_us: quantile(times, 0.99) })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Row {
+    mode: &'static str,
+    rounds: u32,
+    bytes: usize,
+    stop: Option<Spread>,
+    /// A channel that is kept on the NIC is neither saved nor restored.
+    save: Option<Spread>,
+    restore: Option<Spread>,
+    start: Option<Spread>,
 }
 
 /// One rank's end of the channel.
@@ -46,17 +64,16 @@ struct End {
 }
 
 async fn open(host: &impl Host, shared: bool, rank: u16) -> Result<End, String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
     let geometry = Geometry::PM;
     let number = ChannelId(1 + rank);
     let opened = Controller::open_mapped(host, number, geometry, shared);
-    let mut controller = opened.map_err(|error| text(&error))?;
+    let mut controller = opened.map_err(text)?;
     let place = |channel| Place { node: NodeId(0), channel: ChannelId(channel) };
     let options = ContextOptions { job: JOB, rank: Rank(rank), places: vec![place(1), place(2)] };
-    let context = controller.open_context(options).await.map_err(|error| text(&error))?;
-    controller.start(context, Epoch(1)).await.map_err(|error| text(&error))?;
+    let context = controller.open_context(options).await.map_err(text)?;
+    controller.start(context, Epoch(1)).await.map_err(text)?;
     let descriptor = controller.descriptor(context);
-    let channel = Channel::attach(host, descriptor).await.map_err(|error| text(&error))?;
+    let channel = Channel::attach(host, descriptor).await.map_err(text)?;
     Ok(End { controller, context, channel })
 }
 
@@ -71,24 +88,20 @@ async fn fill(from: &mut Channel, to: Rank, (count, bytes): (u32, usize)) -> Res
                 full += 1;
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(text(error)),
         }
     }
     tokio::time::sleep(Duration::from_millis(20)).await;
     Ok(())
 }
 
-/// Measures one mode over `rounds` rounds.
-///
-/// # Errors
-/// One line: the error.
-pub(crate) async fn measure(copies: bool, rounds: u32) -> Result<Row, String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
+/// Measures one mode.
+async fn measure(copies: bool) -> Result<Row, String> {
     let mut unit = Unit::default();
-    unit.install(GANG, Gang::new(GangConfig::default())).map_err(|error| text(&error))?;
+    unit.install(GANG, Gang::new(GangConfig::default())).map_err(text)?;
     let name = format!("preempt channel {}", std::process::id());
     let nic = ShmNic::start(ShmConfig::new(name, NodeId(0), 2), unit);
-    let nic = nic.map_err(|error| text(&error))?;
+    let nic = nic.map_err(text)?;
     let host = nic.host();
     let (mut own, mut other) = (open(&host, copies, 0).await?, open(&host, copies, 1).await?);
     // Fill the other's receive FIFO first, so that later messages stay in this send FIFO.
@@ -96,19 +109,19 @@ pub(crate) async fn measure(copies: bool, rounds: u32) -> Result<Row, String> {
     fill(&mut other.channel, Rank(0), RECEIVED).await?;
     fill(&mut own.channel, Rank(1), SENT).await?;
     let full = RECEIVED.0 as usize * RECEIVED.1 + SENT.0 as usize * SENT.1;
-    let mut took = Took::default();
+    let [mut stop, mut save, mut restore, mut start] = [const { Vec::new() }; 4];
     let mut bytes = full;
     let mut saved = None;
-    for round in 0..rounds {
+    for round in 0..ROUNDS {
         let mut at = now();
-        own.controller.stop(own.context).await.map_err(|error| text(&error))?;
-        lap(&mut at, &mut took.stop);
+        own.controller.stop(own.context).await.map_err(text)?;
+        lap(&mut at, &mut stop);
         if copies {
             let context = own.controller.save(own.context, true).await;
-            let context = context.map_err(|error| text(&error))?;
-            lap(&mut at, &mut took.save);
-            own.controller.restore(own.context, &context).await.map_err(|error| text(&error))?;
-            lap(&mut at, &mut took.restore);
+            let context = context.map_err(text)?;
+            lap(&mut at, &mut save);
+            own.controller.restore(own.context, &context).await.map_err(text)?;
+            lap(&mut at, &mut restore);
             bytes = context.bytes();
             let held = (context.send, context.receive);
             if saved.replace(held.clone()).is_some_and(|before| before != held) {
@@ -117,40 +130,16 @@ pub(crate) async fn measure(copies: bool, rounds: u32) -> Result<Row, String> {
             at = now();
         }
         let started = own.controller.start(own.context, Epoch(2 + round)).await;
-        lap(&mut at, &mut took.start);
-        started.map_err(|error| text(&error))?;
+        lap(&mut at, &mut start);
+        started.map_err(text)?;
     }
     // The last message may not fit with its record.
     if copies && bytes + 2 * SENT.1 < full {
         return Err(format!("the FIFOs hold {bytes} bytes, not {full}"));
     }
-    Ok(took.row(copies, bytes))
-}
-
-/// Times of each round, in microseconds.
-#[derive(Debug, Default)]
-struct Took {
-    stop: Vec<f64>,
-    save: Vec<f64>,
-    restore: Vec<f64>,
-    start: Vec<f64>,
-}
-
-impl Took {
-    fn row(&self, copies: bool, bytes: usize) -> Row {
-        Row {
-            mode: if copies { "copy" } else { "resident" },
-            rounds: self.stop.len(),
-            bytes,
-            median_stop_us: quantile(&self.stop, 0.5),
-            median_save_us: quantile(&self.save, 0.5),
-            p99_save_us: quantile(&self.save, 0.99),
-            median_restore_us: quantile(&self.restore, 0.5),
-            p99_restore_us: quantile(&self.restore, 0.99),
-            median_start_us: quantile(&self.start, 0.5),
-            p99_start_us: quantile(&self.start, 0.99),
-        }
-    }
+    let [stop, save, restore, start] = [stop, save, restore, start].map(Spread::of);
+    let mode = if copies { "copy" } else { "resident" };
+    Ok(Row { mode, rounds: ROUNDS, bytes, stop, save, restore, start })
 }
 
 /// Records the time since `at`, and sets `at` to now.
@@ -160,47 +149,15 @@ fn lap(at: &mut Instant, of: &mut Vec<f64>) {
     *at = now();
 }
 
-fn quantile(values: &[f64], part: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get((sorted.len() as f64 * part) as usize).copied().unwrap_or(0.0)
-}
-
 #[derive(Serialize)]
 struct Document {
     channels: Vec<Row>,
 }
 
 /// Measures both modes and prints the results.
-///
-/// # Errors
-/// One line: the error.
-pub(crate) fn run(json: bool) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| error.to_string())?;
-    let channels = [true, false].map(|copies| runtime.block_on(measure(copies, 2_000)));
-    let channels = channels.into_iter().collect::<Result<Vec<_>, _>>()?;
-    if json {
-        midplane_kit::report::print_json(&Document { channels });
-        return Ok(());
-    }
-    let mut text = format!(
-        "{:<9} {:>9} {:>15} {:>15} {:>15}\n",
-        "", "stop", "save (99 %)", "restore", "start"
-    );
-    for row in &channels {
-        text += &format!(
-            "{:<9} {:>6.2} us {:>5.1} ({:>4.1}) us {:>5.1} ({:>4.1}) us {:>5.2} ({:>4.1}) us\n",
-            row.mode,
-            row.median_stop_us,
-            row.median_save_us,
-            row.p99_save_us,
-            row.median_restore_us,
-            row.p99_restore_us,
-            row.median_start_us,
-            row.p99_start_us,
-        );
-    }
-    midplane_kit::report::say(&text);
-    Ok(())
+pub(crate) fn run(json: bool) -> Result<ExitCode, Failure> {
+    let runtime = runtime()?;
+    let channels = [true, false].map(|copies| runtime.block_on(measure(copies)));
+    let document = Document { channels: channels.into_iter().collect::<Result<_, _>>()? };
+    Ok(report::conclude(json, &document, true))
 }

@@ -1,43 +1,57 @@
 //! The time of freezing real processes of this host.
 
+use std::process::ExitCode;
+
+use midplane::gang::agenda::{Phases, WithItself};
 use serde::Serialize;
 
-use super::arguments::Arguments;
-use super::{live, report};
+use crate::daemons::stage::{Daemons, Stage};
+use crate::fleet::Failure;
+use crate::report::{self, quantile};
 
 const PROCESSES: u16 = 64;
 /// Seconds that each process computes or waits.
-const SECONDS: f64 = 4.0;
+const SECONDS: &str = "4";
+
+#[derive(Serialize)]
+struct Frozen {
+    processes: u16,
+    /// True if the processes are blocked, false if they compute.
+    blocked: bool,
+    freezes: usize,
+    median_us: f64,
+    p99_us: f64,
+}
 
 #[derive(Serialize)]
 struct Document {
-    freezes: Vec<live::Frozen>,
+    freezes: Vec<Frozen>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> bool {
-    let mut freezes = Vec::new();
-    for blocked in [true, false] {
-        match live::freeze(PROCESSES, blocked, SECONDS) {
-            Ok(frozen) => freezes.push(frozen),
-            Err(error) => {
-                report::fail(&error, report::DID_NOT_HOLD);
-                return false;
-            }
-        }
-    }
-    if arguments.json {
-        report::print_json(&Document { freezes });
-        return true;
-    }
-    for frozen in &freezes {
-        report::say(&format!(
-            "{} processes, {}: {:.0} us, 99 % {:.0} us, of {} freezes\n",
-            frozen.processes,
-            if frozen.blocked { "blocked" } else { "spinning" },
-            frozen.median_us,
-            frozen.p99_us,
-            frozen.freezes
-        ));
-    }
-    true
+/// Freezes processes repeatedly, without a network.
+fn freeze(blocked: bool) -> Result<Frozen, String> {
+    let stage = Stage::start(Daemons {
+        hosts: 1,
+        slots: PROCESSES,
+        slice_ms: 10.0,
+        phases: Phases::Four,
+        with_itself: WithItself::Always,
+        fabric: "none",
+        mode: "resident",
+    })?;
+    let how = if blocked { "blocked" } else { "spinning" };
+    stage.run(PROCESSES, &["--be-idle", how, SECONDS])?;
+    let all: Vec<f64> = stage.slices()?.iter().map(|slice| slice.freeze_us).collect();
+    Ok(Frozen {
+        processes: PROCESSES,
+        blocked,
+        freezes: all.len(),
+        median_us: quantile(all.clone(), 0.5),
+        p99_us: quantile(all, 0.99),
+    })
+}
+
+pub(crate) fn run(json: bool) -> Result<ExitCode, Failure> {
+    let document = Document { freezes: vec![freeze(true)?, freeze(false)?] };
+    Ok(report::conclude(json, &document, true))
 }

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::slowdown::{Run, interval, mean_and_variance};
+use super::slowdown::{Run, mean_and_variance};
 
 /// Least number of slices for a line.
 const LEAST: usize = 3;
@@ -92,37 +92,4 @@ fn of(runs: &[Run]) -> Option<Lines> {
 pub(crate) fn lines(runs: &[Run]) -> Vec<Lines> {
     let groups = runs.chunk_by(Run::is_like);
     groups.filter(|group| group.iter().all(|run| run.lost.len() > 1)).filter_map(of).collect()
-}
-
-fn percent(value: f64, ci: [f64; 2]) -> String {
-    let [value, low, high] = [value, ci[0], ci[1]].map(|part| part * 100.0);
-    format!("{value:>6.2} % ({low:>6.2} to {high:>5.2})")
-}
-
-/// Formats the lines for a terminal.
-pub(crate) fn table(runs: &[Run], lines: &[Lines]) -> String {
-    let mut text = String::new();
-    for run in runs.iter().filter(|run| !run.less_still.is_empty()) {
-        let (value, ci) = interval(&run.less_still);
-        text += &format!(
-            "{:<4} {:>5} ms {:<8} less its switches' time {}, of {} switches\n",
-            run.kernel,
-            run.slice_ms,
-            run.mode,
-            percent(value, ci),
-            run.less_still.len()
-        );
-    }
-    for it in lines {
-        for (what, line) in [("fitted", it.slowdown), ("less still", it.less_still)] {
-            text += &format!("{:<4} {:<8} {what:<10}", it.kernel, it.mode);
-            let parts =
-                [("100 ms", line.at_100ms), ("40 ms", line.at_40ms), ("10 ms", line.at_10ms)];
-            for (slice, at) in parts {
-                text += &format!(" {slice} {}", percent(at.value, at.ci));
-            }
-            text += &format!(" at any slice {}\n", percent(line.rest.value, line.rest.ci));
-        }
-    }
-    text
 }

@@ -5,13 +5,13 @@ use std::num::NonZeroU32;
 use midplane::gang::agenda::{Phases, WithItself};
 use midplane::gang::live::message::Slice;
 
-use super::arguments::{Arguments, FabricName};
-use super::daemons::parts::number;
-use super::daemons::stage::{Daemons, Stage};
-use super::laps;
-use super::laps::{Loss, Report};
-use super::nas_rank::Said;
+use super::arguments::{Arguments, mode_name};
+use super::laps::{self, Loss, Report};
 use super::slowdown::{Case, Run, interval};
+use crate::daemons::parts::number;
+use crate::daemons::stage::{Daemons, Stage};
+use crate::fleet::Fabric;
+use crate::nas_rank::Said;
 
 /// Milliseconds of a slice longer than any run.
 const FOR_EVER: f64 = 1e8;
@@ -61,9 +61,9 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     }
     // Over UDP, each daemon stands for a host with an address of its own, with several ranks only if there are too
     // few daemons.
-    let hosts = if arguments.fabric == FabricName::Udp { case.ranks.min(MOST_HOSTS) } else { 1 };
-    let (slots, fabric, mode) = (case.ranks / hosts, arguments.fabric.name(), case.mode.name());
-    let (phases, with_itself) = (arguments.phases(), WithItself::Alternately(stretch(case)));
+    let hosts = if arguments.fabric == Fabric::Udp { case.ranks.min(MOST_HOSTS) } else { 1 };
+    let (slots, fabric, mode) = (case.ranks / hosts, arguments.fabric.name(), mode_name(case.mode));
+    let (phases, with_itself) = (Phases::Two, WithItself::Alternately(stretch(case)));
     let start = |slice_ms| {
         Stage::start(Daemons { hosts, slots, slice_ms, phases, with_itself, fabric, mode })
     };
@@ -80,7 +80,7 @@ struct Preempted {
     unverified: bool,
 }
 
-/// Runs a kernel until the requested preemptions are reached, each time with enough repetitions to show losses.
+/// Runs a kernel as often as requested, each time with enough repetitions to show losses.
 fn preempt(
     arguments: &Arguments,
     case: &Case,
@@ -90,9 +90,7 @@ fn preempt(
     let enough = STRETCHES * 2.0 * f64::from(stretch(case).get()) * case.slice_ms / 1e3;
     let mut again = (enough.max(AT_LEAST) / alone.seconds).ceil().clamp(1.0, MOST_TIMES) as u32;
     let (mut all, mut runs) = (Preempted::default(), 0);
-    let least =
-        |all: &Preempted| arguments.repeat + if all.losses.is_empty() { MORE_RUNS } else { 0 };
-    while runs < least(&all) || all.times < arguments.preemptions {
+    while runs < arguments.repeat + if all.losses.is_empty() { MORE_RUNS } else { 0 } {
         let (gang, reports, count) = once(stage, case, again)?;
         let losses = laps::losses(&reports, &stage.slices()?, case.slice_ms);
         if losses.is_empty() {
@@ -117,9 +115,6 @@ fn preempt(
 }
 
 /// Measures a kernel with preemption and without.
-///
-/// # Errors
-/// One line: the error.
 pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String> {
     let [alone, preempted] = stages(arguments, case)?;
     let (alone, ..) = once(&alone, case, 1)?;
@@ -136,7 +131,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
         class: case.class,
         ranks: case.ranks,
         slice_ms: case.slice_ms,
-        mode: case.mode.name(),
+        mode: mode_name(case.mode),
         slowdown,
         slowdown_ci,
         slowdown_less_still: Some(less),
@@ -155,33 +150,4 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
         fabric: arguments.fabric.name(),
         machine: "this one",
     })
-}
-
-/// Time of freezing real processes.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
-pub(crate) struct Frozen {
-    pub(crate) processes: u16,
-    /// True if the processes are blocked, false if they compute.
-    pub(crate) blocked: bool,
-    pub(crate) freezes: usize,
-    pub(crate) median_us: f64,
-    pub(crate) p99_us: f64,
-}
-
-/// Freezes `processes` processes repeatedly, without a network.
-///
-/// # Errors
-/// One line: the error.
-pub(crate) fn freeze(processes: u16, blocked: bool, seconds: f64) -> Result<Frozen, String> {
-    let (fabric, mode) = ("none", "resident");
-    let (phases, with_itself) = (Phases::Four, WithItself::Always);
-    let (hosts, slots, slice_ms) = (1, processes, 10.0);
-    let of = Daemons { hosts, slots, slice_ms, phases, with_itself, fabric, mode };
-    let stage = Stage::start(of)?;
-    let how = if blocked { "blocked" } else { "spinning" };
-    stage.run(processes, &["--be-idle", how, &seconds.to_string()])?;
-    let mut all: Vec<f64> = stage.slices()?.iter().map(|slice| slice.freeze_us).collect();
-    all.sort_by(f64::total_cmp);
-    let at = |part: f64| all.get((all.len() as f64 * part) as usize).copied().unwrap_or(f64::NAN);
-    Ok(Frozen { processes, blocked, freezes: all.len(), median_us: at(0.5), p99_us: at(0.99) })
 }

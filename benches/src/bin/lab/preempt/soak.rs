@@ -2,11 +2,11 @@
 
 mod chatter;
 
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use indicatif::ProgressBar;
 use midplane::gang::channel::geometry::{FifoSize, Geometry};
 use midplane::gang::context::NetworkContext;
 use midplane::gang::controller::{ControlError, Controller};
@@ -27,7 +27,8 @@ use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
 use serde::Serialize;
 
-use super::{report, slowdown};
+use super::slowdown;
+use crate::report;
 use chatter::{Account, chatter};
 
 /// Preemptions of one random cluster before the next is drawn.
@@ -37,8 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Results over all clusters.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Tally {
-    pub(crate) preemptions: u64,
+struct Tally {
+    preemptions: u64,
     clusters: u64,
     /// Preemptions that copied all FIFOs out, to bytes and back; in every other one some ranks still ran.
     copied: u64,
@@ -59,22 +60,6 @@ pub(crate) struct Tally {
 impl Tally {
     fn holds(&self) -> bool {
         [self.lost, self.doubled, self.reordered, self.damaged] == [0; 4] && self.stuck.is_empty()
-    }
-
-    fn add(&mut self, more: Self) {
-        self.preemptions += more.preemptions;
-        self.clusters += more.clusters;
-        self.copied += more.copied;
-        self.with_messages += more.with_messages;
-        self.in_transit += more.in_transit;
-        self.messages += more.messages;
-        self.bytes += more.bytes;
-        self.lost += more.lost;
-        self.doubled += more.doubled;
-        self.reordered += more.reordered;
-        self.damaged += more.damaged;
-        self.longest_freeze_us = self.longest_freeze_us.max(more.longest_freeze_us);
-        self.stuck.extend(more.stuck);
     }
 }
 
@@ -152,14 +137,14 @@ impl Cluster {
     }
 
     /// Runs the cluster for `preemptions` preemptions, then until every message has arrived.
-    fn run(self, preemptions: u64) -> Tally {
+    fn run(self, preemptions: u64, tally: &Arc<Mutex<Tally>>) {
         let mut world = self.world();
         let hosts: Vec<SimHost> = (0..self.nodes).map(|node| world.host(NodeId(node))).collect();
         let account = Arc::new(Mutex::new(Account::new(self.ranks)));
         let (known, done) = (Arc::clone(&account), Arc::new(Mutex::new(None)));
-        let place = Arc::clone(&done);
+        let (place, shared) = (Arc::clone(&done), Arc::clone(tally));
         world.spawn(NodeId(0), async move {
-            let outcome = self.preempt(&hosts, &known, preemptions).await;
+            let outcome = self.preempt(&hosts, &known, preemptions, &shared).await;
             *place.lock().expect("nobody panics with it") = Some(outcome);
         });
         let take = || done.lock().expect("nobody panics with it").take();
@@ -168,24 +153,21 @@ impl Cluster {
             world.run_until(world.now().plus_nanos(1_000_000));
             outcome = take();
         }
-        let mut tally = match outcome {
-            Some(Ok(tally)) => tally,
-            Some(Err(error)) => self.stuck(&error.to_string()),
-            None => self.stuck("it never ends"),
+        let stuck = match outcome {
+            Some(Ok(())) => None,
+            Some(Err(error)) => Some(error.to_string()),
+            None => Some("it never ends".to_owned()),
         };
         let account = account.lock().expect("nobody panics with it");
-        tally.clusters = 1;
-        tally.messages = account.received();
-        tally.bytes = account.bytes;
-        tally.lost = account.lost();
-        tally.doubled = account.doubled;
-        tally.reordered = account.reordered;
-        tally.damaged = account.damaged;
-        tally
-    }
-
-    fn stuck(&self, why: &str) -> Tally {
-        Tally { stuck: vec![format!("seed {}: {why}", self.seed)], ..Tally::default() }
+        let mut tally = tally.lock().expect("nobody panics with it");
+        tally.stuck.extend(stuck.map(|why| format!("seed {}: {why}", self.seed)));
+        tally.clusters += 1;
+        tally.messages += account.received();
+        tally.bytes += account.bytes;
+        tally.lost += account.lost();
+        tally.doubled += account.doubled;
+        tally.reordered += account.reordered;
+        tally.damaged += account.damaged;
     }
 
     async fn preempt(
@@ -193,7 +175,8 @@ impl Cluster {
         hosts: &[SimHost],
         account: &Arc<Mutex<Account>>,
         preemptions: u64,
-    ) -> Result<Tally, ControlError> {
+        tally: &Mutex<Tally>,
+    ) -> Result<(), ControlError> {
         let (host, places) = (&hosts[0], self.places());
         let controller = |place: &Place| {
             Controller::open(&hosts[place.node.index()], place.channel, self.geometry, self.copies)
@@ -208,31 +191,31 @@ impl Cluster {
             host.spawn(held.reins.hold(program));
         }
         let mut dice = Rng::new(self.seed, "preemptions");
-        let mut tally = Tally::default();
-        while tally.preemptions < preemptions {
+        for number in 0..preemptions {
             host.sleep_until(host.now().plus_nanos(dice.between(1, self.slice))).await;
-            self.preempt_once(host, &mut network, &mut tally).await?;
+            self.preempt_once(host, &mut network, number, tally).await?;
         }
         account.lock().expect("nobody panics with it").sending = false;
         while !network.ranks().iter().all(|held| held.reins.has_ended()) {
             host.sleep_until(host.now().plus_nanos(20_000)).await;
         }
-        Ok(tally)
+        Ok(())
     }
 
     async fn preempt_once(
         self,
         host: &SimHost,
         network: &mut Network,
-        tally: &mut Tally,
+        number: u64,
+        tally: &Mutex<Tally>,
     ) -> Result<(), ControlError> {
         let before = host.now();
-        let ahead = match self.copies && tally.preemptions % 2 == 1 {
+        let mut freeze_us = 0.0;
+        let ahead = match self.copies && number % 2 == 1 {
             true => Some(network.leave(host).await?),
             false => {
                 network.freeze(host).await?;
-                let took = host.now().nanos_since(before) as f64 / 1e3;
-                tally.longest_freeze_us = tally.longest_freeze_us.max(took);
+                freeze_us = host.now().nanos_since(before) as f64 / 1e3;
                 None
             }
         };
@@ -248,18 +231,21 @@ impl Cluster {
         }
         network.run(host).await?;
         let held = cut.in_transit().count() as u64;
+        let mut tally = tally.lock().expect("nobody panics with it");
         tally.preemptions += 1;
         tally.copied += u64::from(self.copies);
         tally.with_messages += u64::from(held > 0);
         tally.in_transit += held;
+        tally.longest_freeze_us = tally.longest_freeze_us.max(freeze_us);
         Ok(())
     }
 }
 
 /// Runs random clusters on all processors, for `preemptions` preemptions in total.
-pub(crate) fn soak(first: u64, preemptions: u64, bar: &ProgressBar) -> Tally {
+pub(crate) fn run(seed: u64, preemptions: u64, json: bool) -> ExitCode {
+    let bar = slowdown::progress(preemptions as usize);
     let clusters = preemptions.div_ceil(OF_ONE_CLUSTER);
-    let (next, total) = (AtomicU64::new(0), Mutex::new(Tally::default()));
+    let (next, total) = (AtomicU64::new(0), Arc::new(Mutex::new(Tally::default())));
     let work = || {
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
@@ -267,36 +253,14 @@ pub(crate) fn soak(first: u64, preemptions: u64, bar: &ProgressBar) -> Tally {
                 return;
             }
             let count = OF_ONE_CLUSTER.min(preemptions - number * OF_ONE_CLUSTER);
-            let tally = Cluster::random(first.wrapping_add(number)).run(count);
+            Cluster::random(seed.wrapping_add(number)).run(count, &total);
             bar.inc(count);
-            total.lock().expect("nobody panics with it").add(tally);
         }
     };
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
-    total.into_inner().expect("nobody panics with it")
-}
-
-pub(crate) fn run(seed: u64, preemptions: u64, json: bool) -> bool {
-    let bar = slowdown::progress(preemptions as usize);
-    let tally = soak(seed, preemptions, &bar);
     bar.finish_and_clear();
-    let holds = tally.holds();
-    if json {
-        report::print_json(&Document { seed, soak: tally });
-        return holds;
-    }
-    let Tally { preemptions, clusters, copied, with_messages, in_transit, .. } = tally;
-    let Tally { messages, bytes, lost, doubled, reordered, damaged, .. } = tally;
-    let mut text = format!(
-        "{preemptions} preemptions of {clusters} random clusters, {copied} of them copied out and in\n\
-         {with_messages} with messages in a FIFO, {in_transit} messages in all; the longest freeze {:.0} us\n\
-         {messages} messages, {bytes} bytes: {lost} lost, {doubled} doubled, {reordered} reordered, {damaged} damaged\n",
-        tally.longest_freeze_us
-    );
-    for stuck in &tally.stuck {
-        text += &format!("{stuck}\n");
-    }
-    report::say(&text);
-    holds
+    let soak = std::mem::take(&mut *total.lock().expect("nobody panics with it"));
+    let holds = soak.holds();
+    report::conclude(json, &Document { seed, soak }, holds)
 }

@@ -1,11 +1,15 @@
 //! The cost of a channel's FIFOs and of other open channels on the paper's machine, over sizes and numbers.
 
+use std::process::ExitCode;
+
 use midplane::gang::channel::geometry::{FifoSize, Geometry};
 use midplane::gang::daemon::Costs;
 use midplane::simhw::profile::Machine;
+use midplane_benches::anchors::pm;
 use serde::Serialize;
 
-use super::{pm, report};
+use crate::fleet::Failure;
+use crate::report;
 
 /// One of the open channels, in virtual time.
 #[derive(Serialize)]
@@ -37,25 +41,12 @@ fn measure(fifo_bytes: u32, channels: u16) -> Option<Row> {
     Some(Row { fifo_bytes, channels, one_way_us, mb_per_s, save_us, restore_us })
 }
 
-pub(crate) fn run(json: bool) -> bool {
+pub(crate) fn run(json: bool) -> Result<ExitCode, Failure> {
     let sizes = [8, 16, 32, 64, 128, 256].map(|kib| (kib << 10, 1));
     let numbers = [2, 4, 8, 16].map(|channels| (64 << 10, channels));
     let rows = sizes.into_iter().chain(numbers).map(|(bytes, channels)| measure(bytes, channels));
-    let Some(sweep) = rows.collect::<Option<Vec<Row>>>() else { return false };
-    if json {
-        report::print_json(&Document { machine: Machine::PM_MYRINET.name, sweep });
-        return true;
-    }
-    let mut text = format!(
-        "{:>9} {:>9} {:>10} {:>12} {:>12} {:>12}\n",
-        "FIFO", "channels", "one way", "stream", "save, full", "restore"
-    );
-    for Row { fifo_bytes, channels, one_way_us, mb_per_s, save_us, restore_us } in &sweep {
-        text += &format!(
-            "{:>5} KiB {channels:>9} {one_way_us:>7.2} us {mb_per_s:>7.1} MB/s {save_us:>9.0} us {restore_us:>9.0} us\n",
-            fifo_bytes >> 10
-        );
-    }
-    report::say(&text);
-    true
+    let sweep =
+        rows.collect::<Option<Vec<Row>>>().ok_or_else(|| "a message was lost".to_owned())?;
+    let document = Document { machine: Machine::PM_MYRINET.name, sweep };
+    Ok(report::conclude(json, &document, true))
 }

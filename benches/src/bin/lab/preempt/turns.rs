@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use midplane::gang::live::clock::now;
 use serde::Serialize;
 
-use midplane_kit::report;
+use crate::fleet::Failure;
+use crate::report::{self, quantile};
 
 /// Interval at which a rank reads the clock.
 const TICK: Duration = Duration::from_micros(100);
@@ -18,9 +20,6 @@ const STOOD_NS: u64 = 20_000_000;
 type Span = (u64, u64);
 
 /// Records for `seconds` seconds when this process ran; writes the spans to `folder/SCHEDULER.JOB.RANK`.
-///
-/// # Errors
-/// One line: the error.
 pub(crate) fn tick(folder: &str, name: &str, seconds: f64) -> Result<(), String> {
     let begin = now().as_nanos();
     let mut spans: Vec<Span> = vec![(begin, begin)];
@@ -61,8 +60,6 @@ struct Row {
     overlaps: usize,
     /// Time from the first rank's begin to the last rank's.
     median_start_skew_ms: f64,
-    /// The 95 % quantile.
-    p95_start_skew_ms: f64,
     longest_start_skew_ms: f64,
 }
 
@@ -111,45 +108,39 @@ fn turns(job: usize, ranks: &[Vec<Span>]) -> Vec<Turn> {
     turns
 }
 
-fn quantile(values: &mut [f64], part: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let at = (values.len() as f64 * part) as usize;
-    values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
-}
-
 fn ms(from: u64, to: u64) -> f64 {
     (to as f64 - from as f64) / 1e6
 }
 
 /// Evaluates the turns of all ranks that a turn of another job follows.
-fn row(scheduler: &str, jobs: &[Vec<Vec<Span>>]) -> Row {
-    let ranks = jobs.first().map_or(0, Vec::len);
+fn row(scheduler: &str, jobs: &BTreeMap<String, Vec<Vec<Span>>>) -> Row {
+    let ranks = jobs.values().next().map_or(0, Vec::len);
     let mut all: Vec<Turn> =
-        jobs.iter().enumerate().flat_map(|(job, ranks)| turns(job, ranks)).collect();
+        jobs.values().enumerate().flat_map(|(job, ranks)| turns(job, ranks)).collect();
     all.sort_by_key(|turn| turn.began);
     let switches: Vec<&[Turn]> = all
         .windows(2)
         .filter(|pair| pair[0].job != pair[1].job && pair.iter().all(|turn| turn.ranks == ranks))
         .collect();
-    let of = |value: &dyn Fn(&[Turn]) -> f64| switches.iter().map(|pair| value(pair)).collect();
-    let mut gaps: Vec<f64> = of(&|pair| ms(pair[0].ended.1, pair[1].began.0));
-    let mut skews: Vec<f64> = of(&|pair| ms(pair[1].began.0, pair[1].began.1));
+    let of = |value: &dyn Fn(&[Turn]) -> f64| -> Vec<f64> {
+        switches.iter().map(|pair| value(pair)).collect()
+    };
+    let gaps = of(&|pair| ms(pair[0].ended.1, pair[1].began.0));
+    let skews = of(&|pair| ms(pair[1].began.0, pair[1].began.1));
     // The first and the last turn are incomplete.
     let whole = switches.get(1..).unwrap_or_default();
-    let mut slices: Vec<f64> =
-        whole.iter().map(|pair| ms(pair[0].began.0, pair[1].began.0)).collect();
+    let slices: Vec<f64> = whole.iter().map(|pair| ms(pair[0].began.0, pair[1].began.0)).collect();
     Row {
         scheduler: scheduler.to_owned(),
         jobs: jobs.len(),
         ranks,
         switches: switches.len(),
-        median_slice_ms: quantile(&mut slices, 0.5),
-        shortest_gap_ms: quantile(&mut gaps, 0.0),
-        median_gap_ms: quantile(&mut gaps, 0.5),
+        median_slice_ms: quantile(slices, 0.5),
+        shortest_gap_ms: quantile(gaps.clone(), 0.0),
+        median_gap_ms: quantile(gaps.clone(), 0.5),
         overlaps: gaps.iter().filter(|gap| **gap < 0.0).count(),
-        median_start_skew_ms: quantile(&mut skews, 0.5),
-        p95_start_skew_ms: quantile(&mut skews, 0.95),
-        longest_start_skew_ms: quantile(&mut skews, 1.0),
+        median_start_skew_ms: quantile(skews.clone(), 0.5),
+        longest_start_skew_ms: quantile(skews, 1.0),
     }
 }
 
@@ -180,42 +171,9 @@ fn read(folder: &Path) -> Result<Notes, String> {
 }
 
 /// Prints the evaluation of a folder's records, one row per scheduler.
-///
-/// # Errors
-/// One line: the error.
-pub(crate) fn run(folder: &Path, json: bool) -> Result<(), String> {
-    let rows: Vec<Row> = read(folder)?
-        .iter()
-        .map(|(scheduler, jobs)| row(scheduler, &jobs.values().cloned().collect::<Vec<_>>()))
-        .collect();
-    if json {
-        report::print_json(&Document { turns: rows });
-        return Ok(());
-    }
-    report::say(&format!(
-        "{:<10} {:>5} {:>9} {:>10} {:>17} {:>9} {:>22}\n",
-        "scheduler",
-        "ranks",
-        "switches",
-        "slice, ms",
-        "gap, ms (least)",
-        "overlaps",
-        "skew, ms (95 %, most)"
-    ));
-    for row in rows {
-        report::say(&format!(
-            "{:<10} {:>5} {:>9} {:>10.0} {:>9.2} ({:>5.2}) {:>9} {:>6.2} ({:>5.2}, {:>7.2})\n",
-            row.scheduler,
-            row.ranks,
-            row.switches,
-            row.median_slice_ms,
-            row.median_gap_ms,
-            row.shortest_gap_ms,
-            row.overlaps,
-            row.median_start_skew_ms,
-            row.p95_start_skew_ms,
-            row.longest_start_skew_ms
-        ));
-    }
-    Ok(())
+pub(crate) fn run(folder: &Path, json: bool) -> Result<ExitCode, Failure> {
+    let notes = read(folder).map_err(Failure::Input)?;
+    let rows = notes.iter().map(|(scheduler, jobs)| row(scheduler, jobs));
+    let document = Document { turns: rows.collect() };
+    Ok(report::conclude(json, &document, true))
 }
