@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use midplane_benches::{daemons, handler, incast, messages, nas_rank, solver, stream};
-use midplane_kit::{claims, command_line, gantt, plot, processes, ranks, report};
+use midplane_kit::{claims, command_line, plot, processes, ranks, report};
 
 /// Measure what Midplane does and what it costs
 ///

@@ -18,10 +18,12 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
             Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)
         })
         .collect();
-    rows.extend(plan::paper::run().lines().iter().filter_map(|line| {
-        let (name, unit, published, ours) = line.beside_paper()?;
-        Some(Row::new(PAPER, name, unit, published, ours))
-    }));
+    let mut report = plan::numbers::Report::default();
+    plan::paper::run(&mut report);
+    let printed = |line: plan::numbers::Line| {
+        Some(Row::new(PAPER, line.name, line.unit, line.paper?, line.value))
+    };
+    rows.extend(report.lines.into_iter().filter_map(printed));
     rows.push(Row::missing(
         PAPER,
         "Table 3",
