@@ -157,7 +157,9 @@ impl Nodes {
             (Fabric::Sim, _) => {
                 return input("--fabric sim: start one process, without --rank and --peers");
             }
-            (Fabric::Udp, Some(_)) => return input("--switch: leave it out; --fabric udp has none"),
+            (Fabric::Udp, Some(_)) => {
+                return input("--switch: leave it out; --fabric udp has none");
+            }
             (Fabric::Udp, None) => None,
             (Fabric::Switch, None) => {
                 return input("--switch: give its host:port, or use --fabric udp");
@@ -222,7 +224,7 @@ pub struct Children {
     /// The switch and its address, if there is one.
     pub switch: Option<(Peer, SocketAddr)>,
     /// The started nodes, in order.
-    pub nodes: Vec<Peer>,
+    pub nodes: Vec<(u16, Peer)>,
 }
 
 impl Children {
@@ -246,14 +248,17 @@ impl Children {
         for rank in first..count {
             let mut more = vec![format!("--rank={rank}")];
             more.extend(has_switch.then(|| format!("--switch={at}")));
-            nodes.push(start(&more, &peers)?);
+            nodes.push((rank, start(&more, &peers)?));
         }
         Ok(Self { peers, switch: switch.map(|switch| (switch, at)), nodes })
     }
 
     /// Returns the error of a node that failed; it explains more than the time-out of those that wait for it.
     pub fn complaint(&mut self) -> Option<Failure> {
-        self.nodes.iter_mut().find_map(Peer::complaint).map(Failure::Stopped)
+        let mut complaints = self.nodes.iter_mut().filter_map(|(rank, node)| {
+            Some(Failure::Stopped(format!("rank {rank}: {}", node.complaint()?)))
+        });
+        complaints.next()
     }
 }
 

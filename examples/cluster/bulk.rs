@@ -4,9 +4,9 @@ use std::fs::File;
 
 use crate::claims::median;
 use crate::contest::Site;
+use crate::transfer;
 use crate::transfer::observe::{Observed, Real, Timings};
 use crate::transfer::wire::{Hand, end, serve};
-use crate::transfer;
 
 /// Bytes of the message.
 const MESSAGE: usize = 4 << 20;

@@ -5,9 +5,10 @@ use std::path::Path;
 use crate::figures::rows::Row;
 use crate::incast::fabrics::simulate;
 use crate::incast::run::Run;
-use crate::incast::setting::{Discard, EtrLead, Fabric, Mode, Setting};
+use crate::incast::setting::{Discard, Mode, Setting};
 use crate::plot::{self, Line, Panel};
 use midplane_benches::anchors::measure;
+use midplane_benches::nodes::Fabric;
 
 const PAPER: &str = "dvcm";
 /// Message sizes in bytes, up to 10 KB as in the figures.
@@ -78,7 +79,7 @@ fn senders(mode: Mode, senders: u16) -> Result<Vec<Run>, String> {
             buffer_bytes: BUFFER_CELLS * 53,
             buffer_cells: Some(BUFFER_CELLS),
             discard: Discard::Tail,
-            etr_lead: EtrLead::Cells(LEAD_CELLS),
+            etr_lead: Some(LEAD_CELLS),
             background_mbps: 0,
             seconds: SECONDS,
             sealed: false,
