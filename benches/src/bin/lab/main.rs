@@ -1,5 +1,16 @@
 //! Measures the functions and costs of Midplane: `lab QUESTION`, one module per question.
 
+/// Displays values by their names on the command line.
+macro_rules! display {
+    ($($name:ty),*) => {
+        $(impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&midplane_kit::command_line::name_of(self))
+            }
+        })*
+    };
+}
+
 mod cache;
 mod collectives;
 mod detector;

@@ -21,14 +21,8 @@ const LEAD_CELLS: u32 = 10;
 const SECONDS: f64 = 0.1;
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
-    let mut rows: Vec<Row> = measure::dvcm()
-        .into_iter()
-        .map(|anchor| {
-            let what = format!("section 3: {}", anchor.what);
-            let row = Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured);
-            if anchor.is_input { row.note("a constant of the profile") } else { row }
-        })
-        .collect();
+    let anchors = measure::dvcm().into_iter();
+    let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "section 3", anchor)).collect();
     let without = curves(Mode::None)?;
     draw(directory, 2, "Without flow control", &without)?;
     let with = curves(Mode::Token)?;

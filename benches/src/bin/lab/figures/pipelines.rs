@@ -11,13 +11,8 @@ const PAPER: &str = "pipelines";
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let folder = directory.join("pipelines");
     plan::figures::draw(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut rows: Vec<Row> = measure::pipelines()
-        .into_iter()
-        .map(|anchor| {
-            let what = format!("Table 1: {}", anchor.what);
-            Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)
-        })
-        .collect();
+    let anchors = measure::pipelines().into_iter();
+    let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "Table 1", anchor)).collect();
     let mut report = plan::numbers::Report::default();
     plan::paper::run(&mut report);
     let printed = |line: plan::numbers::Line| {

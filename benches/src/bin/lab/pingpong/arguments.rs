@@ -1,6 +1,5 @@
 //! Command line of `lab pingpong`, and its contestants.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::lam_table::Column;
@@ -105,15 +104,6 @@ impl Kernel {
     }
 }
 
-macro_rules! display {
-    ($($name:ty),*) => {
-        $(impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.to_possible_value().expect("none is skipped").get_name())
-            }
-        })*
-    };
-}
 display!(Fabric, Layer, Registration, Wait, Kernel);
 
 /// A contestant.

@@ -1,7 +1,5 @@
 //! Command line of `lab service`.
 
-use std::fmt;
-
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
@@ -45,15 +43,6 @@ pub(crate) enum Way {
     Call,
 }
 
-macro_rules! display {
-    ($($name:ty),*) => {
-        $(impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.to_possible_value().expect("none is skipped").get_name())
-            }
-        })*
-    };
-}
 display!(Fabric, Way);
 
 /// Measure one service over tokio's TCP and over our fabrics
