@@ -17,6 +17,7 @@ pub mod incast;
 pub mod messages;
 #[cfg(target_os = "linux")]
 pub mod nas_rank;
+pub mod nodes;
 pub mod solver;
 pub mod stream;
 pub mod transfer;

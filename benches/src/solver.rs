@@ -3,7 +3,6 @@
 pub mod arguments;
 mod background;
 pub mod fabrics;
-pub mod failure;
 pub mod figures;
 mod lead;
 mod message;

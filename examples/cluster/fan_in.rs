@@ -10,8 +10,9 @@ use tokio::task::JoinSet;
 
 use crate::clock::now;
 use crate::contest::Site;
-use crate::incast::fabrics::{self, Place};
-use crate::incast::setting::{Discard, EtrLead, Fabric, Mode, Setting};
+use crate::incast::fabrics;
+use crate::incast::setting::{Discard, Mode, Setting};
+use crate::nodes::{Fabric, Place};
 
 /// Bytes of a message.
 const MESSAGE: usize = 10_000;
@@ -33,7 +34,7 @@ pub(crate) async fn ours(site: &Site<'_>, number: u32, mode: Mode) -> Result<Vec
         buffer_bytes: PORT_BYTES,
         buffer_cells: None,
         discard: Discard::Tail,
-        etr_lead: EtrLead::Auto,
+        etr_lead: None,
         background_mbps: 0,
         seconds: site.time().as_secs_f64(),
         sealed: false,
@@ -43,9 +44,8 @@ pub(crate) async fn ours(site: &Site<'_>, number: u32, mode: Mode) -> Result<Vec
         rank: site.rank,
         peers: site.cluster.peers.clone(),
         switch: Some(site.cluster.switch),
-        keys: Vec::new(),
     };
-    let run = fabrics::take_part(&setting, &place, number, Duration::from_secs(5)).await;
+    let run = fabrics::take_part(&setting, &place, vec![], number, Duration::from_secs(5)).await;
     let run = run.map_err(|failure| failure.to_string())?;
     Ok(run.map(|run| vec![run.goodput_mbps]).unwrap_or_default())
 }

@@ -1,15 +1,15 @@
 //! Command line of the example.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use midplane::simhw::link::CELL_BYTES;
 use midplane::simhw::seal::Key;
 
-use crate::incast::setting::{Discard, EtrLead, Fabric, Mode, Setting};
-use crate::ranks::Ranks;
+use crate::command_line::name_of;
+use crate::incast::setting::{Discard, Mode, Setting};
+use crate::nodes::{Fabric, Nodes, seconds};
 
 /// Message sizes of a comparison, in bytes: up to 10 KB, as in the paper's figures.
 const SIZES: [u32; 6] = [64, 256, 600, 1_500, 4_096, 10_240];
@@ -44,10 +44,8 @@ Exit code: 0 it ran; 1 a peer was lost; 2 bad input.";
 #[derive(Clone, Debug, Parser)]
 #[command(name = "incast", version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Choose the network: virtual time, real sockets, or real sockets through a switch in
-    /// software
-    #[arg(long, value_enum, default_value = "switch")]
-    pub(crate) fabric: Fabric,
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
 
     /// Choose how senders are coordinated; every mode in turn unless given
     #[arg(long, value_enum)]
@@ -78,9 +76,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value = "tail")]
     discard: Discard,
 
-    /// Cells before the end of a message at which mode token-etr releases the token; auto measures hand-overs
-    #[arg(long, value_name = "CELLS|auto", default_value = "auto")]
-    etr_lead: EtrLead,
+    /// Cells before the end of a message at which mode token-etr releases the token; unless given, it measures
+    /// hand-overs
+    #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    etr_lead: Option<u32>,
 
     /// Uncoordinated traffic of one more node to the receiver, in 10^6 bit/s
     #[arg(long, value_name = "MBPS", default_value_t = 0, value_parser = RangedU64ValueParser::<u32>::new().range(0..=100_000))]
@@ -90,49 +89,10 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0.5, value_parser = seconds)]
     seconds: f64,
 
-    /// Seed of everything random
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-
-    /// Print one JSON document, at rank 0, and nothing else
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    /// Draw goodput over message size
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
-
-    /// Rank 0 receives; the last sends beside the others, with --background
-    #[command(flatten)]
-    pub(crate) ranks: Ranks,
-
-    /// Address of the switch, with --fabric switch across hosts
-    #[arg(long, value_name = "HOST:PORT")]
-    pub(crate) switch: Option<String>,
-
     /// File of keys, one NUMBER:SECRET a line with 64 hexadecimal digits: the first seals all frames, all
     /// are accepted. Without it frames are not sealed, and the network is trusted
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
-
-    /// Seconds to wait for peers that are not up yet
-    #[arg(long, default_value_t = 4.0, value_parser = seconds)]
-    wait: f64,
-
-    /// End when standard input does
-    #[arg(long, hide = true)]
-    pub(crate) child: bool,
-
-    /// Run the switch, at the first of the peers
-    #[arg(long, hide = true)]
-    pub(crate) serve_switch: bool,
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("give a number from 0.01 to 3600".into()),
-    }
 }
 
 impl Arguments {
@@ -143,7 +103,7 @@ impl Arguments {
     pub(crate) fn keys(&self) -> Result<Vec<Key>, String> {
         let Some(path) = &self.key else { return Ok(Vec::new()) };
         let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
-        if self.fabric == Fabric::Sim {
+        if self.nodes.fabric == Fabric::Sim {
             return Err(wrong(&"leave it out; --fabric sim has no network to seal"));
         }
         let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
@@ -151,11 +111,6 @@ impl Arguments {
         let keys: Vec<Key> =
             lines.map(str::parse).collect::<Result<_, _>>().map_err(|error| wrong(&error))?;
         if keys.is_empty() { Err(wrong(&"the file has no key")) } else { Ok(keys) }
-    }
-
-    /// Returns the time to wait for peers.
-    pub(crate) fn wait(&self) -> Duration {
-        Duration::from_secs_f64(self.wait)
     }
 
     /// Returns true if several runs are compared.
@@ -183,7 +138,7 @@ impl Arguments {
     fn setting(&self, mode: Mode, senders: u16, message_bytes: u32) -> Setting {
         let cells = self.buffer_cells;
         Setting {
-            fabric: self.fabric,
+            fabric: self.nodes.fabric,
             mode,
             senders,
             message_bytes,
@@ -195,7 +150,7 @@ impl Arguments {
             background_mbps: self.background,
             seconds: self.seconds,
             sealed: self.key.is_some(),
-            seed: self.seed,
+            seed: self.nodes.seed,
         }
     }
 
@@ -221,9 +176,8 @@ impl Arguments {
 
     /// Returns the options of a child process that plays one part of `setting`.
     pub(crate) fn for_child(&self, setting: &Setting) -> Vec<String> {
-        let mut words = vec!["--child".to_owned(), "--json".into(), "--peers".into(), "-".into()];
+        let mut words = self.nodes.for_child();
         let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
-        add("--fabric", name_of(&setting.fabric));
         add("--mode", name_of(&setting.mode));
         add("--discard", name_of(&setting.discard));
         add("--senders", setting.senders.to_string());
@@ -233,19 +187,14 @@ impl Arguments {
             Some(cells) => add("--buffer-cells", cells.to_string()),
             None => add("--buffer-bytes", setting.buffer_bytes.to_string()),
         }
-        add("--etr-lead", setting.etr_lead.to_string());
+        if let Some(cells) = setting.etr_lead {
+            add("--etr-lead", cells.to_string());
+        }
         add("--background", setting.background_mbps.to_string());
         add("--seconds", setting.seconds.to_string());
-        add("--seed", setting.seed.to_string());
-        add("--wait", self.wait.to_string());
         if let Some(path) = &self.key {
             add("--key", path.display().to_string());
         }
         words
     }
-}
-
-/// Returns the name of a value on the command line.
-fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }

@@ -3,8 +3,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use crate::command_line::name_of;
 use crate::incast::run::Run;
-use crate::incast::setting::{Fabric, Mode};
+use crate::incast::setting::Mode;
+use crate::nodes::Fabric;
 use crate::plot::{Line, Panel, draw};
 
 /// Formats a table with a line for each run.
@@ -24,7 +26,7 @@ pub(crate) fn table(runs: &[Run]) -> String {
         let _ = writeln!(
             text,
             "Fabric {}, {trust}, links of {} Mb/s, {buffer} at each port of the switch, seed {}",
-            word(&setting.fabric),
+            name_of(&setting.fabric),
             setting.link_mbps,
             setting.seed
         );
@@ -47,7 +49,7 @@ pub(crate) fn table(runs: &[Run]) -> String {
         let _ = writeln!(
             text,
             "{:<10}{:>8}{:>9}{:>14.2}{:>10.3}{:>9.4}{:>12}{:>12}{:>9}",
-            word(&run.setting.mode),
+            name_of(&run.setting.mode),
             run.setting.senders,
             run.setting.message_bytes,
             run.goodput_mbps,
@@ -62,11 +64,6 @@ pub(crate) fn table(runs: &[Run]) -> String {
         }
     }
     text
-}
-
-/// Returns the name of a value in JSON.
-fn word(value: &impl serde::Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(Into::into)).unwrap_or_default()
 }
 
 /// Draws goodput over message size: a panel for each mode, a line for each number of senders.

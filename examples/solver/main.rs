@@ -12,29 +12,24 @@
 
 mod children;
 
-use midplane_benches::solver::{
-    arguments, fabrics, failure, figures, problem, rank, run, setting, study,
-};
-use midplane_kit::{command_line, processes, ranks, report};
-use std::io::Read as _;
-use std::path::Path;
+use midplane_benches::nodes;
+use midplane_benches::solver::{arguments, fabrics, figures, problem, rank, run, setting, study};
+use midplane_kit::{command_line, report};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use midplane::simhw::launch;
-use midplane::simhw::udp::{SoftSwitch, SwitchConfig, resolve_peers};
 use midplane::warp::iterate::FixedPoint as _;
 use midplane::warp::iterate::matrix::Linear;
 use serde::Serialize;
 
 use arguments::Arguments;
-use fabrics::Place;
-use failure::Failure;
+use nodes::{Fabric, Failure, Part};
 use rank::Job;
 use report::{BAD_INPUT, DID_NOT_HOLD};
 use run::Run;
-use setting::{Fabric, RATE_IN, Setting};
+use setting::{RATE_IN, Setting};
 
 fn main() -> ExitCode {
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
@@ -59,28 +54,19 @@ struct Outcome {
 
 /// Carries out the command line; only rank 0 has runs to report.
 fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
-    let input = |what: String| Err(Failure::Input(what));
-    if let Some(path) = &arguments.plot
-        && !path.parent().is_none_or(|folder| folder == Path::new("") || folder.is_dir())
-    {
-        return input(format!("--plot {}: there is no such folder", path.display()));
-    }
-    if arguments.serve_switch {
-        serve(arguments)?;
+    let part = arguments.nodes.part()?;
+    if let Part::Switch(peers) = part {
+        let setting = arguments.settings(arguments.ranks(), 0, 0).remove(0);
+        nodes::serve(peers, |config| {
+            let config = config.link(setting.link()).rate_in(RATE_IN);
+            config.profile(setting.switch()).seed(setting.seed)
+        })?;
         return Ok(Outcome { runs: Vec::new(), alone: false });
     }
-    let place = arguments.places.place().map_err(Failure::Input)?;
-    // Standard input had the list of peers; its end is the signal to exit.
-    if arguments.child {
-        processes::end_with_parent();
-    }
-    if place.is_none() && arguments.switch.is_some() {
-        return input("--switch: name this host's place with --rank and --peers".into());
-    }
     let problem = Arc::new(problem::read(arguments).map_err(Failure::Input)?);
-    match place {
-        Some(place) => take_part(arguments, &place, &problem),
-        None => compare(arguments, &problem),
+    match part {
+        Part::Node(place) => take_part(arguments, &place, &problem),
+        _ => compare(arguments, &problem),
     }
 }
 
@@ -103,14 +89,14 @@ fn compare(arguments: &Arguments, problem: &Arc<Linear>) -> Result<Outcome, Fail
     let mut runs = Vec::new();
     for (at, setting) in settings.into_iter().enumerate() {
         let load = setting.load.share;
-        let (control, buffer) = (run::word(&setting.control), setting.buffer);
+        let (control, buffer) = (command_line::name_of(&setting.control), setting.buffer);
         bar.set_message(format!("run {}: {control} {buffer}, background {load}", at + 1));
         bar.set_length(DIGITS_DRAWN);
         let setting = Arc::new(setting);
         let job = Job {
             setting: Arc::clone(&setting),
             problem: Arc::clone(problem),
-            wait: arguments.wait(),
+            wait: arguments.nodes.wait(),
             progress: bar.clone(),
         };
         let outcome = match setting.fabric {
@@ -139,74 +125,26 @@ fn take_part(
     place: &launch::Place,
     problem: &Arc<Linear>,
 ) -> Result<Outcome, Failure> {
-    let input = |what: &str| Err(Failure::Input(what.into()));
     let ranks = arguments.ranks_among(place.size()).map_err(Failure::Input)?;
     let mut settings = settings(arguments, ranks, problem)?;
     if settings.len() != 1 {
-        return input("--control: name one; across hosts there is one run");
+        let what = "--control: name one; across hosts there is one run";
+        return Err(Failure::Input(what.into()));
     }
     let setting = Arc::new(settings.remove(0));
-    let (rank, nodes) = (place.rank, setting.nodes());
-    if rank >= nodes {
-        let what = format!("--rank {rank}: outside the list of {nodes} peers; ranks count from 0");
-        return Err(Failure::Input(what));
-    }
-    let switch = match (arguments.fabric, &arguments.switch) {
-        (Fabric::Sim, _) => {
-            return input("--fabric sim: start one process, without --rank and --peers");
-        }
-        (Fabric::Udp, Some(_)) => return input("--switch: leave it out; --fabric udp has none"),
-        (Fabric::Udp, None) => None,
-        (Fabric::Switch, None) => {
-            return input("--switch: give its host:port, or use --fabric udp");
-        }
-        (Fabric::Switch, Some(at)) => {
-            let found = resolve_peers(std::slice::from_ref(at));
-            let found = found.map_err(|_| {
-                Failure::Input(format!(
-                    "--switch {at}: it must be host:port with a host that resolves"
-                ))
-            })?;
-            Some(found[0])
-        }
-    };
-    let peers = ranks::addresses(place, arguments.wait()).map_err(Failure::Input)?;
-    let bar = if rank == 0 { progress(DIGITS_DRAWN) } else { ProgressBar::hidden() };
+    let place = arguments.nodes.seat(place, setting.nodes())?;
+    let bar = if place.rank == 0 { progress(DIGITS_DRAWN) } else { ProgressBar::hidden() };
     let job = Job {
         setting: Arc::clone(&setting),
         problem: Arc::clone(problem),
-        wait: arguments.wait(),
+        wait: arguments.nodes.wait(),
         progress: bar.clone(),
     };
-    let outcome = runtime()?.block_on(fabrics::take_part(job, &Place { rank, peers, switch }))?;
+    let outcome = nodes::runtime()?.block_on(fabrics::take_part(job, &place))?;
     bar.finish_and_clear();
     let direct = outcome.as_ref().and_then(|_| problem::solve_directly(problem));
     let run = outcome.map(|outcome| Run::new(&setting, problem, direct.as_deref(), outcome));
     Ok(Outcome { runs: run.into_iter().collect(), alone: false })
-}
-
-/// Creates a runtime for one node.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::stopped)
-}
-
-/// Runs the switch until standard input ends.
-fn serve(arguments: &Arguments) -> Result<(), Failure> {
-    let peers = arguments.places.peers.read().map_err(Failure::Input)?;
-    let mut peers =
-        resolve_peers(&peers).map_err(|error| Failure::Input(format!("--peers: {error}")))?;
-    let bind = peers.remove(0);
-    let setting = arguments.settings(arguments.ranks(), 0, 0).remove(0);
-    let config = SwitchConfig::new(bind, peers)
-        .link(setting.link())
-        .rate_in(RATE_IN)
-        .profile(setting.switch())
-        .seed(setting.seed);
-    let switch = SoftSwitch::start(config).map_err(|error| Failure::Input(error.to_string()))?;
-    // After an end or an error of standard input no process uses the switch.
-    let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
-    runtime()?.block_on(switch.shutdown());
-    Ok(())
 }
 
 #[derive(Serialize)]
@@ -219,7 +157,8 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
     if runs.is_empty() {
         return ExitCode::SUCCESS;
     }
-    if arguments.json {
+    let nodes = &arguments.nodes;
+    if nodes.json {
         report::print_json(&Document { runs });
     } else {
         report::say(&run::table(runs));
@@ -227,12 +166,11 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
             report::say(&format!("\n{}", study::summary(runs)));
         }
     }
-    let picture = arguments.is_comparison() && !arguments.json && *alone;
-    let path = arguments.plot.clone().or_else(|| picture.then(|| "solver.svg".into()));
-    if let Some(path) = path {
+    let is_picture = arguments.is_comparison() && *alone;
+    if let Some(path) = nodes.picture(is_picture.then_some("solver.svg")) {
         match figures::draw(&path, runs) {
             Err(what) => return report::fail(&what, BAD_INPUT),
-            Ok(paths) if !arguments.json => {
+            Ok(paths) if !nodes.json => {
                 let paths: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
                 report::say(&format!("The pictures are in {}\n", paths.join(", ")));
             }

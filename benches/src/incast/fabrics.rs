@@ -1,6 +1,5 @@
 //! Runs a setting: all nodes in virtual time, or one node over real sockets.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig, LeadTrim};
@@ -18,8 +17,9 @@ use midplane::simhw::udp::{UdpConfig, UdpNic};
 use midplane::warp::firmware::{WARP, Warp};
 
 use super::run::Run;
-use super::scenario::{Failure, Part, RECEIVER, receive, send};
+use super::scenario::{Part, RECEIVER, receive, send};
 use super::setting::Setting;
+use crate::nodes::{Failure, Place};
 
 /// Commands in flight on a port: at 100 Mb/s, 4,096 messages of 64 bytes last some 50 ms.
 const PORT_DEPTH: usize = 4_096;
@@ -83,30 +83,11 @@ pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
     Ok(run)
 }
 
-/// Addresses of the nodes of a live run.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// This process's node.
-    pub rank: u16,
-    /// Addresses of all nodes.
-    pub peers: Vec<SocketAddr>,
-    /// Address of the switch, if there is one.
-    pub switch: Option<SocketAddr>,
-    /// Keys that seal frames.
-    pub keys: Vec<Key>,
-}
-
-impl Place {
-    /// Returns whether all nodes are on one host and so share a clock.
-    fn is_one_host(&self) -> bool {
-        self.peers.iter().all(|peer| peer.ip() == self.peers[0].ip())
-    }
-}
-
 /// Runs one node's part of a live run; the receiver returns the report.
 pub async fn take_part(
     setting: &Setting,
     place: &Place,
+    keys: Vec<Key>,
     round: u32,
     wait: Duration,
 ) -> Result<Option<Run>, Failure> {
@@ -117,11 +98,13 @@ pub async fn take_part(
     if let Some(switch) = place.switch {
         config = config.via(switch);
     }
-    config = place.keys.iter().cloned().fold(config, UdpConfig::key);
+    config = keys.into_iter().fold(config, UdpConfig::key);
     let nic = UdpNic::start(config, firmware(setting, node, false)?)
         .map_err(|error| Failure::Input(format!("--peers: {error}")))?;
     let host = nic.host();
-    let epoch_ns = place.is_one_host().then(|| nanos(time_of_day()) - host.now().as_nanos());
+    // Nodes on one host share a clock.
+    let is_one_host = place.peers.iter().all(|peer| peer.ip() == place.peers[0].ip());
+    let epoch_ns = is_one_host.then(|| nanos(time_of_day()) - host.now().as_nanos());
     let part = Part { setting: setting.clone(), round, wait, epoch_ns };
     let run = if node == RECEIVER {
         receive(&host, &part).await.map(|measured| Some(Run::new(setting, &measured)))

@@ -14,7 +14,7 @@ use midplane::simhw::time::{Instant, nanos};
 use midplane::simhw::wire;
 use serde::{Deserialize, Serialize};
 
-use super::scenario::Failure;
+use crate::nodes::Failure;
 
 /// The first port of every node is its mailbox.
 const MAILBOX: PortId = PortId(0);

@@ -1,6 +1,5 @@
 //! The application: one receiver, its senders, and one background node. Written once, for every fabric.
 
-use std::fmt;
 use std::time::Duration;
 
 use midplane::simhw::host::Host;
@@ -64,47 +63,5 @@ impl Part {
     /// Returns the shared time, if nodes share a clock.
     pub fn stamp(&self, host: &impl Host) -> Option<u64> {
         self.epoch_ns.map(|epoch| epoch + host.now().as_nanos())
-    }
-}
-
-/// Reason for which a node's part failed.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Failure {
-    /// These nodes never answered.
-    Unreachable(Vec<NodeId>),
-    /// A node takes part in another run.
-    Mismatch(NodeId),
-    /// The receiver was lost during the run.
-    ReceiverLost,
-    /// The arguments cannot be satisfied: bad input.
-    Input(String),
-    /// The fabric failed.
-    Stopped(String),
-}
-
-impl Failure {
-    /// Wraps an error of a NIC or a port.
-    pub fn stopped(error: impl fmt::Display) -> Self {
-        Self::Stopped(error.to_string())
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unreachable(nodes) => {
-                let ranks: Vec<String> = nodes.iter().map(ToString::to_string).collect();
-                write!(
-                    f,
-                    "--peers: rank {} did not answer; start it, or see --wait",
-                    ranks.join(", ")
-                )
-            }
-            Self::Mismatch(node) => {
-                write!(f, "rank {node} was started with other parameters; give all ranks the same")
-            }
-            Self::ReceiverLost => f.write_str("rank 0, the receiver, was lost"),
-            Self::Input(what) | Self::Stopped(what) => f.write_str(what),
-        }
     }
 }

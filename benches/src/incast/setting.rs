@@ -1,7 +1,5 @@
 //! The parameters of a run, which every result repeats.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -15,18 +13,7 @@ use midplane::warp::firmware::WarpConfig;
 use serde::{Deserialize, Serialize};
 
 use super::scenario::{BACKGROUND_BYTES, RECEIVER};
-
-/// The fabric between the nodes.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fabric {
-    /// NICs, links and a switch in virtual time.
-    Sim,
-    /// Real sockets, straight from process to process.
-    Udp,
-    /// Real sockets, through a switch in software.
-    Switch,
-}
+use crate::nodes::Fabric;
 
 /// Control of the times at which senders may send.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
@@ -78,50 +65,6 @@ pub enum Discard {
     Epd,
 }
 
-/// Lead of an early token release.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum EtrLead {
-    /// Derived from observed hand-overs.
-    Auto,
-    /// Number of cells before the end of the message.
-    Cells(u32),
-}
-
-impl FromStr for EtrLead {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            _ => match text.parse() {
-                Ok(cells @ 0..=100_000) => Ok(Self::Cells(cells)),
-                _ => Err("it is \"auto\" or a number of cells from 0 to 100000".into()),
-            },
-        }
-    }
-}
-
-impl fmt::Display for EtrLead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Cells(cells) => cells.fmt(f),
-        }
-    }
-}
-
-impl Serialize for EtrLead {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for EtrLead {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
 /// The parameters of one run.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Setting {
@@ -141,8 +84,8 @@ pub struct Setting {
     pub buffer_cells: Option<u32>,
     /// Discard policy of a full port buffer.
     pub discard: Discard,
-    /// Lead of the token release in mode `token-etr`.
-    pub etr_lead: EtrLead,
+    /// Cells before a message's end at which mode `token-etr` releases the token; `None`: derived from hand-overs.
+    pub etr_lead: Option<u32>,
     /// Rate of the background node, which takes no part in the coordination, in 10^6 bit/s.
     pub background_mbps: u32,
     /// Seconds of the measured part.
@@ -179,8 +122,8 @@ impl Setting {
         match (self.mode, self.etr_lead) {
             (Mode::None | Mode::Warp, _) => None,
             (Mode::Token, _) => Some(Lead::Off),
-            (Mode::TokenEtr | Mode::TokenWarp, EtrLead::Auto) => Some(Lead::Steered),
-            (Mode::TokenEtr | Mode::TokenWarp, EtrLead::Cells(cells)) => {
+            (Mode::TokenEtr | Mode::TokenWarp, None) => Some(Lead::Steered),
+            (Mode::TokenEtr | Mode::TokenWarp, Some(cells)) => {
                 let nanos = self.rate().nanos_for(u64::from(cells) * u64::from(CELL_BYTES));
                 Some(Lead::Fixed(Duration::from_nanos(nanos)))
             }

@@ -1,12 +1,12 @@
 //! Command line of the solver.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use super::setting::{Control, Fabric, Hosts, Load, Medium, OnLoss, Setting, Transport};
-use midplane_kit::ranks::Ranks;
+use super::setting::{Control, Hosts, Load, Medium, Setting, Transport};
+use crate::nodes::{Fabric, Nodes, seconds};
+use midplane_kit::command_line::name_of;
 
 /// Buffer sizes of Figure 1.
 pub const BUFFERS: [u16; 6] = [1, 4, 8, 16, 32, 128];
@@ -48,18 +48,12 @@ with one line that says which.";
 #[derive(Clone, Debug, Parser)]
 #[command(name = "solver", version, after_help = EXAMPLES)]
 pub struct Arguments {
-    /// The fabric between the ranks: virtual time, real sockets, or real sockets through a software switch
-    #[arg(long, value_enum, default_value = "switch")]
-    pub fabric: Fabric,
+    #[command(flatten)]
+    pub nodes: Nodes,
 
     /// In virtual time, the shared medium: one cable of 10 Mb/s with collisions, or a switch with ports of 10 Mb/s
     #[arg(long, value_enum, default_value = "cable")]
     medium: Medium,
-
-    /// In virtual time, the hosts' cost of messages: as on the paper's workstations, or none; default on a cable: the
-    /// paper's
-    #[arg(long, value_enum)]
-    hosts: Option<Hosts>,
 
     /// A system in Matrix Market format; its right-hand side is that of the solution of all ones
     #[arg(long, value_name = "FILE.mtx", conflicts_with_all = ["trefethen", "random"])]
@@ -90,11 +84,6 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value = "unicast")]
     transport: Transport,
 
-    /// Send a value only if it has moved by more than this share of the largest step of the rank's last sweep, from 0
-    /// to 1
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
-    trigger: f64,
-
     /// Share of the network that background traffic takes, from 0 to 0.9; default: 0 with --control, else 0 and 0.5
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     background: Option<f64>,
@@ -107,58 +96,18 @@ pub struct Arguments {
     #[arg(long, default_value_t = 1e-6, value_parser = tolerance)]
     tolerance: f64,
 
-    /// Microseconds that a rank takes to compute one update
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    update_us: u32,
-
     /// Time limit of a run in seconds; default: 15 in a comparison, else 300
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
-
-    /// When a rank is lost: end with an error, or continue with rank 0 in its place
-    #[arg(long, value_enum, default_value = "end")]
-    on_loss: OnLoss,
 
     /// Compare Warp with no control and with every static buffer, at five steady and two changing loads, or at
     /// --background: time to a residual of 1e-10
     #[arg(long, conflicts_with_all = ["control", "buffer"])]
     pub study: bool,
 
-    /// Seed of all random numbers
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-
-    /// Print one JSON document, at rank 0, and nothing else
-    #[arg(long)]
-    pub json: bool,
-
-    /// Draw time over buffer sizes into this file, and Warp, Lambda and the residual into files next to it
-    #[arg(long, value_name = "FILE.svg")]
-    pub plot: Option<PathBuf>,
-
-    /// Rank 0 detects the end; with --background the last peer sends the background traffic
-    #[command(flatten)]
-    pub places: Ranks,
-
-    /// Address of the switch, with --fabric switch across hosts
-    #[arg(long, value_name = "HOST:PORT")]
-    pub switch: Option<String>,
-
     /// With --fabric udp: rate limit of each host in 10^6 bit/s, from 1 to 1000
     #[arg(long, value_name = "MBPS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     line_mbps: u16,
-
-    /// Seconds to wait for ranks that are not there yet
-    #[arg(long, default_value_t = 10.0, value_parser = seconds)]
-    wait: f64,
-
-    /// Exit when standard input closes
-    #[arg(long, hide = true)]
-    pub child: bool,
-
-    /// Run the switch, at the address of the first peer
-    #[arg(long, hide = true)]
-    pub serve_switch: bool,
 }
 
 fn number(text: &str, from: f64, to: f64) -> Result<f64, String> {
@@ -172,24 +121,11 @@ fn fraction(text: &str) -> Result<f64, String> {
     number(text, 0.0, 0.9)
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    number(text, 0.0, 1.0)
-}
-
 fn tolerance(text: &str) -> Result<f64, String> {
     number(text, 1e-14, 0.1)
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    number(text, 0.01, 36_000.0)
-}
-
 impl Arguments {
-    /// Returns the time to wait for ranks.
-    pub fn wait(&self) -> Duration {
-        Duration::from_secs_f64(self.wait)
-    }
-
     /// Returns whether several runs are compared.
     pub const fn is_comparison(&self) -> bool {
         self.study || self.control.is_none()
@@ -254,50 +190,41 @@ impl Arguments {
     }
 
     fn setting(&self, ranks: u16, unknowns: usize, system: u64) -> Setting {
-        let is_cable = self.fabric == Fabric::Sim && self.medium == Medium::Cable;
+        let is_cable = self.nodes.fabric == Fabric::Sim && self.medium == Medium::Cable;
         let limit = if self.is_comparison() { COMPARISON_LIMIT } else { LIMIT };
         Setting {
-            fabric: self.fabric,
+            fabric: self.nodes.fabric,
             medium: if is_cable { Medium::Cable } else { Medium::Switch },
-            hosts: self.hosts.unwrap_or(if is_cable { Hosts::Paper } else { Hosts::Today }),
+            hosts: if is_cable { Hosts::Paper } else { Hosts::Today },
             control: Control::None,
             buffer: 1,
             transport: self.transport,
-            trigger: self.trigger,
             ranks,
             unknowns,
             system,
             load: Load { share: 0.0, period: None },
             tolerance: self.tolerance,
-            update_us: self.update_us,
-            on_loss: self.on_loss,
             line_mbps: self.line_mbps,
-            seed: self.seed,
+            seed: self.nodes.seed,
             limit_seconds: self.seconds.unwrap_or(limit),
         }
     }
 
     /// Returns the arguments of a process that plays one part of `setting`.
     pub fn for_child(&self, setting: &Setting) -> Vec<String> {
-        let mut words = vec!["--child".to_owned(), "--json".into(), "--peers".into(), "-".into()];
+        let mut words = self.nodes.for_child();
         let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
-        add("--fabric", name_of(&setting.fabric));
         add("--control", name_of(&setting.control));
         add("--buffer", setting.buffer.to_string());
         add("--transport", name_of(&setting.transport));
-        add("--trigger", setting.trigger.to_string());
         add("--ranks", setting.ranks.to_string());
         add("--background", setting.load.share.to_string());
         if let Some(period) = setting.load.period {
             add("--background-period", period.to_string());
         }
         add("--tolerance", setting.tolerance.to_string());
-        add("--update-us", setting.update_us.to_string());
         add("--seconds", setting.limit_seconds.to_string());
-        add("--on-loss", name_of(&setting.on_loss));
         add("--line-mbps", setting.line_mbps.to_string());
-        add("--seed", setting.seed.to_string());
-        add("--wait", self.wait.to_string());
         match (&self.matrix, self.random, self.trefethen) {
             (Some(path), ..) => add("--matrix", path.display().to_string()),
             (None, Some(n), _) => add("--random", n.to_string()),
@@ -306,9 +233,4 @@ impl Arguments {
         }
         words
     }
-}
-
-/// Returns the command line's name of a value.
-fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }

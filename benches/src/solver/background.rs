@@ -7,8 +7,8 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::time::Instant;
 
-use super::failure::Failure;
 use super::setting::{Load, RATE};
+use crate::nodes::Failure;
 
 /// Bytes of a message, and of its headers.
 const BYTES: usize = 1_000;

@@ -1,7 +1,6 @@
 //! Runs a setting: all nodes in virtual time, or one node over real sockets.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use midplane::nicvm::messages::{MESSAGES, Messages};
@@ -14,9 +13,9 @@ use midplane::warp::firmware::{WARP, Warp};
 use midplane::warp::gate::Gate;
 
 use super::background::disturb;
-use super::failure::Failure;
 use super::rank::{COORDINATOR, Job, Outcome, Rank};
 use super::setting::{Hosts, Setting};
+use crate::nodes::{Failure, Place};
 
 type Gates = BTreeMap<NodeId, Gate>;
 
@@ -66,17 +65,6 @@ pub fn simulate(job: &Job) -> Result<Outcome, Failure> {
     let first = rank(&world, COORDINATOR)?;
     let ended = world.block_on(COORDINATOR, first.work());
     ended.ok_or_else(|| Failure::Stopped("nothing is left to happen".into()))?
-}
-
-/// Addresses of the nodes of a live run.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// This process's node.
-    pub rank: u16,
-    /// Addresses of all nodes.
-    pub peers: Vec<SocketAddr>,
-    /// Address of the switch, if there is one.
-    pub switch: Option<SocketAddr>,
 }
 
 /// Runs one node's part of a live run; rank 0 returns the outcome.

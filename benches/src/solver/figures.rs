@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::arguments::PAPER_BUFFER;
-use super::run::{Run, word};
+use super::run::Run;
 use super::setting::Control;
+use midplane_kit::command_line::name_of;
 use midplane_kit::plot::{self, Line, Panel};
 
 /// Largest drawn warp; larger ones are drawn at it.
@@ -59,7 +60,7 @@ fn by_control(runs: &[&Run], points: impl Fn(&[&Run]) -> Vec<(f64, f64)>) -> Vec
     let line = |control: Control| {
         let of: Vec<&Run> =
             runs.iter().copied().filter(|run| run.setting.control == control).collect();
-        Line { label: word(&control), points: points(&of) }
+        Line { label: name_of(&control), points: points(&of) }
     };
     distinct(runs.iter().map(|run| run.setting.control)).into_iter().map(line).collect()
 }
@@ -84,7 +85,7 @@ fn warps(runs: &[Run]) -> Vec<Panel> {
     let panel = |control: Control| {
         let of: Vec<Run> =
             runs.iter().filter(|run| run.setting.control == control).cloned().collect();
-        by_load(&of, &word(&control), |runs| {
+        by_load(&of, &name_of(&control), |runs| {
             let warp =
                 with_paper_buffer(runs).map(|run| run.traces.warp.clone()).unwrap_or_default();
             let cut = |(message, warp): (f64, f64)| (message, warp.min(MOST_WARP));

@@ -6,11 +6,11 @@ use std::ops::Range;
 use midplane::simhw::id::NodeId;
 use midplane::warp::iterate::termination::{Coordinator, Order, Report};
 
-use super::failure::Failure;
 use super::message::{Note, Tally};
 use super::pace::Pace;
 use super::rank::{COORDINATOR, Rank};
-use super::setting::{OnLoss, Setting};
+use super::setting::Setting;
+use crate::nodes::Failure;
 
 /// Rank 0's state about the other ranks.
 #[derive(Debug)]
@@ -52,11 +52,6 @@ impl Lead {
         self.others.iter().filter(lives).all(|node| self.tallies.contains_key(node))
     }
 
-    /// Returns the unknowns of lost ranks, which rank 0 computes from then on.
-    pub fn adopted(&self, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
-        self.lost.iter().map(|node| ranges[node.index()].clone()).collect()
-    }
-
     /// Returns the order to repeat to the other ranks.
     pub fn repeat(&self) -> Note {
         note(self.coordinator.repeat())
@@ -93,7 +88,7 @@ impl<H: Pace> Rank<H> {
     /// Handles another rank's note to the coordinator.
     pub fn on_note_of_rank(&mut self, from: NodeId, note: Note) -> Result<(), Failure> {
         let Some(lead) = &mut self.lead else { return Ok(()) };
-        // Rank 0 has already replaced a rank that returns after it was declared lost.
+        // A rank that returns after it was declared lost.
         if lead.lost.contains(&from) {
             return self.say(from, &Note::Lost(from.0));
         }
@@ -133,20 +128,11 @@ impl<H: Pace> Rank<H> {
         }
     }
 
-    /// Handles a lost rank: ends the run, or takes over the rank's unknowns.
-    pub fn on_lost(&mut self, node: NodeId) -> Result<(), Failure> {
-        let Some(lead) = &mut self.lead else { return Ok(()) };
+    /// Handles a lost rank, which ends the run.
+    pub fn on_lost(&mut self, node: NodeId) {
         self.heard.remove(&node);
-        if !lead.lost.insert(node) {
-            return Ok(());
-        }
-        if self.job.setting.on_loss == OnLoss::End {
-            return Ok(());
-        }
-        self.part.adopt(self.ranges[node.index()].clone());
-        match lead.coordinator.on_lost(node.index()) {
-            Some(order) => self.order(order),
-            None => Ok(()),
+        if let Some(lead) = &mut self.lead {
+            lead.lost.insert(node);
         }
     }
 

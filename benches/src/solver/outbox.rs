@@ -56,7 +56,6 @@ pub struct Outbox {
     told: BTreeMap<NodeId, BTreeMap<usize, f64>>,
     /// Time of the last message to each target.
     told_at: BTreeMap<NodeId, Instant>,
-    trigger: Trigger,
     memory: Region,
     free: Vec<usize>,
     free_notes: Vec<usize>,
@@ -69,36 +68,6 @@ pub struct Outbox {
     size: f64,
     /// Messages of updates that the NIC has taken.
     sent: u64,
-}
-
-/// Decides which values have moved far enough to be sent.
-#[derive(Debug, Default)]
-struct Trigger {
-    share: f64,
-    /// Last sent value, by unknown.
-    told: BTreeMap<usize, f64>,
-    /// Largest step of the last sweep, and of the current one so far.
-    largest: f64,
-    so_far: f64,
-}
-
-impl Trigger {
-    /// Returns whether to send the new value of an unknown, `step` away from its last one.
-    fn lets(&mut self, i: usize, value: f64, step: f64) -> bool {
-        self.so_far = self.so_far.max(step);
-        let moved = self.told.get(&i).map_or(f64::INFINITY, |told| (value - told).abs());
-        // A rank at rest sends all remaining changes.
-        let lets = self.share == 0.0 || moved > self.share * self.largest;
-        if lets {
-            self.told.insert(i, value);
-        }
-        lets
-    }
-
-    const fn on_sweep(&mut self) {
-        self.largest = self.so_far;
-        self.so_far = 0.0;
-    }
 }
 
 impl Outbox {
@@ -122,7 +91,6 @@ impl Outbox {
             gates,
             gather: FlushBuffer::new(MOST_UPDATES, setting.buffer.into(), GAIN),
             full: Vec::new(),
-            trigger: Trigger { share: setting.trigger, ..Trigger::default() },
             memory,
             free: (0..SLOTS).collect(),
             free_notes: (SLOTS..SLOTS + NOTES).collect(),
@@ -134,11 +102,8 @@ impl Outbox {
         })
     }
 
-    /// Queues the new value of an unknown, `step` away from its last one.
-    pub fn push(&mut self, i: usize, value: f64, step: f64) {
-        if !self.trigger.lets(i, value, step) {
-            return;
-        }
+    /// Queues the new value of an unknown.
+    pub fn push(&mut self, i: usize, value: f64) {
         if self.control == Control::WarpCsend {
             for dirty in self.dirty.values_mut() {
                 dirty.insert(i);
@@ -146,11 +111,6 @@ impl Outbox {
         } else if let Some(full) = self.gather.push((i, value)) {
             self.full.push(full);
         }
-    }
-
-    /// Handles the end of a sweep over all unknowns.
-    pub const fn on_sweep(&mut self) {
-        self.trigger.on_sweep();
     }
 
     /// Sends all messages that are due.

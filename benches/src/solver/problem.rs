@@ -24,7 +24,7 @@ pub fn read(arguments: &Arguments) -> Result<Linear, String> {
         let a = matrix::read(&text).map_err(|error| format!("{name}: {error}"))?;
         (name, a)
     } else if let Some(n) = arguments.random {
-        (format!("--random {n}"), matrix::random(n.into(), RADIUS, arguments.seed))
+        (format!("--random {n}"), matrix::random(n.into(), RADIUS, arguments.nodes.seed))
     } else {
         let n = arguments.trefethen.map_or(UNKNOWNS, usize::from);
         (format!("--trefethen {n}"), matrix::trefethen(n))
@@ -35,7 +35,7 @@ pub fn read(arguments: &Arguments) -> Result<Linear, String> {
         return Err(format!("{name}: {unknowns} unknowns; an update names one of 65535 at most"));
     }
     // The parent process has checked it.
-    if !arguments.child {
+    if !arguments.nodes.child {
         problem.check().map_err(|error| format!("{name}: {error}"))?;
     }
     Ok(problem)

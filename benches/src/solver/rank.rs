@@ -18,13 +18,13 @@ use midplane::warp::iterate::matrix::Linear;
 use midplane::warp::iterate::termination::{Order, Participant, Report};
 use midplane::warp::iterate::{self, Part, partition};
 
-use super::failure::Failure;
 use super::lead::Lead;
 use super::message::{self, NOTE_BYTES, Note, PORT, REPORT_VALUES, Tally, UPDATES};
 use super::outbox::Outbox;
 use super::pace::Pace;
-use super::setting::{OnLoss, Setting};
+use super::setting::{Setting, UPDATE_US};
 use super::traces::Traces;
+use crate::nodes::Failure;
 
 /// The rank that detects the end.
 pub const COORDINATOR: NodeId = NodeId(0);
@@ -160,10 +160,7 @@ impl<H: Pace> Rank<H> {
 
     fn has_ended(&self) -> bool {
         match &self.lead {
-            Some(lead) => {
-                let ends = self.job.setting.on_loss == OnLoss::End;
-                lead.answer().is_some() || ends && !lead.lost.is_empty()
-            }
+            Some(lead) => lead.answer().is_some() || !lead.lost.is_empty(),
             None => self.side.is_stopped(),
         }
     }
@@ -207,12 +204,11 @@ impl<H: Pace> Rank<H> {
         let own: Vec<usize> = self.part.own().collect();
         for some in own.chunks(STRIDE) {
             for &i in some {
-                let before = self.part.x()[i];
                 let (residual, value) = self.part.update(i);
                 largest = largest.max(residual);
-                self.outbox.push(i, value, (value - before).abs());
+                self.outbox.push(i, value);
             }
-            let time = u64::from(self.job.setting.update_us) * 1_000 * some.len() as u64;
+            let time = UPDATE_US * 1_000 * some.len() as u64;
             self.host.compute(&mut self.due, time).await;
             self.attend()?;
             if !self.side.may_sweep() {
@@ -220,7 +216,6 @@ impl<H: Pace> Rank<H> {
             }
             self.send_updates()?;
         }
-        self.outbox.on_sweep();
         self.tally.iterations += 1;
         if let Some(report) = self.side.on_sweep(largest) {
             self.report(report)?;
@@ -341,8 +336,6 @@ impl<H: Pace> Rank<H> {
 
     pub fn obey(&mut self, order: Order) -> Result<(), Failure> {
         let own = [self.ranges[self.host.node().index()].clone()];
-        let adopted = self.lead.as_ref().map(|lead| lead.adopted(&self.ranges));
-        let own: Vec<Range<usize>> = own.into_iter().chain(adopted.unwrap_or_default()).collect();
         for report in self.side.handle_order(order, &own, self.part.x()) {
             self.report(report)?;
         }
@@ -393,7 +386,8 @@ impl<H: Pace> Rank<H> {
         let is_gone = |(_, heard): &(&NodeId, &Instant)| now.since(**heard) > LOST;
         let gone: Vec<NodeId> = self.heard.iter().filter(is_gone).map(|(node, _)| *node).collect();
         if self.lead.is_some() {
-            return gone.into_iter().try_for_each(|node| self.on_lost(node));
+            gone.into_iter().for_each(|node| self.on_lost(node));
+            return Ok(());
         }
         // The coordinator watches the other ranks.
         if gone.contains(&COORDINATOR) { Err(Failure::Lost(vec![COORDINATOR.0])) } else { Ok(()) }

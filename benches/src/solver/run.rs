@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use midplane::warp::iterate::matrix::Linear;
+use midplane_kit::command_line::name_of;
 use serde::Serialize;
 
 use super::rank::Outcome;
@@ -87,10 +88,10 @@ pub fn table(runs: &[Run]) -> String {
             "{} unknowns on {} ranks, fabric {}, {}, hosts as {}, {}, seed {}",
             setting.unknowns,
             setting.ranks,
-            word(&setting.fabric),
-            word(&setting.medium),
-            word(&setting.hosts),
-            word(&setting.transport),
+            name_of(&setting.fabric),
+            name_of(&setting.medium),
+            name_of(&setting.hosts),
+            name_of(&setting.transport),
             setting.seed
         );
     }
@@ -117,7 +118,7 @@ pub fn table(runs: &[Run]) -> String {
         let _ = writeln!(
             text,
             "{:<12}{:>7}{:>12}{:>9.2}{:>9}{:>10}{:>11.0}{:>8}{:>10.1e}{:>10}{:>8.2}{end}",
-            word(&run.setting.control),
+            name_of(&run.setting.control),
             run.setting.buffer,
             format!("{}{changes}", load.share),
             run.seconds,
@@ -131,9 +132,4 @@ pub fn table(runs: &[Run]) -> String {
         );
     }
     text
-}
-
-/// Returns the JSON string of a value.
-pub fn word(value: &impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(Into::into)).unwrap_or_default()
 }

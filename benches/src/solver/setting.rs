@@ -12,28 +12,20 @@ use midplane::simhw::topology::Topology;
 use midplane::warp::firmware::WarpConfig;
 use serde::Serialize;
 
+use crate::nodes::Fabric;
+
 /// Rate of the cable, or of the switch's ports to the ranks.
 pub const RATE: LineRate = LineRate::mbps(10);
 /// Rate at which hosts send into a switch, so that queues form at its ports and not at the hosts' NICs.
 pub const RATE_IN: LineRate = LineRate::mbps(100);
+/// Microseconds that a rank takes to compute one update.
+pub const UPDATE_US: u64 = 100;
 /// Target queue in bytes: on a cable over all ranks together, at a switch per port. Queued values grow stale; 2 KiB
 /// are 1.6 ms.
 const CABLE_QUEUE: u32 = 8 << 10;
 const PORT_QUEUE: u32 = 2 << 10;
 /// Buffer of a switch's port, in bytes.
 const PORT_BUFFER: u32 = 32 << 10;
-
-/// The fabric between the ranks.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fabric {
-    /// Virtual time.
-    Sim,
-    /// Real sockets, straight from process to process.
-    Udp,
-    /// Real sockets, through a switch in software.
-    Switch,
-}
 
 /// The shared medium.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
@@ -83,16 +75,6 @@ pub enum Control {
     WarpCsend,
 }
 
-/// Action when a rank is lost.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnLoss {
-    /// Report the loss and end.
-    End,
-    /// Continue: rank 0 computes the lost rank's unknowns.
-    GoOn,
-}
-
 /// Load by background traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Load {
@@ -113,7 +95,6 @@ pub struct Setting {
     pub control: Control,
     pub buffer: u16,
     pub transport: Transport,
-    pub trigger: f64,
     pub ranks: u16,
     pub unknowns: usize,
     /// Number that identifies the system.
@@ -122,8 +103,6 @@ pub struct Setting {
     #[serde(flatten)]
     pub load: Load,
     pub tolerance: f64,
-    pub update_us: u32,
-    pub on_loss: OnLoss,
     /// Rate limit over sockets without a software switch.
     pub line_mbps: u16,
     pub seed: u64,

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use super::arguments::{BUFFERS, PAPER_BUFFER};
-use super::run::{Run, word};
+use super::run::Run;
 use super::setting::{Control, Load, Setting};
+use midplane_kit::command_line::name_of;
 
 /// Steady loads: share of the network that background traffic takes.
 const LOADS: [f64; 5] = [0.0, 0.2, 0.4, 0.6, 0.8];
@@ -64,7 +65,7 @@ pub fn summary(runs: &[Run]) -> String {
                 text,
                 "{:<14}{:<12}{:>9.2}{:>16}{:>22}{:>14.2}",
                 format!("{}{}", load.share, if load.period.is_some() { " changing" } else { "" }),
-                word(&control),
+                name_of(&control),
                 time(ours),
                 ratio(none, ours),
                 format!("{:.2} ({})", time(best), best.setting.buffer),

@@ -6,8 +6,6 @@ use midplane::pipeline::auto::Refragment;
 use midplane::pipeline::estimate::{FitError, Line, RISKY, fit};
 use midplane::pipeline::{Limits, Pipeline, Plan, PlanError, Request, Stage, auto, fixed};
 
-use super::Fault;
-use super::pace;
 use super::wire::{Hand, Outcome, send};
 
 /// Largest and smallest fragment of a mixed message, as parts of it.
@@ -25,16 +23,16 @@ const LEAST: f64 = 1.0 / 16.0;
 pub struct Real<'a> {
     pub hand: &'a Hand,
     pub file: &'a File,
-    pub limits: pace::Limits,
 }
 
 impl Real<'_> {
     /// Sends one message in fragments of these sizes.
-    pub async fn time(&self, sizes: &[u64]) -> Result<Outcome, Fault> {
-        tokio::select! {
-            outcome = send(self.hand, self.file, sizes, self.limits) => outcome.map_err(Fault::lost("the receiver")),
-            _ = tokio::signal::ctrl_c() => Err(Fault::Lost("stopped".into())),
-        }
+    ///
+    /// # Errors
+    /// One line, if the receiver is lost.
+    pub async fn time(&self, sizes: &[u64]) -> Result<Outcome, String> {
+        let outcome = send(self.hand, self.file, sizes).await;
+        outcome.map_err(|error| format!("the receiver: {error}"))
     }
 }
 
@@ -57,7 +55,7 @@ impl Timings {
 
     /// Times one message in fragments of all sizes, and whole messages of some sizes. The first round is not counted:
     /// caches are cold and processors asleep.
-    pub async fn observe(&mut self, real: &Real<'_>) -> Result<(), Fault> {
+    pub async fn observe(&mut self, real: &Real<'_>) -> Result<(), String> {
         let sizes = mixed(self.message, self.turn);
         let outcome = real.time(&sizes).await?;
         self.turn += 1;
@@ -83,7 +81,7 @@ impl Timings {
 /// The path's costs for messages of about one size.
 #[derive(Clone, Debug)]
 pub struct Observed {
-    /// The stages read, send, receive and write; stages that share a processor are merged.
+    /// The stages read, send, receive and write.
     pub chain: Pipeline,
     /// Microseconds of a message beyond its stages, independent of the cut: wake-ups and the receiver's
     /// acknowledgement. Negative if stages were timed too slow.
@@ -94,17 +92,15 @@ pub struct Observed {
 impl Observed {
     /// Fits the costs to the timings. Time of whole messages beyond the timed stages goes to the receiving stage if
     /// it grows with the size, else to the delay.
-    pub fn new(real: &Real<'_>, seen: &Timings) -> Result<Self, Fault> {
-        let shared = real.limits.disk.is_free() && real.limits.link.is_free();
-        Self::fitted(&seen.stays, &seen.whole, seen.message as f64, shared)
-            .map_err(|problem| Fault::Lost(format!("observing the path: {problem}")))
+    pub fn new(seen: &Timings) -> Result<Self, String> {
+        Self::fitted(&seen.stays, &seen.whole, seen.message as f64)
+            .map_err(|problem| format!("observing the path: {problem}"))
     }
 
     fn fitted(
         stays: &[Vec<(f64, f64)>; 3],
         whole: &[(f64, f64)],
         bytes: f64,
-        shared: bool,
     ) -> Result<Self, FitError> {
         let lines = [fit(&stays[0])?, fit(&stays[1])?, fit(&stays[2])?];
         let whole = fit(whole)?;
@@ -114,11 +110,7 @@ impl Observed {
         let delay_us = whole.at(bytes) - sum(&|line| line.at(bytes)) - per_byte * bytes;
         let receive = Stage::new(0.0, per_byte).map_err(|_| FitError::TooFew(0))?;
         let stages = vec![lines[0].stage(), lines[1].stage(), receive, lines[2].stage()];
-        let mut chain = Pipeline::new(stages).map_err(|_| FitError::TooFew(0))?;
-        if shared {
-            // One thread reads and sends, the other receives and writes.
-            chain = chain.merged(2..4).and_then(|chain| chain.merged(0..2)).expect("four stages");
-        }
+        let chain = Pipeline::new(stages).map_err(|_| FitError::TooFew(0))?;
         Ok(Self { chain, delay_us, risky: lines.iter().any(|line| line.error > RISKY) })
     }
 

@@ -13,7 +13,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::pace::{Limits, PacedRead, PacedWrite};
+use super::pace::{DISK, LINK, PacedRead, PacedWrite};
 
 /// Largest number of fragments of one message, and of its bytes.
 const MOST_FRAGMENTS: u32 = 1 << 16;
@@ -34,7 +34,7 @@ pub struct Outcome {
 }
 
 /// Sends the first bytes of a file in fragments of these sizes.
-pub async fn send(hand: &Hand, file: &File, sizes: &[u64], limits: Limits) -> io::Result<Outcome> {
+pub async fn send(hand: &Hand, file: &File, sizes: &[u64]) -> io::Result<Outcome> {
     let (mut inlet, mut outlet) = (hand.clone(), hand.clone());
     let count = u32::try_from(sizes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     outlet.write_u32_le(count).await?;
@@ -44,8 +44,8 @@ pub async fn send(hand: &Hand, file: &File, sizes: &[u64], limits: Limits) -> io
     if inlet.read_u8().await? != READY {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let source = PacedRead::new(Disk::from_start(file)?, limits.disk)?;
-    let link = PacedWrite::new(outlet, limits.link)?;
+    let source = PacedRead::new(Disk::from_start(file)?, DISK)?;
+    let link = PacedWrite::new(outlet, LINK)?;
     let conveyor = Conveyor::source(source, sizes.to_vec()).stage(link);
     let start = conveyor.started();
     let sender = conveyor.run().await.map_err(io::Error::other)?;
@@ -76,7 +76,7 @@ pub async fn end(hand: &Hand) -> io::Result<()> {
 }
 
 /// Receives messages into a file, one over the other, until the end marker.
-pub async fn serve(stream: TcpStream, file: &File, sync: bool, limits: Limits) -> io::Result<()> {
+pub async fn serve(stream: TcpStream, file: &File) -> io::Result<()> {
     let mut hand = Hand::new(stream)?;
     loop {
         let count = hand.read_u32_le().await?;
@@ -94,13 +94,10 @@ pub async fn serve(stream: TcpStream, file: &File, sync: bool, limits: Limits) -
         if sizes.iter().map(|&size| u128::from(size)).sum::<u128>() > MOST_BYTES {
             return Err(beyond());
         }
-        let volume = PacedWrite::new(Disk::from_start(file)?, limits.disk)?;
+        let volume = PacedWrite::new(Disk::from_start(file)?, DISK)?;
         hand.write_u8(READY).await?;
         let conveyor = Conveyor::source(hand.clone(), sizes).stage(volume);
         let rows = conveyor.run().await.map_err(io::Error::other)?;
-        if sync {
-            file.sync_data()?;
-        }
         hand.write_u8(DONE).await?;
         let mut report = Vec::with_capacity(rows.len() * 16);
         for row in &rows {

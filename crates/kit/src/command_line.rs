@@ -3,8 +3,13 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{Parser, ValueEnum};
+
+/// Returns the command line's name of a value.
+pub fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
+}
 
 /// Parses a command line; prints one line about an error.
 ///

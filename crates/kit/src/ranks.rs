@@ -89,6 +89,23 @@ pub fn addresses(place: &Place, wait: Duration) -> Result<Vec<SocketAddr>, Strin
     }
 }
 
+/// Returns this process's rank of two and both addresses, after checking that its own is free; `None` if it is alone.
+/// Rank 1 listens for TCP there. Retries unknown names for `wait`.
+///
+/// # Errors
+/// One line that names the argument and the remedy.
+pub fn of_two(ranks: &Ranks, wait: Duration) -> Result<Option<(u16, Vec<SocketAddr>)>, String> {
+    let Some(place) = ranks.place()? else { return Ok(None) };
+    if place.size() != 2 {
+        return Err(format!("--peers: name two ranks, 0 and 1, not {}", place.size()));
+    }
+    let peers = addresses(&place, wait)?;
+    if place.rank == 1 {
+        listen(peers[1])?;
+    }
+    Ok(Some((place.rank, peers)))
+}
+
 /// Listens on this process's own address, for TCP.
 ///
 /// # Errors

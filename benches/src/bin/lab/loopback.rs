@@ -45,14 +45,6 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     milliseconds: u32,
 
-    /// Seal our frames
-    #[arg(long)]
-    sealed: bool,
-
-    /// Only rows whose name contains this
-    #[arg(long, value_name = "WORD", default_value = "")]
-    only: String,
-
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -82,8 +74,7 @@ pub(crate) struct Plan {
     pub(crate) question: Question,
     pub(crate) placement: Placement,
     pub(crate) time: Duration,
-    /// True if ours seals frames; true if TCP gathers messages before it writes them.
-    pub(crate) sealed: bool,
+    /// True if TCP gathers messages before it writes them.
     pub(crate) buffered: bool,
 }
 
@@ -106,7 +97,6 @@ struct Row {
 struct Document {
     rounds: u32,
     milliseconds: u32,
-    sealed: bool,
     rows: Vec<Row>,
 }
 
@@ -128,29 +118,22 @@ const CASES: [Case; 7] = {
 };
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let cases: Vec<Case> =
-        CASES.into_iter().filter(|case| case.0.contains(&arguments.only)).collect();
-    if cases.is_empty() {
-        let names: Vec<&str> = CASES.iter().map(|case| case.0).collect();
-        let what = format!("--only {:?}: no row is called so; {names:?} are", arguments.only);
-        return report::fail(&what, report::BAD_INPUT);
-    }
     let watch = Watch::start();
-    match measure(&arguments, &cases) {
+    match measure(&arguments) {
         Ok(rows) => finish(&arguments, rows, &watch),
         Err(error) => report::fail(&format!("the loopback failed: {error}"), report::DID_NOT_HOLD),
     }
 }
 
-fn measure(arguments: &Arguments, cases: &[Case]) -> std::io::Result<Vec<Row>> {
+fn measure(arguments: &Arguments) -> std::io::Result<Vec<Row>> {
     let bar = ProgressBar::new(u64::from(arguments.rounds));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {eta}").expect("a constant"));
-    let mut results = vec![Vec::new(); cases.len()];
+    let mut results = vec![Vec::new(); CASES.len()];
     for round in 0..arguments.rounds {
-        for (results, case) in results.iter_mut().zip(cases) {
+        for (results, case) in results.iter_mut().zip(&CASES) {
             let (_, _, question, placement, buffered) = *case;
             let time = Duration::from_millis(arguments.milliseconds.into());
-            let plan = Plan { question, placement, time, sealed: arguments.sealed, buffered };
+            let plan = Plan { question, placement, time, buffered };
             let bare = match question {
                 Question::OneWay => Some(udp::run(plan)?),
                 Question::Stream(_) => None,
@@ -168,7 +151,7 @@ fn measure(arguments: &Arguments, cases: &[Case]) -> std::io::Result<Vec<Row>> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let rows = cases.iter().zip(results).map(|(case, results)| row(case, &results));
+    let rows = CASES.iter().zip(results).map(|(case, results)| row(case, &results));
     rows.collect::<Option<_>>().ok_or_else(|| std::io::Error::other("a round has no number"))
 }
 
@@ -201,8 +184,8 @@ fn row(
 fn finish(arguments: &Arguments, rows: Vec<Row>, watch: &Watch) -> ExitCode {
     let verdicts: Vec<Verdict> = rows.iter().filter_map(|row| row.verdict).collect();
     if arguments.json {
-        let Arguments { rounds, milliseconds, sealed, .. } = *arguments;
-        report::print_json(&Document { rounds, milliseconds, sealed, rows });
+        let Arguments { rounds, milliseconds, .. } = *arguments;
+        report::print_json(&Document { rounds, milliseconds, rows });
     } else {
         let mut text = format!(
             "{:<30}{:>14}{:>14}{:>8}{:>12}{:>12}\n",

@@ -1,5 +1,16 @@
 //! Measures the functions and costs of Midplane: `lab QUESTION`, one module per question.
 
+/// Displays values by their names on the command line.
+macro_rules! display {
+    ($($name:ty),*) => {
+        $(impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&midplane_kit::command_line::name_of(self))
+            }
+        })*
+    };
+}
+
 mod cache;
 mod calls;
 mod collectives;
@@ -27,7 +38,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use midplane_benches::{daemons, handler, incast, messages, nas_rank, solver, stream};
-use midplane_kit::{claims, command_line, gantt, plot, processes, ranks, report};
+use midplane_kit::{claims, command_line, plot, processes, ranks, report};
 
 /// Measure what Midplane does and what it costs
 ///

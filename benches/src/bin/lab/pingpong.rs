@@ -10,9 +10,10 @@ mod fabric;
 mod layers;
 mod libraries;
 mod measure;
+mod slots;
 mod writes;
 
-use crate::{lam_table, plot, processes, report};
+use crate::{lam_table, processes, report};
 use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -144,30 +145,6 @@ impl Run {
 
 fn finish(arguments: &Arguments, skipped: Vec<String>, runs: Vec<Run>) -> ExitCode {
     let holds = runs.iter().all(|run| run.deviation().is_none_or(|far| far.abs() <= TOLERANCE));
-    if let Some(path) = &arguments.plot {
-        let lines = |pick: fn(&Run) -> f64| {
-            let mut lines: Vec<plot::Line> = Vec::new();
-            for run in runs.iter().filter(|run| !pick(run).is_nan()) {
-                let memory = run.registration.as_deref().unwrap_or("");
-                let label = format!("{} {} {} {}", run.fabric, run.layer, memory, run.wait);
-                let point = (run.bytes.max(1) as f64, pick(run));
-                match lines.iter_mut().find(|line| line.label == label) {
-                    Some(line) => line.points.push(point),
-                    None => lines.push(plot::Line { label, points: vec![point] }),
-                }
-            }
-            lines
-        };
-        let panels = [
-            plot::Panel { title: "one way, us".into(), lines: lines(|run| run.median_us) },
-            plot::Panel { title: "bandwidth, GB/s".into(), lines: lines(|run| run.gb_per_s) },
-        ];
-        let bytes = plot::Axis { label: "bytes", scale: plot::Scale::Binary };
-        let measured = plot::Axis { label: "", scale: plot::Scale::Decimal };
-        if let Err(what) = plot::draw(path, bytes, measured, &panels) {
-            return report::fail(&what, report::BAD_INPUT);
-        }
-    }
     if arguments.json {
         report::print_json(&Document { skipped, runs });
     } else {

@@ -2,7 +2,7 @@
 
 pub(crate) mod figures;
 mod measure;
-mod numbers;
+pub(crate) mod numbers;
 pub(crate) mod paper;
 mod study;
 
@@ -52,10 +52,10 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<bool, String> {
-    let mut report = Report::new("numbers");
+    let mut report = Report::default();
     let is_paper = arguments.paper || !arguments.study && arguments.figures.is_none();
     if is_paper {
-        report.append(paper::run());
+        paper::run(&mut report);
     }
     if arguments.study {
         study(&mut report, arguments);
@@ -72,7 +72,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         return Ok(true);
     }
     if arguments.json {
-        print_json(&report.json());
+        print_json(&report.document());
     } else {
         say(&report.table());
     }
@@ -81,7 +81,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
 
 fn study(report: &mut Report, arguments: &Arguments) {
     let samples = usize::try_from(arguments.samples).unwrap_or(usize::MAX);
-    report.append(study::run(arguments.seed, samples));
+    study::run(report, arguments.seed, samples);
     measure::black_box(report, arguments.seed, samples);
     measure::sudden_change(report, arguments.seed, samples / 2);
     measure::cache(report, arguments.seed);

@@ -13,11 +13,10 @@ mod call;
 mod contest;
 mod load;
 
-use crate::{plot, processes, ranks, report};
+use crate::{processes, ranks, report};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use midplane::simhw::launch::Place;
 use serde::Serialize;
 
 pub(crate) use arguments::Arguments;
@@ -45,9 +44,9 @@ struct Document {
 }
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let checked = arguments.ranks.place().and_then(|place| {
-        arguments.check(place.as_ref())?;
-        place.map(seat).transpose()
+    let checked = ranks::of_two(&arguments.ranks, call::PATIENCE).and_then(|place| {
+        arguments.check(place.is_none())?;
+        Ok(place)
     });
     let place = match checked {
         Ok(place) => place,
@@ -61,15 +60,6 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         Ok(None) => ExitCode::SUCCESS,
         Err(what) => report::fail(&what, report::DID_NOT_HOLD),
     }
-}
-
-/// Returns this process's rank and both addresses; the server's is also its TCP address.
-fn seat(place: Place) -> Result<(u16, Vec<SocketAddr>), String> {
-    let peers = ranks::addresses(&place, call::PATIENCE)?;
-    if place.rank == 1 {
-        ranks::listen(peers[1])?;
-    }
-    Ok((place.rank, peers))
 }
 
 /// Takes this process's part: rank 0 is the client, rank 1 the server; a process that is alone starts its server.
@@ -110,11 +100,6 @@ fn run(
 }
 
 fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
-    if let Some(path) = &arguments.plot
-        && let Err(what) = draw(path, &runs)
-    {
-        return report::fail(&what, report::BAD_INPUT);
-    }
     if arguments.json {
         let (rounds, milliseconds) = (arguments.rounds, arguments.milliseconds);
         report::print_json(&Document { rounds, milliseconds, runs });
@@ -142,26 +127,4 @@ fn table(runs: &[Run]) -> String {
         );
     }
     text
-}
-
-fn draw(path: &std::path::Path, runs: &[Run]) -> Result<(), String> {
-    let lines = |pick: fn(&Run) -> f64| {
-        let mut lines: Vec<plot::Line> = Vec::new();
-        for run in runs {
-            let label = format!("{} {}", run.fabric, run.way);
-            let point = (run.bytes.max(1) as f64, pick(run));
-            match lines.iter_mut().find(|line| line.label == label) {
-                Some(line) => line.points.push(point),
-                None => lines.push(plot::Line { label, points: vec![point] }),
-            }
-        }
-        lines
-    };
-    let panels = [
-        plot::Panel { title: "requests/s".into(), lines: lines(|run| run.requests_per_s) },
-        plot::Panel { title: "median, us".into(), lines: lines(|run| run.median_us) },
-    ];
-    let bytes = plot::Axis { label: "bytes", scale: plot::Scale::Binary };
-    let measured = plot::Axis { label: "", scale: plot::Scale::Decimal };
-    plot::draw(path, bytes, measured, &panels)
 }

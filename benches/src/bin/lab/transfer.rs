@@ -5,23 +5,22 @@
 //! two hosts.
 
 mod compare;
-mod peer;
 
+use crate::processes::{self, Peer};
 use crate::{claims, ranks, report};
-use midplane_benches::transfer;
-use std::path::PathBuf;
+use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use claims::Verdict;
 use clap::Parser;
+use midplane_benches::transfer;
+use midplane_benches::transfer::wire::{Hand, end, serve};
 use report::{BAD_INPUT, DID_NOT_HOLD, fail};
-use transfer::Fault;
-use transfer::pace::{Limit, Limits};
+use tokio::net::{TcpListener, TcpStream};
 
-/// A volume of 3,000 operations and 125 MB a second, as the cheapest general volumes of clouds promise.
-const DISK: Limit = Limit { op_us: 333.0, mbps: 1000.0 };
-
-/// A gigabit link; a fragment costs a system call, an interrupt and a wake-up on each side.
-const LINK: Limit = Limit { op_us: 100.0, mbps: 1000.0 };
+/// Attempts to reach the receiver, 50 ms apart.
+const TRIES: u32 = 200;
 
 /// Measure a file's transfer from disk to disk, in planned and other fragments
 ///
@@ -29,8 +28,7 @@ const LINK: Limit = Limit { op_us: 100.0, mbps: 1000.0 };
 /// follows from that alone. Then the whole file, fixed sizes and the plan are timed in alternating rounds, and their
 /// medians compared.
 ///
-/// Disks and link have the rates of a small cloud machine, set by the options below; the planner does not know them.
-/// With --unlimited they run at the machine's speed: from page cache to page cache.
+/// Disks and link have the rates of a small cloud machine; the planner does not know them.
 #[derive(Clone, Debug, Parser)]
 #[command(after_long_help = HELP)]
 pub(crate) struct Arguments {
@@ -43,62 +41,17 @@ pub(crate) struct Arguments {
     /// Stop measuring after so many seconds, even if rounds are left
     #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Make every message durable before it counts as arrived
-    #[arg(long)]
-    sync: bool,
-    /// Rate of a disk in 10^6 bit/s; 0: unlimited
-    #[arg(long, value_name = "MBPS", default_value_t = DISK.mbps, value_parser = rate)]
-    disk_mbps: f64,
-    /// Microseconds of a disk operation
-    #[arg(long, value_name = "US", default_value_t = DISK.op_us, value_parser = rate)]
-    disk_us: f64,
-    /// Rate of the link in 10^6 bit/s; 0: unlimited
-    #[arg(long, value_name = "MBPS", default_value_t = LINK.mbps, value_parser = rate)]
-    link_mbps: f64,
-    /// Microseconds of a fragment on the link
-    #[arg(long, value_name = "US", default_value_t = LINK.op_us, value_parser = rate)]
-    link_us: f64,
-    /// No rates: as fast as the machine's page cache and sockets
-    #[arg(long, conflicts_with_all = ["disk_mbps", "disk_us", "link_mbps", "link_us"])]
-    unlimited: bool,
-    /// Directory of the two temporary files
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
     /// Print one JSON document instead of a table
     #[arg(long)]
     json: bool,
-    /// Draw the measured and the predicted Gantt chart of a planned 1 MiB message; a trace for Perfetto if the name
-    /// ends in .json
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
-    /// Run as the receiver of the process that started this one
+    /// Exit when standard input closes
     #[arg(long, hide = true)]
     child: bool,
-}
-
-impl Arguments {
-    /// Returns the rates of this process's stages.
-    fn limits(&self) -> Limits {
-        let limit = |op_us, mbps| {
-            if self.unlimited { Limit { op_us: 0.0, mbps: 0.0 } } else { Limit { op_us, mbps } }
-        };
-        Limits {
-            disk: limit(self.disk_us, self.disk_mbps),
-            link: limit(self.link_us, self.link_mbps),
-        }
-    }
-}
-
-/// Parses a rate or a cost: 0 to a million.
-fn rate(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "must be a number".to_owned())?;
-    if (0.0..=1e6).contains(&value) { Ok(value) } else { Err("must be from 0 to 1000000".into()) }
 }
 
 const HELP: &str = "Two hosts: put their host:port into a file, one a line, then run
   host A: lab transfer --rank 0 --peers FILE
   host B: lab transfer --rank 1 --peers FILE
-Each host's command line sets the rates of its own disk; the sender's sets those of the link.
 
 Columns: the plan's fragments and family; its median time, the time it predicted, and the error of that; the median
 times of the whole file, of 64 KiB fragments, and of the fastest fixed size; the plan's time over the latter's.
@@ -108,22 +61,80 @@ longer than the fastest fixed size; also 0 with fewer than 3 rounds or without o
 1 one of these failed, or the peer was lost; 2 bad input; 3 one failed, and the machine was too busy to judge it.";
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let place = match ranks::of_two(&arguments.ranks, Duration::ZERO) {
+        Ok(place) => place,
+        Err(what) => return fail(&what, BAD_INPUT),
+    };
+    if arguments.child {
+        processes::end_with_parent();
+    }
     // One thread per process: on two processors the two processes are the parallel stages, and no stage waits for
     // another thread to wake.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(problem) => {
-            return fail(&format!("starting a runtime: {problem}"), DID_NOT_HOLD);
-        }
+        Err(problem) => return fail(&format!("starting a runtime: {problem}"), DID_NOT_HOLD),
     };
     let watch = claims::Watch::start();
-    let outcome = peer::run(&runtime, &arguments);
+    let outcome = runtime.block_on(async {
+        tokio::select! {
+            done = run(&arguments, place) => done,
+            _ = tokio::signal::ctrl_c() => Err("stopped".into()),
+        }
+    });
     // A blocked read from a lost peer must not keep the process alive.
     runtime.shutdown_background();
     match outcome {
         Ok(Some(verdict)) => claims::exit(&[verdict], &watch),
         Ok(None) => ExitCode::SUCCESS,
-        Err(Fault::Input(problem)) => fail(&problem, BAD_INPUT),
-        Err(Fault::Lost(problem)) => fail(&problem, DID_NOT_HOLD),
+        Err(problem) => fail(&problem, DID_NOT_HOLD),
+    }
+}
+
+/// Takes this process's part, as a sender or a receiver; a process that is alone starts its receiver. The sender
+/// returns a verdict.
+async fn run(
+    arguments: &Arguments,
+    place: Option<(u16, Vec<SocketAddr>)>,
+) -> Result<Option<Verdict>, String> {
+    match place {
+        Some((0, peers)) => send(arguments, peers[1]).await.map(Some),
+        Some((_, peers)) => receive(peers[1]).await.map(|()| None),
+        None => {
+            let peers = processes::free_addresses(2)?;
+            let words = ["transfer", "--rank=1", "--peers=-", "--child"].map(str::to_owned);
+            let mut receiver = Peer::start(&words, &peers)?;
+            receiver.beside(send(arguments, peers[1])).await.map(Some)
+        }
+    }
+}
+
+async fn receive(own: SocketAddr) -> Result<(), String> {
+    let file = transfer::file(0).map_err(|error| format!("a file to receive: {error}"))?;
+    let listener = TcpListener::from_std(ranks::listen(own)?);
+    let work = async {
+        let (stream, _) = listener?.accept().await?;
+        serve(stream, &file).await
+    };
+    work.await.map_err(|error| format!("the sender: {error}"))
+}
+
+async fn send(arguments: &Arguments, to: SocketAddr) -> Result<Verdict, String> {
+    let file = transfer::file(compare::FILE);
+    let file = file.map_err(|error| format!("writing the file to send: {error}"))?;
+    let hand = connect(to).await.map_err(|error| format!("{to}: {error}"))?;
+    let verdict = compare::run(arguments, &hand, &file).await?;
+    end(&hand).await.map_err(|error| format!("the receiver: {error}"))?;
+    Ok(verdict)
+}
+
+async fn connect(address: SocketAddr) -> std::io::Result<Hand> {
+    let mut tries = 0;
+    loop {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Hand::new(stream),
+            Err(error) if tries == TRIES => return Err(error),
+            Err(_) => tries += 1,
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -14,7 +14,8 @@ use midplane::warp::firmware;
 
 use super::super::mailbox::{Either, Mailbox, Note, Sent, Word, by, either, later};
 use super::super::setting::{Mode, Service};
-use super::{BACKGROUND_BYTES, COUNTS, Failure, Part, STAMP_BYTES};
+use super::{BACKGROUND_BYTES, COUNTS, Part, STAMP_BYTES};
+use crate::nodes::Failure;
 
 /// Bytes of posted buffers for each kind of message: a third of a second at 100 Mb/s.
 const BUFFER_BYTES: usize = 4 << 20;

@@ -13,7 +13,8 @@ use midplane::warp::firmware;
 
 use super::super::mailbox::{Either, Mailbox, Note, REPEAT, Sent, Word, by, either, later};
 use super::super::setting::Service;
-use super::{COUNTS, Failure, POSTED, Part, RECEIVER, STAMP_BYTES};
+use super::{COUNTS, POSTED, Part, RECEIVER, STAMP_BYTES};
+use crate::nodes::Failure;
 
 /// Cookie of the request for the coordination's counters.
 const COUNTERS_COOKIE: u64 = u64::MAX;
@@ -79,7 +80,7 @@ async fn say_done<H: Host>(
             }
         }
     }
-    Err(Failure::ReceiverLost)
+    Err(Failure::Lost(vec![RECEIVER.0]))
 }
 
 /// A port that is kept full.
@@ -153,7 +154,7 @@ impl<'a> Pump<'a> {
             let hello = Word::Hello(self.part.setting.fingerprint());
             mailbox.send(RECEIVER, Note { round: self.part.round, word: hello })?;
         }
-        Err(Failure::ReceiverLost)
+        Err(Failure::Lost(vec![RECEIVER.0]))
     }
 
     async fn measure<H: Host>(&mut self, host: &H) -> Result<(), Failure> {

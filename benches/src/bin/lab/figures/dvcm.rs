@@ -5,9 +5,10 @@ use std::path::Path;
 use crate::figures::rows::Row;
 use crate::incast::fabrics::simulate;
 use crate::incast::run::Run;
-use crate::incast::setting::{Discard, EtrLead, Fabric, Mode, Setting};
+use crate::incast::setting::{Discard, Mode, Setting};
 use crate::plot::{self, Line, Panel};
 use midplane_benches::anchors::measure;
+use midplane_benches::nodes::Fabric;
 
 const PAPER: &str = "dvcm";
 /// Message sizes in bytes, up to 10 KB as in the figures.
@@ -20,14 +21,8 @@ const LEAD_CELLS: u32 = 10;
 const SECONDS: f64 = 0.1;
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
-    let mut rows: Vec<Row> = measure::dvcm()
-        .into_iter()
-        .map(|anchor| {
-            let what = format!("section 3: {}", anchor.what);
-            let row = Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured);
-            if anchor.is_input { row.note("a constant of the profile") } else { row }
-        })
-        .collect();
+    let anchors = measure::dvcm().into_iter();
+    let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "section 3", anchor)).collect();
     let without = curves(Mode::None)?;
     draw(directory, 2, "Without flow control", &without)?;
     let with = curves(Mode::Token)?;
@@ -78,7 +73,7 @@ fn senders(mode: Mode, senders: u16) -> Result<Vec<Run>, String> {
             buffer_bytes: BUFFER_CELLS * 53,
             buffer_cells: Some(BUFFER_CELLS),
             discard: Discard::Tail,
-            etr_lead: EtrLead::Cells(LEAD_CELLS),
+            etr_lead: Some(LEAD_CELLS),
             background_mbps: 0,
             seconds: SECONDS,
             sealed: false,

@@ -12,13 +12,8 @@ const PAPER: &str = "lam-via";
 const SIZES: u32 = 16;
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
-    let mut rows: Vec<Row> = measure::lam_via()
-        .into_iter()
-        .map(|anchor| {
-            let what = format!("section 2.1: {}", anchor.what);
-            Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)
-        })
-        .collect();
+    let anchors = measure::lam_via().into_iter();
+    let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "section 2.1", anchor)).collect();
     let mut lines = Vec::new();
     for column in Column::ALL {
         let (name, place, note) = match column {

@@ -11,17 +11,14 @@ const PAPER: &str = "pipelines";
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let folder = directory.join("pipelines");
     plan::figures::draw(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut rows: Vec<Row> = measure::pipelines()
-        .into_iter()
-        .map(|anchor| {
-            let what = format!("Table 1: {}", anchor.what);
-            Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)
-        })
-        .collect();
-    rows.extend(plan::paper::run().lines().iter().filter_map(|line| {
-        let (name, unit, published, ours) = line.beside_paper()?;
-        Some(Row::new(PAPER, name, unit, published, ours))
-    }));
+    let anchors = measure::pipelines().into_iter();
+    let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "Table 1", anchor)).collect();
+    let mut report = plan::numbers::Report::default();
+    plan::paper::run(&mut report);
+    let printed = |line: plan::numbers::Line| {
+        Some(Row::new(PAPER, line.name, line.unit, line.paper?, line.value))
+    };
+    rows.extend(report.lines.into_iter().filter_map(printed));
     rows.push(Row::missing(
         PAPER,
         "Table 3",

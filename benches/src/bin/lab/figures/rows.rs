@@ -1,5 +1,6 @@
 //! The table over all papers.
 
+use midplane_benches::anchors::measure::Anchor;
 use serde::Serialize;
 
 /// A paper's number and ours, or a note why it can't be reproduced.
@@ -34,6 +35,13 @@ impl Row {
         let deviation = (published != 0.0).then(|| ours / published - 1.0);
         let (published, ours) = (Some(published), Some(ours));
         Self { paper, what: what.into(), unit, published, ours, deviation, note: String::new() }
+    }
+
+    /// Creates the row of an anchor, whose place in the paper is `place`.
+    pub(crate) fn of(paper: &'static str, place: &str, anchor: Anchor) -> Self {
+        let what = format!("{place}: {}", anchor.what);
+        let row = Self::new(paper, what, anchor.unit, anchor.published, anchor.measured);
+        if anchor.is_input { row.note("a constant of the profile") } else { row }
     }
 
     /// Creates a row for a number that the paper describes in words only, or not at all.

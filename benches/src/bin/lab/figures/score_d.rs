@@ -32,10 +32,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     // `paper::tables` has the rows of Table 2.
     let of_profile =
         measure::score_d().into_iter().filter(|anchor| anchor.source.ends_with("Table 3"));
-    rows.extend(of_profile.map(|anchor| {
-        let what = format!("Table 3, profile alone: {}", anchor.what);
-        Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)
-    }));
+    rows.extend(of_profile.map(|anchor| Row::of(PAPER, "Table 3, profile alone", anchor)));
     rows.push(Row::missing(
         PAPER,
         "Table 2: MPI latency and bandwidth",

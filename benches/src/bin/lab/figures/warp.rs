@@ -63,7 +63,7 @@ fn simulate(arguments: &Arguments) -> Result<Vec<Run>, String> {
         let job = Job {
             setting: Arc::clone(&setting),
             problem: Arc::clone(&problem),
-            wait: arguments.wait(),
+            wait: arguments.nodes.wait(),
             progress: ProgressBar::hidden(),
         };
         let outcome = solver::fabrics::simulate(&job).map_err(|failure| failure.to_string())?;

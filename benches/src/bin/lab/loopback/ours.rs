@@ -11,7 +11,6 @@ use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::port::{Command, Port, Status};
 use midplane::simhw::region::Region;
-use midplane::simhw::seal::Key;
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 
@@ -33,9 +32,9 @@ pub(crate) fn run(plan: Plan) -> io::Result<f64> {
     let peers = [sockets[0].local_addr()?, sockets[1].local_addr()?];
     drop(sockets);
     match plan.question {
-        Question::OneWay => run_sides(plan.placement, ask(peers, plan), echo(peers, plan)),
+        Question::OneWay => run_sides(plan.placement, ask(peers, plan), echo(peers)),
         Question::Stream(bytes) => {
-            run_sides(plan.placement, receive(peers, plan, bytes), send(peers, plan, bytes))
+            run_sides(plan.placement, receive(peers, plan, bytes), send(peers, bytes))
         }
     }
 }
@@ -58,19 +57,15 @@ impl Side {
     fn start(
         node: u16,
         peers: [SocketAddr; 2],
-        plan: Plan,
         (slots, bytes): (usize, usize),
     ) -> io::Result<Self> {
         // A line rate above any loopback's: frames are not paced.
         let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
-        let mut config = UdpConfig::new(NodeId(node), peers.to_vec())
+        let config = UdpConfig::new(NodeId(node), peers.to_vec())
             .line(line)
             .transmit_depth(256)
             .port_depth(4 * WINDOW)
             .coprocessor(Coprocessor::Task);
-        if plan.sealed {
-            config = config.key(Key::new(1, [7; 32]));
-        }
         let mut unit = Unit::default();
         unit.install(MESSAGES, Messages::new()).map_err(other)?;
         let nic = UdpNic::start(config, unit).map_err(other)?;
@@ -101,8 +96,7 @@ impl Side {
 }
 
 impl Side {
-    /// Sends until an answer arrives, and receives all answers: the other side may not have started yet, and sealed
-    /// sides first agree on keys.
+    /// Sends until an answer arrives, and receives all answers: the other side may not have started yet.
     async fn find_peer(&mut self) -> io::Result<()> {
         let mut answered = false;
         while !answered {
@@ -117,7 +111,7 @@ impl Side {
 }
 
 async fn ask(peers: [SocketAddr; 2], plan: Plan) -> io::Result<f64> {
-    let mut side = Side::start(0, peers, plan, (2, SHORT))?;
+    let mut side = Side::start(0, peers, (2, SHORT))?;
     side.lend(0)?;
     side.find_peer().await?;
     let (begin, mut rounds) = (now(), 0_u32);
@@ -136,8 +130,8 @@ async fn ask(peers: [SocketAddr; 2], plan: Plan) -> io::Result<f64> {
     Ok(begin.elapsed().as_secs_f64() * 1e6 / f64::from(rounds) / 2.0)
 }
 
-async fn echo(peers: [SocketAddr; 2], plan: Plan) -> io::Result<f64> {
-    let mut side = Side::start(1, peers, plan, (2, SHORT))?;
+async fn echo(peers: [SocketAddr; 2]) -> io::Result<f64> {
+    let mut side = Side::start(1, peers, (2, SHORT))?;
     side.lend(0)?;
     side.port.ring();
     loop {
@@ -158,7 +152,7 @@ fn window(bytes: usize) -> usize {
 /// Returns the messages received per second; acknowledges them, so that the sender may continue.
 async fn receive(peers: [SocketAddr; 2], plan: Plan, bytes: usize) -> io::Result<f64> {
     let window = window(bytes);
-    let mut side = Side::start(0, peers, plan, (2 * window + 1, bytes))?;
+    let mut side = Side::start(0, peers, (2 * window + 1, bytes))?;
     for slot in 0..2 * window {
         side.lend(slot)?;
     }
@@ -185,9 +179,9 @@ async fn receive(peers: [SocketAddr; 2], plan: Plan, bytes: usize) -> io::Result
 }
 
 /// Sends as far ahead as the window allows.
-async fn send(peers: [SocketAddr; 2], plan: Plan, bytes: usize) -> io::Result<f64> {
+async fn send(peers: [SocketAddr; 2], bytes: usize) -> io::Result<f64> {
     let window = window(bytes);
-    let mut side = Side::start(1, peers, plan, (window + 8, bytes))?;
+    let mut side = Side::start(1, peers, (window + 8, bytes))?;
     for slot in window..window + 8 {
         side.lend(slot)?;
     }

@@ -1,7 +1,6 @@
 //! Machine, date and versions of a measurement.
 
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
@@ -29,7 +28,7 @@ impl Machine {
 /// Describes this machine, now.
 pub(crate) fn describe() -> Machine {
     Machine {
-        date: date(),
+        date: said("date", &["-u", "+%F"]),
         processor: processor().unwrap_or_else(|| std::env::consts::ARCH.into()),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
         load: first_word("/proc/loadavg").unwrap_or_else(|| "unknown".into()),
@@ -54,26 +53,4 @@ fn said(program: &str, words: &[&str]) -> String {
     let said = Command::new(program).args(words).output();
     let text = said.ok().and_then(|done| String::from_utf8(done.stdout).ok());
     text.map_or_else(|| format!("no {program}"), |text| text.trim().to_owned())
-}
-
-/// Returns the date, in UTC.
-#[expect(clippy::disallowed_methods, reason = "the table says when it was made")]
-fn date() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let (mut year, mut day) = (1970, seconds / 86_400);
-    let leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    while day >= 365 + u64::from(leap(year)) {
-        day -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let months = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while day >= months[month] {
-        day -= months[month];
-        month += 1;
-    }
-    format!("{year}-{:02}-{:02}", month + 1, day + 1)
 }

@@ -1,8 +1,6 @@
 //! Command line of `lab pingpong`, and its contestants.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
 
 use crate::lam_table::Column;
 use crate::processes;
@@ -16,11 +14,10 @@ Examples:
   lab pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   other libraries too
   lab pingpong --fabric udp --between 10.0.0.1,10.0.0.2 --launch 'ssh other'   two hosts
   lab pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
-  lab pingpong --json --plot pingpong.svg
 
 One way is half a round trip: the median over batches of round trips, and over the rounds. The sender copies
 nothing beforehand: messages lie in a buffer (kernel) or in registered memory (raw, vi). The receiver reads every byte.
-Layers: raw is the unit's message service; vi bare Virtual Interfaces; direct vi with its data bypassing the NIC;
+Layers: slots is the bare ring slots, polled; raw is the unit's message service; vi bare Virtual Interfaces; direct vi with its data bypassing the NIC;
 write direct with RDMA writes; message MPI's tagged point-to-point over vi; lanes the same over shared memory alone,
 bypassing the NIC. With --wait poll both processes busy-poll and need a core each.
 Other libraries are measured by programs of their packages; a missing one is skipped.
@@ -43,6 +40,8 @@ pub(crate) enum Fabric {
 /// The layer that carries the messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Layer {
+    /// The ring slots of shared memory, without NICs.
+    Slots,
     /// The unit's message service.
     Raw,
     /// Virtual Interfaces.
@@ -61,13 +60,10 @@ pub(crate) enum Layer {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Registration {
     /// Copied in parts through a registered area.
-    #[value(alias = "copy")]
     Copied,
     /// In one piece; memory is registered on first use, and the registration cached.
-    #[value(alias = "on-the-fly")]
     Cached,
     /// In one piece; memory is registered beforehand.
-    #[value(alias = "ahead")]
     Registered,
 }
 
@@ -108,15 +104,6 @@ impl Kernel {
     }
 }
 
-macro_rules! display {
-    ($($name:ty),*) => {
-        $(impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.to_possible_value().expect("none is skipped").get_name())
-            }
-        })*
-    };
-}
 display!(Fabric, Layer, Registration, Wait, Kernel);
 
 /// A contestant.
@@ -231,10 +218,6 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draw latency and bandwidth over size
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
-
     /// Address of the waiting process, for the second process of a run
     #[arg(long, hide = true)]
     pub(crate) child: Option<String>,
@@ -266,12 +249,15 @@ impl Arguments {
         if let Some(bytes) = self.sizes.iter().find(|bytes| !(1..=MAX_BYTES).contains(*bytes)) {
             return Err(format!("--sizes {bytes}: must be from 1 to {MAX_BYTES} bytes"));
         }
-        let past_the_nic =
-            self.layer.iter().find(|l| matches!(l, Layer::Lanes | Layer::Direct | Layer::Write));
+        let is_bypass = |layer: &&Layer| !matches!(layer, Layer::Raw | Layer::Vi | Layer::Message);
+        let past_the_nic = self.layer.iter().find(is_bypass);
         if let Some(layer) = past_the_nic
             && self.fabric.iter().any(|fabric| *fabric != Fabric::Shm)
         {
-            return Err(format!("--layer {layer}: only --fabric shm has lanes"));
+            return Err(format!("--layer {layer}: only --fabric shm has it"));
+        }
+        if self.layer.contains(&Layer::Slots) && self.wait.iter().any(|wait| *wait != Wait::Poll) {
+            return Err("--layer slots: both processes poll; add --wait poll".into());
         }
         self.check_hosts()
     }

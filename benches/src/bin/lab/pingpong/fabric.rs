@@ -25,6 +25,7 @@ use crate::pingpong::baseline::{self, Game};
 use crate::pingpong::layers::{Interface, Messages, Raw, interfaces};
 use crate::pingpong::libraries;
 use crate::pingpong::measure::{self, Figures, Side};
+use crate::pingpong::slots::Slots;
 use crate::pingpong::writes::Writes;
 use crate::processes::{self, Peer};
 
@@ -139,6 +140,9 @@ async fn ours<G: Game>(
             let carrier = LaneCarrier::open(&config).map_err(|error| error.to_string())?;
             game.play(&mut Messages::new(carrier, most, wait, LANE_MTU)?).await
         }
+        Fabric::Shm if layer == Layer::Slots => {
+            game.play(&mut Slots::new(place, NodeId(node), most)?).await
+        }
         Fabric::Shm => {
             let config = ShmConfig::new(place, NodeId(node), 2);
             let nic = ShmNic::start(config, unit()?).map_err(|error| error.to_string())?;
@@ -198,7 +202,7 @@ async fn play<G: Game>(
             let carrier = interfaces(host, how, eager).await?;
             game.play(&mut Messages::new(carrier, most, wait, eager)?).await
         }
-        Layer::Lanes | Layer::Direct | Layer::Write => {
+        Layer::Slots | Layer::Lanes | Layer::Direct | Layer::Write => {
             unreachable!("over shared memory alone, which is checked")
         }
     }

@@ -70,11 +70,11 @@ pub(crate) fn read_all(
 
 /// Number of empty polls in a row.
 #[derive(Debug, Default)]
-struct EmptyPolls(u32);
+pub(crate) struct EmptyPolls(u32);
 
 impl EmptyPolls {
     #[inline]
-    fn again(&mut self) {
+    pub(crate) fn again(&mut self) {
         self.0 += 1;
         // No pause between polls: a pause takes longer than a poll.
         if self.0.is_multiple_of(POLLS) {

@@ -7,7 +7,7 @@ use midplane::pipeline::estimate::{Monitor, Path, Verdict, observe};
 use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::{Limits, Pipeline, Planner, Request, Stage, fixed, ramp};
 
-use super::numbers::{Line, Report};
+use super::numbers::Report;
 use midplane_benches::chains::{Dice, Sample};
 
 /// A chain with noise: every time is off by some percent, some by far.
@@ -59,15 +59,15 @@ pub(crate) fn black_box(report: &mut Report, seed: u64, samples: usize) {
             error.push(100.0 * (seen.latency(bytes, count).get() / took - 1.0).abs());
         }
     }
-    report.push(Line::at_most(
+    report.at_most(
         "black box, 5 % noise, 10 % outliers: p95 regret",
         regret.quantile(0.95),
         0.3,
         "%",
-    ));
-    report.push(Line::at_most("black box: p95 prediction error", error.quantile(0.95), 4.0, "%"));
-    report.push(Line::info("black box: mean regret", regret.mean(), "%"));
-    report.push(Line::info("black box: mean prediction error", error.mean(), "%"));
+    );
+    report.at_most("black box: p95 prediction error", error.quantile(0.95), 4.0, "%");
+    report.info("black box: mean regret", regret.mean(), "%");
+    report.info("black box: mean prediction error", error.mean(), "%");
 }
 
 /// Makes a stage slower at once: measures the messages until the planner replans, and the regret of its plan then.
@@ -85,30 +85,16 @@ pub(crate) fn sudden_change(report: &mut Report, seed: u64, samples: usize) {
             alarms += outcome.false_alarms;
         }
         let name = |what| format!("stage {factor} x slower: {what}");
-        report.push(Line::at_most(
-            &name("messages until replanned, max"),
-            messages.max(),
-            32.0,
-            "messages",
-        ));
-        report.push(Line::info(
-            &name("messages until replanned, mean"),
-            messages.mean(),
-            "messages",
-        ));
-        report.push(Line::at_most(
-            &name("regret after 32 messages, p95"),
-            regret.quantile(0.95),
-            2.0,
-            "%",
-        ));
-        report.push(Line::info(&name("regret after 32 messages, mean"), regret.mean(), "%"));
-        report.push(Line::info(&name("regret of the old plan, p95"), stale.quantile(0.95), "%"));
-        report.push(Line::info(
-            &name("alarms before the change, in 200 messages each"),
+        report.at_most(name("messages until replanned, max"), messages.max(), 32.0, "messages");
+        report.info(name("messages until replanned, mean"), messages.mean(), "messages");
+        report.at_most(name("regret after 32 messages, p95"), regret.quantile(0.95), 2.0, "%");
+        report.info(name("regret after 32 messages, mean"), regret.mean(), "%");
+        report.info(name("regret of the old plan, p95"), stale.quantile(0.95), "%");
+        report.info(
+            name("alarms before the change, in 200 messages each"),
             f64::from(alarms),
             "alarms",
-        ));
+        );
     }
 }
 
@@ -193,24 +179,19 @@ pub(crate) fn cache(report: &mut Report, seed: u64) {
         at += 1;
     }
     let empty = reading_cost();
-    report.push(Line::at_most(
+    report.at_most(
         "cached plan, p50 of batches of 64",
         cached.value_at_quantile(0.5) as f64 / 10.0,
         20.0,
         "ns",
-    ));
-    report.push(Line::info(
+    );
+    report.info(
         "cached plan, p99 of batches of 64",
         cached.value_at_quantile(0.99) as f64 / 10.0,
         "ns",
-    ));
+    );
     let single = (single.value_at_quantile(0.99) as f64 - empty).max(0.0);
-    report.push(Line::at_most(
-        "cached plan, p99 of single calls less the clock's median",
-        single,
-        100.0,
-        "ns",
-    ));
+    report.at_most("cached plan, p99 of single calls less the clock's median", single, 100.0, "ns");
     fixed_cold(report, &mut dice, &sizes);
 }
 
@@ -248,16 +229,16 @@ fn fixed_cold(report: &mut Report, dice: &mut Dice, sizes: &[u64]) {
         }
         known.push(start.elapsed().as_nanos() as f64 / signatures.len() as f64);
     }
-    report.push(Line::at_most(
+    report.at_most(
         "fixed plan, cold (straight from the stages), median",
         plan.quantile(0.5),
         50.0,
         "ns",
-    ));
-    report.push(Line::at_most(
+    );
+    report.at_most(
         "fixed plan, cold size on a known chain, median",
         known.quantile(0.5),
         50.0,
         "ns",
-    ));
+    );
 }

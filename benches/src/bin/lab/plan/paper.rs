@@ -5,7 +5,7 @@ use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::hierarchical::{Base, LinearModel, linear_model, with_bases};
 use midplane::pipeline::{Grouping, Pipeline, Request, Stage, fixed};
 
-use super::numbers::{Line, Report};
+use super::numbers::Report;
 
 /// Myrinet GAM (Table 1): overhead in us, us per KB of 1000 bytes.
 pub(crate) const GAM: [(f64, f64); 4] = [(7.2, 7.2), (5.2, 24.9), (7.5, 24.9), (7.4, 7.9)];
@@ -55,26 +55,24 @@ pub(crate) fn algorithms(
 }
 
 /// Computes all rows.
-pub(crate) fn run() -> Report {
-    let mut report = Report::new("paper");
-    gam(&mut report);
-    gms(&mut report);
-    disk(&mut report);
-    sweeps(&mut report);
-    report
+pub(crate) fn run(report: &mut Report) {
+    gam(report);
+    gms(report);
+    disk(report);
+    sweeps(report);
 }
 
 fn gam(report: &mut Report) {
     let gam = chain(&GAM);
     let signature = Signature::new(&gam);
     let plan = fixed(&gam, &Request::new(4000.0)).expect("GAM has overheads");
-    report.push(Line::near(
+    report.near(
         "GAM, 4 KB: best number of fragments",
         plan.fragments().len() as f64,
         5.0,
         0.0,
         "fragments",
-    ));
+    );
     let gain = |bytes: f64| {
         let fragments = (bytes / 4000.0).ceil();
         let mut sizes = vec![4000.0; fragments as usize - 1];
@@ -82,23 +80,23 @@ fn gam(report: &mut Report) {
         let best = fixed(&gam, &Request::new(bytes)).expect("GAM has overheads").latency().get();
         100.0 * (gam.latency(&sizes, None).get() / best - 1.0)
     };
-    report.push(Line::near(
+    report.near(
         "GAM, 4 KB: gain over one fragment (paper: measured)",
         gain(4000.0),
         51.0,
         2.0,
         "%",
-    ));
+    );
     let best =
         (1..=64).max_by(|a, b| gain(f64::from(*a) * 62.5).total_cmp(&gain(f64::from(*b) * 62.5)));
-    report.push(Line::near(
+    report.near(
         "GAM, to 4 KB: size of the largest gain",
         62.5 * f64::from(best.unwrap_or(0)),
         4000.0,
         0.0,
         "bytes",
-    ));
-    report.push(Line::info("GAM, 4 KB + 64 B: gain over static 4 KB", gain(4064.0), "%"));
+    );
+    report.info("GAM, 4 KB + 64 B: gain over static 4 KB", gain(4064.0), "%");
     gam_elsewhere(report, &signature, plan.latency().get());
     table_2(report);
 }
@@ -106,21 +104,15 @@ fn gam(report: &mut Report) {
 /// Checks numbers that other papers compute for the same chain; ours is the latency of the best plan.
 fn gam_elsewhere(report: &mut Report, signature: &Signature, best: f64) {
     let fm = signature.latency(4000.0, 32.0).get();
-    report.push(Line::near("FM, 4 KB in 32 fragments (computed elsewhere)", fm, 364.4, 0.05, "us"));
-    report.push(Line::near(
+    report.near("FM, 4 KB in 32 fragments (computed elsewhere)", fm, 364.4, 0.05, "us");
+    report.near(
         "GAM, 4 KB in one fragment (computed elsewhere)",
         signature.latency(4000.0, 1.0).get(),
         286.9,
         0.1,
         "us",
-    ));
-    report.push(Line::near(
-        "GAM, 4 KB in five fragments (computed elsewhere)",
-        best,
-        188.9,
-        0.05,
-        "us",
-    ));
+    );
+    report.near("GAM, 4 KB in five fragments (computed elsewhere)", best, 188.9, 0.05, "us");
 }
 
 /// Checks Table 2 by equation 10, from its two parameters alone; terms without k cancel.
@@ -131,92 +123,68 @@ fn table_2(report: &mut Report) {
             t(*a).total_cmp(&t(*b))
         })
     };
-    report.push(Line::near(
+    report.near(
         "Table 2, direct (7.5, 40.0): fragments",
         f64::from(from(7.5, 40.0).unwrap_or(0)),
         5.0,
         0.0,
         "fragments",
-    ));
+    );
     // The indirect parameters are a tie, 0.06 us apart, which gives 4; the paper does not say which values it used.
-    report.push(Line::near(
+    report.near(
         "Table 2, indirect (7.6, 37.8): fragments (paper 5, a tie)",
         f64::from(from(7.6, 37.8).unwrap_or(0)),
         5.0,
         1.0,
         "fragments",
-    ));
+    );
 }
 
 fn gms(report: &mut Report) {
     let gms = chain(&GMS);
     let signature = Signature::new(&gms);
     let best = signature.count(8000.0, 1, 8000) as f64;
-    report.push(Line::near(
-        "GMS, 8 KB: best number of fragments (paper 3 or 4)",
-        best,
-        3.0,
-        1.0,
-        "fragments",
-    ));
+    report.near("GMS, 8 KB: best number of fragments (paper 3 or 4)", best, 3.0, 1.0, "fragments");
     for (count, expected) in [(2.0, 895.4), (3.0, 796.2), (4.0, 811.6), (5.0, 859.9)] {
         let name = format!("GMS, 8 KB in {count} fragments (computed elsewhere)");
-        report.push(Line::near(&name, signature.latency(8000.0, count).get(), expected, 0.1, "us"));
+        report.near(name, signature.latency(8000.0, count).get(), expected, 0.1, "us");
     }
     let switch = signature.switches().next().unwrap_or(0.0) / 1000.0;
-    report.push(Line::near(
+    report.near(
         "GMS: bottleneck moves from CPU to wire at (computed elsewhere)",
         switch,
         2.62,
         0.01,
         "KB",
-    ));
+    );
 }
 
 fn disk(report: &mut Report) {
     let (short, groups) = disk_chain(4.0, 5.0, false);
     let (a, b, c) = algorithms(&short, &groups, 65536.0, false);
     let percent = |worse: f64, better: f64| 100.0 * (worse / better - 1.0);
-    report.push(Line::near("5.5 network + disk: B over A", percent(a, b.latency), 21.3, 0.05, "%"));
-    report.push(Line::near(
-        "5.5 network + disk: C over B",
-        percent(b.latency, c.latency),
-        9.2,
-        0.1,
-        "%",
-    ));
+    report.near("5.5 network + disk: B over A", percent(a, b.latency), 21.3, 0.05, "%");
+    report.near("5.5 network + disk: C over B", percent(b.latency, c.latency), 9.2, 0.1, "%");
     let (long, groups) = disk_chain(4.0, 5.0, true);
     let (a, b, c) = algorithms(&long, &groups, 65536.0, true);
-    report.push(Line::near(
-        "5.5 network + disk + network: B over A",
-        percent(a, b.latency),
-        25.8,
-        0.05,
-        "%",
-    ));
-    report.push(Line::near(
+    report.near("5.5 network + disk + network: B over A", percent(a, b.latency), 25.8, 0.05, "%");
+    report.near(
         "5.5 network + disk + network: C' over B",
         percent(b.latency, c.latency),
         6.4,
         0.05,
         "%",
-    ));
+    );
     let exact = |top, groups: &Grouping, chain: &Pipeline| {
         let plan = with_bases(chain, &Request::new(65536.0), groups, top, Base::Fixed)
             .expect("groups cover the chain");
         plan.latency().get()
     };
     let (b, c) = (exact(Base::Fixed, &groups, &long), exact(Base::RampUpDown, &groups, &long));
-    report.push(Line::info("the same, C' over B by the exact recurrence", percent(b, c), "%"));
+    report.info("the same, C' over B by the exact recurrence", percent(b, c), "%");
     let fit = approximate(&chain(&network()), 64.0, 65536.0, 1024);
-    report.push(Line::near(
-        "footnote 1: deviation of the linear fit",
-        fit.deviation.get(),
-        65.0,
-        0.6,
-        "us",
-    ));
-    report.push(Line::near("footnote 1: mean latency", fit.mean.get(), 5118.0, 0.6, "us"));
+    report.near("footnote 1: deviation of the linear fit", fit.deviation.get(), 65.0, 0.6, "us");
+    report.near("footnote 1: mean latency", fit.mean.get(), 5118.0, 0.6, "us");
 }
 
 fn sweeps(report: &mut Report) {
@@ -228,7 +196,7 @@ fn sweeps(report: &mut Report) {
             most = most.max(100.0 * (b.latency / c.latency - 1.0));
         }
     }
-    report.push(Line::at_most("figure 11: most that C gains over B", most, 10.0, "%"));
+    report.at_most("figure 11: most that C gains over B", most, 10.0, "%");
     let mut most = 0.0_f64;
     for overhead in [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0] {
         for power in 12..=22 {
@@ -237,5 +205,5 @@ fn sweeps(report: &mut Report) {
             most = most.max(100.0 * (b.latency / c.latency - 1.0));
         }
     }
-    report.push(Line::at_most("figure 13: most that C gains over B", most, 11.0, "%"));
+    report.at_most("figure 13: most that C gains over B", most, 11.0, "%");
 }

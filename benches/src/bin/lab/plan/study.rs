@@ -7,17 +7,15 @@ use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::hierarchical::{self, Base};
 use midplane::pipeline::{Grouping, Pipeline, Request, Stage, auto, fixed, optimum, ramp};
 
-use super::numbers::{Line, Report};
+use super::numbers::Report;
 use midplane_benches::chains::{Dice, Sample};
 
 /// Measures all promises of the planners.
-pub(crate) fn run(seed: u64, samples: usize) -> Report {
-    let mut report = Report::new("study");
-    fixed_against_brute_force(&mut report, seed, 100_000.min(samples * 100));
-    ramp_against_optimum(&mut report, seed, samples);
-    special_chains(&mut report, seed, samples / 4);
-    auto_on_slow_stages(&mut report, seed, samples / 4);
-    report
+pub(crate) fn run(report: &mut Report, seed: u64, samples: usize) {
+    fixed_against_brute_force(report, seed, 100_000.min(samples * 100));
+    ramp_against_optimum(report, seed, samples);
+    special_chains(report, seed, samples / 4);
+    auto_on_slow_stages(report, seed, samples / 4);
 }
 
 /// Runs `work` three times; returns its result and the fastest time, as other programs use the machine, too.
@@ -46,13 +44,13 @@ fn fixed_against_brute_force(report: &mut Report, seed: u64, samples: usize) {
             wrong += 1;
         }
     }
-    report.push(Line::at_most(
+    report.at_most(
         "fixed: chains where brute force over all k is better",
         f64::from(wrong),
         0.0,
         "chains",
-    ));
-    report.push(Line::info("fixed: chains tried", samples as f64, "chains"));
+    );
+    report.info("fixed: chains tried", samples as f64, "chains");
 }
 
 /// Computes the time of equal fragments in closed form, term by term.
@@ -82,14 +80,14 @@ fn ramp_against_optimum(report: &mut Report, seed: u64, samples: usize) {
         equal.push(100.0 * (fixed.latency().get() / best - 1.0));
         speed.push(us);
     }
-    report.push(Line::at_most("ramp over the LP optimum, mean", gap.mean(), 0.1, "%"));
-    report.push(Line::at_most("ramp over the LP optimum, p95", gap.quantile(0.95), 0.5, "%"));
-    report.push(Line::at_most("ramp over the LP optimum, max", gap.max(), 5.0, "%"));
-    report.push(Line::at_most("ramp, mean time", speed.mean(), 100.0, "us"));
-    report.push(Line::info("ramp, median time", speed.quantile(0.5), "us"));
-    report.push(Line::info("ramp, p95 time", speed.quantile(0.95), "us"));
-    report.push(Line::info("equal fragments over the LP optimum, mean", equal.mean(), "%"));
-    report.push(Line::info("equal fragments over the LP optimum, max", equal.max(), "%"));
+    report.at_most("ramp over the LP optimum, mean", gap.mean(), 0.1, "%");
+    report.at_most("ramp over the LP optimum, p95", gap.quantile(0.95), 0.5, "%");
+    report.at_most("ramp over the LP optimum, max", gap.max(), 5.0, "%");
+    report.at_most("ramp, mean time", speed.mean(), 100.0, "us");
+    report.info("ramp, median time", speed.quantile(0.5), "us");
+    report.info("ramp, p95 time", speed.quantile(0.95), "us");
+    report.info("equal fragments over the LP optimum, mean", equal.mean(), "%");
+    report.info("equal fragments over the LP optimum, max", equal.max(), "%");
 }
 
 /// Checks two stages and fast-slow-fast, where the ramp is the optimum.
@@ -113,12 +111,12 @@ fn special_chains(report: &mut Report, seed: u64, samples: usize) {
             let plan = ramp(&chain, &request).expect("random chains have overheads");
             worst.push(plan.latency().get() / best.latency().get() - 1.0);
         }
-        report.push(Line::at_most(
-            &format!("ramp over the LP optimum, {name}, max"),
+        report.at_most(
+            format!("ramp over the LP optimum, {name}, max"),
             worst.max(),
             1e-9,
             "relative",
-        ));
+        );
     }
 }
 
@@ -144,12 +142,12 @@ fn auto_on_slow_stages(report: &mut Report, seed: u64, samples: usize) {
         flat.push(100.0 * (families[0] / plan.latency().get() - 1.0));
         speed.push(us);
     }
-    report.push(Line::at_most("auto over the best plan known, mean", gap.mean(), 0.2, "%"));
-    report.push(Line::info("auto over the best plan known, p95", gap.quantile(0.95), "%"));
-    report.push(Line::info("auto over the best plan known, max", gap.max(), "%"));
-    report.push(Line::at_most("auto above a single family", f64::from(above), 0.0, "chains"));
-    report.push(Line::info("equal fragments over auto, mean", flat.mean(), "%"));
-    report.push(Line::info("auto, mean time", speed.mean(), "us"));
+    report.at_most("auto over the best plan known, mean", gap.mean(), 0.2, "%");
+    report.info("auto over the best plan known, p95", gap.quantile(0.95), "%");
+    report.info("auto over the best plan known, max", gap.max(), "%");
+    report.at_most("auto above a single family", f64::from(above), 0.0, "chains");
+    report.info("equal fragments over auto, mean", flat.mean(), "%");
+    report.info("auto, mean time", speed.mean(), "us");
 }
 
 /// Returns the latencies of the families, then of every division into up to four groups with every base.

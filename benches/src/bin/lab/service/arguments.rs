@@ -1,10 +1,6 @@
 //! Command line of `lab service`.
 
-use std::fmt;
-use std::path::PathBuf;
-
 use clap::{Parser, ValueEnum};
-use midplane::simhw::launch::Place;
 use serde::Serialize;
 
 use crate::ranks::Ranks;
@@ -47,15 +43,6 @@ pub(crate) enum Way {
     Call,
 }
 
-macro_rules! display {
-    ($($name:ty),*) => {
-        $(impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.to_possible_value().expect("none is skipped").get_name())
-            }
-        })*
-    };
-}
 display!(Fabric, Way);
 
 /// Measure one service over tokio's TCP and over our fabrics
@@ -90,10 +77,6 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draw requests per second, and their latency, over size
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
-
     #[command(flatten)]
     pub(crate) ranks: Ranks,
 
@@ -105,20 +88,15 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// # Errors
     /// One line that names the argument.
-    pub(crate) fn check(&self, place: Option<&Place>) -> Result<(), String> {
+    pub(crate) fn check(&self, starts_server: bool) -> Result<(), String> {
         if let Some(bytes) = self.bytes.iter().find(|bytes| **bytes > MAX_BYTES) {
             return Err(format!("--bytes {bytes}: must be at most {MAX_BYTES}"));
         }
-        let alone = self.name.is_some() || place.is_none();
+        let alone = self.name.is_some() || starts_server;
         let shared = |fabric: &&Fabric| matches!(fabric, Fabric::Shm | Fabric::Lanes);
         let shared = self.fabric.iter().find(shared);
         if let Some(fabric) = shared.filter(|_| !alone) {
             return Err(format!("--fabric {fabric}: two hosts share no memory; say --fabric udp"));
-        }
-        if let Some(place) = place
-            && place.size() != 2
-        {
-            return Err(format!("--peers: a client and a server take part, not {}", place.size()));
         }
         if let Some(fabric) = shared.filter(|_| cfg!(not(target_os = "linux"))) {
             return Err(format!("--fabric {fabric}: needs Linux"));

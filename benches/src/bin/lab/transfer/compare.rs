@@ -1,18 +1,14 @@
 //! Times every way of cutting in alternating rounds, and compares the plan with them.
 
 use std::fs::File;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use midplane::pipeline::timing::Row;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::claims::{Verdict, median};
-use crate::gantt;
 use crate::report::{print_json, say};
 use crate::transfer::Arguments;
-use midplane_benches::transfer::Fault;
 use midplane_benches::transfer::observe::{Observed, Real, Timings};
 use midplane_benches::transfer::wire::Hand;
 
@@ -38,9 +34,6 @@ const FIXED: [u64; 10] = [
 
 /// Rounds of observation.
 const OBSERVED: u64 = 16;
-
-/// Bytes of the drawn message.
-const DRAWN: u64 = 1 << 20;
 
 /// A way of cutting a message, with its times.
 #[derive(Debug)]
@@ -72,10 +65,9 @@ struct Ways {
 }
 
 impl Ways {
-    fn new(message: u64, seen: &Observed) -> Result<Self, Fault> {
-        let plan = seen
-            .plan(message)
-            .map_err(|problem| Fault::Lost(format!("planning {message} bytes: {problem}")))?;
+    fn new(message: u64, seen: &Observed) -> Result<Self, String> {
+        let plan =
+            seen.plan(message).map_err(|problem| format!("planning {message} bytes: {problem}"))?;
         let equal = |size: u64| vec![size; (message / size) as usize];
         let mut ways = vec![("whole".to_owned(), vec![message])];
         let sizes = FIXED.into_iter().filter(|&size| size < message);
@@ -92,17 +84,17 @@ impl Ways {
 }
 
 /// Runs everything from the first observation to the report; returns the verdict on its claims.
-pub(crate) async fn run(arguments: &Arguments, hand: &Hand, file: &File) -> Result<Verdict, Fault> {
-    let real = Real { hand, file, limits: arguments.limits() };
+pub(crate) async fn run(
+    arguments: &Arguments,
+    hand: &Hand,
+    file: &File,
+) -> Result<Verdict, String> {
+    let real = Real { hand, file };
     let mut all = observe(&real).await?;
     compare(&real, arguments, &mut all).await?;
     let results: Vec<Compared> =
         all.iter().map(|(message, seen, ways)| Compared::new(*message, ways, seen)).collect();
-    let drawn = all.iter().find(|(message, ..)| *message == DRAWN);
-    if let (Some(plot), Some((_, seen, ways))) = (&arguments.plot, drawn) {
-        draw(&real, plot, &ways.all[ways.planned].sizes, seen).await?;
-    }
-    Ok(report(arguments, &results))
+    Ok(report(arguments, results))
 }
 
 fn bar(length: u64, what: &'static str) -> ProgressBar {
@@ -113,7 +105,7 @@ fn bar(length: u64, what: &'static str) -> ProgressBar {
 }
 
 /// Observes all sizes in turns, so that a slow second of the machine affects a few timings of each.
-async fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
+async fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, String> {
     let bar = bar(OBSERVED, "observing");
     let mut timings: Vec<Timings> = MESSAGES.into_iter().map(Timings::new).collect();
     for _ in 0..OBSERVED {
@@ -124,7 +116,7 @@ async fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
     }
     bar.finish_and_clear();
     let planned = MESSAGES.into_iter().zip(&timings).map(|(message, timings)| {
-        let seen = Observed::new(real, timings)?;
+        let seen = Observed::new(timings)?;
         let ways = Ways::new(message, &seen)?;
         Ok((message, seen, ways))
     });
@@ -137,7 +129,7 @@ async fn compare(
     real: &Real<'_>,
     arguments: &Arguments,
     all: &mut [(u64, Observed, Ways)],
-) -> Result<(), Fault> {
+) -> Result<(), String> {
     let bar = bar(u64::from(arguments.rounds), "comparing");
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
     for round in 0..arguments.rounds as usize {
@@ -146,10 +138,6 @@ async fn compare(
             let count = ways.all.len();
             for turn in 0..count {
                 let way = &mut ways.all[(turn + round) % count];
-                if arguments.unlimited {
-                    // A first, unmeasured run gives every way its own cache state.
-                    real.time(&way.sizes).await?;
-                }
                 way.times.push(real.time(&way.sizes).await?.us);
             }
         }
@@ -162,22 +150,25 @@ async fn compare(
     Ok(())
 }
 
-/// Comparison for one message size; times are medians in microseconds.
-#[derive(Debug)]
+/// Comparison for one message size; times are medians.
+#[derive(Debug, Serialize)]
 struct Compared {
     bytes: u64,
     family: String,
     fragments: usize,
-    predicted: f64,
-    planned: f64,
-    whole: f64,
-    fixed_64: f64,
-    best: f64,
-    best_name: String,
+    predicted_us: f64,
+    median_planned_us: f64,
+    prediction_error: f64,
+    median_whole_us: f64,
+    median_64_kib_us: f64,
+    median_best_fixed_us: f64,
+    best_fixed: String,
     /// Median over the rounds of the plan's time over the fastest fixed size's in the same round.
-    ratio: f64,
+    planned_over_best_fixed: f64,
+    #[serde(skip)]
     rounds: usize,
     /// The whole file's longest time over its shortest one: how steady the machine was.
+    #[serde(skip)]
     whole_spread: f64,
 }
 
@@ -187,109 +178,91 @@ impl Compared {
         let fixed = || ways.all[..ways.fixed].iter();
         let best = fixed().min_by(|a, b| a.median().total_cmp(&b.median())).unwrap_or(whole);
         let at_64 = fixed().find(|way| way.name == "64 KiB").unwrap_or(whole);
-        let ratios: Vec<f64> =
-            planned.times.iter().zip(&best.times).map(|(ours, theirs)| ours / theirs).collect();
+        let ratios = planned.times.iter().zip(&best.times).map(|(ours, theirs)| ours / theirs);
+        let (predicted_us, median_planned_us) = (seen.promise(&planned.sizes), planned.median());
         Self {
             bytes,
             family: ways.family.clone(),
             fragments: planned.sizes.len(),
-            predicted: seen.promise(&planned.sizes),
-            planned: planned.median(),
-            whole: whole.median(),
-            fixed_64: at_64.median(),
-            best: best.median(),
-            best_name: best.name.clone(),
-            ratio: median(ratios),
+            predicted_us,
+            median_planned_us,
+            prediction_error: (predicted_us / median_planned_us - 1.0).abs(),
+            median_whole_us: whole.median(),
+            median_64_kib_us: at_64.median(),
+            median_best_fixed_us: best.median(),
+            best_fixed: best.name.clone(),
+            planned_over_best_fixed: median(ratios.collect()),
             rounds: whole.times.len(),
             whole_spread: whole.spread(),
         }
     }
-
-    fn error(&self) -> f64 {
-        (self.predicted / self.planned - 1.0).abs()
-    }
 }
 
-fn report(arguments: &Arguments, results: &[Compared]) -> Verdict {
-    let mean =
-        |f: &dyn Fn(&Compared) -> f64| results.iter().map(f).sum::<f64>() / results.len() as f64;
-    let error = mean(&Compared::error);
-    let worst = results.iter().map(|result| result.ratio).fold(0.0, f64::max);
+#[derive(Debug, Serialize)]
+struct Document {
+    rounds: usize,
+    messages: Vec<Compared>,
+    mean_prediction_error: f64,
+    worst_planned_over_best_fixed: f64,
+    beats_whole_file: bool,
+    anchor_spread: f64,
+    verdict: Verdict,
+}
+
+fn report(arguments: &Arguments, messages: Vec<Compared>) -> Verdict {
+    let most = |of: fn(&Compared) -> f64| messages.iter().map(of).fold(0.0, f64::max);
+    let errors = messages.iter().map(|message| message.prediction_error);
+    let error = errors.sum::<f64>() / messages.len() as f64;
+    let worst = most(|message| message.planned_over_best_fixed);
     // If the plan is one fragment, the two are the same and differ by noise alone.
-    let beats_whole = results.iter().all(|r| r.fragments == 1 || r.planned < r.whole);
-    let rounds = results.iter().map(|r| r.rounds).min().unwrap_or(0);
-    let spread = results.iter().map(|r| r.whole_spread).fold(0.0, f64::max);
-    let verdict = Verdict::of(error < 0.059 && worst <= 1.02 && beats_whole, rounds, spread);
+    let beats = |r: &Compared| r.fragments == 1 || r.median_planned_us < r.median_whole_us;
+    let beats_whole_file = messages.iter().all(beats);
+    let rounds = messages.iter().map(|r| r.rounds).min().unwrap_or(0);
+    let anchor_spread = most(|message| message.whole_spread);
+    let verdict =
+        Verdict::of(error < 0.059 && worst <= 1.02 && beats_whole_file, rounds, anchor_spread);
+    let document = Document {
+        rounds,
+        messages,
+        mean_prediction_error: error,
+        worst_planned_over_best_fixed: worst,
+        beats_whole_file,
+        anchor_spread,
+        verdict,
+    };
     if arguments.json {
-        let rows: Vec<_> = results
-            .iter()
-            .map(|r| {
-                json!({"bytes": r.bytes, "family": r.family, "fragments": r.fragments, "predicted_us": r.predicted, "median_planned_us": r.planned,
-                    "prediction_error": r.error(), "median_whole_us": r.whole, "median_64_kib_us": r.fixed_64,
-                    "median_best_fixed_us": r.best, "best_fixed": r.best_name, "planned_over_best_fixed": r.ratio})
-            })
-            .collect();
-        print_json(
-            &json!({"rounds": rounds, "sync": arguments.sync, "limits": limits(arguments), "messages": rows, "mean_prediction_error": error,
-                "worst_planned_over_best_fixed": worst, "beats_whole_file": beats_whole, "anchor_spread": spread, "verdict": verdict}),
-        );
-        return verdict;
+        print_json(&document);
+    } else {
+        say(&table(&document));
     }
+    verdict
+}
+
+fn table(document: &Document) -> String {
     let mut text = "   bytes  cuts family planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best\n"
         .to_owned();
-    for r in results {
+    for r in &document.messages {
         text += &format!(
             "{:>8} {:>5} {:<6} {:>10.1} {:>9.1} {:>6.1}% {:>10.1} {:>10.1} {:>13.1} {:<9} {:>6.3}\n",
             r.bytes,
             r.fragments,
             r.family,
-            r.planned,
-            r.predicted,
-            100.0 * r.error(),
-            r.whole,
-            r.fixed_64,
-            r.best,
-            r.best_name,
-            r.ratio
+            r.median_planned_us,
+            r.predicted_us,
+            100.0 * r.prediction_error,
+            r.median_whole_us,
+            r.median_64_kib_us,
+            r.median_best_fixed_us,
+            r.best_fixed,
+            r.planned_over_best_fixed
         );
     }
-    text += &format!(
-        "mean prediction error {:.1} % (below 5.9), worst planned/best fixed {worst:.3} (at most 1.02)\n\
-         planned beats the whole file: {beats_whole}; {}\n",
-        100.0 * error,
-        verdict.text()
-    );
-    say(&text);
-    verdict
-}
-
-/// Returns the rates of the stages, for the report.
-fn limits(arguments: &Arguments) -> Option<serde_json::Value> {
-    (!arguments.unlimited).then(|| {
-        json!({"disk_mbps": arguments.disk_mbps, "disk_us": arguments.disk_us, "link_mbps": arguments.link_mbps,
-            "link_us": arguments.link_us})
-    })
-}
-
-/// Draws a planned 1 MiB message as measured, above its prediction. The receiver's clock is shifted so that its first
-/// fragment arrives when the sender has sent it.
-async fn draw(real: &Real<'_>, plot: &Path, sizes: &[u64], seen: &Observed) -> Result<(), Fault> {
-    let outcome = real.time(sizes).await?;
-    let mut rows = outcome.sender;
-    let shift = rows.iter().find(|row| row.stage == 1).map_or(0.0, |row| row.end.get())
-        - outcome.receiver.first().map_or(0.0, |spans| spans[0].1 as f64 / 1000.0);
-    for (fragment, spans) in outcome.receiver.iter().enumerate() {
-        for (stage, &(start, end)) in (2..).zip(spans) {
-            let at = |ns: u64| (ns as f64 / 1000.0 + shift).max(0.0);
-            rows.extend(Row::new(stage, fragment, sizes[fragment] as f64, at(start)..at(end)));
-        }
-    }
-    let exact: Vec<f64> = sizes.iter().map(|&size| size as f64).collect();
-    let promised = seen.chain.rows(&exact, None);
-    let title =
-        format!("promised, but for {:.0} us until the receiver's word is back", seen.delay_us);
-    let charts: [(&str, &[Row]); 2] = [("measured", &rows), (&title, &promised)];
-    let names = ["read", "send", "receive", "write"];
-    gantt::write(plot, &charts, &names)
-        .map_err(|problem| Fault::Input(format!("--plot {}: {problem}", plot.display())))
+    text + &format!(
+        "mean prediction error {:.1} % (below 5.9), worst planned/best fixed {:.3} (at most 1.02)\n\
+         planned beats the whole file: {}; {}\n",
+        100.0 * document.mean_prediction_error,
+        document.worst_planned_over_best_fixed,
+        document.beats_whole_file,
+        document.verdict.text()
+    )
 }
