@@ -27,7 +27,7 @@ use incast::fabrics;
 use incast::run::Run;
 use incast::setting::Setting;
 use nodes::{Fabric, Failure, Part};
-use report::{BAD_INPUT, DID_NOT_HOLD};
+use report::{BAD_INPUT, FAILED};
 
 fn main() -> ExitCode {
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     match conduct(&arguments) {
         Ok(outcome) => finish(&arguments, &outcome),
         Err(failure) => {
-            let code = if failure.is_input() { BAD_INPUT } else { DID_NOT_HOLD };
+            let code = if failure.is_input() { BAD_INPUT } else { FAILED };
             report::fail(&failure.to_string(), code)
         }
     }
@@ -118,7 +118,7 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
     if nodes.json {
         report::print_json(&Document { runs });
     } else {
-        report::say(&table::table(runs));
+        report::print(&table::table(runs));
     }
     let is_picture = arguments.is_comparison() && *alone;
     if let Some(path) = nodes.picture(is_picture.then_some("incast.svg")) {
@@ -126,7 +126,7 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
             return report::fail(&what, BAD_INPUT);
         }
         if !nodes.json {
-            report::say(&format!("The picture is in {}\n", path.display()));
+            report::print(&format!("The picture is in {}\n", path.display()));
         }
     }
     let mut lost: Vec<u16> = runs.iter().flat_map(|run| run.lost_ranks.iter().copied()).collect();
@@ -135,5 +135,5 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
     if lost.is_empty() {
         return ExitCode::SUCCESS;
     }
-    report::fail(&Failure::Lost(lost).to_string(), DID_NOT_HOLD)
+    report::fail(&Failure::Lost(lost).to_string(), FAILED)
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::tables;
 
 /// Exit code if a claim failed, or a peer was lost.
-pub const DID_NOT_HOLD: u8 = 1;
+pub const FAILED: u8 = 1;
 /// Exit code for bad input.
 pub const BAD_INPUT: u8 = 2;
 
@@ -22,28 +22,28 @@ pub fn fail(what: &str, code: u8) -> ExitCode {
 /// Prints one JSON document.
 pub fn print_json(document: &impl Serialize) {
     let text = serde_json::to_string(document).expect("reports are plain data");
-    say(&format!("{text}\n"));
+    print(&format!("{text}\n"));
 }
 
 /// Prints text, and ignores a closed stream.
-pub fn say(text: &str) {
+pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes());
     let _ = out.flush();
 }
 
 /// Prints a document as JSON, or as tables for a terminal.
-pub fn print(json: bool, document: &impl Serialize) {
+pub fn print_document(json: bool, document: &impl Serialize) {
     match json {
         true => print_json(document),
-        false => say(&tables::text(document)),
+        false => print(&tables::text(document)),
     }
 }
 
 /// Prints a document; returns the exit code for claims that hold or failed.
 pub fn conclude(json: bool, document: &impl Serialize, holds: bool) -> ExitCode {
-    print(json, document);
-    ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
+    print_document(json, document);
+    ExitCode::from(if holds { 0 } else { FAILED })
 }
 
 /// Returns the value below which a share of all values lies; NaN for an empty list.

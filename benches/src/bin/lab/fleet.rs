@@ -83,7 +83,7 @@ impl Failure {
     pub(crate) fn exit(self) -> ExitCode {
         match self {
             Self::Input(what) => report::fail(&what, report::BAD_INPUT),
-            Self::Lost(what) => report::fail(&what, report::DID_NOT_HOLD),
+            Self::Lost(what) => report::fail(&what, report::FAILED),
         }
     }
 }

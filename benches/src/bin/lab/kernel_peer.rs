@@ -99,7 +99,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let Some(place) = place else {
         return match alone(&arguments) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+            Err(what) => report::fail(&what, report::FAILED),
         };
     };
     if arguments.child {
@@ -119,7 +119,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
             let what = "stop the other process, or choose another address";
             report::fail(&format!("--peers: {address}: {error}; {what}"), report::BAD_INPUT)
         }
-        Err(error) => report::fail(&format!("{address}: {error}"), report::DID_NOT_HOLD),
+        Err(error) => report::fail(&format!("{address}: {error}"), report::FAILED),
     }
 }
 
@@ -142,7 +142,7 @@ fn alone(arguments: &Arguments) -> Result<(), String> {
         sent: read(&sender.output()?)?,
         received: read(&receiver.output()?)?,
     };
-    report::print(arguments.json, &report);
+    report::print_document(arguments.json, &report);
     Ok(())
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        Err(what) => report::fail(&what, report::FAILED),
     }
 }
 
@@ -93,7 +93,7 @@ async fn measure(arguments: &Arguments) -> Result<(), String> {
         };
         runs.push(Run { fabric, bytes, figures });
     }
-    report::print(arguments.json, &Document { runs });
+    report::print_document(arguments.json, &Document { runs });
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use claims::Verdict;
 use clap::Parser;
 use midplane_benches::transfer;
 use midplane_benches::transfer::wire::{Hand, end, serve};
-use report::{BAD_INPUT, DID_NOT_HOLD, fail};
+use report::{BAD_INPUT, FAILED, fail};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Attempts to reach the receiver, 50 ms apart.
@@ -72,7 +72,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     // another thread to wake.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(problem) => return fail(&format!("starting a runtime: {problem}"), DID_NOT_HOLD),
+        Err(problem) => return fail(&format!("starting a runtime: {problem}"), FAILED),
     };
     let watch = claims::Watch::start();
     let outcome = runtime.block_on(async {
@@ -86,7 +86,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     match outcome {
         Ok(Some(verdict)) => claims::exit(&[verdict], &watch),
         Ok(None) => ExitCode::SUCCESS,
-        Err(problem) => fail(&problem, DID_NOT_HOLD),
+        Err(problem) => fail(&problem, FAILED),
     }
 }
 

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::claims::{Verdict, median};
-use crate::report::{print_json, say};
+use crate::report::{print, print_json};
 use crate::transfer::Arguments;
 use midplane_benches::transfer::observe::{Observed, Real, Timings};
 use midplane_benches::transfer::wire::Hand;
@@ -233,7 +233,7 @@ fn report(arguments: &Arguments, messages: Vec<Compared>) -> Verdict {
     if arguments.json {
         print_json(&document);
     } else {
-        say(&table(&document));
+        print(&table(&document));
     }
     verdict
 }
