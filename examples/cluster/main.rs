@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         let peers = peers.and_then(|peers| resolve_peers(&peers).map_err(|e| e.to_string()));
         return match peers.and_then(|peers| narrow::serve(peers, target)) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+            Err(what) => report::fail(&what, report::FAILED),
         };
     }
     let place = match place(&arguments) {
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     match run(&arguments, place) {
         Ok(Some(rows)) => rows::finish(&arguments, &rows, &watch),
         Ok(None) => ExitCode::SUCCESS,
-        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        Err(what) => report::fail(&what, report::FAILED),
     }
 }
 

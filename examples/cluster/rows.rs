@@ -274,7 +274,7 @@ pub(crate) fn finish(arguments: &Arguments, rows: &[Row], watch: &Watch) -> Exit
     if arguments.json {
         report::print_json(&Document { rows });
     } else {
-        report::say(&table(rows));
+        report::print(&table(rows));
     }
     claims::exit(&rows.iter().map(|row| row.verdict).collect::<Vec<_>>(), watch)
 }

@@ -30,7 +30,7 @@ use incast::fabrics::{self, Place};
 use incast::run::Run;
 use incast::scenario::Failure;
 use incast::setting::{Fabric, Setting};
-use report::{BAD_INPUT, DID_NOT_HOLD};
+use report::{BAD_INPUT, FAILED};
 
 fn main() -> ExitCode {
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
                 failure,
                 Failure::Input(_) | Failure::Unreachable(_) | Failure::Mismatch(_)
             );
-            report::fail(&failure.to_string(), if bad_input { BAD_INPUT } else { DID_NOT_HOLD })
+            report::fail(&failure.to_string(), if bad_input { BAD_INPUT } else { FAILED })
         }
     }
 }
@@ -184,7 +184,7 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
     if arguments.json {
         report::print_json(&Document { runs });
     } else {
-        report::say(&table::table(runs));
+        report::print(&table::table(runs));
     }
     let picture = arguments.is_comparison() && !arguments.json && *alone;
     let path = arguments.plot.clone().or_else(|| picture.then(|| "incast.svg".into()));
@@ -193,7 +193,7 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
             return report::fail(&what, BAD_INPUT);
         }
         if !arguments.json {
-            report::say(&format!("The picture is in {}\n", path.display()));
+            report::print(&format!("The picture is in {}\n", path.display()));
         }
     }
     let mut lost: Vec<u16> = runs.iter().flat_map(|run| run.lost_ranks.iter().copied()).collect();
@@ -202,5 +202,5 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
     if lost.is_empty() {
         return ExitCode::SUCCESS;
     }
-    report::fail(&format!("rank {lost:?} was lost on the way"), DID_NOT_HOLD)
+    report::fail(&format!("rank {lost:?} was lost on the way"), FAILED)
 }

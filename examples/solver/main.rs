@@ -32,7 +32,7 @@ use arguments::Arguments;
 use fabrics::Place;
 use failure::Failure;
 use rank::Job;
-use report::{BAD_INPUT, DID_NOT_HOLD};
+use report::{BAD_INPUT, FAILED};
 use run::Run;
 use setting::{Fabric, RATE_IN, Setting};
 
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     match conduct(&arguments) {
         Ok(outcome) => finish(&arguments, &outcome),
         Err(failure) => {
-            let code = if failure.is_input() { BAD_INPUT } else { DID_NOT_HOLD };
+            let code = if failure.is_input() { BAD_INPUT } else { FAILED };
             report::fail(&failure.to_string(), code)
         }
     }
@@ -222,9 +222,9 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
     if arguments.json {
         report::print_json(&Document { runs });
     } else {
-        report::say(&run::table(runs));
+        report::print(&run::table(runs));
         if arguments.study {
-            report::say(&format!("\n{}", study::summary(runs)));
+            report::print(&format!("\n{}", study::summary(runs)));
         }
     }
     let picture = arguments.is_comparison() && !arguments.json && *alone;
@@ -234,7 +234,7 @@ fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode 
             Err(what) => return report::fail(&what, BAD_INPUT),
             Ok(paths) if !arguments.json => {
                 let paths: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
-                report::say(&format!("The pictures are in {}\n", paths.join(", ")));
+                report::print(&format!("The pictures are in {}\n", paths.join(", ")));
             }
             Ok(_) => {}
         }
@@ -247,14 +247,14 @@ fn verdict(arguments: &Arguments, runs: &[Run]) -> ExitCode {
     let stuck = |run: &&Run| !run.converged;
     if let Some(run) = runs.iter().find(|run| !run.converged && !run.lost_ranks.is_empty()) {
         let what = Failure::Lost(run.lost_ranks.clone()).to_string();
-        return report::fail(&what, DID_NOT_HOLD);
+        return report::fail(&what, FAILED);
     }
     match runs.iter().filter(stuck).count() {
         0 => ExitCode::SUCCESS,
         _ if arguments.is_comparison() && runs.iter().any(|run| run.converged) => ExitCode::SUCCESS,
         count => {
             let what = format!("{count} of {} runs did not converge within --seconds", runs.len());
-            report::fail(&what, DID_NOT_HOLD)
+            report::fail(&what, FAILED)
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Man {
 pub(crate) fn completions(arguments: &Completions) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut Cli::command(), "midplane", &mut script);
-    report::say(&String::from_utf8_lossy(&script));
+    report::print(&String::from_utf8_lossy(&script));
     ExitCode::SUCCESS
 }
 

@@ -137,9 +137,9 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     if arguments.json {
         report::print_json(&document);
     } else {
-        report::say(&text(&document));
+        report::print(&text(&document));
     }
-    ExitCode::from(if document.usable { 0 } else { report::DID_NOT_HOLD })
+    ExitCode::from(if document.usable { 0 } else { report::FAILED })
 }
 
 /// Tests UDP and the offloads that a node uses where the system has them.

@@ -25,7 +25,7 @@ impl From<FrontError> for Failure {
     fn from(error: FrontError) -> Self {
         let code = match error {
             FrontError::Refused(_) => report::BAD_INPUT,
-            _ => report::DID_NOT_HOLD,
+            _ => report::FAILED,
         };
         Self(error.to_string(), code)
     }
@@ -38,7 +38,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
+        Err(error) => return report::fail(&error.to_string(), report::FAILED),
     };
     let result = runtime.block_on(carry_out(&arguments));
     // The task that reads standard input blocks until a key is pressed: it is not waited for.

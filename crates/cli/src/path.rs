@@ -108,7 +108,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         Ok(Some(document)) => finish(&arguments, &document, &watch),
         Ok(None) => ExitCode::SUCCESS,
         Err(Failure::Input(what)) => report::fail(&what, report::BAD_INPUT),
-        Err(Failure::Lost(what)) => report::fail(&what, report::DID_NOT_HOLD),
+        Err(Failure::Lost(what)) => report::fail(&what, report::FAILED),
     }
 }
 
@@ -238,7 +238,7 @@ fn finish(arguments: &Arguments, document: &Document, watch: &Watch) -> ExitCode
             let verdict = document.verdict.map_or("", Verdict::text);
             text += &format!("the model has {expected:.4} us a byte in each: {verdict}\n");
         }
-        report::say(&text);
+        report::print(&text);
     }
     claims::exit(document.verdict.as_slice(), watch)
 }

@@ -28,7 +28,7 @@ use std::sync::mpsc;
 
 use clap::Args;
 
-use report::{BAD_INPUT, DID_NOT_HOLD, fail};
+use report::{BAD_INPUT, FAILED, fail};
 use run::Outcome;
 use summary::Summary;
 
@@ -93,7 +93,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     // Extensions panic on purpose here: the hook prints nothing. Other panics are reported with their seeds.
     std::panic::set_hook(Box::new(|_| {}));
     if let (Some(seed), true) = (arguments.seed, arguments.describe) {
-        report::say(&format!("{:#?}\n", plan::Plan::new(seed)));
+        report::print(&format!("{:#?}\n", plan::Plan::new(seed)));
         return ExitCode::SUCCESS;
     }
     match &arguments.plant {
@@ -114,7 +114,7 @@ fn swarm(arguments: &Arguments) -> ExitCode {
         None => all(arguments, false),
     };
     summary.print(arguments.json);
-    if summary.failed() { ExitCode::from(DID_NOT_HOLD) } else { ExitCode::SUCCESS }
+    if summary.failed() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
 }
 
 /// Runs all seeds on all processors; with `until_first`, stops at the first failure.

@@ -20,7 +20,7 @@ use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters, resolve_peers};
 use serde::Serialize;
 
-use report::{BAD_INPUT, DID_NOT_HOLD};
+use report::{BAD_INPUT, FAILED};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -118,14 +118,14 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         Err(what) => return report::fail(&what, BAD_INPUT),
     };
     if !arguments.json {
-        report::say(&format!("switching at {}; Ctrl-C ends it\n", switch.address()));
+        report::print(&format!("switching at {}; Ctrl-C ends it\n", switch.address()));
     }
     match run(&arguments, switch) {
         Ok(counters) => {
             print(&arguments, &counters);
             ExitCode::SUCCESS
         }
-        Err(error) => report::fail(&format!("the system refused a runtime: {error}"), DID_NOT_HOLD),
+        Err(error) => report::fail(&format!("the system refused a runtime: {error}"), FAILED),
     }
 }
 
@@ -202,5 +202,5 @@ fn print(arguments: &Arguments, counters: &SwitchCounters) {
         }
     }
     text += &format!("peak of each port's buffer: {:?}\n", report.peaks);
-    report::say(&text);
+    report::print(&text);
 }

@@ -32,7 +32,7 @@ use midplane::simhw::trace::{PcapngWriter, PerfettoWriter};
 use serde_json::json;
 
 use picture::Picture;
-use report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
+use report::{BAD_INPUT, FAILED, fail, print, print_json};
 use scenario::{Messages, Scenario};
 
 const EXAMPLES: &str = "\
@@ -89,7 +89,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     };
     match run(&scenario, &arguments) {
         Ok(code) => code,
-        Err(error) => fail(&format!("--out {}: {error}", arguments.out.display()), DID_NOT_HOLD),
+        Err(error) => fail(&format!("--out {}: {error}", arguments.out.display()), FAILED),
     }
 }
 
@@ -157,7 +157,7 @@ fn report(world: &World<Unit>, arguments: &Arguments) {
     if arguments.json {
         return print_json(&document);
     }
-    say(&format!(
+    print(&format!(
         "{} frames, {} delivered, drops {}, effects of faults {}, digest {:016x}\n",
         traffic.sent,
         traffic.delivered,
@@ -166,7 +166,7 @@ fn report(world: &World<Unit>, arguments: &Arguments) {
         world.digest()
     ));
     let out = arguments.out.display();
-    say(&format!("wrote {out}.pcapng, {out}.perfetto-trace and {out}.svg\n"));
+    print(&format!("wrote {out}.pcapng, {out}.perfetto-trace and {out}.svg\n"));
 }
 
 fn world(scenario: &Scenario, seed: u64) -> World<Unit> {

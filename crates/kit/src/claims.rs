@@ -198,10 +198,10 @@ pub fn exit(verdicts: &[Verdict], watch: &Watch) -> ExitCode {
 fn outcome(verdicts: &[Verdict], evidence: impl FnOnce() -> Option<String>) -> Result<u8, String> {
     let any = |of: &[Verdict]| verdicts.iter().any(|verdict| of.contains(verdict));
     if any(&[Verdict::NoNumber]) {
-        return Ok(report::DID_NOT_HOLD);
+        return Ok(report::FAILED);
     }
     if any(&[Verdict::Missed]) {
-        return evidence().map_or(Ok(report::DID_NOT_HOLD), Err);
+        return evidence().map_or(Ok(report::FAILED), Err);
     }
     match any(&[Verdict::Unclear]) {
         true => Err(format!(

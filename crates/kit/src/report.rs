@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 /// Exit code if a claim failed, or a peer was lost.
-pub const DID_NOT_HOLD: u8 = 1;
+pub const FAILED: u8 = 1;
 /// Exit code for bad input.
 pub const BAD_INPUT: u8 = 2;
 
@@ -20,11 +20,11 @@ pub fn fail(what: &str, code: u8) -> ExitCode {
 /// Prints one JSON document.
 pub fn print_json(document: &impl Serialize) {
     let text = serde_json::to_string(document).expect("reports are plain data");
-    say(&format!("{text}\n"));
+    print(&format!("{text}\n"));
 }
 
 /// Prints text, and ignores a closed stream.
-pub fn say(text: &str) {
+pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes());
     let _ = out.flush();

@@ -79,7 +79,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let runs = match measured {
         Ok(_) if rank > 0 => return ExitCode::SUCCESS,
         Ok(runs) => runs,
-        Err(error) => return report::fail(&error, report::DID_NOT_HOLD),
+        Err(error) => return report::fail(&error, report::FAILED),
     };
     let near = |run: &Run| {
         run.model_us.is_none_or(|model| (run.median_us / model - 1.0).abs() <= TOLERANCE)
@@ -93,9 +93,9 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     if arguments.json {
         report::print_json(&Document { runs, holds });
     } else {
-        report::say(&table(&runs));
+        report::print(&table(&runs));
     }
-    ExitCode::from(if holds { 0 } else { report::DID_NOT_HOLD })
+    ExitCode::from(if holds { 0 } else { report::FAILED })
 }
 
 fn check(arguments: &Arguments) -> Result<(), String> {

@@ -18,7 +18,7 @@ use midplane::simhw::time::Instant;
 use serde::Serialize;
 
 use extension::{DETECTOR, Detector};
-use report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
+use report::{BAD_INPUT, FAILED, fail, print, print_json};
 
 /// Periods for which each host stalls in turn, and after which one node crashes.
 const STALL: u32 = 10;
@@ -90,9 +90,9 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
                 run.place, run.false_suspicions
             )
         };
-        say(&runs.iter().map(line).collect::<String>());
+        print(&runs.iter().map(line).collect::<String>());
     }
-    ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
+    ExitCode::from(if holds { 0 } else { FAILED })
 }
 
 /// Returns the node that crashes, and when.

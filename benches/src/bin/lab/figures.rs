@@ -83,7 +83,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     for (_, plates) in papers {
         match plates(&arguments.directory) {
             Ok(more) => rows.extend(more),
-            Err(what) => return report::fail(&what, report::DID_NOT_HOLD),
+            Err(what) => return report::fail(&what, report::FAILED),
         }
         bar.inc(1);
     }
@@ -91,10 +91,10 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     if arguments.json {
         report::print_json(&rows::Document { rows });
     } else if arguments.markdown {
-        report::say(&rows::markdown(&rows));
+        report::print(&rows::markdown(&rows));
     } else {
-        report::say(&rows::table(&rows));
-        report::say(&format!("The pictures are in {}\n", arguments.directory.display()));
+        report::print(&rows::table(&rows));
+        report::print(&format!("The pictures are in {}\n", arguments.directory.display()));
     }
     ExitCode::SUCCESS
 }

@@ -150,7 +150,7 @@ impl Fleet {
             Ok(Some(outcome)) => finish(&outcome),
             Ok(None) => ExitCode::SUCCESS,
             Err(Failure::Input(what)) => report::fail(&what, report::BAD_INPUT),
-            Err(Failure::Lost(what)) => report::fail(&what, report::DID_NOT_HOLD),
+            Err(Failure::Lost(what)) => report::fail(&what, report::FAILED),
         }
     }
 

@@ -127,7 +127,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     if arguments.json {
         report::print_json(&document);
     } else {
-        report::say(&table(&document));
+        report::print(&table(&document));
     }
     ExitCode::SUCCESS
 }

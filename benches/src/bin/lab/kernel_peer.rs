@@ -104,7 +104,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let Some(place) = place else {
         return match alone(&arguments) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+            Err(what) => report::fail(&what, report::FAILED),
         };
     };
     if arguments.child {
@@ -124,7 +124,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
             let what = "stop the other process, or choose another address";
             report::fail(&format!("--peers: {address}: {error}; {what}"), report::BAD_INPUT)
         }
-        Err(error) => report::fail(&format!("{address}: {error}"), report::DID_NOT_HOLD),
+        Err(error) => report::fail(&format!("{address}: {error}"), report::FAILED),
     }
 }
 
@@ -157,7 +157,7 @@ fn alone(arguments: &Arguments) -> Result<(), String> {
         report::print_json(&report);
         return Ok(());
     }
-    report::say(&format!(
+    report::print(&format!(
         "{}, messages of {} bytes: {:.1} Mb/s, {} of {} arrived\n",
         report.protocol,
         report.message_bytes,

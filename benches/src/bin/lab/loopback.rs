@@ -138,7 +138,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let watch = Watch::start();
     match measure(&arguments, &cases) {
         Ok(rows) => finish(&arguments, rows, &watch),
-        Err(error) => report::fail(&format!("the loopback failed: {error}"), report::DID_NOT_HOLD),
+        Err(error) => report::fail(&format!("the loopback failed: {error}"), report::FAILED),
     }
 }
 
@@ -217,7 +217,7 @@ fn finish(arguments: &Arguments, rows: Vec<Row>, watch: &Watch) -> ExitCode {
                 compared.ratio
             );
         }
-        report::say(&text);
+        report::print(&text);
     }
     claims::exit(&verdicts, watch)
 }

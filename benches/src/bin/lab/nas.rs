@@ -30,9 +30,9 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     match ran {
         Ok(Some(result)) => {
             report::print_json(&result);
-            ExitCode::from(if result.verified { 0 } else { report::DID_NOT_HOLD })
+            ExitCode::from(if result.verified { 0 } else { report::FAILED })
         }
         Ok(None) => ExitCode::SUCCESS,
-        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        Err(what) => report::fail(&what, report::FAILED),
     }
 }

@@ -80,11 +80,11 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     if arguments.json {
         report::print_json(&document);
     } else {
-        report::say(&markdown(&document));
+        report::print(&markdown(&document));
     }
     match &failed[..] {
         [] => ExitCode::SUCCESS,
-        _ => report::fail(&failed.join("; "), report::DID_NOT_HOLD),
+        _ => report::fail(&failed.join("; "), report::FAILED),
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
         processes::end_with_parent();
         return match fabric::answer(&arguments, place) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+            Err(what) => report::fail(&what, report::FAILED),
         };
     }
     let mut skipped = Vec::new();
@@ -71,7 +71,7 @@ pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
     });
     match contest(&arguments, &mut skipped) {
         Ok(runs) => finish(&arguments, skipped, runs),
-        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        Err(what) => report::fail(&what, report::FAILED),
     }
 }
 
@@ -171,9 +171,9 @@ fn finish(arguments: &Arguments, skipped: Vec<String>, runs: Vec<Run>) -> ExitCo
     if arguments.json {
         report::print_json(&Document { skipped, runs });
     } else {
-        report::say(&table(&runs));
+        report::print(&table(&runs));
     }
-    if holds { ExitCode::SUCCESS } else { ExitCode::from(report::DID_NOT_HOLD) }
+    if holds { ExitCode::SUCCESS } else { ExitCode::from(report::FAILED) }
 }
 
 /// Formats a number that not every library reports.

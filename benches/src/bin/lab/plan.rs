@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::plan::numbers::Report;
-use crate::report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
+use crate::report::{BAD_INPUT, FAILED, fail, print, print_json};
 
 /// Measure the planners of fragments against the paper, or on random pipelines
 ///
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
     match run(&arguments) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(DID_NOT_HOLD),
+        Ok(false) => ExitCode::from(FAILED),
         Err(problem) => fail(&problem.replace('\n', " "), BAD_INPUT),
     }
 }
@@ -65,7 +65,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         let names = figures::draw(directory)
             .map_err(|problem| format!("--figures {}: {problem}", directory.display()))?;
         if !arguments.json && !reports {
-            names.iter().for_each(|name| say(&format!("{}\n", name.display())));
+            names.iter().for_each(|name| print(&format!("{}\n", name.display())));
         }
     }
     if !reports {
@@ -74,7 +74,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     if arguments.json {
         print_json(&report.json());
     } else {
-        say(&report.table());
+        print(&report.table());
     }
     Ok(report.holds())
 }

@@ -43,7 +43,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     if arguments.channel {
         return match channel::run(arguments.json) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => report::fail(&error, report::DID_NOT_HOLD),
+            Err(error) => report::fail(&error, report::FAILED),
         };
     }
     let holds = if arguments.sweep {
@@ -59,5 +59,5 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     } else {
         slowdown::run(&arguments)
     };
-    if holds { ExitCode::SUCCESS } else { ExitCode::from(report::DID_NOT_HOLD) }
+    if holds { ExitCode::SUCCESS } else { ExitCode::from(report::FAILED) }
 }

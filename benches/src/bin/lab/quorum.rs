@@ -118,9 +118,9 @@ fn finish(arguments: &Arguments, figures: &[Figures]) -> ExitCode {
     if arguments.fleet.json {
         report::print_json(&Document { runs, holds });
     } else {
-        report::say(&table(&runs));
+        report::print(&table(&runs));
     }
-    ExitCode::from(if holds { 0 } else { report::DID_NOT_HOLD })
+    ExitCode::from(if holds { 0 } else { report::FAILED })
 }
 
 fn table(runs: &[Run]) -> String {

@@ -59,7 +59,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     match run(&arguments, place) {
         Ok(Some(runs)) => finish(&arguments, runs),
         Ok(None) => ExitCode::SUCCESS,
-        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        Err(what) => report::fail(&what, report::FAILED),
     }
 }
 
@@ -119,7 +119,7 @@ fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
         let (rounds, milliseconds) = (arguments.rounds, arguments.milliseconds);
         report::print_json(&Document { rounds, milliseconds, runs });
     } else {
-        report::say(&table(&runs));
+        report::print(&table(&runs));
     }
     ExitCode::SUCCESS
 }

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use report::{BAD_INPUT, DID_NOT_HOLD, fail};
+use report::{BAD_INPUT, FAILED, fail};
 use transfer::Fault;
 use transfer::pace::{Limit, Limits};
 
@@ -113,7 +113,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(problem) => {
-            return fail(&format!("starting a runtime: {problem}"), DID_NOT_HOLD);
+            return fail(&format!("starting a runtime: {problem}"), FAILED);
         }
     };
     let watch = claims::Watch::start();
@@ -124,6 +124,6 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         Ok(Some(verdict)) => claims::exit(&[verdict], &watch),
         Ok(None) => ExitCode::SUCCESS,
         Err(Fault::Input(problem)) => fail(&problem, BAD_INPUT),
-        Err(Fault::Lost(problem)) => fail(&problem, DID_NOT_HOLD),
+        Err(Fault::Lost(problem)) => fail(&problem, FAILED),
     }
 }

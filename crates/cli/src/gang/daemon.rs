@@ -306,7 +306,7 @@ pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCod
     if let Some(path) = &arguments.make_key {
         return match make_key(path) {
             Ok(public) => {
-                report::say(&format!("{public}\n"));
+                report::print(&format!("{public}\n"));
                 ExitCode::SUCCESS
             }
             Err(error) => report::fail(&error, report::BAD_INPUT),
@@ -325,7 +325,7 @@ pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCod
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
+        Err(error) => return report::fail(&error.to_string(), report::FAILED),
     };
     // The other hosts' daemons end when this is dropped.
     let _others = match arguments.spread {
@@ -341,7 +341,7 @@ pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCod
     let socket = options.socket.display().to_string();
     let shares_a_key = options.identity.is_none() && options.peers.len() > 1;
     let ready = || {
-        report::say(&format!("midplane gang daemon: serving at {socket}\n"));
+        report::print(&format!("midplane gang daemon: serving at {socket}\n"));
         if shares_a_key {
             eprintln!(
                 "midplane gang daemon: all hosts share one key, and each can speak as any other; --secret-key tells \
@@ -352,7 +352,7 @@ pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCod
     match runtime.block_on(serve(options, policy, agenda, ready)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error @ (StartError::Nic(_) | StartError::System(_))) => {
-            report::fail(&error.to_string(), report::DID_NOT_HOLD)
+            report::fail(&error.to_string(), report::FAILED)
         }
         Err(error) => report::fail(&error.to_string(), report::BAD_INPUT),
     }

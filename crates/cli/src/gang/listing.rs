@@ -128,7 +128,7 @@ pub(crate) async fn once(socket: &Path, json: bool) -> Result<u8, Failure> {
     if json {
         report::print_json(&document(&listing));
     } else {
-        report::say(&text(&listing));
+        report::print(&text(&listing));
     }
     Ok(0)
 }
@@ -142,9 +142,9 @@ pub(crate) async fn top(socket: &Path, times: Option<u32>, json: bool) -> Result
             report::print_json(&document(&listing));
         } else if std::io::stdout().is_terminal() {
             // Moves the cursor home, overwrites each line to its end, and clears the lines below.
-            report::say(&format!("\x1b[H{}\x1b[J", text(&listing).replace('\n', "\x1b[K\n")));
+            report::print(&format!("\x1b[H{}\x1b[J", text(&listing).replace('\n', "\x1b[K\n")));
         } else {
-            report::say(&text(&listing));
+            report::print(&text(&listing));
         }
         shown += 1;
         if times.is_some_and(|times| shown >= times) {

@@ -108,7 +108,7 @@ pub(crate) async fn checkpoint(
             ended: end,
         });
     } else {
-        report::say(&format!(
+        report::print(&format!(
             "job {job}: {} ranks with {} bytes, {} messages in flight, saved in {} after {seconds:.2} s\n",
             saved.ranks,
             saved.state_bytes,
@@ -140,8 +140,8 @@ fn code(over: &Over) -> u8 {
     match (highest, &over.why) {
         _ if began_nothing => report::BAD_INPUT,
         // The job was ended, and all its ranks exited with 0.
-        (0, Some(_)) => report::DID_NOT_HOLD,
-        (highest, _) => u8::try_from(highest).unwrap_or(report::DID_NOT_HOLD),
+        (0, Some(_)) => report::FAILED,
+        (highest, _) => u8::try_from(highest).unwrap_or(report::FAILED),
     }
 }
 

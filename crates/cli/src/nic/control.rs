@@ -94,11 +94,11 @@ pub(crate) fn run(what: &What) -> ExitCode {
             if to.json {
                 report::print_json(&answer);
             } else {
-                report::say(&text(what, &answer));
+                report::print(&text(what, &answer));
             }
-            ExitCode::from(if answer.status == "done" { 0 } else { report::DID_NOT_HOLD })
+            ExitCode::from(if answer.status == "done" { 0 } else { report::FAILED })
         }
-        Err(error) => report::fail(&error, report::DID_NOT_HOLD),
+        Err(error) => report::fail(&error, report::FAILED),
     }
 }
 

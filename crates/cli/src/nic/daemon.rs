@@ -105,7 +105,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
         .and_then(|runtime| runtime.block_on(serve(arguments, place.rank, size, peers)));
     match served {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(&error, report::DID_NOT_HOLD),
+        Err(error) => report::fail(&error, report::FAILED),
     }
 }
 

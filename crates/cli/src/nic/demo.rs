@@ -91,7 +91,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
                         .iter()
                         .map(|v| v.map_or("-".into(), |v| v.to_string()))
                         .collect();
-                    report::say(&format!(
+                    report::print(&format!(
                         "{:<52}{:>9.1} ms   versions {}{mark}\n",
                         step.what,
                         step.took_ms,
@@ -99,9 +99,9 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
                     ));
                 }
             }
-            ExitCode::from(if holds { 0 } else { report::DID_NOT_HOLD })
+            ExitCode::from(if holds { 0 } else { report::FAILED })
         }
-        Err(error) => report::fail(&error, report::DID_NOT_HOLD),
+        Err(error) => report::fail(&error, report::FAILED),
     }
 }
 

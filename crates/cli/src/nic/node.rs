@@ -76,7 +76,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         .and_then(|runtime| runtime.block_on(run(node, peers, listener, arguments.seconds)));
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(&error, report::DID_NOT_HOLD),
+        Err(error) => report::fail(&error, report::FAILED),
     }
 }
 
@@ -124,10 +124,10 @@ fn several(arguments: &Arguments) -> ExitCode {
     });
     let (addresses, mut nodes) = match started {
         Ok(started) => started,
-        Err(error) => return report::fail(&error, report::DID_NOT_HOLD),
+        Err(error) => return report::fail(&error, report::FAILED),
     };
     for (rank, address) in addresses.iter().enumerate() {
-        report::say(&format!("node {rank} at {address}\n"));
+        report::print(&format!("node {rank} at {address}\n"));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     if let Ok(runtime) = runtime {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{Arguments, all, run};
 use crate::swarm::summary::replay;
-use midplane_kit::report::{DID_NOT_HOLD, print_json, say};
+use midplane_kit::report::{FAILED, print, print_json};
 
 /// Returns the bug of that name, or all bugs for "all".
 ///
@@ -51,7 +51,7 @@ pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> ExitCode {
                 }
                 None => format!("not in {tried} | |"),
             };
-            say(&format!("| {} | {} | {found} |\n", bug.name(), bug.what()));
+            print(&format!("| {} | {} | {found} |\n", bug.name(), bug.what()));
         }
         rows.push(json!({
             "bug": bug.name(),
@@ -65,5 +65,5 @@ pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> ExitCode {
     if arguments.json {
         print_json(&json!({ "bugs": rows }));
     }
-    if missed { ExitCode::from(DID_NOT_HOLD) } else { ExitCode::SUCCESS }
+    if missed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::swarm::Arguments;
 use crate::swarm::run::Outcome;
-use midplane_kit::report::{print_json, say};
+use midplane_kit::report::{print, print_json};
 
 /// Most failed seeds that are printed.
 const PRINTED: usize = 10;
@@ -94,7 +94,7 @@ impl Summary {
             return self.print_document();
         }
         let hours = self.virtual_ns as f64 / 3.6e12;
-        say(&format!(
+        print(&format!(
             "{} seeds, {hours:.3} virtual hours in {:.1} s: {} events, {} frames, {} control \
              messages and {} messages delivered, {} incidents with {} effects, digest {:016x}\n",
             self.seeds,
@@ -108,17 +108,17 @@ impl Summary {
             self.digest,
         ));
         let fired: Vec<_> = self.fired.iter().map(|(kind, n)| format!("{kind} {n}")).collect();
-        say(&format!("Effects: {}\n", fired.join(", ")));
+        print(&format!("Effects: {}\n", fired.join(", ")));
         let never = FaultKind::ALL.iter().filter(|kind| self.fired.of(**kind) == 0);
         let never: Vec<_> = never.map(|kind| kind.name()).collect();
         if !never.is_empty() {
-            say(&format!("Without effect: {}\n", never.join(", ")));
+            print(&format!("Without effect: {}\n", never.join(", ")));
         }
         for (seed, complaints) in self.failures.iter().take(PRINTED) {
-            say(&format!("\nseed {seed} failed; to run it again: {}\n", replay(*seed, None)));
-            complaints.iter().take(3).for_each(|what| say(&format!("  {what}\n")));
+            print(&format!("\nseed {seed} failed; to run it again: {}\n", replay(*seed, None)));
+            complaints.iter().take(3).for_each(|what| print(&format!("  {what}\n")));
         }
-        say(&format!("{} of {} seeds failed\n", self.failures.len(), self.seeds));
+        print(&format!("{} of {} seeds failed\n", self.failures.len(), self.seeds));
     }
 
     fn print_document(&self) {

@@ -48,7 +48,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         });
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        Err(what) => report::fail(&what, report::FAILED),
     }
 }
 
@@ -70,7 +70,7 @@ async fn show(arguments: &Arguments) -> Result<(), String> {
         report::print_json(&Document { runs });
         return Ok(());
     }
-    report::say(&table(&runs));
+    report::print(&table(&runs));
     Ok(())
 }
 

@@ -201,6 +201,6 @@ pub(crate) fn run(json: bool) -> Result<(), String> {
             row.p99_start_us,
         );
     }
-    midplane_kit::report::say(&text);
+    midplane_kit::report::print(&text);
     Ok(())
 }

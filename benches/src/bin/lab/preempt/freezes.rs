@@ -20,7 +20,7 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
         match live::freeze(PROCESSES, blocked, SECONDS) {
             Ok(frozen) => freezes.push(frozen),
             Err(error) => {
-                report::fail(&error, report::DID_NOT_HOLD);
+                report::fail(&error, report::FAILED);
                 return false;
             }
         }
@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
         return true;
     }
     for frozen in &freezes {
-        report::say(&format!(
+        report::print(&format!(
             "{} processes, {}: {:.0} us, 99 % {:.0} us, of {} freezes\n",
             frozen.processes,
             if frozen.blocked { "blocked" } else { "spinning" },

@@ -165,6 +165,6 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     for (claim, holds) in claims {
         text += &format!("{claim}: {}\n", if holds { "yes" } else { "NO" });
     }
-    report::say(&text);
+    report::print(&text);
     holds
 }

@@ -210,7 +210,7 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
                 Ok(run) => run,
                 Err(error) => {
                     bar.finish_and_clear();
-                    report::fail(&error, report::DID_NOT_HOLD);
+                    report::fail(&error, report::FAILED);
                     return false;
                 }
             },
@@ -225,9 +225,9 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     if arguments.json {
         report::print_json(&Document { runs, fits, lines });
     } else {
-        report::say(&table(&runs));
-        report::say(&fit::table(&fits));
-        report::say(&lines::table(&runs, &lines));
+        report::print(&table(&runs));
+        report::print(&fit::table(&fits));
+        report::print(&lines::table(&runs, &lines));
     }
     holds
 }

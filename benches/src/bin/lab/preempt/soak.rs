@@ -297,6 +297,6 @@ pub(crate) fn run(seed: u64, preemptions: u64, json: bool) -> bool {
     for stuck in &tally.stuck {
         text += &format!("{stuck}\n");
     }
-    report::say(&text);
+    report::print(&text);
     holds
 }

@@ -56,6 +56,6 @@ pub(crate) fn run(json: bool) -> bool {
             fifo_bytes >> 10
         );
     }
-    report::say(&text);
+    report::print(&text);
     true
 }

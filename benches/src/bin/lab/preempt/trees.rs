@@ -115,7 +115,7 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     if let Some(file) = &arguments.plot
         && let Err(error) = draw(file, &freezes, &growth)
     {
-        report::fail(&error, report::DID_NOT_HOLD);
+        report::fail(&error, report::FAILED);
         return false;
     }
     if arguments.json {
@@ -133,6 +133,6 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
             100.0 * explained
         );
     }
-    report::say(&text);
+    report::print(&text);
     true
 }

@@ -192,7 +192,7 @@ pub(crate) fn run(folder: &Path, json: bool) -> Result<(), String> {
         report::print_json(&Document { turns: rows });
         return Ok(());
     }
-    report::say(&format!(
+    report::print(&format!(
         "{:<10} {:>5} {:>9} {:>10} {:>17} {:>9} {:>22}\n",
         "scheduler",
         "ranks",
@@ -203,7 +203,7 @@ pub(crate) fn run(folder: &Path, json: bool) -> Result<(), String> {
         "skew, ms (95 %, most)"
     ));
     for row in rows {
-        report::say(&format!(
+        report::print(&format!(
             "{:<10} {:>5} {:>9} {:>10.0} {:>9.2} ({:>5.2}) {:>9} {:>6.2} ({:>5.2}, {:>7.2})\n",
             row.scheduler,
             row.ranks,

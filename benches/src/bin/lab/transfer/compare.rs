@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::claims::{Verdict, median};
 use crate::gantt;
-use crate::report::{print_json, say};
+use crate::report::{print, print_json};
 use crate::transfer::Arguments;
 use midplane_benches::transfer::Fault;
 use midplane_benches::transfer::observe::{Observed, Real, Timings};
@@ -259,7 +259,7 @@ fn report(arguments: &Arguments, results: &[Compared]) -> Verdict {
         100.0 * error,
         verdict.text()
     );
-    say(&text);
+    print(&text);
     verdict
 }
 
