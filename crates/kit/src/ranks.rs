@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use midplane_simhw::launch::{Launch, Place};
-use midplane_simhw::udp::StartError;
+use midplane_simhw::udp::{StartError, resolve_peers};
 
 /// Addresses of the ranks of a run.
 #[derive(Args, Clone, Debug, Default)]
@@ -87,6 +87,17 @@ pub fn addresses(place: &Place, wait: Duration) -> Result<Vec<SocketAddr>, Strin
         Ok(_) => Ok(peers),
         Err(error) => Err(refused(own, &error)),
     }
+}
+
+/// Returns the address of a flag's `host:port`.
+///
+/// # Errors
+/// One line that names the flag.
+pub fn resolve(flag: &str, text: &str) -> Result<SocketAddr, String> {
+    let found = resolve_peers(std::slice::from_ref(&text.to_owned()));
+    found
+        .map(|found| found[0])
+        .map_err(|_| format!("{flag} {text}: it must be host:port with a host that resolves"))
 }
 
 /// Listens on this process's own address, for TCP.

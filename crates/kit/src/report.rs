@@ -1,5 +1,6 @@
-//! Output and exit codes of programs: one JSON document, or one line with an error.
+//! Output and exit codes of programs: one JSON document, or text, or one line with an error.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -9,6 +10,36 @@ use serde::Serialize;
 pub const FAILED: u8 = 1;
 /// Exit code for bad input.
 pub const BAD_INPUT: u8 = 2;
+
+/// Error of a program: one line, and the exit code. A text alone is bad input.
+#[derive(Debug)]
+pub struct Failure(String, u8);
+
+impl Failure {
+    /// Creates an error with an exit code.
+    pub fn new(what: impl Display, code: u8) -> Self {
+        Self(what.to_string(), code)
+    }
+
+    /// Creates the error of a run that failed, though its input was right.
+    pub fn of_run(what: impl Display) -> Self {
+        Self::new(what, FAILED)
+    }
+}
+
+impl From<String> for Failure {
+    fn from(what: String) -> Self {
+        Self(what, BAD_INPUT)
+    }
+}
+
+/// Prints the error, if there is one, and returns the exit code.
+pub fn finish(ended: Result<u8, Failure>) -> ExitCode {
+    match ended {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure(what, code)) => fail(&what, code),
+    }
+}
 
 /// Prints one line with the error, and returns the exit code.
 pub fn fail(what: &str, code: u8) -> ExitCode {
@@ -23,9 +54,37 @@ pub fn print_json(document: &impl Serialize) {
     print(&format!("{text}\n"));
 }
 
+/// Prints a document as JSON, or else as the text that `text` makes of it.
+pub fn print_document<D: Serialize>(json: bool, document: &D, text: impl FnOnce(&D) -> String) {
+    match json {
+        true => print_json(document),
+        false => print(&text(document)),
+    }
+}
+
 /// Prints text, and ignores a closed stream.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes());
     let _ = out.flush();
+}
+
+/// Formats rows, of which the first has the titles, as lines with aligned columns: columns of numbers to the right.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let column = |column| rows.iter().filter_map(move |row| row.get(column));
+    let shapes: Vec<(usize, bool)> = (0..columns)
+        .map(|at| {
+            let width = column(at).map(|cell| cell.chars().count()).max().unwrap_or_default();
+            (width, column(at).skip(1).all(|cell| cell.parse::<f64>().is_ok()))
+        })
+        .collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&shapes).map(|(cell, &(width, is_number))| match is_number {
+            true => format!("{cell:>width$}"),
+            false => format!("{cell:<width$}"),
+        });
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
 }

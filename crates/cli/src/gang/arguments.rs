@@ -51,18 +51,7 @@ pub(crate) struct Arguments {
 pub(crate) enum What {
     Daemon(Box<super::daemon::Arguments>),
     Run(Run),
-    /// Save a job to a folder, at its next step
-    ///
-    /// The program has to take part, as `lab nas` does.
-    Checkpoint {
-        /// Number of the job
-        job: u32,
-        /// Folder for the checkpoint, made on the host of the daemon
-        folder: PathBuf,
-        /// End the job once it is saved
-        #[arg(long)]
-        end: bool,
-    },
+    Checkpoint(Checkpoint),
     Restore(Restore),
     /// List the jobs
     List,
@@ -85,6 +74,20 @@ pub(crate) enum What {
         /// File to write; its extension chooses the format
         file: PathBuf,
     },
+}
+
+/// Save a job to a folder, at its next step
+///
+/// The program has to take part, as `lab nas` does.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Checkpoint {
+    /// Number of the job
+    pub(crate) job: u32,
+    /// Folder for the checkpoint, made on the host of the daemon
+    pub(crate) folder: PathBuf,
+    /// End the job once it is saved
+    #[arg(long)]
+    pub(crate) end: bool,
 }
 
 /// Resume a saved job, and wait until it ends

@@ -1,6 +1,7 @@
 //! Runs one seed: faults, then their end, then the checks after it.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,20 @@ pub(crate) struct Outcome {
     pub(crate) messages: u64,
     /// Descriptions of broken invariants; empty if the seed passed.
     pub(crate) complaints: Vec<String>,
+}
+
+impl AddAssign<&Self> for Outcome {
+    /// Adds the counts of another seed.
+    fn add_assign(&mut self, other: &Self) {
+        self.digest = self.digest.wrapping_add(other.digest);
+        self.virtual_ns += other.virtual_ns;
+        self.events += other.events;
+        self.frames += other.frames;
+        self.incidents += other.incidents;
+        self.fired += other.fired;
+        self.control_messages += other.control_messages;
+        self.messages += other.messages;
+    }
 }
 
 /// Observer of a run's records.

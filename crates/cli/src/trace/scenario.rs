@@ -3,22 +3,20 @@
 //! Reports every mistake, not only the first, with its line, its key and the allowed values: a line that serde refuses is
 //! noted and blanked, and the file is parsed again.
 
-mod fault;
-
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use midplane::simhw::fault::Incident;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::profile::NicProfile;
-use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
+use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
+use midplane_kit::discard::Discard;
 use serde::Deserialize;
 use toml::Spanned;
 
-use fault::FaultTable;
+use super::fault::{self, FaultTable};
 
 /// Most mistakes that are reported.
 const MOST: usize = 20;
@@ -68,16 +66,7 @@ struct SwitchTable {
     buffer_bytes: Option<Spanned<u32>>,
     buffer_cells: Option<Spanned<u32>>,
     latency_ns: Option<u64>,
-    discard: DiscardName,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum DiscardName {
-    #[default]
-    Tail,
-    Partial,
-    Early,
+    discard: Discard,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -150,21 +139,19 @@ pub(crate) fn parse(text: &str) -> Result<Scenario, Vec<Mistake>> {
 
 /// Formats all mistakes as one line.
 pub(crate) fn in_one_line(mistakes: &[Mistake]) -> String {
-    let mut line = String::new();
-    for (at, Mistake { line: number, what }) in mistakes.iter().enumerate() {
-        let separator = if at == 0 { "" } else { "; " };
-        let _ = write!(line, "{separator}line {number}: {what}");
-    }
-    line
+    let lines = mistakes.iter().map(|mistake| format!("line {}: {}", mistake.line, mistake.what));
+    lines.collect::<Vec<_>>().join("; ")
 }
 
-struct Checker<'a> {
+/// Notes the mistakes of a file.
+pub(super) struct Checker<'a> {
     text: &'a str,
-    mistakes: Vec<Mistake>,
+    pub(super) mistakes: Vec<Mistake>,
 }
 
 impl Checker<'_> {
-    fn note(&mut self, at: usize, what: String) {
+    /// Notes a mistake at a position of the file.
+    pub(super) fn note(&mut self, at: usize, what: String) {
         let line = self.text[..at.min(self.text.len())].matches('\n').count() + 1;
         self.mistakes.push(Mistake { line, what });
     }
@@ -255,13 +242,9 @@ impl Checker<'_> {
             self.note(cells.span().start, what);
         }
         let buffer = if cells > 0 { Buffer::Cells(cells) } else { Buffer::Bytes(bytes) };
-        let discard = match table.discard {
-            DiscardName::Tail => DiscardPolicy::Tail,
-            DiscardName::Partial => DiscardPolicy::Partial,
-            DiscardName::Early => DiscardPolicy::EARLY,
-        };
         let latency = Duration::from_nanos(table.latency_ns.unwrap_or(0));
-        let switch = SwitchProfile { latency, discard, ..SwitchProfile::new(buffer) };
+        let switch =
+            SwitchProfile { latency, discard: table.discard.into(), ..SwitchProfile::new(buffer) };
         Topology::star(hosts, link, switch)
     }
 
