@@ -46,21 +46,13 @@ Exit code: 0 all seeds passed; 1 a seed failed, or a planted bug was not found; 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Number of seeds to run
+    /// Number of seeds to run, from 0 on
     #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     seeds: u64,
 
-    /// First seed
-    #[arg(long, default_value_t = 0, value_name = "SEED")]
-    from: u64,
-
     /// Run this seed alone
-    #[arg(long, conflicts_with_all = ["seeds", "from"], value_name = "SEED")]
+    #[arg(long, conflicts_with = "seeds", value_name = "SEED")]
     seed: Option<u64>,
-
-    /// End after this many seconds, even if seeds are left
-    #[arg(long, value_name = "S")]
-    seconds: Option<u64>,
 
     /// Plant a bug by name, or "all" in turn: needs a build with the feature planted
     #[arg(long, value_name = "BUG")]
@@ -96,7 +88,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
 /// Runs one seed, and records it in the files of `--pcapng` and `--perfetto`.
 fn one(arguments: &Arguments, seed: u64) -> Result<Summary, Failure> {
     let (pcapng, perfetto) = (arguments.pcapng.as_deref(), arguments.perfetto.as_deref());
-    let mut summary = Summary::begin(arguments);
+    let mut summary = Summary::begin(arguments.seeds);
     if pcapng.is_none() && perfetto.is_none() {
         summary.add(run::run(seed, None));
         return Ok(summary);
@@ -122,7 +114,7 @@ fn all(arguments: &Arguments, until_first: bool) -> Summary {
                     if number >= arguments.seeds || stop.load(Ordering::Relaxed) {
                         return;
                     }
-                    let outcome = run::run(arguments.from.wrapping_add(number), None);
+                    let outcome = run::run(number, None);
                     if sender.send(outcome).is_err() {
                         return;
                     }
@@ -130,10 +122,10 @@ fn all(arguments: &Arguments, until_first: bool) -> Summary {
             });
         }
         drop(sender);
-        let mut summary = Summary::begin(arguments);
+        let mut summary = Summary::begin(arguments.seeds);
         for outcome in outcomes {
             summary.add(outcome);
-            if until_first && summary.failed() || summary.is_late() {
+            if until_first && summary.failed() {
                 stop.store(true, Ordering::Relaxed);
             }
         }

@@ -6,15 +6,15 @@
 mod fault;
 mod picture;
 mod scenario;
+mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use clap::Args;
-use midplane::nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
 use midplane::nicvm::messages::{self, MESSAGES};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
@@ -81,8 +81,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let path = arguments.scenario.display();
     let text = std::fs::read_to_string(&arguments.scenario)
         .map_err(|error| format!("--scenario {path}: {error}; name a file that can be read"))?;
-    let scenario = scenario::parse(&text)
-        .map_err(|mistakes| format!("--scenario {path}: {}", scenario::in_one_line(&mistakes)))?;
+    let scenario =
+        scenario::parse(&text).map_err(|mistakes| format!("--scenario {path}: {mistakes}"))?;
     let failed = |error| Failure::of_run(format!("--out {}: {error}", arguments.out.display()));
     let [pcapng, perfetto, svg] =
         [".pcapng", ".perfetto-trace", ".svg"].map(|extension| file(&arguments.out, extension));
@@ -135,26 +135,17 @@ fn text_of(document: &Document<'_>) -> String {
 }
 
 fn world(scenario: &Scenario, seed: u64) -> World<Unit> {
-    let coordinated = scenario.messages.iter().filter(|messages| messages.coordinated);
-    let receivers: BTreeSet<NodeId> = coordinated.map(|messages| messages.to).collect();
-    let receivers: Vec<NodeId> = receivers.into_iter().collect();
-    let hosts: Vec<NodeId> = (0..scenario.topology.hosts()).map(NodeId).collect();
-    let mut config = CoordinationConfig::star(&receivers, &hosts);
-    config.genesis(true);
-    let mut world = World::new(&scenario.topology, scenario.profile, seed, move |_, _| {
+    let mut world = World::new(&scenario.topology, scenario.profile, seed, |_, _| {
         let mut unit = Unit::default();
-        let installed = "no two have one number";
-        unit.install(MESSAGES, messages::Messages::new()).expect(installed);
-        let coordination = Coordination::new(config.clone()).expect("a star fits together");
-        unit.install(COORDINATION, coordination).expect(installed);
+        unit.install(MESSAGES, messages::Messages::new()).expect("it is the only one");
         unit
     });
     for incident in &scenario.faults {
         world.schedule(*incident);
     }
     let longest = scenario.messages.iter().map(|messages| messages.bytes).max().unwrap_or(1);
-    for node in hosts {
-        world.spawn(node, receive(world.host(node), longest as usize, receivers.contains(&node)));
+    for node in (0..scenario.topology.hosts()).map(NodeId) {
+        world.spawn(node, receive(world.host(node), longest as usize));
     }
     for messages in &scenario.messages {
         world.spawn(messages.from, send(world.host(messages.from), *messages));
@@ -164,17 +155,16 @@ fn world(scenario: &Scenario, seed: u64) -> World<Unit> {
 
 /// Port on which each node receives.
 const INBOX: PortId = PortId(0);
-/// Bit in the cookie of a buffer for coordinated messages.
-const COORDINATED: u64 = 1;
+/// Receive buffers of each node.
+const BUFFERS: u64 = 64;
 
 async fn send(host: SimHost, messages: Messages) {
     let Ok(mut port) = host.open_port() else { return };
     let Ok(memory) = port.register(messages.bytes as usize) else { return };
-    let send = if messages.coordinated { coordination::send } else { messages::send };
     let mut at = messages.at;
     for number in 0..messages.count {
         host.sleep_until(at).await;
-        let command = send(messages.to, INBOX, memory.whole(), u64::from(number));
+        let command = messages::send(messages.to, INBOX, memory.whole(), u64::from(number));
         // A fault may have closed the port: this sender ends, and the run continues.
         if port.submit(&command).is_err() || port.completion().await.is_err() {
             return;
@@ -183,26 +173,19 @@ async fn send(host: SimHost, messages: Messages) {
     }
 }
 
-async fn receive(host: SimHost, longest: usize, coordinated: bool) {
+async fn receive(host: SimHost, longest: usize) {
     let Ok(mut port) = host.open_port_with(PortOptions::default().number(INBOX)) else { return };
     let mut buffers = Vec::new();
-    for cookie in (0..64).map(|n| if coordinated { n % 2 } else { 0 }) {
+    for cookie in 0..BUFFERS {
         let Ok(buffer) = port.register(longest) else { return };
-        let receive = if cookie == COORDINATED { coordination::receive } else { messages::receive };
-        let place = (buffers.len() as u64) << 1;
-        if port.submit(&receive(buffer.whole(), place | cookie)).is_err() {
+        if port.submit(&messages::receive(buffer.whole(), cookie)).is_err() {
             return;
         }
         buffers.push(buffer);
     }
     while let Ok(completion) = port.completion().await {
-        let buffer = buffers[(completion.cookie >> 1) as usize].whole();
-        let again = if completion.cookie & COORDINATED == COORDINATED {
-            coordination::receive(buffer, completion.cookie)
-        } else {
-            messages::receive(buffer, completion.cookie)
-        };
-        if port.submit(&again).is_err() {
+        let buffer = &buffers[completion.cookie as usize];
+        if port.submit(&messages::receive(buffer.whole(), completion.cookie)).is_err() {
             return;
         }
     }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::report::{self, Failure};
+use crate::report;
 
 #[cfg(test)]
 mod tests;
@@ -185,16 +185,10 @@ impl Watch {
 
 /// Returns the exit code for these verdicts; prints to standard error why missed claims may be due to the machine.
 pub fn exit(verdicts: &[Verdict], watch: &Watch) -> ExitCode {
-    report::finish(code(verdicts, watch))
-}
-
-/// Returns the exit code for these verdicts.
-///
-/// # Errors
-/// The reason why missed claims may be due to the machine.
-pub fn code(verdicts: &[Verdict], watch: &Watch) -> Result<u8, Failure> {
-    outcome(verdicts, || watch.evidence())
-        .map_err(|evidence| Failure::new(format!("too busy for a claim: {evidence}"), TOO_BUSY))
+    match outcome(verdicts, || watch.evidence()) {
+        Ok(code) => ExitCode::from(code),
+        Err(evidence) => report::fail(&format!("too busy for a claim: {evidence}"), TOO_BUSY),
+    }
 }
 
 /// Computes the exit code.

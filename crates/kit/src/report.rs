@@ -16,14 +16,9 @@ pub const BAD_INPUT: u8 = 2;
 pub struct Failure(String, u8);
 
 impl Failure {
-    /// Creates an error with an exit code.
-    pub fn new(what: impl Display, code: u8) -> Self {
-        Self(what.to_string(), code)
-    }
-
     /// Creates the error of a run that failed, though its input was right.
     pub fn of_run(what: impl Display) -> Self {
-        Self::new(what, FAILED)
+        Self(what.to_string(), FAILED)
     }
 }
 

@@ -57,16 +57,16 @@ pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> Result<u8, Failure> 
     });
     let document = Document { bugs: bugs.collect() };
     plant(None);
-    print_document(arguments.json, &document, |document| text(document, arguments.from));
+    print_document(arguments.json, &document, text);
     let missed = document.bugs.iter().any(|row| row.found_by_seed.is_none());
     Ok(if missed { FAILED } else { 0 })
 }
 
-fn text(document: &Document, from: u64) -> String {
+fn text(document: &Document) -> String {
     let rows = document.bugs.iter().map(|row| {
         let found = match (row.found_by_seed, &row.complaints) {
             (Some(seed), Some(complaints)) => {
-                let (seeds, what) = (seed - from.min(seed) + 1, &complaints[0]);
+                let (seeds, what) = (seed + 1, &complaints[0]);
                 format!("{seeds} | {what} | {}", replay(seed, Some(row.bug)))
             }
             _ => format!("not in {} | |", row.seeds_tried),

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use midplane::simhw::fault::{FaultCounts, FaultKind};
 use midplane_kit::report;
 use serde::Serialize;
 
-use super::Arguments;
 use super::run::Outcome;
 
 /// Most failed seeds that are printed.
@@ -24,7 +23,6 @@ pub(crate) struct Summary {
     /// Failed seeds with their complaints, in the order of seeds.
     pub(crate) failures: Vec<(u64, Vec<String>)>,
     began: Instant,
-    limit: Option<Duration>,
     bar: ProgressBar,
 }
 
@@ -53,8 +51,8 @@ struct Failed {
 
 impl Summary {
     #[expect(clippy::disallowed_methods, reason = "it measures the machine's time")]
-    pub(crate) fn begin(arguments: &Arguments) -> Self {
-        let bar = ProgressBar::new(arguments.seeds);
+    pub(crate) fn begin(seeds: u64) -> Self {
+        let bar = ProgressBar::new(seeds);
         let style = "{wide_bar} {pos}/{len} seeds, {msg} failed, {eta} left";
         bar.set_style(ProgressStyle::with_template(style).expect("a fixed template"));
         bar.set_message("0");
@@ -63,7 +61,6 @@ impl Summary {
             sums: Outcome::default(),
             failures: Vec::new(),
             began: Instant::now(),
-            limit: arguments.seconds.map(Duration::from_secs),
             bar,
         }
     }
@@ -77,11 +74,6 @@ impl Summary {
             self.failures.sort_unstable();
             self.bar.set_message(self.failures.len().to_string());
         }
-    }
-
-    /// Returns true once `--seconds` have passed.
-    pub(crate) fn is_late(&self) -> bool {
-        self.limit.is_some_and(|limit| self.began.elapsed() > limit)
     }
 
     pub(crate) const fn failed(&self) -> bool {
