@@ -237,14 +237,7 @@ impl Run {
     /// Has each node send small messages to every other.
     fn exchange(&mut self, rounds: u32) {
         self.oracle.lock().stop_senders = false;
-        let habits = Habits {
-            rounds: Some(rounds),
-            longest: self.plan.longest.min(500),
-            pause: Duration::from_micros(300),
-            bombs: false,
-            damages: false,
-            ..habits(&self.plan)
-        };
+        let habits = Habits { plan: Arc::clone(&self.plan), rounds: Some(rounds) };
         for node in self.plan.nodes() {
             let host = self.world.host(node);
             self.world.spawn(node, load::send(host, self.oracle.clone(), habits.clone()));
@@ -307,22 +300,11 @@ impl Run {
     }
 }
 
-fn habits(plan: &Plan) -> Habits {
-    Habits {
-        nodes: plan.topology.hosts(),
-        coordinated: plan.coordination.is_some(),
-        longest: plan.longest,
-        pause: plan.pause,
-        rounds: None,
-        bombs: true,
-        damages: plan.damages,
-    }
-}
-
 /// Starts the tasks of a host.
-fn boot(plan: &Plan, oracle: &Shared, host: &SimHost) {
+fn boot(plan: &Arc<Plan>, oracle: &Shared, host: &SimHost) {
     let node: NodeId = host.node();
     let coordinated = plan.coordination.is_some() && node == CENTRE;
     host.spawn(load::receive(host.clone(), oracle.clone(), plan.longest as usize, coordinated));
-    host.spawn(load::send(host.clone(), oracle.clone(), habits(plan)));
+    let habits = Habits { plan: Arc::clone(plan), rounds: None };
+    host.spawn(load::send(host.clone(), oracle.clone(), habits));
 }
