@@ -228,20 +228,15 @@ impl Peer {
     /// The last line of the child's standard error.
     pub fn output(mut self) -> Result<String, String> {
         let mut output = String::new();
-        let mut complaint = String::new();
         if let Some(mut pipe) = self.process.stdout.take() {
             let _ = pipe.read_to_string(&mut output);
-        }
-        if let Some(mut pipe) = self.process.stderr.take() {
-            let _ = pipe.read_to_string(&mut complaint);
         }
         let succeeded = self.process.wait().is_ok_and(|status| status.success());
         // A report of a failed claim is a report.
         if succeeded || !output.is_empty() {
             return Ok(output);
         }
-        let line = complaint.lines().last().unwrap_or("a process of this run was ended");
-        Err(line.trim_start_matches("error: ").to_owned())
+        Err(self.complaint().unwrap_or_else(|| "a process of this run was ended".into()))
     }
 }
 

@@ -189,7 +189,8 @@ impl Cluster {
             let answer = send(self.addresses[node], &order, module.as_bytes())?;
             let may_pass = answer.refused_by.is_some() && begun.elapsed() < TIMEOUT;
             let fields = serde_json::to_value(&answer).expect("plain data");
-            let is_right = fields[right.0].to_string() == right.1;
+            let field = fields[right.0].to_string();
+            let is_right = field == right.1;
             if is_right || !may_pass {
                 break is_right;
             }

@@ -143,7 +143,7 @@ fn unit<E: Extension + 'static>(number: ExtensionId, extension: E) -> Result<Uni
 /// Serves a NIC's ports to other processes.
 pub(crate) fn daemon(arguments: &Daemon) -> Result<u8, Failure> {
     let place = arguments.own.place()?;
-    let place = place.ok_or("--rank: name this daemon's place among --peers".to_owned())?;
+    let place = place.ok_or_else(|| "--rank: name this daemon's place among --peers".to_owned())?;
     let (name, node) = (&arguments.name, NodeId(place.rank));
     let ports = ServerConfig::new(name)
         .spin(Duration::from_micros(arguments.spin_us))
@@ -223,7 +223,10 @@ fn several(nodes: u16) -> Result<u8, Failure> {
     for (rank, address) in addresses.iter().enumerate() {
         report::print(&format!("node {rank} at {address}\n"));
     }
-    processes::run(async { Ok(until_asked(None).await) })?;
+    processes::run(async {
+        until_asked(None).await;
+        Ok(())
+    })?;
     nodes.iter_mut().for_each(Peer::close);
     Ok(0)
 }

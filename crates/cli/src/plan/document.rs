@@ -126,6 +126,9 @@ fn describe(error: &PlanError) -> String {
     }
 }
 
+/// Planner of a pipeline without groups.
+type FlatPlanner = fn(&Pipeline, &Request) -> Result<Plan, PlanError>;
+
 /// Sets a value, if there is one.
 fn with<T, V>(builder: T, value: Option<V>, set: impl FnOnce(T, V) -> T) -> T {
     match value {
@@ -149,8 +152,7 @@ fn plan_one(entry: &Entry, pipeline: &Pipeline) -> Result<Plan, PlanError> {
     if let Some(vector) = &entry.vector {
         return plan::time(pipeline, &request, vector, groups);
     }
-    let (base, flat): (_, fn(&Pipeline, &Request) -> Result<Plan, PlanError>) = match entry.planner
-    {
+    let (base, flat): (_, FlatPlanner) = match entry.planner {
         Planner::Fixed => (Base::Fixed, fixed),
         Planner::Ramp => (Base::Ramp, ramp),
         Planner::RampUp => (Base::RampUp, ramp_up),

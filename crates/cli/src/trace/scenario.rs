@@ -18,6 +18,9 @@ use super::table::{File, Table};
 /// Longest time of a file, in microseconds.
 const LONGEST: u64 = 60_000_000;
 
+/// Constructor of a link.
+type Framing = fn(LineRate, Duration) -> LinkProfile;
+
 /// Series of messages from one node to another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Messages {
@@ -64,7 +67,7 @@ fn topology(file: &Table<'_>, hosts: u16) -> Topology {
     let table = file.table("link");
     let rate = LineRate::mbps(table.number("rate_mbps", Some(100), 1..=400_000));
     let propagation = Duration::from_nanos(table.number("propagation_ns", Some(500), 0..=u64::MAX));
-    let framings: [(_, fn(LineRate, Duration) -> LinkProfile); 3] = [
+    let framings: [(_, Framing); 3] = [
         ("ethernet", LinkProfile::ethernet),
         ("atm", LinkProfile::atm),
         ("plain", LinkProfile::plain),
