@@ -10,6 +10,8 @@ mod server;
 use clap::{Args, Subcommand};
 use midplane_kit::report::Failure;
 
+pub(crate) use serve::Medium;
+
 const EXAMPLES: &str = "\
 Examples:
   # Install, upgrade, roll back and take down an extension on six nodes, started and ended by this command

@@ -30,3 +30,16 @@ impl From<Discard> for DiscardPolicy {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_and_files_take_the_same_names() {
+        for name in ["tail", "partial", "ppd", "early", "epd"] {
+            let of_file: Discard = serde_json::from_value(name.into()).unwrap();
+            assert_eq!(Discard::from_str(name, false), Ok(of_file), "{name}");
+        }
+    }
+}

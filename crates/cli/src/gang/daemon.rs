@@ -29,6 +29,8 @@ use midplane_kit::report::{self, Failure};
 use place::Place;
 use spread::Spread;
 
+use crate::nic::Medium;
+
 const EXAMPLES: &str = "\
 Examples:
   # This host alone; then `midplane gang run` in another terminal
@@ -133,7 +135,7 @@ pub(crate) struct Arguments {
     ///
     /// Over shared memory between daemons of this host, or over UDP at the addresses of --peers, sealed with the keys.
     #[arg(long, value_enum)]
-    fabric: Option<FabricName>,
+    fabric: Option<Medium>,
     /// Choose how the processes of a job are stopped
     #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
     freezer: FreezerName,
@@ -142,14 +144,6 @@ pub(crate) struct Arguments {
     /// The checkpoint of a job that needs more is refused, and the job continues.
     #[arg(long, default_value_t = CHECKPOINT_BYTES >> 20, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     checkpoint_mib: u64,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum FabricName {
-    /// Shared memory, between daemons of one host
-    Shm,
-    /// UDP, between hosts
-    Udp,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -170,8 +164,8 @@ fn fabric(
 ) -> Result<Option<FabricOptions>, String> {
     let Some(name) = arguments.fabric else { return Ok(None) };
     let (fabric, geometry) = match name {
-        FabricName::Shm => (Fabric::Shm, Geometry::BULK),
-        FabricName::Udp => {
+        Medium::Shm => (Fabric::Shm, Geometry::BULK),
+        Medium::Udp => {
             let addresses = match peers.is_empty() {
                 true => vec![([127, 0, 0, 1], 0).into()],
                 false => resolve_peers(peers).map_err(|error| format!("--peers: {error}"))?,

@@ -56,9 +56,9 @@ Examples:
 
 Exit code: 0 it ended by Ctrl-C or SIGTERM; 1 a node could not run; 2 bad input.";
 
-/// Medium between the daemons' NICs.
+/// Medium between daemons' NICs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-enum Fabric {
+pub(crate) enum Medium {
     /// Shared memory, between daemons of one host
     Shm,
     /// UDP, between hosts
@@ -94,7 +94,7 @@ impl Own {
 pub(crate) struct Daemon {
     /// Choose the medium between the daemons
     #[arg(long, value_enum, default_value = "udp")]
-    fabric: Fabric,
+    fabric: Medium,
     /// Name by which clients find the daemon, and daemons of one host each other; 1 to 48 bytes
     #[arg(long, default_value = "nicd", value_parser = name)]
     name: String,
@@ -149,20 +149,20 @@ pub(crate) fn daemon(arguments: &Daemon) -> Result<u8, Failure> {
         .spin(Duration::from_micros(arguments.spin_us))
         .loan(usize::try_from(arguments.loan_mib << 20).unwrap_or(usize::MAX));
     let peers = match arguments.fabric {
-        Fabric::Shm => Vec::new(),
-        Fabric::Udp => ranks::addresses(&place, RESOLVE)?,
+        Medium::Shm => Vec::new(),
+        Medium::Udp => ranks::addresses(&place, RESOLVE)?,
     };
     let unit = unit(VIA, Via::new(ViaConfig::default()))?;
     processes::run(async {
         match arguments.fabric {
-            Fabric::Shm => {
+            Medium::Shm => {
                 let size = u16::try_from(place.size()).unwrap_or(u16::MAX);
                 let nic = ShmNic::start(ShmConfig::new(name, node, size), unit);
                 let nic = nic.map_err(Failure::of_run)?;
                 serve_ports(nic.serve_ports(ports)).await?;
                 nic.shutdown().await;
             }
-            Fabric::Udp => {
+            Medium::Udp => {
                 // A modelled line faster than any loopback paces nothing.
                 let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
                 let nic = UdpNic::start(UdpConfig::new(node, peers).line(line), unit);

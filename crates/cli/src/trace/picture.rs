@@ -104,8 +104,8 @@ impl Picture {
         match engine {
             Engine::Doorbell(node) => format!("node {node} doorbell"),
             Engine::Coprocessor(node) => format!("node {node} coprocessor"),
-            Engine::Gather(node) => format!("node {node} DMA from host"),
-            Engine::Scatter(node) => format!("node {node} DMA to host"),
+            Engine::Gather(node) => format!("node {node} DMA read"),
+            Engine::Scatter(node) => format!("node {node} DMA write"),
             Engine::Link(link) => self.links.get(link.0 as usize).cloned().unwrap_or_default(),
         }
     }
