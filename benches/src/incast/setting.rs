@@ -7,9 +7,10 @@ use midplane::nicvm::coordination::{DEFAULT_RESERVE, Lead};
 use midplane::simhw::frame::HEADER_BYTES;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::{CELL_BYTES, LinkProfile};
-use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
+use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::warp::firmware::WarpConfig;
+pub use midplane_kit::discard::Discard;
 use serde::{Deserialize, Serialize};
 
 use super::scenario::{BACKGROUND_BYTES, RECEIVER};
@@ -51,18 +52,6 @@ impl Mode {
             Self::Warp => Service::Warp,
         }
     }
-}
-
-/// Discard policy of a full buffer.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Discard {
-    /// Drops what does not fit.
-    Tail,
-    /// Drops what does not fit, and the rest of its message (partial packet discard).
-    Ppd,
-    /// Refuses whole messages from four fifths on (early packet discard).
-    Epd,
 }
 
 /// The parameters of one run.
@@ -109,12 +98,7 @@ impl Setting {
     /// Returns the switch's model.
     pub fn switch(&self) -> SwitchProfile {
         let buffer = self.buffer_cells.map_or(Buffer::Bytes(self.buffer_bytes), Buffer::Cells);
-        let discard = match self.discard {
-            Discard::Tail => DiscardPolicy::Tail,
-            Discard::Ppd => DiscardPolicy::Partial,
-            Discard::Epd => DiscardPolicy::EARLY,
-        };
-        SwitchProfile { discard, ..SwitchProfile::new(buffer) }
+        SwitchProfile { discard: self.discard.into(), ..SwitchProfile::new(buffer) }
     }
 
     /// Returns the lead of the token release; `None` in modes without one.

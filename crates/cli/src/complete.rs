@@ -1,11 +1,10 @@
 //! `midplane completions` and `midplane man`: shell completions and manual pages.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
-use midplane_kit::report;
+use midplane_kit::report::{self, Failure};
 
 use crate::Cli;
 
@@ -28,23 +27,18 @@ pub(crate) struct Man {
 }
 
 /// Prints completions on standard output.
-pub(crate) fn completions(arguments: &Completions) -> ExitCode {
+pub(crate) fn completions(arguments: &Completions) -> Result<u8, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut Cli::command(), "midplane", &mut script);
     report::print(&String::from_utf8_lossy(&script));
-    ExitCode::SUCCESS
+    Ok(0)
 }
 
 /// Writes the manual pages.
-pub(crate) fn man(arguments: &Man) -> ExitCode {
+pub(crate) fn man(arguments: &Man) -> Result<u8, Failure> {
     let folder = &arguments.folder;
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
-    match written {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(
-            &format!("{}: {error}; name a folder that can be written", folder.display()),
-            report::BAD_INPUT,
-        ),
-    }
+    std::fs::create_dir_all(folder)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), folder))
+        .map_err(|e| format!("{}: {e}; name a folder that can be written", folder.display()))?;
+    Ok(0)
 }

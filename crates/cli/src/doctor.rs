@@ -6,12 +6,12 @@ mod linux;
 use std::fmt::Write as _;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use midplane::simhw::udp::{path_mtus, resolve_peers};
-use midplane_kit::report;
+use midplane::simhw::udp::path_mtus;
+use midplane_kit::ranks;
+use midplane_kit::report::{self, Failure};
 use quinn_udp::{UdpSockRef, UdpSocketState};
 use serde::Serialize;
 
@@ -114,17 +114,8 @@ const UDP: &str = "UDP";
 const MEMORY: &str = "shared memory";
 const ABSTRACT_SOCKETS: &str = "abstract Unix sockets";
 
-pub(crate) fn main(arguments: &Arguments) -> ExitCode {
-    let to = match &arguments.to {
-        None => None,
-        Some(to) => match resolve_peers(std::slice::from_ref(to)) {
-            Ok(found) => Some(found[0]),
-            Err(_) => {
-                let what = format!("--to {to}: it must be host:port with a host that resolves");
-                return report::fail(&what, report::BAD_INPUT);
-            }
-        },
-    };
+pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let to = arguments.to.as_deref().map(|to| ranks::resolve("--to", to)).transpose()?;
     let mut rows = Vec::new();
     #[cfg(target_os = "linux")]
     rows.extend(linux::shared_memory());
@@ -134,12 +125,8 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     #[cfg(target_os = "linux")]
     rows.extend(linux::rights());
     let document = Document::new(rows);
-    if arguments.json {
-        report::print_json(&document);
-    } else {
-        report::print(&text(&document));
-    }
-    ExitCode::from(if document.usable { 0 } else { report::FAILED })
+    report::print_document(arguments.json, &document, text);
+    Ok(if document.usable { 0 } else { report::FAILED })
 }
 
 /// Tests UDP and the offloads that a node uses where the system has them.

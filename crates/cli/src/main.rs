@@ -8,6 +8,7 @@ mod gang;
 mod nic;
 mod path;
 mod plan;
+mod recorder;
 mod swarm;
 mod switch;
 mod trace;
@@ -15,6 +16,7 @@ mod trace;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use midplane_kit::{command_line, report};
 
 const EXAMPLES: &str = "\
 Start here:
@@ -56,11 +58,11 @@ fn main() -> ExitCode {
     // A gang daemon starts each rank of a job, and its reaper, through this program.
     #[cfg(target_os = "linux")]
     midplane::gang::live::stub::play_part();
-    let cli = match midplane_kit::command_line::parse::<Cli>(std::env::args_os()) {
+    let cli = match command_line::parse::<Cli>(std::env::args_os()) {
         Ok(cli) => cli,
         Err(code) => return code,
     };
-    match cli.command {
+    report::finish(match &cli.command {
         Command::Switch(arguments) => switch::main(arguments),
         #[cfg(target_os = "linux")]
         Command::Nic(arguments) => nic::main(arguments),
@@ -70,8 +72,8 @@ fn main() -> ExitCode {
         Command::Path(arguments) => path::main(arguments),
         Command::Trace(arguments) => trace::main(arguments),
         Command::Swarm(arguments) => swarm::main(arguments),
-        Command::Doctor(arguments) => doctor::main(&arguments),
-        Command::Completions(arguments) => complete::completions(&arguments),
-        Command::Man(arguments) => complete::man(&arguments),
-    }
+        Command::Doctor(arguments) => doctor::main(arguments),
+        Command::Completions(arguments) => complete::completions(arguments),
+        Command::Man(arguments) => complete::man(arguments),
+    })
 }

@@ -1,14 +1,16 @@
 //! `midplane nic`: daemons that serve ports to other processes, and nodes whose extensions are installed at run time.
 
+mod builtin;
 mod control;
-mod daemon;
 mod demo;
-mod node;
 mod orders;
-
-use std::process::ExitCode;
+mod serve;
+mod server;
 
 use clap::{Args, Subcommand};
+use midplane_kit::report::Failure;
+
+pub(crate) use serve::Medium;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -42,18 +44,18 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    Daemon(daemon::Arguments),
-    Node(node::Arguments),
+    Daemon(serve::Daemon),
+    Node(serve::Node),
     Demo(demo::Arguments),
     #[command(flatten)]
     Order(control::What),
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    match arguments.what {
-        What::Daemon(arguments) => daemon::main(&arguments),
-        What::Node(arguments) => node::main(arguments),
-        What::Demo(arguments) => demo::main(&arguments),
-        What::Order(order) => control::run(&order),
+pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    match &arguments.what {
+        What::Daemon(arguments) => serve::daemon(arguments),
+        What::Node(arguments) => serve::node(arguments),
+        What::Demo(arguments) => demo::main(arguments),
+        What::Order(order) => control::run(order),
     }
 }

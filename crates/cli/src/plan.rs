@@ -4,11 +4,11 @@ mod document;
 
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use midplane_kit::gantt;
-use midplane_kit::report::{BAD_INPUT, fail, print_json};
+use midplane_kit::report::{Failure, print_json};
+use serde_json::Value;
 
 /// Plan the fragments of messages through pipelines.
 ///
@@ -47,14 +47,13 @@ Try it:
 
 Exit code: 0 planned; 2 bad input."#;
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    match plan(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => fail(&problem.replace('\n', " "), BAD_INPUT),
-    }
+pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let plans = plan(arguments).map_err(|problem| problem.replace('\n', " "))?;
+    print_json(&plans);
+    Ok(0)
 }
 
-fn plan(arguments: &Arguments) -> Result<(), String> {
+fn plan(arguments: &Arguments) -> Result<Value, String> {
     let mut stdin = std::io::stdin();
     if stdin.is_terminal() {
         return Err("standard input: give a JSON document; --help shows one".into());
@@ -70,6 +69,5 @@ fn plan(arguments: &Arguments) -> Result<(), String> {
         gantt::write(file, &[("predicted", &rows)], &[])
             .map_err(|problem| format!("--plot {}: {problem}", file.display()))?;
     }
-    print_json(&document::answer(&solved));
-    Ok(())
+    Ok(document::answer(&solved))
 }

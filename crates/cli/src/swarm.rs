@@ -1,9 +1,5 @@
 //! `midplane swarm`: runs random simulated clusters with random faults, and checks their invariants.
 //!
-//! ```text
-//! midplane swarm --seeds 1000
-//! ```
-//!
 //! A seed decides a topology, NICs, settings of the firmware, a load, and faults. Safety is checked during the faults: no
 //! promised message is lost, and none is doubled, mixed up or early. Then all faults end, and liveness is checked: all
 //! commands complete within bounded virtual time, and new messages arrive. At the end nothing may leak. A seed that fails
@@ -18,17 +14,15 @@ mod run;
 mod summary;
 #[cfg(test)]
 mod tests;
-mod watch;
 
-use midplane_kit::report;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use clap::Args;
+use midplane_kit::report::{FAILED, Failure};
 
-use report::{BAD_INPUT, FAILED, fail};
+use crate::recorder::Recorder;
 use run::Outcome;
 use summary::Summary;
 
@@ -52,21 +46,13 @@ Exit code: 0 all seeds passed; 1 a seed failed, or a planted bug was not found; 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Number of seeds to run
+    /// Number of seeds to run, from 0 on
     #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     seeds: u64,
 
-    /// First seed
-    #[arg(long, default_value_t = 0, value_name = "SEED")]
-    from: u64,
-
     /// Run this seed alone
-    #[arg(long, conflicts_with_all = ["seeds", "from"], value_name = "SEED")]
+    #[arg(long, conflicts_with = "seeds", value_name = "SEED")]
     seed: Option<u64>,
-
-    /// End after this many seconds, even if seeds are left
-    #[arg(long, value_name = "S")]
-    seconds: Option<u64>,
 
     /// Plant a bug by name, or "all" in turn: needs a build with the feature planted
     #[arg(long, value_name = "BUG")]
@@ -80,41 +66,38 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "seed", value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
-    /// Print the cluster, load and faults of --seed, and run nothing
-    #[arg(long, requires = "seed")]
-    describe: bool,
-
     /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
+pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     // Extensions panic on purpose here: the hook prints nothing. Other panics are reported with their seeds.
     std::panic::set_hook(Box::new(|_| {}));
-    if let (Some(seed), true) = (arguments.seed, arguments.describe) {
-        report::print(&format!("{:#?}\n", plan::Plan::new(seed)));
-        return ExitCode::SUCCESS;
+    if let Some(name) = &arguments.plant {
+        return planted::table(arguments, &planted::chosen(name)?);
     }
-    match &arguments.plant {
-        Some(name) => match planted::chosen(name) {
-            Ok(bugs) => planted::table(&arguments, &bugs),
-            Err(what) => fail(&what, BAD_INPUT),
-        },
-        None => swarm(&arguments),
-    }
-}
-
-fn swarm(arguments: &Arguments) -> ExitCode {
     let summary = match arguments.seed {
-        Some(seed) => match watch::observer(arguments, seed) {
-            Ok(observer) => Summary::of(arguments, run::run(seed, observer)),
-            Err(what) => return fail(&what, BAD_INPUT),
-        },
+        Some(seed) => one(arguments, seed)?,
         None => all(arguments, false),
     };
     summary.print(arguments.json);
-    if summary.failed() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
+    Ok(if summary.failed() { FAILED } else { 0 })
+}
+
+/// Runs one seed, and records it in the files of `--pcapng` and `--perfetto`.
+fn one(arguments: &Arguments, seed: u64) -> Result<Summary, Failure> {
+    let (pcapng, perfetto) = (arguments.pcapng.as_deref(), arguments.perfetto.as_deref());
+    let mut summary = Summary::begin(arguments.seeds);
+    if pcapng.is_none() && perfetto.is_none() {
+        summary.add(run::run(seed, None));
+        return Ok(summary);
+    }
+    let recorder = Recorder::create(pcapng, perfetto, &plan::Plan::new(seed).topology)?;
+    let sink = recorder.clone();
+    summary.add(run::run(seed, Some(Box::new(move |record| sink.record(record)))));
+    recorder.finish().map_err(|error| Failure::of_run(format!("the files of {seed}: {error}")))?;
+    Ok(summary)
 }
 
 /// Runs all seeds on all processors; with `until_first`, stops at the first failure.
@@ -131,7 +114,7 @@ fn all(arguments: &Arguments, until_first: bool) -> Summary {
                     if number >= arguments.seeds || stop.load(Ordering::Relaxed) {
                         return;
                     }
-                    let outcome = run::run(arguments.from.wrapping_add(number), None);
+                    let outcome = run::run(number, None);
                     if sender.send(outcome).is_err() {
                         return;
                     }
@@ -139,10 +122,10 @@ fn all(arguments: &Arguments, until_first: bool) -> Summary {
             });
         }
         drop(sender);
-        let mut summary = Summary::begin(arguments);
+        let mut summary = Summary::begin(arguments.seeds);
         for outcome in outcomes {
             summary.add(outcome);
-            if until_first && summary.failed() || summary.is_late() {
+            if until_first && summary.failed() {
                 stop.store(true, Ordering::Relaxed);
             }
         }

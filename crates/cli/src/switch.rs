@@ -1,26 +1,21 @@
 //! `midplane switch`: a switch in software, which models a congested network between hosts that have a fast one.
 //!
-//! ```text
-//! midplane switch --bind 127.0.0.1:7000 --peers peers.txt --seconds 10
-//! ```
-//!
 //! Forwards the peers' frames at a modelled rate, through modelled buffers, and prints its counters when it ends. The
 //! example `incast` sends through it with `--fabric switch --switch HOST:PORT --rank R --peers FILE`.
 
-use midplane_kit::{processes, ranks, report};
 use std::collections::BTreeMap;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use midplane::simhw::drops::Drops;
 use midplane::simhw::link::{Framing, LinkProfile};
-use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
+use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters, resolve_peers};
+use midplane_kit::discard::Discard;
+use midplane_kit::report::{self, Failure};
+use midplane_kit::{processes, ranks};
 use serde::Serialize;
-
-use report::{BAD_INPUT, FAILED};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,7 +23,7 @@ Examples:
   midplane switch --bind 10.0.0.1:7000 --peers peers.txt
 
   # An ATM switch of 256 cells a port that drops whole messages early, for ten seconds
-  midplane switch --bind 10.0.0.1:7000 --peers peers.txt --buffer-cells 256 --discard epd --seconds 10 --json
+  midplane switch --bind 10.0.0.1:7000 --peers peers.txt --buffer-cells 256 --discard early --seconds 10 --json
 
 Exit code: 0 it ended; 1 the system refused a runtime; 2 bad input.";
 
@@ -87,19 +82,9 @@ enum Recut {
     Cells,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Discard {
-    /// Packets or cells that do not fit
-    Tail,
-    /// The same, and the rest of their messages
-    Ppd,
-    /// Whole messages, once the buffer is four fifths full
-    Epd,
-}
-
 /// The report.
 #[derive(Debug, Serialize)]
-struct Counters {
+struct Document {
     link_mbps: u32,
     buffer_bytes: Option<u32>,
     buffer_cells: Option<u32>,
@@ -112,71 +97,45 @@ struct Counters {
     peaks: Vec<u32>,
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let switch = match start(&arguments) {
-        Ok(switch) => switch,
-        Err(what) => return report::fail(&what, BAD_INPUT),
-    };
+/// Switches until Ctrl-C, SIGTERM or the end of `--seconds`.
+pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let switch = start(arguments)?;
     if !arguments.json {
         report::print(&format!("switching at {}; Ctrl-C ends it\n", switch.address()));
     }
-    match run(&arguments, switch) {
-        Ok(counters) => {
-            print(&arguments, &counters);
-            ExitCode::SUCCESS
-        }
-        Err(error) => report::fail(&format!("the system refused a runtime: {error}"), FAILED),
-    }
+    let limit = arguments.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    let counters = processes::run(async {
+        processes::until_asked(limit).await;
+        Ok(switch.shutdown().await)
+    })?;
+    report::print_document(arguments.json, &document(arguments, counters), text);
+    Ok(0)
 }
 
 fn start(arguments: &Arguments) -> Result<SoftSwitch, String> {
     let peers =
         resolve_peers(&arguments.peers.read()?).map_err(|error| format!("--peers: {error}"))?;
-    let bind = resolve_peers(std::slice::from_ref(&arguments.bind))
-        .map_err(|_| format!("--bind {}: it must be host:port of this host", arguments.bind))?[0];
-    let (rate, propagation) =
-        (LineRate::mbps(u64::from(arguments.link_mbps)), Duration::from_micros(1));
+    let bind = ranks::resolve("--bind", &arguments.bind)?;
+    let rate = LineRate::mbps(u64::from(arguments.link_mbps));
+    let propagation = Duration::from_micros(1);
     let (link, buffer) = match arguments.buffer_cells {
         Some(cells) => (LinkProfile::atm(rate, propagation), Buffer::Cells(cells)),
         None => (LinkProfile::ethernet(rate, propagation), Buffer::Bytes(arguments.buffer_bytes)),
     };
-    let discard = match arguments.discard {
-        Discard::Tail => DiscardPolicy::Tail,
-        Discard::Ppd => DiscardPolicy::Partial,
-        Discard::Epd => DiscardPolicy::EARLY,
+    let profile = SwitchProfile { discard: arguments.discard.into(), ..SwitchProfile::new(buffer) };
+    let config = SwitchConfig::new(bind, peers).link(link).profile(profile).seed(arguments.seed);
+    let config = match arguments.recut {
+        None => config,
+        Some(Recut::Ethernet) => config.recut(Framing::ETHERNET),
+        Some(Recut::Cells) => config.recut(Framing::Cells),
     };
-    let profile = SwitchProfile { discard, ..SwitchProfile::new(buffer) };
-    let mut config =
-        SwitchConfig::new(bind, peers).link(link).profile(profile).seed(arguments.seed);
-    if let Some(recut) = arguments.recut {
-        config = config.recut(match recut {
-            Recut::Ethernet => Framing::ETHERNET,
-            Recut::Cells => Framing::Cells,
-        });
-    }
     SoftSwitch::start(config).map_err(|error| format!("--bind {}: {error}", arguments.bind))
 }
 
-/// Waits for Ctrl-C, SIGTERM or the end of `--seconds`, and stops the switch.
-fn run(arguments: &Arguments, switch: SoftSwitch) -> std::io::Result<SwitchCounters> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(async {
-        let ended = processes::asked_to_end();
-        match arguments.seconds {
-            Some(seconds) => {
-                let limit = Duration::from_secs(u64::from(seconds));
-                let _ = tokio::time::timeout(limit, ended).await;
-            }
-            None => ended.await,
-        }
-        switch.shutdown().await
-    }))
-}
-
-fn print(arguments: &Arguments, counters: &SwitchCounters) {
+fn document(arguments: &Arguments, counters: SwitchCounters) -> Document {
     let by_cause =
         |drops: &Drops| drops.iter().map(|(cause, count)| (cause.name(), count)).collect();
-    let report = Counters {
+    Document {
         link_mbps: arguments.link_mbps,
         buffer_bytes: arguments.buffer_cells.is_none().then_some(arguments.buffer_bytes),
         buffer_cells: arguments.buffer_cells,
@@ -186,12 +145,11 @@ fn print(arguments: &Arguments, counters: &SwitchCounters) {
         pieces_in: counters.pieces_in,
         pieces_out: counters.pieces_out,
         piece_drops: by_cause(&counters.piece_drops),
-        peaks: counters.peaks.clone(),
-    };
-    if arguments.json {
-        report::print_json(&report);
-        return;
+        peaks: counters.peaks,
     }
+}
+
+fn text(report: &Document) -> String {
     let mut text = format!(
         "frames  in {}, out {}\npieces  in {}, out {}\n",
         report.frames_in, report.frames_out, report.pieces_in, report.pieces_out
@@ -201,6 +159,5 @@ fn print(arguments: &Arguments, counters: &SwitchCounters) {
             text += &format!("{what}  lost {count}: {cause}\n");
         }
     }
-    text += &format!("peak of each port's buffer: {:?}\n", report.peaks);
-    report::print(&text);
+    text + &format!("peak of each port's buffer: {:?}\n", report.peaks)
 }

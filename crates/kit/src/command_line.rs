@@ -11,6 +11,8 @@ pub fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }
 
+use crate::report;
+
 /// Parses a command line; prints one line about an error.
 ///
 /// # Errors
@@ -23,13 +25,11 @@ pub fn parse<A: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
             return ExitCode::SUCCESS;
         }
         if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-            eprintln!("error: a command is missing; --help lists them");
-            return ExitCode::from(2);
+            return report::fail("a command is missing; --help lists them", report::BAD_INPUT);
         }
         let text = error.render().to_string();
         let what = text.split("\n\n").next().unwrap_or(&text);
-        let words: Vec<&str> = what.split_whitespace().collect();
-        eprintln!("{}", words.join(" "));
-        ExitCode::from(2)
+        let words: Vec<&str> = what.trim_start_matches("error: ").split_whitespace().collect();
+        report::fail(&format!("{}; --help shows how", words.join(" ")), report::BAD_INPUT)
     })
 }

@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
+use crate::report::Failure;
+
 /// Ports that a run may request in a row; runs that start at once begin as far apart.
 const STRIDE: u32 = 32;
 /// Lowest port that is tried; services of the host use those below.
@@ -54,7 +56,8 @@ fn ephemeral_ports() -> (u16, u16) {
     range.unwrap_or(EPHEMERAL)
 }
 
-fn is_free(address: &SocketAddr) -> bool {
+/// Returns true if the port is free for TCP and UDP.
+pub fn is_free(address: &SocketAddr) -> bool {
     UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok()
 }
 
@@ -78,6 +81,28 @@ pub async fn asked_to_end() {
     }
     #[cfg(not(unix))]
     interrupted.await;
+}
+
+/// Completes as [`asked_to_end`], and at the latest after `limit`.
+pub async fn until_asked(limit: Option<Duration>) {
+    match limit {
+        // The time is over: the program ends as it does when it is asked to.
+        Some(limit) => drop(tokio::time::timeout(limit, asked_to_end()).await),
+        None => asked_to_end().await,
+    }
+}
+
+/// Runs a program's task on this thread. Tasks that it leaves behind are not waited for.
+///
+/// # Errors
+/// The task's; or the system's, if it refuses a runtime.
+pub fn run<T>(task: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime
+        .map_err(|error| Failure::of_run(format!("the system refused a runtime: {error}")))?;
+    let done = runtime.block_on(task);
+    runtime.shutdown_background();
+    done
 }
 
 /// Exits when standard input closes: a child exits with its parent.
@@ -152,6 +177,13 @@ impl Peer {
         self.life = None;
     }
 
+    /// Kills the child, and waits until it has exited.
+    pub fn kill(&mut self) {
+        // It may have exited already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
     /// Returns the child's error, if it has exited.
     pub fn complaint(&mut self) -> Option<String> {
         let ended = self.process.try_wait().ok().flatten()?;
@@ -196,27 +228,20 @@ impl Peer {
     /// The last line of the child's standard error.
     pub fn output(mut self) -> Result<String, String> {
         let mut output = String::new();
-        let mut complaint = String::new();
         if let Some(mut pipe) = self.process.stdout.take() {
             let _ = pipe.read_to_string(&mut output);
-        }
-        if let Some(mut pipe) = self.process.stderr.take() {
-            let _ = pipe.read_to_string(&mut complaint);
         }
         let succeeded = self.process.wait().is_ok_and(|status| status.success());
         // A report of a failed claim is a report.
         if succeeded || !output.is_empty() {
             return Ok(output);
         }
-        let line = complaint.lines().last().unwrap_or("a process of this run was ended");
-        Err(line.trim_start_matches("error: ").to_owned())
+        Err(self.complaint().unwrap_or_else(|| "a process of this run was ended".into()))
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have exited already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.kill();
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use midplane_simhw::launch::{Launch, Place};
-use midplane_simhw::udp::StartError;
+use midplane_simhw::udp::{StartError, resolve_peers};
 
 /// Addresses of the ranks of a run.
 #[derive(Args, Clone, Debug, Default)]
@@ -104,6 +104,17 @@ pub fn of_two(ranks: &Ranks, wait: Duration) -> Result<Option<(u16, Vec<SocketAd
         listen(peers[1])?;
     }
     Ok(Some((place.rank, peers)))
+}
+
+/// Returns the address of a flag's `host:port`.
+///
+/// # Errors
+/// One line that names the flag.
+pub fn resolve(flag: &str, text: &str) -> Result<SocketAddr, String> {
+    let found = resolve_peers(std::slice::from_ref(&text.to_owned()));
+    found
+        .map(|found| found[0])
+        .map_err(|_| format!("{flag} {text}: it must be host:port with a host that resolves"))
 }
 
 /// Listens on this process's own address, for TCP.

@@ -1,5 +1,6 @@
-//! Output and exit codes of programs: one JSON document, or one line with an error.
+//! Output and exit codes of programs: one JSON document, or text, or one line with an error.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -11,6 +12,31 @@ use crate::tables;
 pub const FAILED: u8 = 1;
 /// Exit code for bad input.
 pub const BAD_INPUT: u8 = 2;
+
+/// Error of a program: one line, and the exit code. A text alone is bad input.
+#[derive(Debug)]
+pub struct Failure(String, u8);
+
+impl Failure {
+    /// Creates the error of a run that failed, though its input was right.
+    pub fn of_run(what: impl Display) -> Self {
+        Self(what.to_string(), FAILED)
+    }
+}
+
+impl From<String> for Failure {
+    fn from(what: String) -> Self {
+        Self(what, BAD_INPUT)
+    }
+}
+
+/// Prints the error, if there is one, and returns the exit code.
+pub fn finish(ended: Result<u8, Failure>) -> ExitCode {
+    match ended {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure(what, code)) => fail(&what, code),
+    }
+}
 
 /// Prints one line with the error, and returns the exit code.
 pub fn fail(what: &str, code: u8) -> ExitCode {
@@ -25,6 +51,14 @@ pub fn print_json(document: &impl Serialize) {
     print(&format!("{text}\n"));
 }
 
+/// Prints a document as JSON, or else as the text that `text` makes of it.
+pub fn print_document<D: Serialize>(json: bool, document: &D, text: impl FnOnce(&D) -> String) {
+    match json {
+        true => print_json(document),
+        false => print(&text(document)),
+    }
+}
+
 /// Prints text, and ignores a closed stream.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
@@ -33,7 +67,7 @@ pub fn print(text: &str) {
 }
 
 /// Prints a document as JSON, or as tables for a terminal.
-pub fn print_document(json: bool, document: &impl Serialize) {
+pub fn print_tables(json: bool, document: &impl Serialize) {
     match json {
         true => print_json(document),
         false => print(&tables::text(document)),
@@ -42,7 +76,7 @@ pub fn print_document(json: bool, document: &impl Serialize) {
 
 /// Prints a document; returns the exit code for claims that hold or failed.
 pub fn conclude(json: bool, document: &impl Serialize, holds: bool) -> ExitCode {
-    print_document(json, document);
+    print_tables(json, document);
     ExitCode::from(if holds { 0 } else { FAILED })
 }
 
@@ -51,4 +85,24 @@ pub fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = (values.len() as f64 * share) as usize;
     values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}
+
+/// Formats rows, of which the first has the titles, as lines with aligned columns: columns of numbers to the right.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let column = |column| rows.iter().filter_map(move |row| row.get(column));
+    let shapes: Vec<(usize, bool)> = (0..columns)
+        .map(|at| {
+            let width = column(at).map(|cell| cell.chars().count()).max().unwrap_or_default();
+            (width, column(at).skip(1).all(|cell| cell.parse::<f64>().is_ok()))
+        })
+        .collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&shapes).map(|(cell, &(width, is_number))| match is_number {
+            true => format!("{cell:>width$}"),
+            false => format!("{cell:<width$}"),
+        });
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
 }

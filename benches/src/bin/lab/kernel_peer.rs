@@ -142,7 +142,7 @@ fn alone(arguments: &Arguments) -> Result<(), String> {
         sent: read(&sender.output()?)?,
         received: read(&receiver.output()?)?,
     };
-    report::print_document(arguments.json, &report);
+    report::print_tables(arguments.json, &report);
     Ok(())
 }
 

@@ -93,7 +93,7 @@ async fn measure(arguments: &Arguments) -> Result<(), String> {
         };
         runs.push(Run { fabric, bytes, figures });
     }
-    report::print_document(arguments.json, &Document { runs });
+    report::print_tables(arguments.json, &Document { runs });
     Ok(())
 }
 

@@ -51,22 +51,13 @@ pub(crate) struct Arguments {
 pub(crate) enum What {
     Daemon(Box<super::daemon::Arguments>),
     Run(Run),
-    /// Save a job to a folder, at its next step
-    ///
-    /// The program has to take part, as `lab nas` does.
-    Checkpoint {
-        /// Number of the job
-        job: u32,
-        /// Folder for the checkpoint, made on the host of the daemon
-        folder: PathBuf,
-        /// End the job once it is saved
-        #[arg(long)]
-        end: bool,
-    },
+    Checkpoint(Checkpoint),
     Restore(Restore),
     /// List the jobs
+    #[command(after_help = "Example: midplane gang --json list")]
     List,
     /// End a job, or signal it
+    #[command(after_help = "Example: midplane gang kill 1 --signal 10")]
     Kill {
         /// Number of the job
         job: u32,
@@ -75,20 +66,38 @@ pub(crate) enum What {
         signal: Option<i32>,
     },
     /// List the jobs twice a second, until Ctrl-C
+    #[command(after_help = "Example: midplane gang top --times 10")]
     Top {
         /// End after this many lists
         #[arg(long, value_name = "COUNT")]
         times: Option<u32>,
     },
     /// Draw the last slices: as a Gantt chart (.svg) or a trace for Perfetto (.json)
+    #[command(after_help = "Example: midplane gang trace slices.svg")]
     Trace {
         /// File to write; its extension chooses the format
         file: PathBuf,
     },
 }
 
+/// Save a job to a folder, at its next step
+///
+/// The program has to take part, as `lab nas` does.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Example: midplane gang checkpoint 1 saved --end")]
+pub(crate) struct Checkpoint {
+    /// Number of the job
+    pub(crate) job: u32,
+    /// Folder for the checkpoint, made on the host of the daemon
+    pub(crate) folder: PathBuf,
+    /// End the job once it is saved
+    #[arg(long)]
+    pub(crate) end: bool,
+}
+
 /// Resume a saved job, and wait until it ends
 #[derive(Args, Clone, Debug)]
+#[command(after_help = "Example: midplane gang restore saved")]
 pub(crate) struct Restore {
     /// Folder of the checkpoint, on the host of the daemon
     pub(crate) checkpoint: PathBuf,
@@ -102,6 +111,9 @@ pub(crate) struct Restore {
 
 /// Run a job, pass on its input and output, and wait until it ends
 #[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "Example: midplane gang run --ranks 4 --label -- sh -c 'echo $GANG_RANK of $GANG_SIZE'"
+)]
 pub(crate) struct Run {
     /// Number of ranks
     #[arg(short = 'n', long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]

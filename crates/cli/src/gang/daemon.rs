@@ -4,13 +4,11 @@
 mod place;
 mod spread;
 
-use midplane_kit::report;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::num::NonZeroU32;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
@@ -19,17 +17,19 @@ use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
 use midplane::gang::live::daemon::{
-    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError, default_socket,
-    serve,
+    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError, serve,
 };
 use midplane::gang::live::message::Cluster;
-use midplane::gang::schedule::{Placing, Policy, QueueTree, RoundRobin};
+use midplane::gang::schedule::{Placing, QueueTree};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch;
 use midplane::simhw::seal::{Identity, Key, PublicKey, SecretKey};
 use midplane::simhw::udp::resolve_peers;
+use midplane_kit::report::{self, Failure};
 use place::Place;
 use spread::Spread;
+
+use crate::nic::Medium;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -117,12 +117,6 @@ pub(crate) struct Arguments {
     /// Length of a slice, in ms, from 10 to 3600000
     #[arg(long, default_value_t = 100, value_name = "MS", value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
     slice_ms: u64,
-    /// Choose how jobs share the slots
-    #[arg(long, value_enum, default_value_t = PolicyName::QueueTree)]
-    policy: PolicyName,
-    /// Daemons below each daemon in the tree of hosts, from 1 to 1024
-    #[arg(long, default_value_t = DEFAULT_ARITY, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    arity: u16,
     /// Preempt a job that is alone too, at the end of each slice
     ///
     /// With a number, preempt it at the ends of that many slices, then not at the ends of as many, and so on.
@@ -141,10 +135,7 @@ pub(crate) struct Arguments {
     ///
     /// Over shared memory between daemons of this host, or over UDP at the addresses of --peers, sealed with the keys.
     #[arg(long, value_enum)]
-    fabric: Option<FabricName>,
-    /// Choose what happens to a channel's FIFOs when its job is preempted
-    #[arg(long, value_enum, default_value_t = ModeName::Resident)]
-    mode: ModeName,
+    fabric: Option<Medium>,
     /// Choose how the processes of a job are stopped
     #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
     freezer: FreezerName,
@@ -153,25 +144,6 @@ pub(crate) struct Arguments {
     /// The checkpoint of a job that needs more is refused, and the job continues.
     #[arg(long, default_value_t = CHECKPOINT_BYTES >> 20, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     checkpoint_mib: u64,
-    // The option --socket of `midplane gang`.
-    #[arg(skip)]
-    socket: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PolicyName {
-    /// Jobs with different slots run at the same time
-    QueueTree,
-    /// One job runs at a time
-    RoundRobin,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum FabricName {
-    /// Shared memory, between daemons of one host
-    Shm,
-    /// UDP, between hosts
-    Udp,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -184,24 +156,16 @@ enum FreezerName {
     Signals,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ModeName {
-    /// Their contents are copied out and in
-    Copy,
-    /// They stay in memory, and the NIC switches to the other job's
-    Resident,
-}
-
 /// Returns the fabric of `--fabric`, if it is given.
-fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOptions>, String> {
+fn fabric(
+    arguments: &Arguments,
+    socket: &Path,
+    peers: &[String],
+) -> Result<Option<FabricOptions>, String> {
     let Some(name) = arguments.fabric else { return Ok(None) };
-    let mode = match arguments.mode {
-        ModeName::Copy => Mode::Copy,
-        ModeName::Resident => Mode::Resident,
-    };
     let (fabric, geometry) = match name {
-        FabricName::Shm => (Fabric::Shm, Geometry::BULK),
-        FabricName::Udp => {
+        Medium::Shm => (Fabric::Shm, Geometry::BULK),
+        Medium::Udp => {
             let addresses = match peers.is_empty() {
                 true => vec![([127, 0, 0, 1], 0).into()],
                 false => resolve_peers(peers).map_err(|error| format!("--peers: {error}"))?,
@@ -209,13 +173,16 @@ fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOption
             (Fabric::Udp(addresses), Geometry::BULK_UDP)
         }
     };
-    let socket = arguments.socket.clone().unwrap_or_else(default_socket);
     // Daemons of one cluster on this host share the name. Other daemons of this user have another.
     let name = match peers.first() {
         Some(root) => format!("gangd {root}"),
         None => format!("gangd {}", hash(socket.as_os_str().as_encoded_bytes())),
     };
-    Ok(Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } }))
+    Ok(Some(FabricOptions {
+        fabric,
+        name,
+        channels: ChannelOptions { mode: Mode::Resident, geometry },
+    }))
 }
 
 /// Hashes the path of a socket, which may be too long for a name (FNV-1a).
@@ -248,16 +215,14 @@ fn make_key(path: &Path) -> Result<PublicKey, String> {
     written.map_err(|error| wrong(&error)).map(|()| secret.public())
 }
 
-fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
-    let key = match &arguments.key {
-        Some(path) => {
-            let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
-            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-            let key: Key = text.trim().parse().map_err(|error| wrong(&error))?;
-            Some(key)
-        }
-        None => None,
-    };
+fn read_key(path: &Path) -> Result<Key, String> {
+    let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    text.trim().parse().map_err(|error| wrong(&error))
+}
+
+fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String> {
+    let key = arguments.key.as_deref().map(read_key).transpose()?;
     let Place { host, peers, keys, slots } = place::find(arguments)?;
     let identity = identity(arguments, launch::Place { rank: host, peers: peers.clone(), keys })?;
     let hosts = u16::try_from(peers.len().max(1)).map_err(|_| "--peers: too many")?;
@@ -269,15 +234,15 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
     if arguments.spread && (host != 0 || hosts == 1) {
         return Err("--spread: host 0 starts the others, by --peers or --hostfile".into());
     }
-    let fabric = fabric(arguments, &peers)?;
+    let fabric = fabric(arguments, socket, &peers)?;
     Ok(DaemonOptions {
         fabric,
         host,
-        cluster: Cluster { hosts, slots, arity: arguments.arity },
+        cluster: Cluster { hosts, slots, arity: DEFAULT_ARITY },
         peers,
         key,
         identity,
-        socket: arguments.socket.clone().unwrap_or_else(default_socket),
+        socket: socket.to_owned(),
         patience: Duration::from_millis(arguments.patience_ms),
         freezer: match arguments.freezer {
             FreezerName::Auto => Freezer::Auto,
@@ -301,47 +266,26 @@ fn agenda(arguments: &Arguments) -> AgendaConfig {
     }
 }
 
-pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCode {
-    arguments.socket = socket;
+/// Serves jobs until this process is asked to end.
+pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Failure> {
     if let Some(path) = &arguments.make_key {
-        return match make_key(path) {
-            Ok(public) => {
-                report::print(&format!("{public}\n"));
-                ExitCode::SUCCESS
-            }
-            Err(error) => report::fail(&error, report::BAD_INPUT),
-        };
+        report::print(&format!("{}\n", make_key(path)?));
+        return Ok(0);
     }
-    let options = match options(&arguments) {
-        Ok(options) => options,
-        Err(error) => return report::fail(&error, report::BAD_INPUT),
-    };
+    let options = options(arguments, socket)?;
     let slots = options.cluster.hosts * options.cluster.slots;
-    let policy: Box<dyn Policy> = match arguments.policy {
-        PolicyName::QueueTree => Box::new(QueueTree::new(slots, Placing::LeastLoaded)),
-        PolicyName::RoundRobin => Box::new(RoundRobin::new(slots)),
-    };
-    let agenda = agenda(&arguments);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => return report::fail(&error.to_string(), report::FAILED),
-    };
+    let policy = Box::new(QueueTree::new(slots, Placing::LeastLoaded));
     // The other hosts' daemons end when this is dropped.
     let _others = match arguments.spread {
-        true => match Spread::start(&arguments.rsh, &options.peers, options.cluster.slots) {
-            Ok(spread) => Some(spread),
-            Err(error) => return report::fail(&error, report::BAD_INPUT),
-        },
+        true => Some(Spread::start(&arguments.rsh, &options.peers, options.cluster.slots)?),
         false => None,
     };
     if arguments.end_with_input {
         spread::end_with_input();
     }
-    let socket = options.socket.display().to_string();
     let shares_a_key = options.identity.is_none() && options.peers.len() > 1;
     let ready = || {
-        report::print(&format!("midplane gang daemon: serving at {socket}\n"));
+        report::print(&format!("midplane gang daemon: serving at {}\n", socket.display()));
         if shares_a_key {
             eprintln!(
                 "midplane gang daemon: all hosts share one key, and each can speak as any other; --secret-key tells \
@@ -349,11 +293,9 @@ pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCod
             );
         }
     };
-    match runtime.block_on(serve(options, policy, agenda, ready)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error @ (StartError::Nic(_) | StartError::System(_))) => {
-            report::fail(&error.to_string(), report::FAILED)
-        }
-        Err(error) => report::fail(&error.to_string(), report::BAD_INPUT),
+    match serve(options, policy, agenda(arguments), ready).await {
+        Ok(()) => Ok(0),
+        Err(error @ (StartError::Nic(_) | StartError::System(_))) => Err(Failure::of_run(error)),
+        Err(error) => Err(error.to_string().into()),
     }
 }

@@ -4,13 +4,13 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
-use midplane::gang::live::front::{FrontError, ask};
-use midplane::gang::live::message::{Listing, Reply, Request};
+use midplane::gang::live::front::FrontError;
+use midplane::gang::live::message::{Line, Listing, Reply, Request};
+use midplane_kit::processes::asked_to_end;
+use midplane_kit::report::{self, Failure};
 use serde::Serialize;
 
-use midplane_kit::report;
-
-use crate::gang::Failure;
+use super::{ask, failure};
 
 /// Interval between two lists of `midplane gang top`.
 const RENEWED: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ struct Document {
 }
 
 fn document(listing: &Listing) -> Document {
-    let job = |line: &midplane::gang::live::message::Line| Job {
+    let job = |line: &Line| Job {
         job: line.job.0,
         ranks: line.slots.1 - line.slots.0,
         first_slot: line.slots.0,
@@ -75,84 +75,72 @@ fn document(listing: &Listing) -> Document {
 }
 
 /// Formats a list of jobs as text.
-fn text(listing: &Listing) -> String {
-    let here = listing.hosts.iter().filter(|here| **here).count();
-    let mut text = format!(
-        "{here} of {} hosts with {} slots each, slices of {} ms; {} switches, of which the last froze in \
-         {:.0} us (99 %: {:.0})\n",
-        listing.hosts.len(),
-        listing.slots,
-        listing.slice_ms,
-        listing.switches,
-        listing.freeze_us[0],
-        listing.freeze_us[1],
-    );
-    text += &format!(
-        "{:>5} {:>5} {:>9} {:>8} {:<7} {:>8} {:>8} {:>6}  command\n",
-        "job", "ranks", "slots", "priority", "state", "seconds", "ran", "stops"
-    );
-    for line in &listing.jobs {
-        let (from, to) = line.slots;
-        let state = if line.runs { "runs" } else { "waits" };
-        text += &format!(
-            "{:>5} {:>5} {:>9} {:>8} {:<7} {:>8.1} {:>8.1} {:>6}  {}\n",
-            line.job.0,
-            to - from,
-            format!("{from}-{}", to - 1),
-            line.weight,
-            state,
-            line.seconds,
-            line.run_seconds,
-            line.preemptions,
-            line.command
-        );
-        if let Some(why) = &line.why_stayed {
-            text += &format!(
-                "      its interfaces stayed on the NICs at {} preemptions: {why}\n",
-                line.stayed
-            );
-        }
-    }
-    text
+fn text(of: &Document) -> String {
+    let titles =
+        ["job", "ranks", "slots", "priority", "state", "seconds", "ran", "stops", "command"];
+    let mut rows = vec![titles.map(str::to_owned).to_vec()];
+    rows.extend(of.jobs.iter().map(|job| {
+        vec![
+            job.job.to_string(),
+            job.ranks.to_string(),
+            format!("{}-{}", job.first_slot, job.first_slot + job.ranks - 1),
+            job.priority.to_string(),
+            if job.runs { "runs" } else { "waits" }.to_owned(),
+            format!("{:.1}", job.seconds),
+            format!("{:.1}", job.run_seconds),
+            job.preemptions.to_string(),
+            job.command.clone(),
+        ]
+    }));
+    let stayed = of.jobs.iter().filter_map(|job| {
+        let (why, count) = (job.why_stayed.as_ref()?, job.interfaces_stayed);
+        Some(format!(
+            "job {}: its interfaces stayed on the NICs at {count} preemptions: {why}\n",
+            job.job
+        ))
+    });
+    format!(
+        "{} of {} hosts with {} slots each, slices of {} ms; {} switches, of which the last froze in {:.0} us \
+         (99 %: {:.0})\n{}{}",
+        of.hosts_here,
+        of.hosts,
+        of.slots,
+        of.slice_ms,
+        of.switches,
+        of.median_freeze_us,
+        of.p99_freeze_us,
+        report::table(&rows),
+        stayed.collect::<String>()
+    )
 }
 
-async fn listing(socket: &Path) -> Result<Listing, Failure> {
+async fn listing(socket: &Path) -> Result<Document, Failure> {
     match ask(socket, &Request::List).await? {
-        Reply::Listing(listing) => Ok(listing),
-        _ => Err(FrontError::Gone.into()),
+        Reply::Listing(listing) => Ok(document(&listing)),
+        _ => Err(failure(FrontError::Gone)),
     }
 }
 
 pub(crate) async fn once(socket: &Path, json: bool) -> Result<u8, Failure> {
-    let listing = listing(socket).await?;
-    if json {
-        report::print_json(&document(&listing));
-    } else {
-        report::print(&text(&listing));
-    }
+    report::print_document(json, &listing(socket).await?, text);
     Ok(0)
 }
 
 /// Prints the list every [`RENEWED`]: in place on a terminal, otherwise one list or JSON document after another.
 pub(crate) async fn top(socket: &Path, times: Option<u32>, json: bool) -> Result<u8, Failure> {
-    let mut shown = 0;
-    loop {
-        let listing = listing(socket).await?;
-        if json {
-            report::print_json(&document(&listing));
-        } else if std::io::stdout().is_terminal() {
-            // Moves the cursor home, overwrites each line to its end, and clears the lines below.
-            report::print(&format!("\x1b[H{}\x1b[J", text(&listing).replace('\n', "\x1b[K\n")));
-        } else {
-            report::print(&text(&listing));
-        }
-        shown += 1;
-        if times.is_some_and(|times| shown >= times) {
-            return Ok(0);
-        }
+    let in_place = std::io::stdout().is_terminal();
+    let screen = |document: &Document| match in_place {
+        // Moves the cursor home, overwrites each line to its end, and clears the lines below.
+        true => format!("\x1b[H{}\x1b[J", text(document).replace('\n', "\x1b[K\n")),
+        false => text(document),
+    };
+    for _ in 1..times.unwrap_or(u32::MAX) {
+        report::print_document(json, &listing(socket).await?, screen);
         tokio::select! {
             () = tokio::time::sleep(RENEWED) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(0),
+            () = asked_to_end() => return Ok(0),
         }
     }
+    report::print_document(json, &listing(socket).await?, screen);
+    Ok(0)
 }

@@ -8,12 +8,11 @@ use midplane::gang::live::front::{self, Output, RunOptions, terminal_size};
 use midplane::gang::live::message::{Over, Program};
 use midplane::gang::live::process::End;
 use midplane::gang::names::JobId;
+use midplane_kit::report::{self, BAD_INPUT, FAILED, Failure};
 use serde::Serialize;
 
-use crate::gang::arguments::{Restore, Run};
-use midplane_kit::report;
-
-use crate::gang::Failure;
+use super::arguments::{Checkpoint, Restore, Run};
+use super::failure;
 
 /// Rows and columns of rank 0's terminal, where this process has none.
 const NO_TERMINAL: (u16, u16) = (24, 80);
@@ -42,8 +41,7 @@ pub(crate) fn program(options: &Run) -> Result<Program, Failure> {
         Some(folder) => std::path::absolute(folder),
         None => std::env::current_dir(),
     };
-    let folder =
-        folder.map_err(|error| Failure(format!("--folder: {error}"), report::BAD_INPUT))?;
+    let folder = folder.map_err(|error| format!("--folder: {error}"))?;
     let environment = std::env::vars_os().map(|(name, value)| {
         let mut line = name.into_vec();
         line.push(b'=');
@@ -67,19 +65,19 @@ pub(crate) async fn run(socket: &Path, options: &Run, json: bool) -> Result<u8, 
         program: program(options)?,
         output: Output { label: options.label, to_error: json },
     };
-    let over = front::run(socket, request, |_| {}).await?;
-    Ok(say(&over, json))
+    let over = front::run(socket, request, |_| {}).await.map_err(failure)?;
+    Ok(finish(&over, json))
 }
 
 pub(crate) async fn restore(socket: &Path, options: &Restore, json: bool) -> Result<u8, Failure> {
     let output = Output { label: options.label, to_error: json };
-    let over =
-        front::restore(socket, &options.checkpoint, options.priority, output, |_| {}).await?;
-    Ok(say(&over, json))
+    let (folder, priority) = (&options.checkpoint, options.priority);
+    let over = front::restore(socket, folder, priority, output, |_| {}).await.map_err(failure)?;
+    Ok(finish(&over, json))
 }
 
 #[derive(Serialize)]
-struct SavedDocument<'a> {
+struct Saved<'a> {
     job: u32,
     ranks: u16,
     checkpoint: &'a Path,
@@ -91,36 +89,27 @@ struct SavedDocument<'a> {
 
 pub(crate) async fn checkpoint(
     socket: &Path,
-    (job, folder, end): (u32, &Path, bool),
+    &Checkpoint { job, ref folder, end }: &Checkpoint,
     json: bool,
 ) -> Result<u8, Failure> {
     let began = now();
-    let saved = front::checkpoint(socket, JobId(job), folder, end).await?;
+    let saved = front::checkpoint(socket, JobId(job), folder, end).await.map_err(failure)?;
     let seconds = now().nanos_since(began) as f64 / 1e9;
-    if json {
-        report::print_json(&SavedDocument {
-            job,
-            ranks: saved.ranks,
-            checkpoint: folder,
-            state_bytes: saved.state_bytes,
-            messages: saved.messages,
-            seconds,
-            ended: end,
-        });
-    } else {
-        report::print(&format!(
-            "job {job}: {} ranks with {} bytes, {} messages in flight, saved in {} after {seconds:.2} s\n",
-            saved.ranks,
-            saved.state_bytes,
-            saved.messages,
-            folder.display()
-        ));
-    }
+    let (ranks, state_bytes, messages) = (saved.ranks, saved.state_bytes, saved.messages);
+    let checkpoint = folder.as_path();
+    let saved = Saved { job, ranks, checkpoint, state_bytes, messages, seconds, ended: end };
+    report::print_document(json, &saved, |_| {
+        let folder = folder.display();
+        format!(
+            "job {job}: {ranks} ranks with {state_bytes} bytes, {messages} messages in flight, saved in {folder} after \
+             {seconds:.2} s\n"
+        )
+    });
     Ok(0)
 }
 
 /// Prints how a job ended, and returns the exit code.
-fn say(over: &Over, json: bool) -> u8 {
+fn finish(over: &Over, json: bool) -> u8 {
     if json {
         report::print_json(&document(over));
     } else if let Some(line) = complaint(over) {
@@ -138,10 +127,10 @@ fn code(over: &Over) -> u8 {
     let highest = said.map(End::code).max().or_else(|| ends().map(End::code).max()).unwrap_or(0);
     let began_nothing = over.ranks.iter().all(|(_, end)| end.is_none());
     match (highest, &over.why) {
-        _ if began_nothing => report::BAD_INPUT,
+        _ if began_nothing => BAD_INPUT,
         // The job was ended, and all its ranks exited with 0.
-        (0, Some(_)) => report::FAILED,
-        (highest, _) => u8::try_from(highest).unwrap_or(report::FAILED),
+        (0, Some(_)) => FAILED,
+        (highest, _) => u8::try_from(highest).unwrap_or(FAILED),
     }
 }
 
@@ -162,17 +151,13 @@ fn complaint(over: &Over) -> Option<String> {
 }
 
 fn document(over: &Over) -> Document {
-    let rank = |&(host, end): &(u16, Option<End>)| Rank {
-        host,
-        exit_code: match end {
-            Some(End::Exited(code)) => Some(code),
-            _ => None,
-        },
-        signal: match end {
-            Some(End::Killed(signal)) => Some(signal),
-            _ => None,
-        },
-        lost: matches!(end, Some(End::Lost) | None),
+    let rank = |&(host, end): &(u16, Option<End>)| {
+        let (exit_code, signal) = match end {
+            Some(End::Exited(code)) => (Some(code), None),
+            Some(End::Killed(signal)) => (None, Some(signal)),
+            Some(End::Lost) | None => (None, None),
+        };
+        Rank { host, exit_code, signal, lost: exit_code.or(signal).is_none() }
     };
     Document {
         job: over.job.0,

@@ -2,6 +2,8 @@
 //!
 //! The command sends a line of JSON, and the module if there is one. The node answers with a line of JSON.
 
+use clap::ValueEnum;
+use midplane::nicvm::install::Policy;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of a line of JSON.
@@ -14,7 +16,7 @@ pub(crate) enum Order {
     /// Installs the module whose `bytes` bytes follow the line.
     Install {
         number: u8,
-        policy: String,
+        policy: PolicyName,
         bytes: usize,
     },
     RollBack {
@@ -31,6 +33,28 @@ pub(crate) enum Order {
         to: u16,
         args: [u64; 3],
     },
+}
+
+/// What a node does when the extension fails there.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PolicyName {
+    /// Leave it down on that node
+    Deactivate,
+    /// Return to the version before on all nodes
+    RollBack,
+    /// Restart it there
+    Restart,
+}
+
+impl From<PolicyName> for Policy {
+    fn from(name: PolicyName) -> Self {
+        match name {
+            PolicyName::Deactivate => Self::Deactivate,
+            PolicyName::RollBack => Self::RollBack,
+            PolicyName::Restart => Self::Restart,
+        }
+    }
 }
 
 /// Answer to an order.

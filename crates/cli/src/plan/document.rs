@@ -7,6 +7,7 @@ use midplane::pipeline::{
     ramp_up, ramp_up_down,
 };
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 #[derive(Debug, Deserialize)]
@@ -28,17 +29,31 @@ struct StageEntry {
 struct Entry {
     stages: Vec<StageEntry>,
     bytes: f64,
-    planner: Option<String>,
-    fragments: Option<u64>,
+    #[serde(default)]
+    planner: Planner,
+    fragments: Option<usize>,
     vector: Option<Vec<f64>>,
     groups: Option<Vec<Vec<usize>>>,
     mtu: Option<f64>,
     align: Option<f64>,
     min_fragment: Option<f64>,
-    max_fragments: Option<u64>,
+    max_fragments: Option<usize>,
     #[serde(default)]
     equal_but_last: bool,
-    max_in_flight: Option<u64>,
+    max_in_flight: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Planner {
+    Fixed,
+    Ramp,
+    RampUp,
+    RampUpDown,
+    Hierarchical,
+    #[default]
+    Auto,
+    Lp,
 }
 
 /// A pipeline and its plan.
@@ -49,7 +64,7 @@ pub(crate) struct Solved {
     pub(crate) max_in_flight: Option<usize>,
 }
 
-/// Plans every pipeline of a document, on all processors.
+/// Plans every pipeline of a document.
 ///
 /// # Errors
 ///
@@ -57,32 +72,10 @@ pub(crate) struct Solved {
 pub(crate) fn solve(text: &str) -> Result<Vec<Solved>, String> {
     let document: Document = serde_json::from_str(text)
         .map_err(|error| format!("standard input: {error}; --help shows a document"))?;
-    let entries = document.pipelines;
-    let workers =
-        std::thread::available_parallelism().map_or(1, usize::from).min(entries.len().max(1));
-    let share = entries.len().div_ceil(workers).max(1);
-    let mut results = Vec::with_capacity(entries.len());
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = entries
-            .chunks(share)
-            .enumerate()
-            .map(|(chunk, entries)| scope.spawn(move || solve_all(chunk * share, entries)))
-            .collect();
-        for handle in handles {
-            results.push(handle.join().expect("planners do not panic"));
-        }
+    let solved = document.pipelines.iter().enumerate().map(|(index, entry)| {
+        solve_one(entry).map_err(|problem| format!("pipelines[{index}]: {problem}"))
     });
-    let mut solved = Vec::with_capacity(entries.len());
-    for result in results {
-        solved.extend(result?);
-    }
-    Ok(solved)
-}
-
-fn solve_all(first: usize, entries: &[Value]) -> Result<Vec<Solved>, String> {
-    let name =
-        |index: usize| move |problem: String| format!("pipelines[{}]: {problem}", first + index);
-    entries.iter().enumerate().map(|(index, entry)| solve_one(entry).map_err(name(index))).collect()
+    solved.collect()
 }
 
 fn solve_one(value: &Value) -> Result<Solved, String> {
@@ -98,38 +91,30 @@ fn solve_one(value: &Value) -> Result<Solved, String> {
     }
     let pipeline = Pipeline::new(stages).map_err(|error| error.to_string())?;
     let plan = plan_one(&entry, &pipeline).map_err(|error| describe(&error))?;
-    Ok(Solved { plan, pipeline, max_in_flight: entry.max_in_flight.map(as_count) })
+    Ok(Solved { plan, pipeline, max_in_flight: entry.max_in_flight })
 }
 
-/// Finds the first field that is missing or has a wrong type, and returns a line that names it.
+/// Returns a line that names the first field that is missing or has a wrong type.
 fn field_of(value: &Value, error: &serde_json::Error) -> String {
-    let Some(map) = value.as_object() else { return format!("must be an object: {error}") };
-    for (field, kind) in [("stages", "an array"), ("bytes", "a number")] {
-        let good = map
-            .get(field)
-            .is_some_and(|v| if field == "stages" { v.is_array() } else { v.is_number() });
-        if !good {
-            return format!("{field} is missing or not {kind}: {error}");
-        }
-    }
-    for (index, stage) in map["stages"].as_array().into_iter().flatten().enumerate() {
-        for field in ["overhead_us", "us_per_byte"] {
-            if !stage.get(field).is_some_and(Value::is_number) {
-                return format!("stages[{index}].{field} is missing or not a number: {error}");
-            }
-        }
-        if let Err(error) = StageEntry::deserialize(stage) {
-            return format!("stages[{index}]: {error}");
-        }
-    }
-    for (field, value) in map {
-        let mut alone = json!({"stages": [], "bytes": 1});
+    let stages = value["stages"].as_array().into_iter().flatten().enumerate();
+    let in_a_stage = stages.filter_map(|(index, stage)| {
+        let fields = wrong_field::<StageEntry>(stage, &json!({"overhead_us": 0, "us_per_byte": 0}));
+        let what = fields.or_else(|| StageEntry::deserialize(stage).err().map(|e| e.to_string()));
+        Some(format!("stages[{index}]: {}", what?))
+    });
+    in_a_stage
+        .chain(wrong_field::<Entry>(value, &json!({"stages": [], "bytes": 1})))
+        .next()
+        .unwrap_or_else(|| error.to_string())
+}
+
+/// Names the first field of an object that a `T` cannot have; `whole` is an object that is one.
+fn wrong_field<T: DeserializeOwned>(value: &Value, whole: &Value) -> Option<String> {
+    value.as_object()?.iter().find_map(|(field, value)| {
+        let mut alone = whole.clone();
         alone[field] = value.clone();
-        if let Err(error) = Entry::deserialize(&alone) {
-            return format!("{field}: {error}");
-        }
-    }
-    error.to_string()
+        T::deserialize(&alone).err().map(|error| format!("{field}: {error}"))
+    })
 }
 
 fn describe(error: &PlanError) -> String {
@@ -141,63 +126,44 @@ fn describe(error: &PlanError) -> String {
     }
 }
 
-fn as_count(count: u64) -> usize {
-    usize::try_from(count).unwrap_or(usize::MAX)
+/// Planner of a pipeline without groups.
+type FlatPlanner = fn(&Pipeline, &Request) -> Result<Plan, PlanError>;
+
+/// Sets a value, if there is one.
+fn with<T, V>(builder: T, value: Option<V>, set: impl FnOnce(T, V) -> T) -> T {
+    match value {
+        Some(value) => set(builder, value),
+        None => builder,
+    }
 }
 
 fn plan_one(entry: &Entry, pipeline: &Pipeline) -> Result<Plan, PlanError> {
-    let mut limits = Limits::new().equal_but_last(entry.equal_but_last);
-    if let Some(bytes) = entry.mtu {
-        limits = limits.mtu(bytes);
-    }
-    if let Some(bytes) = entry.align {
-        limits = limits.align(bytes);
-    }
-    if let Some(bytes) = entry.min_fragment {
-        limits = limits.min_fragment(bytes);
-    }
-    if let Some(count) = entry.max_fragments {
-        limits = limits.max_fragments(as_count(count));
-    }
-    if let Some(count) = entry.max_in_flight {
-        limits = limits.max_in_flight(as_count(count));
-    }
-    let mut request = Request::new(entry.bytes).limits(limits);
-    if let Some(count) = entry.fragments {
-        request = request.fragments(as_count(count));
-    }
-    let groups = match &entry.groups {
-        Some(groups) => Some(Grouping::new(pipeline.stages().len(), groups)?),
-        None => None,
-    };
+    let limits = Limits::new().equal_but_last(entry.equal_but_last);
+    let limits = with(limits, entry.mtu, Limits::mtu);
+    let limits = with(limits, entry.align, Limits::align);
+    let limits = with(limits, entry.min_fragment, Limits::min_fragment);
+    let limits = with(limits, entry.max_fragments, Limits::max_fragments);
+    let limits = with(limits, entry.max_in_flight, Limits::max_in_flight);
+    let request = Request::new(entry.bytes).limits(limits);
+    let request = with(request, entry.fragments, Request::fragments);
+    let stages = pipeline.stages().len();
+    let groups = entry.groups.as_ref().map(|groups| Grouping::new(stages, groups)).transpose()?;
+    let groups = groups.as_ref();
     if let Some(vector) = &entry.vector {
-        return plan::time(pipeline, &request, vector, groups.as_ref());
+        return plan::time(pipeline, &request, vector, groups);
     }
-    let compound = |base| match &groups {
-        Some(groups) => {
-            hierarchical::with_bases(pipeline, &request, groups, base, Base::Fixed).map(Some)
-        }
-        None => Ok(None),
+    let (base, flat): (_, FlatPlanner) = match entry.planner {
+        Planner::Fixed => (Base::Fixed, fixed),
+        Planner::Ramp => (Base::Ramp, ramp),
+        Planner::RampUp => (Base::RampUp, ramp_up),
+        Planner::RampUpDown => (Base::RampUpDown, ramp_up_down),
+        Planner::Hierarchical => return hierarchical::hierarchical(pipeline, &request, groups),
+        Planner::Auto => return auto(pipeline, &request, groups, Refragment::WhereItHelps),
+        Planner::Lp => return optimum(pipeline, &request),
     };
-    let planner = entry.planner.as_deref().unwrap_or("auto");
-    match planner {
-        "fixed" => compound(Base::Fixed)?.map_or_else(|| fixed(pipeline, &request), Ok),
-        "ramp" => compound(Base::Ramp)?.map_or_else(|| ramp(pipeline, &request), Ok),
-        "ramp-up" => compound(Base::RampUp)?.map_or_else(|| ramp_up(pipeline, &request), Ok),
-        "ramp-up-down" => {
-            compound(Base::RampUpDown)?.map_or_else(|| ramp_up_down(pipeline, &request), Ok)
-        }
-        "hierarchical" => hierarchical::hierarchical(pipeline, &request, groups.as_ref()),
-        "auto" => auto(pipeline, &request, groups.as_ref(), Refragment::WhereItHelps),
-        "lp" => optimum(pipeline, &request),
-        _ => {
-            let needs = "one of fixed, ramp, ramp-up, ramp-up-down, hierarchical, auto, lp";
-            Err(PlanError::NotApplicable {
-                planner: "by that name",
-                needs,
-                stages: pipeline.stages().len(),
-            })
-        }
+    match groups {
+        Some(groups) => hierarchical::with_bases(pipeline, &request, groups, base, Base::Fixed),
+        None => flat(pipeline, &request),
     }
 }
 

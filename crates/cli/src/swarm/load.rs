@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use midplane::simhw::rng::Rng;
 
 use super::firmware::{BOMB, TALK};
 use super::oracle::{Shared, pattern};
-use super::plan::CENTRE;
+use super::plan::{CENTRE, Plan};
 
 /// Port on which each node receives.
 const INBOX: PortId = PortId(0);
@@ -34,16 +35,29 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// Settings of a sender.
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
-    pub(crate) nodes: u16,
-    pub(crate) coordinated: bool,
-    pub(crate) longest: u64,
-    pub(crate) pause: Duration,
-    /// Number of rounds, in each of which every other node is sent a message and a control message. `None`: random commands
-    /// until the senders are stopped.
+    pub(crate) plan: Arc<Plan>,
+    /// Number of rounds, in each of which every other node is sent a short message and a control message, after all faults
+    /// have ended. `None`: random commands, also those that make an extension fail, until the senders are stopped.
     pub(crate) rounds: Option<u32>,
-    /// True if commands that make an extension fail are sent too.
-    pub(crate) bombs: bool,
-    pub(crate) damages: bool,
+}
+
+impl Habits {
+    const fn is_random(&self) -> bool {
+        self.rounds.is_none()
+    }
+
+    /// Returns the number of other nodes.
+    fn others(&self) -> u32 {
+        u32::from(self.plan.topology.hosts() - 1)
+    }
+
+    fn longest(&self) -> u64 {
+        if self.is_random() { self.plan.longest } else { self.plan.longest.min(500) }
+    }
+
+    fn pause(&self) -> Duration {
+        if self.is_random() { self.plan.pause } else { Duration::from_micros(300) }
+    }
 }
 
 /// Waits for the next completion; returns `None` after `limit`.
@@ -81,12 +95,13 @@ impl<H: Host> Sender<'_, H> {
         let busy: Vec<usize> = self.under_way.values().map(|(slot, _)| *slot).collect();
         let Some(slot) = (0..UNDER_WAY).find(|slot| !busy.contains(slot)) else { return };
         let me = self.host.node();
-        let others = u64::from(self.habits.nodes - 1);
+        let others = u64::from(self.habits.others());
         let which = left.map_or_else(|| rng.below(others), |left| u64::from(left / 2) % others);
         let to = NodeId(((u64::from(me.0) + 1 + which) % (others + 1)) as u16);
-        let coordinated = self.habits.coordinated && me != CENTRE && rng.chance(0.5);
+        let coordinated =
+            self.habits.plan.coordination.is_some() && me != CENTRE && rng.chance(0.5);
         let draw = left.map_or_else(|| rng.below(100), |left| u64::from(left % 2) * 39 + 1);
-        let (command, fails) = if self.habits.bombs && draw < 1 {
+        let (command, fails) = if self.habits.is_random() && draw < 1 {
             (Command { extension: BOMB, ..Command::default() }, true)
         } else if draw < 40 {
             (Command { extension: TALK, node: to, ..Command::default() }, false)
@@ -112,7 +127,7 @@ impl<H: Host> Sender<'_, H> {
     }
 
     fn message(&self, rng: &mut Rng, slot: usize, to: NodeId, coordinated: bool) -> Command {
-        let length = rng.between(1, self.habits.longest) as usize;
+        let length = rng.between(1, self.habits.longest()) as usize;
         let tag = self.oracle.lock().on_send(self.host.node(), to, length);
         let memory = &self.memory[slot];
         memory.write(0, &pattern(tag, length)).expect("no message is longer");
@@ -134,7 +149,7 @@ impl<H: Host> Sender<'_, H> {
         let fine = match completion.status {
             Status::Done | Status::Refused | Status::PeerLost => !fails,
             Status::ExtensionDown => fails,
-            Status::Region | Status::Invalid => self.habits.damages,
+            Status::Region | Status::Invalid => self.habits.is_random() && self.habits.plan.damages,
             _ => false,
         };
         if !fine {
@@ -146,11 +161,10 @@ impl<H: Host> Sender<'_, H> {
 /// Sends until the oracle stops the senders, then waits until all commands have completed.
 pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
     let mut rng = host.rng(&format!("sender {}", host.now()));
-    let others = u32::from(habits.nodes - 1);
-    let mut left = habits.rounds.map(|rounds| rounds * others * 2);
+    let mut left = habits.rounds.map(|rounds| rounds * habits.others() * 2);
     loop {
         let memory = host.open_port().ok().and_then(|mut port| {
-            let regions = (0..UNDER_WAY).map(|_| port.register(habits.longest as usize));
+            let regions = (0..UNDER_WAY).map(|_| port.register(habits.longest() as usize));
             Some((regions.collect::<Result<Vec<_>, _>>().ok()?, port))
         });
         {
@@ -187,14 +201,15 @@ async fn send_all<H: Host>(
             *left = left.map(|left| left - 1);
             sender.post(rng, *left);
         }
-        let pause = Duration::from_nanos(rng.between(1_000, sender.habits.pause.as_nanos() as u64));
+        let pause =
+            Duration::from_nanos(rng.between(1_000, sender.habits.pause().as_nanos() as u64));
         let limit = if done { TIMEOUT } else { pause };
         match next(sender.host, &mut sender.port, limit).await {
             Some(Ok(completion)) => sender.on_completion(&completion),
             Some(Err(PortClosed)) => return false,
             None => sender.port.ring(),
         }
-        if !done && sender.habits.rounds.is_none() {
+        if !done && sender.habits.is_random() {
             sender.host.sleep_until(sender.host.now() + pause).await;
         }
     }

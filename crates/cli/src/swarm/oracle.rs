@@ -28,23 +28,15 @@ pub(crate) struct ControlMessage {
 }
 
 impl ControlMessage {
-    pub(crate) fn emit(self) -> [u8; 12] {
-        let mut bytes = [0; 12];
-        for (chunk, word) in bytes.chunks_mut(4).zip([self.incarnation, self.epoch, self.number]) {
-            chunk.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
+    pub(crate) fn emit(self) -> Vec<u8> {
+        [self.incarnation, self.epoch, self.number].map(u32::to_le_bytes).concat()
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<4>();
-        let [incarnation, epoch, number] = *words else { return None };
-        let word = u32::from_le_bytes;
-        rest.is_empty().then(|| Self {
-            incarnation: word(incarnation),
-            epoch: word(epoch),
-            number: word(number),
-        })
+        let words: [_; 3] = words.try_into().ok()?;
+        let [incarnation, epoch, number] = words.map(u32::from_le_bytes);
+        rest.is_empty().then_some(Self { incarnation, epoch, number })
     }
 }
 

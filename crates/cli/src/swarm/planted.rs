@@ -1,13 +1,11 @@
 //! Plants known bugs, and counts the seeds until one finds each.
 
-use std::process::ExitCode;
-
 use midplane::nicvm::planted::{Bug, plant};
-use serde_json::json;
+use midplane_kit::report::{FAILED, Failure, print_document};
+use serde::Serialize;
 
+use super::summary::replay;
 use super::{Arguments, all, run};
-use crate::swarm::summary::replay;
-use midplane_kit::report::{FAILED, print, print_json};
 
 /// Returns the bug of that name, or all bugs for "all".
 ///
@@ -28,42 +26,52 @@ pub(crate) fn chosen(name: &str) -> Result<Vec<Bug>, String> {
     Ok(bugs)
 }
 
+#[derive(Serialize)]
+struct Row {
+    bug: &'static str,
+    what: &'static str,
+    seeds_tried: u64,
+    found_by_seed: Option<u64>,
+    complaints: Option<Vec<String>>,
+}
+
+#[derive(Serialize)]
+struct Document {
+    bugs: Vec<Row>,
+}
+
 /// Plants one bug after another, and prints the seed that finds each. Returns a failure if one is not found.
-pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> ExitCode {
-    let mut rows = Vec::new();
-    let mut missed = false;
-    for bug in bugs {
+pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> Result<u8, Failure> {
+    let bugs = bugs.iter().map(|bug| {
         plant(Some(*bug));
-        let (tried, failure) = match arguments.seed {
+        let (seeds_tried, failure) = match arguments.seed {
             Some(seed) => (1, Some((seed, run::run(seed, None).complaints))),
             None => {
                 let summary = all(arguments, true);
-                (summary.seeds(), summary.failures.first().cloned())
+                (summary.seeds, summary.failures.first().cloned())
             }
         };
-        let failure = failure.filter(|(_, complaints)| !complaints.is_empty());
-        missed |= failure.is_none();
-        if !arguments.json {
-            let found = match &failure {
-                Some((seed, complaints)) => {
-                    let (seeds, what) = (seed - arguments.from.min(*seed) + 1, &complaints[0]);
-                    format!("{seeds} | {what} | {}", replay(*seed, Some(bug.name())))
-                }
-                None => format!("not in {tried} | |"),
-            };
-            print(&format!("| {} | {} | {found} |\n", bug.name(), bug.what()));
-        }
-        rows.push(json!({
-            "bug": bug.name(),
-            "what": bug.what(),
-            "seeds_tried": tried,
-            "found_by_seed": failure.as_ref().map(|(seed, _)| seed),
-            "complaints": failure.map(|(_, complaints)| complaints),
-        }));
-    }
+        let (found_by_seed, complaints) =
+            failure.filter(|(_, complaints)| !complaints.is_empty()).unzip();
+        Row { bug: bug.name(), what: bug.what(), seeds_tried, found_by_seed, complaints }
+    });
+    let document = Document { bugs: bugs.collect() };
     plant(None);
-    if arguments.json {
-        print_json(&json!({ "bugs": rows }));
-    }
-    if missed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
+    print_document(arguments.json, &document, text);
+    let missed = document.bugs.iter().any(|row| row.found_by_seed.is_none());
+    Ok(if missed { FAILED } else { 0 })
+}
+
+fn text(document: &Document) -> String {
+    let rows = document.bugs.iter().map(|row| {
+        let found = match (row.found_by_seed, &row.complaints) {
+            (Some(seed), Some(complaints)) => {
+                let (seeds, what) = (seed + 1, &complaints[0]);
+                format!("{seeds} | {what} | {}", replay(seed, Some(row.bug)))
+            }
+            _ => format!("not in {} | |", row.seeds_tried),
+        };
+        format!("| {} | {} | {found} |\n", row.bug, row.what)
+    });
+    rows.collect()
 }

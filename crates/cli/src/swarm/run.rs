@@ -1,6 +1,7 @@
 //! Runs one seed: faults, then their end, then the checks after it.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,20 @@ pub(crate) struct Outcome {
     pub(crate) messages: u64,
     /// Descriptions of broken invariants; empty if the seed passed.
     pub(crate) complaints: Vec<String>,
+}
+
+impl AddAssign<&Self> for Outcome {
+    /// Adds the counts of another seed.
+    fn add_assign(&mut self, other: &Self) {
+        self.digest = self.digest.wrapping_add(other.digest);
+        self.virtual_ns += other.virtual_ns;
+        self.events += other.events;
+        self.frames += other.frames;
+        self.incidents += other.incidents;
+        self.fired += other.fired;
+        self.control_messages += other.control_messages;
+        self.messages += other.messages;
+    }
 }
 
 /// Observer of a run's records.
@@ -222,14 +237,7 @@ impl Run {
     /// Has each node send small messages to every other.
     fn exchange(&mut self, rounds: u32) {
         self.oracle.lock().stop_senders = false;
-        let habits = Habits {
-            rounds: Some(rounds),
-            longest: self.plan.longest.min(500),
-            pause: Duration::from_micros(300),
-            bombs: false,
-            damages: false,
-            ..habits(&self.plan)
-        };
+        let habits = Habits { plan: Arc::clone(&self.plan), rounds: Some(rounds) };
         for node in self.plan.nodes() {
             let host = self.world.host(node);
             self.world.spawn(node, load::send(host, self.oracle.clone(), habits.clone()));
@@ -292,22 +300,11 @@ impl Run {
     }
 }
 
-fn habits(plan: &Plan) -> Habits {
-    Habits {
-        nodes: plan.topology.hosts(),
-        coordinated: plan.coordination.is_some(),
-        longest: plan.longest,
-        pause: plan.pause,
-        rounds: None,
-        bombs: true,
-        damages: plan.damages,
-    }
-}
-
 /// Starts the tasks of a host.
-fn boot(plan: &Plan, oracle: &Shared, host: &SimHost) {
+fn boot(plan: &Arc<Plan>, oracle: &Shared, host: &SimHost) {
     let node: NodeId = host.node();
     let coordinated = plan.coordination.is_some() && node == CENTRE;
     host.spawn(load::receive(host.clone(), oracle.clone(), plan.longest as usize, coordinated));
-    host.spawn(load::send(host.clone(), oracle.clone(), habits(plan)));
+    let habits = Habits { plan: Arc::clone(plan), rounds: None };
+    host.spawn(load::send(host.clone(), oracle.clone(), habits));
 }

@@ -1,8 +1,9 @@
 //! Draws the first message as SVG: each engine and link that it kept busy, over time.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::collections::{BTreeMap, BTreeSet};
 
+use midplane::pipeline::gantt::{self, Chart};
+use midplane::pipeline::timing::Row;
 use midplane::simhw::frame::{Header, Kind};
 use midplane::simhw::topology::Topology;
 use midplane::simhw::trace::{Engine, Record};
@@ -31,9 +32,6 @@ pub(crate) struct Picture {
     done: Option<u64>,
 }
 
-const WIDTH: f64 = 960.0;
-const MARGIN: f64 = 150.0;
-const LANE: f64 = 30.0;
 /// Most entries of [`Picture::recent`].
 const RECENT: usize = 16;
 
@@ -106,75 +104,31 @@ impl Picture {
         match engine {
             Engine::Doorbell(node) => format!("node {node} doorbell"),
             Engine::Coprocessor(node) => format!("node {node} coprocessor"),
-            Engine::Gather(node) => format!("node {node} DMA from host"),
-            Engine::Scatter(node) => format!("node {node} DMA to host"),
+            Engine::Gather(node) => format!("node {node} DMA read"),
+            Engine::Scatter(node) => format!("node {node} DMA write"),
             Engine::Link(link) => self.links.get(link.0 as usize).cloned().unwrap_or_default(),
         }
     }
 
-    /// Renders the picture as SVG.
+    /// Renders the picture as SVG, the lanes in the order of their first spans.
     pub(crate) fn svg(&self) -> String {
-        let mut lanes: Vec<(u64, &str)> = Vec::new();
-        for span in &self.spans {
-            match lanes.iter_mut().find(|(_, lane)| *lane == span.lane) {
-                Some(known) => known.0 = known.0.min(span.begins),
-                None => lanes.push((span.begins, &span.lane)),
-            }
+        let mut first: BTreeMap<&str, u64> = BTreeMap::new();
+        for Span { lane, begins, .. } in &self.spans {
+            let known = first.entry(lane).or_insert(*begins);
+            *known = (*known).min(*begins);
         }
+        let mut lanes: Vec<(u64, &str)> = first.into_iter().map(|(lane, at)| (at, lane)).collect();
         lanes.sort_unstable();
-        let begins = lanes.first().map_or(0, |(begins, _)| *begins);
-        let ends = self.spans.iter().map(|span| span.ends).max().unwrap_or(begins + 1);
-        let scale = (WIDTH - MARGIN - 40.0) / (ends - begins).max(1) as f64;
-        let height = LANE * (lanes.len() as f64 + 1.5);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-             font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"{WIDTH}\" \
-             height=\"{height}\" fill=\"white\"/>\n"
-        );
-        let x = |at: u64| MARGIN + (at - begins) as f64 * scale;
-        for (row, (_, lane)) in lanes.iter().enumerate() {
-            let y = LANE * (row as f64 + 0.5);
-            let _ = writeln!(
-                svg,
-                "<text x=\"8\" y=\"{:.1}\">{}</text>",
-                y + 15.0,
-                lane.replace('>', "&gt;")
-            );
-            let _ = writeln!(
-                svg,
-                "<line x1=\"{MARGIN}\" x2=\"{WIDTH}\" y1=\"{0:.1}\" y2=\"{0:.1}\" stroke=\"#ddd\"/>",
-                y + 22.0
-            );
-            for span in self.spans.iter().filter(|span| span.lane == *lane) {
-                let width = ((span.ends - span.begins) as f64 * scale).max(2.0);
-                let _ = writeln!(
-                    svg,
-                    "<rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"20\" rx=\"2\" \
-                     fill=\"{}\" stroke=\"white\"><title>{}: {:.2} us</title></rect>",
-                    x(span.begins),
-                    colour(lane),
-                    span.what,
-                    (span.ends - span.begins) as f64 / 1_000.0
-                );
-            }
-        }
-        let _ = writeln!(
-            svg,
-            "<text x=\"{MARGIN}\" y=\"{:.1}\">0</text><text x=\"{WIDTH}\" y=\"{:.1}\" \
-             text-anchor=\"end\">{:.1} us</text>\n</svg>",
-            height - 8.0,
-            height - 8.0,
-            (ends - begins) as f64 / 1_000.0
-        );
-        svg
-    }
-}
-
-fn colour(lane: &str) -> &'static str {
-    match lane {
-        lane if lane.contains("DMA") => "#e0a030",
-        lane if lane.contains("coprocessor") => "#4070c0",
-        lane if lane.contains('>') => "#50a060",
-        _ => "#a05080",
+        let origin = lanes.first().map_or(0, |(begins, _)| *begins);
+        let us = |at: u64| (at - origin) as f64 / 1e3;
+        let rows = lanes.iter().enumerate().flat_map(|(stage, (_, lane))| {
+            let spans = self.spans.iter().filter(move |span| span.lane == *lane).enumerate();
+            spans.filter_map(move |(number, span)| {
+                Row::new(stage, number, 0.0, us(span.begins)..us(span.ends))
+            })
+        });
+        let rows: Vec<Row> = rows.collect();
+        let names: Vec<&str> = lanes.iter().map(|(_, lane)| *lane).collect();
+        gantt::svg(&[Chart { title: "the first message", rows: &rows }], &names)
     }
 }

@@ -2,7 +2,7 @@
 
 use midplane::simhw::fault::FaultKind;
 
-use super::scenario::{in_one_line, parse};
+use super::scenario::parse;
 
 const EXAMPLE: &str = include_str!("example.toml");
 
@@ -15,8 +15,9 @@ fn the_scenario_that_ships_is_whole() {
 
 /// Returns the lines of all mistakes, and the report.
 fn mistakes(text: &str) -> (Vec<usize>, String) {
-    let mistakes = parse(text).unwrap_err();
-    (mistakes.iter().map(|mistake| mistake.line).collect(), in_one_line(&mistakes))
+    let said = parse(text).unwrap_err();
+    let lines = said.split("; ").filter_map(|mistake| mistake.strip_prefix("line "));
+    (lines.filter_map(|line| line.split_once(':')?.0.parse().ok()).collect(), said)
 }
 
 #[test]
@@ -50,16 +51,16 @@ probability = 0.5
     let (lines, said) = mistakes(text);
     assert_eq!(lines, [2, 4, 5, 7, 9, 12, 15, 16, 20, 21], "{said}");
     for part in [
-        "`sed`: unknown field `sed`, expected one of `seed`, `hosts`",
-        "`rate_mbps`: invalid type: string \"fast\"",
-        "`token-ring`, expected one of `ethernet`, `atm`, `plain`",
+        "`sed`: unknown here, expected one of `seed`, `hosts`",
+        "`rate_mbps` is \"fast\", not from 1 to 400000",
+        "`framing` is \"token-ring\", not one of \"ethernet\", \"atm\", \"plain\"",
         "`buffer_bytes` is 7, not from 64 to 1073741824",
         "`from` is 9, not from 0 to 2",
-        "`kind` is \"los\", not one of loss, burst-loss",
+        "`kind` is \"los\", not one of \"loss\", \"burst-loss\"",
         "`link` is \"node 0 > node 1\", not one of \"node 0 > switch 0\"",
         "`probability` is 1.5, not from 0 to 1",
-        "`ppm`: a crash takes node",
-        "`by_us` is missing: a reorder needs it, from 1 to 60000000",
+        "`ppm`: unknown here, expected one of `at_us`, `for_us`, `kind`, `node`",
+        "`by_us` is missing: from 1 to 60000000",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use midplane::nicvm::install::{self, Listed, MAX_MODULE, Policy, QUARANTINE, ROLL_BACK, Refusal};
+use midplane::nicvm::install::{self, Listed, MAX_MODULE, QUARANTINE, ROLL_BACK, Refusal};
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{ExtensionId, NodeId};
 use midplane::simhw::nic::LiveHost;
@@ -67,16 +67,10 @@ async fn carry_out(host: &LiveHost, order: Order, module: Vec<u8>) -> Result<Ans
     let about = |opcode, number| install::about(opcode, ExtensionId(number), 1);
     let command = match &order {
         Order::Install { number, policy, .. } => {
-            let policy = match policy.as_str() {
-                "deactivate" => Policy::Deactivate,
-                "roll-back" => Policy::RollBack,
-                "restart" => Policy::Restart,
-                _ => return Err(format!("policy {policy}: deactivate, roll-back or restart")),
-            };
             let range = region
                 .range(0, module.len())
                 .expect("the region is at least as long as the module");
-            install::install(ExtensionId(*number), policy, range, 1)
+            install::install(ExtensionId(*number), (*policy).into(), range, 1)
         }
         Order::RollBack { number } => about(ROLL_BACK, *number),
         Order::Quarantine { number } => about(QUARANTINE, *number),
@@ -90,7 +84,7 @@ async fn carry_out(host: &LiveHost, order: Order, module: Vec<u8>) -> Result<Ans
         },
     };
     let done = run(&mut port, &command).await?;
-    let mut answer = Answer { status: word(done.status).into(), ..Answer::default() };
+    let mut answer = Answer { status: word(done.status), ..Answer::default() };
     match (&order, done.status) {
         (Order::Install { .. } | Order::RollBack { .. }, Status::Done) => {
             (answer.epoch, answer.nodes) = (Some(done.args[0] as u16), Some(done.args[1]));
@@ -137,30 +131,25 @@ fn installed(listed: &Listed) -> Installed {
     }
 }
 
-const fn word(status: Status) -> &'static str {
-    match status {
-        Status::Done => "done",
-        Status::Invalid => "invalid",
-        Status::Region => "region",
-        Status::Truncated => "truncated",
-        Status::PeerLost => "peer-lost",
-        Status::Refused => "refused",
-        Status::ExtensionDown => "extension-down",
-        Status::Cancelled => "cancelled",
-    }
+/// Returns the name of a status, in kebab case.
+fn word(status: Status) -> String {
+    let name = format!("{status:?}");
+    let word = name.char_indices().map(|(at, letter)| match letter.is_uppercase() && at > 0 {
+        true => format!("-{}", letter.to_ascii_lowercase()),
+        false => letter.to_ascii_lowercase().into(),
+    });
+    word.collect()
 }
 
+/// Returns the text of a [`Refusal`], by its number.
 fn reason(number: u64) -> &'static str {
-    let is = |refusal: Refusal| refusal as u64 == number;
-    if is(Refusal::Module) {
-        "the node does not accept this module"
-    } else if is(Refusal::Busy) {
-        "another change is in progress"
-    } else if is(Refusal::Lost) {
-        "the node is down"
-    } else if is(Refusal::Absent) {
-        "there is no such version"
-    } else {
-        "the node runs a later version"
-    }
+    let reasons = [
+        (Refusal::Module, "the node does not accept this module"),
+        (Refusal::Busy, "another change is in progress"),
+        (Refusal::Lost, "the node is down"),
+        (Refusal::Absent, "there is no such version"),
+        (Refusal::Late, "the node runs a later version"),
+    ];
+    let found = reasons.iter().find(|(refusal, _)| *refusal as u64 == number);
+    found.map_or("the node does not say why", |(_, reason)| reason)
 }

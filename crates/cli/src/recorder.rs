@@ -1,0 +1,72 @@
+//! Writes a simulated run to files for Wireshark and Perfetto.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use midplane::simhw::topology::Topology;
+use midplane::simhw::trace::{PcapngWriter, PerfettoWriter, Record};
+
+type Sink = BufWriter<File>;
+
+/// Handle to the writers of a run.
+#[derive(Clone)]
+pub(crate) struct Recorder(Arc<Mutex<Writers>>);
+
+struct Writers {
+    frames: Option<PcapngWriter<Sink>>,
+    tracks: Option<PerfettoWriter<Sink>>,
+    /// First error of a write; nothing is written after it.
+    error: Option<io::Error>,
+}
+
+impl Recorder {
+    /// Creates the files.
+    ///
+    /// # Errors
+    /// One line that names the file.
+    pub(crate) fn create(
+        pcapng: Option<&Path>,
+        perfetto: Option<&Path>,
+        topology: &Topology,
+    ) -> Result<Self, String> {
+        let create = |path: &Path| File::create(path).map(BufWriter::new);
+        let named = |path: &Path, error| format!("{}: {error}", path.display());
+        let frames = pcapng.map(|path| {
+            let writer = create(path).and_then(|file| PcapngWriter::new(file, topology));
+            writer.map_err(|error| named(path, error))
+        });
+        let tracks = perfetto.map(|path| {
+            let file = create(path).map_err(|error| named(path, error))?;
+            Ok::<_, String>(PerfettoWriter::new(file, topology))
+        });
+        let (frames, tracks) = (frames.transpose()?, tracks.transpose()?);
+        Ok(Self(Arc::new(Mutex::new(Writers { frames, tracks, error: None }))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Writers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a record to both files.
+    pub(crate) fn record(&self, record: &Record<'_>) {
+        let Writers { frames, tracks, error } = &mut *self.lock();
+        if error.is_none() {
+            let wrote = frames.as_mut().map_or(Ok(()), |writer| writer.record(record));
+            let traced = tracks.as_mut().map_or(Ok(()), |writer| writer.record(record));
+            *error = wrote.and(traced).err();
+        }
+    }
+
+    /// Completes the files.
+    ///
+    /// # Errors
+    /// The first error of a write.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        let mut writers = self.lock();
+        writers.error.take().map_or(Ok(()), Err)?;
+        writers.frames.take().map_or(Ok(()), |writer| writer.into_inner().flush())?;
+        writers.tracks.take().map_or(Ok(()), |writer| writer.into_inner().flush())
+    }
+}
