@@ -13,6 +13,7 @@ mod firmware;
 mod load;
 mod oracle;
 mod plan;
+#[cfg(feature = "planted")]
 mod planted;
 mod run;
 mod summary;
@@ -44,6 +45,10 @@ Examples:
   cargo run --release -p midplane-cli --features planted -- swarm --plant all --seeds 1000
 
 Exit code: 0 all seeds passed; 1 a seed failed, or a planted bug was not found; 2 bad input.";
+
+#[cfg(not(feature = "planted"))]
+const NO_BUGS: &str = "--plant needs a build with bugs: cargo run --release -p midplane-cli --features planted -- \
+                       swarm --plant all";
 
 /// Run random simulated clusters with random faults against their invariants.
 ///
@@ -97,10 +102,13 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     match &arguments.plant {
+        #[cfg(feature = "planted")]
         Some(name) => match planted::chosen(name) {
             Ok(bugs) => planted::table(&arguments, &bugs),
             Err(what) => fail(&what, BAD_INPUT),
         },
+        #[cfg(not(feature = "planted"))]
+        Some(_) => fail(NO_BUGS, BAD_INPUT),
         None => swarm(&arguments),
     }
 }

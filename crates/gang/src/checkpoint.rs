@@ -15,7 +15,7 @@ use crate::context::{NetworkContext, ReadError};
 use crate::names::{Epoch, JobId};
 
 /// The format that this build writes and reads.
-pub const FORMAT: u16 = 1;
+pub(crate) const FORMAT: u16 = 1;
 const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";
 
@@ -140,7 +140,7 @@ fn process_name(rank: usize) -> String {
 impl Checkpoint {
     /// Returns whether a folder holds a checkpoint, intact or damaged.
     #[must_use]
-    pub fn is_at(folder: &Path) -> bool {
+    pub(crate) fn is_at(folder: &Path) -> bool {
         folder.join(MANIFEST).exists()
     }
 

@@ -14,8 +14,8 @@
 //! - `link`: the token protocol of one link, at one sender
 
 mod buffers;
-pub mod config;
-pub mod lead;
+mod config;
+mod lead;
 mod lease;
 mod link;
 mod member;
@@ -37,9 +37,11 @@ use midplane_simhw::time::{Instant, nanos};
 pub use config::{
     ConfigError, CoordinationConfig, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
 };
-pub use lead::{Lead, LeadEstimator, LeadTrim};
+pub use lead::LeadEstimator;
+pub use lead::{Lead, LeadTrim};
 pub use link::LinkCounters;
-pub use member::{MAX_SENDERS, Party};
+pub use member::MAX_SENDERS;
+pub(crate) use member::Party;
 pub use message::Epoch;
 
 use crate::context::Context;

@@ -30,7 +30,7 @@ pub enum WireError {
 }
 
 /// Most bytes of a value in a file.
-pub const LONG_LIMIT: usize = 1 << 30;
+pub(crate) const LONG_LIMIT: usize = 1 << 30;
 
 const fn config() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<LIMIT>()

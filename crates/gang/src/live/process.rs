@@ -102,7 +102,7 @@ impl Process {
     }
 
     /// Gives it its own priority back, before it goes on.
-    pub fn relax(&mut self) {
+    pub(crate) fn relax(&mut self) {
         if let Some(nice) = self.own_nice.take() {
             // It may have ended.
             let _ = setpriority_process(Some(self.pid), nice);
@@ -130,7 +130,7 @@ impl Process {
     /// One that waits in the system where no signal ends that stands still once it was told to: it stops
     /// before its next instruction. (One that has started another by `vfork` waits so for as long as that
     /// one stands.)
-    pub fn is_still(&mut self) -> bool {
+    pub(crate) fn is_still(&mut self) -> bool {
         self.look();
         match self.state {
             State::Runs => false,

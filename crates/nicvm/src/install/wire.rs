@@ -9,7 +9,7 @@ use crate::control::MAX_MESSAGE;
 use crate::extension::Epoch;
 
 /// Most members of a cluster.
-pub const MAX_MEMBERS: usize = 256;
+pub(crate) const MAX_MEMBERS: usize = 256;
 /// Bytes of a module in one message to a member that catches up.
 pub(super) const PIECE: usize = MAX_MESSAGE - 37;
 
@@ -35,7 +35,7 @@ impl fmt::Debug for Hash {
 
 /// Names a change: its coordinator, and its number there.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct ChangeId {
+pub(crate) struct ChangeId {
     /// The coordinating node.
     pub coordinator: NodeId,
     /// Its number at the coordinator.

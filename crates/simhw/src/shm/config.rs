@@ -31,11 +31,11 @@ pub const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 /// Default time to connect: a minute, enough for processes that a person starts by hand one after the other.
 pub const DEFAULT_JOIN_WITHIN: Duration = Duration::from_secs(60);
 /// Most nodes of one fabric.
-pub const MAX_NODES: u16 = 1_024;
+pub(crate) const MAX_NODES: u16 = 1_024;
 /// Most slots, and most areas, of a direction.
-pub const MAX_SLOTS: usize = 65_536;
+pub(crate) const MAX_SLOTS: usize = 65_536;
 /// Most bytes of a fabric's name.
-pub const MAX_NAME: usize = 64;
+pub(crate) const MAX_NAME: usize = 64;
 
 /// The configuration of a NIC over shared memory, and of the fabric that it belongs to.
 #[derive(Clone, Debug)]

@@ -25,7 +25,7 @@ const WORDS: usize = 4;
 /// Connections that one process may have to a listener.
 const PER_PROCESS: usize = 256;
 /// Most bytes of a ring.
-pub const MOST_CAPACITY: usize = 16 << 20;
+pub(crate) const MOST_CAPACITY: usize = 16 << 20;
 
 /// Both directions between two processes. Dropping it ends the pair for both.
 #[derive(Debug)]
