@@ -84,6 +84,7 @@ impl Summary {
         !self.failures.is_empty()
     }
 
+    #[cfg(feature = "planted")]
     pub(crate) const fn seeds(&self) -> u64 {
         self.seeds
     }
