@@ -268,7 +268,7 @@ impl<P: Clone> Agenda<P> {
     }
 
     /// Takes the result of the outstanding order, which all daemons have carried out.
-    pub(crate) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
+    pub fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
         let took = Duration::from_nanos(now.nanos_since(self.phase_began));
         if !std::mem::take(&mut self.under_way) {
             return;
@@ -306,7 +306,7 @@ impl<P: Clone> Agenda<P> {
 
     /// Returns the next order for the daemons; `None` while an order is outstanding or a slice lasts.
     #[must_use]
-    pub(crate) fn poll_order(&mut self, now: Instant) -> Option<Action<P>> {
+    pub fn poll_order(&mut self, now: Instant) -> Option<Action<P>> {
         if self.under_way {
             return None;
         }

@@ -140,7 +140,7 @@ fn process_name(rank: usize) -> String {
 impl Checkpoint {
     /// Returns whether a folder holds a checkpoint, intact or damaged.
     #[must_use]
-    pub(crate) fn is_at(folder: &Path) -> bool {
+    pub fn is_at(folder: &Path) -> bool {
         folder.join(MANIFEST).exists()
     }
 

@@ -29,7 +29,7 @@ pub use ends::HeldEnd;
 pub use ends::HostInterfaces;
 pub use ends::Moved;
 pub use ends::NotWhole;
-pub(crate) use ends::check_whole;
+pub use ends::check_whole;
 
 /// A daemon's access to the ports of one node.
 #[derive(Debug)]

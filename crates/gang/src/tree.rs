@@ -42,7 +42,7 @@ impl Tree {
 
     /// Returns the number of levels below `node`.
     #[must_use]
-    pub(crate) fn depth_below(&self, node: u16) -> u32 {
+    pub fn depth_below(&self, node: u16) -> u32 {
         // In a complete tree, the first child's subtree is the deepest.
         self.children(node).next().map_or(0, |child| 1 + self.depth_below(child))
     }

@@ -28,7 +28,7 @@ impl Grant {
     /// The words may be compared and swapped, and added to.
     pub(crate) const ATOMIC: Self = Self(4);
     /// The capability may be delegated with fewer rights.
-    pub(crate) const DELEGATE: Self = Self(8);
+    pub const DELEGATE: Self = Self(8);
     /// The program that the capability names may be run.
     pub(crate) const RUN: Self = Self(16);
     /// All rights.

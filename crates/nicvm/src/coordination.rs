@@ -9,8 +9,8 @@
 //! later. Messages that left for the former incarnation are lost.
 //!
 //! - `buffers`: the receiver's buffers in a token
-//! - [`config`]: the links, and how they are used
-//! - [`lead`]: how early a token is released
+//! - `config`: the links, and how they are used
+//! - `lead`: how early a token is released
 //! - `link`: the token protocol of one link, at one sender
 
 mod buffers;
@@ -35,7 +35,7 @@ use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::{Instant, nanos};
 
 pub use config::{
-    ConfigError, CoordinationConfig, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
+    ConfigError, CoordinationConfig, DEFAULT_LEASE, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
 };
 pub use lead::LeadEstimator;
 pub use lead::{Lead, LeadTrim};

@@ -41,7 +41,7 @@ pub use command::{LIST, Policy, QUARANTINE, ROLL_BACK, Refusal, about, install, 
 pub use listed::Listed;
 pub(crate) use wire::ChangeId;
 pub use wire::Hash;
-pub(crate) use wire::MAX_MEMBERS;
+pub use wire::MAX_MEMBERS;
 
 /// The extension number of the installer.
 pub const INSTALLER: ExtensionId = ExtensionId(7);

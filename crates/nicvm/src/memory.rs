@@ -36,11 +36,11 @@ pub const MEMORY: ExtensionId = ExtensionId(6);
 
 /// Opcode: gives a capability to `region` with the rights of argument 0, a [`Grant`]; completes with its three words
 /// (arguments 0 to 2).
-pub(crate) const GIVE: u8 = 1;
+pub const GIVE: u8 = 1;
 /// Opcode: revokes the capability in the arguments, with all that were delegated from it.
 pub const REVOKE: u8 = 2;
 /// Opcode: delegates the capability in the arguments, for its range, with the rights in `flags`.
-pub(crate) const DELEGATE: u8 = 3;
+pub const DELEGATE: u8 = 3;
 /// Opcode: reads the capability's memory into `region`, for the region's length.
 pub const READ: u8 = 4;
 /// Opcode: writes `region` to the beginning of the capability's range.

@@ -47,7 +47,7 @@ pub const RECEIVE: u8 = 4;
 pub const WAIT: u8 = 5;
 
 /// Most instructions of a program.
-pub(crate) const MAX_PROGRAM: usize = 256;
+pub const MAX_PROGRAM: usize = 256;
 /// Most steps of one run: beyond that it fails, and its effects are dropped. A copy counts as one more step for each
 /// 256 bytes.
 pub(crate) const MAX_STEPS: u32 = 10_000;

@@ -8,7 +8,7 @@ use midplane_simhw::time::Instant;
 use crate::extension::TimeoutId;
 
 /// Period of the coarse service's wheel, in nanoseconds: 1 ms.
-pub(crate) const COARSE_TICK_NS: u64 = 1_000_000;
+pub const COARSE_TICK_NS: u64 = 1_000_000;
 
 /// Slots of the coarse service's wheel: 256 ms a round.
 const SLOTS: usize = 256;

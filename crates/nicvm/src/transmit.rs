@@ -139,7 +139,7 @@ pub struct Backlog {
 
 /// The place of a frame in its message, as the scheduler writes it into the words of the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Fragment {
+pub struct Fragment {
     /// Number of the message, counted by its sender.
     pub message: u32,
     /// First byte of the frame within the message.
@@ -161,7 +161,7 @@ impl Fragment {
     /// Reads the words that a [`Message`]'s sender wrote; any words are a valid fragment.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
-    pub(crate) const fn of(header: &Header) -> Self {
+    pub const fn of(header: &Header) -> Self {
         let [first, second] = header.words;
         Self {
             message: first as u32,

@@ -23,7 +23,7 @@ use crate::timing::Row;
 use crate::unit::Micros;
 
 /// The largest fragment that is read into memory: a gibibyte.
-pub(crate) const MAX_FRAGMENT: u64 = 1 << 30;
+pub const MAX_FRAGMENT: u64 = 1 << 30;
 
 /// The most fragments that may wait between two stages.
 const QUEUE: usize = 1024;

@@ -4,7 +4,7 @@ use crate::plan_error::PlanError;
 
 /// The most fragments of any plan. A terabyte over a stage with 10 us of overhead needs about
 /// 10,000; object stores refuse more.
-pub(crate) const MAX_FRAGMENTS: usize = 1 << 16;
+pub const MAX_FRAGMENTS: usize = 1 << 16;
 
 /// Limits of the sizes and the number of fragments; all off by default.
 ///

@@ -6,12 +6,12 @@ use crate::unit::{Micros, MicrosPerByte};
 
 /// The most stages of one chain. Planning time is linear to quadratic in them; real chains have 2
 /// to 8.
-pub(crate) const MAX_STAGES: usize = 256;
+pub const MAX_STAGES: usize = 256;
 
 /// The largest accepted cost: for an overhead in microseconds (eleven days), and for a byte in
 /// microseconds per byte. Together with [`MAX_BYTES`](crate::plan::MAX_BYTES) it keeps every
 /// latency far below the range of `f64`.
-pub(crate) const MAX_COST: f64 = 1e12;
+pub const MAX_COST: f64 = 1e12;
 
 /// An invalid cost.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]

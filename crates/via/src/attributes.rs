@@ -7,7 +7,7 @@ use midplane_simhw::region::ProtectionTag;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of a discriminator.
-pub(crate) const MAX_DISCRIMINATOR: usize = 16;
+pub const MAX_DISCRIMINATOR: usize = 16;
 
 /// The reliability level of a connected Virtual Interface.
 #[derive(

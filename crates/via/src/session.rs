@@ -53,9 +53,9 @@ use crate::wire::socket::Socket;
 use crate::wire::tcp;
 
 /// Most bytes of a process's description of itself.
-pub(crate) const MOST_HELLO: usize = MOST_CONTROL;
+pub const MOST_HELLO: usize = MOST_CONTROL;
 /// Most bytes of a service's name.
-pub(crate) const MOST_SERVICE: usize = 256;
+pub const MOST_SERVICE: usize = 256;
 
 /// State that the sessions of a process share.
 #[derive(Debug)]

@@ -95,7 +95,7 @@ struct Point {
 
 /// Makes estimates from the stamps of one sender.
 #[derive(Clone, Debug)]
-pub(crate) struct Estimator {
+pub struct Estimator {
     grouping: Grouping,
     open: Option<Group>,
     points: VecDeque<Point>,
@@ -115,7 +115,7 @@ pub(crate) struct Estimator {
 impl Estimator {
     /// Creates an estimator without messages.
     #[must_use]
-    pub(crate) fn new(grouping: Grouping) -> Self {
+    pub fn new(grouping: Grouping) -> Self {
         Self {
             grouping,
             open: None,
@@ -133,7 +133,7 @@ impl Estimator {
 
     /// Processes a message with `stamp` that arrived at `now`, by the receiver's clock. Returns an
     /// estimate once a group; the receiver is to send it back to the sender.
-    pub(crate) fn handle_arrival(&mut self, stamp: Stamp, now: Instant) -> Option<Estimate> {
+    pub fn handle_arrival(&mut self, stamp: Stamp, now: Instant) -> Option<Estimate> {
         if !self.is_new(stamp.sequence) {
             self.arrivals.doubled += 1;
             return None;
@@ -155,7 +155,7 @@ impl Estimator {
 
     /// Discards the groups, for example after a pause, which would otherwise count as queueing.
     /// Keeps the counts.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.open = None;
         self.points.clear();
         self.gap = 0;
@@ -164,7 +164,7 @@ impl Estimator {
 
     /// Returns the counts of messages by outcome.
     #[must_use]
-    pub(crate) const fn arrivals(&self) -> Arrivals {
+    pub const fn arrivals(&self) -> Arrivals {
         self.arrivals
     }
 

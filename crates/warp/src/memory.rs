@@ -3,9 +3,9 @@
 //!
 //! | write | order that readers see | how it travels |
 //! |---|---|---|
-//! | [`Memory::co_write`] | total order of all nodes' coherent writes | by a sequencer and a majority |
-//! | [`Memory::pram_write`] | FIFO order of each writer's PRAM writes | reliably, in order |
-//! | [`Memory::slow_write`] | latest value: each writer's order at one location | when the gate is open |
+//! | `co_write` | total order of all nodes' coherent writes | by a sequencer and a majority |
+//! | `pram_write` | FIFO order of each writer's PRAM writes | reliably, in order |
+//! | `slow_write` | latest value: each writer's order at one location | when the gate is open |
 //!
 //! PRAM memory is by Lipton and Sandberg (1988), slow memory by Hutto and Ahamad (1990). Of slow
 //! writes to one location, any but the last may be skipped; the last one arrives.
@@ -175,7 +175,7 @@ impl<V: Clone> Memory<V> {
     }
 
     /// Writes in total order: all nodes see all coherent writes in one order. Returns a ticket for
-    /// [`Memory::is_done`].
+    /// `is_done`.
     ///
     /// A writer that waits for each write before its next read has sequential consistency.
     pub(crate) fn co_write(&mut self, location: Location, value: V) -> u64 {
@@ -185,7 +185,7 @@ impl<V: Clone> Memory<V> {
     }
 
     /// Returns true if `location` takes coherent writes: [`MOST_LOCATIONS`] locations do, those that
-    /// are written first. Ask before [`Memory::co_write`]: the log that a new sequencer needs is
+    /// are written first. Ask before `co_write`: the log that a new sequencer needs is
     /// bounded by it.
     #[must_use]
     pub(crate) fn takes_coherent(&self, location: Location) -> bool {
@@ -199,7 +199,7 @@ impl<V: Clone> Memory<V> {
     }
 
     /// Returns true if a coherent write of this node waits for the sequencer, which is another
-    /// node. While it does, call [`Memory::call_sequencer`] now and then.
+    /// node. While it does, call `call_sequencer` now and then.
     #[must_use]
     pub(crate) fn waits_for_place(&self) -> bool {
         self.coherent.waits()
@@ -241,7 +241,7 @@ impl<V: Clone> Memory<V> {
     }
 
     /// Returns the slow write that has waited longest, if it is due at half of all other nodes or
-    /// more, as one copy for all of them. Like [`Memory::poll_slow`], which has the remaining
+    /// more, as one copy for all of them. Like `poll_slow`, which has the remaining
     /// writes, this is a conditional send.
     #[must_use]
     pub(crate) fn poll_slow_to_all(&mut self, now: Instant) -> Option<Update<V>> {

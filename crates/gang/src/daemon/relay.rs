@@ -77,25 +77,25 @@ impl<P: Clone> Relay<P> {
     }
 
     /// Returns the children that have not reported.
-    pub(crate) fn waits_for(&self) -> impl Iterator<Item = u16> {
+    pub fn waits_for(&self) -> impl Iterator<Item = u16> {
         self.pending.iter().flat_map(|pending| pending.below.iter().copied())
     }
 
     /// Returns an order to be sent to a child.
     #[must_use]
-    pub(crate) fn poll_order(&mut self) -> Option<(u16, Order<P>)> {
+    pub fn poll_order(&mut self) -> Option<(u16, Order<P>)> {
         self.out.pop_front()
     }
 
     /// Returns the order's number and the action that this daemon is to carry out itself.
     #[must_use]
-    pub(crate) fn poll_action(&mut self) -> Option<(u32, Action<P>)> {
+    pub fn poll_action(&mut self) -> Option<(u32, Action<P>)> {
         self.action.take()
     }
 
     /// If this daemon and all below have carried the order out, returns its number and outcome, for the parent.
     #[must_use]
-    pub(crate) fn poll_done(&mut self) -> Option<(u32, Outcome)> {
+    pub fn poll_done(&mut self) -> Option<(u32, Outcome)> {
         let is_done = |pending: &mut Pending| pending.own && pending.below.is_empty();
         self.pending.take_if(is_done).map(|pending| (pending.number, pending.outcome))
     }

@@ -89,7 +89,7 @@ impl HostInterfaces {
 ///
 /// # Errors
 /// [`NotWhole`], for the first problem.
-pub(crate) fn check_whole(hosts: &[&HostInterfaces]) -> Result<(), NotWhole> {
+pub fn check_whole(hosts: &[&HostInterfaces]) -> Result<(), NotWhole> {
     for HostInterfaces { host, refused, .. } in hosts {
         if let Some(why) = refused {
             return Err(NotWhole::Refused { host: *host, why: why.clone() });

@@ -130,7 +130,7 @@ impl Process {
     /// One that waits in the system where no signal ends that stands still once it was told to: it stops
     /// before its next instruction. (One that has started another by `vfork` waits so for as long as that
     /// one stands.)
-    pub(crate) fn is_still(&mut self) -> bool {
+    pub fn is_still(&mut self) -> bool {
         self.look();
         match self.state {
             State::Runs => false,

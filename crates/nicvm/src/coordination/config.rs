@@ -57,7 +57,7 @@ impl Uncontrolled {
 }
 
 /// Default lease: 200 ms is long compared with a control message's delay, and short compared with a user's patience.
-pub(crate) const DEFAULT_LEASE: Duration = Duration::from_millis(200);
+pub const DEFAULT_LEASE: Duration = Duration::from_millis(200);
 
 /// Default share of a link, in thousandths, that coordinated messages leave to other traffic and to the draining of
 /// queues.

@@ -178,7 +178,7 @@ impl Seals {
     }
 
     /// Holds a frame for node `to` until there are session keys, and begins a handshake for them. Returns
-    /// `false` if [`HELD_FRAMES`] or [`HELD_BYTES`] is reached.
+    /// `false` if 1,024 frames or 1 MiB are held.
     ///
     /// # Panics
     /// If there is no node `to`.
@@ -228,7 +228,7 @@ impl Seals {
         opened
     }
 
-    /// Sends unanswered handshakes again, and gives up those that have been unanswered for [`GIVE_UP`].
+    /// Sends unanswered handshakes again, and gives up those that have been unanswered for 3 s.
     pub fn handle_timeout(&mut self, now: Instant) {
         let Self { peers, asking, handshakes, given_up, .. } = self;
         asking.retain(|&to| {

@@ -100,7 +100,7 @@ impl ShmConfig {
         self
     }
 
-    /// Sets how many frames may be in flight to one peer, from 4 to [`MAX_SLOTS`], rounded up to a power of
+    /// Sets how many frames may be in flight to one peer, from 4 to 65,536, rounded up to a power of
     /// two; the same on all nodes. Memory: 128 bytes each. Default: [`DEFAULT_SLOTS`].
     #[must_use]
     pub const fn slots(mut self, frames: usize) -> Self {
@@ -108,7 +108,7 @@ impl ShmConfig {
         self
     }
 
-    /// Sets how many frames of more than 64 bytes may be in flight to one peer, from 4 to [`MAX_SLOTS`],
+    /// Sets how many frames of more than 64 bytes may be in flight to one peer, from 4 to 65,536,
     /// rounded up to a power of two; the same on all nodes. Memory: the MTU each, once it is used. Default: as
     /// many as fit [`DEFAULT_AREA_BYTES`] and the peer's share of [`DEFAULT_AREA_BYTES_OF_ALL`], but at least
     /// [`MIN_AREAS`].

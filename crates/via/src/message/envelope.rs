@@ -127,7 +127,7 @@ impl Marks {
     /// The sender has copied the message; its send is already complete.
     pub(crate) const BUFFERED: Self = Self(4);
     /// The request that this answers was granted.
-    pub(crate) const GRANTED: Self = Self(8);
+    pub const GRANTED: Self = Self(8);
 
     /// Returns the union of both sets of marks.
     #[must_use]

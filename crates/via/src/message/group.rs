@@ -106,7 +106,7 @@ pub struct Scope {
 
 impl Scope {
     /// Highest number of a communicator.
-    pub(crate) const MAX_NUMBER: u32 = u32::MAX / 2;
+    pub const MAX_NUMBER: u32 = u32::MAX / 2;
 
     /// Makes the handle of communicator `number`. Returns `None` unless `own` is a member and the number is at
     /// most [`Scope::MAX_NUMBER`].

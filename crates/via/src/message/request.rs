@@ -17,7 +17,7 @@ use super::envelope::{Context, Peer, Tag};
 use super::matching::{Arrival, Key, Pattern, PostedId};
 
 /// The source in the status of a receive from [`Rank::NULL`](super::group::Rank::NULL), or of a send.
-pub(crate) const NOBODY: Peer = Peer(u32::MAX);
+pub const NOBODY: Peer = Peer(u32::MAX);
 
 /// Names a request; a name of a removed request is detected.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -40,7 +40,7 @@ use senders::Senders;
 /// Most bytes of a message: 65,536.
 pub const MOST_MESSAGE: usize = 64 << 10;
 /// Milliseconds by which the clocks of two hosts may differ, with a key: 60,000.
-pub(crate) const MOST_SKEW: u64 = 60_000;
+pub const MOST_SKEW: u64 = 60_000;
 /// Most messages that wait to be taken, and most that wait to be sent.
 const MOST_WAITING: usize = 64;
 
@@ -183,7 +183,7 @@ impl Gossip {
 
     /// Takes the next message, with the address that it came from.
     #[must_use]
-    pub(crate) fn poll_message(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
+    pub fn poll_message(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
         self.inbox.pop_front()
     }
 

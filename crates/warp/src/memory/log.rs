@@ -12,7 +12,7 @@ pub(super) const PART: usize = 32;
 
 /// The most writes of a log that a node accepts from another.
 pub(super) const MOST: usize = 65_536;
-/// The most locations that take coherent writes, so that a log stays below [`MOST`] while writers add locations at once.
+/// The most locations that take coherent writes, so that a log stays below 65,536 writes while writers add locations at once.
 pub const MOST_LOCATIONS: usize = MOST / 2;
 
 /// Writes with their places, in rising order.
