@@ -46,8 +46,7 @@ use links::Links;
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
-use local::Local;
-use network::System;
+use local::{Local, System};
 use places::Places;
 use sockets::Sockets;
 pub use state::PeerInfo;
@@ -121,7 +120,7 @@ impl Node {
         let (own, is_kept) = builder.own.as_ref().map(|(own, kept)| (own, *kept)).unzip();
         let (public, is_kept) = (own.map(SecretKey::public), is_kept == Some(true));
         let (sessions, driver) = make_sessions(&builder, udp, tcp.is_some()).map_err(failed)?;
-        let id = builder::random().map_err(failed)?.max(1);
+        let id = key::random().map_err(failed)?.max(1);
         let name = builder.resolved_name(id);
         let hello = Hello {
             version: VERSION,
@@ -217,7 +216,7 @@ impl Node {
         loop {
             let candidates = self.find(service, &mut refused, until, |_| true).await?;
             let choices: Vec<_> = candidates.iter().map(|candidate| candidate.choice).collect();
-            let at = member::choose(&choices, builder::random().unwrap_or(0));
+            let at = member::choose(&choices, key::random().unwrap_or(0));
             let chosen = &candidates[at.expect("it has found one")];
             if let Some(stream) = self.open_at(chosen, service).await {
                 return Ok(stream);

@@ -371,13 +371,6 @@ fn no_cluster_key(what: &str) -> Error {
     Error::new(ErrorKind::Config, text)
 }
 
-/// Draws a number from the system's randomness.
-pub(super) fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
 /// Returns the milliseconds of the system's clock.
 #[expect(
     clippy::disallowed_methods,

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use midplane_via::session::Stream;
 use tokio::sync::mpsc;
 
-use super::state::Shared;
+use super::state::{Accepted, Shared};
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -19,14 +19,6 @@ pub use incoming::{Incoming, NamedStream};
 
 /// Streams of one listener that may wait to be accepted: more are refused.
 pub(super) const BACKLOG: usize = 1_024;
-
-/// A stream that waits to be accepted.
-#[derive(Debug)]
-pub(super) struct Accepted {
-    pub(super) stream: Stream,
-    pub(super) id: u64,
-    pub(super) name: String,
-}
 
 /// The node at the other end of a stream.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]

@@ -14,7 +14,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
+use super::network::{Network, Resolving};
 use super::state::Shared;
+use crate::member::Target;
 
 /// Bytes of each ring between two nodes.
 const RING: usize = 512 * 1024;
@@ -62,6 +64,33 @@ impl Local {
     pub(super) fn dial(&self, sessions: &Sessions, id: u64) -> io::Result<Arc<Session>> {
         let pair = connect(self.name(id).as_bytes(), RING, self.id)?;
         sessions.over_rings(pair, true)
+    }
+}
+
+/// The processes of this host, and the system's network.
+#[derive(Debug)]
+pub(super) struct System {
+    pub(super) sessions: Sessions,
+    pub(super) local: Option<Local>,
+}
+
+impl Network for System {
+    fn local(&self) -> BTreeSet<u64> {
+        self.local.as_ref().map(Local::list).unwrap_or_default()
+    }
+
+    fn dial(&self, target: Target) -> io::Result<Arc<Session>> {
+        let unreachable = || io::Error::from(io::ErrorKind::Unsupported);
+        match target {
+            Target::Local(id) => {
+                self.local.as_ref().ok_or_else(unreachable)?.dial(&self.sessions, id)
+            }
+            Target::Address(address) => self.sessions.dial(address).ok_or_else(unreachable),
+        }
+    }
+
+    fn resolve<'a>(&'a self, place: &'a str) -> Resolving<'a> {
+        Box::pin(async move { Ok(tokio::net::lookup_host(place).await?.collect()) })
     }
 }
 

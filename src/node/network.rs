@@ -8,9 +8,8 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use midplane_via::session::{Session, Sessions};
+use midplane_via::session::Session;
 
-use super::local::Local;
 use crate::member::Target;
 
 /// The addresses of a place, once they are known.
@@ -27,31 +26,4 @@ pub(super) trait Network: fmt::Debug + Send + Sync {
 
     /// Resolves `HOST:PORT`.
     fn resolve<'a>(&'a self, place: &'a str) -> Resolving<'a>;
-}
-
-/// The processes of this host, and the system's network.
-#[derive(Debug)]
-pub(super) struct System {
-    pub(super) sessions: Sessions,
-    pub(super) local: Option<Local>,
-}
-
-impl Network for System {
-    fn local(&self) -> BTreeSet<u64> {
-        self.local.as_ref().map(Local::list).unwrap_or_default()
-    }
-
-    fn dial(&self, target: Target) -> io::Result<Arc<Session>> {
-        let unreachable = || io::Error::from(io::ErrorKind::Unsupported);
-        match target {
-            Target::Local(id) => {
-                self.local.as_ref().ok_or_else(unreachable)?.dial(&self.sessions, id)
-            }
-            Target::Address(address) => self.sessions.dial(address).ok_or_else(unreachable),
-        }
-    }
-
-    fn resolve<'a>(&'a self, place: &'a str) -> Resolving<'a> {
-        Box::pin(async move { Ok(tokio::net::lookup_host(place).await?.collect()) })
-    }
 }

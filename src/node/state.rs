@@ -13,11 +13,18 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
 use super::dials::Dials;
-use super::listener::Accepted;
 use super::meter::{Meter, Role, Streams, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
 use crate::member::{self, Effect, Hello, Load, MOST_SERVICES, Members, Target, Unreadable};
+
+/// A stream that waits to be accepted.
+#[derive(Debug)]
+pub(super) struct Accepted {
+    pub(super) stream: Stream,
+    pub(super) id: u64,
+    pub(super) name: String,
+}
 
 /// State that a node's parts share.
 #[derive(Debug)]

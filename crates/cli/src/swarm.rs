@@ -9,6 +9,7 @@ mod firmware;
 mod load;
 mod oracle;
 mod plan;
+#[cfg(feature = "planted")]
 mod planted;
 mod run;
 mod summary;
@@ -38,6 +39,10 @@ Examples:
   cargo run --release -p midplane-cli --features planted -- swarm --plant all --seeds 1000
 
 Exit code: 0 all seeds passed; 1 a seed failed, or a planted bug was not found; 2 bad input.";
+
+#[cfg(not(feature = "planted"))]
+const NO_BUGS: &str = "--plant needs a build with bugs: cargo run --release -p midplane-cli --features planted -- \
+                       swarm --plant all";
 
 /// Run random simulated clusters with random faults against their invariants.
 ///
@@ -74,8 +79,13 @@ pub(crate) struct Arguments {
 pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     // Extensions panic on purpose here: the hook prints nothing. Other panics are reported with their seeds.
     std::panic::set_hook(Box::new(|_| {}));
+    #[cfg(feature = "planted")]
     if let Some(name) = &arguments.plant {
         return planted::table(arguments, &planted::chosen(name)?);
+    }
+    #[cfg(not(feature = "planted"))]
+    if arguments.plant.is_some() {
+        return Err(NO_BUGS.to_owned().into());
     }
     let summary = match arguments.seed {
         Some(seed) => one(arguments, seed)?,

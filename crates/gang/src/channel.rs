@@ -4,7 +4,7 @@
 //! consumed it. A process may be stopped between any two instructions: a message is in the send FIFO once the word that
 //! counts sent messages includes it, and not before.
 
-pub mod ack;
+mod ack;
 pub(crate) mod command;
 pub(crate) mod config;
 pub(crate) mod endpoint;
@@ -25,9 +25,10 @@ use thiserror::Error;
 
 use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
+#[cfg(target_os = "linux")]
+pub use ack::Patience;
 use command::{ATTACH, GANG, NOTIFY, WAIT, WANTS_ROOM};
 use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
-#[cfg(target_os = "linux")]
 pub use ticket::{Ticket, TicketError};
 
 /// Most commands of a process that may be outstanding.
@@ -221,7 +222,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`SendError`]; [`SendError::Full`] may pass.
-    pub fn try_send_parts(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<(), SendError> {
+    pub(crate) fn try_send_parts(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<(), SendError> {
         let Descriptor { geometry, ranks, .. } = self.descriptor;
         let total = parts[0].len() + parts[1].len();
         if total > geometry.message as usize {
@@ -442,7 +443,11 @@ impl Channel {
     ///
     /// # Errors
     /// [`Closed`].
-    pub fn poll_news(&mut self, context: &mut Context<'_>, room: bool) -> Poll<Result<(), Closed>> {
+    pub(crate) fn poll_news(
+        &mut self,
+        context: &mut Context<'_>,
+        room: bool,
+    ) -> Poll<Result<(), Closed>> {
         match self.arm(room) {
             Err(closed) => return Poll::Ready(Err(closed)),
             Ok(false) => return Poll::Ready(Ok(())),

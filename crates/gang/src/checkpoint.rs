@@ -15,7 +15,7 @@ use crate::context::{NetworkContext, ReadError};
 use crate::names::{Epoch, JobId};
 
 /// The format that this build writes and reads.
-pub const FORMAT: u16 = 1;
+pub(crate) const FORMAT: u16 = 1;
 const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";
 

@@ -15,7 +15,7 @@ use crate::names::{Epoch, JobId, Rank};
 use crate::wait::WaitState;
 
 pub use difference::Difference;
-pub use file::{FORMAT, ReadError};
+pub use file::ReadError;
 pub(crate) use file::{seal, unseal};
 
 /// The channel contexts of all ranks of a job, saved while all were steady.
@@ -192,7 +192,7 @@ impl ChannelContext {
     }
 
     /// Returns the messages to a peer that the peer has not accepted, with their numbers among all messages sent.
-    pub fn unacked(&self, peer: Rank) -> impl Iterator<Item = (u64, &SentMessage)> {
+    pub(crate) fn unacked(&self, peer: Rank) -> impl Iterator<Item = (u64, &SentMessage)> {
         (self.freed..).zip(&self.send).filter(move |(_, m)| m.to == peer && !m.taken)
     }
 

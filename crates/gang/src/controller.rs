@@ -481,7 +481,7 @@ impl Controller {
     ///
     /// # Cancel safety
     /// None: the next command would receive this one's completion.
-    pub async fn close_context(&mut self, context: ContextId) -> Result<(), ControlError> {
+    pub(crate) async fn close_context(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.contexts[context.0] = None;
         self.ask("close a context", CLOSE, [handle, 0, 0], 0).await.map(|_| ())

@@ -18,16 +18,6 @@ pub trait Tags {
     fn tag(&self, message: &[u8]) -> Option<u32>;
 }
 
-/// Messages without tags.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Untagged;
-
-impl Tags for Untagged {
-    fn tag(&self, _: &[u8]) -> Option<u32> {
-        None
-    }
-}
-
 /// Messages whose first four bytes, little-endian, are their tag.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeadingTag;

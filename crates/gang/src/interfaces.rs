@@ -25,7 +25,11 @@ use crate::process::Reins;
 use crate::warden::Warden;
 
 pub use context::InterfacesContext;
-pub use ends::{HeldEnd, HostInterfaces, Moved, NotWhole, check_whole};
+pub use ends::HeldEnd;
+pub use ends::HostInterfaces;
+pub use ends::Moved;
+pub use ends::NotWhole;
+pub use ends::check_whole;
 
 /// A daemon's access to the ports of one node.
 #[derive(Debug)]

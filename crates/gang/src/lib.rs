@@ -5,7 +5,6 @@
 //! - [`context`]: the saved state of a job's channels
 //! - [`network`]: preempts all channels of a job together
 //! - [`carrier`]: carries the messages of `midplane-via` over channels
-//! - [`nas`]: three NAS Parallel Benchmarks, over those messages
 //! - [`detect`], [`monitor`], [`roots`]: termination, deadlocks and garbage collection roots, found in a cut; and
 //!   termination detection that does not suspend the job
 //! - [`checkpoint`]: a job's cut and its processes' states on disk
@@ -37,6 +36,7 @@ pub mod interfaces;
 pub mod live;
 pub mod monitor;
 pub mod names;
+#[cfg(feature = "unstable")]
 pub mod nas;
 pub mod network;
 pub mod process;

@@ -14,7 +14,7 @@ use thiserror::Error;
 /// Most times that a capability may be delegated in succession.
 pub const MAX_DEPTH: u8 = 8;
 /// Most entries of one node's table.
-pub const MAX_ENTRIES: usize = 65_536;
+pub(crate) const MAX_ENTRIES: usize = 65_536;
 
 /// The rights of a capability: a set of five bits.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -26,11 +26,11 @@ impl Grant {
     /// The bytes may be written.
     pub const WRITE: Self = Self(2);
     /// The words may be compared and swapped, and added to.
-    pub const ATOMIC: Self = Self(4);
+    pub(crate) const ATOMIC: Self = Self(4);
     /// The capability may be delegated with fewer rights.
     pub const DELEGATE: Self = Self(8);
     /// The program that the capability names may be run.
-    pub const RUN: Self = Self(16);
+    pub(crate) const RUN: Self = Self(16);
     /// All rights.
     pub const ALL: Self = Self(31);
 

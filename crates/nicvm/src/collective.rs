@@ -42,9 +42,12 @@ use gather::Gather;
 use holder::Holder;
 use reduce::Reduce;
 
+pub(crate) use command::ALL_GATHER;
+pub(crate) use command::ALL_REDUCE;
+pub(crate) use command::BARRIER;
+pub(crate) use command::REDUCE;
 pub use command::{
-    ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, HOLD, REDUCE, START, all_gather, all_reduce,
-    barrier, broadcast, hold, reduce, start,
+    BROADCAST, HOLD, START, all_gather, all_reduce, barrier, broadcast, hold, reduce, start,
 };
 pub use reduce::Operation;
 

@@ -179,7 +179,7 @@ impl Control {
 
     /// Handles a data frame for a former incarnation of this unit: if there is no connection with its sender, sends a
     /// hello that names the present incarnation.
-    pub fn handle_stale_data(&mut self, now: Instant, header: &Header) {
+    pub(crate) fn handle_stale_data(&mut self, now: Instant, header: &Header) {
         let setting = self.setting;
         let meant = header.destination_incarnation;
         let former = setting.incarnation.is_newer_than(meant) && meant != Incarnation::UNKNOWN;

@@ -9,13 +9,13 @@
 //! later. Messages that left for the former incarnation are lost.
 //!
 //! - `buffers`: the receiver's buffers in a token
-//! - [`config`]: the links, and how they are used
-//! - [`lead`]: how early a token is released
+//! - `config`: the links, and how they are used
+//! - `lead`: how early a token is released
 //! - `link`: the token protocol of one link, at one sender
 
 mod buffers;
-pub mod config;
-pub mod lead;
+mod config;
+mod lead;
 mod lease;
 mod link;
 mod member;
@@ -35,11 +35,13 @@ use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::{Instant, nanos};
 
 pub use config::{
-    ConfigError, CoordinationConfig, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
+    ConfigError, CoordinationConfig, DEFAULT_LEASE, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
 };
-pub use lead::{Lead, LeadEstimator, LeadTrim};
+pub use lead::LeadEstimator;
+pub use lead::{Lead, LeadTrim};
 pub use link::LinkCounters;
-pub use member::{MAX_SENDERS, Party};
+pub use member::MAX_SENDERS;
+pub(crate) use member::Party;
 pub use message::Epoch;
 
 use crate::context::Context;

@@ -36,9 +36,12 @@ use command::refuse;
 use module::LACKS;
 use wire::{Message, Offer};
 
-pub use command::{INSTALL, LIST, Policy, QUARANTINE, ROLL_BACK, Refusal, about, install, list};
+pub(crate) use command::INSTALL;
+pub use command::{LIST, Policy, QUARANTINE, ROLL_BACK, Refusal, about, install, list};
 pub use listed::Listed;
-pub use wire::{ChangeId, Hash, MAX_MEMBERS};
+pub(crate) use wire::ChangeId;
+pub use wire::Hash;
+pub use wire::MAX_MEMBERS;
 
 /// The extension number of the installer.
 pub const INSTALLER: ExtensionId = ExtensionId(7);

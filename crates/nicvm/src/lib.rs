@@ -13,7 +13,6 @@
 //! - [`coordination`]: many senders take turns on a link
 //! - [`messages`]: the default service, unreliable messages between ports
 //! - [`admission`], [`transmit`]: the transmit queue, and the policies that decide when a frame may leave it
-//! - [`planted`]: deliberate bugs, for tests
 //! - `sandbox` (feature `wasm`): untrusted extensions, as WebAssembly modules
 //! - [`program`]: sequences of commands, built once and triggered many times
 //! - [`timeout`]: the two timeout services
@@ -35,7 +34,11 @@ pub mod heap;
 pub mod install;
 pub mod memory;
 pub mod messages;
+#[cfg(feature = "planted")]
 pub mod planted;
+#[cfg(not(feature = "planted"))]
+#[allow(dead_code, unreachable_pub, reason = "public with the feature `planted`")]
+mod planted;
 pub mod program;
 #[cfg(feature = "wasm")]
 pub mod sandbox;

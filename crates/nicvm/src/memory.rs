@@ -29,7 +29,7 @@ use bulk::{Incoming, Outgoing};
 use wire::{Access, Message};
 use words::RecentWords;
 
-pub use wire::INLINE;
+pub(crate) use wire::INLINE;
 
 /// The extension number of the distributed address space.
 pub const MEMORY: ExtensionId = ExtensionId(6);

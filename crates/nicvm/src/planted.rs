@@ -1,6 +1,6 @@
 //! Deliberate bugs, to check that the tests find them.
 //!
-//! None is active unless the crate is built with the feature `planted` and [`plant`] selects one.
+//! None is active unless the crate is built with the feature `planted`, which has no stability, and [`plant`] selects one.
 
 #[cfg(feature = "planted")]
 use std::sync::atomic::{AtomicU8, Ordering};

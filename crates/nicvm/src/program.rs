@@ -32,10 +32,10 @@ pub const PROGRAMS: ExtensionId = ExtensionId(8);
 /// Opcode: builds the program encoded in `region`, over the port's memory that arguments 0 and 1 name (see
 /// [`RegionRef::to_words`]). Completes with a capability to run it (arguments 0 to 2), or with [`Status::Invalid`]
 /// (argument 0: index of the wrong instruction, argument 1: number of a [`CheckError`]).
-pub const BUILD: u8 = 1;
+pub(crate) const BUILD: u8 = 1;
 /// Opcode: runs the program that the capability in the arguments names, on any node. Completes with the program's count
 /// (argument 0) and the number of steps that it took (argument 1).
-pub const RUN: u8 = 2;
+pub(crate) const RUN: u8 = 2;
 /// Opcode: removes the program whose capability is in the arguments.
 pub const DROP: u8 = 3;
 /// Opcode: posts `region` as the buffer of the next message that a program sends to this port; completes with its
@@ -50,7 +50,7 @@ pub const WAIT: u8 = 5;
 pub const MAX_PROGRAM: usize = 256;
 /// Most steps of one run: beyond that it fails, and its effects are dropped. A copy counts as one more step for each
 /// 256 bytes.
-pub const MAX_STEPS: u32 = 10_000;
+pub(crate) const MAX_STEPS: u32 = 10_000;
 /// Most bytes of the memory that a program works on: each run copies them.
 pub const MAX_MEMORY: usize = 1 << 20;
 /// Most bytes of the message that a program assembles: a control message less 3 bytes of header.

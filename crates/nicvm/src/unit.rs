@@ -26,7 +26,7 @@ use crate::transmit::Transmit;
 use slot::{Handler, Parked, Slot};
 
 pub use lifecycle::DRAIN;
-pub use slot::{ExtensionCounters, PARKED};
+pub use slot::ExtensionCounters;
 
 /// The one timer that a unit uses.
 const ALARM: TimerId = TimerId(0);

@@ -84,14 +84,7 @@ pub struct Approximation {
     pub mean: Micros,
 }
 
-impl Approximation {
-    /// Returns the standard deviation as a fraction of the mean.
-    #[must_use]
-    pub fn relative_deviation(&self) -> f64 {
-        let mean = self.mean.get();
-        if mean > 0.0 { self.deviation.get() / mean } else { 0.0 }
-    }
-}
+impl Approximation {}
 
 /// Fits a simple stage to a chain seen as one compound stage (section 4.3.1).
 ///

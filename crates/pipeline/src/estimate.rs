@@ -8,7 +8,8 @@ mod hops;
 mod line;
 mod online;
 
-pub use black_box::{BlackBox, BlackBoxError, Path, observe};
+pub use black_box::BlackBox;
+pub use black_box::{BlackBoxError, Path, observe};
 pub use hops::{HopPath, hops};
 pub use line::{FitError, Line, fit};
 pub use online::{Monitor, RISKY, Verdict};

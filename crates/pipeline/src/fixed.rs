@@ -110,13 +110,6 @@ impl Signature {
         self.hull[..inner].iter().map(|line| line.from)
     }
 
-    /// Returns the real number of fragments at which the latency is least (equation 12 on the
-    /// hull); infinite if cutting finer always helps.
-    #[must_use]
-    pub fn best_real(&self, bytes: f64) -> f64 {
-        self.piece(bytes, (1.0, f64::INFINITY)).best_real()
-    }
-
     /// Returns the best whole number of fragments within `fewest..=most`. The result is that of
     /// trying them all, because the latency is convex in the count. Does not allocate.
     #[must_use]

@@ -95,7 +95,7 @@ impl Grouping {
 
     /// Returns true if no group has more than one stage, so that nothing can refragment.
     #[must_use]
-    pub fn is_flat(&self) -> bool {
+    pub(crate) fn is_flat(&self) -> bool {
         self.ranges().all(|range| range.len() == 1)
     }
 

@@ -70,4 +70,5 @@ pub use ramp_up::ramp_up;
 pub use ramp_up_down::ramp_up_down;
 pub use stage::{Pipeline, Stage};
 pub use timing::{Parts, Row};
-pub use unit::{Micros, MicrosPerByte};
+pub use unit::Micros;
+pub use unit::MicrosPerByte;

@@ -13,7 +13,7 @@ use crate::ramp;
 use crate::stage::{Pipeline, Stage};
 
 /// The largest program, in stages times fragments. A program of that size takes about a second.
-pub const MAX_PASSAGES: usize = 1024;
+pub(crate) const MAX_PASSAGES: usize = 1024;
 
 /// Computes the best plan that does not refragment: solves inequalities 1 to 3 for one number of
 /// fragments after another.

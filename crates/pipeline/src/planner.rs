@@ -134,7 +134,6 @@ pub struct Planner {
     pipeline: Pipeline,
     signature: Signature,
     limits: Limits,
-    ramps: bool,
     /// The most fragments and the bounds of a size, derived from the limits once.
     most: usize,
     unit: u64,
@@ -182,7 +181,6 @@ impl Planner {
             signature: Signature::new(&pipeline),
             pipeline,
             limits,
-            ramps: true,
             most: limits.max_fragments.unwrap_or(MAX_FRAGMENTS).min(MAX_FRAGMENTS),
             unit: unit as u64,
             mtu,
@@ -202,9 +200,7 @@ impl Planner {
         let shape = match &self.classes[class] {
             Some(ends) => Shape::Ends(ends),
             None => {
-                if self.ramps {
-                    self.wanted[class / 64] |= 1 << (class % 64);
-                }
+                self.wanted[class / 64] |= 1 << (class % 64);
                 Shape::Equal(self.equal(bytes as f64))
             }
         };
@@ -225,21 +221,8 @@ impl Planner {
     /// As [`Planner::new`]; the old chain then stays.
     pub fn replace(&mut self, pipeline: Pipeline) -> Result<(), PlanError> {
         let next = Self::new(pipeline, self.limits)?;
-        *self = Self { generation: self.generation + 1, ramps: self.ramps, ..next };
+        *self = Self { generation: self.generation + 1, ..next };
         Ok(())
-    }
-
-    /// Switches ramps on or off; on at first. A change empties the cache.
-    ///
-    /// Switch them off while the costs of the chain are uncertain: equal fragments suffer less from
-    /// wrong costs. Above about 20 % error a ramp loses on average.
-    pub fn use_ramps(&mut self, yes: bool) {
-        if self.ramps != yes {
-            self.ramps = yes;
-            self.generation += 1;
-            self.classes.fill(None);
-            self.wanted = [0; WORDS];
-        }
     }
 
     /// Returns the next class that needs a ramp, each once until a message uses it again.

@@ -95,13 +95,6 @@ impl Plan {
         if bound > 0.0 { (self.latency.get() / bound - 1.0).clamp(0.0, f64::MAX) } else { 0.0 }
     }
 
-    /// Returns the sizes in reverse order. For the reversed pipeline they have the same latency
-    /// (Theorem 2).
-    #[must_use]
-    pub fn reversed_fragments(&self) -> Vec<f64> {
-        self.fragments.iter().rev().copied().collect()
-    }
-
     /// Returns the sizes as whole bytes that sum to the message rounded to a byte.
     ///
     /// Every border moves to the nearest byte. A fragment that would become empty is joined with

@@ -83,7 +83,7 @@ impl Stage {
     /// Returns the time spent on the first fragment, whatever its size. Equal to
     /// [`Stage::overhead`] unless set.
     #[must_use]
-    pub const fn first_overhead(&self) -> Micros {
+    pub(crate) const fn first_overhead(&self) -> Micros {
         Micros::of(self.first)
     }
 

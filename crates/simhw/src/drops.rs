@@ -135,7 +135,7 @@ impl Drops {
     }
 
     /// Counts `count` drops.
-    pub const fn add_many(&mut self, cause: DropCause, count: u64) {
+    pub(crate) const fn add_many(&mut self, cause: DropCause, count: u64) {
         self.0[cause as usize] += count;
     }
 

@@ -196,7 +196,7 @@ impl Header {
     ///
     /// # Errors
     /// [`FrameError`] if the bytes are not a valid header.
-    pub fn parse_alone(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+    pub(crate) fn parse_alone(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let raw: Raw = zerocopy::transmute!(*bytes);
         if raw.magic != MAGIC {
             return Err(FrameError::Magic);

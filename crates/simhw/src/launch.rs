@@ -30,7 +30,7 @@ use environment::Started;
 /// The port of a host's first rank. It is below the ports that systems assign by themselves (from 32768 on).
 pub const DEFAULT_PORT: u16 = 24_700;
 /// Most ranks: node numbers have 16 bits.
-pub const MAX_RANKS: usize = u16::MAX as usize;
+pub(crate) const MAX_RANKS: usize = u16::MAX as usize;
 
 /// Flags that name files, as error messages print them.
 const PEERS: &str = "--peers";
@@ -370,7 +370,7 @@ impl Launch {
 }
 
 /// The `host:port` of every peer, and the keys of all of them or of none.
-pub type KeyedPeers = (Vec<String>, Vec<PublicKey>);
+pub(crate) type KeyedPeers = (Vec<String>, Vec<PublicKey>);
 
 /// Reads the entries of a list of peers.
 fn read_list(path: &Path) -> Result<KeyedPeers, LaunchError> {

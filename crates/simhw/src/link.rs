@@ -5,11 +5,11 @@ use std::time::Duration;
 use crate::time::LineRate;
 
 /// Payload bytes of an ATM cell.
-pub const CELL_PAYLOAD: u32 = 48;
+pub(crate) const CELL_PAYLOAD: u32 = 48;
 /// Bytes of an ATM cell on the wire.
 pub const CELL_BYTES: u32 = 53;
 /// Bytes of an AAL5 trailer, at the end of a packet's last cell.
-pub const AAL5_TRAILER: u32 = 8;
+pub(crate) const AAL5_TRAILER: u32 = 8;
 
 /// The pieces into which a link cuts a frame. The loss of one piece loses the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -52,11 +52,12 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-pub use envelope::{ENVELOPE_BYTES, Envelope, EnvelopeError, EnvelopeKind};
-pub use identity::{Identity, IdentityError, NoRandom, NodeKeyError, PublicKey, SecretKey};
-pub use seals::{
-    GIVE_UP, HELD_BYTES, HELD_FRAMES, Opened, RETRY, SILENCE, SealConfigError, Seals, Verdict,
-};
+pub(crate) use envelope::ENVELOPE_BYTES;
+pub use envelope::EnvelopeKind;
+pub use envelope::{Envelope, EnvelopeError};
+pub use identity::NoRandom;
+pub use identity::{Identity, IdentityError, NodeKeyError, PublicKey, SecretKey};
+pub use seals::{Opened, RETRY, SILENCE, SealConfigError, Seals, Verdict};
 pub(crate) use seals::{check_identity, check_keys};
 
 /// Bytes that sealing adds to a frame: the envelope, and the tag of Poly1305.

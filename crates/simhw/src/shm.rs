@@ -41,10 +41,10 @@ use crate::nicd::{PortServer, ServeError, ServerConfig, Source};
 use crate::time::nanos;
 use crate::wakes::Wakes;
 
-pub use byte_ring::{Corrupt, LEAST_CAPACITY, Record, RingReceiver, RingSender};
+pub use byte_ring::{Corrupt, Record, RingReceiver, RingSender};
 pub use config::{
     DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_WITHIN, DEFAULT_MTU, DEFAULT_RATE,
-    DEFAULT_SLOTS, DEFAULT_SPIN, MAX_NAME, MAX_NODES, MAX_SLOTS, MIN_AREAS, ShmConfig, StartError,
+    DEFAULT_SLOTS, DEFAULT_SPIN, MIN_AREAS, ShmConfig, StartError,
 };
 
 use self::core::Core;

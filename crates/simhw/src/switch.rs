@@ -217,7 +217,7 @@ impl Output {
     }
 
     /// Stops the output or restarts it (a fault); returns a departure that begins now.
-    pub fn set_stuck(&mut self, now: Instant, stuck: bool) -> Option<Departure> {
+    pub(crate) fn set_stuck(&mut self, now: Instant, stuck: bool) -> Option<Departure> {
         self.stuck = stuck;
         if self.sending.is_some() { None } else { self.next(now) }
     }
@@ -233,7 +233,7 @@ impl Output {
     }
 
     /// Changes the capacity of the buffer; pieces in it stay.
-    pub fn set_buffer(&mut self, capacity: u32) {
+    pub(crate) fn set_buffer(&mut self, capacity: u32) {
         self.buffer = match self.buffer {
             Buffer::Bytes(_) => Buffer::Bytes(capacity),
             Buffer::Cells(_) => Buffer::Cells(capacity),
@@ -241,7 +241,7 @@ impl Output {
     }
 
     /// Changes the rate of the line; the piece that is being sent keeps its time.
-    pub const fn set_rate(&mut self, rate: LineRate) {
+    pub(crate) const fn set_rate(&mut self, rate: LineRate) {
         self.line.set_rate(rate);
     }
 

@@ -188,7 +188,7 @@ impl Serializer {
     }
 
     /// Changes the rate of the line; earlier units keep their times.
-    pub const fn set_rate(&mut self, rate: LineRate) {
+    pub(crate) const fn set_rate(&mut self, rate: LineRate) {
         self.free_at = self.free_at();
         self.remainder = 0;
         self.rate = rate;

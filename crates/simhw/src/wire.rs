@@ -30,7 +30,7 @@ pub enum WireError {
 }
 
 /// Most bytes of a value in a file.
-pub const LONG_LIMIT: usize = 1 << 30;
+pub(crate) const LONG_LIMIT: usize = 1 << 30;
 
 const fn config() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<LIMIT>()
@@ -43,7 +43,7 @@ const fn long() -> impl bincode::config::Config {
 /// Encodes a value for a file, not for the wire, into a new buffer.
 ///
 /// # Errors
-/// [`WireError::TooLong`] above [`LONG_LIMIT`].
+/// [`WireError::TooLong`] above 1 GiB.
 pub fn encode_long<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
     bincode::serde::encode_to_vec(value, long())
         .map_err(|_| WireError::TooLong { room: LONG_LIMIT })

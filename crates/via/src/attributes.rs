@@ -8,8 +8,6 @@ use serde::{Deserialize, Serialize};
 
 /// Most bytes of a discriminator.
 pub const MAX_DISCRIMINATOR: usize = 16;
-/// Least value of the largest transfer of a Virtual Interface: every provider handles as much.
-pub const MIN_TRANSFER: u32 = 32 * 1024;
 
 /// The reliability level of a connected Virtual Interface.
 #[derive(

@@ -40,9 +40,11 @@ use queues::Queues;
 pub use crate::command::MAX_SEGMENTS;
 pub use connect::{ConnectFailed, Request, Ticket};
 pub use error::NicError;
-pub use image::{HeldMemory, NicContext, NicRestoreError, NicSaveError};
+pub use image::HeldMemory;
+pub use image::{NicContext, NicRestoreError, NicSaveError};
 pub use query::NicAttributes;
-pub use queues::{CqId, PostFailed, WorkQueue};
+pub use queues::PostFailed;
+pub use queues::{CqId, WorkQueue};
 
 /// Tables of segments and connection requests that may be under way at once.
 const SCRATCH_SLOTS: u16 = 64;
@@ -303,7 +305,10 @@ impl Nic {
 
     /// Processes what the hardware has completed. If there was nothing, the task is woken once there is
     /// something.
-    pub fn poll_progress(&mut self, context: &mut Context<'_>) -> Poll<Result<(), NicError>> {
+    pub(crate) fn poll_progress(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), NicError>> {
         if self.poll_all() {
             return Poll::Ready(Ok(()));
         }

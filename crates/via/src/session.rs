@@ -33,12 +33,12 @@ use atomic_waker::AtomicWaker;
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
 
+use self::core::Core;
 pub use self::core::Ended;
-use self::core::{Core, MOST_CONTROL};
 use below::Pipes;
 pub use dial::{Attempt, Attempts};
 pub use driver::{Driver, Handler, Refusal};
-use frame::Reason;
+use frame::{MOST_CONTROL, Reason};
 pub use gossip::Gossip;
 use line::Line;
 use mover::Mover;

@@ -219,7 +219,10 @@ impl Channel {
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
-    pub fn poll_reserve(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ChannelError>> {
+    pub(crate) fn poll_reserve(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), ChannelError>> {
         self.drive(context)?;
         let ready = self.ledger.has_credit() && !self.free.is_empty();
         if ready { Poll::Ready(Ok(())) } else { Poll::Pending }

@@ -9,7 +9,8 @@
 
 #[cfg(feature = "sparse")]
 pub mod matrix;
-pub mod problem;
+#[cfg(test)]
+mod problem;
 pub mod termination;
 
 use std::ops::Range;

@@ -3,9 +3,9 @@
 //!
 //! | write | order that readers see | how it travels |
 //! |---|---|---|
-//! | [`Memory::co_write`] | total order of all nodes' coherent writes | by a sequencer and a majority |
-//! | [`Memory::pram_write`] | FIFO order of each writer's PRAM writes | reliably, in order |
-//! | [`Memory::slow_write`] | latest value: each writer's order at one location | when the gate is open |
+//! | `co_write` | total order of all nodes' coherent writes | by a sequencer and a majority |
+//! | `pram_write` | FIFO order of each writer's PRAM writes | reliably, in order |
+//! | `slow_write` | latest value: each writer's order at one location | when the gate is open |
 //!
 //! PRAM memory is by Lipton and Sandberg (1988), slow memory by Hutto and Ahamad (1990). Of slow
 //! writes to one location, any but the last may be skipped; the last one arrives.
@@ -15,6 +15,7 @@
 //! does not replace a value that was written later (by Lamport's clock). If only slow writes are
 //! made, and then stop, all copies therefore become equal.
 
+#[cfg(any(test, feature = "unstable"))]
 pub mod check;
 mod coherent;
 pub mod extension;
@@ -28,8 +29,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::time::Instant;
 use serde::{Deserialize, Serialize};
 
-use coherent::Coherent;
-pub use coherent::{Coherence, Entry};
+use coherent::{Coherence, Coherent, Entry};
 pub use log::MOST_LOCATIONS;
 pub use shared::{AccessError, OpenMemoryError, Shared};
 
@@ -64,7 +64,7 @@ pub struct Origin {
 
 /// A message from one node's memory to another's.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub enum Update<V> {
+pub(crate) enum Update<V> {
     /// A slow write; may be lost.
     Slow {
         /// The location.
@@ -97,7 +97,7 @@ impl<V> Update<V> {
     /// Returns true if the update must arrive once and in order, as nicvm's control messages do.
     /// Others may be lost, and are sent when the gate is open.
     #[must_use]
-    pub const fn is_reliable(&self) -> bool {
+    pub(crate) const fn is_reliable(&self) -> bool {
         matches!(self, Self::Pram { .. } | Self::Coherent(_))
     }
 }
@@ -111,7 +111,7 @@ struct Cell<V> {
 
 /// One node's copy of the memory. A state machine: the caller polls it for updates to send.
 #[derive(Debug)]
-pub struct Memory<V> {
+pub(crate) struct Memory<V> {
     me: NodeId,
     cells: BTreeMap<Location, Cell<V>>,
     /// The newest slow version seen of each writer and location; older ones are discarded.
@@ -132,7 +132,7 @@ impl<V: Clone> Memory<V> {
     /// # Panics
     /// If `me` is not among the nodes.
     #[must_use]
-    pub fn new(me: NodeId, nodes: &[NodeId], delay: Duration) -> Self {
+    pub(crate) fn new(me: NodeId, nodes: &[NodeId], delay: Duration) -> Self {
         assert!(nodes.contains(&me), "the node itself is one of the nodes that share the memory");
         let others = nodes.iter().filter(|node| **node != me);
         Self {
@@ -150,7 +150,7 @@ impl<V: Clone> Memory<V> {
 
     /// Writes the latest value: readers see this writer's values of this location in order. Any but
     /// the last may be skipped. Never waits.
-    pub fn slow_write(&mut self, now: Instant, location: Location, value: V) {
+    pub(crate) fn slow_write(&mut self, now: Instant, location: Location, value: V) {
         let clock = self.tick();
         let mut version = self.versions.get(&(self.me, location)).map_or(1, |last| last + 1);
         for slots in self.slow.values_mut() {
@@ -163,7 +163,7 @@ impl<V: Clone> Memory<V> {
 
     /// Writes in FIFO order: all nodes see this writer's PRAM writes in the order of the calls.
     /// Never waits.
-    pub fn pram_write(&mut self, location: Location, value: V) {
+    pub(crate) fn pram_write(&mut self, location: Location, value: V) {
         let clock = self.tick();
         self.pram_written += 1;
         for node in self.slow.keys() {
@@ -175,65 +175,65 @@ impl<V: Clone> Memory<V> {
     }
 
     /// Writes in total order: all nodes see all coherent writes in one order. Returns a ticket for
-    /// [`Memory::is_done`].
+    /// `is_done`.
     ///
     /// A writer that waits for each write before its next read has sequential consistency.
-    pub fn co_write(&mut self, location: Location, value: V) -> u64 {
+    pub(crate) fn co_write(&mut self, location: Location, value: V) -> u64 {
         let ticket = self.coherent.write(location, value);
         self.apply_committed();
         ticket
     }
 
     /// Returns true if `location` takes coherent writes: [`MOST_LOCATIONS`] locations do, those that
-    /// are written first. Ask before [`Memory::co_write`]: the log that a new sequencer needs is
+    /// are written first. Ask before `co_write`: the log that a new sequencer needs is
     /// bounded by it.
     #[must_use]
-    pub fn takes_coherent(&self, location: Location) -> bool {
+    pub(crate) fn takes_coherent(&self, location: Location) -> bool {
         self.coherent.takes(location)
     }
 
     /// Returns true if the coherent write of `ticket` is committed and visible here.
     #[must_use]
-    pub fn is_done(&self, ticket: u64) -> bool {
+    pub(crate) fn is_done(&self, ticket: u64) -> bool {
         self.coherent.is_done(ticket)
     }
 
     /// Returns true if a coherent write of this node waits for the sequencer, which is another
-    /// node. While it does, call [`Memory::call_sequencer`] now and then.
+    /// node. While it does, call `call_sequencer` now and then.
     #[must_use]
-    pub fn waits_for_place(&self) -> bool {
+    pub(crate) fn waits_for_place(&self) -> bool {
         self.coherent.waits()
     }
 
     /// Sends the sequencer a reliable message without effect. If the sequencer has died, the failed
     /// delivery reveals it, even if it had acknowledged every earlier message.
-    pub fn call_sequencer(&mut self) {
+    pub(crate) fn call_sequencer(&mut self) {
         self.coherent.call();
         self.apply_committed();
     }
 
     /// Returns the value at `location` in this node's copy; `None` before the first visible write.
-    #[must_use]
-    pub fn read(&self, location: Location) -> Option<&V> {
+    #[cfg(test)]
+    pub(crate) fn read(&self, location: Location) -> Option<&V> {
         self.cells.get(&location).map(|cell| &cell.value)
     }
 
     /// Returns the value at `location`, and the write that made it.
     #[must_use]
-    pub fn read_origin(&self, location: Location) -> Option<(&V, Origin)> {
+    pub(crate) fn read_origin(&self, location: Location) -> Option<(&V, Origin)> {
         self.cells.get(&location).map(|cell| (&cell.value, cell.origin))
     }
 
     /// Returns the next reliable update or acknowledgement to send. Send all of them.
     #[must_use]
-    pub fn poll_send(&mut self) -> Option<(NodeId, Update<V>)> {
+    pub(crate) fn poll_send(&mut self) -> Option<(NodeId, Update<V>)> {
         self.outbox.pop_front()
     }
 
     /// Returns the slow write to `destination` that has waited longest, if one is due. This is a
     /// conditional send: call it only while the gate is open.
     #[must_use]
-    pub fn poll_slow(&mut self, now: Instant, destination: NodeId) -> Option<Update<V>> {
+    pub(crate) fn poll_slow(&mut self, now: Instant, destination: NodeId) -> Option<Update<V>> {
         let copy = self.slow.get_mut(&destination)?.poll_send(now)?;
         let (clock, value) = copy.value.clone();
         let (location, version, number) = (*copy.key, copy.version, copy.number);
@@ -241,10 +241,10 @@ impl<V: Clone> Memory<V> {
     }
 
     /// Returns the slow write that has waited longest, if it is due at half of all other nodes or
-    /// more, as one copy for all of them. Like [`Memory::poll_slow`], which has the remaining
+    /// more, as one copy for all of them. Like `poll_slow`, which has the remaining
     /// writes, this is a conditional send.
     #[must_use]
-    pub fn poll_slow_to_all(&mut self, now: Instant) -> Option<Update<V>> {
+    pub(crate) fn poll_slow_to_all(&mut self, now: Instant) -> Option<Update<V>> {
         let mut first = self.slow.values_mut().filter_map(|slots| slots.poll_key(now).copied());
         let location = first.next()?;
         let due = self.slow.values().filter(|slots| slots.is_due(now, &location)).count();
@@ -265,13 +265,13 @@ impl<V: Clone> Memory<V> {
 
     /// Returns when the next slow write to `destination` is due.
     #[must_use]
-    pub fn poll_timeout(&self, destination: NodeId) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self, destination: NodeId) -> Option<Instant> {
         self.slow.get(&destination)?.poll_timeout()
     }
 
     /// Processes an update that arrived. Ignores it if `from` does not share the memory or is this
     /// node itself.
-    pub fn handle_update(&mut self, now: Instant, from: NodeId, update: Update<V>) {
+    pub(crate) fn handle_update(&mut self, now: Instant, from: NodeId, update: Update<V>) {
         if from == self.me || !self.coherent.has_member(from) {
             return;
         }
@@ -302,7 +302,7 @@ impl<V: Clone> Memory<V> {
 
     /// Handles the loss of a node: no write waits for it any more. If it was the sequencer of
     /// coherent writes, another node takes over, as long as a majority of all nodes lives.
-    pub fn on_peer_lost(&mut self, node: NodeId) {
+    pub(crate) fn on_peer_lost(&mut self, node: NodeId) {
         self.slow.remove(&node);
         self.outbox.retain(|(to, _)| *to != node);
         self.coherent.on_lost(node);
@@ -312,7 +312,7 @@ impl<V: Clone> Memory<V> {
     /// Returns the number of slow writes, per node and location, whose last value is not
     /// acknowledged.
     #[must_use]
-    pub fn unacknowledged(&self) -> usize {
+    pub(crate) fn unacknowledged(&self) -> usize {
         self.slow.values().map(Slots::unacknowledged).sum()
     }
 

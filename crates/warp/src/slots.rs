@@ -25,26 +25,26 @@ const MOST_LOSS: f64 = 0.9;
 
 /// A copy of a value, to be sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Copy<'a, K, V> {
+pub(crate) struct Copy<'a, K, V> {
     /// Key of the value.
-    pub key: &'a K,
+    pub(crate) key: &'a K,
     /// Number of the value among those of its key, from 1.
-    pub version: u64,
+    pub(crate) version: u64,
     /// Number of the copy among all copies, from 0; its [`Ack`] repeats it.
-    pub number: u64,
+    pub(crate) number: u64,
     /// The value.
-    pub value: &'a V,
+    pub(crate) value: &'a V,
 }
 
 /// The receiver's acknowledgement of one copy.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Ack<K> {
+pub(crate) struct Ack<K> {
     /// Key of the copy.
-    pub key: K,
+    pub(crate) key: K,
     /// The newest version of the key that the receiver has.
-    pub version: u64,
+    pub(crate) version: u64,
     /// Number of the copy.
-    pub number: u64,
+    pub(crate) number: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ struct Slot<V> {
 /// Call [`Slots::poll_send`] after [`Slots::write`] and [`Slots::handle_ack`], and at
 /// [`Slots::poll_timeout`], as often as the gate allows.
 #[derive(Clone, Debug)]
-pub struct Slots<K, V> {
+pub(crate) struct Slots<K, V> {
     slots: BTreeMap<K, Slot<V>>,
     /// Unacknowledged keys by due time. An entry is stale if its slot is due at another time.
     queue: BTreeMap<(Instant, u64), K>,
@@ -77,7 +77,7 @@ pub struct Slots<K, V> {
 impl<K: Ord + Clone, V> Slots<K, V> {
     /// Creates an empty set of slots, for a destination with a feedback delay of `delay`.
     #[must_use]
-    pub fn new(delay: Duration) -> Self {
+    pub(crate) fn new(delay: Duration) -> Self {
         Self {
             slots: BTreeMap::new(),
             queue: BTreeMap::new(),
@@ -91,7 +91,7 @@ impl<K: Ord + Clone, V> Slots<K, V> {
     }
 
     /// Writes `value`, which replaces the key's last value, sent or not. Returns its version.
-    pub fn write(&mut self, now: Instant, key: K, value: V) -> u64 {
+    pub(crate) fn write(&mut self, now: Instant, key: K, value: V) -> u64 {
         let version = match self.slots.get_mut(&key) {
             Some(slot) => {
                 let waits = slot.acknowledged < slot.version && slot.due <= now;
@@ -117,13 +117,13 @@ impl<K: Ord + Clone, V> Slots<K, V> {
 
     /// Returns a copy of the value that has waited longest, if one is due; the caller is to send it
     /// now. Call this only while the gate is open.
-    pub fn poll_send(&mut self, now: Instant) -> Option<Copy<'_, K, V>> {
+    pub(crate) fn poll_send(&mut self, now: Instant) -> Option<Copy<'_, K, V>> {
         let key = self.poll_key(now)?.clone();
         self.send(now, &key)
     }
 
     /// Returns the key of the value that [`Slots::poll_send`] would return.
-    pub fn poll_key(&mut self, now: Instant) -> Option<&K> {
+    pub(crate) fn poll_key(&mut self, now: Instant) -> Option<&K> {
         self.expire(now);
         loop {
             let entry = self.queue.first_entry()?;
@@ -143,14 +143,14 @@ impl<K: Ord + Clone, V> Slots<K, V> {
 
     /// Returns true if the last value of `key` is due.
     #[must_use]
-    pub fn is_due(&self, now: Instant, key: &K) -> bool {
+    pub(crate) fn is_due(&self, now: Instant, key: &K) -> bool {
         let slot = self.slots.get(key);
         slot.is_some_and(|slot| slot.acknowledged < slot.version && slot.due <= now)
     }
 
     /// Returns a copy of the last value of `key` to send, due or not. Returns `None` if the key was
     /// never written.
-    pub fn send(&mut self, now: Instant, key: &K) -> Option<Copy<'_, K, V>> {
+    pub(crate) fn send(&mut self, now: Instant, key: &K) -> Option<Copy<'_, K, V>> {
         let due = now.plus_nanos(self.resend_ns());
         let slot = self.slots.get_mut(key)?;
         slot.due = due;
@@ -166,18 +166,18 @@ impl<K: Ord + Clone, V> Slots<K, V> {
 
     /// Returns the number of the next copy.
     #[must_use]
-    pub const fn next_number(&self) -> u64 {
+    pub(crate) const fn next_number(&self) -> u64 {
         self.next_number
     }
 
     /// Raises the number of the next copy to `number`, if that is higher. One copy can then go to
     /// several destinations that each have their own slots.
-    pub fn number_from(&mut self, number: u64) {
+    pub(crate) fn number_from(&mut self, number: u64) {
         self.next_number = self.next_number.max(number);
     }
 
     /// Records that the receiver has a value.
-    pub fn handle_ack(&mut self, now: Instant, ack: &Ack<K>) {
+    pub(crate) fn handle_ack(&mut self, now: Instant, ack: &Ack<K>) {
         if let Some(slot) = self.slots.get_mut(&ack.key) {
             slot.acknowledged = slot.acknowledged.max(ack.version.min(slot.version));
         }
@@ -192,25 +192,25 @@ impl<K: Ord + Clone, V> Slots<K, V> {
     /// Returns when to call [`Slots::poll_send`] next, unless a write or an acknowledgement comes
     /// first.
     #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Returns the last value of `key` and its version.
-    #[must_use]
-    pub fn get(&self, key: &K) -> Option<(&V, u64)> {
+    #[cfg(test)]
+    pub(crate) fn get(&self, key: &K) -> Option<(&V, u64)> {
         self.slots.get(key).map(|slot| (&slot.value, slot.version))
     }
 
     /// Returns the number of keys whose last value is not acknowledged.
     #[must_use]
-    pub fn unacknowledged(&self) -> usize {
+    pub(crate) fn unacknowledged(&self) -> usize {
         self.slots.values().filter(|slot| slot.acknowledged < slot.version).count()
     }
 
     /// Returns the number of copies sent.
-    #[must_use]
-    pub const fn sent(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) const fn sent(&self) -> u64 {
         self.sent
     }
 
@@ -235,36 +235,6 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         let copies = if one_way > 1e-3 { MISSING_LN / one_way.ln() } else { 1.0 };
         let wait = (WITHIN / copies).min(ACK_TIMEOUT);
         (wait * self.delay_ns).max(1.0) as u64
-    }
-}
-
-/// The receiver's side: the latest values of one sender.
-#[derive(Clone, Debug)]
-pub struct Latest<K, V> {
-    values: BTreeMap<K, (u64, V)>,
-}
-
-impl<K: Ord, V> Default for Latest<K, V> {
-    fn default() -> Self {
-        Self { values: BTreeMap::new() }
-    }
-}
-
-impl<K: Ord + Clone, V> Latest<K, V> {
-    /// Processes a copy that arrived. A newer value replaces the present one; an older one is
-    /// discarded. Returns the acknowledgement to send in either case.
-    pub fn handle_copy(&mut self, key: K, version: u64, number: u64, value: V) -> Ack<K> {
-        let known = self.values.get(&key).map_or(0, |(version, _)| *version);
-        if version > known {
-            self.values.insert(key.clone(), (version, value));
-        }
-        Ack { key, version: version.max(known), number }
-    }
-
-    /// Returns the newest value of `key` and its version.
-    #[must_use]
-    pub fn get(&self, key: &K) -> Option<(&V, u64)> {
-        self.values.get(key).map(|(version, value)| (value, *version))
     }
 }
 

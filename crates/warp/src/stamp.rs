@@ -40,22 +40,16 @@ impl Stamp {
 
 /// The message encoding protocol, for one destination.
 #[derive(Clone, Debug, Default)]
-pub struct Encoder {
+pub(crate) struct Encoder {
     next: u64,
 }
 
 impl Encoder {
     /// Makes the next stamp, for a message that is sent at `now`.
-    pub const fn stamp(&mut self, now: Instant) -> Stamp {
+    pub(crate) const fn stamp(&mut self, now: Instant) -> Stamp {
         let sequence = self.next;
         self.next += 1;
         Stamp { sequence, sent: now }
-    }
-
-    /// Returns the number of stamps made so far.
-    #[must_use]
-    pub const fn stamped(&self) -> u64 {
-        self.next
     }
 }
 

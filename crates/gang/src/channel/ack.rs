@@ -63,30 +63,30 @@ const fn round_before(a: u16, b: u16) -> bool {
 
 /// An answer of a receiver to a sender.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// The sender's round that it answers.
-    pub round: u16,
+    pub(crate) round: u16,
     /// All messages before this one are accepted; `None` if the receiver's context is not running.
-    pub expected: Option<u32>,
+    pub(crate) expected: Option<u32>,
     /// All transmissions of the round before this sequence number are answered.
-    pub seen: u32,
+    pub(crate) seen: u32,
     /// True if the rest of the round is refused.
-    pub refused: bool,
+    pub(crate) refused: bool,
 }
 
 /// An answer carried by a message to the sender: all received messages of a round are accepted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Taken {
+pub(crate) struct Taken {
     /// The sender's round.
-    pub round: u16,
+    pub(crate) round: u16,
     /// All messages before this one are accepted.
-    pub expected: u32,
+    pub(crate) expected: u32,
 }
 
 impl Taken {
     /// Returns the equivalent [`Answer`].
     #[must_use]
-    pub const fn answer(self) -> Answer {
+    pub(crate) const fn answer(self) -> Answer {
         let Self { round, expected } = self;
         Answer { round, expected: Some(expected), seen: expected, refused: false }
     }
@@ -94,7 +94,7 @@ impl Taken {
 
 /// A frame to be sent to a peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Transmission {
+pub(crate) enum Transmission {
     /// A message.
     Message {
         /// The round in which it is sent.
@@ -115,7 +115,7 @@ pub enum Transmission {
 
 /// The sender's side of the protocol.
 #[derive(Clone, Debug, Default)]
-pub struct Outbound {
+pub(crate) struct Outbound {
     /// FIFO numbers of all messages that are not accepted yet, in order.
     waiting: VecDeque<u64>,
     /// Sequence number of the first of them.
@@ -147,7 +147,7 @@ pub struct Outbound {
 impl Outbound {
     /// Restores a sender: `acked` is the sequence number of the first message of `waiting`.
     #[must_use]
-    pub fn resumed(acked: u32, waiting: VecDeque<u64>) -> Self {
+    pub(crate) fn resumed(acked: u32, waiting: VecDeque<u64>) -> Self {
         Self { waiting, acked, cursor: acked, answered: acked, high: acked, ..Self::default() }
     }
 
@@ -163,7 +163,7 @@ impl Outbound {
     }
 
     /// Appends a message, which lies in the FIFO at number `slot`.
-    pub fn push(&mut self, slot: u64) {
+    pub(crate) fn push(&mut self, slot: u64) {
         self.waiting.push_back(slot);
     }
 
@@ -171,7 +171,7 @@ impl Outbound {
     ///
     /// At most `window` messages are unanswered. If `stopped`, only the fence that the sender needs to become steady is
     /// returned.
-    pub fn poll_transmit(
+    pub(crate) fn poll_transmit(
         &mut self,
         now: Instant,
         patience: &Patience,
@@ -202,7 +202,7 @@ impl Outbound {
 
     /// Returns the FIFO number of the message that may be sent now.
     #[must_use]
-    pub fn due(&self, now: Instant, window: u32) -> Option<u64> {
+    pub(crate) fn due(&self, now: Instant, window: u32) -> Option<u64> {
         let ahead = self.cursor.wrapping_sub(self.acked);
         let slot = *self.waiting.get(ahead as usize)?;
         let is_open = self.cursor.wrapping_sub(self.answered) < window;
@@ -211,7 +211,7 @@ impl Outbound {
 
     /// Handles an answer. Appends the FIFO numbers of newly accepted messages to `freed`. Returns `false` if no
     /// receiver would send this answer.
-    pub fn on_answer(
+    pub(crate) fn on_answer(
         &mut self,
         now: Instant,
         patience: &Patience,
@@ -267,13 +267,13 @@ impl Outbound {
     }
 
     /// Allows refused messages to be sent at once: the receiver has room.
-    pub fn on_room(&mut self) {
+    pub(crate) fn on_room(&mut self) {
         self.resend_at = Instant::ZERO;
     }
 
     /// Handles the time that [`Outbound::next_timeout`] returned: an answer counts as missed, or refused messages may
     /// be sent again.
-    pub fn on_timeout(&mut self, now: Instant) {
+    pub(crate) fn on_timeout(&mut self, now: Instant) {
         if self.deadline.is_some_and(|at| at <= now) {
             self.begin_round();
             self.fencing = true;
@@ -284,7 +284,7 @@ impl Outbound {
 
     /// Returns when to call [`Outbound::on_timeout`], unless another event comes first.
     #[must_use]
-    pub fn next_timeout(&self, stopped: bool) -> Option<Instant> {
+    pub(crate) fn next_timeout(&self, stopped: bool) -> Option<Instant> {
         let unsent = (self.cursor.wrapping_sub(self.acked) as usize) < self.waiting.len();
         let resend =
             (!stopped && unsent && self.resend_at > Instant::ZERO).then_some(self.resend_at);
@@ -296,24 +296,24 @@ impl Outbound {
 
     /// Returns whether no message in the network would be accepted any more.
     #[must_use]
-    pub fn is_steady(&self) -> bool {
+    pub(crate) fn is_steady(&self) -> bool {
         !self.fencing && self.cursor == self.answered
     }
 
     /// Returns the sequence number of the first message that is not accepted yet.
     #[must_use]
-    pub const fn acked(&self) -> u32 {
+    pub(crate) const fn acked(&self) -> u32 {
         self.acked
     }
 
     /// Returns the FIFO numbers of the messages that are not accepted yet, in order.
-    pub fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
         self.waiting.iter().copied()
     }
 
     /// Returns the consecutive refusals of the first of them.
     #[must_use]
-    pub const fn refusals(&self) -> u32 {
+    pub(crate) const fn refusals(&self) -> u32 {
         self.refusals
     }
 
@@ -359,7 +359,7 @@ impl Outbound {
 
 /// A receiver's decision about a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Reception {
+pub(crate) enum Reception {
     /// Accept: the message is the next in order, and there is room.
     Take,
     /// Answer without accepting: it is a duplicate, or refused and will be sent again.
@@ -370,7 +370,7 @@ pub enum Reception {
 
 /// The receiver's side of the protocol.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Inbound {
+pub(crate) struct Inbound {
     /// Sequence number of the next message to accept.
     expected: u32,
     /// The sender's round, once a frame of it has arrived.
@@ -388,12 +388,12 @@ pub struct Inbound {
 impl Inbound {
     /// Restores a receiver whose next message is `expected`.
     #[must_use]
-    pub fn resumed(expected: u32) -> Self {
+    pub(crate) fn resumed(expected: u32) -> Self {
         Self { expected, seen: expected, ..Self::default() }
     }
 
     /// Handles message `sequence`; `room` tells whether there is space for it.
-    pub fn on_message(&mut self, round: u16, sequence: u32, room: bool) -> Reception {
+    pub(crate) fn on_message(&mut self, round: u16, sequence: u32, room: bool) -> Reception {
         if !self.enter(round, sequence) {
             return Reception::Drop;
         }
@@ -415,14 +415,14 @@ impl Inbound {
     }
 
     /// Handles a fence; returns whether it is to be answered.
-    pub fn on_fence(&mut self, round: u16, sequence: u32) -> bool {
+    pub(crate) fn on_fence(&mut self, round: u16, sequence: u32) -> bool {
         let known = self.enter(round, sequence);
         self.unanswered += u32::from(known);
         known
     }
 
     /// Returns the answer to send, and counts it as sent; `None` if no frame has arrived.
-    pub fn answer(&mut self) -> Option<Answer> {
+    pub(crate) fn answer(&mut self) -> Option<Answer> {
         self.unanswered = 0;
         let Self { expected, seen, refused, .. } = *self;
         Some(Answer { round: self.round?, expected: Some(expected), seen, refused })
@@ -431,7 +431,7 @@ impl Inbound {
     /// Returns the answer that a message to the sender can carry, and counts it as sent.
     ///
     /// `None` if no answer is due, or messages of the round were refused.
-    pub fn take_along(&mut self) -> Option<Taken> {
+    pub(crate) fn take_along(&mut self) -> Option<Taken> {
         let Self { expected, seen, refused, unanswered, .. } = *self;
         let round = self.round.filter(|_| unanswered > 0 && !refused && seen == expected)?;
         self.unanswered = 0;
@@ -439,30 +439,24 @@ impl Inbound {
     }
 
     /// Enters the round of a sender that was refused before this side had started: the sender may start again.
-    pub fn on_greeting(&mut self, round: u16) {
+    pub(crate) fn on_greeting(&mut self, round: u16) {
         self.enter(round, self.expected);
     }
 
     /// Transmissions since the last answer.
     #[must_use]
-    pub const fn unanswered(&self) -> u32 {
+    pub(crate) const fn unanswered(&self) -> u32 {
         self.unanswered
     }
 
-    /// Returns whether the rest of the sender's round is refused.
-    #[must_use]
-    pub const fn is_refusing(&self) -> bool {
-        self.refused
-    }
-
     /// Returns whether the sender must be notified of room, and clears the flag.
-    pub fn take_room_wanted(&mut self) -> bool {
+    pub(crate) fn take_room_wanted(&mut self) -> bool {
         std::mem::take(&mut self.wants_room)
     }
 
     /// Returns the sequence number of the next message to accept.
     #[must_use]
-    pub const fn expected(&self) -> u32 {
+    pub(crate) const fn expected(&self) -> u32 {
         self.expected
     }
 

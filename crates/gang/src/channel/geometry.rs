@@ -21,7 +21,7 @@ use thiserror::Error;
 use crate::names::Rank;
 
 /// Bytes of a [`Record`].
-pub const RECORD_BYTES: usize = 16;
+pub(crate) const RECORD_BYTES: usize = 16;
 /// Offset of the records.
 const RECORDS: usize = 64;
 /// Offset of the count of sent messages.

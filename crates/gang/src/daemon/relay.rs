@@ -69,7 +69,7 @@ impl<P: Clone> Relay<P> {
     }
 
     /// Takes the outcome of this daemon's own part.
-    pub fn handle_own(&mut self, number: u32, outcome: Outcome) {
+    pub(crate) fn handle_own(&mut self, number: u32, outcome: Outcome) {
         if let Some(pending) = self.pending.as_mut().filter(|pending| pending.number == number) {
             pending.outcome.add(outcome);
             pending.own = true;

@@ -90,7 +90,7 @@ pub struct Cluster {
 impl Cluster {
     /// The host of a slot.
     #[must_use]
-    pub const fn host_of(&self, slot: u16) -> u16 {
+    pub(crate) const fn host_of(&self, slot: u16) -> u16 {
         slot / if self.slots == 0 { 1 } else { self.slots }
     }
 }

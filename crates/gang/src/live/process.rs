@@ -102,7 +102,7 @@ impl Process {
     }
 
     /// Gives it its own priority back, before it goes on.
-    pub fn relax(&mut self) {
+    pub(crate) fn relax(&mut self) {
         if let Some(nice) = self.own_nice.take() {
             // It may have ended.
             let _ = setpriority_process(Some(self.pid), nice);

@@ -19,9 +19,9 @@ use crate::names::{JobId, Rank};
 /// The variable that names the daemon's NIC.
 pub const NIC: &str = "GANG_NIC";
 /// The variable with the channel: the number of the FIFOs' file, and the ticket.
-pub const CHANNEL: &str = "GANG_CHANNEL";
+pub(crate) const CHANNEL: &str = "GANG_CHANNEL";
 /// The variable with the hosts of all ranks, in order: numbers with commas, `n*host` for n in a row.
-pub const HOSTS: &str = "GANG_HOSTS";
+pub(crate) const HOSTS: &str = "GANG_HOSTS";
 
 /// Why a rank has no channel.
 #[derive(Debug, Error)]

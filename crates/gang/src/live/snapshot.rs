@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use super::parcel::{self, LONGEST, PART, Part, What};
 
 /// The variable with the number of a rank's end of the stream.
-pub const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
+pub(crate) const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
 
 const FRESH: u8 = b'F';
 const RESTORED: u8 = b'R';

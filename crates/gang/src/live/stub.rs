@@ -189,13 +189,13 @@ impl Keeper {
     }
 
     /// This file is to go with the daemon.
-    pub fn hold_file(&mut self, file: &std::path::Path) {
+    pub(crate) fn hold_file(&mut self, file: &std::path::Path) {
         self.files.insert(file.to_owned());
         self.say(&format!("f{}\n", file.display()));
     }
 
     /// Control groups below this folder end with the daemon.
-    pub fn hold_cells(&mut self, folder: &Path) {
+    pub(crate) fn hold_cells(&mut self, folder: &Path) {
         self.cells.insert(folder.to_owned());
         self.say(&format!("c{}\n", folder.display()));
     }

@@ -6,7 +6,7 @@ use midplane_simhw::region::RegionRef;
 use super::{COLLECTIVES, Operation};
 
 /// Opcode: completes when all members have posted it.
-pub const BARRIER: u8 = 1;
+pub(crate) const BARRIER: u8 = 1;
 /// Opcode: copies the region of the root (argument 0, a rank) to all members' regions of the same length.
 pub const BROADCAST: u8 = 2;
 /// Opcode: combines the words of all members' regions in the root's region (argument 0: its rank) by an [`Operation`]
@@ -14,11 +14,11 @@ pub const BROADCAST: u8 = 2;
 /// result; the completion's length is that of a member that differs.
 ///
 /// [`Status::Truncated`]: midplane_simhw::port::Status::Truncated
-pub const REDUCE: u8 = 3;
+pub(crate) const REDUCE: u8 = 3;
 /// Opcode: as [`REDUCE`], but the result goes into all members' regions.
-pub const ALL_REDUCE: u8 = 4;
+pub(crate) const ALL_REDUCE: u8 = 4;
 /// Opcode: collects all members' parts, of argument 0 bytes each; a member's own part lies at its place in its region.
-pub const ALL_GATHER: u8 = 5;
+pub(crate) const ALL_GATHER: u8 = 5;
 
 /// Opcode: reserves the group for the command's port: other ports' commands are refused until it closes. Arguments 0
 /// and 1 are the rank and the group size that the host expects.

@@ -90,7 +90,7 @@ impl LeadEstimator for TrimmedLead {
 
 /// A constant lead.
 #[derive(Debug, Default)]
-pub struct FixedLead {
+pub(crate) struct FixedLead {
     lead: Duration,
     handovers: SteeredLead,
 }
@@ -116,7 +116,7 @@ impl LeadEstimator for FixedLead {
 /// too long a lead: most hand-overs would come a little too early, and the few late ones could not drain the queue. A
 /// low quantile keeps the queue bounded.
 #[derive(Debug, Default)]
-pub struct SteeredLead {
+pub(crate) struct SteeredLead {
     /// The last hand-overs, in ns; the oldest is replaced next.
     last: Vec<u64>,
     next: usize,

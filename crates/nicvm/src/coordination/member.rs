@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 /// A party of a link: a sender by its place in the link's list, or the witness.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
-pub struct Party(pub(crate) u8);
+pub(crate) struct Party(pub(crate) u8);
 
 /// Most senders of one link: a control message has room for one bit each.
 pub const MAX_SENDERS: usize = 127;
 
 impl Party {
     /// The link's destination. It takes part only when a party is lost.
-    pub const WITNESS: Self = Self(MAX_SENDERS as u8);
+    pub(crate) const WITNESS: Self = Self(MAX_SENDERS as u8);
 }
 
 /// A set of parties.

@@ -9,7 +9,7 @@ use super::{Context, INSTALLER};
 /// Opcode: installs the module in `region` under the number of argument 0, with the [`Policy`] of argument 1. Completes
 /// when it runs on all members (argument 0: its epoch, argument 1: the number of members), or with [`Status::Refused`]
 /// if a member has refused (argument 0: the member, argument 1: a [`Refusal`]).
-pub const INSTALL: u8 = 1;
+pub(crate) const INSTALL: u8 = 1;
 /// Opcode: returns to the previous version of the number of argument 0, on all members.
 pub const ROLL_BACK: u8 = 2;
 /// Opcode: takes down the extension of the number of argument 0, on all members.

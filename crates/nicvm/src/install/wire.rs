@@ -35,7 +35,7 @@ impl fmt::Debug for Hash {
 
 /// Names a change: its coordinator, and its number there.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct ChangeId {
+pub(crate) struct ChangeId {
     /// The coordinating node.
     pub coordinator: NodeId,
     /// Its number at the coordinator.

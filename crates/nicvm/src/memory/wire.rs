@@ -6,7 +6,7 @@ use super::Capability;
 use crate::control::MAX_MESSAGE;
 
 /// Most bytes that an access carries in its message; larger ones travel in frames.
-pub const INLINE: usize = 64;
+pub(crate) const INLINE: usize = 64;
 
 /// The kind of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -12,7 +12,7 @@ use crate::extension::{Epoch, Extension};
 use crate::heap::Heap;
 
 /// Control messages that may wait for a version that does not run yet, counted over all extensions.
-pub const PARKED: usize = 8_192;
+pub(crate) const PARKED: usize = 8_192;
 
 /// Counts the handler calls of one extension, by kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

@@ -4,7 +4,7 @@
 use super::line::{FitError, Line, fit};
 use crate::fixed::Signature;
 use crate::limits::MAX_FRAGMENTS;
-use crate::stage::{Pipeline, Stage};
+use crate::stage::Stage;
 use crate::unit::Micros;
 
 /// Number of timings of whole messages, and of streams in every range of sizes with its own
@@ -70,17 +70,6 @@ impl BlackBox {
     #[must_use]
     pub fn latency(&self, bytes: f64, count: usize) -> Micros {
         self.signature.latency(bytes, count.max(1) as f64)
-    }
-
-    /// Returns the path as two stages, for fragments of `bytes`: first all that is not the
-    /// bottleneck, then the bottleneck. Equal fragments of that size have the same predicted
-    /// latency on both.
-    #[must_use]
-    pub fn two_stages(&self, bytes: f64) -> Pipeline {
-        let slowest = self.bottlenecks.iter().max_by(|a, b| a.at(bytes).total_cmp(&b.at(bytes)));
-        let (g, c) = slowest.map_or((0.0, 0.0), |line| (line.overhead_us, line.us_per_byte));
-        let others = Stage::clamped(self.sum.overhead_us - g, self.sum.us_per_byte - c);
-        Pipeline::of(vec![others, Stage::clamped(g, c)])
     }
 
     /// Returns the fragment sizes at which the bottleneck moves, in bytes, descending.

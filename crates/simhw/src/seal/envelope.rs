@@ -11,7 +11,7 @@ use crate::id::NodeId;
 pub(super) const MAGIC: u8 = 0x53;
 const VERSION: u8 = 1;
 /// Bytes of an envelope.
-pub const ENVELOPE_BYTES: usize = 24;
+pub(crate) const ENVELOPE_BYTES: usize = 24;
 
 /// The kind of the body.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

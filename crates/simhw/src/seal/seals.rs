@@ -18,14 +18,14 @@ use crate::time::Instant;
 /// protocols above tolerate.
 pub const RETRY: u64 = 100_000_000;
 /// Nanoseconds after which a node gives a handshake up and drops the frames that wait for it.
-pub const GIVE_UP: u64 = 3_000_000_000;
+pub(crate) const GIVE_UP: u64 = 3_000_000_000;
 /// Nanoseconds without an opened frame, after which a frame that fails to open makes the node begin a
 /// handshake: one of the two nodes has lost the session.
 pub const SILENCE: u64 = 500_000_000;
 /// Most frames to one node that may wait for keys.
-pub const HELD_FRAMES: usize = 1_024;
+pub(crate) const HELD_FRAMES: usize = 1_024;
 /// Most bytes of frames to one node that may wait for keys.
-pub const HELD_BYTES: usize = 1 << 20;
+pub(crate) const HELD_BYTES: usize = 1 << 20;
 
 /// The reason why keys cannot be used.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
@@ -178,7 +178,7 @@ impl Seals {
     }
 
     /// Holds a frame for node `to` until there are session keys, and begins a handshake for them. Returns
-    /// `false` if [`HELD_FRAMES`] or [`HELD_BYTES`] is reached.
+    /// `false` if 1,024 frames or 1 MiB are held.
     ///
     /// # Panics
     /// If there is no node `to`.
@@ -228,7 +228,7 @@ impl Seals {
         opened
     }
 
-    /// Sends unanswered handshakes again, and gives up those that have been unanswered for [`GIVE_UP`].
+    /// Sends unanswered handshakes again, and gives up those that have been unanswered for 3 s.
     pub fn handle_timeout(&mut self, now: Instant) {
         let Self { peers, asking, handshakes, given_up, .. } = self;
         asking.retain(|&to| {
@@ -274,13 +274,13 @@ impl Seals {
     }
 
     /// Returns the number of frames dropped for lack of keys since the last call.
-    pub const fn take_given_up(&mut self) -> u64 {
+    pub(crate) const fn take_given_up(&mut self) -> u64 {
         std::mem::replace(&mut self.given_up, 0)
     }
 
     /// Returns whether a handshake is under way; frames may wait for its keys.
     #[must_use]
-    pub fn is_asking(&self) -> bool {
+    pub(crate) fn is_asking(&self) -> bool {
         !self.asking.is_empty()
     }
 

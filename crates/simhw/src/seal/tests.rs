@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use super::seals::{GIVE_UP, HELD_BYTES};
 use super::*;
 use crate::drops::DropCause;
 use crate::id::NodeId;

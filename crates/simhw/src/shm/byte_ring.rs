@@ -27,7 +27,7 @@ const LINES: usize = 3 * LINE;
 /// Flag in a first word: the record is published.
 const PUBLISHED: u64 = 1 << 63;
 /// Least bytes of a ring.
-pub const LEAST_CAPACITY: usize = 4_096;
+pub(crate) const LEAST_CAPACITY: usize = 4_096;
 
 /// Returns the bytes of memory that a ring of `capacity` takes.
 pub(crate) const fn ring_bytes(capacity: usize) -> usize {

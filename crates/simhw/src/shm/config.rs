@@ -31,11 +31,11 @@ pub const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 /// Default time to connect: a minute, enough for processes that a person starts by hand one after the other.
 pub const DEFAULT_JOIN_WITHIN: Duration = Duration::from_secs(60);
 /// Most nodes of one fabric.
-pub const MAX_NODES: u16 = 1_024;
+pub(crate) const MAX_NODES: u16 = 1_024;
 /// Most slots, and most areas, of a direction.
-pub const MAX_SLOTS: usize = 65_536;
+pub(crate) const MAX_SLOTS: usize = 65_536;
 /// Most bytes of a fabric's name.
-pub const MAX_NAME: usize = 64;
+pub(crate) const MAX_NAME: usize = 64;
 
 /// The configuration of a NIC over shared memory, and of the fabric that it belongs to.
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ impl ShmConfig {
         self
     }
 
-    /// Sets how many frames may be in flight to one peer, from 4 to [`MAX_SLOTS`], rounded up to a power of
+    /// Sets how many frames may be in flight to one peer, from 4 to 65,536, rounded up to a power of
     /// two; the same on all nodes. Memory: 128 bytes each. Default: [`DEFAULT_SLOTS`].
     #[must_use]
     pub const fn slots(mut self, frames: usize) -> Self {
@@ -108,7 +108,7 @@ impl ShmConfig {
         self
     }
 
-    /// Sets how many frames of more than 64 bytes may be in flight to one peer, from 4 to [`MAX_SLOTS`],
+    /// Sets how many frames of more than 64 bytes may be in flight to one peer, from 4 to 65,536,
     /// rounded up to a power of two; the same on all nodes. Memory: the MTU each, once it is used. Default: as
     /// many as fit [`DEFAULT_AREA_BYTES`] and the peer's share of [`DEFAULT_AREA_BYTES_OF_ALL`], but at least
     /// [`MIN_AREAS`].

@@ -25,7 +25,7 @@ const WORDS: usize = 4;
 /// Connections that one process may have to a listener.
 const PER_PROCESS: usize = 256;
 /// Most bytes of a ring.
-pub const MOST_CAPACITY: usize = 16 << 20;
+pub(crate) const MOST_CAPACITY: usize = 16 << 20;
 
 /// Both directions between two processes. Dropping it ends the pair for both.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ fn rings(segment: &Arc<Segment>, capacity: usize) -> [(RingSender, RingReceiver)
 /// The error of the operating system: `ConnectionRefused` if no process listens at the name.
 ///
 /// # Panics
-/// If `capacity` is not a power of two from [`LEAST_CAPACITY`] to [`MOST_CAPACITY`].
+/// If `capacity` is not a power of two from 4 KiB to 16 MiB.
 pub fn connect(name: &[u8], capacity: usize, word: u64) -> io::Result<RingPair> {
     assert!(is_capacity(capacity), "a power of two within bounds");
     let socket = Socket::connect(&SocketAddrUnix::new_abstract_name(name)?)?;

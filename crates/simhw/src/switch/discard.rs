@@ -76,7 +76,7 @@ impl DiscardPolicy {
 
 /// Drops a piece that does not fit.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct TailDrop;
+pub(crate) struct TailDrop;
 
 impl Discard for TailDrop {
     fn admit(&mut self, _: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause> {
@@ -121,7 +121,7 @@ impl Frames {
 /// Drops a piece that does not fit, and the rest of its frame except the last piece, by which the receiver
 /// recognizes where the next frame begins.
 #[derive(Debug, Default)]
-pub struct PartialPacketDiscard {
+pub(crate) struct PartialPacketDiscard {
     /// Frames that have lost a piece and whose last piece has not passed.
     broken: Frames,
 }
@@ -147,7 +147,7 @@ impl Discard for PartialPacketDiscard {
 /// Refuses whole frames, at their first piece, while the buffer is fuller than a threshold. If a later piece of
 /// an admitted frame does not fit, the frame is discarded in part.
 #[derive(Debug)]
-pub struct EarlyPacketDiscard {
+pub(crate) struct EarlyPacketDiscard {
     threshold: u16,
     /// Frames that were refused and whose last piece has not come.
     refused: Frames,
@@ -157,7 +157,7 @@ pub struct EarlyPacketDiscard {
 impl EarlyPacketDiscard {
     /// Creates a rule that refuses frames from `threshold` thousandths of the capacity on.
     #[must_use]
-    pub fn new(threshold: u16) -> Self {
+    pub(crate) fn new(threshold: u16) -> Self {
         let (refused, admitted) = Default::default();
         Self { threshold, refused, admitted }
     }

@@ -22,9 +22,9 @@ use std::collections::VecDeque;
 use crate::time::Instant;
 
 /// Bytes of UDP payload that a sender starts with: RFC 8899's `BASE_PLPMTU`.
-pub const BASE_BYTES: usize = 1_200;
+pub(crate) const BASE_BYTES: usize = 1_200;
 /// Bytes of UDP payload that every path carries: IPv4's 576 minus its header and UDP's.
-pub const LEAST_BYTES: usize = 548;
+pub(crate) const LEAST_BYTES: usize = 548;
 /// Lost probes of one length after which the length counts as too long: RFC 8899's `MAX_PROBES`.
 const MAX_PROBES: u32 = 3;
 /// Lost probes of a length in use after which it counts as too long: a congested path loses a few in a row,
@@ -148,12 +148,12 @@ impl Discovery {
     }
 
     /// Returns whether the next full datagram starts a search upwards; the caller then updates the limit.
-    pub fn is_raising(&self, now: Instant) -> bool {
+    pub(crate) fn is_raising(&self, now: Instant) -> bool {
         self.phase == Phase::Complete && self.round.is_none() && self.raise_at <= now
     }
 
     /// Sets the limit: the interface now sends datagrams of up to `limit` bytes.
-    pub fn set_limit(&mut self, limit: usize) {
+    pub(crate) fn set_limit(&mut self, limit: usize) {
         self.limit = limit.max(self.confirmed);
     }
 

@@ -10,8 +10,8 @@ use midplane_pipeline::planner::Planner;
 use midplane_pipeline::stage::{Pipeline, Stage};
 use midplane_simhw::profile::{Costs, DmaCost};
 
-use super::send::CUT_INSTRUCTIONS;
-
+/// Instructions of the coprocessor for one frame.
+pub(super) const CUT_INSTRUCTIONS: u32 = 30;
 /// Least bytes of a planned frame: in a smaller one, the header is more than a third.
 const LEAST: f64 = 128.0;
 

@@ -8,13 +8,11 @@ use midplane_simhw::id::PortId;
 use midplane_simhw::region::{Payload, RegionRef};
 
 use super::endpoint::{Endpoint, Link, Response, SendWork};
-use super::fragments::Cutter;
+use super::fragments::{CUT_INSTRUCTIONS, Cutter};
 use super::frame::{Fields, FrameKind};
 use super::window::Flight;
 use crate::outcome::{DescriptorError, Operation};
 
-/// Instructions of the coprocessor for one frame.
-pub(super) const CUT_INSTRUCTIONS: u32 = 30;
 /// The lane of acknowledgements: they do not wait behind data.
 const ACKNOWLEDGEMENTS: Lane = Lane(u16::MAX);
 

@@ -48,7 +48,7 @@ pub use config::{
 };
 
 /// Most bytes of one message.
-pub const MAX_LENGTH: usize = 1 << 30;
+pub(crate) const MAX_LENGTH: usize = 1 << 30;
 
 /// Counts of what an engine has sent and received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

@@ -108,7 +108,7 @@ impl Kind {
 
     /// Returns whether such packets are matched, and so are numbered in the sender's order.
     #[must_use]
-    pub const fn is_matched(self) -> bool {
+    pub(crate) const fn is_matched(self) -> bool {
         matches!(self, Self::Eager | Self::Announce)
     }
 }
@@ -121,11 +121,11 @@ impl Marks {
     /// No marks.
     pub const NONE: Self = Self(0);
     /// The sender waits until the message has matched its receive.
-    pub const SYNCHRONOUS: Self = Self(1);
+    pub(crate) const SYNCHRONOUS: Self = Self(1);
     /// The sender promises that the receive is posted.
     pub const READY: Self = Self(2);
     /// The sender has copied the message; its send is already complete.
-    pub const BUFFERED: Self = Self(4);
+    pub(crate) const BUFFERED: Self = Self(4);
     /// The request that this answers was granted.
     pub const GRANTED: Self = Self(8);
 
@@ -218,7 +218,7 @@ impl Envelope {
     ///
     /// # Errors
     /// [`Malformed`] if they contain an unknown kind or unknown flags.
-    pub fn of_words(source: Peer, words: [u64; 5]) -> Result<Self, Malformed> {
+    pub(crate) fn of_words(source: Peer, words: [u64; 5]) -> Result<Self, Malformed> {
         let [about, flags, place, to, from] = words;
         let (kind, marks) = (flags & 0xFF, flags >> 8);
         if marks & !0xF != 0 {

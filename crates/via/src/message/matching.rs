@@ -18,7 +18,8 @@ use unexpected::Unexpected;
 
 pub use key::{Key, Pattern};
 pub use posted::PostedId;
-pub use unexpected::{Arrival, Held, HeldId};
+pub use unexpected::HeldId;
+pub use unexpected::{Arrival, Held};
 
 /// Posted receives, which the caller identifies by an `R`, and unexpected messages, each stored as an `M`.
 ///
@@ -49,13 +50,13 @@ impl<R: Copy, M> Matching<R, M> {
 
     /// Returns the receive that a message with this key would match; it stays posted.
     #[must_use]
-    pub fn first_posted(&self, key: Key) -> Option<(PostedId, R)> {
+    pub(crate) fn first_posted(&self, key: Key) -> Option<(PostedId, R)> {
         self.posted.first(key)
     }
 
     /// Returns the next place in the order of arrival, for a message that matches no posted receive.
     #[must_use]
-    pub const fn next_arrival(&mut self) -> Arrival {
+    pub(crate) const fn next_arrival(&mut self) -> Arrival {
         let arrival = Arrival(self.arrivals);
         self.arrivals += 1;
         arrival
@@ -115,13 +116,13 @@ impl<R: Copy, M> Matching<R, M> {
 
     /// Returns the number of posted receives.
     #[must_use]
-    pub fn posted_len(&self) -> usize {
+    pub(crate) fn posted_len(&self) -> usize {
         self.posted.len()
     }
 
     /// Returns the number of held messages.
-    #[must_use]
-    pub fn held_len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn held_len(&self) -> usize {
         self.unexpected.len()
     }
 

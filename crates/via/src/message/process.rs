@@ -16,9 +16,7 @@ use super::envelope::{Context, Peer, Tag};
 use super::explain::Explanation;
 use super::group::{Group, NoSuchRank, Rank, Scope};
 use super::matching::{Key, Pattern};
-use super::progression::{
-    Abilities, BuildError, Claim, InitError, Probe, Progression, StartError, Wait,
-};
+use super::progression::{BuildError, Claim, InitError, Probe, Progression, StartError, Wait};
 use super::request::{Failure, Load, Mode, NOBODY, Operation, Outcome, Request, State};
 
 pub use blocking::{DEFAULT_SPINS, Parker};
@@ -103,7 +101,6 @@ pub const BUFFER_OVERHEAD: usize = 64;
 #[derive(Debug)]
 pub struct Process<P> {
     lower: P,
-    abilities: Abilities,
     /// Size of the attached buffer in bytes.
     buffer: usize,
     pub(super) next_number: u32,
@@ -115,19 +112,12 @@ impl<P: Progression> Process<P> {
     /// # Errors
     /// Those of the lower layer.
     pub fn new(mut lower: P, processes: u32) -> Result<(Self, Scope), InitError> {
-        let abilities = lower.init()?;
+        let own = lower.init()?.own;
         let world: Vec<_> = (0..processes).map(Peer).collect();
         lower.addprocs(&world)?;
         let group = Arc::new(Group::new(world));
-        let own = abilities.own;
         let scope = Scope::new(group, own, 0).ok_or(InitError::Unknown(own))?;
-        Ok((Self { lower, abilities, buffer: 0, next_number: 1 }, scope))
-    }
-
-    /// Returns what the lower layer can do.
-    #[must_use]
-    pub const fn abilities(&self) -> Abilities {
-        self.abilities
+        Ok((Self { lower, buffer: 0, next_number: 1 }, scope))
     }
 
     /// Returns the lower layer.

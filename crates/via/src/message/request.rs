@@ -29,7 +29,7 @@ pub struct Request {
 impl Request {
     /// Packs it into a handle for an envelope; never 0.
     #[must_use]
-    pub const fn to_handle(self) -> u64 {
+    pub(crate) const fn to_handle(self) -> u64 {
         self.slot as u64 | (self.generation as u64) << 32
     }
 
@@ -37,7 +37,7 @@ impl Request {
     /// exists.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
-    pub const fn from_handle(handle: u64) -> Self {
+    pub(crate) const fn from_handle(handle: u64) -> Self {
         Self { slot: handle as u32, generation: (handle >> 32) as u32 }
     }
 }

@@ -280,7 +280,7 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError`] if the command could not be posted.
-    pub fn start_disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
+    pub(crate) fn start_disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
         self.end_connection(vi);
         self.start_unwatched(about(vi.number, DISCONNECT, 0))

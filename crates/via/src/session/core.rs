@@ -14,13 +14,11 @@ use midplane_simhw::shm::rings::WakeSet;
 use super::MOST_SERVICE;
 use super::due::{done, next_due};
 use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW, wait};
-use super::frame::{FIN, Header, Kind, Reason};
+use super::frame::{FIN, Header, Incoming, Kind, MOST_CONTROL, Reason};
 use super::parts::Parts;
 use super::stats::Counted;
-use super::wire::{Incoming, Peer, Wire};
+use super::wire::{Peer, Wire};
 
-/// Most bytes of the payload of a frame that is not data.
-pub(super) const MOST_CONTROL: usize = 8 * 1024;
 /// Most streams that a peer may have open.
 const MOST_STREAMS: usize = 16 * 1024;
 /// Most bytes that the peer of a session may send before they are read, over all streams; [`LEAST_WINDOW`] of

@@ -3,6 +3,11 @@
 //! A frame is two words and a payload. The first word has the kind in its lowest byte, flags in the next, and
 //! the stream's number in its upper half; the meaning of the second word depends on the kind.
 
+/// Most bytes of a frame on a ring: short enough that the peer reads one while the next is written.
+pub(super) const PIECE: usize = 32 * 1024;
+/// Most bytes of the payload of a frame that is not data.
+pub(super) const MOST_CONTROL: usize = 8 * 1024;
+
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
@@ -42,6 +47,16 @@ impl Kind {
         Self::Stop,
         Self::Goodbye,
     ];
+}
+
+/// The next frame, and how much of its payload has not been read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming {
+    pub(super) words: [u64; 2],
+    /// Bytes of its payload.
+    pub(super) length: usize,
+    /// Bytes of its payload that have not been read.
+    pub(super) left: usize,
 }
 
 /// The decoded words of a frame.

@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
 
-use super::wire::PIECE;
+use super::frame::PIECE;
 
 /// Most bytes that wait to be sent; then writers wait for room.
 const MOST_OUTGOING: usize = 256 * 1024;

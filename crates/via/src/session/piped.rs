@@ -10,10 +10,8 @@ use midplane_simhw::shm::Corrupt;
 use tokio::io::ReadBuf;
 
 use super::below::{Below, Held, Pipes};
-use super::core::MOST_CONTROL;
-use super::frame::{FIN, Header, Kind};
+use super::frame::{FIN, Header, Incoming, Kind, MOST_CONTROL, PIECE};
 use super::line::Line;
-use super::wire::{Incoming, PIECE};
 use crate::wire::endpoint::PipeId;
 
 /// Bytes of a frame before its payload.

@@ -6,10 +6,8 @@ use midplane_simhw::shm::rings::{RingPair, WakeSet};
 use midplane_simhw::shm::{Corrupt, Record};
 use tokio::io::ReadBuf;
 
+use super::frame::{Incoming, PIECE};
 use super::piped::Piped;
-
-/// Most bytes of a frame on a ring: short enough that the peer reads one while the next is written.
-pub(super) const PIECE: usize = 32 * 1024;
 
 /// The connection of a session.
 #[derive(Debug)]
@@ -29,16 +27,6 @@ pub(super) struct Dialing {
     pub(super) udp: Option<Piped>,
     /// True if TCP is tried, or will be.
     pub(super) is_tcp_open: bool,
-}
-
-/// The next frame, and how much of its payload has not been read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Incoming {
-    pub(super) words: [u64; 2],
-    /// Bytes of its payload.
-    pub(super) length: usize,
-    /// Bytes of its payload that have not been read.
-    pub(super) left: usize,
 }
 
 /// The processor that the peer of a session last used, relative to this process.

@@ -189,7 +189,7 @@ impl Gossip {
 
     /// Returns whether a message waits to be taken.
     #[must_use]
-    pub fn has_message(&self) -> bool {
+    pub(crate) fn has_message(&self) -> bool {
         !self.inbox.is_empty()
     }
 

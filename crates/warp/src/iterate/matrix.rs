@@ -121,7 +121,7 @@ impl Linear {
     /// Bounds the spectral radius of |M|, M = D^-1 (A - D), by power iteration. For any positive
     /// vector v it lies between the least and the largest of (|M| v)_i / v_i (Collatz, Wielandt).
     #[must_use]
-    pub fn spectral_radius(&self) -> SpectralRadius {
+    pub(crate) fn spectral_radius(&self) -> SpectralRadius {
         let mut v = vec![1.0; self.b.len()];
         let mut bounds = SpectralRadius { at_least: 0.0, at_most: f64::INFINITY };
         for _ in 0..POWER_STEPS {

@@ -9,7 +9,7 @@ use super::FixedPoint;
 /// the edge's end. Converges asynchronously from above (Bertsekas 1982). A node without a path to
 /// the target stays at infinity.
 #[derive(Clone, Debug)]
-pub struct ShortestPaths {
+pub(crate) struct ShortestPaths {
     edges: Vec<Vec<(usize, f64)>>,
     target: usize,
 }
@@ -17,7 +17,7 @@ pub struct ShortestPaths {
 /// An invalid graph.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum GraphError {
+pub(crate) enum GraphError {
     /// An edge names a node that does not exist.
     #[error(
         "edge {edge} joins nodes {from} and {to}; the graph has {nodes} nodes, numbered from 0"
@@ -65,7 +65,7 @@ impl ShortestPaths {
     ///
     /// # Errors
     /// [`GraphError`] names the invalid edge.
-    pub fn new(
+    pub(crate) fn new(
         nodes: usize,
         edges: &[(usize, usize, f64)],
         target: usize,
@@ -96,7 +96,7 @@ impl FixedPoint for ShortestPaths {
 ///
 /// The update contracts by the damping, in the sum of ranks. The ranks add up to 1.
 #[derive(Clone, Debug)]
-pub struct PageRank {
+pub(crate) struct PageRank {
     /// For each page the pages that link to it, and the share of their rank that it receives.
     links: Vec<Vec<(usize, f64)>>,
     damping: f64,
@@ -108,7 +108,7 @@ impl PageRank {
     ///
     /// # Errors
     /// [`GraphError`] names the invalid link.
-    pub fn new(pages: usize, links: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
+    pub(crate) fn new(pages: usize, links: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
         let from_each = edges_of(pages, links)?;
         let mut to_each = vec![Vec::new(); pages];
         for (from, links) in from_each.iter().enumerate() {
@@ -145,7 +145,7 @@ impl FixedPoint for PageRank {
 /// The unknowns are each point's temperatures at all times, computed from the last temperatures of
 /// its neighbours. Implicit Euler in time; both ends are held at 0.
 #[derive(Clone, Debug)]
-pub struct Waveform {
+pub(crate) struct Waveform {
     points: usize,
     steps: usize,
     /// The time step over the square of the spacing.
@@ -160,7 +160,7 @@ impl Waveform {
     /// # Panics
     /// If there are no points or steps, or the ratio is not above zero.
     #[must_use]
-    pub fn new(points: usize, steps: usize, ratio: f64) -> Self {
+    pub(crate) fn new(points: usize, steps: usize, ratio: f64) -> Self {
         assert!(
             points > 0 && steps > 0 && ratio > 0.0,
             "a rod has points, steps and a ratio above zero"
@@ -195,7 +195,7 @@ impl FixedPoint for Waveform {
 /// flow, and the flows out of each node add up to its supply. Node 0 is held at a potential of 0
 /// and absorbs the remainder.
 #[derive(Clone, Debug)]
-pub struct NetworkFlow {
+pub(crate) struct NetworkFlow {
     edges: Vec<Vec<(usize, f64)>>,
     supply: Vec<f64>,
 }
@@ -206,7 +206,7 @@ impl NetworkFlow {
     ///
     /// # Errors
     /// [`GraphError`] names the invalid edge.
-    pub fn new(supply: Vec<f64>, edges: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
+    pub(crate) fn new(supply: Vec<f64>, edges: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
         // Checks the edges by the caller's indexes.
         edges_of(supply.len(), edges)?;
         let both: Vec<(usize, usize, f64)> =
@@ -217,7 +217,7 @@ impl NetworkFlow {
     /// Returns the flow from node `from` to node `to` over an edge of `conductance`, under
     /// potentials `x`.
     #[must_use]
-    pub fn flow(x: &[f64], from: usize, to: usize, conductance: f64) -> f64 {
+    pub(crate) fn flow(x: &[f64], from: usize, to: usize, conductance: f64) -> f64 {
         conductance * (x[from] - x[to])
     }
 }

@@ -205,8 +205,8 @@ impl Coordinator {
 
     /// Returns the number of rounds in which all ranks were at rest but the answer was not good
     /// enough.
-    #[must_use]
-    pub const fn rounds_failed(&self) -> u32 {
+    #[cfg(test)]
+    pub(crate) const fn rounds_failed(&self) -> u32 {
         self.rounds_failed
     }
 

@@ -1,6 +1,6 @@
 //! Checks whether a history kept to a consistency level, from the writes and reads of each node.
 //! The reads name the writes that they returned
-//! ([`Memory::read_origin`](super::Memory::read_origin)).
+//! (`read_origin`).
 
 use std::collections::BTreeMap;
 

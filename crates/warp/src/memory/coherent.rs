@@ -20,20 +20,20 @@ use super::log::{Log, MOST, PART, Places};
 
 /// A coherent write.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Entry<V> {
+pub(crate) struct Entry<V> {
     /// Node that made the write.
-    pub writer: NodeId,
+    pub(crate) writer: NodeId,
     /// Number of the write among the writer's coherent writes, from 1.
-    pub ticket: u64,
+    pub(crate) ticket: u64,
     /// The location.
-    pub location: Location,
+    pub(crate) location: Location,
     /// The value.
-    pub value: V,
+    pub(crate) value: V,
 }
 
 /// A message of the ordering protocol.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub enum Coherence<V> {
+pub(crate) enum Coherence<V> {
     /// To the sequencer: requests a place for a write.
     Request(Entry<V>),
     /// From the sequencer: the write of a place, and the number of committed places.

@@ -30,12 +30,12 @@ pub const MERMERA: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 5);
 
 /// Writes the bytes of `region` to the location in argument 0, at the level of this opcode. A slow
 /// or a PRAM write completes at once, a coherent write when it is committed and visible here.
-pub const SLOW_WRITE: u8 = 1;
+pub(crate) const SLOW_WRITE: u8 = 1;
 /// Makes a PRAM write; otherwise as [`SLOW_WRITE`].
-pub const PRAM_WRITE: u8 = 2;
+pub(crate) const PRAM_WRITE: u8 = 2;
 /// Makes a coherent write; otherwise as [`SLOW_WRITE`]. It is refused at a new location once
 /// [`MOST_LOCATIONS`](super::MOST_LOCATIONS) have coherent writes.
-pub const CO_WRITE: u8 = 3;
+pub(crate) const CO_WRITE: u8 = 3;
 /// Copies the value at the location in argument 0 to `region`, and completes at once.
 ///
 /// The completion carries the value's length, its writer (node), and its level and number
@@ -44,7 +44,7 @@ pub const CO_WRITE: u8 = 3;
 /// is longer than `region`.
 pub const READ: u8 = 4;
 /// Completes when all other live nodes have acknowledged the last slow write to each location.
-pub const FLUSH: u8 = 5;
+pub(crate) const FLUSH: u8 = 5;
 
 /// The longest value, in bytes.
 pub const MOST_VALUE: usize = 1_024;

@@ -4,6 +4,36 @@ use proptest::prelude::*;
 use super::*;
 use crate::gate::GateKeeper;
 
+/// The receiver's side: the latest values of one sender.
+#[derive(Clone, Debug)]
+struct Latest<K, V> {
+    values: BTreeMap<K, (u64, V)>,
+}
+
+impl<K: Ord, V> Default for Latest<K, V> {
+    fn default() -> Self {
+        Self { values: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord + Clone, V> Latest<K, V> {
+    /// Processes a copy that arrived. A newer value replaces the present one; an older one is
+    /// discarded. Returns the acknowledgement to send in either case.
+    fn handle_copy(&mut self, key: K, version: u64, number: u64, value: V) -> Ack<K> {
+        let known = self.values.get(&key).map_or(0, |(version, _)| *version);
+        if version > known {
+            self.values.insert(key.clone(), (version, value));
+        }
+        Ack { key, version: version.max(known), number }
+    }
+
+    /// Returns the newest value of `key` and its version.
+    #[must_use]
+    fn get(&self, key: &K) -> Option<(&V, u64)> {
+        self.values.get(key).map(|(version, value)| (value, *version))
+    }
+}
+
 /// The feedback delay: the round trip, in nanoseconds.
 const LOOP: u64 = 1_000_000;
 /// Size of a copy in bytes.
