@@ -17,7 +17,7 @@ const LONGEST: u64 = 60_000_000;
 /// Reads a fault; `None` if its kind is unknown, which is noted.
 pub(super) fn read(table: &Table<'_>, topology: &Topology) -> Option<Incident> {
     let kinds: Vec<_> = FaultKind::ALL.iter().map(|kind| (kind.name(), *kind)).collect();
-    let time = |key| Duration::from_micros(table.number(key, Some(0), 0..=u64::MAX));
+    let time = |key| Duration::from_micros(table.number(key, Some(0), 0..=DAY_US as u64));
     let (at, lasts) = (Instant::ZERO + time("at_us"), time("for_us"));
     let Some(kind) = table.choice("kind", None, &kinds) else {
         table.ignore_rest();

@@ -15,7 +15,7 @@ use midplane_kit::discard::Discard;
 use super::fault;
 use super::table::{File, Table};
 
-/// Longest time of a file, in microseconds.
+/// Longest time of a file in microseconds, and longest delay in nanoseconds.
 const LONGEST: u64 = 60_000_000;
 
 /// Constructor of a link.
@@ -66,7 +66,7 @@ pub(crate) fn parse(text: &str) -> Result<Scenario, String> {
 fn topology(file: &Table<'_>, hosts: u16) -> Topology {
     let table = file.table("link");
     let rate = LineRate::mbps(table.number("rate_mbps", Some(100), 1..=400_000));
-    let propagation = Duration::from_nanos(table.number("propagation_ns", Some(500), 0..=u64::MAX));
+    let propagation = Duration::from_nanos(table.number("propagation_ns", Some(500), 0..=LONGEST));
     let framings: [(_, Framing); 3] = [
         ("ethernet", LinkProfile::ethernet),
         ("atm", LinkProfile::atm),
@@ -88,7 +88,7 @@ fn topology(file: &Table<'_>, hosts: u16) -> Topology {
     });
     let discards = discards.collect::<Vec<Vec<_>>>().concat();
     let discard = table.choice("discard", Some(Discard::Tail), &discards).unwrap_or_default();
-    let latency = Duration::from_nanos(table.number("latency_ns", Some(0), 0..=u64::MAX));
+    let latency = Duration::from_nanos(table.number("latency_ns", Some(0), 0..=LONGEST));
     let switch = SwitchProfile { latency, discard: discard.into(), ..SwitchProfile::new(buffer) };
     Topology::star(hosts, framing(rate, propagation), switch)
 }
