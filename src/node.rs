@@ -16,13 +16,14 @@ mod network;
 mod places;
 mod sockets;
 mod state;
+pub mod top;
 mod transports;
 
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use midplane_simhw::seal::{PublicKey, SecretKey};
@@ -37,6 +38,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use crate::call::Serving;
 use crate::error::{Error, ErrorKind};
 use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
@@ -88,6 +90,8 @@ struct Inner {
     is_sealed: bool,
     /// Bytes of the port's buffer that senders over UDP share by tokens, if they do.
     port_buffer: Option<u64>,
+    /// Serves the node's report, if that is allowed.
+    top: OnceLock<Serving>,
     public: Option<PublicKey>,
     /// Closed once the tasks that have sockets have ended.
     sockets: tokio::sync::Mutex<mpsc::Receiver<()>>,
@@ -146,7 +150,7 @@ impl Node {
         let gossip = builder.start_gossip(&shared, &places, address)?;
         let span = tracing::info_span!("node", name, id = %format_args!("{id:016x}"));
         let sockets = spawn_tasks(&shared, &span, driver, listener, tcp);
-        let NodeBuilder { drain, connect_within, key, port_buffer, .. } = builder;
+        let NodeBuilder { drain, connect_within, key, port_buffer, allows_top, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
         let inner = Inner {
             name,
@@ -161,10 +165,15 @@ impl Node {
             allowed,
             is_sealed,
             port_buffer,
+            top: OnceLock::new(),
             public,
             sockets: tokio::sync::Mutex::new(sockets),
         };
-        Ok(Self(Arc::new(inner)))
+        let node = Self(Arc::new(inner));
+        if allows_top {
+            let _ = node.0.top.set(node.serve_top()?);
+        }
+        Ok(node)
     }
 
     /// Offers a service: nodes that connect to it reach the listener.

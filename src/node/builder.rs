@@ -43,6 +43,7 @@ pub struct NodeBuilder {
     is_gossiping: bool,
     transports: Option<String>,
     pub(super) port_buffer: Option<u64>,
+    pub(super) allows_top: bool,
     pub(super) connect_within: Duration,
     pub(super) drain: Duration,
 }
@@ -63,6 +64,7 @@ impl Default for NodeBuilder {
             is_gossiping: false,
             transports: None,
             port_buffer: None,
+            allows_top: false,
             connect_within: DEFAULT_CONNECT_WITHIN,
             drain: DEFAULT_DRAIN,
         }
@@ -208,6 +210,17 @@ impl NodeBuilder {
     /// to 1 GiB; others are an [`ErrorKind::Config`].
     pub const fn port_buffer(mut self, bytes: u64) -> Self {
         self.port_buffer = Some(bytes);
+        self
+    }
+
+    /// Lets other nodes of the cluster read this node's [report](crate::top): `midplane top` shows it. Off by default.
+    ///
+    /// Each process that may connect to this node can then read what the report has: the names, addresses and transports
+    /// of its peers, the names of its services, its counters, and the memory of its process. These are this user's processes
+    /// on this host, and elsewhere the holders of the cluster's [key](NodeBuilder::key_file); without a key, all
+    /// that reach the node's address. No one can change anything by it.
+    pub const fn allow_top(mut self) -> Self {
+        self.allows_top = true;
         self
     }
 

@@ -10,6 +10,8 @@ mod path;
 mod plan;
 mod swarm;
 mod switch;
+#[cfg(target_os = "linux")]
+mod top;
 mod trace;
 
 use std::process::ExitCode;
@@ -45,6 +47,8 @@ enum Command {
     Gang(gang::Arguments),
     Plan(plan::Arguments),
     Path(path::Arguments),
+    #[cfg(target_os = "linux")]
+    Top(top::Arguments),
     Trace(trace::Arguments),
     Swarm(swarm::Arguments),
     Doctor(doctor::Arguments),
@@ -68,6 +72,8 @@ fn main() -> ExitCode {
         Command::Gang(arguments) => gang::main(arguments),
         Command::Plan(arguments) => plan::main(arguments),
         Command::Path(arguments) => path::main(arguments),
+        #[cfg(target_os = "linux")]
+        Command::Top(arguments) => top::main(&arguments),
         Command::Trace(arguments) => trace::main(arguments),
         Command::Swarm(arguments) => swarm::main(arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
