@@ -218,8 +218,8 @@ where
                 Ok((status, body)) => (status, 0, body),
                 Err(status) => (status, self.most, Vec::new()),
             };
-            answer(&mut pipe, status, limit, &body).await?;
             self.served.calls.add_one();
+            answer(&mut pipe, status, limit, &body).await?;
         }
     }
 

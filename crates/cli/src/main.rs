@@ -21,6 +21,7 @@ use clap::{Parser, Subcommand};
 const EXAMPLES: &str = "\
 Start here:
   midplane doctor                          test what this machine offers
+  midplane top                             watch the nodes of a cluster live
   midplane gang daemon                     run jobs that take turns: the daemon,
   midplane gang run --ranks 4 -- COMMAND   and in another terminal, a job of four ranks
   midplane nic demo                        upgrade an extension on six running NICs

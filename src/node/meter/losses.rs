@@ -4,10 +4,9 @@ use midplane_via::session::{Ended, Stats};
 
 use super::{Meter, Total, lock};
 
-/// Losses of sessions that have ended, and of gossip.
+/// Losses of sessions that have ended, and of gossip. A peer that has ended is none.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    peers_lost: Total,
     violations: Total,
     streams_refused: Total,
     datagrams_lost: Total,
@@ -19,10 +18,8 @@ pub(super) struct Losses {
 impl Losses {
     /// A session with these last counters has ended.
     pub(super) fn on_ended(&self, last: &Stats, why: Ended) {
-        match why {
-            Ended::Gone => self.peers_lost.add_one(),
-            Ended::Violation => self.violations.add_one(),
-            Ended::Closed => {}
+        if why == Ended::Violation {
+            self.violations.add_one();
         }
         let pipe = last.pipe.unwrap_or_default();
         self.streams_refused.add(last.refused);
@@ -40,7 +37,7 @@ impl Meter {
         let (mut refused_by_peers, mut failed) = (0, 0);
         self.used.each(|_, streams| refused_by_peers += streams.refused.get());
         self.calls.each(|_, calls| failed += calls.failed.get());
-        let Losses { peers_lost, violations, gossip_dropped, gossip_refused, .. } = &self.losses;
+        let Losses { violations, gossip_dropped, gossip_refused, .. } = &self.losses;
         let lost = sum(|stats| stats.pipe.map_or(0, |pipe| pipe.packets_lost));
         let dropped = sum(|stats| stats.pipe.map_or(0, |pipe| pipe.dropped));
         let refused = sum(|stats| stats.refused);
@@ -50,7 +47,6 @@ impl Meter {
             ("streams refused by this node", refused + self.losses.streams_refused.get()),
             ("streams refused by peers", refused_by_peers),
             ("calls failed", failed),
-            ("peers lost", peers_lost.get()),
             ("peers that broke the protocol", violations.get()),
             ("gossip dropped", gossip_dropped.get()),
             ("gossip refused", gossip_refused.get()),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use midplane::Unanswered;
 use midplane::top::{Peer, Report, ServiceStreams};
 use ratatui::Frame;
 use ratatui::buffer::{Buffer, Cell};
@@ -93,15 +94,15 @@ fn draw_node(frame: &mut Frame<'_>, row: &board::Row, shown: Panel, about: Rect,
         return frame.render_widget(paragraph(row.error.clone().unwrap_or_default()), about);
     };
     frame.render_widget(paragraph(summary(row, report)), about);
-    if shown == Panel::Peers {
-        return frame.render_widget(peers_table(row, report), panel);
-    }
-    let lost = losses(report);
-    let height = if lost.is_empty() { 0 } else { rows_and_head(lost.len()).min(panel.height / 2) };
-    let [services, below] =
+    let (above, below, rows) = match shown {
+        Panel::Peers => (peers_table(row, report), why_table(report), report.peers.len()),
+        _ => (services_table(report), losses_table(report), losses(report).count()),
+    };
+    let height = if rows == 0 { 0 } else { rows_and_head(rows).min(panel.height / 2) };
+    let [upper, lower] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(height)]).areas(panel);
-    frame.render_widget(services_table(report), services);
-    frame.render_widget(losses_table(lost), below);
+    frame.render_widget(above, upper);
+    frame.render_widget(below, lower);
 }
 
 /// Returns the lines of a table of so many rows.
@@ -121,9 +122,7 @@ pub(super) fn text(board: &Board) -> String {
         text += &format!("\n{}\n", summary(row, report));
         text += &lines(services_table(report), report.services.len());
         text += &lines(peers_table(row, report), report.peers.len());
-        let lost = losses(report);
-        let count = lost.len();
-        text += &lines(losses_table(lost), count);
+        text += &lines(losses_table(report), losses(report).count());
     }
     if let Some(jobs) = &board.jobs {
         text += &lines(jobs_table(jobs), jobs.len());
@@ -257,24 +256,23 @@ fn services_table(report: &Report) -> Table<'static> {
 }
 
 /// Returns what a node has lost, and the places that it can't reach.
-fn losses(report: &Report) -> Vec<(String, u64)> {
+fn losses(report: &Report) -> impl Iterator<Item = (u64, String)> {
     let lost = report.losses.iter().filter(|loss| loss.count > 0);
-    let lost = lost.map(|loss| (loss.cause.clone(), loss.count));
-    let unanswered = report.unanswered.iter();
-    let unanswered = unanswered
-        .map(|one| (format!("dials of {}: {}", one.place, one.error), u64::from(one.dials)));
-    lost.chain(unanswered).collect()
+    let lost = lost.map(|loss| (loss.count, loss.cause.clone()));
+    lost.chain(report.unanswered.iter().map(|one| {
+        let Unanswered { place, dials, error, .. } = one;
+        (u64::from(*dials), format!("dials of {place}: {error}"))
+    }))
 }
 
-fn losses_table(losses: Vec<(String, u64)>) -> Table<'static> {
-    let rows =
-        losses.into_iter().map(|(cause, count)| (vec![number(count as f64), cause], Style::new()));
-    table("lost", &[(">count", 6), ("cause", 0)], rows)
+fn losses_table(report: &Report) -> Table<'static> {
+    let row = |(count, cause)| (vec![number(count as f64), cause], Style::new());
+    table("lost", &[(">count", 6), ("cause", 0)], losses(report).map(row))
 }
 
 fn peers_table(row: &board::Row, report: &Report) -> Table<'static> {
-    const COLUMNS: [Column; 10] = [
-        ("peer", 20),
+    const COLUMNS: [Column; 9] = [
+        ("peer", 0),
         ("state", 7),
         ("by", 3),
         (">streams", 7),
@@ -283,12 +281,10 @@ fn peers_table(row: &board::Row, report: &Report) -> Table<'static> {
         (">trip", 6),
         (">flight", 6),
         (">lost", 5),
-        ("why", 0),
     ];
     let peer = |peer: &Peer| {
         let rates = row.rates.as_ref().and_then(|rates| rates.peers.get(&peer.name));
         let rate = |of: fn(&(f64, f64)) -> f64| rates.map_or("-".into(), |rates| bytes(of(rates)));
-        let why = peer.why.strip_prefix(&*peer.name).unwrap_or(&peer.why);
         let trip = peer.round_trip_us.map(|time| scaled(time as f64, 1_000.0, &["us", "ms", "s"]));
         let cells = vec![
             peer.name.clone(),
@@ -300,11 +296,15 @@ fn peers_table(row: &board::Row, report: &Report) -> Table<'static> {
             trip.unwrap_or_else(|| "-".into()),
             bytes(peer.in_flight_bytes as f64),
             number(peer.datagrams_lost as f64),
-            why.trim_start_matches(": ").to_owned(),
         ];
         (cells, Style::new())
     };
     table("peers", &COLUMNS, report.peers.iter().map(peer))
+}
+
+fn why_table(report: &Report) -> Table<'static> {
+    let rows = report.peers.iter().map(|peer| (vec![peer.why.clone()], Style::new()));
+    table("why", &[("transport of each peer", 0)], rows)
 }
 
 fn jobs_table(jobs: &[board::Job]) -> Table<'static> {

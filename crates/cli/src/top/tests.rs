@@ -15,7 +15,8 @@ fn report(second: u64) -> Report {
     (calls.service, calls.answered, calls.failed) = ("prices".into(), 150 * second, 1);
     let mut peer = Peer::default();
     (peer.name, peer.id, peer.state) = ("pricing".into(), 7, "open".into());
-    (peer.transport, peer.why) = ("udp".into(), "pricing: udp to 10.0.0.2:4700".into());
+    (peer.transport, peer.why) =
+        ("udp".into(), "pricing: udp to 10.0.0.2:4700, as it answers there; sealed".into());
     (peer.streams, peer.sent_bytes, peer.round_trip_us) = (4, 5_000 * second, Some(210));
     let mut loss = Loss::default();
     (loss.cause, loss.count) = ("datagrams lost on the way".into(), 7);
