@@ -150,7 +150,7 @@ impl Node {
         let gossip = builder.start_gossip(&shared, &places, address)?;
         let span = tracing::info_span!("node", name, id = %format_args!("{id:016x}"));
         let sockets = spawn_tasks(&shared, &span, driver, listener, tcp);
-        let NodeBuilder { drain, connect_within, key, port_buffer, allows_top, .. } = builder;
+        let NodeBuilder { drain, connect_within, key, port_buffer, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
         let inner = Inner {
             name,
@@ -169,11 +169,7 @@ impl Node {
             public,
             sockets: tokio::sync::Mutex::new(sockets),
         };
-        let node = Self(Arc::new(inner));
-        if allows_top {
-            let _ = node.0.top.set(node.serve_top()?);
-        }
-        Ok(node)
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Offers a service: nodes that connect to it reach the listener.

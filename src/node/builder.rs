@@ -43,7 +43,7 @@ pub struct NodeBuilder {
     is_gossiping: bool,
     transports: Option<String>,
     pub(super) port_buffer: Option<u64>,
-    pub(super) allows_top: bool,
+    allows_top: bool,
     pub(super) connect_within: Duration,
     pub(super) drain: Duration,
 }
@@ -278,7 +278,12 @@ impl NodeBuilder {
         let places = Places::new(std::mem::take(&mut self.discover)).await?;
         self.own = self.own_key(&places)?;
         let address = self.address(transports, &places)?;
-        Node::start(self, transports, address, places).await
+        let allows_top = self.allows_top;
+        let node = Node::start(self, transports, address, places).await?;
+        if allows_top {
+            node.serve_top()?;
+        }
+        Ok(node)
     }
 
     /// Returns the node's own key and whether it is kept, if the cluster has a key to prove it under.

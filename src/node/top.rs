@@ -34,7 +34,7 @@ use tokio::task::JoinSet;
 use tower_service::Service;
 
 use super::{Inner, Node, PeerInfo};
-use crate::call::{CallError, Limits, Serving};
+use crate::call::{CallError, Limits};
 use crate::error::{Error, ErrorKind};
 pub use report::{Calls, Loss, MOST, Peer, Report, ServiceStreams, VERSION};
 
@@ -81,11 +81,13 @@ impl Service<()> for Reporter {
 }
 
 impl Node {
-    /// Serves this node's report.
-    pub(super) fn serve_top(&self) -> Result<Serving, Error> {
+    /// Serves this node's report as long as it runs.
+    pub(super) fn serve_top(&self) -> Result<(), Error> {
         let reporter = Reporter(Arc::downgrade(&self.0));
         let limits = Limits::default().concurrency(AT_ONCE);
-        self.serve_as(SERVICE.into(), SERVICE, reporter, limits)
+        let serving = self.serve_as(SERVICE.into(), SERVICE, reporter, limits)?;
+        self.0.top.get_or_init(|| serving);
+        Ok(())
     }
 
     /// Searches for the nodes of the cluster, and reads the report of each; in the order of their names.

@@ -141,48 +141,34 @@ fn lines(table: Table<'static>, rows: usize) -> String {
     lines.map(|line| line + "\n").collect()
 }
 
-/// A column: its head, `>` before it if it is aligned to the right, and its width; 0 for as wide as possible.
-type Column = (&'static str, u16);
-
-/// Makes a table of rows of text, under a rule with its title.
+/// Makes a table of rows of text, under a rule with its title. The first column is as wide as possible, each other one as its
+/// head; it is aligned to the right unless its head ends with a space.
 fn table(
     title: &'static str,
-    columns: &[Column],
+    heads: &[&'static str],
     rows: impl IntoIterator<Item = (Vec<String>, Style)>,
 ) -> Table<'static> {
-    let width = |(_, width): &Column| match width {
-        0 => Constraint::Fill(1),
-        width => Constraint::Length(*width),
+    let cell = |(at, text): (usize, String)| match at == 0 || heads[at].ends_with(' ') {
+        true => Text::from(text),
+        false => Text::from(text).right_aligned(),
     };
-    let cell = |(text, (head, _)): (String, &Column)| match head.starts_with('>') {
-        true => Text::from(text).right_aligned(),
-        false => Text::from(text),
-    };
-    let row = |texts: Vec<String>| Row::new(texts.into_iter().zip(columns).map(cell));
-    let heads = columns.iter().map(|(head, _)| head.trim_start_matches('>').to_owned());
+    let row = |texts: Vec<String>| Row::new(texts.into_iter().enumerate().map(cell));
     let rows: Vec<_> = rows.into_iter().map(|(texts, style)| row(texts).style(style)).collect();
-    Table::new(rows, columns.iter().map(width))
-        .header(row(heads.collect()).bold())
+    let rest = heads[1..].iter().map(|head| Constraint::Length(head.len() as u16));
+    Table::new(rows, std::iter::once(Constraint::Fill(1)).chain(rest))
+        .header(row(heads.iter().map(|head| head.trim().to_owned()).collect()).bold())
         .block(Block::new().borders(Borders::TOP).title(title.bold()))
 }
 
 fn nodes_table(board: &Board) -> Table<'static> {
-    const COLUMNS: [Column; 11] = [
-        ("node", 0),
-        ("state", 6),
-        (">up", 6),
-        (">memory", 6),
-        (">peers", 5),
-        (">in/s", 5),
-        (">out/s", 5),
-        (">msg/s", 5),
-        (">call/s", 6),
-        (">queue", 5),
-        (">lost", 5),
+    const HEADS: [&str; 11] = [
+        "node", "state ", "    up", "memory", "peers", " in/s", "out/s", "msg/s", "call/s",
+        "queue", " lost",
     ];
     let row = |row: &board::Row| {
         let of = |text: fn(&Report) -> String| row.report.as_ref().map(text).unwrap_or_default();
-        let rate = |text: fn(&board::Rates) -> String| row.rates.as_ref().map_or("-".into(), text);
+        let rate =
+            |text: fn(&board::Rates) -> String| row.rates.as_ref().map_or_else(|| "-".into(), text);
         let cells = vec![
             row.name.clone(),
             row.state.word().into(),
@@ -203,7 +189,7 @@ fn nodes_table(board: &Board) -> Table<'static> {
         };
         (cells, style)
     };
-    let table = table("nodes", &COLUMNS, board.nodes.iter().map(row));
+    let table = table("nodes", &HEADS, board.nodes.iter().map(row));
     table.row_highlight_style(Style::new().reversed())
 }
 
@@ -234,17 +220,8 @@ fn summary(row: &board::Row, report: &Report) -> String {
 }
 
 fn services_table(report: &Report) -> Table<'static> {
-    const COLUMNS: [Column; 9] = [
-        ("service", 0),
-        ("role", 6),
-        (">open", 5),
-        (">wait", 5),
-        (">accepted", 8),
-        (">refused", 7),
-        (">calls", 5),
-        (">in", 5),
-        (">out", 5),
-    ];
+    const HEADS: [&str; 9] =
+        ["service", "role  ", " open", " wait", "accepted", "refused", "calls", "   in", "  out"];
     let row = |one: &ServiceStreams| {
         let numbers = [one.open, one.waiting, one.accepted, one.refused, one.calls];
         let numbers = numbers.map(|count| number(count as f64));
@@ -252,39 +229,31 @@ fn services_table(report: &Report) -> Table<'static> {
         let cells = [one.name.clone(), one.role.clone()].into_iter().chain(numbers).chain(carried);
         (cells.collect(), Style::new())
     };
-    table("services", &COLUMNS, report.services.iter().map(row))
+    table("services", &HEADS, report.services.iter().map(row))
 }
 
 /// Returns what a node has lost, and the places that it can't reach.
-fn losses(report: &Report) -> impl Iterator<Item = (u64, String)> {
+fn losses(report: &Report) -> impl Iterator<Item = (String, u64)> {
     let lost = report.losses.iter().filter(|loss| loss.count > 0);
-    let lost = lost.map(|loss| (loss.count, loss.cause.clone()));
+    let lost = lost.map(|loss| (loss.cause.clone(), loss.count));
     lost.chain(report.unanswered.iter().map(|one| {
         let Unanswered { place, dials, error, .. } = one;
-        (u64::from(*dials), format!("dials of {place}: {error}"))
+        (format!("dials of {place}: {error}"), u64::from(*dials))
     }))
 }
 
 fn losses_table(report: &Report) -> Table<'static> {
-    let row = |(count, cause)| (vec![number(count as f64), cause], Style::new());
-    table("lost", &[(">count", 6), ("cause", 0)], losses(report).map(row))
+    let row = |(cause, count)| (vec![cause, number(count as f64)], Style::new());
+    table("lost", &["cause", " count"], losses(report).map(row))
 }
 
 fn peers_table(row: &board::Row, report: &Report) -> Table<'static> {
-    const COLUMNS: [Column; 9] = [
-        ("peer", 0),
-        ("state", 7),
-        ("by", 3),
-        (">streams", 7),
-        (">in/s", 5),
-        (">out/s", 5),
-        (">trip", 6),
-        (">flight", 6),
-        (">lost", 5),
-    ];
+    const HEADS: [&str; 9] =
+        ["peer", "state  ", "by ", "streams", " in/s", "out/s", "  trip", "flight", " lost"];
     let peer = |peer: &Peer| {
         let rates = row.rates.as_ref().and_then(|rates| rates.peers.get(&peer.name));
-        let rate = |of: fn(&(f64, f64)) -> f64| rates.map_or("-".into(), |rates| bytes(of(rates)));
+        let rate =
+            |of: fn(&(f64, f64)) -> f64| rates.map_or_else(|| "-".into(), |rates| bytes(of(rates)));
         let trip = peer.round_trip_us.map(|time| scaled(time as f64, 1_000.0, &["us", "ms", "s"]));
         let cells = vec![
             peer.name.clone(),
@@ -299,24 +268,17 @@ fn peers_table(row: &board::Row, report: &Report) -> Table<'static> {
         ];
         (cells, Style::new())
     };
-    table("peers", &COLUMNS, report.peers.iter().map(peer))
+    table("peers", &HEADS, report.peers.iter().map(peer))
 }
 
 fn why_table(report: &Report) -> Table<'static> {
     let rows = report.peers.iter().map(|peer| (vec![peer.why.clone()], Style::new()));
-    table("why", &[("transport of each peer", 0)], rows)
+    table("why", &["transport of each peer"], rows)
 }
 
 fn jobs_table(jobs: &[board::Job]) -> Table<'static> {
-    const COLUMNS: [Column; 7] = [
-        ("command", 0),
-        (">job", 5),
-        (">ranks", 5),
-        ("state", 5),
-        (">seconds", 8),
-        (">ran", 8),
-        (">stops", 6),
-    ];
+    const HEADS: [&str; 7] =
+        ["command", "  job", "ranks", "state", " seconds", "     ran", " stops"];
     let row = |job: &board::Job| {
         let cells = vec![
             job.command.clone(),
@@ -329,7 +291,7 @@ fn jobs_table(jobs: &[board::Job]) -> Table<'static> {
         ];
         (cells, Style::new())
     };
-    table("jobs", &COLUMNS, jobs.iter().map(row))
+    table("jobs", &HEADS, jobs.iter().map(row))
 }
 
 /// Shows a count in at most four characters: `999`, `1.5k`, `12M`.
