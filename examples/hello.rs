@@ -58,7 +58,8 @@ async fn greet(node: &Node, name: &str) -> std::io::Result<String> {
 }
 
 async fn run(Arguments { name, .. }: Arguments) -> Result<(), Fail> {
-    let node = Node::builder().start().await?;
+    // `midplane top` in another terminal shows the node.
+    let node = Node::builder().allow_top().start().await?;
     if let Some(name) = name {
         println!("{}", greet(&node, &name).await?);
         return Ok(());

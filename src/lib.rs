@@ -39,6 +39,8 @@ pub use midplane_warp as warp;
 #[cfg(target_os = "linux")]
 pub use error::{Error, ErrorKind};
 #[cfg(target_os = "linux")]
+pub use node::top;
+#[cfg(target_os = "linux")]
 pub use node::{
     Connector, DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, Explanation, Listener, Node, NodeBuilder,
     PeerInfo, PeerName, PeerPath, ReceiveTokens, Unanswered, WhyNot,

@@ -433,6 +433,19 @@ impl Members {
         self.peers.contains_key(&id)
     }
 
+    /// Returns when a known node was started, by its own clock, and what it is to this one.
+    pub(crate) fn standing(&self, id: u64) -> Option<(u64, &'static str)> {
+        let peer = self.peers.get(&id)?;
+        let is_slow = peer.links.iter().any(|number| self.links[number].is_slow);
+        let state = match peer {
+            _ if peer.is_leaving => "leaving",
+            _ if peer.rival.is_some() => "another has its name",
+            _ if is_slow => "silent",
+            _ => "open",
+        };
+        Some((peer.incarnation, state))
+    }
+
     /// Returns the places whose node is none of this cluster, and why.
     pub(crate) const fn strangers(&self) -> &BTreeMap<Target, Stranger> {
         &self.strangers

@@ -16,13 +16,14 @@ mod network;
 mod places;
 mod sockets;
 mod state;
+pub mod top;
 mod transports;
 
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use midplane_simhw::seal::{PublicKey, SecretKey};
@@ -37,6 +38,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use crate::call::Serving;
 use crate::error::{Error, ErrorKind};
 use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
@@ -87,6 +89,8 @@ struct Inner {
     is_sealed: bool,
     /// Bytes of the port's buffer that senders over UDP share by tokens, if they do.
     port_buffer: Option<u64>,
+    /// Serves the node's report, if that is allowed.
+    top: OnceLock<Serving>,
     public: Option<PublicKey>,
     /// Closed once the tasks that have sockets have ended.
     sockets: tokio::sync::Mutex<mpsc::Receiver<()>>,
@@ -160,6 +164,7 @@ impl Node {
             allowed,
             is_sealed,
             port_buffer,
+            top: OnceLock::new(),
             public,
             sockets: tokio::sync::Mutex::new(sockets),
         };

@@ -24,6 +24,8 @@ mod stopping;
 #[cfg(target_os = "linux")]
 mod tokens;
 #[cfg(target_os = "linux")]
+mod top;
+#[cfg(target_os = "linux")]
 mod transports;
 #[cfg(target_os = "linux")]
 mod upgrades;

@@ -58,6 +58,8 @@ struct Shared {
     node: Node,
     name: String,
     service: OnceLock<String>,
+    /// The one node that is called, if only one may be.
+    peer: Option<u64>,
     pool: Arc<Pool>,
     is_kept: AtomicBool,
     counted: Arc<Calls>,
@@ -85,11 +87,30 @@ impl Node {
     /// A client of a service of calls, within the default [`Limits`]; connects at its first call.
     #[must_use]
     pub fn client<Request, R, E>(&self, name: &str) -> Client<Request, R, E> {
+        self.make_client(name, OnceLock::new(), None)
+    }
+
+    /// A client of one node's service of calls, by its reserved name.
+    pub(crate) fn client_of<Request, R, E>(
+        &self,
+        reserved: &str,
+        peer: u64,
+    ) -> Client<Request, R, E> {
+        self.make_client(reserved, OnceLock::from(reserved.to_owned()), Some(peer))
+    }
+
+    fn make_client<Request, R, E>(
+        &self,
+        name: &str,
+        service: OnceLock<String>,
+        peer: Option<u64>,
+    ) -> Client<Request, R, E> {
         let limits = Limits::default();
         let shared = Shared {
             node: self.clone(),
             name: name.to_owned(),
-            service: OnceLock::new(),
+            service,
+            peer,
             pool: Arc::default(),
             is_kept: AtomicBool::new(false),
             counted: self.meter().calls(name),
@@ -262,7 +283,9 @@ impl Call {
         let mut refused = BTreeSet::new();
         let (mut last, mut lost) = (None, 0);
         loop {
-            let found = node.find(service, &mut refused, until, |_| true).await;
+            let peer = self.shared.peer;
+            let is_fit = |one: &Candidate| peer.is_none_or(|peer| peer == one.peer);
+            let found = node.find(service, &mut refused, until, is_fit).await;
             let candidates = match found {
                 Ok(candidates) => candidates,
                 Err(error) => return Err(last.unwrap_or(CallError::Node(error))),

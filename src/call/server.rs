@@ -24,6 +24,7 @@ use super::pool::{Pipe, pipe};
 use crate::error::Error;
 use crate::framing::{read_body, write_parts};
 use crate::node::links::Kind;
+use crate::node::meter::{Role, Streams};
 use crate::node::{Listener, Node, PeerName};
 
 /// 4,096: streams that a service has at most; a client opens one for each of its calls at once.
@@ -95,12 +96,31 @@ impl Node {
         S::Response: Serialize + Send,
         S::Error: Serialize + Send,
     {
-        let listener = self.offer(Kind::Calls.service(name)?)?;
+        self.serve_as(Kind::Calls.service(name)?, name, service, limits)
+    }
+
+    /// Serves calls under a reserved name.
+    pub(crate) fn serve_as<S, Request>(
+        &self,
+        reserved: String,
+        name: &str,
+        service: S,
+        limits: Limits,
+    ) -> Result<Serving, Error>
+    where
+        S: Service<Request, Future: Send> + Clone + Send + 'static,
+        Request: DeserializeOwned + Send + 'static,
+        S::Response: Serialize + Send,
+        S::Error: Serialize + Send,
+    {
+        let served = self.meter().streams(Role::Server, &reserved);
+        let listener = self.offer(reserved)?;
         let concurrency = limits.concurrency.min(Semaphore::MAX_PERMITS);
         let room = Arc::new(Semaphore::new(concurrency));
         let server = Server {
             service,
             name: name.into(),
+            served,
             room: Arc::clone(&room),
             most: limits.max_message,
             of: PhantomData,
@@ -151,6 +171,7 @@ async fn refuse(mut stream: Stream) {
 struct Server<S, Request> {
     service: S,
     name: Arc<str>,
+    served: Arc<Streams>,
     room: Arc<Semaphore>,
     most: usize,
     of: PhantomData<fn(Request)>,
@@ -158,8 +179,9 @@ struct Server<S, Request> {
 
 impl<S: Clone, Request> Clone for Server<S, Request> {
     fn clone(&self) -> Self {
-        let (name, room) = (Arc::clone(&self.name), Arc::clone(&self.room));
-        Self { service: self.service.clone(), name, room, most: self.most, of: PhantomData }
+        let (name, served) = (Arc::clone(&self.name), Arc::clone(&self.served));
+        let (service, room) = (self.service.clone(), Arc::clone(&self.room));
+        Self { service, name, served, room, most: self.most, of: PhantomData }
     }
 }
 
@@ -196,6 +218,7 @@ where
                 Ok((status, body)) => (status, 0, body),
                 Err(status) => (status, self.most, Vec::new()),
             };
+            self.served.calls.add_one();
             answer(&mut pipe, status, limit, &body).await?;
         }
     }

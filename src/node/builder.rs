@@ -43,6 +43,7 @@ pub struct NodeBuilder {
     is_gossiping: bool,
     transports: Option<String>,
     pub(super) port_buffer: Option<u64>,
+    allows_top: bool,
     pub(super) connect_within: Duration,
     pub(super) drain: Duration,
 }
@@ -63,6 +64,7 @@ impl Default for NodeBuilder {
             is_gossiping: false,
             transports: None,
             port_buffer: None,
+            allows_top: false,
             connect_within: DEFAULT_CONNECT_WITHIN,
             drain: DEFAULT_DRAIN,
         }
@@ -210,6 +212,17 @@ impl NodeBuilder {
         self
     }
 
+    /// Lets other nodes of the cluster read this node's [report](crate::top): `midplane top` shows it. Off by default.
+    ///
+    /// Each process that may connect to this node can then read what the report has: the names, addresses and transports
+    /// of its peers, the names of its services, its counters, and the memory of its process. These are this user's processes
+    /// on this host, and elsewhere the holders of the cluster's [key](NodeBuilder::key_file); without a key, all
+    /// that reach the node's address. No one can change anything by it.
+    pub const fn allow_top(mut self) -> Self {
+        self.allows_top = true;
+        self
+    }
+
     /// Limits how long [`Node::connect`] waits for a service that no node offers; zero: not at all. Default:
     /// [`DEFAULT_CONNECT_WITHIN`].
     pub const fn connect_within(mut self, time: Duration) -> Self {
@@ -265,7 +278,12 @@ impl NodeBuilder {
         let places = Places::new(std::mem::take(&mut self.discover)).await?;
         self.own = self.own_key(&places)?;
         let address = self.address(transports, &places)?;
-        Node::start(self, transports, address, places).await
+        let allows_top = self.allows_top;
+        let node = Node::start(self, transports, address, places).await?;
+        if allows_top {
+            node.serve_top()?;
+        }
+        Ok(node)
     }
 
     /// Returns the node's own key and whether it is kept, if the cluster has a key to prove it under.

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use midplane_simhw::seal::PublicKey;
-use midplane_via::session::{Attempt, Session};
+use midplane_via::session::{Attempt, Session, Stats};
 use midplane_via::wire::endpoint::TokenCounters;
+use serde::{Deserialize, Serialize};
 
 use super::Node;
 use super::state::placed;
@@ -32,7 +34,7 @@ pub struct Explanation {
 }
 
 /// The tokens that a node grants to the nodes that send to it over UDP.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ReceiveTokens {
     /// Bytes of the buffer of the port before the node: the data in flight of all senders fits in it.
@@ -103,7 +105,7 @@ impl fmt::Display for WhyNot {
 }
 
 /// A place that did not answer its last dial, could not be dialed, or whose node is of another cluster.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Unanswered {
     /// The address, or the number of a node of this host.
@@ -121,38 +123,51 @@ impl Node {
         let shared = &self.0.shared;
         let here = shared.network().local();
         let sessions = shared.sessions_of_peers();
-        let path = |(id, name, session): (u64, String, std::sync::Arc<Session>)| {
-            let chosen = session.transport();
-            let others = WORDS.into_iter().filter(|word| *word != chosen.name());
-            let others =
-                others.map(|word| (word, self.why_not(word, id, &session, here.contains(&id))));
-            let stats = session.stats();
-            PeerPath {
-                name,
-                id,
-                transport: chosen.name(),
-                address: chosen.address(),
-                others: others.collect(),
-                mtu: stats.pipe.map(|pipe| pipe.mtu),
-                round_trip: stats.pipe.map(|pipe| Duration::from_nanos(pipe.round_trip)),
-                is_sealed: self.0.is_sealed && chosen.address().is_some(),
-                key: session.peer_key(),
-                streams: stats.open,
-            }
+        let path = |(id, name, session): (_, _, Arc<_>)| {
+            self.path(id, name, &session, &session.stats(), here.contains(&id))
         };
         Explanation {
             allowed: self.0.allowed.words().collect(),
             address: self.0.address,
-            tokens: self.0.port_buffer.zip(shared.sessions().token_counters()).map(
-                |(port_buffer, counters)| {
-                    let TokenCounters { granted, expired, waiting, .. } = counters;
-                    ReceiveTokens { port_buffer, granted, expired, waiting }
-                },
-            ),
+            tokens: self.tokens(),
             peers: sessions.into_iter().map(path).collect(),
             unanswered: self.unanswered(),
             #[cfg(feature = "discovery-gossip")]
             gossip: self.0.gossip.as_ref().map(|gossip| gossip.addresses()).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the tokens that the node grants, if it grants any.
+    pub(super) fn tokens(&self) -> Option<ReceiveTokens> {
+        let (port_buffer, counters) =
+            self.0.port_buffer.zip(self.0.shared.sessions().token_counters())?;
+        let TokenCounters { granted, expired, waiting, .. } = counters;
+        Some(ReceiveTokens { port_buffer, granted, expired, waiting })
+    }
+
+    /// Explains the way to a peer.
+    pub(super) fn path(
+        &self,
+        id: u64,
+        name: String,
+        session: &Session,
+        stats: &Stats,
+        is_here: bool,
+    ) -> PeerPath {
+        let chosen = session.transport();
+        let others = WORDS.into_iter().filter(|word| *word != chosen.name());
+        let others = others.map(|word| (word, self.why_not(word, id, session, is_here)));
+        PeerPath {
+            name,
+            id,
+            transport: chosen.name(),
+            address: chosen.address(),
+            others: others.collect(),
+            mtu: stats.pipe.map(|pipe| pipe.mtu),
+            round_trip: stats.pipe.map(|pipe| Duration::from_nanos(pipe.round_trip)),
+            is_sealed: self.0.is_sealed && chosen.address().is_some(),
+            key: session.peer_key(),
+            streams: stats.open,
         }
     }
 

@@ -60,6 +60,13 @@ impl Mailbox {
         Arc::clone(self.state().outgoing.entry(id).or_default())
     }
 
+    /// Counts the messages that wait to be received.
+    pub(crate) fn waiting(&self) -> usize {
+        // A task that holds the lock waits for a message: there is none.
+        let inbox = self.inbox.get().and_then(|inbox| inbox.try_lock().ok());
+        inbox.map_or(0, |inbox| inbox.len())
+    }
+
     /// Forgets a peer that has ended.
     pub(crate) fn forget(&self, id: u64) {
         let mut state = self.state();

@@ -3,6 +3,7 @@
 //! Sessions count under the lock that an operation holds anyway, or by one relaxed addition. Once a second the node
 //! reports what has changed; what ends is reported at once. `docs/metrics.md` has the names.
 
+mod losses;
 mod named;
 #[cfg(test)]
 mod spans;
@@ -23,8 +24,10 @@ use midplane_via::wire::endpoint::TokenCounters;
 use midplane_via::wire::gossip::Counters as Gossiped;
 
 use super::state::Shared;
+use losses::Losses;
 use named::Named;
-pub(super) use watched::{Role, Streams, Watched, stream_span};
+pub(crate) use watched::{Role, Streams};
+pub(super) use watched::{Watched, stream_span};
 
 /// The period of reports.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -78,6 +81,10 @@ impl Total {
         self.add(1);
     }
 
+    pub(super) fn get(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
     fn add(&self, more: u64) {
         self.now.fetch_add(more, Ordering::Relaxed);
     }
@@ -109,7 +116,8 @@ pub(crate) struct Meter {
     peers: Named<()>,
     served: Named<Streams>,
     used: Named<Streams>,
-    calls: Named<Calls>,
+    pub(super) calls: Named<Calls>,
+    losses: Losses,
     pub(crate) messages_sent: Total,
     pub(crate) messages_received: Total,
 }
@@ -137,17 +145,18 @@ impl Meter {
             served: Named::default(),
             used: Named::default(),
             calls: Named::default(),
+            losses: Losses::default(),
             messages_sent: Total::default(),
             messages_received: Total::default(),
         }
     }
 
     /// Returns the counters of a service's streams that this node accepts, or opens.
-    pub(super) fn streams(&self, role: Role, service: &str) -> Arc<Streams> {
+    pub(crate) fn streams(&self, role: Role, service: &str) -> Arc<Streams> {
         self.of(role).counters(service)
     }
 
-    const fn of(&self, role: Role) -> &Named<Streams> {
+    pub(super) const fn of(&self, role: Role) -> &Named<Streams> {
         match role {
             Role::Server => &self.served,
             Role::Client => &self.used,
@@ -186,6 +195,8 @@ impl Meter {
         count(name::gossip::DROPPED, &labels, now.dropped - before.dropped);
         count(name::gossip::REFUSED, &labels, now.refused - before.refused);
         count(name::gossip::SKEWED, &labels, now.skewed - before.skewed);
+        self.losses.gossip_dropped.add(now.dropped - before.dropped);
+        self.losses.gossip_refused.add(now.refused - before.refused);
         gauge!(name::gossip::NODES, &labels).set(nodes as f64);
     }
 
@@ -194,6 +205,7 @@ impl Meter {
         let mut sessions = lock(&self.sessions);
         let Some(mut measured) = sessions.remove(&session.number()) else { return };
         measured.report(&self.node);
+        self.losses.on_ended(&measured.last, why);
         let same = |other: &&Measured| {
             other.peer == measured.peer
                 && other.session.transport().name() == session.transport().name()

@@ -327,6 +327,25 @@ impl Shared {
         state.members.peers().filter_map(best).collect()
     }
 
+    /// Returns when a peer was started, by its own clock, and what it is to this node.
+    pub(super) fn standing(&self, id: u64) -> Option<(u64, &'static str)> {
+        self.state().members.standing(id)
+    }
+
+    /// Returns the milliseconds since 1970 at the node's start, and how long it has run.
+    pub(super) fn age(&self) -> (u64, std::time::Duration) {
+        (self.state().hello.incarnation, self.started.elapsed())
+    }
+
+    /// Counts the streams of each service that wait to be accepted.
+    pub(super) fn waiting(&self) -> BTreeMap<String, usize> {
+        let state = self.state();
+        let waiting = state.listeners.iter().map(|(service, (listener, _))| {
+            (service.clone(), listener.max_capacity() - listener.capacity())
+        });
+        waiting.collect()
+    }
+
     /// Peers with a session, whether they have described themselves or not.
     pub(super) fn knows(&self, id: u64) -> bool {
         self.state().members.knows(id)

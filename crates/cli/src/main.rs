@@ -11,6 +11,8 @@ mod plan;
 mod recorder;
 mod swarm;
 mod switch;
+#[cfg(target_os = "linux")]
+mod top;
 mod trace;
 
 use std::process::ExitCode;
@@ -21,6 +23,7 @@ use midplane_kit::{command_line, report};
 const EXAMPLES: &str = "\
 Start here:
   midplane doctor                          test what this machine offers
+  midplane top                             watch the nodes of a cluster live
   midplane gang daemon                     run jobs that take turns: the daemon,
   midplane gang run --ranks 4 -- COMMAND   and in another terminal, a job of four ranks
   midplane nic demo                        upgrade an extension on six running NICs
@@ -47,6 +50,8 @@ enum Command {
     Gang(gang::Arguments),
     Plan(plan::Arguments),
     Path(path::Arguments),
+    #[cfg(target_os = "linux")]
+    Top(top::Arguments),
     Trace(trace::Arguments),
     Swarm(swarm::Arguments),
     Doctor(doctor::Arguments),
@@ -70,6 +75,8 @@ fn main() -> ExitCode {
         Command::Gang(arguments) => gang::main(arguments),
         Command::Plan(arguments) => plan::main(arguments),
         Command::Path(arguments) => path::main(arguments),
+        #[cfg(target_os = "linux")]
+        Command::Top(arguments) => top::main(&arguments),
         Command::Trace(arguments) => trace::main(arguments),
         Command::Swarm(arguments) => swarm::main(arguments),
         Command::Doctor(arguments) => doctor::main(arguments),

@@ -12,7 +12,7 @@ pub(super) const OTHER: &str = "other";
 
 /// Counters by their names and labels.
 #[derive(Debug, Default)]
-pub(super) struct Named<T>(Mutex<BTreeMap<String, Arc<T>>>);
+pub(in crate::node) struct Named<T>(Mutex<BTreeMap<String, Arc<T>>>);
 
 impl<T: Default> Named<T> {
     /// Returns the label of a name.
@@ -27,7 +27,7 @@ impl<T: Default> Named<T> {
         Arc::clone(&all[label])
     }
 
-    pub(super) fn each(&self, mut show: impl FnMut(&str, &T)) {
+    pub(in crate::node) fn each(&self, mut show: impl FnMut(&str, &T)) {
         lock(&self.0).iter().for_each(|(name, counters)| show(name, counters));
     }
 }

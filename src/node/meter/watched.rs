@@ -11,7 +11,7 @@ use super::{Total, count, name};
 
 /// The side of a service's stream that a node is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(in crate::node) enum Role {
+pub(crate) enum Role {
     /// It offers the service.
     Server,
     /// It has opened the stream.
@@ -19,7 +19,7 @@ pub(in crate::node) enum Role {
 }
 
 impl Role {
-    const fn label(self) -> &'static str {
+    pub(in crate::node) const fn label(self) -> &'static str {
         match self {
             Self::Server => "server",
             Self::Client => "client",
@@ -29,12 +29,14 @@ impl Role {
 
 /// Counts the streams of one service.
 #[derive(Debug, Default)]
-pub(in crate::node) struct Streams {
+pub(crate) struct Streams {
     pub(in crate::node) accepted: Total,
     pub(in crate::node) refused: Total,
-    open: AtomicU64,
-    sent: Total,
-    received: Total,
+    pub(in crate::node) open: AtomicU64,
+    pub(in crate::node) sent: Total,
+    pub(in crate::node) received: Total,
+    /// Calls that were answered, of a service of calls that the node offers.
+    pub(crate) calls: Total,
 }
 
 impl Streams {

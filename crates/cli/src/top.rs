@@ -1,0 +1,243 @@
+//! `midplane top`: the nodes of a cluster, live.
+
+mod board;
+mod screen;
+#[cfg(test)]
+mod tests;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use midplane::gang::live::front::ask;
+use midplane::gang::live::message::{Reply, Request};
+use midplane::{Error, ErrorKind, Node};
+use midplane_kit::report;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+
+use board::{Board, Reading};
+use screen::View;
+
+const EXAMPLES: &str = "\
+Examples:
+  midplane top                                             the nodes of this user on this host
+  midplane top --cluster orders                            of another cluster
+  midplane top --join 10.0.0.1:4700 --key-file fabric.key  of other hosts
+  midplane top --once --json                               one document for a program
+
+Nodes that do not call `allow_top` are listed without counters.";
+
+/// Show the nodes of a cluster live: peers, transports, rates, queues, losses, jobs.
+///
+/// A node shows its counters if its program calls `Node::builder().allow_top()`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Cluster of the nodes [default: MIDPLANE_CLUSTER, or `default`]
+    #[arg(long)]
+    cluster: Option<String>,
+    /// Address of a node of another host, or several with commas; a name may stand for many
+    #[arg(long, value_name = "HOST:PORT")]
+    join: Vec<String>,
+    /// File with the cluster's key
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Trust all who can send to this host's address, without a key
+    #[arg(long)]
+    trusted_network: bool,
+    /// Socket of a gang daemon, whose jobs are shown as well
+    #[arg(long, value_name = "SOCKET")]
+    gang: Option<PathBuf>,
+    /// Seconds between two readings, 0.1 to 3600; rates are means over them
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    interval: Duration,
+    /// Print the screen once, after two readings, and exit
+    #[arg(long)]
+    once: bool,
+    /// Print one JSON document instead
+    #[arg(long, requires = "once")]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3_600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "name 0.1 to 3600 seconds".into())
+}
+
+/// Error: one line, and the exit code.
+struct Failure(String, u8);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let is_input = matches!(error.kind(), ErrorKind::Config | ErrorKind::InUse);
+        let code = if is_input { report::BAD_INPUT } else { report::DID_NOT_HOLD };
+        Self(error.to_string(), code)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.to_string(), report::DID_NOT_HOLD)
+    }
+}
+
+pub(crate) fn main(arguments: &Arguments) -> ExitCode {
+    if !arguments.once && !std::io::stdout().is_terminal() {
+        let text = "standard output is no terminal: add --once, or --once --json";
+        return report::fail(text, report::BAD_INPUT);
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
+    };
+    match runtime.block_on(run(arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure(what, code)) => report::fail(&what, code),
+    }
+}
+
+async fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut builder = Node::builder()
+        .name(format!("midplane-top-{}", std::process::id()))
+        .connect_within(Duration::ZERO)
+        .drain(Duration::ZERO);
+    if let Some(cluster) = &arguments.cluster {
+        builder = builder.cluster(cluster);
+    }
+    builder = arguments.join.iter().fold(builder, |builder, place| builder.discover(place));
+    if let Some(path) = &arguments.key_file {
+        builder = builder.key_file(path);
+    }
+    if arguments.trusted_network {
+        builder = builder.trusted_network();
+    }
+    let node = builder.start().await?;
+    let reader = Reader { node: node.clone(), gang: arguments.gang.clone() };
+    let done = match arguments.once {
+        true => once(&reader, arguments).await,
+        false => watch(reader, arguments.interval).await,
+    };
+    node.shutdown().await;
+    done
+}
+
+/// Reads what the screen shows.
+struct Reader {
+    node: Node,
+    gang: Option<PathBuf>,
+}
+
+impl Reader {
+    async fn read(&self) -> Reading {
+        Reading { nodes: self.node.top().await, jobs: self.jobs().await }
+    }
+
+    /// Returns the jobs of the gang daemon, if one is to be asked.
+    async fn jobs(&self) -> Option<Result<Vec<board::Job>, String>> {
+        let socket = self.gang.as_ref()?;
+        Some(match ask(socket, &Request::List).await {
+            Ok(Reply::Listing(listing)) => Ok(listing.jobs.iter().map(Into::into).collect()),
+            Ok(_) => Err("the gang daemon answers with something else: run one version".into()),
+            Err(error) => Err(error.to_string()),
+        })
+    }
+}
+
+/// Prints the board after two readings.
+async fn once(reader: &Reader, arguments: &Arguments) -> Result<(), Failure> {
+    let mut board = Board::default();
+    for is_second in [false, true] {
+        if is_second {
+            tokio::time::sleep(arguments.interval).await;
+        }
+        let Reading { nodes, jobs } = reader.read().await;
+        if let Some(Err(error)) = jobs {
+            return Err(Failure(error, report::DID_NOT_HOLD));
+        }
+        board.update(Reading { nodes: Ok(nodes?), jobs });
+    }
+    if arguments.json {
+        report::print_json(&board);
+    } else {
+        report::say(&screen::text(&board));
+    }
+    Ok(())
+}
+
+/// A terminal in raw mode; restored when it is dropped, and on a panic.
+struct Terminal(ratatui::DefaultTerminal);
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// Shows the board until the user or the system ends it.
+async fn watch(reader: Reader, period: Duration) -> Result<(), Failure> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let (mut readings, mut events) = (readings(reader, period), events());
+    let mut terminal = Terminal(ratatui::try_init()?);
+    let (mut board, mut view) = (Board::default(), View::default());
+    loop {
+        terminal.0.draw(|frame| screen::draw(frame, &board, &view, period))?;
+        tokio::select! {
+            event = events.recv() => match event {
+                Some(Event::Key(key)) if !on_key(key, &board, &mut view) => return Ok(()),
+                Some(_) => {}
+                None => return Err(Failure("the terminal is closed".into(), report::DID_NOT_HOLD)),
+            },
+            Some(reading) = readings.recv() => board.update(reading),
+            _ = terminated.recv() => return Ok(()),
+            _ = interrupted.recv() => return Ok(()),
+        }
+    }
+}
+
+/// Handles a key; returns `false` if it ends the program.
+fn on_key(key: KeyEvent, board: &Board, view: &mut View) -> bool {
+    if key.kind == KeyEventKind::Release {
+        return true;
+    }
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+        KeyCode::Char('q') | KeyCode::Esc => return false,
+        KeyCode::Up => view.select(board, -1),
+        KeyCode::Down => view.select(board, 1),
+        KeyCode::Tab => view.turn(board),
+        _ => {}
+    }
+    true
+}
+
+/// Reads once each period.
+fn readings(reader: Reader, period: Duration) -> mpsc::Receiver<Reading> {
+    let (sender, readings) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut ticks = interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            if sender.send(reader.read().await).await.is_err() {
+                return;
+            }
+        }
+    });
+    readings
+}
+
+/// Reads the terminal's events on a thread, which ends with the process.
+fn events() -> mpsc::Receiver<Event> {
+    let (sender, events) = mpsc::channel(16);
+    thread::spawn(
+        move || while event::read().is_ok_and(|event| sender.blocking_send(event).is_ok()) {},
+    );
+    events
+}

@@ -1,0 +1,278 @@
+//! The report of a node: one document.
+
+use midplane_via::session::Session;
+use serde::{Deserialize, Serialize};
+
+use super::super::meter::Role;
+use super::super::{Node, ReceiveTokens, Unanswered, links};
+use super::SERVICE;
+
+/// The version of [`Report`]: a reader of another one gets an error that names both.
+pub const VERSION: u32 = 1;
+/// 512: entries of each list of a report at most.
+pub const MOST: usize = 512;
+/// Bytes of a text at most.
+const MOST_TEXT: usize = 256;
+
+/// What a node has counted, and its peers.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The number of the node's process.
+    pub process: u32,
+    /// When the node was started, in milliseconds since 1970 by its clock: tells it from its former self.
+    pub incarnation: u64,
+    /// Milliseconds for which it has run.
+    pub uptime_ms: u64,
+    /// Bytes of memory that its process occupies.
+    pub memory_bytes: u64,
+    /// The address of its sockets, if it has any.
+    pub address: Option<String>,
+    /// The transports that it may use.
+    pub transports: Vec<String>,
+    /// The tokens that it grants to those that send to it over UDP, if it does.
+    pub tokens: Option<ReceiveTokens>,
+    /// Messages that it has sent.
+    pub messages_sent: u64,
+    /// Messages that its application has received.
+    pub messages_received: u64,
+    /// Messages that wait to be received.
+    pub messages_waiting: u64,
+    /// The peers that it has a session with.
+    pub peers: Vec<Peer>,
+    /// Its services, and those of peers that it has opened streams to; not the one that reads reports.
+    pub services: Vec<ServiceStreams>,
+    /// The calls that it has made, by service.
+    pub calls: Vec<Calls>,
+    /// What it has lost, by cause.
+    pub losses: Vec<Loss>,
+    /// The places that it could not reach.
+    pub unanswered: Vec<Unanswered>,
+    /// Entries that the lists would have beyond [`MOST`].
+    pub left_out: u64,
+}
+
+/// A peer of a node.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Peer {
+    /// The peer's name.
+    pub name: String,
+    /// The number that tells it from all others, and from its former self.
+    pub id: u64,
+    /// When it was started, in milliseconds since 1970 by its clock.
+    pub incarnation: u64,
+    /// `open`; `silent` if it does not answer, `leaving` if it ends, `another has its name` if it is not used.
+    pub state: String,
+    /// The transport of new streams: `shm`, `udp` or `tcp`.
+    pub transport: String,
+    /// Why it is this one, and no other.
+    pub why: String,
+    /// Streams that are open.
+    pub streams: u64,
+    /// Bytes of streams that were sent over the session.
+    pub sent_bytes: u64,
+    /// Bytes of streams that were received over it.
+    pub received_bytes: u64,
+    /// The smoothed time of a round trip in microseconds, over UDP.
+    pub round_trip_us: Option<u64>,
+    /// Datagrams that were lost on the way, over UDP.
+    pub datagrams_lost: u64,
+    /// Bytes that were sent again, over UDP.
+    pub sent_again_bytes: u64,
+    /// Bytes that were sent and not acknowledged, over UDP.
+    pub in_flight_bytes: u64,
+    /// Bytes of memory for data on their way, over UDP.
+    pub memory_bytes: u64,
+}
+
+/// The streams of a service, on one side.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ServiceStreams {
+    /// The service's name; `(calls)` or `(a map)` follows that of such a one.
+    pub name: String,
+    /// `server` if the node offers it, `client` if it has opened the streams.
+    pub role: String,
+    /// Streams that are open, those included that wait.
+    pub open: u64,
+    /// Streams that wait to be accepted.
+    pub waiting: u64,
+    /// Streams that were accepted.
+    pub accepted: u64,
+    /// Calls that the node has answered, of a service of calls.
+    pub calls: u64,
+    /// Streams that were refused.
+    pub refused: u64,
+    /// Bytes that were sent.
+    pub sent_bytes: u64,
+    /// Bytes that the application has read.
+    pub received_bytes: u64,
+}
+
+/// The calls that a node has made to a service.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Calls {
+    /// The service's name.
+    pub service: String,
+    /// Calls with a response.
+    pub answered: u64,
+    /// Calls with the service's own error.
+    pub service_errors: u64,
+    /// Calls with neither.
+    pub failed: u64,
+}
+
+/// What a node has lost for one cause.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Loss {
+    /// The cause.
+    pub cause: String,
+    /// Counts it since the node's start.
+    pub count: u64,
+}
+
+impl Report {
+    /// Returns whether its lists and texts are within the bounds: one of a hostile node may not be.
+    pub(super) fn is_bounded(&self) -> bool {
+        let peers =
+            self.peers.iter().flat_map(|one| [&one.name, &one.state, &one.transport, &one.why]);
+        let services = self.services.iter().flat_map(|one| [&one.name, &one.role]);
+        let places = self.unanswered.iter().flat_map(|one| [&one.place, &one.error]);
+        let calls = self.calls.iter().map(|one| &one.service);
+        let losses = self.losses.iter().map(|one| &one.cause);
+        let others = self.address.iter().chain(&self.transports);
+        let mut texts =
+            peers.chain(services).chain(places).chain(calls).chain(losses).chain(others);
+        let lengths = [
+            self.transports.len(),
+            self.peers.len(),
+            self.services.len(),
+            self.calls.len(),
+            self.losses.len(),
+            self.unanswered.len(),
+        ];
+        lengths.into_iter().all(|length| length <= MOST)
+            && texts.all(|text| text.len() <= MOST_TEXT)
+    }
+}
+
+impl Node {
+    /// Reports what this node has counted, and its peers: what others read if it [allows](crate::NodeBuilder::allow_top) it.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let (shared, meter) = (&self.0.shared, self.meter());
+        let (incarnation, age) = shared.age();
+        let mut report = Report {
+            process: std::process::id(),
+            incarnation,
+            uptime_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            memory_bytes: resident(),
+            address: self.0.address.map(|address| address.to_string()),
+            transports: self.0.allowed.words().map(str::to_owned).collect(),
+            tokens: self.tokens(),
+            messages_sent: meter.messages_sent.get(),
+            messages_received: meter.messages_received.get(),
+            messages_waiting: self.mailbox().waiting() as u64,
+            ..Report::default()
+        };
+        let here = shared.network().local();
+        let peers = shared.sessions_of_peers().into_iter();
+        let peers =
+            peers.map(|(id, name, session)| self.peer(id, name, &session, here.contains(&id)));
+        let left_out = &mut report.left_out;
+        report.peers = bounded(peers, left_out);
+        report.services = bounded(self.services(), left_out);
+        let mut calls = Vec::new();
+        meter.calls.each(|service, counted| {
+            calls.push(Calls {
+                service: cut(service),
+                answered: counted.answered.get(),
+                service_errors: counted.service_errors.get(),
+                failed: counted.failed.get(),
+            });
+        });
+        report.calls = bounded(calls, left_out);
+        let losses = meter.losses().into_iter();
+        report.losses = losses.map(|(cause, count)| Loss { cause: cause.into(), count }).collect();
+        let unanswered = self.unanswered().into_iter().map(|Unanswered { place, dials, error }| {
+            Unanswered { place: cut(&place), dials, error: cut(&error) }
+        });
+        report.unanswered = bounded(unanswered, left_out);
+        report
+    }
+
+    /// Reports a peer.
+    fn peer(&self, id: u64, name: String, session: &Session, is_here: bool) -> Peer {
+        let stats = session.stats();
+        let (incarnation, state) = self.0.shared.standing(id).unwrap_or((0, "leaving"));
+        let state = if session.is_suspected() { "silent" } else { state };
+        let path = self.path(id, name, session, &stats, is_here);
+        let pipe = stats.pipe.unwrap_or_default();
+        Peer {
+            why: cut(&path.to_string()),
+            name: path.name,
+            id,
+            incarnation,
+            state: state.into(),
+            transport: path.transport.into(),
+            streams: stats.open as u64,
+            sent_bytes: stats.bytes_sent,
+            received_bytes: stats.bytes_received,
+            round_trip_us: stats.pipe.map(|pipe| pipe.round_trip / 1_000),
+            datagrams_lost: pipe.packets_lost,
+            sent_again_bytes: pipe.bytes_sent_again,
+            in_flight_bytes: pipe.in_flight,
+            memory_bytes: pipe.memory_bytes as u64,
+        }
+    }
+
+    /// Reports the services of both sides.
+    fn services(&self) -> Vec<ServiceStreams> {
+        let (waiting, mut services) = (self.0.shared.waiting(), Vec::new());
+        for role in [Role::Server, Role::Client] {
+            self.meter().of(role).each(|service, streams| {
+                if service == SERVICE {
+                    return;
+                }
+                let waiting = waiting.get(service).filter(|_| role == Role::Server);
+                services.push(ServiceStreams {
+                    name: cut(&links::shown(service)),
+                    role: role.label().into(),
+                    open: streams.open.load(std::sync::atomic::Ordering::Relaxed),
+                    waiting: waiting.copied().unwrap_or(0) as u64,
+                    accepted: streams.accepted.get(),
+                    calls: streams.calls.get(),
+                    refused: streams.refused.get(),
+                    sent_bytes: streams.sent.get(),
+                    received_bytes: streams.received.get(),
+                });
+            });
+        }
+        services
+    }
+}
+
+/// Collects at most [`MOST`] entries, and counts the others.
+fn bounded<T>(entries: impl IntoIterator<Item = T>, left_out: &mut u64) -> Vec<T> {
+    let mut all = entries.into_iter();
+    let kept = all.by_ref().take(MOST).collect();
+    *left_out += all.count() as u64;
+    kept
+}
+
+/// Cuts a text to [`MOST_TEXT`] bytes.
+fn cut(text: &str) -> String {
+    let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= MOST_TEXT;
+    text.char_indices().take_while(fits).map(|(_, char)| char).collect()
+}
+
+/// Returns the bytes of memory that the process occupies; 0 if the system does not say.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1_024
+}
