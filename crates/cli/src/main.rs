@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => plan::main(arguments),
         Command::Path(arguments) => path::main(arguments),
         #[cfg(target_os = "linux")]
-        Command::Top(arguments) => top::main(&arguments),
+        Command::Top(arguments) => top::main(arguments),
         Command::Trace(arguments) => trace::main(arguments),
         Command::Swarm(arguments) => swarm::main(arguments),
         Command::Doctor(arguments) => doctor::main(arguments),

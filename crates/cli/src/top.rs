@@ -7,7 +7,6 @@ mod tests;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use clap::Args;
 use midplane::gang::live::front::ask;
 use midplane::gang::live::message::{Reply, Request};
 use midplane::{Error, ErrorKind, Node};
-use midplane_kit::report;
+use midplane_kit::report::{self, Failure};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -70,36 +69,22 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "name 0.1 to 3600 seconds".into())
 }
 
-/// Error: one line, and the exit code.
-struct Failure(String, u8);
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        let is_input = matches!(error.kind(), ErrorKind::Config | ErrorKind::InUse);
-        let code = if is_input { report::BAD_INPUT } else { report::DID_NOT_HOLD };
-        Self(error.to_string(), code)
+/// Returns the error of a node: a configuration that is wrong is bad input.
+fn failed(error: &Error) -> Failure {
+    match error.kind() {
+        ErrorKind::Config | ErrorKind::InUse => Failure::from(error.to_string()),
+        _ => Failure::of_run(error),
     }
 }
 
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        Self(error.to_string(), report::DID_NOT_HOLD)
-    }
-}
-
-pub(crate) fn main(arguments: &Arguments) -> ExitCode {
+pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     if !arguments.once && !std::io::stdout().is_terminal() {
         let text = "standard output is no terminal: add --once, or --once --json";
-        return report::fail(text, report::BAD_INPUT);
+        return Err(text.to_owned().into());
     }
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
-    };
-    match runtime.block_on(run(arguments)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure(what, code)) => report::fail(&what, code),
-    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(Failure::of_run)?.block_on(run(arguments))?;
+    Ok(0)
 }
 
 async fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -117,7 +102,7 @@ async fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.trusted_network {
         builder = builder.trusted_network();
     }
-    let node = builder.start().await?;
+    let node = builder.start().await.map_err(|error| failed(&error))?;
     let reader = Reader { node: node.clone(), gang: arguments.gang.clone() };
     let done = match arguments.once {
         true => once(&reader, arguments).await,
@@ -158,15 +143,12 @@ async fn once(reader: &Reader, arguments: &Arguments) -> Result<(), Failure> {
         }
         let Reading { nodes, jobs } = reader.read().await;
         if let Some(Err(error)) = jobs {
-            return Err(Failure(error, report::DID_NOT_HOLD));
+            return Err(Failure::of_run(error));
         }
-        board.update(Reading { nodes: Ok(nodes?), jobs });
+        let nodes = nodes.map_err(|error| failed(&error))?;
+        board.update(Reading { nodes: Ok(nodes), jobs });
     }
-    if arguments.json {
-        report::print_json(&board);
-    } else {
-        report::say(&screen::text(&board));
-    }
+    report::print_document(arguments.json, &board, screen::text);
     Ok(())
 }
 
@@ -181,18 +163,19 @@ impl Drop for Terminal {
 
 /// Shows the board until the user or the system ends it.
 async fn watch(reader: Reader, period: Duration) -> Result<(), Failure> {
-    let mut terminated = signal(SignalKind::terminate())?;
-    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate()).map_err(Failure::of_run)?;
+    let mut interrupted = signal(SignalKind::interrupt()).map_err(Failure::of_run)?;
     let (mut readings, mut events) = (readings(reader, period), events());
-    let mut terminal = Terminal(ratatui::try_init()?);
+    let mut terminal = Terminal(ratatui::try_init().map_err(Failure::of_run)?);
     let (mut board, mut view) = (Board::default(), View::default());
     loop {
-        terminal.0.draw(|frame| screen::draw(frame, &board, &view, period))?;
+        let drawn = terminal.0.draw(|frame| screen::draw(frame, &board, &view, period));
+        drawn.map_err(Failure::of_run)?;
         tokio::select! {
             event = events.recv() => match event {
                 Some(Event::Key(key)) if !on_key(key, &board, &mut view) => return Ok(()),
                 Some(_) => {}
-                None => return Err(Failure("the terminal is closed".into(), report::DID_NOT_HOLD)),
+                None => return Err(Failure::of_run("the terminal is closed")),
             },
             Some(reading) = readings.recv() => board.update(reading),
             _ = terminated.recv() => return Ok(()),
