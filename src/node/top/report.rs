@@ -14,7 +14,7 @@ pub const MOST: usize = 512;
 /// Bytes of a text at most.
 const MOST_TEXT: usize = 256;
 
-/// What a node has counted, and its peers.
+/// Reports the counters of a node, and its peers.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -44,7 +44,7 @@ pub struct Report {
     pub services: Vec<ServiceStreams>,
     /// The calls that it has made, by service.
     pub calls: Vec<Calls>,
-    /// What it has lost, by cause.
+    /// Losses since its start, by cause.
     pub losses: Vec<Loss>,
     /// The places that it could not reach.
     pub unanswered: Vec<Unanswered>,
@@ -120,15 +120,15 @@ pub struct Calls {
     pub answered: u64,
     /// Calls with the service's own error.
     pub service_errors: u64,
-    /// Calls with neither.
+    /// Calls that have ended with neither, lost ones included.
     pub failed: u64,
 }
 
-/// What a node has lost for one cause.
+/// Losses of a node for one cause.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Loss {
-    /// The cause.
+    /// The cause, in words for people.
     pub cause: String,
     /// Counts it since the node's start.
     pub count: u64,
@@ -204,7 +204,7 @@ impl Node {
         report
     }
 
-    /// Reports a peer.
+    /// Reports a peer, with the counters of its session.
     fn peer(&self, id: u64, name: String, session: &Session, is_here: bool) -> Peer {
         let stats = session.stats();
         let (incarnation, state) = self.0.shared.standing(id).unwrap_or((0, "leaving"));

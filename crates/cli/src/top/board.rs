@@ -1,4 +1,4 @@
-//! What `midplane top` knows of the nodes, and the rates between two readings.
+//! Keeps the last report of each node, and computes the rates between two readings.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use serde::Serialize;
 /// Nodes that have vanished and are still shown; those that began first are dropped.
 const MOST_GONE: usize = 32;
 
-/// What was read at once.
+/// Results of one reading of the cluster.
 pub(super) struct Reading {
     pub(super) nodes: Result<Vec<top::Reading>, Error>,
     pub(super) jobs: Option<Result<Vec<Job>, String>>,
@@ -31,7 +31,7 @@ pub(super) struct Board {
     pub(super) readings: u64,
 }
 
-/// What a node is to the observer.
+/// State of a node, as the observer sees it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-/// A node.
+/// A node and its last report.
 #[derive(Serialize)]
 pub(super) struct Row {
     pub(super) name: String,

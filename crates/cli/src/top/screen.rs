@@ -26,7 +26,7 @@ enum Panel {
     Jobs,
 }
 
-/// What the user has chosen to see.
+/// Choices of the user: the selected node and the panel.
 #[derive(Debug, Default)]
 pub(super) struct View {
     /// The name of the selected node; the first one if there is none of that name.
