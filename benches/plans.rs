@@ -16,7 +16,7 @@ fn cached(c: &mut Criterion) {
     for &bytes in &sizes {
         black_box(planner.plan(bytes));
     }
-    while let Some(wanted) = planner.poll_wanted() {
+    while let Some(wanted) = planner.poll_ramp_request() {
         planner.install(wanted.compute().expect("random chains have overheads"));
     }
     let mut turn = 0;

@@ -46,7 +46,7 @@ use midplane_simhw::wire::VALUE_LIMIT;
 use crate::error::{Error, ErrorKind};
 pub use client::{Client, DEFAULT_TIMEOUT};
 pub use context::Context;
-pub use server::{MOST_STREAMS, Serving};
+pub use server::{MAX_STREAMS, Serving};
 
 /// 256: calls at once.
 pub const DEFAULT_CONCURRENCY: usize = 256;

@@ -12,9 +12,9 @@ pub enum ErrorKind {
     /// Another node, or another listener, has the name or address. Choose another one, or stop the other process.
     InUse,
     /// No node that was asked offers the service: the text names them, and the places that did not answer. Start one, or
-    /// wait longer for one: [`NodeBuilder::connect_within`].
+    /// wait longer for one: [`NodeBuilder::connect_timeout`].
     ///
-    /// [`NodeBuilder::connect_within`]: crate::NodeBuilder::connect_within
+    /// [`NodeBuilder::connect_timeout`]: crate::NodeBuilder::connect_timeout
     NoService,
     /// Nodes offer the service, but none of them has accepted: too many streams wait there, or they do not answer in
     /// time. Try again later, with a pause; start another node if it stays so.

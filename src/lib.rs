@@ -42,8 +42,8 @@ pub use error::{Error, ErrorKind};
 pub use node::top;
 #[cfg(target_os = "linux")]
 pub use node::{
-    Connector, DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, Explanation, Listener, Node, NodeBuilder,
-    PeerInfo, PeerName, PeerPath, ReceiveTokens, Unanswered, WhyNot,
+    Connector, DEFAULT_CONNECT_TIMEOUT, DEFAULT_DRAIN, Explanation, FailedDial, Listener, Node,
+    NodeBuilder, PeerInfo, PeerName, PeerPath, ReceiveTokens, UnusedReason,
 };
 #[cfg(all(feature = "tonic", target_os = "linux"))]
 pub use node::{Incoming, NamedStream};

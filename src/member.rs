@@ -23,12 +23,12 @@ use std::net::SocketAddr;
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
-use midplane_via::session::Transport;
+use midplane_via::session::TransportKind;
 
 pub(crate) use choice::{Choice, Load, choose};
 #[cfg(test)]
 pub(crate) use hello::CHANGED;
-pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Refusal, Stranger, Unreadable, VERSION};
+pub(crate) use hello::{Hello, MAX_NAME, MAX_SERVICES, Refusal, Stranger, Unreadable, VERSION};
 use keys::Notice;
 use peer::{Link, Peer, distance};
 use place::Place;
@@ -37,9 +37,9 @@ pub(crate) use place::Target;
 /// Nodes that a node knows at once, places that it dials, and links that it has.
 const MOST: usize = 4_096;
 /// Places of strangers, of which a node reports.
-const MOST_STRANGERS: usize = 16;
+const MAX_STRANGERS: usize = 16;
 /// Dials that may wait for a description at once.
-const MOST_DIALS: usize = 64;
+const MAX_DIALS: usize = 64;
 /// Nanoseconds that a dialed node may take to describe itself before a search continues without it.
 pub(crate) const DESCRIBE: u64 = 1_000_000_000;
 /// Nanoseconds after which a link without a description ends.
@@ -144,7 +144,7 @@ impl Members {
         now: Instant,
         target: Target,
         link: u64,
-        transport: Transport,
+        transport: TransportKind,
     ) {
         if let Some(place) = self.places.get_mut(&target) {
             (place.is_dialing, place.link) = (false, Some(link));
@@ -160,14 +160,20 @@ impl Members {
     }
 
     /// A node has dialed this one.
-    pub(crate) fn handle_accepted(&mut self, now: Instant, link: u64, transport: Transport) {
+    pub(crate) fn handle_accepted(&mut self, now: Instant, link: u64, transport: TransportKind) {
         if self.links.len() >= MOST {
             return self.effects.push_back(Effect::End(link));
         }
         self.add_link(now, link, transport, None);
     }
 
-    fn add_link(&mut self, now: Instant, link: u64, transport: Transport, target: Option<Target>) {
+    fn add_link(
+        &mut self,
+        now: Instant,
+        link: u64,
+        transport: TransportKind,
+        target: Option<Target>,
+    ) {
         let state = Link {
             transport,
             target,
@@ -183,7 +189,7 @@ impl Members {
     }
 
     /// A link that was dialed has this transport: another one than was tried first has answered.
-    pub(crate) fn handle_transport(&mut self, number: u64, transport: Transport) {
+    pub(crate) fn handle_transport(&mut self, number: u64, transport: TransportKind) {
         if let Some(link) = self.links.get_mut(&number) {
             link.transport = transport;
         }
@@ -283,7 +289,7 @@ impl Members {
 
     /// The node at a place is none of this cluster.
     fn on_stranger(&mut self, target: Target, stranger: Stranger) {
-        if self.strangers.len() < MOST_STRANGERS || self.strangers.contains_key(&target) {
+        if self.strangers.len() < MAX_STRANGERS || self.strangers.contains_key(&target) {
             self.strangers.insert(target, stranger);
         }
     }
@@ -372,7 +378,7 @@ impl Members {
         let id = self.id;
         let is_known = |peer: u64| peer == id || peers.contains_key(&peer);
         for (target, place) in &mut self.places {
-            if under_way >= MOST_DIALS || self.links.len() >= MOST {
+            if under_way >= MAX_DIALS || self.links.len() >= MOST {
                 return;
             }
             if place.is_free() && place.again_at <= now && !place.peer.is_some_and(is_known) {
@@ -467,7 +473,7 @@ impl Members {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let known = |peer: u64| peer == self.id || self.peers.contains_key(&peer);
         let is_due = |place: &&Place| place.is_free() && !place.peer.is_some_and(known);
-        let is_crowded = self.undescribed().count() >= MOST_DIALS;
+        let is_crowded = self.undescribed().count() >= MAX_DIALS;
         let dials = self.places.values().filter(is_due).map(|place| place.again_at);
         let dials = dials.filter(|at| *at < self.seek_until && !is_crowded).min();
         let trials = self.peers.values().flat_map(|peer| [peer.trial, peer.challenge]);

@@ -33,9 +33,9 @@ use crate::node::mailbox::{Outgoing, Received};
 use crate::node::{Listener, Node, PeerName};
 
 /// 1 MiB: most bytes of a message. Use a stream for more.
-pub const MOST_MESSAGE: usize = 1 << 20;
+pub const MAX_MESSAGE: usize = 1 << 20;
 /// Bytes of messages of one sender that may wait to be received, with [`OVERHEAD`] for each.
-const HELD_OF_ONE: usize = MOST_MESSAGE + OVERHEAD;
+const HELD_OF_ONE: usize = MAX_MESSAGE + OVERHEAD;
 /// The same of all senders.
 const HELD_OF_ALL: usize = 64 << 20;
 /// Bytes that a message counts in addition to its own.
@@ -45,7 +45,7 @@ const SERVICE: &str = "midplane:messages";
 /// The first bytes of its streams.
 const MAGIC: &[u8; 8] = b"midmsg 1";
 /// Streams of one peer that may wait until its former one has ended.
-const MOST_STREAMS: usize = 4;
+const MAX_STREAMS: usize = 4;
 /// 30 s: limits the time from the first to the last byte of a message.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
@@ -86,8 +86,8 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::Reset`]: the receiver was restarted, or the connection to it lost, since the last send.
-    /// [`ErrorKind::NoService`]: within the time of [`connect_within`](crate::NodeBuilder::connect_within), there was no
-    /// such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MOST_MESSAGE`], [`ErrorKind::Closed`].
+    /// [`ErrorKind::NoService`]: within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there was no
+    /// such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
     /// Dropped, the message was sent whole or not at all.
@@ -97,8 +97,8 @@ impl Node {
         bytes: impl Into<Bytes>,
     ) -> Result<(), Error> {
         let (Recipient(to), bytes) = (to.into(), bytes.into());
-        if bytes.len() > MOST_MESSAGE {
-            let text = format!("a message has at most {MOST_MESSAGE} bytes, not {}", bytes.len());
+        if bytes.len() > MAX_MESSAGE {
+            let text = format!("a message has at most {MAX_MESSAGE} bytes, not {}", bytes.len());
             return Err(Error::new(ErrorKind::TooLarge, text));
         }
         let to_name = match &to {
@@ -227,7 +227,7 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
         // A sender that has no stream any more holds nothing.
         senders.retain(|_, sender| Arc::strong_count(&sender.turn) > 1);
         let sender = senders.entry(from.id).or_insert_with(Sender::new).clone();
-        if Arc::strong_count(&sender.turn) > MOST_STREAMS + 1 {
+        if Arc::strong_count(&sender.turn) > MAX_STREAMS + 1 {
             tracing::warn!(%from, "a peer sends messages on too many streams; one was dropped");
             continue;
         }
@@ -278,7 +278,7 @@ impl Sender {
             let mut head = [0; 4];
             stream.read_exact(&mut head).await?;
             let length = u32::from_le_bytes(head) as usize;
-            if length > MOST_MESSAGE {
+            if length > MAX_MESSAGE {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a message too long"));
             }
             #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]

@@ -40,10 +40,10 @@ use tracing::Instrument;
 
 use crate::call::Serving;
 use crate::error::{Error, ErrorKind};
-use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
-pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
+use crate::member::{self, Hello, MAX_NAME, Members, Target, VERSION};
+pub use builder::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
-pub use explain::{Explanation, PeerPath, ReceiveTokens, Unanswered, WhyNot};
+pub use explain::{Explanation, FailedDial, PeerPath, ReceiveTokens, UnusedReason};
 use links::Links;
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
@@ -83,7 +83,7 @@ struct Inner {
     #[cfg(feature = "discovery-gossip")]
     gossip: Option<Arc<gossip::Gossip>>,
     drain: Duration,
-    connect_within: Duration,
+    connect_timeout: Duration,
     links: Links,
     allowed: Transports,
     is_sealed: bool,
@@ -149,7 +149,7 @@ impl Node {
         let gossip = builder.start_gossip(&shared, &places, address)?;
         let span = tracing::info_span!("node", name, id = %format_args!("{id:016x}"));
         let sockets = spawn_tasks(&shared, &span, driver, listener, tcp);
-        let NodeBuilder { drain, connect_within, key, port_buffer, .. } = builder;
+        let NodeBuilder { drain, connect_timeout, key, port_buffer, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
         let inner = Inner {
             name,
@@ -159,7 +159,7 @@ impl Node {
             #[cfg(feature = "discovery-gossip")]
             gossip,
             drain,
-            connect_within,
+            connect_timeout,
             links,
             allowed,
             is_sealed,
@@ -187,7 +187,7 @@ impl Node {
 
     /// Connects to a node that offers a service: of two chosen at random among the nearest, the one with fewer streams.
     ///
-    /// If none offers it, waits for one for the time of [`NodeBuilder::connect_within`]. A node that does not answer
+    /// If none offers it, waits for one for the time of [`NodeBuilder::connect_timeout`]. A node that does not answer
     /// within a second is passed over, and used again once it answers.
     ///
     /// # Errors
@@ -360,7 +360,7 @@ impl Node {
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
         let live = shared.live();
-        live.iter().for_each(|session| session.say_goodbye());
+        live.iter().for_each(|session| session.send_goodbye());
         self.0.links.leave();
         let until = Instant::now() + self.0.drain;
         while live.iter().any(|session| session.ended().is_none() && session.streams() > 0)
@@ -452,8 +452,8 @@ fn closed() -> Error {
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
-    if name.is_empty() || name.len() > MOST_NAME {
-        let text = format!("{what} has 1 to {} bytes, not {}", MOST_NAME, name.len());
+    if name.is_empty() || name.len() > MAX_NAME {
+        let text = format!("{what} has 1 to {} bytes, not {}", MAX_NAME, name.len());
         return Err(Error::new(ErrorKind::Config, text));
     }
     if name.starts_with(links::RESERVED) {

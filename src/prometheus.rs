@@ -25,9 +25,9 @@ use tokio::task::JoinHandle;
 use crate::error::{Error, ErrorKind};
 
 /// Bytes of the longest request that is read.
-const MOST_REQUEST: usize = 8 * 1024;
+const MAX_REQUEST: usize = 8 * 1024;
 /// Requests that are answered at once; more wait.
-const MOST_AT_ONCE: usize = 16;
+const MAX_AT_ONCE: usize = 16;
 /// Limits how long a request and its answer take.
 const WITHIN: Duration = Duration::from_secs(10);
 /// The period in which the recorder tidies what it keeps.
@@ -98,7 +98,7 @@ pub async fn serve(address: impl ToSocketAddrs) -> Result<Endpoint, Error> {
 }
 
 async fn accept(listener: TcpListener, handle: PrometheusHandle) {
-    let at_once = Arc::new(Semaphore::new(MOST_AT_ONCE));
+    let at_once = Arc::new(Semaphore::new(MAX_AT_ONCE));
     loop {
         let Ok(permit) = Arc::clone(&at_once).acquire_owned().await else { return };
         match listener.accept().await {
@@ -121,7 +121,7 @@ async fn answer(mut stream: TcpStream, handle: &PrometheusHandle) -> io::Result<
     while !request.ends_with(b"\r\n\r\n") {
         let mut bytes = [0; 1_024];
         let count = stream.read(&mut bytes).await?;
-        if count == 0 || request.len() + count > MOST_REQUEST {
+        if count == 0 || request.len() + count > MAX_REQUEST {
             return Ok(());
         }
         request.extend_from_slice(&bytes[..count]);

@@ -18,7 +18,7 @@ struct Stranger(Vec<u8>);
 
 impl Handler for Stranger {
     fn on_accepted(&mut self, session: &Arc<Session>) {
-        session.say(self.0.clone());
+        session.send_hello(self.0.clone());
     }
 
     fn on_hello(&mut self, _: &Arc<Session>, _: &[u8]) {}
@@ -46,7 +46,7 @@ impl Stranger {
 async fn a_peer_of_another_version_is_an_error_that_names_both_and_disturbs_no_other() {
     let (_stranger, address) = Stranger(vec![9, 0, 0, 0, 1, 2, 3]).start();
     let (service, client) = nodes("version", Over::Udp);
-    let client = client.discover(address.to_string()).connect_within(Duration::ZERO);
+    let client = client.discover(address.to_string()).connect_timeout(Duration::ZERO);
     let client = client.start().await.unwrap();
     let error = loop {
         let error = client.connect("kv").await.unwrap_err();
@@ -70,7 +70,7 @@ async fn a_peer_of_another_version_is_an_error_that_names_both_and_disturbs_no_o
 async fn a_service_that_nobody_offers_is_an_error_at_once_or_after_a_deadline_by_choice() {
     for within in [Duration::ZERO, Duration::from_millis(400)] {
         let (_, client) = nodes("deadline", Over::Shm);
-        let client = client.connect_within(within).start().await.unwrap();
+        let client = client.connect_timeout(within).start().await.unwrap();
         let begun = Instant::now();
         let error = client.connect("kv").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoService);
@@ -82,7 +82,7 @@ over_each! {
     async fn a_listener_with_too_many_streams_that_wait_is_busy_until_it_accepts(over) {
         let (service, client) = nodes("backlog", over);
         let service = service.name("service").start().await.unwrap();
-        let client = client.connect_within(Duration::ZERO).start().await.unwrap();
+        let client = client.connect_timeout(Duration::ZERO).start().await.unwrap();
         let mut listener = service.listen("kv").await.unwrap();
         let mut streams = Vec::new();
         let error = loop {

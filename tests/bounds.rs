@@ -18,7 +18,7 @@ use midplane::via::nic::Nic;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 use midplane::via::service::{ByteStream, Client, Server};
 use midplane::warp::gate::{Gate, GateKeeper};
-use midplane::warp::memory::Shared;
+use midplane::warp::memory::MemoryHandle;
 
 const fn send<T: Send>() {}
 const fn shared<T: Send + Sync>() {}
@@ -34,7 +34,7 @@ fn what_services_keep_can_move_between_threads() {
         send::<Channel>();
         send::<Planner>();
         send::<GateKeeper>();
-        send::<Shared<u64>>();
+        send::<MemoryHandle<u64>>();
         send::<Client<Over>>();
         send::<Server<Over>>();
         send::<ByteStream<Over>>();
@@ -53,7 +53,7 @@ fn futures_of_services_can(
     host: impl Host,
     mut port: Port,
     world: Communicator<Over>,
-    mut memory: Shared<u64>,
+    mut memory: MemoryHandle<u64>,
     mut channel: Channel,
 ) {
     fn spawned<F: Future + Send>(_: F) {}

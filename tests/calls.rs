@@ -317,7 +317,7 @@ over_each! {
 
     async fn a_stream_to_a_service_of_calls_and_the_reverse_say_what_to_do(over) {
         let (service, client) = nodes("kinds", over);
-        let (service, client) = both(service, client.connect_within(Duration::ZERO)).await;
+        let (service, client) = both(service, client.connect_timeout(Duration::ZERO)).await;
         let _serving = numbered(&service, 1);
         let _listener = service.listen("bytes").await.unwrap();
         let text = loop {

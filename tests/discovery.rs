@@ -57,7 +57,7 @@ async fn a_bad_file_is_an_error_at_the_start_and_later_leaves_the_last_places() 
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("places");
     let client = builder("bad-file").discover_with(File::new(&path));
-    let client = client.connect_within(Duration::ZERO);
+    let client = client.connect_timeout(Duration::ZERO);
     for (text, problem) in
         [(None, "can be read"), (Some("\na b\n"), "line 2: \"a b\" is not HOST:PORT")]
     {
@@ -102,7 +102,7 @@ async fn names_are_resolved() {
 
 #[tokio::test]
 async fn a_place_on_another_host_needs_a_key_or_trust_and_binds_an_open_address() {
-    let far = builder("far").discover("192.0.2.1:4700").connect_within(Duration::ZERO);
+    let far = builder("far").discover("192.0.2.1:4700").connect_timeout(Duration::ZERO);
     let error = far.clone().start().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     for part in ["192.0.2.1:4700", "key_file", "trusted_network"] {
@@ -138,7 +138,7 @@ async fn a_node_at_all_addresses_of_ipv6_reaches_places_of_both_versions() {
     // Told no address, a node takes the version of IP that the places have.
     let client = builder("versions").discover(new.address().unwrap().to_string());
     client.start().await.unwrap().connect("stock").await.unwrap();
-    let client = builder("versions").discover(&places).connect_within(Duration::ZERO);
+    let client = builder("versions").discover(&places).connect_timeout(Duration::ZERO);
     let error = client.start().await.unwrap().connect("stock").await.unwrap_err().to_string();
     assert!(error.contains("bind [::]:0"), "{error}");
 }
@@ -146,7 +146,7 @@ async fn a_node_at_all_addresses_of_ipv6_reaches_places_of_both_versions() {
 #[tokio::test]
 async fn nodes_of_other_clusters_are_refused_by_name() {
     let (node, _listener, address) = service(builder("one"), "orders").await;
-    let stranger = builder("other").discover(address.to_string()).connect_within(Duration::ZERO);
+    let stranger = builder("other").discover(address.to_string()).connect_timeout(Duration::ZERO);
     let stranger = stranger.start().await.unwrap();
     let pid = std::process::id();
     let expected = format!("{address} (is of cluster \"one-{pid}\", this node of \"other-{pid}\")");
@@ -177,7 +177,7 @@ async fn nodes_with_one_key_file_meet_and_with_another_do_not() {
     let (_node, _listener, address) = service(builder("key").key_file(&own), "orders").await;
     let client = builder("key").discover(address.to_string());
     client.clone().key_file(&own).start().await.unwrap().connect("orders").await.unwrap();
-    let stranger = client.clone().key_file(&other).connect_within(Duration::ZERO);
+    let stranger = client.clone().key_file(&other).connect_timeout(Duration::ZERO);
     let error = stranger.start().await.unwrap().connect("orders").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoService);
     let error = client.key_file(key_file("open", "0a", 0o644)).start().await.unwrap_err();

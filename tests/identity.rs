@@ -15,13 +15,13 @@ const SOON: Duration = Duration::from_secs(3);
 
 fn builder(test: &str, transports: &str) -> NodeBuilder {
     let builder = Node::builder().cluster(format!("{test}-{transports}-{}", std::process::id()));
-    builder.transports(transports).key(Key::new(1, [7; 32])).connect_within(Duration::from_secs(2))
+    builder.transports(transports).key(Key::new(1, [7; 32])).connect_timeout(Duration::from_secs(2))
 }
 
 /// A builder of nodes that reach this client, and give up soon where they are refused.
 fn reaching(client: &Node, builder: &NodeBuilder) -> NodeBuilder {
     let builder = builder.clone().discover(client.address().unwrap().to_string());
-    builder.connect_within(Duration::from_millis(300))
+    builder.connect_timeout(Duration::from_millis(300))
 }
 
 /// Starts a node that says `greeting` to who connects to `kv`; its former self may still tell its peers that it ends.

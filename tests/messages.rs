@@ -3,7 +3,7 @@
 use std::task::{Context as Task, Waker};
 use std::time::Duration;
 
-use midplane::message::MOST_MESSAGE;
+use midplane::message::MAX_MESSAGE;
 use midplane::{ErrorKind, Node, NodeBuilder};
 
 use crate::node::{Over, nodes, over_each};
@@ -47,7 +47,7 @@ over_each! {
                     let length = [4, 100, 5_000, 70_000][number as usize % 4];
                     node.send("receiver", message(number, length)).await.unwrap();
                 }
-                node.send("receiver", vec![0; MOST_MESSAGE]).await.unwrap();
+                node.send("receiver", vec![0; MAX_MESSAGE]).await.unwrap();
                 // Ends once the messages have arrived.
                 node.shutdown().await;
             }));
@@ -57,7 +57,7 @@ over_each! {
             let (from, bytes) = receiver.receive().await.unwrap();
             let next = next.entry(from.name).or_insert(0);
             if *next == EACH {
-                assert_eq!(bytes.len(), MOST_MESSAGE);
+                assert_eq!(bytes.len(), MAX_MESSAGE);
             } else {
                 assert_eq!(number(&bytes), *next);
             }
@@ -157,8 +157,8 @@ over_each! {
     async fn messages_that_can_not_be_sent_are_errors_that_say_why(over) {
         let (service, client) = nodes("refused", over);
         let receiver = receiver(&service).await;
-        let client = client.connect_within(Duration::ZERO).start().await.unwrap();
-        let error = client.send("receiver", vec![0; MOST_MESSAGE + 1]).await.unwrap_err();
+        let client = client.connect_timeout(Duration::ZERO).start().await.unwrap();
+        let error = client.send("receiver", vec![0; MAX_MESSAGE + 1]).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TooLarge);
         let error = client.send("nobody", "hello").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoService);

@@ -145,7 +145,7 @@ over_each! {
 
     async fn a_service_that_nobody_offers_is_an_error_that_lists_who_was_asked(over) {
         let (service, client) = nodes("nobody", over);
-        let client = client.connect_within(Duration::ZERO).start().await.unwrap();
+        let client = client.connect_timeout(Duration::ZERO).start().await.unwrap();
         let error = client.connect("orders").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoService);
         let other = service.name("other").start().await.unwrap();
@@ -199,7 +199,7 @@ over_each! {
     async fn a_listener_that_is_dropped_resets_the_streams_that_wait(over) {
         let (service, client) = nodes("waits", over);
         let service = service.start().await.unwrap();
-        let client = client.connect_within(Duration::ZERO).start().await.unwrap();
+        let client = client.connect_timeout(Duration::ZERO).start().await.unwrap();
         let listener = service.listen("sink").await.unwrap();
         let mut stream = client.connect("sink").await.unwrap();
         drop(listener);
@@ -246,10 +246,10 @@ async fn a_node_with_another_key_or_none_meets_nobody() {
     let (service, client) = nodes("keys", Over::Sealed);
     let service = service.start().await.unwrap();
     let _listener = service.listen("kv").await.unwrap();
-    let client = client.connect_within(Duration::ZERO);
+    let client = client.connect_timeout(Duration::ZERO);
     let (_, plain) = nodes("keys", Over::Udp);
     let address = service.address().unwrap().to_string();
-    let plain = plain.connect_within(Duration::ZERO).discover(address);
+    let plain = plain.connect_timeout(Duration::ZERO).discover(address);
     for stranger in [client.key(Key::new(1, [8; 32])), plain] {
         let stranger = stranger.start().await.unwrap();
         // With a key it believes the refusal once a second has passed: anybody can forge one.

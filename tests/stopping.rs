@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use midplane::nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
 use midplane::nicvm::unit::Unit;
-use midplane::simhw::hardware::STOP_PATIENCE;
+use midplane::simhw::hardware::STOP_TIMEOUT;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::port::Status;
@@ -58,7 +58,7 @@ async fn nics_that_end_together_wait_for_each_other_no_longer_than_it_takes() {
         }
         fastest = fastest.min(begun.elapsed());
     }
-    assert!(fastest < STOP_PATIENCE / 2, "{fastest:?}");
+    assert!(fastest < STOP_TIMEOUT / 2, "{fastest:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

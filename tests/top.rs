@@ -66,7 +66,7 @@ over_each! {
 #[tokio::test]
 async fn a_node_that_does_not_allow_it_or_ends_is_an_error_that_says_so() {
     let (builder, _) = nodes("top-deny", Over::Shm);
-    let observer = builder.clone().connect_within(Duration::ZERO).start().await.unwrap();
+    let observer = builder.clone().connect_timeout(Duration::ZERO).start().await.unwrap();
     let error = observer.top().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoService, "{error}");
     let silent = builder.clone().name("silent").start().await.unwrap();

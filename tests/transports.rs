@@ -5,14 +5,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use midplane::simhw::seal::Key;
-use midplane::{ErrorKind, Node, NodeBuilder, WhyNot};
+use midplane::{ErrorKind, Node, NodeBuilder, UnusedReason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::node::{Over, free_address, nodes};
 
 /// The reason why a peer is not reached over a transport.
-fn why_not<'a>(explanation: &'a midplane::Explanation, word: &str) -> &'a WhyNot {
+fn why_not<'a>(explanation: &'a midplane::Explanation, word: &str) -> &'a UnusedReason {
     let [peer] = &explanation.peers[..] else { panic!("{explanation}") };
     &peer.others.iter().find(|(other, _)| *other == word).unwrap().1
 }
@@ -46,9 +46,9 @@ async fn where_udp_is_blocked_tcp_is_chosen_by_itself() {
         let explanation = client.explain();
         assert_eq!(explanation.peers[0].transport, "tcp");
         assert_eq!(explanation.peers[0].is_sealed, is_sealed);
-        assert!(matches!(why_not(&explanation, "udp"), WhyNot::NoAnswer(_)), "{explanation}");
-        assert_eq!(*why_not(&explanation, "shm"), WhyNot::NotAllowed);
-        assert_eq!(*why_not(&service.explain(), "udp"), WhyNot::NotAllowed);
+        assert!(matches!(why_not(&explanation, "udp"), UnusedReason::NoAnswer(_)), "{explanation}");
+        assert_eq!(*why_not(&explanation, "shm"), UnusedReason::NotAllowed);
+        assert_eq!(*why_not(&service.explain(), "udp"), UnusedReason::NotAllowed);
     }
 }
 
@@ -66,7 +66,7 @@ async fn where_udp_answers_it_is_chosen_and_shared_memory_before_both() {
         let peer = &explanation.peers[0];
         assert_eq!((peer.transport, &*peer.name, peer.streams), (transport, "service", 1));
         assert_eq!(peer.mtu.is_some(), transport == "udp");
-        assert_eq!(*why_not(&explanation, "tcp"), WhyNot::NotNeeded);
+        assert_eq!(*why_not(&explanation, "tcp"), UnusedReason::NotNeeded);
         let text = explanation.to_string();
         assert!(text.contains(&format!("service: {transport}")), "{text}");
     }
@@ -78,7 +78,7 @@ async fn places_without_an_answer_are_listed_with_their_last_error() {
     let silent = UdpSocket::bind(free_address()).unwrap();
     let place = silent.local_addr().unwrap().to_string();
     let client = Node::builder().cluster(format!("silent-{}", std::process::id()));
-    let client = client.transports("udp,tcp").discover(&place).connect_within(Duration::ZERO);
+    let client = client.transports("udp,tcp").discover(&place).connect_timeout(Duration::ZERO);
     let client = client.start().await.unwrap();
     let error = client.connect("kv").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoService);

@@ -10,7 +10,7 @@ use midplane::gang::nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::process::Process;
-use midplane::via::message::progression::Progression;
+use midplane::via::message::transport::Transport;
 use serde::{Deserialize, Serialize};
 
 /// Rank 0's result.
@@ -73,7 +73,7 @@ pub async fn run(
     // Between two steps a kernel waits for no message; what was in flight belongs to the message layer alone, which
     // starts anew.
     let carrier = match saved {
-        Some(_) => ChannelCarrier::anew(channel),
+        Some(_) => ChannelCarrier::restored(channel),
         None => ChannelCarrier::new(channel),
     };
     let engine = Engine::new(carrier, Config::default());
@@ -106,7 +106,7 @@ pub async fn run(
 
 /// Runs a kernel from its beginning, or from a saved state. On request it saves its state between two steps, the same
 /// two on all ranks.
-async fn kernel<K: Kernel, P: Progression>(
+async fn kernel<K: Kernel, P: Transport>(
     class: Class,
     world: &Communicator<P>,
     saved: Option<Vec<u8>>,

@@ -86,7 +86,7 @@ pub enum Part {
     /// It is the switch at the first address, between the nodes at the others.
     Switch(Vec<SocketAddr>),
     /// It is one of the nodes.
-    Node(launch::Place),
+    Node(launch::ProcessGroup),
 }
 
 /// Addresses of the nodes of a live run.
@@ -146,7 +146,7 @@ impl Nodes {
     ///
     /// # Errors
     /// Bad input.
-    pub fn seat(&self, place: &launch::Place, nodes: u16) -> Result<Place, Failure> {
+    pub fn seat(&self, place: &launch::ProcessGroup, nodes: u16) -> Result<Place, Failure> {
         let rank = place.rank;
         if rank >= nodes {
             return input(format!(

@@ -9,7 +9,7 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::time::LineRate;
 use midplane::warp::firmware::{WARP, Warp, WarpConfig};
 use midplane::warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
-use midplane::warp::memory::{Location, Shared};
+use midplane::warp::memory::{Location, MemoryHandle};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -99,7 +99,7 @@ struct Slow;
 
 impl Work for Slow {
     async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
-        let mut memory = Shared::<Piece>::open(&host).map_err(|error| error.to_string())?;
+        let mut memory = MemoryHandle::<Piece>::open(&host).map_err(|error| error.to_string())?;
         let place = |rank: u16, piece: u32| -> Location { u32::from(rank) * PIECES + piece };
         let every = if site.rank > 0 { every(site) } else { READ };
         let (until, mut ticks) = (until(site), tokio::time::interval(every));

@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use midplane::gang::agenda::{Phases, WithItself};
 use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
 use midplane::gang::live::snapshot::Snapshots;
 use midplane::gang::names::Rank;
+use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -91,10 +91,10 @@ fn measure(folder: &Path) -> Result<(f64, f64), String> {
     let stage = |name, hosts, slots| {
         let folder = folder.join(name);
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let (phases, with_itself) = (Phases::Two, WithItself::Never);
+        let (phases, preempt_when_alone) = (Phases::Two, PreemptWhenAlone::Never);
         let (fabric, mode) = ("shm", "resident");
         let daemons =
-            Daemons { hosts, slots, slice_ms: SLICE_MS, phases, with_itself, fabric, mode };
+            Daemons { hosts, slots, slice_ms: SLICE_MS, phases, preempt_when_alone, fabric, mode };
         Stage::start_in(&folder, daemons)
     };
     let (here, there) = (stage("here", 1, RANKS)?, stage("there", 2, RANKS / 2)?);

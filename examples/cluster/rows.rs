@@ -31,7 +31,7 @@ pub(crate) struct Row {
 }
 
 /// Lower bound of a goodput in a ratio, in Mb/s: less than one message in the measured time.
-const LEAST_MBPS: f64 = 0.1;
+const MIN_MBPS: f64 = 0.1;
 
 /// Wanted ratio of barriers and sums. A NIC over UDP is a task of its host here, so they run at 0.7 to 0.9 of TCP's speed
 /// on two quiet cores. The bound detects changes that make them slower still.
@@ -241,7 +241,7 @@ impl<'a> Rounds<'a> {
 
 fn row(comparison: &Comparison, pairs: &[(f64, f64)], rounds: usize) -> Row {
     let compare = |&(ours, theirs): &(f64, f64)| match comparison.more {
-        true => (ours / theirs.max(LEAST_MBPS), theirs.max(LEAST_MBPS)),
+        true => (ours / theirs.max(MIN_MBPS), theirs.max(MIN_MBPS)),
         false => (theirs / ours, theirs),
     };
     let compared = Compared::of(&pairs.iter().map(compare).collect::<Vec<_>>());

@@ -90,7 +90,7 @@ fn compare(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
 }
 
 /// Carries out all runs as one of their nodes.
-fn take_part(arguments: &Arguments, place: &launch::Place) -> Result<Vec<Run>, Failure> {
+fn take_part(arguments: &Arguments, place: &launch::ProcessGroup) -> Result<Vec<Run>, Failure> {
     let keys = arguments.keys().map_err(Failure::Input)?;
     let senders = arguments.senders_among(place.size()).map_err(Failure::Input)?;
     let settings = arguments.settings(Some(senders));

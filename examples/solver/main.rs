@@ -122,7 +122,7 @@ fn progress(length: u64) -> ProgressBar {
 /// Carries out one run as one of its ranks.
 fn take_part(
     arguments: &Arguments,
-    place: &launch::Place,
+    place: &launch::ProcessGroup,
     problem: &Arc<Linear>,
 ) -> Result<Outcome, Failure> {
     let ranks = arguments.ranks_among(place.size()).map_err(Failure::Input)?;

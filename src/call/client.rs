@@ -30,7 +30,7 @@ use crate::node::meter::Calls;
 /// 30 s: limits how long a call takes.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Peers that a call is lost with before it fails, where it may be retried.
-const MOST_LOST: usize = 3;
+const MAX_LOST: usize = 3;
 
 /// Calls a service by its name, wherever it is; made by [`Node::client`].
 ///
@@ -303,7 +303,7 @@ impl Call {
                 }
                 Err(Lost::Delivered(error)) => {
                     lost += 1;
-                    if !self.is_idempotent || lost >= MOST_LOST {
+                    if !self.is_idempotent || lost >= MAX_LOST {
                         return Err(CallError::Reset(error));
                     }
                     CallError::Reset(error)

@@ -12,8 +12,8 @@ tokio::task_local! {
 }
 
 /// Bytes of a `traceparent` and of a `tracestate` at most.
-pub(super) const MOST_PARENT: usize = 64;
-pub(super) const MOST_STATE: usize = 512;
+pub(super) const MAX_PARENT: usize = 64;
+pub(super) const MAX_STATE: usize = 512;
 
 /// The deadline, the trace and the caller of a call, which its service receives with the request.
 ///
@@ -113,7 +113,7 @@ impl Trace {
     /// A trace; `None` if the `traceparent` is none.
     pub(super) fn new(parent: &str, state: &str) -> Option<Self> {
         is_parent(parent).then(|| {
-            let is_state = state.len() <= MOST_STATE && state.bytes().all(is_printable);
+            let is_state = state.len() <= MAX_STATE && state.bytes().all(is_printable);
             Self {
                 parent: parent.into(),
                 state: if is_state { state.into() } else { String::new() },
@@ -135,7 +135,7 @@ const fn is_printable(byte: u8) -> bool {
 /// Returns whether a text is a `traceparent`: version, 32 digits of a trace, 16 of a span, 2 of flags.
 fn is_parent(text: &str) -> bool {
     let bytes = text.as_bytes();
-    if !(55..=MOST_PARENT).contains(&bytes.len()) || !bytes.iter().copied().all(is_printable) {
+    if !(55..=MAX_PARENT).contains(&bytes.len()) || !bytes.iter().copied().all(is_printable) {
         return false;
     }
     let is_hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::context::{MOST_PARENT, MOST_STATE, Trace};
+use super::context::{MAX_PARENT, MAX_STATE, Trace};
 
 /// The first bytes of a request and of an answer; the digit is the version.
 const REQUEST: [u8; 4] = *b"mpq1";
@@ -51,7 +51,7 @@ impl RequestHeader {
         stream.read_exact(&mut bytes).await?;
         let [parent, state] = [16, 18].map(|at| usize::from(word16(&bytes, at)));
         let is_one = bytes[..4] == REQUEST && bytes[20..] == [0; 4];
-        if !is_one || parent > MOST_PARENT || state > MOST_STATE {
+        if !is_one || parent > MAX_PARENT || state > MAX_STATE {
             return Err(no_frame(
                 "no request of a call: it was opened by `connect`, or by another version",
             ));

@@ -14,7 +14,7 @@ use crate::node::links::{Candidate, Peers};
 /// 30 s: an idle stream is dropped after that time, long before a service drops it.
 const IDLE: Duration = Duration::from_secs(30);
 /// Idle streams to one peer.
-const MOST_IDLE: usize = 256;
+const MAX_IDLE: usize = 256;
 /// Bytes that a stream reads ahead: a short answer is one read.
 const READ_AHEAD: usize = 1_024;
 
@@ -60,7 +60,7 @@ impl Lease {
     pub(super) fn keep(&self, pipe: Pipe) {
         let mut ways = self.pool.ways();
         let way = ways.entry(self.session).or_default();
-        if way.idle.len() < MOST_IDLE {
+        if way.idle.len() < MAX_IDLE {
             way.idle.push((pipe, Instant::now()));
         } else {
             drop(ways);

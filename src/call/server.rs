@@ -28,7 +28,7 @@ use crate::node::meter::{Role, Streams};
 use crate::node::{Listener, Node, PeerName};
 
 /// 4,096: streams that a service has at most; a client opens one for each of its calls at once.
-pub const MOST_STREAMS: usize = 4_096;
+pub const MAX_STREAMS: usize = 4_096;
 /// 2 min: an idle stream is dropped after that time. Clients drop theirs sooner.
 const IDLE: Duration = Duration::from_secs(120);
 /// 30 s: limits how long a peer takes to send the rest of a request, or to read an answer.
@@ -141,10 +141,10 @@ where
     let mut streams = JoinSet::new();
     while let Ok((stream, peer)) = listener.accept().await {
         while streams.try_join_next().is_some() {}
-        if streams.len() >= MOST_STREAMS {
+        if streams.len() >= MAX_STREAMS {
             streams.spawn(refuse(stream));
             // Refusals are short; their number is bounded as well.
-            if streams.len() > 2 * MOST_STREAMS {
+            if streams.len() > 2 * MAX_STREAMS {
                 streams.join_next().await;
             }
             continue;

@@ -185,7 +185,7 @@ async fn answers_that_are_none_are_errors_of_their_calls_alone() {
 #[tokio::test]
 async fn a_busy_service_is_passed_over() {
     let builder = Node::builder().cluster(format!("busy-{}", std::process::id()));
-    let [busy, free, client] = [(); 3].map(|()| builder.clone().connect_within(Duration::ZERO));
+    let [busy, free, client] = [(); 3].map(|()| builder.clone().connect_timeout(Duration::ZERO));
     let (busy, client) = (busy.start().await.unwrap(), client.start().await.unwrap());
     let listener = busy.offer(Kind::Calls.service("kv").unwrap()).unwrap();
     let head = AnswerHeader { status: Status::Busy, length: 0, limit: 0 }.emit().to_vec();

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use midplane_simhw::launch::{Launch, LaunchError, Place as Rank};
+use midplane_simhw::launch::{Launch, LaunchError, ProcessGroup as Rank};
 
 use super::{Discovery, DiscoveryError, Place};
 

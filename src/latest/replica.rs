@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 /// brings it back.
 pub(super) const TOMBSTONE: i64 = 600_000_000;
 /// 1 KiB: bytes of a key's encoding.
-pub(super) const MOST_KEY: usize = 1_024;
+pub(super) const MAX_KEY: usize = 1_024;
 /// 32 KiB: bytes of a value's encoding.
-pub(super) const MOST_VALUE: usize = 32 * 1_024;
+pub(super) const MAX_VALUE: usize = 32 * 1_024;
 /// 65,536: keys of a map, with those that were removed lately.
-pub(super) const MOST_KEYS: usize = 65_536;
+pub(super) const MAX_KEYS: usize = 65_536;
 /// 256 MiB: bytes of all keys and values of a map.
-pub(super) const MOST_BYTES: usize = 256 << 20;
+pub(super) const MAX_BYTES: usize = 256 << 20;
 /// Bytes of an update in addition to its key and value.
 const OVERHEAD: usize = 48;
 /// Times that a write is renewed because an older one of a higher version arrived: one for each member that may have
@@ -241,13 +241,13 @@ impl Replica {
         let before = self.entries.get(key);
         let held = before.and_then(|entry| entry.value.as_ref()).map_or(0, Bytes::len);
         let more = if before.is_some() { length } else { length + key.len() };
-        if key.len() > MOST_KEY {
+        if key.len() > MAX_KEY {
             Err(Refused::Key)
-        } else if length > MOST_VALUE {
+        } else if length > MAX_VALUE {
             Err(Refused::Value)
-        } else if before.is_none() && self.entries.len() >= MOST_KEYS {
+        } else if before.is_none() && self.entries.len() >= MAX_KEYS {
             Err(Refused::Keys)
-        } else if self.bytes - held + more > MOST_BYTES {
+        } else if self.bytes - held + more > MAX_BYTES {
             Err(Refused::Bytes)
         } else {
             Ok(())

@@ -20,7 +20,7 @@ use crate::node::{Listener, Node, PeerName};
 /// Bytes of the updates of a batch, unless one alone is longer.
 const BATCH: usize = 32 * 1024;
 /// Bytes of a batch at most: one longest update and its head.
-const MOST_BATCH: usize = 48 * 1024;
+const MAX_BATCH: usize = 48 * 1024;
 /// The first bytes of a stream.
 const MAGIC: &[u8; 8] = b"midmap 1";
 /// Acknowledges a batch.
@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(500);
 /// 30 s: limits how long the rest of a batch takes.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 /// Streams of maps that peers may have open to one.
-const MOST_STREAMS: usize = 4_096;
+const MAX_STREAMS: usize = 4_096;
 
 /// A member's copy of a map, and the tasks that wait for its changes.
 #[derive(Debug)]
@@ -226,7 +226,7 @@ async fn accept(mut listener: Listener, shared: &Arc<Shared>) {
     let mut tasks = JoinSet::new();
     while let Ok((stream, from)) = listener.accept().await {
         while tasks.try_join_next().is_some() {}
-        if tasks.len() < MOST_STREAMS {
+        if tasks.len() < MAX_STREAMS {
             let shared = Arc::clone(shared);
             tasks.spawn(async move {
                 if let Err(error) = receive(stream, &from, &shared).await {
@@ -250,7 +250,7 @@ async fn receive(stream: Stream, from: &PeerName, shared: &Shared) -> io::Result
         let mut head = [0; 4];
         stream.read_exact(&mut head).await?;
         let length = u32::from_le_bytes(head) as usize;
-        if length > MOST_BATCH {
+        if length > MAX_BATCH {
             return Err(invalid("a batch too long"));
         }
         let batch = timeout(REST_WITHIN, read_body(&mut stream, length)).await??;

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 /// Tests pin the bytes of each frame; one that fails shows that a rule was broken.
 pub(crate) const VERSION: u32 = 2;
 /// Services that a node may offer.
-pub(crate) const MOST_SERVICES: usize = 64;
+pub(crate) const MAX_SERVICES: usize = 64;
 /// Bytes of a node's or a service's name.
-pub(crate) const MOST_NAME: usize = 100;
+pub(crate) const MAX_NAME: usize = 100;
 
 /// A node, as it describes itself.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -119,8 +119,8 @@ impl Hello {
             return Err(Unreadable::Version(version));
         }
         let hello = Self::decode(bytes).map_err(|_| Unreadable::Malformed)?;
-        let is_short = |name: &String| name.len() <= MOST_NAME;
-        let fits = hello.services.len() <= MOST_SERVICES && is_short(&hello.name);
+        let is_short = |name: &String| name.len() <= MAX_NAME;
+        let fits = hello.services.len() <= MAX_SERVICES && is_short(&hello.name);
         let fits = fits && is_short(&hello.cluster) && hello.services.iter().all(is_short);
         fits.then_some(hello).ok_or(Unreadable::Malformed)
     }
@@ -212,7 +212,7 @@ mod tests {
                 bytes.splice(0..bytes.len().min(4), VERSION.to_le_bytes());
             }
             if let Ok(read) = Hello::parse(&bytes) {
-                proptest::prop_assert!(read.name.len() <= MOST_NAME);
+                proptest::prop_assert!(read.name.len() <= MAX_NAME);
             }
         }
     }

@@ -18,14 +18,14 @@ use std::net::SocketAddr;
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
-use midplane_via::session::Transport;
+use midplane_via::session::TransportKind;
 
 use super::hello::Refusal;
 use super::peer::{Link, Peer};
 use super::{Effect, Hello, Load, MOST, Members, Stranger, TRIAL};
 
 /// Names that are pinned to keys: further ones are not pinned, so that no flood of them has one forgotten.
-pub(super) const MOST_PINS: usize = 2 * MOST;
+pub(super) const MAX_PINS: usize = 2 * MOST;
 /// Nanoseconds that a node which is refused has to read why, and end the link itself.
 pub(super) const REFUSED: u64 = 1_000_000_000;
 /// Nanoseconds for which a node reports that another one has refused it.
@@ -53,7 +53,7 @@ impl Members {
         proven: Option<PublicKey>,
     ) -> Result<Option<PublicKey>, Refusal> {
         let said = hello.key();
-        let key = if link.transport == Transport::Shm { said } else { proven };
+        let key = if link.transport == TransportKind::Shm { said } else { proven };
         if said != key {
             return Err(Refusal::Unproven);
         }
@@ -128,7 +128,7 @@ impl Members {
             other.held_by = Some(id);
         });
         if let Some(key) = key.filter(|_| is_kept)
-            && (self.pins.len() < MOST_PINS || self.pins.contains_key(&name))
+            && (self.pins.len() < MAX_PINS || self.pins.contains_key(&name))
         {
             self.pins.insert(name, key);
         }

@@ -48,7 +48,7 @@ impl Members {
         self.effects.extend(links.into_iter().map(Effect::Describe));
     }
 
-    fn transports(&self, id: u64) -> impl Iterator<Item = midplane_via::session::Transport> {
+    fn transports(&self, id: u64) -> impl Iterator<Item = midplane_via::session::TransportKind> {
         let links = self.peers.get(&id).map(|peer| peer.links.as_slice()).unwrap_or_default();
         links.iter().filter_map(|number| self.links.get(number)).map(|link| link.transport)
     }
@@ -126,4 +126,4 @@ impl Members {
     }
 }
 
-const SHM: midplane_via::session::Transport = midplane_via::session::Transport::Shm;
+const SHM: midplane_via::session::TransportKind = midplane_via::session::TransportKind::Shm;

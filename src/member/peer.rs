@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
-use midplane_via::session::Transport;
+use midplane_via::session::TransportKind;
 
 use super::SILENCE;
 use super::hello::Refusal;
@@ -14,7 +14,7 @@ use super::place::Target;
 /// A session, as membership sees it.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) transport: Transport,
+    pub(super) transport: TransportKind,
     /// The place that this node has dialed for it.
     pub(super) target: Option<Target>,
     /// The node at its other end, once it has described itself.
@@ -42,7 +42,7 @@ impl Link {
             _ => None,
         };
         let source = match self.transport {
-            Transport::Udp(address) => Some(address),
+            TransportKind::Udp(address) => Some(address),
             _ => None,
         };
         dialed.into_iter().chain(source)
@@ -64,18 +64,18 @@ impl Link {
 }
 
 /// Returns how far away a transport's peers are: lower is nearer. Peers over TCP are as near as others over UDP.
-pub(super) const fn distance(transport: Transport) -> u8 {
+pub(super) const fn distance(transport: TransportKind) -> u8 {
     match transport {
-        Transport::Shm => 0,
+        TransportKind::Shm => 0,
         _ => 1,
     }
 }
 
 /// Ranks the transports to one peer: the lowest is used.
-const fn preference(transport: Transport) -> u8 {
+const fn preference(transport: TransportKind) -> u8 {
     match transport {
-        Transport::Shm => 0,
-        Transport::Tcp(_) => 2,
+        TransportKind::Shm => 0,
+        TransportKind::Tcp(_) => 2,
         _ => 1,
     }
 }

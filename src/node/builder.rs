@@ -20,7 +20,7 @@ use crate::discovery::{AnyDiscovery, Discovery, List, Place};
 use crate::error::{Error, ErrorKind};
 
 /// 5 s: longer than a service takes to restart.
-pub const DEFAULT_CONNECT_WITHIN: Duration = Duration::from_secs(5);
+pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// 10 s: longer than most requests take.
 pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 
@@ -44,7 +44,7 @@ pub struct NodeBuilder {
     transports: Option<String>,
     pub(super) port_buffer: Option<u64>,
     allows_top: bool,
-    pub(super) connect_within: Duration,
+    pub(super) connect_timeout: Duration,
     pub(super) drain: Duration,
 }
 
@@ -65,7 +65,7 @@ impl Default for NodeBuilder {
             transports: None,
             port_buffer: None,
             allows_top: false,
-            connect_within: DEFAULT_CONNECT_WITHIN,
+            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             drain: DEFAULT_DRAIN,
         }
     }
@@ -224,9 +224,9 @@ impl NodeBuilder {
     }
 
     /// Limits how long [`Node::connect`] waits for a service that no node offers; zero: not at all. Default:
-    /// [`DEFAULT_CONNECT_WITHIN`].
-    pub const fn connect_within(mut self, time: Duration) -> Self {
-        self.connect_within = time;
+    /// [`DEFAULT_CONNECT_TIMEOUT`].
+    pub const fn connect_timeout(mut self, time: Duration) -> Self {
+        self.connect_timeout = time;
         self
     }
 

@@ -30,7 +30,7 @@ impl Dial {
     fn has_other_key(&self) -> bool {
         let Last::Sent(attempts) = &self.last else { return false };
         let both = [attempts.udp(), attempts.tcp()];
-        let is_found = both.contains(&Attempt::KeyDoesNotFit);
+        let is_found = both.contains(&Attempt::KeyMismatch);
         let is_open = self.had_other_key && both.contains(&Attempt::UnderWay);
         !both.contains(&Attempt::Answered) && (is_found || is_open)
     }
@@ -90,7 +90,7 @@ impl Dials {
         let unanswered = all.iter().filter_map(|(target, dial)| {
             let why = match &dial.last {
                 Last::Refused(why) => why.clone(),
-                Last::Sent(_) if dial.has_other_key() => Attempt::KeyDoesNotFit.to_string(),
+                Last::Sent(_) if dial.has_other_key() => Attempt::KeyMismatch.to_string(),
                 Last::Sent(attempts) => failed(&attempts.udp(), &attempts.tcp())?,
                 Last::Attached => return None,
             };

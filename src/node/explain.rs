@@ -27,7 +27,7 @@ pub struct Explanation {
     /// The peers that this node has a session with.
     pub peers: Vec<PeerPath>,
     /// The places that did not answer their last dial, could not be dialed, or whose node is of another cluster.
-    pub unanswered: Vec<Unanswered>,
+    pub unanswered: Vec<FailedDial>,
     /// The addresses of the nodes that [gossip](crate::NodeBuilder::gossip) names, this one's not among them.
     #[cfg(feature = "discovery-gossip")]
     pub gossip: Vec<SocketAddr>,
@@ -60,7 +60,7 @@ pub struct PeerPath {
     /// The address that it is reached at; none through shared memory.
     pub address: Option<SocketAddr>,
     /// Why it is not one of the other transports.
-    pub others: Vec<(&'static str, WhyNot)>,
+    pub others: Vec<(&'static str, UnusedReason)>,
     /// Bytes of the largest datagram that is known to pass, over UDP.
     pub mtu: Option<usize>,
     /// The smoothed time of a round trip, over UDP.
@@ -76,7 +76,7 @@ pub struct PeerPath {
 /// Why a peer is not reached over a transport.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
-pub enum WhyNot {
+pub enum UnusedReason {
     /// `MIDPLANE_TRANSPORTS`, or [`NodeBuilder::transports`](crate::NodeBuilder::transports), leaves it out.
     NotAllowed,
     /// The peer is not on this host, or is another user's or another cluster's there.
@@ -91,7 +91,7 @@ pub enum WhyNot {
     NotNeeded,
 }
 
-impl fmt::Display for WhyNot {
+impl fmt::Display for UnusedReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAllowed => f.write_str("not allowed"),
@@ -107,7 +107,7 @@ impl fmt::Display for WhyNot {
 /// A place that did not answer its last dial, could not be dialed, or whose node is of another cluster.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct Unanswered {
+pub struct FailedDial {
     /// The address, or the number of a node of this host.
     pub place: String,
     /// Counts the dials of the place.
@@ -171,33 +171,33 @@ impl Node {
         }
     }
 
-    fn why_not(&self, word: &str, id: u64, session: &Session, is_here: bool) -> WhyNot {
+    fn why_not(&self, word: &str, id: u64, session: &Session, is_here: bool) -> UnusedReason {
         let rank = |name: &str| WORDS.iter().position(|word| *word == name);
         if !self.0.allowed.allows(word) {
-            return WhyNot::NotAllowed;
+            return UnusedReason::NotAllowed;
         }
         if rank(word) > rank(session.transport().name()) {
-            return WhyNot::NotNeeded;
+            return UnusedReason::NotNeeded;
         }
         if word == WORDS[0] {
             return match self.0.shared.dials.local_error(id) {
-                _ if !is_here => WhyNot::NotOnThisHost,
-                Some(why) => WhyNot::HandshakeFailed(why),
-                None => WhyNot::NoAnswer("it is dialed with the next search".into()),
+                _ if !is_here => UnusedReason::NotOnThisHost,
+                Some(why) => UnusedReason::HandshakeFailed(why),
+                None => UnusedReason::NoAnswer("it is dialed with the next search".into()),
             };
         }
         match session.attempts().map(|attempts| attempts.udp()) {
-            None | Some(Attempt::None) => WhyNot::PeerHasChosen,
-            Some(attempt @ (Attempt::Failed(_) | Attempt::KeyDoesNotFit)) => {
-                WhyNot::NoAnswer(attempt.to_string())
+            None | Some(Attempt::None) => UnusedReason::PeerHasChosen,
+            Some(attempt @ (Attempt::Failed(_) | Attempt::KeyMismatch)) => {
+                UnusedReason::NoAnswer(attempt.to_string())
             }
-            Some(_) => WhyNot::NoAnswer("TCP has answered before".into()),
+            Some(_) => UnusedReason::NoAnswer("TCP has answered before".into()),
         }
     }
 
     /// Returns the places that did not answer their last dial, those whose node is of another cluster, and those that
     /// could not be dialed.
-    pub(super) fn unanswered(&self) -> Vec<Unanswered> {
+    pub(super) fn unanswered(&self) -> Vec<FailedDial> {
         let shared = &self.0.shared;
         let strangers = shared.strangers().into_iter();
         let strangers = strangers.map(|(target, why)| (target, shared.dials.count(target), why));
@@ -205,7 +205,7 @@ impl Node {
         let dialed = dialed.map(|(target, dials, error)| (placed(&target), dials, error));
         let problems = self.0.places.problems().into_iter();
         let all = dialed.chain(problems.map(|(place, error)| (place, 0, error)));
-        all.map(|(place, dials, error)| Unanswered { place, dials, error }).collect()
+        all.map(|(place, dials, error)| FailedDial { place, dials, error }).collect()
     }
 }
 
@@ -230,7 +230,7 @@ impl fmt::Display for Explanation {
         for peer in &self.peers {
             write!(f, "\n{peer}")?;
         }
-        for Unanswered { place, dials, error } in &self.unanswered {
+        for FailedDial { place, dials, error } in &self.unanswered {
             write!(f, "\n{place}: no peer after {dials} dials: {error}")?;
         }
         #[cfg(feature = "discovery-gossip")]

@@ -19,7 +19,7 @@ pub(crate) use super::state::Candidate;
 /// The beginning of service names that no user's service may have.
 pub(super) const RESERVED: &str = "midplane:";
 /// Bytes of the name of a service of calls, or of a map.
-const MOST_NAME: usize = 80;
+const MAX_NAME: usize = 80;
 
 /// State that a node keeps for calls, messages and maps.
 #[derive(Debug, Default)]
@@ -54,8 +54,8 @@ impl Kind {
 
     /// Returns the reserved name of a user's service.
     pub(crate) fn service(self, name: &str) -> Result<String, Error> {
-        if name.is_empty() || name.len() > MOST_NAME {
-            let text = format!("this name has 1 to {MOST_NAME} bytes, not {}", name.len());
+        if name.is_empty() || name.len() > MAX_NAME {
+            let text = format!("this name has 1 to {MAX_NAME} bytes, not {}", name.len());
             return Err(Error::new(ErrorKind::Config, text));
         }
         Ok(format!("{}{name}", self.prefix()))
@@ -168,7 +168,7 @@ impl Node {
 
     /// Returns when a search for a service that begins now ends.
     pub(crate) fn patience(&self) -> Instant {
-        Instant::now() + self.0.connect_within
+        Instant::now() + self.0.connect_timeout
     }
 
     /// Opens a stream to a service of a peer; `None` if the peer refuses it, has ended, or does not answer in time.

@@ -315,7 +315,7 @@ impl Measured {
                 (name::DATAGRAMS_SENT, pipe.packets_sent, before.packets_sent),
                 (name::DATAGRAMS_RECEIVED, pipe.packets_received, before.packets_received),
                 (name::DATAGRAMS_LOST, pipe.packets_lost, before.packets_lost),
-                (name::RETRANSMITTED_BYTES, pipe.bytes_sent_again, before.bytes_sent_again),
+                (name::RETRANSMITTED_BYTES, pipe.bytes_retransmitted, before.bytes_retransmitted),
             ];
             for (name, now, before) in totals {
                 count(name, &labels, now.saturating_sub(before));

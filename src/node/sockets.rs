@@ -15,7 +15,7 @@ use crate::error::Error;
 /// Ports that the system chooses, and that are tried, until one is free for both.
 const TRIES: u32 = 16;
 /// Handshakes over TCP under way at once, in all and of one address: more connections are closed.
-const MOST_HANDSHAKES: (u32, u32) = (256, 64);
+const MAX_HANDSHAKES: (u32, u32) = (256, 64);
 /// The pause after the system could not accept: it has too few descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -74,7 +74,7 @@ impl Greeting {
     fn begin(greetings: &Greetings, ip: IpAddr) -> Option<Self> {
         let mut all = greetings.lock().unwrap_or_else(PoisonError::into_inner);
         let (in_all, of_one) = (all.values().sum::<u32>(), all.get(&ip).copied().unwrap_or(0));
-        if in_all >= MOST_HANDSHAKES.0 || of_one >= MOST_HANDSHAKES.1 {
+        if in_all >= MAX_HANDSHAKES.0 || of_one >= MAX_HANDSHAKES.1 {
             return None;
         }
         all.insert(ip, of_one + 1);

@@ -16,7 +16,7 @@ use super::dials::Dials;
 use super::meter::{Meter, Role, Streams, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
-use crate::member::{self, Effect, Hello, Load, MOST_SERVICES, Members, Target, Unreadable};
+use crate::member::{self, Effect, Hello, Load, MAX_SERVICES, Members, Target, Unreadable};
 
 /// A stream that waits to be accepted.
 #[derive(Debug)]
@@ -212,7 +212,7 @@ impl Shared {
                 }
                 let hello = Hello { rival, refusal, ..state.hello.clone() };
                 drop(state);
-                session.say(hello.emit());
+                session.send_hello(hello.emit());
             }
         }
     }
@@ -370,7 +370,7 @@ impl Shared {
     /// Offers a service from now on; its streams go to `listener`. `false` if the node does already, or offers too many.
     pub(super) fn offer(&self, service: &str, listener: mpsc::Sender<Accepted>) -> bool {
         let mut state = self.state();
-        if state.listeners.contains_key(service) || state.hello.services.len() >= MOST_SERVICES {
+        if state.listeners.contains_key(service) || state.hello.services.len() >= MAX_SERVICES {
             return false;
         }
         let served = self.meter.streams(Role::Server, service);

@@ -4,7 +4,7 @@ use midplane::gang::channel::Channel;
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::controller::Controller;
 use midplane::gang::firmware::Gang;
-use midplane::gang::names::{ChannelId, JobId, Place, Rank};
+use midplane::gang::names::{ChannelAddress, ChannelId, JobId, Rank};
 use midplane::gang::network::Network;
 use midplane::gang::{GANG, GangConfig};
 use midplane::nicvm::unit::Unit;
@@ -76,8 +76,9 @@ pub fn transfer(machine: &Machine, geometry: Geometry, open: u16) -> Option<(f64
 
 /// Opens channel `number` between the two hosts; returns its network and both ends, parked.
 pub async fn pair(hosts: &[SimHost], number: u16, geometry: Geometry) -> (Network, Vec<Channel>) {
-    let places: Vec<Place> =
-        (0..2).map(|node| Place { node: NodeId(node), channel: ChannelId(number) }).collect();
+    let places: Vec<ChannelAddress> = (0..2)
+        .map(|node| ChannelAddress { node: NodeId(node), channel: ChannelId(number) })
+        .collect();
     let controllers = hosts.iter().map(|host| {
         Controller::open(host, ChannelId(number), geometry, true).expect("the NIC has room")
     });

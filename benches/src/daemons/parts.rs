@@ -3,17 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use midplane::gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
+use midplane::gang::live::client::{self, ClientError, Output, RunOptions};
 use midplane::gang::live::daemon::{
     CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, serve,
 };
-use midplane::gang::live::front::{self, FrontError, Output, RunOptions};
 use midplane::gang::live::message::{Cluster, Over, Program};
 use midplane::gang::live::stub;
 use midplane::gang::schedule::RoundRobin;
+use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane::simhw::udp::resolve_peers;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
@@ -98,14 +98,15 @@ fn daemon(
     };
     let slice = Duration::from_secs_f64(number::<f64>(slice_ms)? / 1e3);
     let phases = if phases == FOUR { Phases::Four } else { Phases::Two };
-    let with_itself = match alone {
-        NEVER => WithItself::Never,
-        ALWAYS => WithItself::Always,
-        each => WithItself::Alternately(number(each)?),
+    let preempt_when_alone = match alone {
+        NEVER => PreemptWhenAlone::Never,
+        ALWAYS => PreemptWhenAlone::Always,
+        each => PreemptWhenAlone::Alternately(number(each)?),
     };
-    let agenda = AgendaConfig { slice, phases, with_itself, visit: Duration::ZERO };
+    let scheduler_config =
+        SchedulerConfig { slice, phases, preempt_when_alone, early_wakeup: Duration::ZERO };
     let ready = || println!("ready");
-    let served = serve(options, Box::new(RoundRobin::new(hosts * slots)), agenda, ready);
+    let served = serve(options, Box::new(RoundRobin::new(hosts * slots)), scheduler_config, ready);
     runtime()?.block_on(served).map_err(|error| error.to_string())
 }
 
@@ -120,13 +121,13 @@ async fn run(socket: &str, ranks: &str, command: &[&str]) -> Result<Over, String
     };
     let (ranks, output) = (number(ranks)?, Output::default());
     let options = RunOptions { ranks, weight: 1, program, output };
-    front::run(Path::new(socket), options, |_| {}).await.map_err(|error| error.to_string())
+    client::run(Path::new(socket), options, |_| {}).await.map_err(|error| error.to_string())
 }
 
 async fn restore(socket: &str, folder: &str) -> Result<Over, String> {
     let output = Output::default();
-    let restored = front::restore(Path::new(socket), Path::new(folder), 1, output, |_| {});
-    restored.await.map_err(|error: FrontError| error.to_string())
+    let restored = client::restore(Path::new(socket), Path::new(folder), 1, output, |_| {});
+    restored.await.map_err(|error: ClientError| error.to_string())
 }
 
 /// Runs a job's front end; prints the number of preemptions on a line of its own at the end.

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use midplane::gang::agenda::{Phases, WithItself};
-use midplane::gang::live::front::{ask, checkpoint};
+use midplane::gang::live::client::{ask, checkpoint};
 use midplane::gang::live::message::{Listing, Reply, Request, Slice};
 use midplane::gang::names::JobId;
+use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone};
 
 use super::parts::{ALWAYS, FOUR, KEY, NEVER, TWO, runtime};
 use midplane_kit::processes;
@@ -35,7 +35,7 @@ pub struct Daemons<'a> {
     /// Barriers of a switch.
     pub phases: Phases,
     /// Decides whether a job that is alone is stopped at the end of its slice, too.
-    pub with_itself: WithItself,
+    pub preempt_when_alone: PreemptWhenAlone,
     pub fabric: &'a str,
     pub mode: &'a str,
 }
@@ -77,10 +77,10 @@ impl Stage {
                 .arg(folder.join(format!("{host}.socket")))
                 .args([host.to_string(), of.slots.to_string(), of.slice_ms.to_string()])
                 .arg(if of.phases == Phases::Four { FOUR } else { TWO })
-                .arg(match of.with_itself {
-                    WithItself::Never => NEVER.to_owned(),
-                    WithItself::Always => ALWAYS.to_owned(),
-                    WithItself::Alternately(each) => each.to_string(),
+                .arg(match of.preempt_when_alone {
+                    PreemptWhenAlone::Never => NEVER.to_owned(),
+                    PreemptWhenAlone::Always => ALWAYS.to_owned(),
+                    PreemptWhenAlone::Alternately(each) => each.to_string(),
                 })
                 .args([of.fabric, of.mode, &peers])
                 .env(KEY, &key)

@@ -31,7 +31,7 @@ fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Fail
     // In the mode with both, Warp adjusts how early tokens may be released.
     let trim = LeadTrim::default();
     if let Some(mut config) = setting.warp(node) {
-        config.steer_lead(RECEIVER, trim.clone());
+        config.adapt_lead(RECEIVER, trim.clone());
         let (warp, _) = Warp::new(config);
         unit.install(WARP, warp).map_err(Failure::stopped)?;
     }

@@ -106,7 +106,7 @@ impl Setting {
         match (self.mode, self.etr_lead) {
             (Mode::None | Mode::Warp, _) => None,
             (Mode::Token, _) => Some(Lead::Off),
-            (Mode::TokenEtr | Mode::TokenWarp, None) => Some(Lead::Steered),
+            (Mode::TokenEtr | Mode::TokenWarp, None) => Some(Lead::Adaptive),
             (Mode::TokenEtr | Mode::TokenWarp, Some(cells)) => {
                 let nanos = self.rate().nanos_for(u64::from(cells) * u64::from(CELL_BYTES));
                 Some(Lead::Fixed(Duration::from_nanos(nanos)))

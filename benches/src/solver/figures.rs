@@ -9,7 +9,7 @@ use midplane_kit::command_line::name_of;
 use midplane_kit::plot::{self, Line, Panel};
 
 /// Largest drawn warp; larger ones are drawn at it.
-const MOST_WARP: f64 = 20.0;
+const MAX_WARP: f64 = 20.0;
 
 /// Draws all figures for which `runs` have data: the first at `path`, the others next to it.
 ///
@@ -88,7 +88,7 @@ fn warps(runs: &[Run]) -> Vec<Panel> {
         by_load(&of, &name_of(&control), |runs| {
             let warp =
                 with_paper_buffer(runs).map(|run| run.traces.warp.clone()).unwrap_or_default();
-            let cut = |(message, warp): (f64, f64)| (message, warp.min(MOST_WARP));
+            let cut = |(message, warp): (f64, f64)| (message, warp.min(MAX_WARP));
             vec![Line { label: "warp".into(), points: warp.into_iter().map(cut).collect() }]
         })
     };

@@ -79,7 +79,7 @@ impl Lead {
 const fn note(order: Order) -> Note {
     match order {
         Order::Hold { round } => Note::Hold { round },
-        Order::GoOn { round } => Note::GoOn { round },
+        Order::Resume { round } => Note::GoOn { round },
         Order::Stop => Note::Stop,
     }
 }

@@ -14,9 +14,9 @@ const UPDATE_BYTES: usize = 10;
 /// Bytes before the updates of a message: the send time.
 const STAMP_BYTES: usize = 8;
 /// Largest number of updates in a message: it fits into one frame.
-pub const MOST_UPDATES: usize = 128;
+pub const MAX_UPDATES: usize = 128;
 /// Bytes of the longest message of updates, and of the longest note.
-pub const MESSAGE_BYTES: usize = length(MOST_UPDATES);
+pub const MESSAGE_BYTES: usize = length(MAX_UPDATES);
 pub const NOTE_BYTES: usize = 1_300;
 /// Values in one message of a report.
 pub const REPORT_VALUES: usize = 150;

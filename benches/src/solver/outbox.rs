@@ -12,7 +12,7 @@ use midplane::warp::firmware::{self, PAID};
 use midplane::warp::gate::Gate;
 use midplane::warp::law::FlushBuffer;
 
-use super::message::{self, MESSAGE_BYTES, MOST_UPDATES, NOTE_BYTES, PORT, UPDATES};
+use super::message::{self, MAX_UPDATES, MESSAGE_BYTES, NOTE_BYTES, PORT, UPDATES};
 use super::setting::{Control, Hosts, Setting};
 
 /// Bytes of headers around a message on the network.
@@ -23,7 +23,7 @@ const NOTES: usize = 32;
 /// Messages in flight per target at which Lambda is constant: one leaves, one is ready.
 const READY: f64 = 2.0;
 /// Messages in flight per target above which no more are posted.
-const MOST_READY: f64 = 2.0 * READY;
+const MAX_READY: f64 = 2.0 * READY;
 /// If messages cost the hosts time: share of ready messages that may be refused while Lambda is constant.
 const ACCEPTED: f64 = 0.02;
 /// Additional accepted share per unit of Lambda: large messages shrink again when the network has room.
@@ -33,12 +33,12 @@ const GAIN: f64 = 4.0;
 /// Weight of one message in the mean size of messages.
 const SIZE_GAIN: f64 = 1.0 / 8.0;
 /// Least share of the mean size that a message has.
-const LEAST_SHARE: f64 = 0.5;
+const MIN_SHARE: f64 = 0.5;
 /// Time after which a target is sent as many values as it has credit for: at the least rate all values together take
 /// 36 ms.
 const PATIENCE: Duration = Duration::from_millis(8);
 /// Least number of values of such a message: headers take more than fewer values.
-const LEAST_PART: usize = 18;
+const MIN_PART: usize = 18;
 
 /// Outgoing updates of one rank.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl Outbox {
         let bytes = SLOTS * MESSAGE_BYTES + NOTES * NOTE_BYTES;
         let memory = port.register(bytes).map_err(|error| error.to_string())?;
         let targets = setting.targets(node);
-        let own = setting.unknowns.div_ceil(usize::from(setting.ranks)).min(MOST_UPDATES);
+        let own = setting.unknowns.div_ceil(usize::from(setting.ranks)).min(MAX_UPDATES);
         Ok(Self {
             control: setting.control,
             dirty: targets.iter().map(|target| (*target, BTreeSet::new())).collect(),
@@ -89,7 +89,7 @@ impl Outbox {
             targets,
             own,
             gates,
-            gather: FlushBuffer::new(MOST_UPDATES, setting.buffer.into(), GAIN),
+            gather: FlushBuffer::new(MAX_UPDATES, setting.buffer.into(), GAIN),
             full: Vec::new(),
             memory,
             free: (0..SLOTS).collect(),
@@ -126,7 +126,7 @@ impl Outbox {
         }
         if self.control == Control::Warp {
             self.adjust(now);
-            if !self.is_costly && self.waiting() >= MOST_READY {
+            if !self.is_costly && self.waiting() >= MAX_READY {
                 // Waiting messages would be stale when they leave: keep only the last full one.
                 self.full.drain(..self.full.len().saturating_sub(1));
                 return Ok(());
@@ -164,14 +164,14 @@ impl Outbox {
     /// Returns Lambda: the share of a full message that is waited for.
     pub fn lambda(&self) -> f64 {
         match self.control {
-            Control::WarpCsend if !self.is_costly => self.size / MOST_UPDATES as f64,
+            Control::WarpCsend if !self.is_costly => self.size / MAX_UPDATES as f64,
             _ => self.gather.lambda(),
         }
     }
 
     /// Returns the sent messages of updates, each counted once per target.
     pub fn sent(&self, ranks: u16) -> u64 {
-        let copies = if self.targets == [NodeId::EVERYBODY] { u64::from(ranks) - 1 } else { 1 };
+        let copies = if self.targets == [NodeId::BROADCAST] { u64::from(ranks) - 1 } else { 1 };
         self.sent * copies
     }
 
@@ -205,14 +205,14 @@ impl Outbox {
             return None;
         }
         let gate = &self.gates[&target];
-        let all = dirty.min(MOST_UPDATES);
+        let all = dirty.min(MAX_UPDATES);
         if gate.is_open(message::length(all) as u32 + HEADERS) {
             return Some(all);
         }
         let told_at = self.told_at.get(&target).copied().unwrap_or(Instant::ZERO);
         let part =
             message::room(gate.budget(Duration::ZERO).saturating_sub(HEADERS.into()) as usize);
-        (now.since(told_at) > PATIENCE && part >= LEAST_PART).then_some(part.min(all))
+        (now.since(told_at) > PATIENCE && part >= MIN_PART).then_some(part.min(all))
     }
 
     /// Sends the latest values once the gate has credit for all new ones. Credit grows with the network's share, and
@@ -227,10 +227,10 @@ impl Outbox {
     ) -> Result<(), String> {
         loop {
             let dirty = &self.dirty[&target];
-            let count = dirty.len().min(MOST_UPDATES);
+            let count = dirty.len().min(MAX_UPDATES);
             let wanted = match self.is_costly {
-                true => self.gather.lambda() * MOST_UPDATES as f64,
-                false => LEAST_SHARE * self.size,
+                true => self.gather.lambda() * MAX_UPDATES as f64,
+                false => MIN_SHARE * self.size,
             };
             let is_small = count < self.own && count as f64 <= wanted;
             if count == 0 || is_small {

@@ -314,7 +314,7 @@ impl<H: Pace> Rank<H> {
     fn on_note(&mut self, from: NodeId, note: Note) -> Result<(), Failure> {
         let order = match note {
             Note::Hold { round } => Order::Hold { round },
-            Note::GoOn { round } => Order::GoOn { round },
+            Note::GoOn { round } => Order::Resume { round },
             Note::Stop => Order::Stop,
             Note::Bye => {
                 self.is_dismissed = true;

@@ -150,7 +150,7 @@ impl Setting {
     pub fn targets(&self, node: NodeId) -> Vec<NodeId> {
         match self.transport {
             Transport::Unicast => self.others(node),
-            Transport::Broadcast if self.ranks > 1 => vec![NodeId::EVERYBODY],
+            Transport::Broadcast if self.ranks > 1 => vec![NodeId::BROADCAST],
             Transport::Broadcast => Vec::new(),
         }
     }
@@ -180,7 +180,7 @@ impl Setting {
         let mut topology = Topology::new();
         let centre = topology.add_switch(self.switch());
         for _ in 0..self.nodes() {
-            topology.add_lopsided_host(centre, self.line(), self.link());
+            topology.add_asymmetric_host(centre, self.line(), self.link());
         }
         topology
     }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use midplane::pipeline::conveyor::Station;
+use midplane::pipeline::executor::StageWorker;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use alarm::Alarm;
@@ -122,8 +122,8 @@ impl<W> PacedWrite<W> {
     }
 }
 
-impl<W: AsyncWrite + Unpin + Send + 'static> Station for PacedWrite<W> {
-    async fn carry(&mut self, fragment: Bytes) -> io::Result<Bytes> {
+impl<W: AsyncWrite + Unpin + Send + 'static> StageWorker for PacedWrite<W> {
+    async fn process(&mut self, fragment: Bytes) -> io::Result<Bytes> {
         self.pace.begin(fragment.len());
         let early = fragment.len().saturating_sub(1);
         self.sink.write_all(&fragment[..early]).await?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use midplane::pipeline::conveyor::Conveyor;
+use midplane::pipeline::executor::Executor;
 use midplane::pipeline::timing::Row;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
@@ -16,8 +16,8 @@ use tokio::net::TcpStream;
 use super::pace::{DISK, LINK, PacedRead, PacedWrite};
 
 /// Largest number of fragments of one message, and of its bytes.
-const MOST_FRAGMENTS: u32 = 1 << 16;
-const MOST_BYTES: u128 = 1 << 40;
+const MAX_FRAGMENTS: u32 = 1 << 16;
+const MAX_BYTES: u128 = 1 << 40;
 
 /// A time span by a peer's own clock, in nanoseconds since the header arrived.
 pub type Span = (u64, u64);
@@ -46,9 +46,9 @@ pub async fn send(hand: &Hand, file: &File, sizes: &[u64]) -> io::Result<Outcome
     }
     let source = PacedRead::new(Disk::from_start(file)?, DISK)?;
     let link = PacedWrite::new(outlet, LINK)?;
-    let conveyor = Conveyor::source(source, sizes.to_vec()).stage(link);
-    let start = conveyor.started();
-    let sender = conveyor.run().await.map_err(io::Error::other)?;
+    let executor = Executor::source(source, sizes.to_vec()).stage(link);
+    let start = executor.started();
+    let sender = executor.run().await.map_err(io::Error::other)?;
     if inlet.read_u8().await? != DONE {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -84,20 +84,20 @@ pub async fn serve(stream: TcpStream, file: &File) -> io::Result<()> {
             return Ok(());
         }
         let beyond = || io::Error::new(io::ErrorKind::InvalidData, "a header beyond the limits");
-        if count > MOST_FRAGMENTS {
+        if count > MAX_FRAGMENTS {
             return Err(beyond());
         }
         let mut sizes = Vec::new();
         for _ in 0..count {
             sizes.push(hand.read_u64_le().await?);
         }
-        if sizes.iter().map(|&size| u128::from(size)).sum::<u128>() > MOST_BYTES {
+        if sizes.iter().map(|&size| u128::from(size)).sum::<u128>() > MAX_BYTES {
             return Err(beyond());
         }
         let volume = PacedWrite::new(Disk::from_start(file)?, DISK)?;
         hand.write_u8(READY).await?;
-        let conveyor = Conveyor::source(hand.clone(), sizes).stage(volume);
-        let rows = conveyor.run().await.map_err(io::Error::other)?;
+        let executor = Executor::source(hand.clone(), sizes).stage(volume);
+        let rows = executor.run().await.map_err(io::Error::other)?;
         hand.write_u8(DONE).await?;
         let mut report = Vec::with_capacity(rows.len() * 16);
         for row in &rows {

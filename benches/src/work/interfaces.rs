@@ -19,10 +19,10 @@ use midplane::via::memory::{Memory, MemoryOptions};
 use midplane::via::message::carrier::Carrier;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Peer, Tag};
-use midplane::via::message::group::{Rank, Scope};
+use midplane::via::message::group::{CommHandle, Rank};
 use midplane::via::message::process::Process;
-use midplane::via::message::progression::{Progression as _, Wait};
 use midplane::via::message::request::{Load, Mode, Request, State};
+use midplane::via::message::transport::{Transport as _, Wait};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 use tokio::runtime::{Builder, Runtime};
@@ -177,7 +177,7 @@ fn there_and_back_between(
 /// One process of the message layer.
 struct Talker<C> {
     process: Process<Engine<C>>,
-    scope: Scope,
+    scope: CommHandle,
     peer: Rank,
     storage: Vec<u8>,
 }

@@ -4,12 +4,12 @@ use midplane::via::message::carrier::{Carrier, Event};
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
-use midplane::via::message::group::{Rank, Scope};
+use midplane::via::message::group::{CommHandle, Rank};
 use midplane::via::message::matching::Pattern;
 use midplane::via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane::via::message::process::{Parker, Process};
-use midplane::via::message::progression::{Progression, Wait};
 use midplane::via::message::request::{Load, Mode, Operation, State};
+use midplane::via::message::transport::{Transport, Wait};
 
 type Lower = Engine<MemoryCarrier>;
 
@@ -51,7 +51,7 @@ pub fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
     let mut pair = [(); 2].map(|()| Engine::new(ends.next().expect("two"), Config::default()));
     for engine in &mut pair {
         engine.init().expect("it is new");
-        engine.addprocs(&[Peer(0), Peer(1)]).expect("there are two");
+        engine.add_processes(&[Peer(0), Peer(1)]).expect("there are two");
     }
     // Exchange the windows.
     for engine in &mut pair {
@@ -83,7 +83,7 @@ pub fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
     }
 }
 
-fn processes() -> [(Process<Lower>, Scope); 2] {
+fn processes() -> [(Process<Lower>, CommHandle); 2] {
     let mut ends = network(2, MemoryConfig::default()).into_iter();
     [(); 2].map(|()| {
         let engine = Engine::new(ends.next().expect("two"), Config::default());
@@ -96,8 +96,8 @@ pub fn process(bytes: &[u8]) -> impl FnMut() + use<> {
     let [(mut a, at_a), (mut b, at_b)] = processes();
     let parker = Parker::default();
     let (bytes, mut storage) = (bytes.to_vec(), Vec::with_capacity(bytes.len()));
-    let mut side = move |(from, at_from): (&mut Process<Lower>, &Scope),
-                         (to, at_to): (&mut Process<Lower>, &Scope)| {
+    let mut side = move |(from, at_from): (&mut Process<Lower>, &CommHandle),
+                         (to, at_to): (&mut Process<Lower>, &CommHandle)| {
         let room = Load::Room { room: bytes.len(), storage: std::mem::take(&mut storage) };
         let receive = to.ireceive(at_to, Some(at_from.rank()), Some(Tag(1)), room).expect("known");
         from.send(at_from, Mode::Standard, at_to.rank(), Tag(1), &bytes, &parker)

@@ -8,8 +8,8 @@ mod slices;
 
 use std::path::Path;
 
+use midplane::gang::live::client::{self, ClientError};
 use midplane::gang::live::daemon::default_socket;
-use midplane::gang::live::front::{self, FrontError};
 use midplane::gang::live::message::{Reply, Request};
 use midplane::gang::names::JobId;
 use midplane_kit::processes;
@@ -38,20 +38,20 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 /// Returns the error of a request: a refused one is bad input.
-fn failure(error: FrontError) -> Failure {
+fn failure(error: ClientError) -> Failure {
     match error {
-        FrontError::Refused(_) => error.to_string().into(),
+        ClientError::Refused(_) => error.to_string().into(),
         _ => Failure::of_run(error),
     }
 }
 
 async fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
-    front::ask(socket, request).await.map_err(failure)
+    client::ask(socket, request).await.map_err(failure)
 }
 
 async fn trace(socket: &Path, file: &Path) -> Result<u8, Failure> {
     let Reply::Slices(slices) = ask(socket, &Request::Slices).await? else {
-        return Err(failure(FrontError::Gone));
+        return Err(failure(ClientError::Gone));
     };
     slices::draw(file, &slices).map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(0)

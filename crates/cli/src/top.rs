@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use midplane::gang::live::front::ask;
+use midplane::gang::live::client::ask;
 use midplane::gang::live::message::{Reply, Request};
 use midplane::{Error, ErrorKind, Node};
 use midplane_kit::report::{self, Failure};
@@ -90,7 +90,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
 async fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut builder = Node::builder()
         .name(format!("midplane-top-{}", std::process::id()))
-        .connect_within(Duration::ZERO)
+        .connect_timeout(Duration::ZERO)
         .drain(Duration::ZERO);
     if let Some(cluster) = &arguments.cluster {
         builder = builder.cluster(cluster);

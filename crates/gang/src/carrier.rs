@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use midplane_simhw::region::Payload;
 use midplane_via::message::carrier::{Carrier, Event, Refusal};
 use midplane_via::message::envelope::{Envelope, LONGEST, Peer};
-use midplane_via::message::progression::InitError;
+use midplane_via::message::transport::InitError;
 
 use crate::channel::{Channel, SendError};
 use crate::names::Rank;
@@ -53,7 +53,7 @@ impl ChannelCarrier {
     /// Creates a carrier over a restored channel whose ranks all start anew. Packets sent before the restore are
     /// dropped.
     #[must_use]
-    pub fn anew(channel: Channel) -> Self {
+    pub fn restored(channel: Channel) -> Self {
         let others: BTreeSet<Rank> =
             (0..channel.ranks()).map(Rank).filter(|rank| *rank != channel.rank()).collect();
         Self { stale: others.clone(), untold: others, ..Self::new(channel) }
@@ -164,14 +164,14 @@ impl Carrier for ChannelCarrier {
         }
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         self.take_back();
         if !self.lost.is_empty() || self.channel.waiting() > 0 {
             return false;
         }
         let room = self.wants_room;
         let mut context = Context::from_waker(waker);
-        match self.channel.poll_news(&mut context, room) {
+        match self.channel.poll_ready(&mut context, room) {
             Poll::Pending => true,
             Poll::Ready(Ok(())) => {
                 self.wants_room = false;

@@ -26,7 +26,7 @@ use thiserror::Error;
 use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
 #[cfg(target_os = "linux")]
-pub use ack::Patience;
+pub use ack::Timeouts;
 use command::{ATTACH, GANG, NOTIFY, WAIT, WANTS_ROOM};
 use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
 pub use ticket::{Ticket, TicketError};
@@ -443,7 +443,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Closed`].
-    pub(crate) fn poll_news(
+    pub(crate) fn poll_ready(
         &mut self,
         context: &mut Context<'_>,
         room: bool,

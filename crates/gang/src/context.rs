@@ -97,7 +97,7 @@ pub struct ReceivedMessage {
 
 /// The place of a message of the cut.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Where {
+pub enum MessageLocation {
     /// In its sender's send FIFO.
     SendFifo,
     /// In its receiver's receive FIFO.
@@ -112,7 +112,7 @@ pub struct InTransit<'a> {
     /// The receiver.
     pub to: Rank,
     /// The FIFO that holds it.
-    pub place: Where,
+    pub place: MessageLocation,
     /// Its bytes.
     pub bytes: &'a Bytes,
 }
@@ -303,13 +303,13 @@ impl NetworkContext {
             let received = channel.receive.iter().map(move |m| InTransit {
                 from: m.from,
                 to,
-                place: Where::ReceiveFifo,
+                place: MessageLocation::ReceiveFifo,
                 bytes: &m.bytes,
             });
             let sent = channel.send.iter().filter(|m| !m.taken).map(move |m| InTransit {
                 from: to,
                 to: m.to,
-                place: Where::SendFifo,
+                place: MessageLocation::SendFifo,
                 bytes: &m.bytes,
             });
             received.chain(sent)

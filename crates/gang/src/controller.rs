@@ -19,7 +19,7 @@ use crate::channel::geometry::{Geometry, GeometryError, RECORD_BYTES, SENT, UNFI
 use crate::channel::memory::Memory;
 use crate::channel::{Descriptor, gang};
 use crate::context::ChannelContext;
-use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
+use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 
 use fifos::{read_context, word, write_fifos};
 
@@ -87,7 +87,7 @@ pub struct ContextOptions {
     /// The rank that the context is for.
     pub rank: Rank,
     /// Node and channel of each rank, by rank.
-    pub places: Vec<Place>,
+    pub places: Vec<ChannelAddress>,
 }
 
 /// The file that holds the FIFOs, if other processes map them.
@@ -457,7 +457,7 @@ impl Controller {
     ///
     /// # Panics
     /// If the context was closed.
-    pub fn put_back(&self, context: ContextId, unfinished: &Unfinished) {
+    pub fn restore_unfinished(&self, context: ContextId, unfinished: &Unfinished) {
         let Descriptor { memory, geometry, .. } = self.opened(context);
         let Unfinished { words, sent, message } = unfinished;
         let write =

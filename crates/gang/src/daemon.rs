@@ -24,7 +24,7 @@ use thiserror::Error;
 use crate::channel::geometry::Geometry;
 use crate::channel::{AttachError, Closed, Descriptor, SendError};
 use crate::controller::ControlError;
-use crate::process::Reins;
+use crate::process::SuspendHandle;
 
 use self::core::Core;
 use work::Owner;
@@ -110,7 +110,9 @@ pub struct DaemonConfig {
 
 /// Starts a rank's process: returns the future that it runs.
 pub type Start<H> = Arc<
-    dyn Fn(H, Launch, Descriptor, Reins) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync,
+    dyn Fn(H, Launch, Descriptor, SuspendHandle) -> Pin<Box<dyn Future<Output = ()> + Send>>
+        + Send
+        + Sync,
 >;
 
 /// Errors of a [`Daemon`].

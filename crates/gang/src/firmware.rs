@@ -155,11 +155,11 @@ impl Gang {
     /// Stops or resumes a port. All extensions have been notified before the port sees the completion.
     fn control_port(&self, nic: &mut Context<'_>, command: &Command) -> Result<u64, Status> {
         let port = u16::try_from(command.args[0]).map(PortId).map_err(|_| Status::Invalid)?;
-        if self.config.warden != Some(command.region.port) || port == command.region.port {
+        if self.config.port_suspender != Some(command.region.port) || port == command.region.port {
             return Err(Status::Refused);
         }
         match command.opcode {
-            STOP_PORT => nic.stop_port(port),
+            STOP_PORT => nic.suspend_port(port),
             _ => nic.resume_port(port),
         }
         Ok(0)

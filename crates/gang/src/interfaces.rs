@@ -5,7 +5,7 @@
 //! numbers, so frames sent before the cut are dropped.
 //!
 //! [`Interfaces`] does this for a job whose nodes are all in one process, as in virtual time. Daemons of real processes
-//! do the same by orders, each for its own host ([`HostInterfaces`], [`check_whole`], [`Moved`]).
+//! do the same by orders, each for its own host ([`HostInterfaces`], [`check_cut`], [`RestoredInterface`]).
 
 mod context;
 mod ends;
@@ -14,49 +14,51 @@ use std::collections::BTreeMap;
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
-use midplane_via::context::{FarEnd, PortContext, Violation};
-use midplane_via::keeper::{Joined, KeepError, Keeper, MappedMemory, NicEnd, SavedPort};
+use midplane_via::checkpointer::{
+    Checkpointer, CheckpointerError, Joined, MappedMemory, NicEnd, SavedPort,
+};
+use midplane_via::context::{PortContext, RemoteEnd, Violation};
 use thiserror::Error;
 
 use crate::controller::ControlError;
 use crate::names::{JobId, Rank};
 use crate::network::together;
-use crate::process::Reins;
-use crate::warden::Warden;
+use crate::port_suspender::PortSuspender;
+use crate::process::SuspendHandle;
 
 pub use context::InterfacesContext;
+pub use ends::CutError;
 pub use ends::HeldEnd;
 pub use ends::HostInterfaces;
-pub use ends::Moved;
-pub use ends::NotWhole;
-pub use ends::check_whole;
+pub use ends::RestoredInterface;
+pub use ends::check_cut;
 
 /// A daemon's access to the ports of one node.
 #[derive(Debug)]
-pub struct Hold {
+pub struct PortControl {
     /// Suspends and resumes the ports.
-    pub warden: Warden,
+    pub port_suspender: PortSuspender,
     /// Saves and restores the ports' interfaces.
-    pub keeper: Keeper,
+    pub checkpointer: Checkpointer,
 }
 
 /// One rank's process and its port, held to be preempted.
 #[derive(Clone, Debug)]
-pub struct HeldPort {
-    /// Index of its node's [`Hold`].
+pub struct RankPort {
+    /// Index of its node's [`PortControl`].
     pub hold: usize,
     /// The rank's port.
     pub port: PortId,
     /// Suspends its process.
-    pub reins: Reins,
+    pub suspend_handle: SuspendHandle,
 }
 
 /// The interfaces and processes of one job.
 #[derive(Debug)]
 pub struct Interfaces {
     job: JobId,
-    holds: Vec<Hold>,
-    ranks: Vec<HeldPort>,
+    holds: Vec<PortControl>,
+    ranks: Vec<RankPort>,
 }
 
 /// Evaluates an expression for every rank: concurrently across nodes, in sequence on each node. Returns the results by
@@ -88,7 +90,7 @@ pub enum SaveError {
         /// The rank whose interfaces they are.
         rank: Rank,
         /// The NIC's error.
-        error: KeepError,
+        error: CheckpointerError,
     },
     /// A connection leads to an interface outside the job.
     #[error("rank {rank}, interface {vi}: it is connected with interface {} of node {}, which is not one of the job's", .to.vi, .to.node)]
@@ -119,7 +121,7 @@ pub enum SaveError {
         /// The rank whose interfaces they are.
         rank: Rank,
         /// The NIC's error.
-        error: KeepError,
+        error: CheckpointerError,
         /// The saved state.
         saved: Box<InterfacesContext>,
     },
@@ -146,7 +148,7 @@ pub enum RestoreError {
         /// The rank whose interfaces they are.
         rank: Rank,
         /// The NIC's error.
-        error: KeepError,
+        error: CheckpointerError,
     },
 }
 
@@ -156,25 +158,25 @@ fn named<T, E>(results: Vec<Result<T, E>>) -> Result<Vec<T>, (Rank, E)> {
 }
 
 impl Interfaces {
-    /// Creates the interfaces of a job from the ports of its ranks and the [`Hold`]s of their nodes.
+    /// Creates the interfaces of a job from the ports of its ranks and the [`PortControl`]s of their nodes.
     ///
     /// # Panics
     /// If a rank's `hold` is not an index into `holds`.
     #[must_use]
-    pub fn new(job: JobId, holds: Vec<Hold>, ranks: Vec<HeldPort>) -> Self {
+    pub fn new(job: JobId, holds: Vec<PortControl>, ranks: Vec<RankPort>) -> Self {
         assert!(ranks.iter().all(|held| held.hold < holds.len()), "a rank's hold is out of range");
         Self { job, holds, ranks }
     }
 
     /// Returns the holds.
     #[must_use]
-    pub fn into_holds(self) -> Vec<Hold> {
+    pub fn into_port_controls(self) -> Vec<PortControl> {
         self.holds
     }
 
     /// Returns the processes, by rank.
     #[must_use]
-    pub fn ranks(&self) -> &[HeldPort] {
+    pub fn ranks(&self) -> &[RankPort] {
         &self.ranks
     }
 
@@ -184,12 +186,14 @@ impl Interfaces {
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the wardens' next commands would receive these commands' completions.
+    /// None: the port suspenders' next commands would receive these commands' completions.
     pub async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
         for held in &self.ranks {
-            held.reins.stop(host.now());
+            held.suspend_handle.suspend(host.now());
         }
-        each!(self, |hold, _rank, port| hold.warden.stop(port).await).into_iter().collect()
+        each!(self, |hold, _rank, port| hold.port_suspender.suspend(port).await)
+            .into_iter()
+            .collect()
     }
 
     /// Saves and checks all interfaces; connections name their other ends by rank. If `forget`, the NICs forget the
@@ -199,16 +203,16 @@ impl Interfaces {
     /// [`SaveError`], which names the rank that can't be saved now.
     ///
     /// # Cancel safety
-    /// None: the keepers' next commands would receive these commands' completions.
+    /// None: the checkpointers' next commands would receive these commands' completions.
     pub async fn save(&mut self, forget: bool) -> Result<InterfacesContext, SaveError> {
-        let saves = each!(self, |hold, _rank, port| hold.keeper.save(port).await);
+        let saves = each!(self, |hold, _rank, port| hold.checkpointer.save(port).await);
         let saved = named(saves).map_err(|(rank, error)| SaveError::Keep { rank, error })?;
         let context = InterfacesContext { job: self.job, ranks: by_rank(&saved)? };
         context.validate()?;
         if forget {
             let saved = &saved;
             let forgets =
-                each!(self, |hold, rank, port| hold.keeper.forget(port, &saved[rank]).await);
+                each!(self, |hold, rank, port| hold.checkpointer.forget(port, &saved[rank]).await);
             named(forgets).map_err(|(rank, error)| {
                 let saved = Box::new(context.clone());
                 SaveError::Forget { rank, error, saved }
@@ -224,7 +228,7 @@ impl Interfaces {
     /// [`RestoreError`], which names the rank that can't be restored.
     ///
     /// # Cancel safety
-    /// None: the keepers' next commands would receive these commands' completions.
+    /// None: the checkpointers' next commands would receive these commands' completions.
     pub async fn restore(
         &mut self,
         saved: &InterfacesContext,
@@ -237,19 +241,20 @@ impl Interfaces {
         saved.validate()?;
         let restored = &each!(self, |hold, rank, port| {
             let memory = memory.map(|memory| &memory[rank][..]);
-            hold.keeper.restore(port, &saved.ranks[rank], memory).await
+            hold.checkpointer.restore(port, &saved.ranks[rank], memory).await
         });
         if !restored.iter().all(Result::is_ok) {
             // A NIC that does not answer any more holds nothing either.
             let _ = each!(self, |hold, rank, port| match &restored[rank] {
-                Ok(_) => hold.keeper.take_back(port).await,
+                Ok(_) => hold.checkpointer.discard_restored(port).await,
                 Err(error) => Err(*error),
             });
         }
         let keep = |(rank, error)| RestoreError::Keep { rank, error };
         let ends = named(restored.clone()).map_err(keep)?;
         let joins = &ends_by_rank(saved, &ends);
-        let joined = each!(self, |hold, rank, port| hold.keeper.join(port, &joins[rank]).await);
+        let joined =
+            each!(self, |hold, rank, port| hold.checkpointer.join(port, &joins[rank]).await);
         named(joined).map(|_| ()).map_err(keep)
     }
 
@@ -259,12 +264,12 @@ impl Interfaces {
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the wardens' next commands would receive these commands' completions.
+    /// None: the port suspenders' next commands would receive these commands' completions.
     pub async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
-        let resumes = each!(self, |hold, _rank, port| hold.warden.resume(port).await);
+        let resumes = each!(self, |hold, _rank, port| hold.port_suspender.resume(port).await);
         resumes.into_iter().collect::<Result<(), _>>()?;
         for held in &self.ranks {
-            held.reins.resume(host.now());
+            held.suspend_handle.resume(host.now());
         }
         Ok(())
     }
@@ -273,11 +278,11 @@ impl Interfaces {
 /// Converts the NICs' state: names the ends of connections by rank.
 fn by_rank(saved: &[SavedPort]) -> Result<Vec<PortContext>, SaveError> {
     let ranks = || (0_u16..).zip(saved);
-    let ends = |(rank, saved): (u16, &SavedPort)| -> Vec<(NicEnd, FarEnd)> {
-        let names = saved.context.vis.iter().map(|vi| FarEnd { rank, vi: vi.name });
+    let ends = |(rank, saved): (u16, &SavedPort)| -> Vec<(NicEnd, RemoteEnd)> {
+        let names = saved.context.vis.iter().map(|vi| RemoteEnd { rank, vi: vi.name });
         saved.ends.iter().copied().zip(names).collect()
     };
-    let all: Vec<(NicEnd, FarEnd)> = ranks().flat_map(ends).collect();
+    let all: Vec<(NicEnd, RemoteEnd)> = ranks().flat_map(ends).collect();
     let key = |end: &NicEnd| (end.node, end.vi);
     let by_number: BTreeMap<_, _> = all.iter().map(|(end, far)| (key(end), (*end, *far))).collect();
     ranks()
@@ -293,7 +298,7 @@ fn by_rank(saved: &[SavedPort]) -> Result<Vec<PortContext>, SaveError> {
 
 /// Returns the other end of each connection, by rank, as the NICs name it now.
 fn ends_by_rank(saved: &InterfacesContext, ends: &[Vec<NicEnd>]) -> Vec<Vec<Joined>> {
-    let joined = |name: u16, far: FarEnd| {
+    let joined = |name: u16, far: RemoteEnd| {
         let rank = usize::from(far.rank);
         let vis = &saved.ranks[rank].vis;
         let at = vis.binary_search_by_key(&far.vi, |vi| vi.name).ok()?;
@@ -315,7 +320,7 @@ mod tests {
     use midplane_via::context::{LinkContext, ViContext};
 
     fn end(node: u16, connection: u16) -> NicEnd {
-        NicEnd { node: NodeId(node), life: Incarnation(3), vi: 8, connection }
+        NicEnd { node: NodeId(node), incarnation: Incarnation(3), vi: 8, connection }
     }
 
     fn saved(node: u16, far: Option<NicEnd>) -> SavedPort {
@@ -347,7 +352,7 @@ mod tests {
     fn a_connection_that_only_one_end_still_has_is_ending() {
         let whole = by_rank(&[saved(0, Some(end(1, 1))), saved(1, Some(end(0, 1)))]).unwrap();
         let peer = whole[0].vis[0].link.as_ref().map(|link| link.peer);
-        assert_eq!(peer, Some(FarEnd { rank: 1, vi: 5 }));
+        assert_eq!(peer, Some(RemoteEnd { rank: 1, vi: 5 }));
         // The other end has closed it, and its interface's next connection gets another number.
         let ending = by_rank(&[saved(0, Some(end(1, 1))), saved(1, None)]);
         assert_eq!(ending, Err(SaveError::Ending { rank: Rank(0), vi: 5 }));

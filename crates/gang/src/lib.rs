@@ -9,17 +9,17 @@
 //!   termination detection that does not suspend the job
 //! - [`checkpoint`]: a job's cut and its processes' states on disk
 //! - [`firmware`]: the NIC's side, an extension of `midplane-nicvm`
-//! - [`agenda`]: the gang scheduler's core (no I/O); [`scheduler`], [`daemon`], [`tree`]: run it on a tree of daemons,
+//! - [`scheduler_core`]: the gang scheduler's core (no I/O); [`scheduler`], [`daemon`], [`tree`]: run it on a tree of
+//!   daemons,
 //!   in virtual time
 //! - [`schedule`]: policies: which jobs run in the next slice
 //! - `live` (feature `live`, Linux): the same for real processes and real daemons
-//! - [`warden`]: suspends a process's port on its NIC: everything but channels
+//! - [`port_suspender`]: suspends a process's port on its NIC: everything but channels
 //! - [`interfaces`]: preempts, saves and restores all Virtual Interfaces of a job
 //! - [`process`]: tasks that can be suspended, for jobs in virtual time
 //! - [`wait`]: wait states that processes publish; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
 
-pub mod agenda;
 pub mod carrier;
 pub mod channel;
 pub mod checkpoint;
@@ -39,13 +39,14 @@ pub mod names;
 #[cfg(feature = "unstable")]
 pub mod nas;
 pub mod network;
+pub mod port_suspender;
 pub mod process;
 pub mod roots;
 pub mod schedule;
 pub mod scheduler;
+pub mod scheduler_core;
 pub mod tree;
 pub mod wait;
-pub mod warden;
 
 pub use channel::command::GANG;
 pub use channel::config::{Flow, GangConfig, GangCounters};

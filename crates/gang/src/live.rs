@@ -1,9 +1,9 @@
 //! Gang scheduling of real processes, on Linux: a daemon a host, and the front end of its jobs.
 //!
 //! - [`daemon`]: start here: a host's daemon
-//! - [`front`]: asks the daemon of this host to run, list, end, watch jobs
+//! - [`client`]: asks the daemon of this host to run, list, end, watch jobs
 //! - [`process`]: a rank's process: started stopped, stopped, resumed, ended
-//! - [`stub`]: what such a process is before it is the job's program; the keeper that ends all of them
+//! - [`stub`]: what such a process is before it is the job's program; the reaper that ends all of them
 //!   when the daemon is gone
 //! - [`rank`]: a rank's own side: its channel on the daemon's NIC, and its Virtual Interfaces there;
 //!   [`channels`]: the daemon's side
@@ -17,14 +17,15 @@
 //! trusts those between it and the root. With the shared key alone, whoever has it can be any host that is not connected, and
 //! receives the commands and environments of later jobs.
 //!
-//! Everything that decides is the same that runs in virtual time: [`Agenda`](crate::agenda::Agenda),
-//! [`Relay`](crate::daemon::Relay), the policies. This is what waits for real processes and sockets.
+//! Everything that decides is the same that runs in virtual time:
+//! [`SchedulerCore`](crate::scheduler_core::SchedulerCore), [`Relay`](crate::daemon::Relay), the policies. This is what
+//! waits for real processes and sockets.
 
 mod cell;
 pub mod channels;
+pub mod client;
 pub mod clock;
 pub mod daemon;
-pub mod front;
 mod hub;
 pub mod link;
 mod local;

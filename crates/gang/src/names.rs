@@ -62,7 +62,7 @@ impl Epoch {
 
 /// The node and channel of a rank. A saved context never contains one.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
-pub struct Place {
+pub struct ChannelAddress {
     /// The node.
     pub node: NodeId,
     /// The rank's channel on that node.

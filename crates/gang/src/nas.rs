@@ -16,7 +16,7 @@ use std::str::FromStr;
 
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::progression::Progression;
+use midplane_via::message::transport::Transport;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -124,7 +124,7 @@ pub trait Kernel: Sized + Send {
     ///
     /// # Errors
     /// [`KernelError::Message`].
-    fn step<P: Progression>(
+    fn step<P: Transport>(
         &mut self,
         world: &Communicator<P>,
         pace: &impl Pace,
@@ -152,7 +152,7 @@ pub trait Kernel: Sized + Send {
 ///
 /// # Cancel safety
 /// None: the other ranks wait for this one.
-pub async fn run<K: Kernel, P: Progression>(
+pub async fn run<K: Kernel, P: Transport>(
     class: Class,
     world: &Communicator<P>,
     pace: &impl Pace,
@@ -166,7 +166,7 @@ where
 }
 
 /// Sums vectors over all ranks, in the order of the ranks.
-async fn sum<P: Progression>(
+async fn sum<P: Transport>(
     world: &Communicator<P>,
     values: &[f64],
 ) -> Result<Vec<f64>, MessageError>

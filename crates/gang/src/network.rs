@@ -6,8 +6,8 @@ use std::task::Poll;
 
 use crate::context::{ChannelContext, NetworkContext};
 use crate::controller::{ContextId, ContextOptions, ControlError, Controller};
-use crate::names::{Epoch, JobId, Place, Rank};
-use crate::process::Reins;
+use crate::names::{ChannelAddress, Epoch, JobId, Rank};
+use crate::process::SuspendHandle;
 use crate::wait::WaitState;
 use midplane_simhw::host::Host;
 
@@ -36,13 +36,13 @@ pub async fn together<T, F: Future<Output = T>>(futures: impl IntoIterator<Item 
 
 /// One rank's channel and process, held to be preempted.
 #[derive(Debug)]
-pub struct Held {
+pub struct RankChannel {
     /// The controller of its node and channel.
     pub controller: Controller,
     /// The rank's context.
     pub context: ContextId,
     /// Suspends its process.
-    pub reins: Reins,
+    pub suspend_handle: SuspendHandle,
 }
 
 /// The channels and processes of one job.
@@ -50,7 +50,7 @@ pub struct Held {
 pub struct Network {
     job: JobId,
     epoch: Epoch,
-    ranks: Vec<Held>,
+    ranks: Vec<RankChannel>,
 }
 
 impl Network {
@@ -63,21 +63,21 @@ impl Network {
     /// If the future is dropped, no context is open.
     pub async fn open(
         job: JobId,
-        places: &[Place],
+        places: &[ChannelAddress],
         controllers: Vec<Controller>,
     ) -> Result<Self, ControlError> {
         let mut ranks = Vec::new();
         for (rank, mut controller) in (0_u16..).map(Rank).zip(controllers) {
             let options = ContextOptions { job, rank, places: places.to_vec() };
             let context = controller.open_context(options).await?;
-            ranks.push(Held { controller, context, reins: Reins::new() });
+            ranks.push(RankChannel { controller, context, suspend_handle: SuspendHandle::new() });
         }
         Ok(Self { job, epoch: Epoch(0), ranks })
     }
 
     /// Returns the channels, by rank.
     #[must_use]
-    pub fn ranks(&self) -> &[Held] {
+    pub fn ranks(&self) -> &[RankChannel] {
         &self.ranks
     }
 
@@ -96,7 +96,7 @@ impl Network {
     /// None: the controllers' next commands would receive these commands' completions.
     pub async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
         for held in &self.ranks {
-            held.reins.stop(host.now());
+            held.suspend_handle.suspend(host.now());
         }
         let stops = self.ranks.iter_mut().map(|held| held.controller.stop(held.context));
         together(stops).await.into_iter().collect()
@@ -126,7 +126,7 @@ impl Network {
     pub async fn leave(&mut self, host: &impl Host) -> Result<NetworkContext, ControlError> {
         let mut ranks = Vec::with_capacity(self.ranks.len());
         for held in &mut self.ranks {
-            held.reins.stop(host.now());
+            held.suspend_handle.suspend(host.now());
             held.controller.stop(held.context).await?;
             ranks.push(held.controller.save(held.context, false).await?);
         }
@@ -135,7 +135,7 @@ impl Network {
 
     fn cut(&self, mut ranks: Vec<ChannelContext>) -> NetworkContext {
         for (held, saved) in self.ranks.iter().zip(&mut ranks) {
-            if held.reins.has_ended() {
+            if held.suspend_handle.has_ended() {
                 saved.wait = WaitState::Idle;
             }
         }
@@ -175,7 +175,7 @@ impl Network {
         let starts = self.ranks.iter_mut().map(|held| held.controller.start(held.context, epoch));
         together(starts).await.into_iter().collect::<Result<(), _>>()?;
         for held in &self.ranks {
-            held.reins.resume(host.now());
+            held.suspend_handle.resume(host.now());
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ struct State {
     stopped_at: Option<Instant>,
     /// The task's waker, if it was polled while it was suspended.
     parked: Option<Waker>,
-    stood: Duration,
+    suspended_time: Duration,
     ended: bool,
     killed: bool,
     watcher: Option<Waker>,
@@ -21,9 +21,9 @@ struct State {
 
 /// Suspends, resumes and ends one task. Clones control the same task.
 #[derive(Clone, Debug, Default)]
-pub struct Reins(Arc<Mutex<State>>);
+pub struct SuspendHandle(Arc<Mutex<State>>);
 
-impl Reins {
+impl SuspendHandle {
     /// Creates the handle of a task that runs.
     #[must_use]
     pub fn new() -> Self {
@@ -36,7 +36,7 @@ impl Reins {
     }
 
     /// Suspends the task: it is not polled from when this returns until it is resumed.
-    pub fn stop(&self, now: Instant) {
+    pub fn suspend(&self, now: Instant) {
         self.state().stopped_at.get_or_insert(now);
     }
 
@@ -44,7 +44,7 @@ impl Reins {
     pub fn resume(&self, now: Instant) {
         let mut state = self.state();
         if let Some(since) = state.stopped_at.take() {
-            state.stood += Duration::from_nanos(now.nanos_since(since));
+            state.suspended_time += Duration::from_nanos(now.nanos_since(since));
             if let Some(waker) = state.parked.take() {
                 waker.wake();
             }
@@ -63,9 +63,9 @@ impl Reins {
 
     /// Returns how long the task has been suspended in total, up to `now`. A job's own clock does not count this time.
     #[must_use]
-    pub fn stood(&self, now: Instant) -> Duration {
+    pub fn suspended_time(&self, now: Instant) -> Duration {
         let state = self.state();
-        state.stood
+        state.suspended_time
             + state
                 .stopped_at
                 .map_or(Duration::ZERO, |since| Duration::from_nanos(now.nanos_since(since)))
@@ -78,24 +78,24 @@ impl Reins {
     }
 
     /// Wraps a task so that this handle controls it.
-    pub fn hold<F: Future<Output = ()> + Send>(&self, task: F) -> Held<F> {
-        Held { reins: self.clone(), task: Some(Box::pin(task)) }
+    pub fn hold<F: Future<Output = ()> + Send>(&self, task: F) -> SuspendableTask<F> {
+        SuspendableTask { suspend_handle: self.clone(), task: Some(Box::pin(task)) }
     }
 }
 
-/// A task that a [`Reins`] can suspend.
+/// A task that a [`SuspendHandle`] can suspend.
 #[derive(Debug)]
-pub struct Held<F> {
-    reins: Reins,
+pub struct SuspendableTask<F> {
+    suspend_handle: SuspendHandle,
     task: Option<Pin<Box<F>>>,
 }
 
-impl<F: Future<Output = ()>> Future for Held<F> {
+impl<F: Future<Output = ()>> Future for SuspendableTask<F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let reins = self.reins.clone();
-        let mut state = reins.state();
+        let suspend_handle = self.suspend_handle.clone();
+        let mut state = suspend_handle.state();
         if state.killed {
             self.task = None;
             state.ended = true;
@@ -111,7 +111,7 @@ impl<F: Future<Output = ()>> Future for Held<F> {
         drop(state);
         let polled = task.as_mut().poll(context);
         if polled.is_ready() {
-            reins.state().ended = true;
+            suspend_handle.state().ended = true;
         }
         polled
     }

@@ -9,12 +9,12 @@ use std::task::{Poll, Waker};
 
 use midplane_simhw::host::Host;
 
-use crate::agenda::{Agenda, AgendaConfig, Event, WithItself};
 use crate::daemon::{Action, Daemon, DaemonError};
 use crate::names::JobId;
 use crate::schedule::{AdmitError, Policy, Request};
+use crate::scheduler_core::{Event, PreemptWhenAlone, SchedulerConfig, SchedulerCore};
 
-pub use crate::agenda::{JobRecord, Phases, Switch};
+pub use crate::scheduler_core::{JobRecord, Phases, Switch};
 
 /// A job to be submitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -29,7 +29,7 @@ pub struct Submission {
 
 /// Submits jobs to a scheduler, and wakes them. Clones share one scheduler.
 #[derive(Clone, Debug, Default)]
-pub struct Front(Arc<Mutex<Inbox>>);
+pub struct SchedulerClient(Arc<Mutex<Inbox>>);
 
 #[derive(Debug, Default)]
 struct Inbox {
@@ -39,13 +39,13 @@ struct Inbox {
     waker: Option<Waker>,
 }
 
-impl Front {
+impl SchedulerClient {
     /// Submits a job, which starts at the end of the current slice.
     pub fn submit(&self, submission: Submission) {
         self.inbox().submissions.push(submission);
     }
 
-    /// Wakes a job early: data has arrived for it from outside ([`Agenda::wake`]).
+    /// Wakes a job early: data has arrived for it from outside ([`SchedulerCore::wake`]).
     pub fn wake(&self, job: JobId) {
         let mut inbox = self.inbox();
         inbox.arrivals.push(job);
@@ -74,11 +74,11 @@ impl Front {
     }
 }
 
-/// Runs an [`Agenda`] on the root daemon.
+/// Runs a [`SchedulerCore`] on the root daemon.
 pub struct Scheduler<H: Host> {
     root: Daemon<H>,
-    agenda: Agenda<u32>,
-    front: Front,
+    scheduler_core: SchedulerCore<u32>,
+    client: SchedulerClient,
     switches: Vec<Switch>,
     refused: Vec<(Submission, AdmitError)>,
     /// True once the order to quit was given.
@@ -87,27 +87,31 @@ pub struct Scheduler<H: Host> {
 
 impl<H: Host> fmt::Debug for Scheduler<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scheduler").field("agenda", &self.agenda).finish_non_exhaustive()
+        f.debug_struct("Scheduler")
+            .field("scheduler_core", &self.scheduler_core)
+            .finish_non_exhaustive()
     }
 }
 
 impl<H: Host> Scheduler<H> {
     /// Creates a scheduler on the root daemon.
     ///
-    /// Sets [`WithItself::Always`]: daemons report ended ranks only in answers to orders, so a job that runs alone must
-    /// get some too.
+    /// Sets [`PreemptWhenAlone::Always`]: daemons report ended ranks only in answers to orders, so a job that runs
+    /// alone must get some too.
     #[must_use]
-    pub fn new(root: Daemon<H>, policy: Box<dyn Policy>, config: AgendaConfig) -> Self {
-        let agenda =
-            Agenda::new(policy, AgendaConfig { with_itself: WithItself::Always, ..config });
-        let (front, switches, refused) = (Front::default(), Vec::new(), Vec::new());
-        Self { root, agenda, front, switches, refused, has_quit: false }
+    pub fn new(root: Daemon<H>, policy: Box<dyn Policy>, config: SchedulerConfig) -> Self {
+        let scheduler_core = SchedulerCore::new(
+            policy,
+            SchedulerConfig { preempt_when_alone: PreemptWhenAlone::Always, ..config },
+        );
+        let (client, switches, refused) = (SchedulerClient::default(), Vec::new(), Vec::new());
+        Self { root, scheduler_core, client, switches, refused, has_quit: false }
     }
 
     /// Returns a handle that submits jobs.
     #[must_use]
-    pub fn front(&self) -> Front {
-        self.front.clone()
+    pub fn client(&self) -> SchedulerClient {
+        self.client.clone()
     }
 
     /// Runs until no job is left and none is submitted, then has the daemons quit.
@@ -124,28 +128,28 @@ impl<H: Host> Scheduler<H> {
             if self.has_quit {
                 return Ok(());
             }
-            self.agenda.handle_outcome(host.now(), &outcome);
+            self.scheduler_core.handle_outcome(host.now(), &outcome);
         }
         loop {
-            let Inbox { submissions, arrivals, .. } = std::mem::take(&mut *self.front.inbox());
+            let Inbox { submissions, arrivals, .. } = std::mem::take(&mut *self.client.inbox());
             for submission in submissions {
                 let Submission { request, ranks, program } = submission;
-                if let Err(error) = self.agenda.submit(request, ranks, program) {
+                if let Err(error) = self.scheduler_core.submit(request, ranks, program) {
                     self.refused.push((submission, error));
                 }
             }
-            arrivals.into_iter().for_each(|job| self.agenda.wake(job));
-            while let Some(action) = self.agenda.poll_order(host.now()) {
+            arrivals.into_iter().for_each(|job| self.scheduler_core.wake(job));
+            while let Some(action) = self.scheduler_core.poll_order(host.now()) {
                 let outcome = self.root.order(action).await?;
-                self.agenda.handle_outcome(host.now(), &outcome);
+                self.scheduler_core.handle_outcome(host.now(), &outcome);
             }
-            while let Some(event) = self.agenda.poll_event() {
+            while let Some(event) = self.scheduler_core.poll_event() {
                 if let Event::Switched(switch) = event {
                     self.switches.push(switch);
                 }
             }
-            match self.agenda.poll_timeout() {
-                Some(at) => self.front.arrival(host.sleep_until(at)).await,
+            match self.scheduler_core.poll_timeout() {
+                Some(at) => self.client.arrival(host.sleep_until(at)).await,
                 None => {
                     self.has_quit = true;
                     self.root.order(Action::Quit).await?;
@@ -164,7 +168,7 @@ impl<H: Host> Scheduler<H> {
     /// Returns all jobs so far.
     #[must_use]
     pub const fn jobs(&self) -> &BTreeMap<JobId, JobRecord> {
-        self.agenda.jobs()
+        self.scheduler_core.jobs()
     }
 
     /// Returns the submissions that were not admitted, and why.

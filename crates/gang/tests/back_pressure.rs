@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::job::{TIGHT, open};
 use midplane_gang::channel::Channel;
 use midplane_gang::firmware::Gang;
-use midplane_gang::names::{ChannelId, JobId, Place, Rank};
+use midplane_gang::names::{ChannelAddress, ChannelId, JobId, Rank};
 use midplane_gang::network::Network;
 use midplane_gang::{Flow, GANG, GangConfig};
 use midplane_nicvm::unit::Unit;
@@ -26,7 +26,7 @@ use proptest::prelude::*;
 /// A switch with a little room at each port, and NICs with a little more, that drop nothing.
 fn myrinet(nodes: u16, seed: u64, flow: Flow) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(1280), Duration::from_nanos(125));
-    let discard = DiscardPolicy::HoldUp;
+    let discard = DiscardPolicy::BackPressure;
     let switch = SwitchProfile { discard, ..SwitchProfile::new(Buffer::Bytes(512)) };
     let profile = NicProfile { receive_memory: 1 << 10, transmit_slots: 2, ..NicProfile::MODERN };
     World::new(&Topology::star(nodes, link, switch), profile, seed, move |_, _| {
@@ -91,8 +91,9 @@ async fn start(
     let (mut networks, messages) = (Vec::new(), Arc::new(messages));
     let mut ends: Vec<Vec<Channel>> = hosts.iter().map(|_| Vec::new()).collect();
     for number in 0..channels as u16 {
-        let place = |host: &SimHost| Place { node: host.node(), channel: ChannelId(number) };
-        let places: Vec<Place> = hosts.iter().map(place).collect();
+        let place =
+            |host: &SimHost| ChannelAddress { node: host.node(), channel: ChannelId(number) };
+        let places: Vec<ChannelAddress> = hosts.iter().map(place).collect();
         let job = JobId(1 + u32::from(number));
         let mut network = open(&hosts, job, &places, TIGHT, false).await;
         network.run(&hosts[0]).await.unwrap();
@@ -164,7 +165,8 @@ fn an_order_behind_a_full_channel_arrives_with_ack_and_nack_alone() {
         world.spawn(NodeId(0), async move {
             let mut kept = Vec::new();
             for (number, count) in [(1, 20), (0, 1)] {
-                let place = |node| Place { node: NodeId(node), channel: ChannelId(number) };
+                let place =
+                    |node| ChannelAddress { node: NodeId(node), channel: ChannelId(number) };
                 let places = [place(0), place(1)];
                 let job = JobId(1 + u32::from(number));
                 let mut network = open(&hosts, job, &places, TIGHT, false).await;

@@ -10,9 +10,9 @@ use midplane_gang::channel::{Channel, Descriptor, SendError};
 use midplane_gang::context::{ChannelContext, NetworkContext};
 use midplane_gang::controller::{ContextOptions, Controller};
 use midplane_gang::detect::{Deadlock, LeadingTag, Verdict};
-use midplane_gang::names::{ChannelId, Epoch, JobId, Place, Rank};
+use midplane_gang::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 use midplane_gang::network::Network;
-use midplane_gang::process::Reins;
+use midplane_gang::process::SuspendHandle;
 use midplane_gang::wait::WaitState;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -117,7 +117,7 @@ fn watch(programs: &[Vec<Act>], seed: u64, faults: Faults) -> Seen {
             let host = hosts[place.node.index()].clone();
             let descriptor = held.controller.descriptor(held.context);
             let program = rank(host.clone(), descriptor, acts, Arc::clone(&done));
-            host.spawn(held.reins.hold(program));
+            host.spawn(held.suspend_handle.hold(program));
         }
         network.run(&host).await.unwrap();
         let mut cuts = Vec::new();
@@ -182,7 +182,7 @@ fn a_process_that_is_ended_while_it_stands_still_changes_nothing_of_another_s_wa
         let pause = || host.sleep_until(host.now() + Duration::from_micros(50));
         let channel = ChannelId(1);
         let mut controller = Controller::open(&host, channel, FIFOS, true).unwrap();
-        let places = vec![Place { node: NodeId(0), channel }];
+        let places = vec![ChannelAddress { node: NodeId(0), channel }];
         let for_itself = WaitState::Receive { from: Some(Rank(0)), tag: None };
         let mut held = Vec::new();
         for (job, state) in [(1, WaitState::Idle), (2, for_itself)] {
@@ -192,12 +192,13 @@ fn a_process_that_is_ended_while_it_stands_still_changes_nothing_of_another_s_wa
             let fresh = ChannelContext::fresh(rank, FIFOS);
             controller.restore(context, &fresh).await.unwrap();
             controller.start(context, Epoch(1)).await.unwrap();
-            let (reins, descriptor) = (Reins::new(), controller.descriptor(context));
-            host.spawn(reins.hold(wait_once(host.clone(), descriptor, state)));
+            let (suspend_handle, descriptor) =
+                (SuspendHandle::new(), controller.descriptor(context));
+            host.spawn(suspend_handle.hold(wait_once(host.clone(), descriptor, state)));
             pause().await;
-            reins.stop(host.now());
+            suspend_handle.suspend(host.now());
             controller.stop(context).await.unwrap();
-            held.push(reins);
+            held.push(suspend_handle);
             if job == 2 {
                 held[0].kill();
                 pause().await;

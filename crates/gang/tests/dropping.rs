@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::job::{Progress, TIGHT, chatter, message, world};
-use midplane_gang::agenda::{AgendaConfig, WithItself};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::schedule::{Request, RoundRobin};
 use midplane_gang::scheduler::{Phases, Scheduler, Submission};
+use midplane_gang::scheduler_core::{PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -124,13 +124,15 @@ impl Case {
     }
 
     fn scheduler(self, root: Daemon<SimHost>) -> Scheduler<SimHost> {
-        let (with_itself, visit) = (WithItself::Always, Duration::ZERO);
+        let (preempt_when_alone, early_wakeup) = (PreemptWhenAlone::Always, Duration::ZERO);
         let slice = Duration::from_micros(150);
-        let agenda = AgendaConfig { slice, phases: self.phases, with_itself, visit };
-        let scheduler = Scheduler::new(root, Box::new(RoundRobin::new(self.nodes)), agenda);
+        let scheduler_config =
+            SchedulerConfig { slice, phases: self.phases, preempt_when_alone, early_wakeup };
+        let scheduler =
+            Scheduler::new(root, Box::new(RoundRobin::new(self.nodes)), scheduler_config);
         for ranks in [self.nodes, self.nodes.min(3)] {
             let request = Request { nodes: ranks, weight: 1 };
-            scheduler.front().submit(Submission { request, ranks, program: COUNT });
+            scheduler.client().submit(Submission { request, ranks, program: COUNT });
         }
         scheduler
     }

@@ -54,7 +54,9 @@ fn leg(
         network.run(&host).await.unwrap();
         start(&hosts, &network, &places, &progress, COUNT);
         let until = host.now().plus_nanos(cut_at.unwrap_or(u64::MAX / 2));
-        while host.now() < until && !network.ranks().iter().all(|held| held.reins.has_ended()) {
+        while host.now() < until
+            && !network.ranks().iter().all(|held| held.suspend_handle.has_ended())
+        {
             host.sleep_until(host.now().plus_nanos(20_000).min(until)).await;
         }
         match cut_at {

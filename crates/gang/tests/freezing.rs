@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::job::world;
-use midplane_gang::agenda::{AgendaConfig, WithItself};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::schedule::{Request, RoundRobin};
 use midplane_gang::scheduler::{Phases, Scheduler, Submission};
+use midplane_gang::scheduler_core::{PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -37,13 +37,19 @@ fn freeze(nodes: u16, arity: u16) -> f64 {
         });
     }
     let host = world.host(NodeId(0));
-    let (phases, visit) = (Phases::Two, Duration::ZERO);
-    let agenda = AgendaConfig { slice: SLICE, phases, with_itself: WithItself::Always, visit };
+    let (phases, early_wakeup) = (Phases::Two, Duration::ZERO);
+    let scheduler_config = SchedulerConfig {
+        slice: SLICE,
+        phases,
+        preempt_when_alone: PreemptWhenAlone::Always,
+        early_wakeup,
+    };
     let task = async move {
         let root = Daemon::open(host, config, start).await.unwrap();
-        let mut scheduler = Scheduler::new(root, Box::new(RoundRobin::new(nodes)), agenda);
+        let mut scheduler =
+            Scheduler::new(root, Box::new(RoundRobin::new(nodes)), scheduler_config);
         let request = Request { nodes, weight: 1 };
-        scheduler.front().submit(Submission { request, ranks: nodes, program: 0 });
+        scheduler.client().submit(Submission { request, ranks: nodes, program: 0 });
         scheduler.run().await.unwrap();
         scheduler.switches().to_vec()
     };

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::job::{TIGHT, open, world};
 use midplane_gang::channel::Channel;
-use midplane_gang::names::{ChannelId, JobId, Place, Rank};
+use midplane_gang::names::{ChannelAddress, ChannelId, JobId, Rank};
 use midplane_gang::network::Network;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -13,8 +13,9 @@ use midplane_simhw::sim::SimHost;
 use proptest::prelude::*;
 
 async fn pair(hosts: &[SimHost], channel: u16, job: u32) -> (Network, Channel, Channel) {
-    let places: Vec<Place> =
-        (0..2).map(|node| Place { node: NodeId(node), channel: ChannelId(channel) }).collect();
+    let places: Vec<ChannelAddress> = (0..2)
+        .map(|node| ChannelAddress { node: NodeId(node), channel: ChannelId(channel) })
+        .collect();
     let mut network = open(hosts, JobId(job), &places, TIGHT, false).await;
     network.run(&hosts[0]).await.unwrap();
     let mut ends = Vec::new();

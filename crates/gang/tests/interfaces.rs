@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_gang::firmware::Gang;
-use midplane_gang::process::Reins;
-use midplane_gang::warden::Warden;
+use midplane_gang::port_suspender::PortSuspender;
+use midplane_gang::process::SuspendHandle;
 use midplane_gang::{GANG, GangConfig};
 use midplane_nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
@@ -30,7 +30,7 @@ use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use proptest::prelude::*;
 
-const WARDEN: PortId = PortId(1_024);
+const PORT_SUSPENDER: PortId = PortId(1_024);
 
 fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(100), Duration::from_nanos(500));
@@ -38,7 +38,8 @@ fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
     let senders: Vec<NodeId> = (1..nodes).map(NodeId).collect();
     let mut world = World::new(&topology, NicProfile::MODERN, seed, move |_, incarnation| {
         let mut unit = Unit::default();
-        unit.install(GANG, Gang::new(GangConfig::default().warden(WARDEN))).unwrap();
+        unit.install(GANG, Gang::new(GangConfig::default().port_suspender(PORT_SUSPENDER)))
+            .unwrap();
         let config = ViaConfig::default().dead_after(Duration::from_millis(200));
         unit.install(VIA, Via::new(config)).unwrap();
         let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
@@ -61,7 +62,7 @@ fn echo_under_stops(seed: u64, faults: Faults, one_side: bool) -> u32 {
     const MESSAGES: u32 = 400;
     let mut world = world(2, seed, faults);
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
-    let reins: Vec<Reins> = (0..2).map(|_| Reins::new()).collect();
+    let suspend_handle: Vec<SuspendHandle> = (0..2).map(|_| SuspendHandle::new()).collect();
     let done = Arc::new(Mutex::new(0));
     for rank in 0..2_u32 {
         let (host, place) = (hosts[rank as usize].clone(), Arc::clone(&done));
@@ -83,26 +84,26 @@ fn echo_under_stops(seed: u64, faults: Faults, one_side: bool) -> u32 {
             // The other may still be at it.
             pause(&host, Duration::from_secs(5)).await;
         };
-        hosts[rank as usize].spawn(reins[rank as usize].hold(program));
+        hosts[rank as usize].spawn(suspend_handle[rank as usize].hold(program));
     }
     let (ended, stops) = (Arc::clone(&done), Arc::new(Mutex::new(0)));
     let count = Arc::clone(&stops);
     world.spawn(NodeId(0), async move {
-        let mut wardens: Vec<Warden> =
-            hosts.iter().map(|host| Warden::open(host, WARDEN).unwrap()).collect();
+        let mut port_suspenders: Vec<PortSuspender> =
+            hosts.iter().map(|host| PortSuspender::open(host, PORT_SUSPENDER).unwrap()).collect();
         let mut dice = Rng::new(seed, "stops");
         pause(&hosts[0], Duration::from_millis(3)).await;
         while *ended.lock().unwrap() < 2 {
             pause(&hosts[0], Duration::from_nanos(dice.between(1, 4_000_000))).await;
             let sides = if one_side { 0..1 } else { 0..2 };
             for side in sides.clone() {
-                reins[side].stop(hosts[0].now());
-                wardens[side].stop(PortId(0)).await.unwrap();
+                suspend_handle[side].suspend(hosts[0].now());
+                port_suspenders[side].suspend(PortId(0)).await.unwrap();
             }
             pause(&hosts[0], Duration::from_nanos(dice.between(1, 600_000_000))).await;
             for side in sides {
-                wardens[side].resume(PortId(0)).await.unwrap();
-                reins[side].resume(hosts[0].now());
+                port_suspenders[side].resume(PortId(0)).await.unwrap();
+                suspend_handle[side].resume(hosts[0].now());
             }
             *count.lock().unwrap() += 1;
         }
@@ -208,11 +209,11 @@ fn a_stopped_process_gives_its_turn_on_a_link_back() {
     let [first, second] = run(&mut world, 100);
     assert!(first > 40 && second > 40, "both have turns: {first} {second}");
     let host = world.host(NodeId(1));
-    let mut warden = Warden::open(&host, WARDEN).unwrap();
-    let warden = world
+    let mut port_suspender = PortSuspender::open(&host, PORT_SUSPENDER).unwrap();
+    let port_suspender = world
         .block_on(NodeId(1), async move {
-            warden.stop(PortId(0)).await.unwrap();
-            warden
+            port_suspender.suspend(PortId(0)).await.unwrap();
+            port_suspender
         })
         .unwrap();
     run(&mut world, 2);
@@ -220,8 +221,10 @@ fn a_stopped_process_gives_its_turn_on_a_link_back() {
     assert_eq!(stopped, 0, "nothing of a stopped process leaves");
     // 100 Mb/s are 121 messages of 10,000 bytes and their headers in 100 ms.
     assert!(alone >= 112, "the other has the link: {alone} messages");
-    let mut warden = warden;
-    world.block_on(NodeId(1), async move { warden.resume(PortId(0)).await.unwrap() }).unwrap();
+    let mut port_suspender = port_suspender;
+    world
+        .block_on(NodeId(1), async move { port_suspender.resume(PortId(0)).await.unwrap() })
+        .unwrap();
     run(&mut world, 20);
     let [first, second] = run(&mut world, 100);
     assert!(first > 40 && second > 40, "both have turns again: {first} {second}");
@@ -240,7 +243,7 @@ fn messages_that_wait_on_the_nic_for_a_stopped_port_are_taken_when_it_goes_on() 
         let buffers = LENGTHS.map(|_| receiver.register(LENGTHS[3]).unwrap());
         let source = sender.register(LENGTHS[3]).unwrap();
         let port = receiver.id();
-        let mut warden = Warden::open(&near, WARDEN).unwrap();
+        let mut port_suspender = PortSuspender::open(&near, PORT_SUSPENDER).unwrap();
         let mut dice = Rng::new(5, "stops");
         for round in 0..30_u8 {
             for (number, buffer) in (0..).zip(&buffers) {
@@ -258,7 +261,7 @@ fn messages_that_wait_on_the_nic_for_a_stopped_port_are_taken_when_it_goes_on() 
             send(0).await;
             send(1).await;
             pause(&near, Duration::from_nanos(dice.between(0, 1_500_000))).await;
-            warden.stop(port).await.unwrap();
+            port_suspender.suspend(port).await.unwrap();
             let here = || {
                 buffers.each_ref().map(|buffer| {
                     let mut bytes = vec![0; LENGTHS[3]];
@@ -273,7 +276,7 @@ fn messages_that_wait_on_the_nic_for_a_stopped_port_are_taken_when_it_goes_on() 
             send(3).await;
             pause(&near, Duration::from_millis(20)).await;
             assert!(receiver.poll().is_none() && here() == before, "round {round}");
-            warden.resume(port).await.unwrap();
+            port_suspender.resume(port).await.unwrap();
             while told.len() < LENGTHS.len() {
                 told.push(receiver.completion().await.unwrap());
             }

@@ -99,10 +99,10 @@ fn preempted<K: Kernel + 'static>(
                 world.finalize().await;
                 place.lock().unwrap().insert(rank, verdict);
             };
-            runner.spawn(held.reins.hold(program));
+            runner.spawn(held.suspend_handle.hold(program));
         }
         let (mut dice, mut preemptions) = (Rng::new(1, "slices"), 0);
-        while !network.ranks().iter().all(|held| held.reins.has_ended()) {
+        while !network.ranks().iter().all(|held| held.suspend_handle.has_ended()) {
             host.sleep_until(host.now().plus_nanos(dice.between(1, 300_000))).await;
             network.freeze(&host).await.unwrap();
             let saved = network.save(copy).await.unwrap();

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::job::{Progress, chatter, message, world};
-use midplane_gang::agenda::{AgendaConfig, WithItself};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::names::JobId;
 use midplane_gang::schedule::{Placing, Policy, QueueTree, Request, RoundRobin};
 use midplane_gang::scheduler::{JobRecord, Phases, Scheduler, Submission, Switch};
+use midplane_gang::scheduler_core::{PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -68,13 +68,13 @@ fn schedule(
         });
     }
     let host = world.host(NodeId(0));
-    let (with_itself, visit) = (WithItself::Always, Duration::ZERO);
-    let agenda = AgendaConfig { slice, phases, with_itself, visit };
+    let (preempt_when_alone, early_wakeup) = (PreemptWhenAlone::Always, Duration::ZERO);
+    let scheduler_config = SchedulerConfig { slice, phases, preempt_when_alone, early_wakeup };
     let task = async move {
         let root = Daemon::open(host, config, start).await.unwrap();
-        let mut scheduler = Scheduler::new(root, policy, agenda);
+        let mut scheduler = Scheduler::new(root, policy, scheduler_config);
         for submission in submissions {
-            scheduler.front().submit(submission);
+            scheduler.client().submit(submission);
         }
         scheduler.run().await.unwrap();
         let jobs = scheduler.jobs().values().cloned().collect();

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use crate::vis::{
-    KEEPER, Plan, Program, attributes, connect, finish, hold, run, standing, start, world,
+    CHECKPOINTER, Plan, Program, attributes, connect, finish, hold, run, standing, start, world,
 };
 use midplane_gang::context::ReadError;
 use midplane_gang::interfaces::{Interfaces, InterfacesContext, RestoreError, SaveError};
@@ -14,8 +14,8 @@ use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::PortOptions;
 use midplane_simhw::sim::SimHost;
 use midplane_via::attributes::{Address, Discriminator, Reliability, ViState};
-use midplane_via::context::{FarEnd, LinkContext, Violation};
-use midplane_via::keeper::{KeepError, Keeper, MappedMemory, Refused};
+use midplane_via::checkpointer::{Checkpointer, CheckpointerError, MappedMemory, Refused};
+use midplane_via::context::{LinkContext, RemoteEnd, Violation};
 use midplane_via::nic::{Nic, NicSaveError};
 use midplane_via::outcome::AsyncError;
 use proptest::prelude::*;
@@ -70,7 +70,7 @@ fn in_the_middle<F: Future<Output = Scene> + Send + 'static>(
         scene.held.freeze(&scene.hosts[0]).await.unwrap();
         let mut scene = work(scene).await;
         scene.held.run(&scene.hosts[0]).await.unwrap();
-        while !scene.held.ranks().iter().all(|held| held.reins.has_ended()) {
+        while !scene.held.ranks().iter().all(|held| held.suspend_handle.has_ended()) {
             scene.pause(100).await;
         }
         let totals = scene.programs.iter().map(|program| program.lock().unwrap().totals());
@@ -100,7 +100,7 @@ fn two_ends_that_disagree_are_named_with_how() {
     let saved = example();
     saved.validate().unwrap();
     let far = saved.ranks[0].vis[0].link.as_ref().unwrap().peer;
-    let (from, to) = (FarEnd { rank: 0, vi: 0 }, far);
+    let (from, to) = (RemoteEnd { rank: 0, vi: 0 }, far);
 
     let mut ahead = saved.clone();
     let there = ahead.ranks[1].vis.iter().position(|vi| vi.name == far.vi).unwrap();
@@ -127,12 +127,12 @@ fn two_ends_that_disagree_are_named_with_how() {
     );
 
     let mut gone = saved.clone();
-    link(&mut gone, 0, 0).peer = FarEnd { rank: 7, vi: 0 };
-    let nobody = FarEnd { rank: 7, vi: 0 };
+    link(&mut gone, 0, 0).peer = RemoteEnd { rank: 7, vi: 0 };
+    let nobody = RemoteEnd { rank: 7, vi: 0 };
     assert_eq!(gone.validate(), Err(Violation::NoPeer { from, to: nobody }));
 
     let mut crossed = saved.clone();
-    let other = FarEnd { vi: saved.ranks[1].vis[1 - there].name, ..far };
+    let other = RemoteEnd { vi: saved.ranks[1].vis[1 - there].name, ..far };
     link(&mut crossed, 0, 0).peer = other;
     assert_eq!(crossed.validate(), Err(Violation::OneSided { from, to: other }));
 
@@ -216,7 +216,7 @@ proptest! {
 
 fn refused(rank: u16, error: RestoreError) -> (Refused, Option<u16>) {
     match error {
-        RestoreError::Keep { rank: found, error: KeepError::Refused { why, vi, .. } } => {
+        RestoreError::Keep { rank: found, error: CheckpointerError::Refused { why, vi, .. } } => {
             assert_eq!(found, Rank(rank));
             (why, vi)
         }
@@ -235,7 +235,7 @@ fn what_does_not_fit_is_refused_and_nothing_has_changed() {
         let mut unregistered = maps.clone();
         unregistered[1].retain(|mapped| mapped.name != memory);
         let error = scene.refuses(&saved, &unregistered).await;
-        let KeepError::Unmapped { memory: found, there: 0, .. } = keep(&error) else {
+        let CheckpointerError::Unmapped { memory: found, there: 0, .. } = keep(&error) else {
             panic!("{error}")
         };
         assert_eq!(found, memory);
@@ -244,7 +244,7 @@ fn what_does_not_fit_is_refused_and_nothing_has_changed() {
         let mapped = shorter[1].iter_mut().find(|mapped| mapped.name == memory).unwrap();
         mapped.bytes = 5;
         let error = scene.refuses(&saved, &shorter).await;
-        assert!(matches!(keep(&error), KeepError::Unmapped { there: 5, .. }), "{error}");
+        assert!(matches!(keep(&error), CheckpointerError::Unmapped { there: 5, .. }), "{error}");
 
         let mut gone = maps.clone();
         let mapped = gone[1].iter_mut().find(|mapped| mapped.name == memory).unwrap();
@@ -294,7 +294,7 @@ fn what_does_not_fit_is_refused_and_nothing_has_changed() {
     });
 }
 
-fn keep(error: &RestoreError) -> KeepError {
+fn keep(error: &RestoreError) -> CheckpointerError {
     match error {
         RestoreError::Keep { rank: Rank(1), error } => *error,
         other => panic!("{other}"),
@@ -307,14 +307,17 @@ fn what_a_running_process_has_is_not_saved() {
         scene.held.run(&scene.hosts[0]).await.unwrap();
         let running = scene.held.save(false).await.unwrap_err();
         let why = |error: &SaveError| match error {
-            SaveError::Keep { error: KeepError::Refused { why, .. }, .. } => *why,
+            SaveError::Keep { error: CheckpointerError::Refused { why, .. }, .. } => *why,
             other => panic!("{other}"),
         };
         assert_eq!(why(&running), Refused::Running);
-        let mut stranger = Keeper::open(&scene.hosts[0], PortId(KEEPER + 1)).unwrap();
+        let mut stranger = Checkpointer::open(&scene.hosts[0], PortId(CHECKPOINTER + 1)).unwrap();
         let port = scene.held.ranks()[0].port;
         let refused = stranger.save(port).await.unwrap_err();
-        assert!(matches!(refused, KeepError::Refused { why: Refused::NotKeeper, .. }), "{refused}");
+        assert!(
+            matches!(refused, CheckpointerError::Refused { why: Refused::NotCheckpointer, .. }),
+            "{refused}"
+        );
         scene.held.freeze(&scene.hosts[0]).await.unwrap();
         scene
     });
@@ -335,7 +338,7 @@ fn connections_that_are_no_pair_of_the_jobs_are_refused_by_name() {
         let asked = program.lock().unwrap().nic.connect_peer(near, to, name("near"), None).unwrap();
         scene.pause(100).await;
         scene.held.freeze(&scene.hosts[0]).await.unwrap();
-        let SaveError::Keep { rank: Rank(1), error: KeepError::Refused { why, .. } } =
+        let SaveError::Keep { rank: Rank(1), error: CheckpointerError::Refused { why, .. } } =
             scene.held.save(true).await.unwrap_err()
         else {
             panic!("a connection is being made")
@@ -356,7 +359,7 @@ fn connections_that_are_no_pair_of_the_jobs_are_refused_by_name() {
         // It ends while the process stands still: that is told when it goes on, and can be saved then.
         outside.disconnect(far).await.unwrap();
         scene.pause(100).await;
-        let SaveError::Keep { rank: Rank(1), error: KeepError::Refused { why, .. } } =
+        let SaveError::Keep { rank: Rank(1), error: CheckpointerError::Refused { why, .. } } =
             scene.held.save(true).await.unwrap_err()
         else {
             panic!("the process is yet to be told")
@@ -437,7 +440,7 @@ fn take(changed: InterfacesContext) {
         scene.held.save(true).await.unwrap();
         let _ = scene.held.restore(&changed, None).await;
         for held in scene.held.ranks() {
-            held.reins.kill();
+            held.suspend_handle.kill();
         }
         scene.held.run(&scene.hosts[0]).await.unwrap();
         scene.pause(5_000).await;
@@ -451,12 +454,15 @@ fn take(changed: InterfacesContext) {
 fn what_has_changed_since_it_was_saved_is_not_forgotten() {
     in_the_middle(|scene| async move {
         let Scene { hosts, programs, held } = scene;
-        let (ranks, mut holds) = (held.ranks().to_vec(), held.into_holds());
-        let keeper = &mut holds[1].keeper;
-        let mut older = keeper.save(ranks[1].port).await.unwrap();
+        let (ranks, mut holds) = (held.ranks().to_vec(), held.into_port_controls());
+        let checkpointer = &mut holds[1].checkpointer;
+        let mut older = checkpointer.save(ranks[1].port).await.unwrap();
         older.context.vis[0].receives.pop();
-        let refused = keeper.forget(ranks[1].port, &older).await.unwrap_err();
-        assert!(matches!(refused, KeepError::Refused { why: Refused::Changed, .. }), "{refused}");
+        let refused = checkpointer.forget(ranks[1].port, &older).await.unwrap_err();
+        assert!(
+            matches!(refused, CheckpointerError::Refused { why: Refused::Changed, .. }),
+            "{refused}"
+        );
         Scene { hosts, programs, held: Interfaces::new(JobId(1), holds, ranks) }
     });
 }

@@ -45,7 +45,8 @@ fn leg(
         place.lock().unwrap().clone_from(&programs);
         start(&hosts, &held, &programs);
         let until = host.now().plus_nanos(cut_at.unwrap_or(u64::MAX / 2));
-        while host.now() < until && !held.ranks().iter().all(|held| held.reins.has_ended()) {
+        while host.now() < until && !held.ranks().iter().all(|held| held.suspend_handle.has_ended())
+        {
             host.sleep_until(host.now().plus_nanos(20_000).min(until)).await;
         }
         let totals = |programs: &[Arc<Mutex<Program>>]| {
@@ -149,14 +150,14 @@ fn check_rollback(seed: u64) {
         held.save(true).await.unwrap();
         held.run(&host).await.unwrap();
         for held in held.ranks() {
-            held.reins.kill();
+            held.suspend_handle.kill();
         }
         drop((programs, held));
         let cut = Cut { saved, images };
         let (programs, held) = begin(&hosts, &plan, Some(cut)).await;
         place.lock().unwrap().clone_from(&programs);
         start(&hosts, &held, &programs);
-        while !held.ranks().iter().all(|held| held.reins.has_ended()) {
+        while !held.ranks().iter().all(|held| held.suspend_handle.has_ended()) {
             pause(20).await;
         }
         programs.iter().map(|program| program.lock().unwrap().totals()).collect::<Vec<_>>()

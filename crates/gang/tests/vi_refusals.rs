@@ -1,18 +1,18 @@
 //! What is refused halfway, or of a process's own part: nothing is lost by it.
 
-use crate::vis::{KEEPER, WARDEN, attributes, finish, world};
-use midplane_gang::interfaces::{HeldPort, Hold, Interfaces, SaveError};
+use crate::vis::{CHECKPOINTER, PORT_SUSPENDER, attributes, finish, world};
+use midplane_gang::interfaces::{Interfaces, PortControl, RankPort, SaveError};
 use midplane_gang::names::{JobId, Rank};
-use midplane_gang::process::Reins;
-use midplane_gang::warden::Warden;
+use midplane_gang::port_suspender::PortSuspender;
+use midplane_gang::process::SuspendHandle;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::PortOptions;
 use midplane_simhw::sim::SimHost;
 use midplane_via::attributes::Reliability;
+use midplane_via::checkpointer::{Checkpointer, CheckpointerError, Refused};
 use midplane_via::context::PortContext;
 use midplane_via::descriptor::Descriptor;
-use midplane_via::keeper::{KeepError, Keeper, Refused};
 use midplane_via::memory::MemoryOptions;
 use midplane_via::nic::{Nic, NicContext, NicRestoreError, ViId};
 use serde_json::{Value, json};
@@ -38,25 +38,32 @@ fn what_was_saved_is_handed_over_when_only_some_of_it_is_forgotten() {
         for host in &hosts {
             nics.push(process(host).await);
         }
-        let holds = hosts.iter().map(|host| Hold {
-            warden: Warden::open(host, PortId(WARDEN)).unwrap(),
-            keeper: Keeper::open(host, PortId(KEEPER)).unwrap(),
+        let holds = hosts.iter().map(|host| PortControl {
+            port_suspender: PortSuspender::open(host, PortId(PORT_SUSPENDER)).unwrap(),
+            checkpointer: Checkpointer::open(host, PortId(CHECKPOINTER)).unwrap(),
         });
         let ports = [nics[0].0.port(), nics[1].0.port()];
-        let held = |at: usize| HeldPort { hold: at, port: ports[at], reins: Reins::new() };
+        let held = |at: usize| RankPort {
+            hold: at,
+            port: ports[at],
+            suspend_handle: SuspendHandle::new(),
+        };
         let mut twice = Interfaces::new(JobId(1), holds.collect(), vec![held(0), held(1), held(1)]);
         twice.freeze(&hosts[0]).await.unwrap();
         let SaveError::Forget { rank, error, saved } = twice.save(true).await.unwrap_err() else {
             panic!("the third is the second")
         };
         assert_eq!(rank, Rank(2));
-        assert!(matches!(error, KeepError::Refused { why: Refused::Changed, .. }), "{error}");
+        assert!(
+            matches!(error, CheckpointerError::Refused { why: Refused::Changed, .. }),
+            "{error}"
+        );
         assert_eq!(saved.ranks[1], saved.ranks[2]);
         // With that, whoever has saved it puts it back.
         let mut saved = *saved;
         saved.ranks.pop();
         let ranks = vec![held(0), held(1)];
-        let mut once = Interfaces::new(JobId(1), twice.into_holds(), ranks);
+        let mut once = Interfaces::new(JobId(1), twice.into_port_controls(), ranks);
         assert!(once.save(false).await.unwrap().ranks.iter().all(|rank| rank.vis.is_empty()));
         once.restore(&saved, None).await.unwrap();
         assert_eq!(once.save(false).await.unwrap(), saved);

@@ -7,12 +7,12 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use crate::job::world;
-use midplane_gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane_gang::channel::geometry::Geometry;
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::names::JobId;
 use midplane_gang::schedule::{Request, RoundRobin};
-use midplane_gang::scheduler::{Front, Scheduler, Submission};
+use midplane_gang::scheduler::{Scheduler, SchedulerClient, Submission};
+use midplane_gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -56,7 +56,7 @@ async fn compute(host: SimHost, desk: Shared) {
 }
 
 /// Clients of the job that serves: each request wakes it.
-async fn ask(host: SimHost, desk: Shared, front: Front) {
+async fn ask(host: SimHost, desk: Shared, front: SchedulerClient) {
     let mut rng = host.rng("clients");
     for _ in 0..REQUESTS {
         let pause = Duration::from_micros(30_000 + rng.below(60_000));
@@ -72,7 +72,7 @@ async fn ask(host: SimHost, desk: Shared, front: Front) {
 }
 
 /// How long each answer took, in the order of length.
-fn waits(visit: Duration) -> Vec<Duration> {
+fn waits(early_wakeup: Duration) -> Vec<Duration> {
     let mut world = world(NODES, 3, Faults::NONE);
     let desk = Shared::default();
     let config = DaemonConfig {
@@ -102,19 +102,19 @@ fn waits(visit: Duration) -> Vec<Duration> {
     let (host, clients) = (world.host(NodeId(0)), Arc::clone(&desk));
     let task = async move {
         let root = Daemon::open(host.clone(), config, start).await.unwrap();
-        let agenda = AgendaConfig {
+        let scheduler_config = SchedulerConfig {
             slice: SLICE,
             phases: Phases::Two,
-            with_itself: WithItself::Always,
-            visit,
+            preempt_when_alone: PreemptWhenAlone::Always,
+            early_wakeup,
         };
         let policy = Box::new(RoundRobin::new(NODES));
-        let mut scheduler = Scheduler::new(root, policy, agenda);
+        let mut scheduler = Scheduler::new(root, policy, scheduler_config);
         for program in [COMPUTES, COMPUTES, SERVES] {
             let request = Request { nodes: NODES, weight: 1 };
-            scheduler.front().submit(Submission { request, ranks: NODES, program });
+            scheduler.client().submit(Submission { request, ranks: NODES, program });
         }
-        let front = scheduler.front();
+        let front = scheduler.client();
         host.spawn(ask(host.clone(), clients, front));
         scheduler.run().await.unwrap();
     };

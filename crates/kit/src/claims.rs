@@ -15,12 +15,12 @@ mod tests;
 /// Exit code of a program that ran well, on a machine too busy to judge its timing claims.
 const TOO_BUSY: u8 = 3;
 /// Least number of rounds whose median is judged.
-const LEAST_ROUNDS: usize = 3;
+const MIN_ROUNDS: usize = 3;
 /// Largest ratio of theirs' best round to its worst one that counts as steady; above it, all rounds must agree.
-const MOST_SPREAD: f64 = 1.5;
+const MAX_SPREAD: f64 = 1.5;
 /// Largest shares of processor time that the hypervisor, and other programs, may take from a run.
-const MOST_STOLEN: f64 = 0.02;
-const MOST_OTHERS: f64 = 0.1;
+const MAX_STOLEN: f64 = 0.02;
+const MAX_OTHERS: f64 = 0.1;
 
 /// Judgement of one claim.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -44,9 +44,9 @@ impl Verdict {
     /// Judges a program's own claim after `rounds` rounds; `anchor_spread` is theirs' worst time over its best one.
     pub fn of(holds: bool, rounds: usize, anchor_spread: f64) -> Self {
         match holds {
-            _ if cfg!(debug_assertions) || rounds < LEAST_ROUNDS => Self::NotJudged,
+            _ if cfg!(debug_assertions) || rounds < MIN_ROUNDS => Self::NotJudged,
             true => Self::Holds,
-            false if anchor_spread > MOST_SPREAD => Self::Unclear,
+            false if anchor_spread > MAX_SPREAD => Self::Unclear,
             false => Self::Missed,
         }
     }
@@ -96,7 +96,7 @@ impl Compared {
 
     /// Judges whether the ratio reaches `wanted`.
     pub fn verdict(&self, wanted: f64) -> Verdict {
-        match cfg!(debug_assertions) || self.rounds < LEAST_ROUNDS {
+        match cfg!(debug_assertions) || self.rounds < MIN_ROUNDS {
             true => Verdict::NotJudged,
             false => self.judge(wanted),
         }
@@ -104,7 +104,7 @@ impl Compared {
 
     /// Uses the median if theirs is steady; else the rounds must agree.
     fn judge(&self, wanted: f64) -> Verdict {
-        let is_steady = self.anchor_spread <= MOST_SPREAD;
+        let is_steady = self.anchor_spread <= MAX_SPREAD;
         match self {
             _ if self.lowest_ratio >= wanted || is_steady && self.ratio >= wanted => {
                 if self.ratio < 1.0 { Verdict::Slower } else { Verdict::Holds }
@@ -169,15 +169,15 @@ impl Watch {
         let all = (now.all - then.all).max(1.0);
         let stolen = (now.stolen - then.stolen) / all;
         let others = (now.programs - then.programs - (now.own - then.own)) / all;
-        let is_busy = stolen > MOST_STOLEN || others > MOST_OTHERS;
+        let is_busy = stolen > MAX_STOLEN || others > MAX_OTHERS;
         is_busy.then(|| {
             format!(
                 "{:.1} % of the processors' time was stolen (a quiet machine: at most {:.0}), and {:.1} % went to other programs \
                  (at most {:.0})",
                 100.0 * stolen,
-                100.0 * MOST_STOLEN,
+                100.0 * MAX_STOLEN,
                 100.0 * others,
-                100.0 * MOST_OTHERS
+                100.0 * MAX_OTHERS
             )
         })
     }
@@ -205,7 +205,7 @@ fn outcome(verdicts: &[Verdict], evidence: impl FnOnce() -> Option<String>) -> R
     }
     match any(&[Verdict::Unclear]) {
         true => Err(format!(
-            "rounds of what ours is compared with differ by more than {MOST_SPREAD} times"
+            "rounds of what ours is compared with differ by more than {MAX_SPREAD} times"
         )),
         false => Ok(0),
     }

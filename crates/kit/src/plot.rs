@@ -57,7 +57,7 @@ const LEGEND_LINE: i32 = 18;
 const SAMPLE: i32 = 22;
 const LETTER: i32 = 7;
 /// Largest number of points of a line that is drawn with dots.
-const MOST_DOTS: usize = 40;
+const MAX_DOTS: usize = 40;
 /// Colours that colour-blind readers can distinguish (Okabe and Ito).
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -204,7 +204,7 @@ fn draw_panel<'a>(
         let place = |point: &(f64, f64)| Some((x.place(point.0)?, y.place(point.1)?));
         let points: Vec<_> = line.points.iter().filter_map(place).collect();
         chart.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?;
-        if points.len() <= MOST_DOTS {
+        if points.len() <= MAX_DOTS {
             let dots = points.iter().map(|point| Circle::new(*point, 3, color.filled()));
             chart.draw_series(dots)?;
         }

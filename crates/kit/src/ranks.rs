@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use midplane_simhw::launch::{Launch, Place};
+use midplane_simhw::launch::{Launch, ProcessGroup};
 use midplane_simhw::udp::{StartError, resolve_peers};
 
 /// Addresses of the ranks of a run.
@@ -70,7 +70,7 @@ impl Ranks {
     ///
     /// # Errors
     /// One line that names the argument or the variable.
-    pub fn place(&self) -> Result<Option<Place>, String> {
+    pub fn place(&self) -> Result<Option<ProcessGroup>, String> {
         let launch = self.peers.launch().rank(self.rank).size(self.size.map(usize::from));
         launch.service(self.service.clone()).place().map_err(|error| error.to_string())
     }
@@ -80,7 +80,7 @@ impl Ranks {
 ///
 /// # Errors
 /// One line that names the argument and the remedy.
-pub fn addresses(place: &Place, wait: Duration) -> Result<Vec<SocketAddr>, String> {
+pub fn addresses(place: &ProcessGroup, wait: Duration) -> Result<Vec<SocketAddr>, String> {
     let peers = place.addresses(wait).map_err(|error| format!("--peers: {error}"))?;
     let own = peers[usize::from(place.rank)];
     match UdpSocket::bind(own) {

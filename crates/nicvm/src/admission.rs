@@ -35,7 +35,7 @@ impl Verdict {
 
 /// A message from an extension to its admission; the two agree on its meaning.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Steering {
+pub struct AdmissionUpdate {
     /// The node that it concerns.
     pub destination: NodeId,
     /// Two parameters, such as a rate, an allowance or a weight.
@@ -52,9 +52,9 @@ pub trait Admission: Send {
     /// Counts an admitted frame that has been handed to the line, which it leaves at `leaves`.
     fn on_sent(&mut self, now: Instant, header: &Header, leaves: Instant);
 
-    /// Applies a message from its extension ([`Context::steer`](crate::context::Context::steer)). The scheduler then
-    /// asks again about all held frames.
-    fn steer(&mut self, now: Instant, steering: Steering);
+    /// Applies a message from its extension ([`Context::update_admission`](crate::context::Context::update_admission)).
+    /// The scheduler then asks again about all held frames.
+    fn update(&mut self, now: Instant, update: AdmissionUpdate);
 }
 
 /// The gate's state for one destination.

@@ -18,9 +18,9 @@ pub(crate) const MAX_ENTRIES: usize = 65_536;
 
 /// The rights of a capability: a set of five bits.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub struct Grant(pub u8);
+pub struct CapabilityRights(pub u8);
 
-impl Grant {
+impl CapabilityRights {
     /// The bytes may be read.
     pub const READ: Self = Self(1);
     /// The bytes may be written.
@@ -59,7 +59,7 @@ pub struct Capability {
     /// 56 bits that only holders know; they can't be computed from other keys.
     pub key: u64,
     /// The rights, as far as the holder knows; the owner's table decides.
-    pub grant: Grant,
+    pub rights: CapabilityRights,
     /// First byte of the range, from the entry's start.
     pub offset: u32,
     /// Bytes of the range.
@@ -72,7 +72,7 @@ impl Capability {
     pub const fn to_words(self) -> [u64; 3] {
         [
             self.node.0 as u64 | (self.entry as u64) << 16 | (self.generation as u64) << 32,
-            self.grant.0 as u64 | self.key << 8,
+            self.rights.0 as u64 | self.key << 8,
             self.offset as u64 | (self.length as u64) << 32,
         ]
     }
@@ -86,7 +86,7 @@ impl Capability {
             entry: (first >> 16) as u16,
             generation: (first >> 32) as u32,
             key: second >> 8,
-            grant: Grant(second as u8),
+            rights: CapabilityRights(second as u8),
             offset: third as u32,
             length: (third >> 32) as u32,
         }
@@ -115,7 +115,7 @@ pub enum Denied {
     Forged,
     /// It does not grant the right.
     #[error("the capability allows {0:?} only")]
-    Rights(Grant),
+    Rights(CapabilityRights),
     /// Its range ends before.
     #[error("the capability ends after {length} bytes")]
     Range {
@@ -133,7 +133,7 @@ pub enum Denied {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     region: RegionRef,
-    grant: Grant,
+    rights: CapabilityRights,
     key: u64,
     generation: u32,
     is_live: bool,
@@ -169,24 +169,32 @@ impl Capabilities {
     ///
     /// # Errors
     /// [`Denied::Full`] if the table is full.
-    pub fn give(&mut self, region: RegionRef, grant: Grant) -> Result<Capability, Denied> {
-        self.enter(region, grant, 0, None)
+    pub fn grant(
+        &mut self,
+        region: RegionRef,
+        rights: CapabilityRights,
+    ) -> Result<Capability, Denied> {
+        self.enter(region, rights, 0, None)
     }
 
-    /// Makes a capability with fewer rights, for a part of the range, from one with [`Grant::DELEGATE`].
+    /// Makes a capability with fewer rights, for a part of the range, from one with [`CapabilityRights::DELEGATE`].
     ///
     /// # Errors
     /// [`Denied`] says why not.
-    pub fn delegate(&mut self, from: &Capability, grant: Grant) -> Result<Capability, Denied> {
-        let region = self.check(from, Grant::DELEGATE)?;
+    pub fn delegate(
+        &mut self,
+        from: &Capability,
+        rights: CapabilityRights,
+    ) -> Result<Capability, Denied> {
+        let region = self.check(from, CapabilityRights::DELEGATE)?;
         let above = self.entries[usize::from(from.entry)];
-        if !above.grant.contains(grant) {
-            return Err(Denied::Rights(above.grant));
+        if !above.rights.contains(rights) {
+            return Err(Denied::Rights(above.rights));
         }
         if above.depth >= MAX_DEPTH {
             return Err(Denied::Depth);
         }
-        self.enter(region, grant, above.depth + 1, Some((from.entry, from.generation)))
+        self.enter(region, rights, above.depth + 1, Some((from.entry, from.generation)))
     }
 
     /// Returns the region of a capability, if it grants `wanted`. Costs a comparison or two for each entry up to the
@@ -195,13 +203,17 @@ impl Capabilities {
     /// # Errors
     /// [`Denied`] says what is not granted.
     #[inline]
-    pub fn check(&self, capability: &Capability, wanted: Grant) -> Result<RegionRef, Denied> {
+    pub fn check(
+        &self,
+        capability: &Capability,
+        wanted: CapabilityRights,
+    ) -> Result<RegionRef, Denied> {
         let entry = self.live(capability.entry, capability.generation).ok_or(Denied::Stale)?;
         if entry.key != capability.key {
             return Err(Denied::Forged);
         }
-        if !entry.grant.contains(wanted) {
-            return Err(Denied::Rights(entry.grant));
+        if !entry.rights.contains(wanted) {
+            return Err(Denied::Rights(entry.rights));
         }
         let mut above = entry.above;
         while let Some((number, generation)) = above {
@@ -249,7 +261,7 @@ impl Capabilities {
     fn enter(
         &mut self,
         region: RegionRef,
-        grant: Grant,
+        rights: CapabilityRights,
         depth: u8,
         above: Option<(u16, u32)>,
     ) -> Result<Capability, Denied> {
@@ -259,7 +271,7 @@ impl Capabilities {
             None if self.entries.len() < MAX_ENTRIES => {
                 self.entries.push(Entry {
                     region,
-                    grant,
+                    rights,
                     key: 0,
                     generation: 0,
                     is_live: false,
@@ -272,13 +284,13 @@ impl Capabilities {
         };
         let entry = &mut self.entries[usize::from(number)];
         let generation = entry.generation.wrapping_add(1);
-        *entry = Entry { region, grant, key, generation, is_live: true, depth, above };
+        *entry = Entry { region, rights, key, generation, is_live: true, depth, above };
         Ok(Capability {
             node: self.node,
             entry: number,
             generation,
             key,
-            grant,
+            rights,
             offset: 0,
             length: region.length,
         })
@@ -336,7 +348,7 @@ mod tests {
     struct Model {
         capability: Capability,
         range: (u32, u32),
-        grant: u8,
+        rights: u8,
         above: Option<usize>,
         revoked: bool,
     }
@@ -365,25 +377,25 @@ mod tests {
             let mut model: Vec<Model> = Vec::new();
             for op in ops {
                 match op {
-                    Op::Give(grant) => {
-                        let capability = table.give(region(100), Grant(grant)).unwrap();
-                        model.push(Model { capability, range: (0, 100), grant, above: None, revoked: false });
+                    Op::Give(rights) => {
+                        let capability = table.grant(region(100), CapabilityRights(rights)).unwrap();
+                        model.push(Model { capability, range: (0, 100), rights, above: None, revoked: false });
                     }
-                    Op::Delegate(which, grant, offset, length) if which < model.len() => {
+                    Op::Delegate(which, rights, offset, length) if which < model.len() => {
                         let of = &model[which];
                         let may = is_live(&model, which)
-                            && of.grant & Grant::DELEGATE.0 != 0
-                            && of.grant & grant == grant
+                            && of.rights & CapabilityRights::DELEGATE.0 != 0
+                            && of.rights & rights == rights
                             && offset + length <= of.range.1;
                         let part = Capability { offset, length, ..of.capability };
                         let range = (of.range.0 + offset, length);
-                        let made = table.delegate(&part, Grant(grant));
+                        let made = table.delegate(&part, CapabilityRights(rights));
                         if matches!(made, Err(Denied::Depth)) {
                             continue;
                         }
                         prop_assert_eq!(made.is_ok(), may, "{:?}", made);
                         if let Ok(capability) = made {
-                            model.push(Model { capability, range, grant, above: Some(which), revoked: false });
+                            model.push(Model { capability, range, rights, above: Some(which), revoked: false });
                         }
                     }
                     Op::Revoke(which) if which < model.len() => {
@@ -391,13 +403,13 @@ mod tests {
                         prop_assert_eq!(revoked.is_ok(), !model[which].revoked);
                         model[which].revoked = true;
                     }
-                    Op::Check(which, grant, offset, length) if which < model.len() => {
+                    Op::Check(which, rights, offset, length) if which < model.len() => {
                         let of = &model[which];
                         let may = is_live(&model, which)
-                            && of.grant & grant == grant
+                            && of.rights & rights == rights
                             && offset + length <= of.range.1;
                         let part = Capability { offset, length, ..of.capability };
-                        let checked = table.check(&part, Grant(grant));
+                        let checked = table.check(&part, CapabilityRights(rights));
                         prop_assert_eq!(checked.is_ok(), may);
                         if let Ok(region) = checked {
                             prop_assert_eq!((region.offset, region.length), (of.range.0 + offset, length));
@@ -405,8 +417,8 @@ mod tests {
                     }
                     Op::Forge(which, bits) if which < model.len() => {
                         let forged = Capability { key: bits[0] >> 8, ..model[which].capability };
-                        prop_assert!(table.check(&forged, Grant(0)).is_err());
-                        prop_assert!(table.check(&Capability::from_words(bits), Grant(0)).is_err());
+                        prop_assert!(table.check(&forged, CapabilityRights(0)).is_err());
+                        prop_assert!(table.check(&Capability::from_words(bits), CapabilityRights(0)).is_err());
                     }
                     _ => {}
                 }
@@ -417,12 +429,12 @@ mod tests {
     #[test]
     fn a_capability_is_passed_on_eight_times() {
         let mut table = Capabilities::new(NodeId(0), [1; 32]);
-        let mut last = table.give(region(8), Grant::ALL).unwrap();
+        let mut last = table.grant(region(8), CapabilityRights::ALL).unwrap();
         for _ in 0..MAX_DEPTH {
-            last = table.delegate(&last, Grant::ALL).unwrap();
+            last = table.delegate(&last, CapabilityRights::ALL).unwrap();
         }
-        assert_eq!(table.delegate(&last, Grant::ALL), Err(Denied::Depth));
-        assert!(table.check(&last, Grant::ALL).is_ok());
+        assert_eq!(table.delegate(&last, CapabilityRights::ALL), Err(Denied::Depth));
+        assert!(table.check(&last, CapabilityRights::ALL).is_ok());
     }
 
     /// SplitMix64: a generator whose steps invert.
@@ -478,12 +490,12 @@ mod tests {
         );
         for secret in 0..32 {
             let mut table = Capabilities::new(NodeId(0), [secret; 32]);
-            let held = [(); 2].map(|()| table.give(region(8), Grant::READ).unwrap());
-            let other = table.give(region(8), Grant::ALL).unwrap();
+            let held = [(); 2].map(|()| table.grant(region(8), CapabilityRights::READ).unwrap());
+            let other = table.grant(region(8), CapabilityRights::ALL).unwrap();
             let derived = derive_next_key(held[0].key, held[1].key);
             assert_ne!(derived, Some(other.key), "a key was derived from two others");
             let forged = Capability { key: derived.unwrap_or_default(), ..other };
-            assert_eq!(table.check(&forged, Grant::READ), Err(Denied::Forged));
+            assert_eq!(table.check(&forged, CapabilityRights::READ), Err(Denied::Forged));
         }
     }
 }

@@ -80,7 +80,7 @@ pub struct CollectiveCounters {
     /// Messages and frames that fit no operation.
     pub malformed: u64,
     /// Frames of broadcasts that were sent again.
-    pub resent: u64,
+    pub retransmitted: u64,
 }
 
 /// The members of the group, and this member's rank.
@@ -322,9 +322,9 @@ impl Collectives {
                 barrier.advance(nic, group, number)
             }
             Kind::Broadcast(broadcast) => {
-                let (progress, resent) =
+                let (progress, retransmitted) =
                     broadcast.on_message(nic, group, number, (from, round), body)?;
-                self.counters.resent += resent;
+                self.counters.retransmitted += retransmitted;
                 progress
             }
             Kind::Reduce(reduce) => {
@@ -430,7 +430,7 @@ impl Extension for Collectives {
         }
     }
 
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         let running = self.running.values_mut().filter_map(|running| running.command.take());
         running.chain(self.holder.take_start()).collect()
     }

@@ -12,7 +12,7 @@ use midplane_simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane_simhw::time::{Instant, LineRate};
 use thiserror::Error;
 
-use crate::admission::{Admission, Steering};
+use crate::admission::{Admission, AdmissionUpdate};
 use crate::control::{Body, MAX_MESSAGE, RoundTrip};
 use crate::extension::{Epoch, Extension, TimeoutId};
 use crate::heap::Heap;
@@ -44,7 +44,7 @@ pub enum ControlRefused {
 /// Why an extension may not control the gate or install an admission.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
-pub enum SteerRefused {
+pub enum GateRefused {
     /// Another extension controls the gate; it has one controller.
     #[error("extension {0} controls the gate already")]
     Taken(ExtensionId),
@@ -322,13 +322,13 @@ impl Context<'_> {
     }
 
     /// Makes this extension the gate's controller, which receives the scheduler's
-    /// [`TransmitNews`](crate::extension::TransmitNews).
+    /// [`TransmitEvent`](crate::extension::TransmitEvent).
     ///
     /// # Errors
-    /// [`SteerRefused::Taken`] if another extension controls the gate.
-    pub fn steer_gate(&mut self) -> Result<(), SteerRefused> {
+    /// [`GateRefused::Taken`] if another extension controls the gate.
+    pub fn control_gate(&mut self) -> Result<(), GateRefused> {
         match self.services.gate_controller {
-            Some(other) if other != self.extension => Err(SteerRefused::Taken(other)),
+            Some(other) if other != self.extension => Err(GateRefused::Taken(other)),
             _ => {
                 self.services.effects.push(Effect::Steer);
                 Ok(())
@@ -341,7 +341,7 @@ impl Context<'_> {
     /// port is suspended already.
     ///
     /// A suspended port can't be closed: a caller that kills a suspended process resumes its ports first.
-    pub fn stop_port(&mut self, port: PortId) {
+    pub fn suspend_port(&mut self, port: PortId) {
         self.services.effects.push(Effect::StopPort(port));
     }
 
@@ -352,7 +352,7 @@ impl Context<'_> {
 
     /// Returns whether `port` is suspended.
     #[must_use]
-    pub fn is_stopped(&self, port: PortId) -> bool {
+    pub fn is_suspended(&self, port: PortId) -> bool {
         self.services.stopped.contains_key(&port)
     }
 
@@ -360,24 +360,24 @@ impl Context<'_> {
     /// on. The admission is removed with this extension.
     ///
     /// # Errors
-    /// [`SteerRefused::Installed`] if this extension has installed one before.
+    /// [`GateRefused::Installed`] if this extension has installed one before.
     pub fn install_admission(
         &mut self,
         admission: impl Admission + 'static,
-    ) -> Result<(), SteerRefused> {
+    ) -> Result<(), GateRefused> {
         let staged = |effect: &Effect| matches!(effect, Effect::Install(_));
         if self.services.transmit.has_admission(self.extension)
             || self.services.effects.iter().any(staged)
         {
-            return Err(SteerRefused::Installed);
+            return Err(GateRefused::Installed);
         }
         self.services.effects.push(Effect::Install(Box::new(admission)));
         Ok(())
     }
 
-    /// Passes `steering` to this extension's admission; the scheduler then asks again about all held frames.
-    pub fn steer(&mut self, steering: Steering) {
-        self.services.effects.push(Effect::Admission(steering));
+    /// Passes `update` to this extension's admission; the scheduler then asks again about all held frames.
+    pub fn update_admission(&mut self, update: AdmissionUpdate) {
+        self.services.effects.push(Effect::Admission(update));
     }
 
     /// Sets the gate's allowance for `destination` to `bytes` of frames, headers included, replacing the former
@@ -400,7 +400,7 @@ impl Context<'_> {
 
     /// Ends with `status`, unsent, all messages and packets of this extension that wait to leave to `destination`. If
     /// this extension controls the gate, also ends all others that wait there for `destination`.
-    pub fn give_up(&mut self, destination: NodeId, status: Status) {
+    pub fn cancel_sends(&mut self, destination: NodeId, status: Status) {
         self.services.effects.push(Effect::GiveUp { destination, status });
     }
 }

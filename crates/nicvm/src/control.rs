@@ -22,9 +22,9 @@ mod alarms;
 mod config;
 mod message;
 mod peer;
-mod resend;
+mod receive_window;
 mod round_trip;
-mod window;
+mod send_window;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,7 +34,7 @@ use midplane_simhw::time::Instant;
 
 pub use self::config::{
     ControlConfig, DEFAULT_ACKNOWLEDGEMENT_DELAY, DEFAULT_DEAD_AFTER, DEFAULT_INITIAL_TIMEOUT,
-    DEFAULT_LEAST_TIMEOUT, DEFAULT_QUEUE, DEFAULT_WINDOW,
+    DEFAULT_MIN_TIMEOUT, DEFAULT_QUEUE, DEFAULT_WINDOW,
 };
 pub use self::message::{Address, Body, Counters, Event, MAX_MESSAGE, SendError, Transmit};
 pub use self::round_trip::RoundTrip;
@@ -99,7 +99,7 @@ impl Reports {
 /// *Restarts.* Any frame of a newer incarnation ends the connection with the former one. [`Event::PeerRestarted`]
 /// reports it; all messages sent before that event are dropped, never delivered to the new incarnation. A frame for a
 /// former incarnation or connection of ours is answered by a welcome if we have no connection with its sender: at most
-/// one welcome per peer and [`ControlConfig::least_timeout`]. Frames of former incarnations of the sender are counted.
+/// one welcome per peer and [`ControlConfig::min_timeout`]. Frames of former incarnations of the sender are counted.
 ///
 /// *Cost.* Acknowledgements ride on messages. One leaves alone after a delay, on every second message, and at once
 /// while a message is missing. It names each message of the window, so one loss resends one message: after three later

@@ -46,7 +46,7 @@ pub use message::Epoch;
 
 use crate::context::Context;
 use crate::control::MAX_MESSAGE;
-use crate::extension::{Extension, InitError, PeerEvent, TimeoutId, TransmitNews};
+use crate::extension::{Extension, InitError, PeerEvent, TimeoutId, TransmitEvent};
 use crate::messages::{self, Messages};
 use crate::timeout::Service;
 use buffers::{BufferRequest, Promise};
@@ -191,7 +191,7 @@ impl Coordination {
                 me: Party(place as u8),
                 senders,
                 lease_ns,
-                patience_ns: nanos(config.patience),
+                request_timeout_ns: nanos(config.request_timeout),
                 genesis,
                 quiet_until,
             });
@@ -366,7 +366,7 @@ impl Coordination {
 /// trip of all, because a single one may include waiting for other work.
 fn grant_nanos(nic: &Context<'_>, senders: &[NodeId]) -> u64 {
     let trips = senders.iter().filter_map(|sender| nic.round_trip(*sender));
-    let least = trips.map(|trip| nanos(trip.least)).min();
+    let least = trips.map(|trip| nanos(trip.min)).min();
     // The answer to a grant is shorter than the grant, so the grant takes more than half of the round trip.
     let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
     least.map_or(0, |least| (least + longer) / 2)
@@ -385,7 +385,7 @@ impl Extension for Coordination {
         self.start(nic);
         self.flush(nic);
         let extension = nic.extension();
-        nic.steer_gate().map_err(|_| InitError::Refused {
+        nic.control_gate().map_err(|_| InitError::Refused {
             extension,
             reason: "another extension controls the gate: install one of the two",
         })
@@ -460,14 +460,14 @@ impl Extension for Coordination {
         self.settle(nic);
     }
 
-    fn on_transmit(&mut self, nic: &mut Context<'_>, news: TransmitNews) {
+    fn on_transmit(&mut self, nic: &mut Context<'_>, news: TransmitEvent) {
         match news {
-            TransmitNews::Held { destination } => {
+            TransmitEvent::Held { destination } => {
                 if let Some(at) = self.route(destination) {
                     self.on_held(nic, at);
                 }
             }
-            TransmitNews::Drained { destination, begins, leaves } => {
+            TransmitEvent::Drained { destination, begins, leaves } => {
                 if let Some(at) = self.route(destination) {
                     self.on_drained(nic, at, begins, leaves);
                 }
@@ -476,8 +476,8 @@ impl Extension for Coordination {
         self.flush(nic);
     }
 
-    fn held(&mut self) -> Vec<Command> {
-        self.receiver.held()
+    fn outstanding_commands(&mut self) -> Vec<Command> {
+        self.receiver.outstanding_commands()
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {

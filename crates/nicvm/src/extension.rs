@@ -99,7 +99,7 @@ pub enum PeerEvent {
 
 /// An event of the transmit scheduler, for the extension that controls the gate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum TransmitNews {
+pub enum TransmitEvent {
     /// A message to `destination` waits for the gate to open.
     Held {
         /// The node that it is for.
@@ -143,13 +143,13 @@ pub trait Extension: Any + Send {
     /// number may soon be reused.
     fn on_port_closed(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
-    /// Handles the suspension of a port ([`Context::stop_port`]). Until the port is resumed, the extension must start
-    /// no frame for it, accept none, complete nothing, and write nothing into its memory. It must still answer peers
-    /// that ask whether the port is alive. The port's waiting packets are withdrawn, with [`Status::Cancelled`] where
-    /// they have a token; the extension sends them anew after the resumption.
+    /// Handles the suspension of a port ([`Context::suspend_port`]). Until the port is resumed, the extension must
+    /// start no frame for it, accept none, complete nothing, and write nothing into its memory. It must still answer
+    /// peers that ask whether the port is alive. The port's waiting packets are withdrawn, with [`Status::Cancelled`]
+    /// where they have a token; the extension sends them anew after the resumption.
     ///
     /// [`Status::Cancelled`]: midplane_simhw::port::Status::Cancelled
-    fn on_port_stopped(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
+    fn on_port_suspended(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
     /// Handles the resumption of a port that was suspended for `stood`. A peer's silence in that time means nothing.
     fn on_port_resumed(&mut self, _nic: &mut Context<'_>, _port: PortId, _stood: Duration) {}
@@ -166,7 +166,7 @@ pub trait Extension: Any + Send {
     /// forever.
     ///
     /// [`Status::ExtensionDown`]: midplane_simhw::port::Status::ExtensionDown
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         Vec::new()
     }
 
@@ -185,7 +185,7 @@ pub trait Extension: Any + Send {
 
     /// Handles the scheduler's report that the gate holds a frame or has let all through. Called only on the gate's
     /// controller.
-    fn on_transmit(&mut self, _nic: &mut Context<'_>, _news: TransmitNews) {}
+    fn on_transmit(&mut self, _nic: &mut Context<'_>, _news: TransmitEvent) {}
 
     /// Handles the end of a packet that had to wait and has a token: it has left, or never will.
     fn on_sent(&mut self, _nic: &mut Context<'_>, _sent: Sent) {}

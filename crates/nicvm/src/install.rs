@@ -458,7 +458,7 @@ impl Extension for Installer {
         }
     }
 
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         self.change.as_mut().and_then(|change| change.command.take()).into_iter().collect()
     }
 

@@ -21,7 +21,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
-use crate::capability::{Capabilities, Capability, Grant};
+use crate::capability::{Capabilities, Capability, CapabilityRights};
 use crate::context::Context;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use crate::timeout::Service;
@@ -34,9 +34,9 @@ pub(crate) use wire::INLINE;
 /// The extension number of the distributed address space.
 pub const MEMORY: ExtensionId = ExtensionId(6);
 
-/// Opcode: gives a capability to `region` with the rights of argument 0, a [`Grant`]; completes with its three words
-/// (arguments 0 to 2).
-pub const GIVE: u8 = 1;
+/// Opcode: gives a capability to `region` with the rights of argument 0, a [`CapabilityRights`]; completes with its
+/// three words (arguments 0 to 2).
+pub const GRANT: u8 = 1;
 /// Opcode: revokes the capability in the arguments, with all that were delegated from it.
 pub const REVOKE: u8 = 2;
 /// Opcode: delegates the capability in the arguments, for its range, with the rights in `flags`.
@@ -72,9 +72,9 @@ const STEP_INSTRUCTIONS: u64 = 20;
 
 /// Builds a command that gives a capability to `region`.
 #[must_use]
-pub fn give(region: RegionRef, grant: Grant, cookie: u64) -> Command {
-    let args = [grant.0.into(), 0, 0];
-    Command { extension: MEMORY, opcode: GIVE, region, cookie, args, ..Command::default() }
+pub fn grant(region: RegionRef, rights: CapabilityRights, cookie: u64) -> Command {
+    let args = [rights.0.into(), 0, 0];
+    Command { extension: MEMORY, opcode: GRANT, region, cookie, args, ..Command::default() }
 }
 
 /// Builds a command that uses a capability: [`REVOKE`], [`READ`], [`WRITE`], [`COMPARE_AND_SWAP`] or [`FETCH_AND_ADD`].
@@ -86,14 +86,14 @@ pub fn access(opcode: u8, capability: &Capability, region: RegionRef, cookie: u6
 
 /// Builds a command that delegates a capability with fewer rights.
 #[must_use]
-pub fn delegate(capability: &Capability, grant: Grant, cookie: u64) -> Command {
-    let flags = grant.0.into();
+pub fn delegate(capability: &Capability, rights: CapabilityRights, cookie: u64) -> Command {
+    let flags = rights.0.into();
     Command { flags, ..access(DELEGATE, capability, RegionRef::default(), cookie) }
 }
 
-/// Returns the capability in a completion of [`GIVE`] or [`DELEGATE`].
+/// Returns the capability in a completion of [`GRANT`] or [`DELEGATE`].
 #[must_use]
-pub const fn given(completion: &Completion) -> Capability {
+pub const fn granted(completion: &Completion) -> Capability {
     let [first, second, third, _] = completion.args;
     Capability::from_words([first, second, third])
 }
@@ -107,7 +107,7 @@ pub struct MemoryCounters {
     /// Accesses that were refused here, for want of a right or of memory.
     pub denied: u64,
     /// Frames that were sent again.
-    pub resent: u64,
+    pub retransmitted: u64,
     /// Messages that cannot be parsed or match no access.
     pub malformed: u64,
 }
@@ -150,7 +150,7 @@ impl Memory {
             pending: BTreeMap::new(),
             arriving: BTreeMap::new(),
             words: RecentWords::new(),
-            counters: MemoryCounters { served: 0, denied: 0, resent: 0, malformed: 0 },
+            counters: MemoryCounters { served: 0, denied: 0, retransmitted: 0, malformed: 0 },
         }
     }
 
@@ -177,7 +177,7 @@ impl Memory {
         let capability = Capability::from_words(command.args);
         let port = command.region.port;
         let changed = match command.opcode {
-            GIVE => self.table.give(command.region, Grant(command.args[0] as u8)),
+            GRANT => self.table.grant(command.region, CapabilityRights(command.args[0] as u8)),
             _ if capability.node != nic.node() => {
                 nic.refuse(command, Status::Invalid);
                 return;
@@ -188,7 +188,7 @@ impl Memory {
                 return;
             }
             REVOKE => self.table.revoke(&capability).map(|()| capability),
-            _ => self.table.delegate(&capability, Grant(command.flags as u8)),
+            _ => self.table.delegate(&capability, CapabilityRights(command.flags as u8)),
         };
         match changed {
             Ok(capability) => {
@@ -269,9 +269,10 @@ impl Memory {
     /// Carries out a large access to this node's own memory, by a copy.
     fn copy(&mut self, nic: &mut Context<'_>, command: &Command, capability: Capability) {
         let length = command.region.length;
-        let grant = if command.opcode == READ { Grant::READ } else { Grant::WRITE };
+        let rights =
+            if command.opcode == READ { CapabilityRights::READ } else { CapabilityRights::WRITE };
         let theirs =
-            capability.part(0, length).and_then(|part| self.table.check(&part, grant).ok());
+            capability.part(0, length).and_then(|part| self.table.check(&part, rights).ok());
         let copied = theirs.and_then(|theirs| {
             let (from, to) = if command.opcode == READ {
                 (theirs, command.region)
@@ -354,7 +355,7 @@ impl Memory {
             Message::Lacking { number, first, count } => {
                 let pending = self.pending.get(&number).filter(|pending| pending.owner == from);
                 if let Some(outgoing) = pending.and_then(|pending| pending.outgoing.as_ref()) {
-                    self.counters.resent += outgoing.send(nic, from, number, first, count);
+                    self.counters.retransmitted += outgoing.send(nic, from, number, first, count);
                 }
             }
         }
@@ -390,7 +391,7 @@ impl Extension for Memory {
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         nic.charge(STEP_INSTRUCTIONS);
         match command.opcode {
-            GIVE | REVOKE | DELEGATE => self.change(nic, &command),
+            GRANT | REVOKE | DELEGATE => self.change(nic, &command),
             _ => self.ask(nic, command),
         }
     }
@@ -446,13 +447,13 @@ impl Extension for Memory {
         }
     }
 
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         let pending = std::mem::take(&mut self.pending).into_values();
         pending.map(|pending| pending.command).collect()
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for command in self.held() {
+        for command in self.outstanding_commands() {
             nic.refuse(&command, Status::Cancelled);
         }
     }

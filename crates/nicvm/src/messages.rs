@@ -19,7 +19,7 @@ use crate::admission::CONTROLLED;
 use crate::context::Context;
 use crate::extension::{Extension, InitError, TimeoutId};
 use crate::planted::{self, Bug};
-use crate::transmit::{Fragment, Lane, Message};
+use crate::transmit::{FlowId, Fragment, Message};
 use stream::{Assembly, Place, Stream};
 
 /// The extension number of the default service.
@@ -52,7 +52,7 @@ pub(crate) fn outgoing(command: &Command) -> Message {
         extension: MESSAGES,
         node: command.node,
         // One flow per destination port: a blocked port blocks no other, and messages of a port keep their order.
-        lane: Lane(command.port.0),
+        flow: FlowId(command.port.0),
         port: command.port,
         source: command.region,
         tag: command.args[0] as u32,
@@ -326,7 +326,7 @@ impl Extension for Messages {
         }
         let buffer = assembly.buffer;
         let completion = received(from, header.port, fragment, buffer);
-        if nic.is_stopped(header.port) {
+        if nic.is_suspended(header.port) {
             self.keep_unwritten(header, assembly, &frame.payload, (fragment.offset, completion));
         } else if !write(nic, &frame.payload, fragment.offset, buffer) {
             nic.complete(header.port, &memory_gone(&completion));
@@ -367,7 +367,7 @@ impl Extension for Messages {
 
     fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
 
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         let unread = std::mem::take(&mut self.unread).into_values().flatten();
         let unread = unread.map(|(assembly, _)| assembly.buffer);
         let streams = std::mem::take(&mut self.streams).into_values();
@@ -377,7 +377,7 @@ impl Extension for Messages {
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for command in self.held() {
+        for command in self.outstanding_commands() {
             nic.refuse(&command, Status::Cancelled);
         }
     }

@@ -28,7 +28,7 @@ macro_rules! bugs {
 
             /// Returns a description of the bug.
             #[must_use]
-            pub const fn what(self) -> &'static str {
+            pub const fn description(self) -> &'static str {
                 match self {
                     $(Self::$bug => $what,)*
                 }

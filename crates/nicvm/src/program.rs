@@ -19,7 +19,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
-use crate::capability::{Capabilities, Capability, Grant};
+use crate::capability::{Capabilities, Capability, CapabilityRights};
 use crate::context::Context;
 use crate::control::MAX_MESSAGE;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
@@ -178,7 +178,9 @@ impl Programs {
                 return;
             }
         };
-        let Ok(capability) = self.table.give(memory, Grant::RUN.and(Grant::DELEGATE)) else {
+        let Ok(capability) =
+            self.table.grant(memory, CapabilityRights::RUN.and(CapabilityRights::DELEGATE))
+        else {
             nic.refuse(command, Status::Refused);
             return;
         };
@@ -198,7 +200,7 @@ impl Programs {
 
     /// Runs a program of this node. Its writes reach memory later, so it remembers them for the next run to read.
     fn try_run(&mut self, nic: &mut Context<'_>, capability: &Capability) -> Ended {
-        let checked = self.table.check(capability, Grant::RUN).is_ok();
+        let checked = self.table.check(capability, CapabilityRights::RUN).is_ok();
         let program = self.programs.get_mut(&capability.entry);
         let Some(program) = program.filter(|_| checked && capability.node == nic.node()) else {
             return Err(Status::Region);
@@ -417,7 +419,7 @@ impl Extension for Programs {
         }
     }
 
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         let pending = std::mem::take(&mut self.pending).into_values().map(|(_, command)| command);
         let buffers = std::mem::take(&mut self.buffers).into_values().flatten();
         let waits = std::mem::take(&mut self.waits).into_values().flatten();
@@ -425,7 +427,7 @@ impl Extension for Programs {
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for command in self.held() {
+        for command in self.outstanding_commands() {
             nic.refuse(&command, Status::Cancelled);
         }
     }

@@ -295,7 +295,7 @@ impl Extension for Sandbox {
         self.machine.state().forget(port);
     }
 
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         self.machine.state().abandon()
     }
 

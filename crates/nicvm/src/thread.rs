@@ -194,7 +194,7 @@ impl Extension for Thread {
         );
     }
 
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         self.nic.shared().abandon()
     }
 

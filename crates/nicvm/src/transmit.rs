@@ -1,9 +1,9 @@
 //! The transmit queue of a unit: messages and packets, cut into frames, which leave when the admissions allow.
 //!
 //! An extension sends *messages*, which the scheduler cuts into frames and describes in each frame's words
-//! ([`Fragment`]), or *packets*, single frames whose header fields are the extension's own. Within one [`Lane`] of an
+//! ([`Fragment`]), or *packets*, single frames whose header fields are the extension's own. Within one [`FlowId`] of an
 //! extension to one node, frames leave in the order in which they were sent. Lanes take turns, frame by frame, so that
-//! a blocked lane blocks no other.
+//! a blocked flow blocks no other.
 
 mod flows;
 mod outgoing;
@@ -20,7 +20,7 @@ pub(crate) use scheduler::{News, TRANSMIT_INSTRUCTIONS, Transmit, WaitingPacket}
 
 /// One of an extension's flows to a node: frames keep their order within a flow, and only there.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Lane(pub u16);
+pub struct FlowId(pub u16);
 
 /// A message of an extension to the same extension of another node.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub struct Message {
     /// The node that it is for.
     pub node: NodeId,
     /// The flow in which it keeps its order.
-    pub lane: Lane,
+    pub flow: FlowId,
     /// The port that it is for; an extension may use it otherwise.
     pub port: PortId,
     /// Its bytes; they are read when they are sent.
@@ -52,9 +52,9 @@ pub struct Packet<'a> {
     pub node: NodeId,
     /// The incarnation of that node's unit that it is for: another incarnation drops it, and answers with its own
     /// number. [`Incarnation::UNKNOWN`] addresses any incarnation.
-    pub life: Incarnation,
+    pub incarnation: Incarnation,
     /// The flow in which it keeps its order.
-    pub lane: Lane,
+    pub flow: FlowId,
     /// True if the gate decides when it leaves.
     pub controlled: bool,
     /// The port that it belongs to, if any: while that port is suspended, it is not sent.
@@ -82,8 +82,8 @@ impl Packet<'_> {
     pub const fn to(node: NodeId) -> Self {
         Packet {
             node,
-            life: Incarnation::UNKNOWN,
-            lane: Lane(0),
+            incarnation: Incarnation::UNKNOWN,
+            flow: FlowId(0),
             controlled: false,
             owner: None,
             port: PortId(0),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use midplane_nicvm::capability::{Capability, Grant};
+use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::memory::{
     self, COMPARE_AND_SWAP, FETCH_AND_ADD, MEMORY, Memory, READ, REVOKE, WRITE,
 };
@@ -81,11 +81,11 @@ fn start(world: &mut World<Unit>, node: NodeId) -> (Side, Option<Capability>) {
             return (side, None);
         }
         let region = side.port.register(BYTES as usize).unwrap();
-        let done = side.run(memory::give(region.whole(), Grant::ALL, 0)).await;
+        let done = side.run(memory::grant(region.whole(), CapabilityRights::ALL, 0)).await;
         assert_eq!(done.status, Status::Done);
         // Registered for as long as the port is open.
         std::mem::forget(region);
-        (side, Some(memory::given(&done)))
+        (side, Some(memory::granted(&done)))
     });
     started.unwrap()
 }
@@ -227,8 +227,8 @@ fn what_is_not_granted_is_refused_and_what_is_taken_back_stays_so() {
     let (owner, read_only) = world
         .block_on(OWNER, async move {
             let part = whole.part(100, 200).unwrap();
-            let done = owner.run(memory::delegate(&part, Grant::READ, 0)).await;
-            (owner, memory::given(&done))
+            let done = owner.run(memory::delegate(&part, CapabilityRights::READ, 0)).await;
+            (owner, memory::granted(&done))
         })
         .unwrap();
     let (other, _) = start(&mut world, NodeId(1));
@@ -248,7 +248,7 @@ fn what_is_not_granted_is_refused_and_what_is_taken_back_stays_so() {
         (read_only, WRITE, 8, Status::Region),
         (read_only, WRITE, 200, Status::Region),
         (read_only.part(0, 8).unwrap(), FETCH_AND_ADD, 8, Status::Region),
-        (Capability { grant: Grant::ALL, ..read_only }, WRITE, 8, Status::Region),
+        (Capability { rights: CapabilityRights::ALL, ..read_only }, WRITE, 8, Status::Region),
         (wider, READ, 201, Status::Region),
         (forged, READ, 8, Status::Region),
         (whole.part(0, 8).unwrap(), COMPARE_AND_SWAP, 8, Status::Invalid),

@@ -149,8 +149,8 @@ fn check(size: u16, steps: &[Step], seed: u64, faults: Faults, late: u64) {
 
 fn step() -> impl Strategy<Value = Step> {
     let operation = || {
-        use Operation::{And, Greatest, Least, Or, Sum};
-        prop::sample::select(vec![Sum, Least, Greatest, And, Or])
+        use Operation::{And, Max, Min, Or, Sum};
+        prop::sample::select(vec![Sum, Min, Max, And, Or])
     };
     let bytes = prop_oneof![1..=88_usize, 89..40_000_usize];
     prop_oneof![

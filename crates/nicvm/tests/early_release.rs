@@ -47,7 +47,7 @@ fn without_early_release_every_message_waits_for_one_handover() {
 fn the_steered_lead_hides_nine_tenths_of_the_handover() {
     let alone = alone_us(10_240);
     let handover = period_us(&two_senders(Lead::Off, 10_240, 256)) - alone;
-    let steered = two_senders(Lead::Steered, 10_240, 256);
+    let steered = two_senders(Lead::Adaptive, 10_240, 256);
     let hidden = 1.0 - (period_us(&steered) - alone) / handover;
     println!("hand-over {handover:.1} us, hidden {hidden:.3}");
     assert!(hidden > 0.9, "{hidden} of {handover} us: {steered:?}");
@@ -56,7 +56,7 @@ fn the_steered_lead_hides_nine_tenths_of_the_handover() {
 
 #[test]
 fn a_lead_that_is_too_long_loses_and_the_steered_one_does_not() {
-    let steered = two_senders(Lead::Steered, 10_240, 32);
+    let steered = two_senders(Lead::Adaptive, 10_240, 32);
     println!("steered: {:6.2} Mb/s, loss {:.4}", steered.goodput_mbps(), steered.loss());
     assert_eq!(steered.lost(), 0, "{steered:?}");
     for cells in (0..=60).step_by(10) {

@@ -1,7 +1,7 @@
 //! An extension that is withdrawn lists the commands that it holds: each completes, once.
 
 use crate::desk::{Desk, command, memory};
-use midplane_nicvm::capability::{Capability, Grant};
+use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::collective::{self, COLLECTIVES, Collectives};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
@@ -32,7 +32,7 @@ impl Extension for Operator {
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
             WITHDRAW => nic.withdraw(ExtensionId(command.args[0] as u8)),
-            _ => nic.stop_port(PORT),
+            _ => nic.suspend_port(PORT),
         }
     }
 
@@ -123,7 +123,12 @@ fn receive_buffers_complete_when_coordination_is_withdrawn() {
 #[test]
 fn accesses_complete_when_the_address_space_is_withdrawn() {
     let mut desk = desk(MEMORY, Memory::new());
-    let word = Capability { node: PEER, grant: Grant::ALL, length: 8, ..Capability::default() };
+    let word = Capability {
+        node: PEER,
+        rights: CapabilityRights::ALL,
+        length: 8,
+        ..Capability::default()
+    };
     let all = Capability { length: 5_000, ..word };
     let commands = [
         space::access(space::READ, &word, memory(PORT, 8), 1),

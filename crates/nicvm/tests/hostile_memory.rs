@@ -2,7 +2,7 @@
 //! nor whether honest frames are taken.
 
 use crate::desk::{Desk, Effect, Peer, memory};
-use midplane_nicvm::capability::{Capability, Grant};
+use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::control::Address;
 use midplane_nicvm::extension::Epoch;
 use midplane_nicvm::memory::{self as space, ARRIVING, MEMORY, Memory, WORDS};
@@ -25,8 +25,8 @@ fn desk() -> (Desk, Capability) {
     let mut unit = Unit::default();
     unit.install(MEMORY, Memory::new()).unwrap();
     let mut desk = Desk::new(unit);
-    desk.post(PortId(0), space::give(memory(PortId(0), BYTES), Grant::WRITE, 1));
-    let given = space::given(&desk.completions()[0].1);
+    desk.post(PortId(0), space::grant(memory(PortId(0), BYTES), CapabilityRights::WRITE, 1));
+    let given = space::granted(&desk.completions()[0].1);
     (desk, given)
 }
 
@@ -83,8 +83,8 @@ fn writes_that_are_announced_and_never_come_are_bounded() {
     assert_eq!(desk.unit.extension::<Memory>(MEMORY).unwrap().counters().denied, 100);
 }
 
-fn resent(desk: &Desk) -> u64 {
-    desk.unit.extension::<Memory>(MEMORY).unwrap().counters().resent
+fn retransmitted(desk: &Desk) -> u64 {
+    desk.unit.extension::<Memory>(MEMORY).unwrap().counters().retransmitted
 }
 
 /// A receiver that no frame has reached asks for all frames, however many they are.
@@ -101,10 +101,10 @@ fn frames_that_are_sent_again_are_counted_one_by_one_and_only_for_the_owner() {
     };
     let mut stranger = Peer::new(NodeId(3));
     assert_eq!(frames(stranger.say(&mut desk, TO, &lacking)), 0, "they are not for this node");
-    assert_eq!(resent(&desk), 0);
+    assert_eq!(retransmitted(&desk), 0);
     let mut owner = Peer::new(PEER);
     assert_eq!(frames(owner.say(&mut desk, TO, &lacking)), 2);
-    assert_eq!(resent(&desk), 2);
+    assert_eq!(retransmitted(&desk), 2);
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn words_that_a_peer_changes_faster_than_they_reach_memory_are_bounded() {
     unit.install(MEMORY, Memory::new()).unwrap();
     let mut desk = Desk::new(unit);
     let mut peer = Peer::new(PEER);
-    desk.post(PortId(0), space::give(memory(PortId(0), 1 << 20), Grant::WRITE, 1));
-    let given = space::given(&desk.completions()[0].1);
+    desk.post(PortId(0), space::grant(memory(PortId(0), 1 << 20), CapabilityRights::WRITE, 1));
+    let given = space::granted(&desk.completions()[0].1);
     let write = |desk: &mut Desk, peer: &mut Peer, number: u32| {
         let part = given.part(number * 64, 64).unwrap();
         let mut message = vec![WRITE];

@@ -7,11 +7,11 @@ use crate::desk;
 use crate::desk::{Desk, Effect, command, hush, memory};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{
-    Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId, TransmitNews,
+    Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId, TransmitEvent,
 };
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::timeout::Service;
-use midplane_nicvm::transmit::{Lane, Message};
+use midplane_nicvm::transmit::{FlowId, Message};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
@@ -54,7 +54,7 @@ fn message(controlled: bool) -> Message {
     Message {
         extension: MINE,
         node: NodeId(2),
-        lane: Lane(0),
+        flow: FlowId(0),
         port: PORT,
         source: memory(PORT, 10),
         tag: 0,
@@ -67,7 +67,7 @@ fn message(controlled: bool) -> Message {
 impl Extension for Probe {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         if self.steers {
-            nic.steer_gate().unwrap();
+            nic.control_gate().unwrap();
         }
         if self.refuses || self.traps_at_start {
             Self::ask_for_everything(nic);
@@ -110,7 +110,7 @@ impl Extension for Probe {
         self.note(format!("{event:?}"));
     }
 
-    fn on_transmit(&mut self, _: &mut Context<'_>, news: TransmitNews) {
+    fn on_transmit(&mut self, _: &mut Context<'_>, news: TransmitEvent) {
         self.note(format!("{news:?}"));
     }
 

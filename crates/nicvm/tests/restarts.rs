@@ -72,7 +72,7 @@ impl Run {
         cluster.config.genesis(false);
         match mode {
             Mode::Tokens => cluster.config.lead(coordination::Lead::Off),
-            Mode::EarlyRelease => cluster.config.lead(coordination::Lead::Steered),
+            Mode::EarlyRelease => cluster.config.lead(coordination::Lead::Adaptive),
             Mode::Buffers => cluster.config.buffers(true),
         };
         Self {

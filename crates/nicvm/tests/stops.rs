@@ -37,7 +37,7 @@ impl Extension for Police {
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
-            STOP => nic.stop_port(PORT),
+            STOP => nic.suspend_port(PORT),
             _ => nic.resume_port(PORT),
         }
         nic.complete(command.region.port, &Completion::default());

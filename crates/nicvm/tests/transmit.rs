@@ -1,13 +1,13 @@
-//! The transmit scheduler: lanes, packets, admissions, and who may steer them.
+//! The transmit scheduler: flows, packets, admissions, and which extension may control them.
 
 use std::sync::{Arc, Mutex};
 
 use crate::desk::{Desk, Effect, at, command, hush, memory};
-use midplane_nicvm::admission::{Admission, Steering, Verdict};
-use midplane_nicvm::context::{Context, ControlRefused, SteerRefused};
+use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
+use midplane_nicvm::context::{Context, ControlRefused, GateRefused};
 use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
-use midplane_nicvm::transmit::{Lane, Message, Packet, Sending, Sent};
+use midplane_nicvm::transmit::{FlowId, Message, Packet, Sending, Sent};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::frame::{Frame, Header, Kind};
 use midplane_simhw::hardware::{Source, TransmitRefused};
@@ -75,15 +75,15 @@ fn desk(extensions: impl IntoIterator<Item = (ExtensionId, Scripted)>) -> Desk {
     Desk::new(unit)
 }
 
-fn packet(lane: u16, sequence: u32) -> Packet<'static> {
-    Packet { lane: Lane(lane), sequence, ..Packet::to(PEER) }
+fn packet(flow: u16, sequence: u32) -> Packet<'static> {
+    Packet { flow: FlowId(flow), sequence, ..Packet::to(PEER) }
 }
 
 fn message(controlled: bool, length: u32, cookie: u64) -> Message {
     Message {
         extension: MINE,
         node: PEER,
-        lane: Lane(0),
+        flow: FlowId(0),
         port: PORT,
         source: memory(PORT, length),
         tag: 0,
@@ -109,7 +109,7 @@ fn a_packet_carries_what_its_extension_wrote() {
         Scripted::new(|nic, _| {
             let bytes = Source::Bytes(Payload::from(&b"four"[..]));
             let sent = nic.send_packet(&Packet {
-                life: Incarnation(7),
+                incarnation: Incarnation(7),
                 port: PortId(9),
                 flags: 0x8F,
                 sequence: 11,
@@ -259,9 +259,9 @@ impl Admission for Turnstile {
         self.left -= 1;
     }
 
-    fn steer(&mut self, _: Instant, steering: Steering) {
-        self.left = steering.values[0];
-        self.traps = steering.values[1] != 0;
+    fn update(&mut self, _: Instant, update: AdmissionUpdate) {
+        self.left = update.values[0];
+        self.traps = update.values[1] != 0;
     }
 }
 
@@ -273,13 +273,13 @@ fn with_turnstile() -> Scripted {
             1 => (0..5).for_each(|n| {
                 nic.send_packet(&packet(0, n)).unwrap();
             }),
-            _ => nic.steer(Steering { destination: PEER, values }),
+            _ => nic.update_admission(AdmissionUpdate { destination: PEER, values }),
         }
     };
     Scripted::new(steer).starting(|nic, _| {
         nic.install_admission(Turnstile::default()).unwrap();
         let again = nic.install_admission(Turnstile::default());
-        assert_eq!(again, Err(SteerRefused::Installed));
+        assert_eq!(again, Err(GateRefused::Installed));
     })
 }
 
@@ -313,9 +313,9 @@ fn an_admission_that_panics_goes_with_its_extension_and_holds_nobody_else() {
 
 #[test]
 fn the_gate_has_one_steersman() {
-    let steer = Scripted::new(|_, _| {}).starting(|nic, _| nic.steer_gate().unwrap());
+    let steer = Scripted::new(|_, _| {}).starting(|nic, _| nic.control_gate().unwrap());
     let second = Scripted::new(|_, _| {}).starting(|nic, _| {
-        assert_eq!(nic.steer_gate(), Err(SteerRefused::Taken(MINE)));
+        assert_eq!(nic.control_gate(), Err(GateRefused::Taken(MINE)));
     });
     let desk = desk([(MINE, steer), (OTHER, second)]);
     assert_eq!((desk.unit.failure(), desk.unit.counters().traps), (None, 0));
@@ -334,7 +334,7 @@ fn giving_up_ends_ones_own_messages_and_no_others() {
     let send = |cookie| {
         Scripted::new(move |nic, command| match command.opcode {
             1 => nic.send(Message { extension: nic.extension(), ..message(false, 10, cookie) }),
-            _ => nic.give_up(PEER, Status::Cancelled),
+            _ => nic.cancel_sends(PEER, Status::Cancelled),
         })
     };
     let mut desk = desk([(MINE, send(5)), (OTHER, send(6))]);

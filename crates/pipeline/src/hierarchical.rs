@@ -35,10 +35,10 @@ const SHORTLIST: usize = 4;
 const SHORT_CHAIN: usize = 8;
 
 /// The most groups of such a division; a fifth has never helped in tests.
-const MOST_GROUPS: u32 = 4;
+const MAX_GROUPS: u32 = 4;
 
 /// The most pieces of all fragments inside one group, which bounds a plan's memory.
-const MOST_PIECES: usize = 1 << 12;
+const MAX_PIECES: usize = 1 << 12;
 
 /// An algorithm for the top level, or for the inside of a group.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -170,7 +170,7 @@ pub(crate) fn plan(
 pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
     let n = problem.pipeline.stages().len();
     if n <= SHORT_CHAIN {
-        let few = (1_u32..1 << (n - 1)).filter(|borders| borders.count_ones() < MOST_GROUPS);
+        let few = (1_u32..1 << (n - 1)).filter(|borders| borders.count_ones() < MAX_GROUPS);
         let mut groupings: Vec<Grouping> = few
             .map(|borders| Grouping::at(n, |stage| borders >> stage & 1 == 1))
             .filter(|g| !g.is_flat())
@@ -351,7 +351,7 @@ fn pieces(
         return vec![size];
     }
     let Ok(mut cut) = Cut::new(size, &limits) else { return vec![size] };
-    cut.counts.1 = cut.counts.1.min((MOST_PIECES / of).max(cut.counts.0));
+    cut.counts.1 = cut.counts.1.min((MAX_PIECES / of).max(cut.counts.0));
     let lower = Problem { pipeline: inside, bytes: size, cut, limits };
     match base {
         Base::Ramp => ramp::sizes(&lower),

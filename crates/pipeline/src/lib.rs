@@ -3,7 +3,7 @@
 //!
 //! Every stage costs an overhead for each fragment and a time for each byte. With small fragments
 //! the stages work at the same time; large ones pay fewer overheads. This crate computes the best
-//! cut in between. It reads no clock and does no I/O, except in `conveyor`.
+//! cut in between. It reads no clock and does no I/O, except in `executor`.
 //!
 //! - [`stage`] - start here: stages and chains of them, [`mod@unit`] - microseconds
 //! - [`plan`] - requests and plans, [`limits`] - constraints on the sizes and the number of
@@ -13,7 +13,7 @@
 //! - [`mod@auto`] - the fastest plan of all of them
 //! - [`planner`] - the hot path: plans from a cache, [`estimate`] - stages from measurements
 //! - [`gantt`] - charts as SVG and as a Chrome trace
-//! - `conveyor` - a plan applied to real I/O (feature `io`)
+//! - `executor` - a plan applied to real I/O (feature `io`)
 //! - `optimum` - the linear program, for studies (feature `lp`)
 //! - [`timing`], [`compound`] - the exact recurrence, without and with refragmentation
 //!
@@ -35,9 +35,9 @@
 
 pub mod auto;
 pub mod compound;
-#[cfg(feature = "io")]
-pub mod conveyor;
 pub mod estimate;
+#[cfg(feature = "io")]
+pub mod executor;
 pub mod fixed;
 pub mod gantt;
 mod grouping;

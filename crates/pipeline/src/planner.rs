@@ -2,8 +2,8 @@
 //!
 //! Message sizes fall into eight classes per octave. A plan scaled from its class's largest size
 //! costs 0.1 % on average. While a class has no ramp, the planner returns equal fragments within
-//! tens of nanoseconds and records the class as [`Wanted`]. The caller computes its ramp with
-//! [`Wanted::compute`], on any thread, and hands it to [`Planner::install`].
+//! tens of nanoseconds and records the class as [`RampRequest`]. The caller computes its ramp with
+//! [`RampRequest::compute`], on any thread, and hands it to [`Planner::install`].
 
 use crate::fixed::Signature;
 use crate::limits::{Cut, Limits, MAX_FRAGMENTS};
@@ -94,7 +94,7 @@ impl Iterator for Pieces<'_> {
 
 /// A size class that has been used without a ramp in the cache.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct RampRequest {
     class: usize,
     generation: u64,
     pipeline: Pipeline,
@@ -103,20 +103,20 @@ pub struct Wanted {
 
 /// A computed ramp, for [`Planner::install`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Computed {
+pub struct ComputedRamp {
     class: usize,
     generation: u64,
     ends: Box<[f64]>,
 }
 
-impl Wanted {
+impl RampRequest {
     /// Computes the ramp in tens to hundreds of microseconds, off the hot path.
     ///
     /// # Errors
     ///
     /// [`PlanError`] if the limits leave no cut for this class; the class then stays with equal
     /// fragments.
-    pub fn compute(&self) -> Result<Computed, PlanError> {
+    pub fn compute(&self) -> Result<ComputedRamp, PlanError> {
         let plan: Plan = ramp(&self.pipeline, &self.request)?;
         let mut at = 0.0;
         let bytes = self.request.bytes();
@@ -124,7 +124,7 @@ impl Wanted {
             at += size;
             at / bytes
         });
-        Ok(Computed { class: self.class, generation: self.generation, ends: ends.collect() })
+        Ok(ComputedRamp { class: self.class, generation: self.generation, ends: ends.collect() })
     }
 }
 
@@ -228,7 +228,7 @@ impl Planner {
     /// Returns the next class that needs a ramp, each once until a message uses it again.
     /// Allocates, so call it off the hot path.
     #[must_use]
-    pub fn poll_wanted(&mut self) -> Option<Wanted> {
+    pub fn poll_ramp_request(&mut self) -> Option<RampRequest> {
         let word = self.wanted.iter().position(|&word| word != 0)?;
         let class = word * 64 + self.wanted[word].trailing_zeros() as usize;
         self.wanted[word] &= self.wanted[word] - 1;
@@ -243,7 +243,7 @@ impl Planner {
         }
         limits = limits.max_fragments(self.most);
         let request = Request::new(largest).limits(limits);
-        Some(Wanted {
+        Some(RampRequest {
             class,
             generation: self.generation,
             pipeline: self.pipeline.clone(),
@@ -253,7 +253,7 @@ impl Planner {
 
     /// Puts a computed ramp into the cache. Returns false if the chain has been replaced since, or
     /// if the ramp breaks a limit for some size of its class.
-    pub fn install(&mut self, computed: Computed) -> bool {
+    pub fn install(&mut self, computed: ComputedRamp) -> bool {
         let good = computed.generation == self.generation && self.keeps_limits(&computed);
         if good {
             self.classes[computed.class] = Some(computed.ends);
@@ -261,7 +261,7 @@ impl Planner {
         good
     }
 
-    fn keeps_limits(&self, computed: &Computed) -> bool {
+    fn keeps_limits(&self, computed: &ComputedRamp) -> bool {
         if self.limits.min_fragment.is_none() {
             return true;
         }
@@ -333,12 +333,12 @@ mod tests {
         use crate::stage::Stage;
         let mut planner = Planner::new(chain(5.0), Limits::new()).unwrap();
         assert!(!planner.plan(5000).is_cached());
-        let stale = planner.poll_wanted().unwrap().compute().unwrap();
-        assert!(planner.poll_wanted().is_none());
+        let stale = planner.poll_ramp_request().unwrap().compute().unwrap();
+        assert!(planner.poll_ramp_request().is_none());
         planner.replace(chain(9.0)).unwrap();
         assert!(!planner.install(stale));
         assert!(!planner.plan(5000).is_cached());
-        let fresh = planner.poll_wanted().unwrap().compute().unwrap();
+        let fresh = planner.poll_ramp_request().unwrap().compute().unwrap();
         assert!(planner.install(fresh));
         assert!(planner.plan(5000).is_cached());
         assert_eq!(planner.plan(5000).sum::<u64>(), 5000);

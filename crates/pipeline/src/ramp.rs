@@ -20,7 +20,7 @@ use ends::{Precision, Ramp};
 
 /// The most fragments for which ramps are tried. The ends of a longer message hardly matter: equal
 /// sizes are within a fraction of a percent.
-const MOST_FRAGMENTS: usize = 512;
+const MAX_FRAGMENTS: usize = 512;
 
 /// Bottlenecks that are tried. With two, plans are 0.2 % above the optimum; with three, 0.07 %; a
 /// fourth adds nothing.
@@ -56,7 +56,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
     let mut best = BestCut::new(problem);
     best.offer(equal);
     let stages = problem.pipeline.stages();
-    if stages.len() > 1 && count <= MOST_FRAGMENTS && !problem.limits.equal_but_last {
+    if stages.len() > 1 && count <= MAX_FRAGMENTS && !problem.limits.equal_but_last {
         let mut climbers: Vec<Climber<'_, '_>> = bottlenecks(stages, count, problem.bytes)
             .into_iter()
             .map(|at| Climber::new(problem, at, count))
@@ -109,7 +109,7 @@ impl<'a, 'p> Climber<'a, 'p> {
             problem,
             ramp: Ramp::new(stages, bottleneck, problem.bytes),
             floor: (base, stages[bottleneck].g()),
-            counts: (fewest.max(2), most.min(MOST_FRAGMENTS)),
+            counts: (fewest.max(2), most.min(MAX_FRAGMENTS)),
             count,
             latency: f64::INFINITY,
             rough: Vec::new(),

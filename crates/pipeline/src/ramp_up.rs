@@ -6,7 +6,7 @@ use crate::problem::{Family, Plan, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
 /// Span of numbers of fragments that are tried, from the fewest on.
-pub(crate) const MOST_FRAGMENTS: usize = 1024;
+pub(crate) const MAX_FRAGMENTS: usize = 1024;
 
 /// The recurrence `x' = a x + b` that keeps a stage and the next one busy (equations 15 to 18).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
     };
     let (fewest, most) = problem.cut.counts;
     let slowest = (first.g().max(second.g()), problem.bytes * first.c().max(second.c()));
-    for count in fewest..=most.min(fewest.saturating_add(MOST_FRAGMENTS)) {
+    for count in fewest..=most.min(fewest.saturating_add(MAX_FRAGMENTS)) {
         if slowest.0.mul_add((count - 1) as f64, slowest.1) > best.latency() {
             break;
         }

@@ -7,7 +7,7 @@ use crate::ramp_up::Recurrent;
 use crate::stage::Pipeline;
 
 /// The most fragments for which every pair of a rising and a falling part is tried.
-const MOST_FRAGMENTS: usize = 96;
+const MAX_FRAGMENTS: usize = 96;
 
 /// Makes a plan whose sizes first rise, to keep the first two stages busy, and then fall, to keep
 /// the last two busy.
@@ -42,7 +42,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
     let up = Recurrent::new(&first, &slow);
     let down = Recurrent::new(&slow, &last);
     let (fewest, most) = problem.cut.counts;
-    let most = most.min(fewest.max(MOST_FRAGMENTS));
+    let most = most.min(fewest.max(MAX_FRAGMENTS));
     let floor = problem.pipeline.lower_bound(problem.bytes).get();
     for count in fewest..=most {
         if slow.g().mul_add((count - 1) as f64, floor) > best.latency() {

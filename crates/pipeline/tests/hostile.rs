@@ -172,7 +172,7 @@ proptest! {
                 let whole = |size: &u64| align.is_none_or(|align| size.is_multiple_of(align as u64));
                 prop_assert!(pieces.iter().rev().skip(1).all(whole), "{pieces:?}");
             }
-            while let Some(wanted) = planner.poll_wanted() {
+            while let Some(wanted) = planner.poll_ramp_request() {
                 if let Ok(ramp) = wanted.compute() {
                     planner.install(ramp);
                 }

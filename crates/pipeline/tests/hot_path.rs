@@ -16,7 +16,7 @@ fn planning_a_message_allocates_nothing() {
             }
         });
         assert_eq!(used.count_total, 0, "cached: {cached}");
-        while let Some(wanted) = planner.poll_wanted() {
+        while let Some(wanted) = planner.poll_ramp_request() {
             let ramp = wanted.compute().unwrap();
             assert!(planner.install(ramp));
         }

@@ -1,6 +1,6 @@
 //! Links all integration tests of the crate into one binary.
 
-mod conveyor;
+mod executor;
 mod hostile;
 mod hot_path;
 mod invariants;

@@ -16,7 +16,7 @@ pub const TIMERS: usize = 4;
 
 /// Longest time that a stopping NIC waits for [`Firmware::may_stop`]: some hundred round trips on any local
 /// network, and too short for a user to notice.
-pub const STOP_PATIENCE: Duration = Duration::from_millis(200);
+pub const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The program of a coprocessor: a state machine without I/O, clock or task.
 ///
@@ -29,7 +29,7 @@ pub trait Firmware {
     /// commands.
     fn on_stop(&mut self, _hw: &mut impl Hardware) {}
     /// Returns whether the peers have received what [`Firmware::on_stop`] sent. A NIC that is shut down keeps
-    /// running for up to [`STOP_PATIENCE`] until it returns `true`.
+    /// running for up to [`STOP_TIMEOUT`] until it returns `true`.
     fn may_stop(&self) -> bool {
         true
     }
@@ -197,7 +197,7 @@ pub trait Hardware {
     /// Leaves the frame that is being handled on the link, which stalls until the firmware takes the frame. The
     /// firmware handles the frame again after each turn with another cause. Returns `false` where links do not
     /// wait: the frame is then dropped at the end of the turn, as any other. See
-    /// [`DiscardPolicy::HoldUp`](crate::switch::DiscardPolicy::HoldUp).
+    /// [`DiscardPolicy::BackPressure`](crate::switch::DiscardPolicy::BackPressure).
     fn leave(&mut self) -> bool {
         false
     }

@@ -53,7 +53,7 @@ impl NodeId {
     /// The broadcast destination: every other node of the fabric, once each. A shared medium carries such a
     /// frame once, and a switch copies it. Elsewhere the sender's NIC sends a copy to each node. Each copy's
     /// header names its receiver as the destination.
-    pub const EVERYBODY: Self = Self(u16::MAX);
+    pub const BROADCAST: Self = Self(u16::MAX);
 }
 
 /// The restart generation of a NIC: each restart gives it a new one.

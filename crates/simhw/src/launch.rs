@@ -52,7 +52,7 @@ pub struct Launch {
 
 /// The place of this process among those that work together; all of them have the same list.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Place {
+pub struct ProcessGroup {
     /// This process's rank, from 0.
     pub rank: u16,
     /// The `host:port` of every rank, including this one.
@@ -61,7 +61,7 @@ pub struct Place {
     pub keys: Vec<PublicKey>,
 }
 
-impl Place {
+impl ProcessGroup {
     /// Returns the number of processes.
     #[must_use]
     pub const fn size(&self) -> usize {
@@ -291,7 +291,7 @@ impl Launch {
     ///
     /// # Errors
     /// [`LaunchError`] says what is missing or contradictory, and how to fix it.
-    pub fn place(&self) -> Result<Option<Place>, LaunchError> {
+    pub fn place(&self) -> Result<Option<ProcessGroup>, LaunchError> {
         self.place_in(|variable| std::env::var(variable).ok())
     }
 
@@ -302,7 +302,7 @@ impl Launch {
     pub fn place_in(
         &self,
         environment: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<Place>, LaunchError> {
+    ) -> Result<Option<ProcessGroup>, LaunchError> {
         // Rank and hosts are given by flags: the launcher adds nothing.
         let by_hand = self.rank.is_some() && (self.peers.is_some() || self.hostfile.is_some());
         let started = if by_hand { None } else { Started::find(self, environment)? };
@@ -322,7 +322,7 @@ impl Launch {
         if usize::from(rank) >= peers.len() {
             return Err(LaunchError::Rank { rank, size: peers.len() });
         }
-        Ok(Some(Place { rank, peers, keys }))
+        Ok(Some(ProcessGroup { rank, peers, keys }))
     }
 
     /// Reads the peers that the flags name, for a process that is not one of them. Empty if no flag names any.

@@ -7,7 +7,7 @@ use loom::sync::Notify;
 use loom::sync::atomic::AtomicBool;
 use loom::thread;
 
-use crate::byte_ring::{self, LEAST_CAPACITY, RingReceiver, RingSender};
+use crate::byte_ring::{self, MIN_CAPACITY, RingReceiver, RingSender};
 use crate::frame::Header;
 use crate::id::PortId;
 use crate::lane::{Receiver, Sender, Shape};
@@ -264,8 +264,8 @@ fn a_client_that_waits_is_woken_by_what_completes() {
 }
 
 fn byte_ring() -> (RingSender, RingReceiver) {
-    let segment = Arc::new(Segment::private(byte_ring::ring_bytes(LEAST_CAPACITY)));
-    byte_ring::ring(&segment, 0, LEAST_CAPACITY)
+    let segment = Arc::new(Segment::private(byte_ring::ring_bytes(MIN_CAPACITY)));
+    byte_ring::ring(&segment, 0, MIN_CAPACITY)
 }
 
 #[test]

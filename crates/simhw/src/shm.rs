@@ -43,7 +43,7 @@ use crate::wakes::Wakes;
 
 pub use byte_ring::{Corrupt, Record, RingReceiver, RingSender};
 pub use config::{
-    DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_WITHIN, DEFAULT_MTU, DEFAULT_RATE,
+    DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_TIMEOUT, DEFAULT_MTU, DEFAULT_RATE,
     DEFAULT_SLOTS, DEFAULT_SPIN, MIN_AREAS, ShmConfig, StartError,
 };
 

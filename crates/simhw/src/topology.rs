@@ -125,7 +125,7 @@ impl Topology {
     ///
     /// # Panics
     /// If there is no such switch, there are more than 65,535 hosts, or the framings differ.
-    pub fn add_lopsided_host(
+    pub fn add_asymmetric_host(
         &mut self,
         switch: SwitchId,
         up: LinkProfile,

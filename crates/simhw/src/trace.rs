@@ -23,7 +23,7 @@ pub use perfetto::PerfettoWriter;
 
 /// A frame as a record shows it.
 #[derive(Clone, Copy, Debug)]
-pub struct Sighting<'a> {
+pub struct TracedFrame<'a> {
     /// The frame's number, unique in a run. A duplicate has a number of its own.
     pub number: u64,
     /// The frame's header.
@@ -58,7 +58,7 @@ pub enum Record<'a> {
         /// The NIC.
         node: NodeId,
         /// The frame.
-        frame: Sighting<'a>,
+        frame: TracedFrame<'a>,
     },
     /// The last piece of a frame has reached the end of a link.
     Passed {
@@ -67,7 +67,7 @@ pub enum Record<'a> {
         /// The link.
         link: LinkId,
         /// The frame.
-        frame: Sighting<'a>,
+        frame: TracedFrame<'a>,
     },
     /// The firmware of a NIC has handled a frame.
     Delivered {
@@ -76,7 +76,7 @@ pub enum Record<'a> {
         /// The NIC.
         node: NodeId,
         /// The frame.
-        frame: Sighting<'a>,
+        frame: TracedFrame<'a>,
     },
     /// A frame was dropped.
     Dropped {
@@ -87,7 +87,7 @@ pub enum Record<'a> {
         /// The last link whose end it reached, if any.
         link: Option<LinkId>,
         /// The frame.
-        frame: Sighting<'a>,
+        frame: TracedFrame<'a>,
     },
     /// An engine was busy, or is going to be.
     Busy {

@@ -73,7 +73,7 @@ fn send(lanes: &mut Lanes, to: NodeId, number: u64) -> Result<(), SendRefused> {
 async fn wait(lanes: &mut Lanes) {
     let mut was_armed = false;
     let told = poll_fn(|context| {
-        let is_armed = !was_armed && lanes.arm(context.waker());
+        let is_armed = !was_armed && lanes.arm_wakeup(context.waker());
         was_armed = true;
         if is_armed { Poll::Pending } else { Poll::Ready(()) }
     });
@@ -126,7 +126,7 @@ fn a_flood_with_little_room_is_never_stuck() {
 #[test]
 fn who_does_not_come_in_time_is_gone_until_it_comes() {
     let fabric = name("lanes-missing");
-    let config = |node| narrow(&fabric, node, 4).join_within(Duration::from_millis(60));
+    let config = |node| narrow(&fabric, node, 4).join_timeout(Duration::from_millis(60));
     let gone_soon = async |lanes: &mut Lanes, node: u16| {
         let mut expected = Expected(vec![0; 4]);
         loop {

@@ -40,15 +40,15 @@ pub(crate) const QUERY_NIC: u8 = 14;
 pub(crate) const AWAIT: u8 = 15;
 
 /// Saves a port's interfaces into the region: port. Completes with their length in bytes; writes nothing if the
-/// region is smaller. Only from the keeper's port.
+/// region is smaller. Only from the checkpointer's port.
 pub(crate) const SAVE: u8 = 16;
-/// Removes a port's interfaces if the region holds exactly their saved state: port. Only from the keeper's
+/// Removes a port's interfaces if the region holds exactly their saved state: port. Only from the checkpointer's
 /// port.
 pub(crate) const FORGET: u8 = 17;
 /// Restores the interfaces in the region, and writes the NIC's names of them into it: port. Completes with the
-/// length in bytes. Only from the keeper's port.
+/// length in bytes. Only from the checkpointer's port.
 pub(crate) const RESTORE: u8 = 18;
-/// Connects restored interfaces with the other ends in the region: port. Only from the keeper's port.
+/// Connects restored interfaces with the other ends in the region: port. Only from the checkpointer's port.
 pub(crate) const JOIN: u8 = 19;
 
 /// Flags of posted descriptors.

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use crate::attributes::{ViAttributes, ViState};
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
-pub use check::{Violation, Wrong, check_cut};
+pub use check::{Inconsistency, Violation, check_cut};
 
 /// All interfaces of one process. `P` names the other end of a connection.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct PortContext<P = FarEnd> {
+pub struct PortContext<P = RemoteEnd> {
     /// Its interfaces, sorted by name.
     pub vis: Vec<ViContext<P>>,
     /// Asynchronous errors that the process has not received yet, oldest first: the interface's name and the
@@ -28,7 +28,7 @@ pub struct PortContext<P = FarEnd> {
 
 /// An interface of another process.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
-pub struct FarEnd {
+pub struct RemoteEnd {
     /// The process's rank in its job.
     pub rank: u16,
     /// The process's number of the interface.
@@ -37,7 +37,7 @@ pub struct FarEnd {
 
 /// One interface.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct ViContext<P = FarEnd> {
+pub struct ViContext<P = RemoteEnd> {
     /// Its process's name of it.
     pub name: u16,
     /// The attributes with which it was created.
@@ -61,7 +61,7 @@ pub struct ViContext<P = FarEnd> {
 
 /// One end of a connection. Frames are numbered modulo 2^32.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct LinkContext<P = FarEnd> {
+pub struct LinkContext<P = RemoteEnd> {
     /// The other end.
     pub peer: P,
     /// The attributes of the other end's interface.

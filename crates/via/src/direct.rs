@@ -95,7 +95,7 @@ pub trait Lane: fmt::Debug + Send {
 
     /// Has `waker` woken once something has come, or there is room where a frame was refused; `false` if
     /// that may be so already, and nothing is armed.
-    fn arm(&mut self, waker: &Waker) -> bool;
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool;
 }
 
 /// What a frame's words say.

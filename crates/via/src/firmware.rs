@@ -321,7 +321,7 @@ impl Extension for Via {
             && endpoint
                 .link
                 .as_ref()
-                .is_some_and(|link| link.node == from && link.life == header.incarnation);
+                .is_some_and(|link| link.node == from && link.incarnation == header.incarnation);
         if !present {
             return;
         }
@@ -371,7 +371,7 @@ impl Extension for Via {
         }
     }
 
-    fn on_port_stopped(&mut self, _: &mut Context<'_>, port: PortId) {
+    fn on_port_suspended(&mut self, _: &mut Context<'_>, port: PortId) {
         for endpoint in self.vis.iter_mut().flatten().filter(|endpoint| endpoint.owner == port) {
             endpoint.stop();
         }

@@ -14,7 +14,7 @@ use midplane_simhw::shm::{ShmConfig, StartError};
 use crate::direct::{Arrival, Lane, Refused, WORDS};
 use crate::message::carrier::{Carrier, Event, Refusal};
 use crate::message::envelope::{Envelope, Peer};
-use crate::message::progression::InitError;
+use crate::message::transport::InitError;
 
 /// Carries packets over lanes: process `p` is node `p` of their fabric.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Carrier for LaneCarrier {
         self.own
     }
 
-    /// Whoever takes part is found; who does not come [in time](ShmConfig::join_within) is lost.
+    /// Whoever takes part is found; who does not come [in time](ShmConfig::join_timeout) is lost.
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
         for peer in peers {
             let node = u16::try_from(peer.0).ok().filter(|node| *node < self.nodes);
@@ -101,8 +101,8 @@ impl Carrier for LaneCarrier {
         }
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
-        self.returned.is_none() && self.lanes.as_mut().is_none_or(|lanes| lanes.arm(waker))
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
+        self.returned.is_none() && self.lanes.as_mut().is_none_or(|lanes| lanes.arm_wakeup(waker))
     }
 
     fn close(&mut self) {
@@ -150,7 +150,7 @@ impl Lane for Lanes {
         })
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
-        Self::arm(self, waker)
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
+        Self::arm_wakeup(self, waker)
     }
 }

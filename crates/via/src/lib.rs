@@ -10,7 +10,7 @@
 //! - [`direct`]: interfaces whose data goes from process to process, bypassing the NIC
 //! - [`slots`]: messages in and out of registered slots over one connection, without matching; they arrive as
 //!   `Bytes`, whose last drop releases the slot
-//! - [`context`]: the saved state of a process's interfaces; [`keeper`]: a daemon that saves interfaces,
+//! - [`context`]: the saved state of a process's interfaces; [`checkpointer`]: a daemon that saves interfaces,
 //!   removes them from the NIC, and restores them on this host or another
 //! - [`attributes`], [`outcome`]: how interfaces are configured, and how descriptors end
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
@@ -25,6 +25,8 @@
 #[cfg(feature = "interfaces")]
 pub mod attributes;
 #[cfg(feature = "interfaces")]
+pub mod checkpointer;
+#[cfg(feature = "interfaces")]
 mod command;
 #[cfg(feature = "interfaces")]
 pub mod context;
@@ -37,8 +39,6 @@ pub mod direct;
 mod dissector;
 #[cfg(feature = "interfaces")]
 pub mod firmware;
-#[cfg(feature = "interfaces")]
-pub mod keeper;
 #[cfg(all(feature = "interfaces", target_os = "linux"))]
 pub mod lanes;
 #[cfg(feature = "interfaces")]

@@ -6,7 +6,7 @@
 //! - [`communicator`]: start here: messages as futures; [`process`]: the same, polled; [`group`]: ranks and
 //!   contexts
 //! - [`collective`]: operations of all processes together; [`typed`], [`layout`]: values, plain data, strides
-//! - [`progression`], [`request`]: the interface between the layers
+//! - [`transport`], [`request`]: the interface between the layers
 //! - [`engine`]: a lower layer over any [`carrier`]; [`memory`]: a carrier within one process
 //! - [`envelope`], [`matching`]: the header that precedes a message, and which receive the message matches
 //! - [`explain`]: why no request makes progress
@@ -57,6 +57,6 @@ pub mod layout;
 pub mod matching;
 pub mod memory;
 pub mod process;
-pub mod progression;
 pub mod request;
+pub mod transport;
 pub mod typed;

@@ -313,7 +313,7 @@ impl Nic {
             return Poll::Ready(Ok(()));
         }
         self.ring_if_unrung();
-        if self.direct.as_mut().is_some_and(|direct| !direct.arm(context.waker())) {
+        if self.direct.as_mut().is_some_and(|direct| !direct.arm_wakeup(context.waker())) {
             // Something may have arrived meanwhile.
             context.waker().wake_by_ref();
             return Poll::Pending;

@@ -28,7 +28,7 @@ use crate::attributes::{Reliability, ViAttributes};
 use crate::memory::MemoryOptions;
 use crate::message::carrier::{Carrier, Event, Refusal};
 use crate::message::envelope::{Envelope, LONGEST, Peer};
-use crate::message::progression::InitError;
+use crate::message::transport::InitError;
 use crate::nic::{CqId, Nic, NicError, ViId, WorkQueue};
 use crate::outcome::AsyncError;
 use link::{Arrival, Link, PATIENCE};
@@ -402,7 +402,7 @@ impl Carrier for RdmaCarrier {
         Some(Event::Packet { from: peer, envelope: arrival.envelope, payload })
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         self.take_back();
         self.repost();
         for link in self.links.iter_mut().flatten() {

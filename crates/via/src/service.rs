@@ -75,6 +75,6 @@ mod stream;
 
 pub use client::{Call, CallError, Client};
 pub use connection::Streams;
-pub use messages::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE, LaneError, Permit, Receiver, Sender};
+pub use messages::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE, DeliveryError, Permit, Receiver, Sender};
 pub use server::{Counters, DEFAULT_HANDLED, Server};
 pub use stream::{ByteStream, DEFAULT_DROPPED};

@@ -38,7 +38,7 @@ pub use self::core::Ended;
 use below::Pipes;
 pub use dial::{Attempt, Attempts};
 pub use driver::{Driver, Handler, Refusal};
-use frame::{MOST_CONTROL, Reason};
+use frame::{MAX_CONTROL, Reason};
 pub use gossip::Gossip;
 use line::Line;
 use mover::Mover;
@@ -53,13 +53,13 @@ use crate::wire::socket::Socket;
 use crate::wire::tcp;
 
 /// Most bytes of a process's description of itself.
-pub const MOST_HELLO: usize = MOST_CONTROL;
+pub const MAX_HELLO: usize = MAX_CONTROL;
 /// Most bytes of a service's name.
-pub const MOST_SERVICE: usize = 256;
+pub const MAX_SERVICE: usize = 256;
 
 /// State that the sessions of a process share.
 #[derive(Debug)]
-pub struct Hub {
+pub struct SharedState {
     /// Sessions that are new or have something to flush; `None` once the driver has ended.
     dirty: Mutex<Option<Vec<Arc<Session>>>>,
     driver: AtomicWaker,
@@ -71,7 +71,7 @@ pub struct Hub {
     is_closed: AtomicBool,
 }
 
-impl Hub {
+impl SharedState {
     fn dirty(&self) -> MutexGuard<'_, Option<Vec<Arc<Session>>>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -90,16 +90,16 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct Session {
     core: Mutex<Core>,
-    hub: Arc<Hub>,
+    shared: Arc<SharedState>,
     number: u64,
     /// True while it is in the list of sessions that have something to flush.
     is_listed: AtomicBool,
     /// True once it has described this process, or this process has ended it: the driver then handles what the
     /// peer sends.
     has_begun: AtomicBool,
-    transport: Transport,
+    transport: TransportKind,
     /// The transport that carries a dialed session, if it is not the one tried first.
-    decided: OnceLock<Transport>,
+    decided: OnceLock<TransportKind>,
     /// Its connection over UDP.
     pipe: OnceLock<PipeId>,
     attempts: OnceLock<Arc<Attempts>>,
@@ -110,7 +110,7 @@ pub struct Session {
 /// The transport of a session.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[non_exhaustive]
-pub enum Transport {
+pub enum TransportKind {
     /// Rings of shared memory: the peer is a process of this host.
     Shm,
     /// UDP datagrams to this address.
@@ -119,7 +119,7 @@ pub enum Transport {
     Tcp(SocketAddr),
 }
 
-impl Transport {
+impl TransportKind {
     /// Returns its name: `shm`, `udp` or `tcp`.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -143,15 +143,15 @@ impl Transport {
 impl Session {
     /// Makes a session over a wire; `is_first` at the end that has connected.
     fn new(
-        hub: Arc<Hub>,
+        shared: Arc<SharedState>,
         number: u64,
-        (wire, transport): (Wire, Transport),
+        (wire, transport): (Wire, TransportKind),
         is_first: bool,
     ) -> Arc<Self> {
         let core = Mutex::new(Core::new(wire, is_first));
         Arc::new(Self {
             core,
-            hub,
+            shared,
             number,
             is_listed: AtomicBool::new(false),
             has_begun: AtomicBool::new(false),
@@ -165,7 +165,7 @@ impl Session {
 
     /// Returns the session's transport; before a dial is answered, the one that is tried first.
     #[must_use]
-    pub fn transport(&self) -> Transport {
+    pub fn transport(&self) -> TransportKind {
         *self.decided.get().unwrap_or(&self.transport)
     }
 
@@ -174,9 +174,9 @@ impl Session {
     #[must_use]
     pub fn peer_key(&self) -> Option<PublicKey> {
         match self.transport() {
-            Transport::Udp(_) => self.over_pipe(pipe::Pipe::peer_key)?,
-            Transport::Tcp(_) => self.proven.get().copied(),
-            Transport::Shm => None,
+            TransportKind::Udp(_) => self.over_pipe(pipe::Pipe::peer_key)?,
+            TransportKind::Tcp(_) => self.proven.get().copied(),
+            TransportKind::Shm => None,
         }
     }
 
@@ -205,12 +205,12 @@ impl Session {
 
     /// Reads the state of its connection over UDP; returns `None` if there is none.
     fn over_pipe<R>(&self, ask: impl FnOnce(&pipe::Pipe) -> R) -> Option<R> {
-        let (pipes, id) = self.hub.pipes.as_ref().zip(self.pipe.get())?;
+        let (pipes, id) = self.shared.pipes.as_ref().zip(self.pipe.get())?;
         pipes.endpoint().peek(*id).map(ask)
     }
 
     fn is_over_udp(&self) -> bool {
-        matches!(self.transport(), Transport::Udp(_))
+        matches!(self.transport(), TransportKind::Udp(_))
     }
 
     /// Returns the session's number, unique in the process.
@@ -235,12 +235,12 @@ impl Session {
     /// TCP, only once the system's buffers are full.
     #[must_use]
     pub fn is_suspected(&self) -> bool {
-        match (self.transport(), &self.hub.pipes) {
-            (Transport::Udp(_), Some(pipes)) => {
+        match (self.transport(), &self.shared.pipes) {
+            (TransportKind::Udp(_), Some(pipes)) => {
                 let now = pipes.clock.now();
                 self.over_pipe(|pipe| pipe.is_suspected(now)).unwrap_or(false)
             }
-            (Transport::Tcp(_), _) => self.lock().is_stuck(),
+            (TransportKind::Tcp(_), _) => self.lock().is_stuck(),
             _ => false,
         }
     }
@@ -250,16 +250,16 @@ impl Session {
     /// The first call starts the session: before it, the driver handles nothing that the peer sends.
     ///
     /// # Panics
-    /// If the description is longer than [`MOST_HELLO`].
-    pub fn say(self: &Arc<Self>, hello: Vec<u8>) {
-        assert!(hello.len() <= MOST_HELLO, "a description has at most {MOST_HELLO} bytes");
+    /// If the description is longer than [`MAX_HELLO`].
+    pub fn send_hello(self: &Arc<Self>, hello: Vec<u8>) {
+        assert!(hello.len() <= MAX_HELLO, "a description has at most {MAX_HELLO} bytes");
         self.has_begun.store(true, Ordering::Release);
-        self.with(|core| core.say(hello));
+        self.with(|core| core.send_hello(hello));
     }
 
     /// Tells the peer that this process opens and accepts no more streams.
-    pub fn say_goodbye(self: &Arc<Self>) {
-        self.with(Core::say_goodbye);
+    pub fn send_goodbye(self: &Arc<Self>) {
+        self.with(Core::send_goodbye);
     }
 
     /// Opens a stream to a service of the peer. It carries bytes once [`Stream::accepted`] is ready.
@@ -268,9 +268,9 @@ impl Session {
     /// [`OpenError`].
     ///
     /// # Panics
-    /// If the name is longer than [`MOST_SERVICE`].
+    /// If the name is longer than [`MAX_SERVICE`].
     pub fn open(self: &Arc<Self>, service: &str) -> Result<Stream, OpenError> {
-        assert!(service.len() <= MOST_SERVICE, "a name has at most {MOST_SERVICE} bytes");
+        assert!(service.len() <= MAX_SERVICE, "a name has at most {MAX_SERVICE} bytes");
         let number = self.with(|core| match core.ended {
             Some(ended) => Err(OpenError::Ended(ended)),
             None => core.open(service).ok_or(OpenError::Full),
@@ -303,7 +303,7 @@ impl Session {
     fn on_pipe_ended(self: &Arc<Self>, id: PipeId, why: pipe::Ended) {
         if self.with(|core| core.on_pipe_ended(id)) {
             self.set_udp(match why {
-                pipe::Ended::KeyDoesNotFit => Attempt::KeyDoesNotFit,
+                pipe::Ended::KeyMismatch => Attempt::KeyMismatch,
                 why => Attempt::Failed(why.to_string()),
             });
         }
@@ -321,7 +321,7 @@ impl Session {
     }
 
     /// Carries a dialed session over TCP; returns `false` if UDP carries it already, or if it has ended.
-    fn adopt(self: &Arc<Self>, connection: tcp::Connection, transport: Transport) -> bool {
+    fn adopt(self: &Arc<Self>, connection: tcp::Connection, transport: TransportKind) -> bool {
         let line = Arc::new(Line::default());
         let is_adopted = self.with(|core| {
             let is_adopted = core.on_tcp_established(Arc::clone(&line));
@@ -356,10 +356,10 @@ impl Session {
         let concerns_driver = core.is_dirty || !core.events.is_empty();
         drop(core);
         if concerns_driver && !self.is_listed.swap(true, Ordering::Relaxed) {
-            if let Some(dirty) = &mut *self.hub.dirty() {
+            if let Some(dirty) = &mut *self.shared.dirty() {
                 dirty.push(Arc::clone(self));
             }
-            self.hub.driver.wake();
+            self.shared.driver.wake();
         }
         wakers.into_iter().for_each(std::task::Waker::wake);
         // Dropping one may drop a stream of this session.
@@ -370,7 +370,7 @@ impl Session {
 
 /// Makes the sessions of a process.
 #[derive(Clone, Debug)]
-pub struct Sessions(Arc<Hub>);
+pub struct Sessions(Arc<SharedState>);
 
 impl Sessions {
     /// Makes the sessions of a process, and the driver that must [run](Driver::run) for them. Over shared
@@ -395,7 +395,7 @@ impl Sessions {
                 (Some(socket), Some(pipes))
             }
         };
-        let hub = Arc::new(Hub {
+        let shared = Arc::new(SharedState {
             dirty: Mutex::new(Some(Vec::new())),
             driver: AtomicWaker::new(),
             wakes: wakes.clone(),
@@ -404,18 +404,18 @@ impl Sessions {
             next: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
         });
-        let driver = Driver::new(Arc::clone(&hub), wakes, socket)?;
-        Ok((Self(hub), driver))
+        let driver = Driver::new(Arc::clone(&shared), wakes, socket)?;
+        Ok((Self(shared), driver))
     }
 
-    /// Makes a session over shared memory; `is_first` at the end that has connected. [`Session::say`] starts
+    /// Makes a session over shared memory; `is_first` at the end that has connected. [`Session::send_hello`] starts
     /// it.
     ///
     /// # Errors
     /// The system's error.
     pub fn over_rings(&self, pair: RingPair, is_first: bool) -> io::Result<Arc<Session>> {
         let number = self.0.number();
-        let wire = (Wire::ring(pair), Transport::Shm);
+        let wire = (Wire::ring(pair), TransportKind::Shm);
         let session = Session::new(Arc::clone(&self.0), number, wire, is_first);
         // The driver knows the session before its first wake-up arrives.
         session.with(|core| core.is_dirty = true);
@@ -425,16 +425,16 @@ impl Sessions {
     }
 
     /// Makes a session to the process at `to`: over UDP, or over TCP if UDP does not answer within 300 ms. It
-    /// ends if neither answers. Returns `None` if neither is configured. [`Session::say`] starts it.
+    /// ends if neither answers. Returns `None` if neither is configured. [`Session::send_hello`] starts it.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
     #[must_use]
     pub fn dial(&self, to: SocketAddr) -> Option<Arc<Session>> {
-        let Hub { pipes, tcp, .. } = &*self.0;
+        let SharedState { pipes, tcp, .. } = &*self.0;
         let transport = match (pipes, tcp) {
-            (Some(_), _) => Transport::Udp(to),
-            (None, Some(_)) => Transport::Tcp(to),
+            (Some(_), _) => TransportKind::Udp(to),
+            (None, Some(_)) => TransportKind::Tcp(to),
             (None, None) => return None,
         };
         let attempts = Arc::new(Attempts::default());
@@ -459,7 +459,7 @@ impl Sessions {
     }
 
     /// Makes a session with a process that has connected over TCP, after a handshake of at most 2 s.
-    /// [`Session::say`] starts it.
+    /// [`Session::send_hello`] starts it.
     ///
     /// # Errors
     /// [`tcp::Failed`].
@@ -478,7 +478,7 @@ impl Sessions {
         let connection = tcp::accept(stream, peer, config).await?;
         let line = Arc::new(Line::default());
         let wire = Wire::Piped(Piped::over_line(Arc::clone(&line)));
-        let wire = (wire, Transport::Tcp(connection.peer));
+        let wire = (wire, TransportKind::Tcp(connection.peer));
         let session = Session::new(Arc::clone(&self.0), self.0.number(), wire, false);
         session.with(|core| core.is_dirty = true);
         session.move_bytes(line, connection);
@@ -499,7 +499,7 @@ impl Sessions {
     }
 }
 
-impl Hub {
+impl SharedState {
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -507,7 +507,7 @@ impl Hub {
     fn over_pipe(self: &Arc<Self>, id: PipeId, peer: SocketAddr, is_first: bool) -> Arc<Session> {
         let pipes = self.pipes.as_ref().expect("a connection over UDP has a socket");
         let wire = Wire::Piped(Piped::new(Arc::clone(pipes), id));
-        let wire = (wire, Transport::Udp(peer));
+        let wire = (wire, TransportKind::Udp(peer));
         let session = Session::new(Arc::clone(self), self.number(), wire, is_first);
         session.pipe.set(id).expect("the session is new");
         session.with(|core| core.is_dirty = true);

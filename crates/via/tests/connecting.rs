@@ -172,7 +172,7 @@ fn who_gives_up_waiting_is_told_that_nobody_came_in_time() {
         let ticket = end.nic.listen_for(name("service"), None).unwrap();
         pause(&end.host, Duration::from_millis(5)).await;
         assert!(end.nic.requested(&ticket).unwrap().is_none());
-        end.nic.give_up(&ticket).unwrap();
+        end.nic.cancel_connect(&ticket).unwrap();
         pause(&end.host, Duration::from_millis(5)).await;
         let gone = end.nic.requested(&ticket).unwrap_err();
         assert_eq!(gone, ConnectFailed::Connect(ConnectError::TimedOut));

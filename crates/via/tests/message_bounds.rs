@@ -8,8 +8,8 @@ use midplane_via::message::carrier::{Carrier, Event, Refusal};
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 use midplane_via::message::memory::MemoryConfig;
-use midplane_via::message::progression::{InitError, Progression, Wait};
 use midplane_via::message::request::Mode;
+use midplane_via::message::transport::{InitError, Transport, Wait};
 
 const WINDOW: usize = 64 * 1024;
 const PACKETS: u32 = 100_000;
@@ -45,7 +45,7 @@ impl<M: FnMut(u32) -> (Envelope, usize) + Send> Carrier for Flood<M> {
         let payload = Payload::from(&self.bytes[..length]);
         Some(Event::Packet { from: Peer(1), envelope, payload })
     }
-    fn arm(&mut self, _: &Waker) -> bool {
+    fn arm_wakeup(&mut self, _: &Waker) -> bool {
         true
     }
     fn close(&mut self) {}
@@ -71,7 +71,7 @@ fn flood(takes: bool, make: impl FnMut(u32) -> (Envelope, usize) + Send) -> bool
     let flood = Flood { make, next: 0, bytes: vec![7; 4096], takes };
     let mut engine = Engine::new(flood, Config::default().window(WINDOW));
     engine.init().unwrap();
-    engine.addprocs(&[Peer(1)]).unwrap();
+    engine.add_processes(&[Peer(1)]).unwrap();
     let counts = allocation_counter::measure(|| {
         while engine.carrier().next < PACKETS {
             engine.advance(Wait::Not);
@@ -108,7 +108,7 @@ fn messages_are_kept_up_to_the_window() {
         };
         assert!(!flood(false, eager), "it passes its window");
     }
-    let announced = |number| (Envelope { length: 9, ..packet(Kind::Announce, number) }, 0);
+    let announced = |number| (Envelope { length: 9, ..packet(Kind::Rts, number) }, 0);
     assert!(!flood(false, announced), "it passes its window");
 }
 
@@ -116,7 +116,7 @@ fn messages_are_kept_up_to_the_window() {
 #[test]
 fn credit_that_a_peer_does_not_take_is_kept_once() {
     flood(false, |number| match number % 3 {
-        0 => (Envelope { sequence: number / 3, tag: Tag(1), ..packet(Kind::Announce, 0) }, 0),
+        0 => (Envelope { sequence: number / 3, tag: Tag(1), ..packet(Kind::Rts, 0) }, 0),
         1 => (Envelope { tag: Tag(1), ..packet(Kind::Withdraw, 0) }, 0),
         _ => (packet(Kind::Hint, number), 0),
     });
@@ -124,7 +124,7 @@ fn credit_that_a_peer_does_not_take_is_kept_once() {
 
 #[test]
 fn answers_that_nobody_awaits_end_their_sender() {
-    for kind in [Kind::Clear, Kind::Acknowledge, Kind::Withdrawn, Kind::Sought, Kind::Settle] {
+    for kind in [Kind::Cts, Kind::Acknowledge, Kind::Withdrawn, Kind::Sought, Kind::Settle] {
         assert!(!flood(false, |number| (packet(kind, number), 0)), "{kind:?}");
     }
 }

@@ -6,12 +6,12 @@ use crate::engines::{cluster, message, receive, send, settle, take};
 use midplane_via::message::engine::{Config, Engine, WhenFull};
 use midplane_via::message::envelope::Peer;
 use midplane_via::message::memory::{MemoryConfig, network};
-use midplane_via::message::progression::{Progression, Wait};
 use midplane_via::message::request::{Failure, Mode, State};
+use midplane_via::message::transport::{Transport, Wait};
 
 #[test]
 fn a_full_window_announces_waits_or_refuses() {
-    for policy in [WhenFull::Announce, WhenFull::Wait, WhenFull::Refuse] {
+    for policy in [WhenFull::Rendezvous, WhenFull::Wait, WhenFull::Refuse] {
         let config = Config::default().eager(100).window(820).when_full(policy);
         let mut pair = cluster(2, MemoryConfig::default(), config);
         settle(&mut pair);
@@ -45,7 +45,7 @@ fn a_lost_process_ends_what_waits_for_it_and_nothing_else() {
         ends.into_iter().map(|end| Engine::new(end, Config::default())).collect();
     for engine in &mut pair {
         engine.init().unwrap();
-        engine.addprocs(&everyone).unwrap();
+        engine.add_processes(&everyone).unwrap();
     }
     settle(&mut pair);
     let from_lost = receive(&mut pair[0], Some(2), None, 10);
@@ -97,7 +97,7 @@ fn counters_tell_how_messages_left_and_came() {
     let cut = take(&mut pair[1], expected).expect("it has ended").result;
     assert_eq!(cut, Err(Failure::Truncated { length: 3, room: 2 }));
     let (left, came) = (pair[0].counters(), pair[1].counters());
-    assert_eq!((left.eager, left.announced, left.demoted), (2, 1, 0));
+    assert_eq!((left.eager, left.rendezvous, left.demoted), (2, 1, 0));
     assert_eq!((came.expected, came.unexpected, came.ready_too_early), (1, 2, 1));
     assert_eq!((came.truncated, came.malformed), (1, 0));
 }

@@ -24,8 +24,8 @@ use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Envelope, Peer};
 use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane_via::message::process::{MessageError, Process};
-use midplane_via::message::progression::InitError;
 use midplane_via::message::request::Mode;
+use midplane_via::message::transport::InitError;
 
 type Outcome = Result<(), MessageError>;
 
@@ -312,9 +312,9 @@ impl Carrier for Counting {
         self.0.poll()
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         self.1.0.fetch_add(1, Ordering::Relaxed);
-        self.0.arm(waker)
+        self.0.arm_wakeup(waker)
     }
 
     fn close(&mut self) {
@@ -395,8 +395,8 @@ impl Carrier for Unreported {
         }
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
-        self.0.arm(waker)
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
+        self.0.arm_wakeup(waker)
     }
 
     fn close(&mut self) {

@@ -4,11 +4,11 @@ use std::thread;
 
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::Tag;
-use midplane_via::message::group::{Rank, Scope};
+use midplane_via::message::group::{CommHandle, Rank};
 use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane_via::message::process::{Found, MessageError, Parker, Process};
-use midplane_via::message::progression::Claim;
 use midplane_via::message::request::{Failure, Load, Mode, Request};
+use midplane_via::message::transport::Claim;
 
 type Own = Process<Engine<MemoryCarrier>>;
 
@@ -18,15 +18,15 @@ const B: Rank = Rank(1);
 /// Runs both sides on threads of their own: once parking before they poll, once polling first, and once
 /// without ever parking.
 fn pair(
-    first: impl Fn(&mut Own, &Scope, &Parker) + Send + Copy + 'static,
-    second: impl Fn(&mut Own, &Scope, &Parker) + Send + Copy + 'static,
+    first: impl Fn(&mut Own, &CommHandle, &Parker) + Send + Copy + 'static,
+    second: impl Fn(&mut Own, &CommHandle, &Parker) + Send + Copy + 'static,
 ) {
     for parker in [|| Parker::new(0), Parker::default, Parker::polling] {
         let config = Config::default().eager(100);
         let memory = MemoryConfig::default().depth(2).room(128);
         let mut ends = network(2, memory).into_iter();
         let (one, other) = (ends.next().expect("two"), ends.next().expect("two"));
-        let play = move |end, program: &dyn Fn(&mut Own, &Scope, &Parker)| {
+        let play = move |end, program: &dyn Fn(&mut Own, &CommHandle, &Parker)| {
             let (mut process, scope) = Process::new(Engine::new(end, config), 2).unwrap();
             let parker = parker();
             program(&mut process, &scope, &parker);
@@ -39,7 +39,7 @@ fn pair(
 }
 
 /// Both sides say that they are done; who has heard it needs nothing more.
-fn part(process: &mut Own, parker: &Parker, scope: &Scope) {
+fn part(process: &mut Own, parker: &Parker, scope: &CommHandle) {
     let other = Rank(1 - scope.rank().0);
     let end = Tag(u32::MAX);
     let room = Load::anything();
@@ -48,7 +48,7 @@ fn part(process: &mut Own, parker: &Parker, scope: &Scope) {
     process.wait(heard, parker).unwrap().result.unwrap();
 }
 
-fn receives(process: &mut Own, scope: &Scope, tags: &[u32]) -> Vec<Request> {
+fn receives(process: &mut Own, scope: &CommHandle, tags: &[u32]) -> Vec<Request> {
     let one = |tag: &u32| {
         process.ireceive(scope, None, Some(Tag(*tag)), Load::anything()).expect("it is up")
     };

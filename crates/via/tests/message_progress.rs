@@ -12,8 +12,8 @@ use midplane_via::message::engine::Config;
 use midplane_via::message::envelope::Context;
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::MemoryConfig;
-use midplane_via::message::progression::{Claim, Progression, Wait};
 use midplane_via::message::request::{Mode, Request};
+use midplane_via::message::transport::{Claim, Transport, Wait};
 
 const ANYTHING: Pattern = Pattern { context: Context(0), source: None, tag: None };
 

@@ -9,8 +9,8 @@ use midplane_via::message::engine::{Config, WhenFull};
 use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::MemoryConfig;
-use midplane_via::message::progression::{Claim, Progression, Receipt, Wait};
 use midplane_via::message::request::{Failure, Load, Mode, Operation, Outcome, Request, State};
+use midplane_via::message::transport::{Claim, Transport, TryReceive, Wait};
 use proptest::prelude::*;
 
 const PROCESSES: u64 = 3;
@@ -83,7 +83,7 @@ impl Random {
             9 => self.probe(at),
             10 | 11 => {
                 let receipt = self.engines[at].receive_now(&ANYTHING, 4096, &mut Vec::new());
-                if let Receipt::Here(outcome) = receipt {
+                if let TryReceive::Here(outcome) = receipt {
                     self.check(at, &outcome);
                 }
             }
@@ -219,7 +219,7 @@ proptest! {
         seed: u64, steps in 1_usize..400, depth in 1_usize..9,
         window in prop_oneof![Just(1300_usize), Just(3000), Just(1 << 20)], wait: bool,
     ) {
-        let policy = if wait { WhenFull::Wait } else { WhenFull::Announce };
+        let policy = if wait { WhenFull::Wait } else { WhenFull::Rendezvous };
         let mut random = Random::new(seed, depth, window, policy);
         for _ in 0..steps {
             random.step();
@@ -283,8 +283,8 @@ proptest! {
                     sent += 1;
                 }
                 1 => match pair[1].receive_now(&pattern, 1000, &mut Vec::new()) {
-                    Receipt::Here(outcome) => receives.push(Err(outcome)),
-                    Receipt::NotYet | Receipt::Refused => {}
+                    TryReceive::Here(outcome) => receives.push(Err(outcome)),
+                    TryReceive::NotYet | TryReceive::Refused => {}
                 },
                 2 if rng.chance(0.3) => receives.push(Ok(receive(&mut pair[1], source, tag, 1000))),
                 side => {
@@ -308,7 +308,7 @@ proptest! {
 
 #[test]
 fn a_done_receive_that_is_dropped_gives_its_message_back() {
-    let mut random = Random::new(0, 4, 1 << 20, WhenFull::Announce);
+    let mut random = Random::new(0, 4, 1 << 20, WhenFull::Rendezvous);
     random.send(0);
     let to = random.sent.keys().next().unwrap().1 as usize;
     let request = receive(&mut random.engines[to], None, None, 4096);
@@ -344,23 +344,23 @@ fn without_a_request_only_who_is_alone_sends_and_receives() {
         assert_eq!(send(mode, to, length), None, "{mode:?} to {to}, {length} bytes");
     }
     let look = |pair: &mut [Process], room| pair[1].receive_now(&ANYTHING, room, &mut vec![]);
-    let Receipt::Here(first) = look(&mut pair, 400) else { panic!("it has come") };
+    let TryReceive::Here(first) = look(&mut pair, 400) else { panic!("it has come") };
     let truncated = Failure::Truncated { length: 500, room: 400 };
     assert_eq!((first.result, &first.bytes[..]), (Err(truncated), &message(0, 1, 500)[..400]));
-    assert!(matches!(look(&mut pair, 400), Receipt::Here(second) if second.result.is_ok()));
-    assert!(matches!(look(&mut pair, 400), Receipt::NotYet));
+    assert!(matches!(look(&mut pair, 400), TryReceive::Here(second) if second.result.is_ok()));
+    assert!(matches!(look(&mut pair, 400), TryReceive::NotYet));
 
     let posted = receive(&mut pair[1], None, Some(9), 400);
-    assert!(matches!(look(&mut pair, 400), Receipt::Refused), "another receive waits");
+    assert!(matches!(look(&mut pair, 400), TryReceive::Refused), "another receive waits");
     pair[1].destroy(posted, true);
     pair[0].send_now(standard, b"held").unwrap();
     pair[1].advance(Wait::Not);
-    assert!(matches!(look(&mut pair, 400), Receipt::Refused), "a message waits");
+    assert!(matches!(look(&mut pair, 400), TryReceive::Refused), "a message waits");
     let held = receive(&mut pair[1], None, None, 400);
     assert_eq!(take(&mut pair[1], held).unwrap().bytes, b"held");
     pair[0].carrier_mut().kill();
     let from_the_dead = Pattern { source: Some(Peer(0)), ..ANYTHING };
     let after = (0..3).map(|_| pair[1].receive_now(&from_the_dead, 400, &mut vec![]));
-    assert!(matches!(after.last(), Some(Receipt::Refused)), "nothing comes from there");
+    assert!(matches!(after.last(), Some(TryReceive::Refused)), "nothing comes from there");
     assert_eq!(pair[1].unexpected_bytes(), 0);
 }

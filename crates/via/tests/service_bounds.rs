@@ -12,7 +12,7 @@ use midplane_via::message::group::Rank;
 use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane_via::message::process::{MessageError, Process};
 use midplane_via::message::request::Failure;
-use midplane_via::service::{CallError, Client, LaneError, Receiver, Server, Streams};
+use midplane_via::service::{CallError, Client, DeliveryError, Receiver, Server, Streams};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower_service::Service;
 
@@ -132,7 +132,7 @@ fn a_request_or_an_item_that_is_too_long_is_not_kept() {
     let mut receiver = Receiver::new(views[0].clone(), Rank(1), Tag(77)).max_message(10);
     let _item = views[1].isend(Default::default(), Rank(0), Tag(77), vec![0; 1 << 20]).unwrap();
     let truncated = Failure::Truncated { length: 1 << 20, room: 11 };
-    let failed = LaneError::Message(MessageError::Failed(truncated));
+    let failed = DeliveryError::Message(MessageError::Failed(truncated));
     assert_eq!(soon(&views, receiver.receive()), Some(Err(failed)));
 }
 

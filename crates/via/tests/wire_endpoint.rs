@@ -92,7 +92,7 @@ fn a_key_that_does_not_fit_ends_the_dial_and_costs_the_acceptor_nothing() {
         let mut pair = Pair::with(7, Path::clean(MS), configs);
         let dialed = pair.dial();
         pair.run(2 * SECOND);
-        assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::KeyDoesNotFit));
+        assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::KeyMismatch));
         assert_eq!(pair.ends[1].pipes(), 0);
     }
 }

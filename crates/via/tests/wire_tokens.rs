@@ -212,7 +212,7 @@ impl Star {
     /// Bytes that the senders have sent again.
     fn sent_again(&self) -> u64 {
         let pipes = self.senders.iter().filter_map(|sender| sender.end.peek(sender.id));
-        pipes.map(|pipe| pipe.stats().bytes_sent_again).sum()
+        pipes.map(|pipe| pipe.stats().bytes_retransmitted).sum()
     }
 }
 

@@ -56,7 +56,7 @@ const VALIDITY: f64 = 1.5;
 /// feedbacks ...
 const QUIET_GAPS: f64 = 6.0;
 /// ... and for at most this many feedback delays.
-const MOST_VALIDITY: f64 = 16.0;
+const MAX_VALIDITY: f64 = 16.0;
 /// Without feedback the rate is divided by eight, this many times per feedback delay.
 const DECAY_STEPS: u64 = 8;
 /// If a sender used less than this share of its rate, its application limits it (as in other
@@ -122,7 +122,7 @@ impl ControlConfig {
 
 /// The state of a controller: its rate and its measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Knowledge {
+pub struct ControllerState {
     /// Bytes a second that may be sent.
     pub rate: f64,
     /// The last warp; 1 before the first feedback.
@@ -282,7 +282,7 @@ impl Controller {
         let since = last.map_or(0, |(_, at)| estimate.newest.nanos_since(at)) as f64;
         let quiet = self.fed_at.map_or(0, |at| now.nanos_since(at)) as f64;
         self.fed_gap_ns +=
-            DELAY_GAIN * (quiet.min(MOST_VALIDITY * self.feedback_ns) - self.fed_gap_ns);
+            DELAY_GAIN * (quiet.min(MAX_VALIDITY * self.feedback_ns) - self.fed_gap_ns);
         self.fed_at = Some(now);
         self.usage_since(now);
         // The deviation of the slope: exact for four groups, and a good approximation for other
@@ -356,8 +356,8 @@ impl Controller {
 
     /// Returns the rate and all measurements.
     #[must_use]
-    pub fn knowledge(&self, now: Instant) -> Knowledge {
-        Knowledge {
+    pub fn state(&self, now: Instant) -> ControllerState {
+        ControllerState {
             rate: self.rate(now),
             warp: self.warp,
             queue_delay: Duration::from_nanos(self.queue_ns),
@@ -370,7 +370,7 @@ impl Controller {
     /// Returns when an estimate made at `now` expires. It is valid longer if messages are rare or
     /// if the path loses much of the feedback.
     fn expiry(&self, now: Instant) -> Instant {
-        let quiet = (QUIET_GAPS * self.fed_gap_ns).min(MOST_VALIDITY * self.feedback_ns);
+        let quiet = (QUIET_GAPS * self.fed_gap_ns).min(MAX_VALIDITY * self.feedback_ns);
         let good = (VALIDITY * self.feedback_ns).max(quiet);
         now.plus_nanos(good as u64).plus_nanos(2 * self.usage.gap_ns)
     }

@@ -50,7 +50,7 @@ pub struct Estimate {
     /// of the two clocks.
     pub delay_ns: i64,
     /// The smallest one-way delay of these groups, in nanoseconds.
-    pub least_delay_ns: i64,
+    pub min_delay_ns: i64,
     /// Deviation of a group's delay from the fitted line, in nanoseconds.
     pub noise_ns: f64,
     /// When the newest group was sent, by the sender's clock.
@@ -70,7 +70,7 @@ pub struct Arrivals {
     /// Messages whose sequence number was skipped and that have not arrived since.
     pub missing: u64,
     /// Messages that arrived again.
-    pub doubled: u64,
+    pub duplicates: u64,
     /// Messages that arrived after their group was closed.
     pub late: u64,
 }
@@ -135,7 +135,7 @@ impl Estimator {
     /// estimate once a group; the receiver is to send it back to the sender.
     pub fn handle_arrival(&mut self, stamp: Stamp, now: Instant) -> Option<Estimate> {
         if !self.is_new(stamp.sequence) {
-            self.arrivals.doubled += 1;
+            self.arrivals.duplicates += 1;
             return None;
         }
         self.arrivals.received += 1;
@@ -290,7 +290,7 @@ impl Estimator {
         Some(Estimate {
             warp: (1.0 + slope).max(0.0),
             delay_ns: first.delay.wrapping_add(fitted as i64),
-            least_delay_ns: self.points.iter().map(|point| point.least).min().unwrap_or(last.least),
+            min_delay_ns: self.points.iter().map(|point| point.least).min().unwrap_or(last.least),
             noise_ns: self.noise_ns,
             newest: Instant::from_nanos(last.sent),
             span_ns: span,

@@ -54,7 +54,7 @@ impl Feedback {
         let words = [
             self.estimate.warp.to_bits(),
             self.estimate.delay_ns.cast_unsigned(),
-            self.estimate.least_delay_ns.cast_unsigned(),
+            self.estimate.min_delay_ns.cast_unsigned(),
             self.estimate.newest.as_nanos(),
             self.estimate.span_ns,
             self.returned.as_nanos(),
@@ -89,7 +89,7 @@ impl Feedback {
         let estimate = Estimate {
             warp,
             delay_ns: words[1].cast_signed(),
-            least_delay_ns: words[2].cast_signed(),
+            min_delay_ns: words[2].cast_signed(),
             noise_ns,
             newest: Instant::from_nanos(words[3]),
             span_ns: words[4],
@@ -157,7 +157,7 @@ impl QueueDelay {
         let believed = |ns: &i64| (0..MAX_LOOP_NS).contains(ns);
         // Both delays are from one exchange, so a clock that was set between two exchanges does not
         // matter.
-        let whole = Some(estimate.least_delay_ns.wrapping_add(back)).filter(believed)?;
+        let whole = Some(estimate.min_delay_ns.wrapping_add(back)).filter(believed)?;
         self.returns.push_back(back);
         if self.returns.len() > RETURNS {
             self.returns.pop_front();
@@ -165,7 +165,7 @@ impl QueueDelay {
         self.least[0] = Some(self.least[0].map_or(whole, |least| least.min(whole)));
         let base = self.least.iter().flatten().min().copied().unwrap_or(whole);
         let shortest_back = self.returns.iter().min().copied().unwrap_or(back);
-        let looped = estimate.least_delay_ns.wrapping_add(shortest_back).clamp(base, MAX_LOOP_NS);
+        let looped = estimate.min_delay_ns.wrapping_add(shortest_back).clamp(base, MAX_LOOP_NS);
         Some(Reading { queue_ns: (looped - base).cast_unsigned(), base_ns: base.cast_unsigned() })
     }
 
@@ -184,7 +184,7 @@ mod tests {
         Estimate {
             warp: 1.0,
             delay_ns,
-            least_delay_ns: delay_ns,
+            min_delay_ns: delay_ns,
             noise_ns: 0.0,
             newest: Instant::from_nanos(newest),
             span_ns: 10,
@@ -241,7 +241,7 @@ mod tests {
             words: [u64; 4], delays: [i64; 2], warp in 0.0..1e9, drain: bool, epoch: u32,
         ) {
             let estimate = Estimate {
-                warp, delay_ns: delays[0], least_delay_ns: delays[1], noise_ns: 0.5,
+                warp, delay_ns: delays[0], min_delay_ns: delays[1], noise_ns: 0.5,
                 newest: Instant::from_nanos(words[0]), span_ns: words[1], epoch,
             };
             let feedback = Feedback {

@@ -4,7 +4,7 @@
 //! [`Controller`](crate::control::Controller) and stamps them as they leave. The receiver's side
 //! reads the stamps and returns an estimate once a group, piggybacked on a message or in a frame of
 //! its own. An application posts messages, which wait until the rate allows them, or asks the
-//! [`Gate`] first and never waits. A message to [`NodeId::EVERYBODY`] leaves at the rate of the
+//! [`Gate`] first and never waits. A message to [`NodeId::BROADCAST`] leaves at the rate of the
 //! slowest destination that sends feedback.
 //!
 //! If configured, Warp's admission also paces the frames of other extensions to the same
@@ -51,7 +51,7 @@ pub const SEND: u8 = messages::SEND;
 pub const RECEIVE: u8 = messages::RECEIVE;
 /// Completes with the measurements of the path to `node`: rate (argument 0, bytes a second), warp
 /// in millionths, queueing delay and feedback delay in nanoseconds.
-pub const KNOWLEDGE: u8 = 3;
+pub const CONTROLLER_STATE: u8 = 3;
 
 /// Flag of a [`SEND`] whose credit the sender has already taken from the [`Gate`].
 pub const PAID: u16 = 1;
@@ -99,7 +99,7 @@ impl Warp {
             gates.insert(*node, gate);
             path
         };
-        let all = config.broadcasts.then_some(NodeId::EVERYBODY);
+        let all = config.broadcasts.then_some(NodeId::BROADCAST);
         let paths = config.destinations.iter().chain(&all).map(&mut path).collect();
         let warp =
             Self { paths, sources: Sources::new(&config), receiver: Messages::new(), config };
@@ -126,7 +126,7 @@ impl Warp {
         }
         let rate = path.law.rate(nic.now());
         if path.has_new_rate(rate) {
-            nic.steer(Pace::steering(path.node, rate));
+            nic.update_admission(Pace::update(path.node, rate));
         }
     }
 
@@ -156,7 +156,7 @@ impl Warp {
         let (Some(at), Some(feedback)) = (self.path(way), Feedback::parse(&copy)) else { return };
         let feedback = in_own_time(feedback, nic.now());
         self.paths[at].law.handle_feedback(nic.now(), from, &feedback);
-        self.paths[at].steer_lead(nic);
+        self.paths[at].adapt_lead(nic);
         self.pump(nic, at);
     }
 
@@ -169,11 +169,11 @@ impl Warp {
         }
     }
 
-    fn complete_knowledge(&self, nic: &mut Context<'_>, command: &Command) {
+    fn complete_state(&self, nic: &mut Context<'_>, command: &Command) {
         let Some(at) = self.path(command.node) else {
             return nic.refuse(command, Status::Invalid);
         };
-        let Some(known) = self.paths[at].law.knowledge(nic.now()) else {
+        let Some(known) = self.paths[at].law.state(nic.now()) else {
             return nic.refuse(command, Status::Invalid);
         };
         let args = [
@@ -210,7 +210,7 @@ impl Extension for Warp {
                 self.pump(nic, at);
             }
             (RECEIVE, _) => self.receiver.on_command(nic, command),
-            (KNOWLEDGE, _) => self.complete_knowledge(nic, &command),
+            (CONTROLLER_STATE, _) => self.complete_state(nic, &command),
             _ => nic.refuse(&command, Status::Invalid),
         }
     }
@@ -220,7 +220,7 @@ impl Extension for Warp {
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let flags = frame.header.flags;
         if flags & FEEDBACK != 0 {
-            let way = if flags & BROADCAST == 0 { from } else { NodeId::EVERYBODY };
+            let way = if flags & BROADCAST == 0 { from } else { NodeId::BROADCAST };
             return self.on_feedback(nic, way, from, &frame.payload);
         }
         let end = frame.payload.len().checked_sub(FEEDBACK_BYTES).filter(|_| flags & RIDER != 0);
@@ -245,9 +245,9 @@ impl Extension for Warp {
         self.pump(nic, at);
     }
 
-    fn on_port_stopped(&mut self, nic: &mut Context<'_>, _: PortId) {
+    fn on_port_suspended(&mut self, nic: &mut Context<'_>, _: PortId) {
         for at in 0..self.paths.len() {
-            self.paths[at].on_port_stopped(nic);
+            self.paths[at].on_port_suspended(nic);
             self.pump(nic, at);
         }
     }
@@ -271,7 +271,7 @@ impl Extension for Warp {
             // The peer's clock and path may have changed.
             self.sources.forget(node);
             for at in 0..self.paths.len() {
-                if self.paths[at].node == node || self.paths[at].node == NodeId::EVERYBODY {
+                if self.paths[at].node == node || self.paths[at].node == NodeId::BROADCAST {
                     self.paths[at].law.forget(node);
                     self.pump(nic, at);
                 }

@@ -79,8 +79,8 @@ impl Gate {
     /// assert!(gate.c_send(1_000, || "sent").is_sent());
     /// assert!(!gate.c_send(1_000, || unreachable!("no credit, so it is not built")).is_sent());
     /// // A millisecond at 1 MB/s is 1,000 bytes.
-    /// keeper.pour(Instant::ZERO, 1e6);
-    /// keeper.pour(Instant::from_nanos(1_000_000), 1e6);
+    /// keeper.add_credit(Instant::ZERO, 1e6);
+    /// keeper.add_credit(Instant::from_nanos(1_000_000), 1e6);
     /// assert_eq!(gate.c_send(1_000, || "again"), CSend::Sent("again"));
     /// ```
     #[inline]
@@ -188,7 +188,7 @@ pub struct GateKeeper {
 impl GateKeeper {
     /// Creates a full gate that holds up to `depth` bytes of credit.
     ///
-    /// `depth` should be two messages or more, or late calls of [`GateKeeper::pour`] cost rate. A
+    /// `depth` should be two messages or more, or late calls of [`GateKeeper::add_credit`] cost rate. A
     /// message of more than `depth` bytes takes all credit.
     ///
     /// # Panics
@@ -205,7 +205,7 @@ impl GateKeeper {
 
     /// Adds the credit that `rate` bytes a second have earned since the last call. Reopens a gate
     /// whose shut time has passed.
-    pub fn pour(&mut self, now: Instant, rate: f64) {
+    pub fn add_credit(&mut self, now: Instant, rate: f64) {
         if self.shut_until.is_some_and(|until| now >= until) {
             self.open();
         }
@@ -220,7 +220,7 @@ impl GateKeeper {
         }
     }
 
-    /// Returns when to call [`GateKeeper::pour`] next, so that a message of `bytes` waits no longer
+    /// Returns when to call [`GateKeeper::add_credit`] next, so that a message of `bytes` waits no longer
     /// than `rate` requires. Returns `None` while the gate is full.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant, rate: f64, bytes: u32) -> Option<Instant> {
@@ -235,7 +235,7 @@ impl GateKeeper {
         Some(now.plus_nanos(wait as u64))
     }
 
-    /// Removes all credit until `until`. The first [`GateKeeper::pour`] from then on reopens the
+    /// Removes all credit until `until`. The first [`GateKeeper::add_credit`] from then on reopens the
     /// gate, with full credit.
     pub fn shut(&mut self, until: Instant) {
         self.shut_until = Some(until);
@@ -292,11 +292,11 @@ mod tests {
     fn a_gate_that_is_shut_opens_when_its_time_has_passed_or_its_keeper_is_gone() {
         let (mut keeper, gate) = GateKeeper::new(100);
         keeper.shut(at(50));
-        keeper.pour(at(49), 1e9);
+        keeper.add_credit(at(49), 1e9);
         assert_eq!(gate.c_send(1, || ()), CSend::Skipped(Reason::Shut));
         assert_eq!(gate.budget(Duration::from_secs(1)), 0);
         assert_eq!(keeper.poll_timeout(at(49), 1e9, 1), Some(at(50)));
-        keeper.pour(at(50), 1e9);
+        keeper.add_credit(at(50), 1e9);
         assert!(gate.c_send(1, || ()).is_sent());
         keeper.shut(at(1_000_000));
         drop(keeper);
@@ -311,7 +311,7 @@ mod tests {
             let (mut keeper, gate) = GateKeeper::new(3_000);
             let (mut now, mut sent) = (0, 0);
             for gap in gaps {
-                keeper.pour(at(now), rate);
+                keeper.add_credit(at(now), rate);
                 while gate.c_send(100, || ()).is_sent() {
                     sent += 100;
                 }
@@ -327,7 +327,7 @@ mod tests {
             shut in proptest::option::of(0_u64..10_000), rate in 1e3..1e9, take in 0_u32..3_000,
         ) {
             let (mut keeper, gate) = GateKeeper::new(3_000);
-            keeper.pour(at(0), rate);
+            keeper.add_credit(at(0), rate);
             let _ = gate.c_send(take, || ());
             if let Some(until) = shut {
                 keeper.shut(at(until));
@@ -339,7 +339,7 @@ mod tests {
                 }
                 now = keeper.poll_timeout(now, rate, 1_500).expect("not full");
                 now = now.plus_nanos(1_000);
-                keeper.pour(now, rate);
+                keeper.add_credit(now, rate);
             }
             prop_assert!(gate.is_open(1_500));
             let most = shut.unwrap_or(0) * 1_000 + (3_000.0 / rate * 1e9) as u64 + 20_000;

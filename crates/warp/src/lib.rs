@@ -23,6 +23,7 @@ pub mod feedback;
 pub mod firmware;
 pub mod gate;
 pub mod iterate;
+mod latest;
 #[cfg(feature = "unstable")]
 pub mod law;
 pub mod memory;
@@ -30,5 +31,4 @@ pub mod memory;
 pub mod model;
 #[cfg(feature = "quinn")]
 pub mod quinn;
-mod slots;
 pub mod stamp;

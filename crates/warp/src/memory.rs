@@ -30,10 +30,10 @@ use midplane_simhw::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use coherent::{Coherence, Coherent, Entry};
-pub use log::MOST_LOCATIONS;
-pub use shared::{AccessError, OpenMemoryError, Shared};
+pub use log::MAX_LOCATIONS;
+pub use shared::{AccessError, MemoryHandle, OpenMemoryError};
 
-use crate::slots::{Ack, Copy, Slots};
+use crate::latest::{Ack, Copy, LatestSender};
 
 /// A location: an index into an array, or the hash of a name.
 pub type Location = u32;
@@ -120,7 +120,7 @@ pub(crate) struct Memory<V> {
     clock: u64,
     pram_written: u64,
     pram_seen: BTreeMap<NodeId, u64>,
-    slow: BTreeMap<NodeId, Slots<Location, (u64, V)>>,
+    slow: BTreeMap<NodeId, LatestSender<Location, (u64, V)>>,
     coherent: Coherent<V>,
     outbox: VecDeque<(NodeId, Update<V>)>,
 }
@@ -142,7 +142,7 @@ impl<V: Clone> Memory<V> {
             clock: 0,
             pram_written: 0,
             pram_seen: BTreeMap::new(),
-            slow: others.map(|node| (*node, Slots::new(delay))).collect(),
+            slow: others.map(|node| (*node, LatestSender::new(delay))).collect(),
             coherent: Coherent::new(me, nodes),
             outbox: VecDeque::new(),
         }
@@ -184,7 +184,7 @@ impl<V: Clone> Memory<V> {
         ticket
     }
 
-    /// Returns true if `location` takes coherent writes: [`MOST_LOCATIONS`] locations do, those that
+    /// Returns true if `location` takes coherent writes: [`MAX_LOCATIONS`] locations do, those that
     /// are written first. Ask before `co_write`: the log that a new sequencer needs is
     /// bounded by it.
     #[must_use]
@@ -251,7 +251,7 @@ impl<V: Clone> Memory<V> {
         if 2 * due < self.slow.len() {
             return None;
         }
-        let number = self.slow.values().map(Slots::next_number).max()?;
+        let number = self.slow.values().map(LatestSender::next_number).max()?;
         let mut update = None;
         for slots in self.slow.values_mut() {
             slots.number_from(number);
@@ -313,7 +313,7 @@ impl<V: Clone> Memory<V> {
     /// acknowledged.
     #[must_use]
     pub(crate) fn unacknowledged(&self) -> usize {
-        self.slow.values().map(Slots::unacknowledged).sum()
+        self.slow.values().map(LatestSender::unacknowledged).sum()
     }
 
     /// Advances the Lamport clock for the next write and returns it. If a peer has set it to its

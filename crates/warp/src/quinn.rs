@@ -13,7 +13,7 @@ use midplane_simhw::time as fabric;
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion;
 
-use crate::control::{ControlConfig, Controller, Knowledge};
+use crate::control::{ControlConfig, Controller, ControllerState};
 use crate::estimate::{Estimator, Grouping};
 use crate::feedback::Feedback;
 use crate::stamp::Stamp;
@@ -22,7 +22,7 @@ use crate::stamp::Stamp;
 /// window.
 const WINDOW: f64 = 1.25;
 /// The least window in packets. QUIC acknowledges every other packet.
-const LEAST_PACKETS: u64 = 4;
+const MIN_PACKETS: u64 = 4;
 /// The window in packets before the first acknowledgement (RFC 9002, section 7.2).
 const INITIAL_PACKETS: u64 = 10;
 /// Round trips between two drains. A drain measures the delay of the empty path.
@@ -99,8 +99,8 @@ impl WarpController {
 
     /// Returns the rate and all measurements of the law.
     #[must_use]
-    pub fn knowledge(&self) -> Knowledge {
-        self.law.knowledge(self.now)
+    pub fn state(&self) -> ControllerState {
+        self.law.state(self.now)
     }
 
     fn at(&self, now: Instant) -> fabric::Instant {
@@ -174,7 +174,7 @@ impl congestion::Controller for WarpController {
             return self.initial_window();
         }
         let window = self.law.rate(self.now) * self.round_trip.as_secs_f64() * WINDOW;
-        (window as u64).max(LEAST_PACKETS * self.mtu)
+        (window as u64).max(MIN_PACKETS * self.mtu)
     }
 
     fn metrics(&self) -> congestion::ControllerMetrics {

@@ -22,7 +22,7 @@ const DELAY: Duration = Duration::from_millis(10);
 const WARM_UP: Duration = Duration::from_secs(3);
 const MEASURED: Duration = Duration::from_secs(4);
 /// The most steps of either phase. A step handles a datagram or a timer.
-const MOST_STEPS: u64 = 1_000_000;
+const MAX_STEPS: u64 = 1_000_000;
 
 /// One direction of a link: a line with an unlimited queue.
 struct Link {
@@ -154,7 +154,7 @@ impl Pair {
         while self.now < until {
             self.step();
             steps += 1;
-            assert!(steps < MOST_STEPS, "virtual time does not advance");
+            assert!(steps < MAX_STEPS, "virtual time does not advance");
         }
         (self.received as f64 / time.as_secs_f64(), self.queue / time.as_secs_f64())
     }

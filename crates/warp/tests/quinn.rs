@@ -49,6 +49,6 @@ async fn a_quic_connection_sends_under_the_law() {
     let (received, _peer) = received.expect("it ends").unwrap();
     assert!(received == sent, "every byte arrives");
     let state = connection.congestion_state().into_any().downcast::<WarpController>().unwrap();
-    let knowledge = state.knowledge();
-    assert!(knowledge.is_valid, "acknowledgements steer it: {knowledge:?}");
+    let state = state.state();
+    assert!(state.is_valid, "acknowledgements steer it: {state:?}");
 }

@@ -264,7 +264,7 @@ proptest! {
         let mut replica = Replica::new(1);
         replica.join(Observer::Peer(2), true);
         replica.set(0, Bytes::from(key.clone()), Bytes::new()).unwrap();
-        let value = Some(Bytes::from(vec![0; MOST_VALUE - 1 + length]));
+        let value = Some(Bytes::from(vec![0; MAX_VALUE - 1 + length]));
         let version = Version { counter: version.0, writer: version.1 };
         replica.handle(now, 2, Update { key: Bytes::from(key.clone()), value, version, age });
         replica.remove(now, Bytes::from(key));
@@ -292,13 +292,13 @@ fn a_removal_is_forgotten_when_it_is_old_and_its_bytes_are_free() {
 fn what_is_beyond_the_bounds_is_refused_and_disturbs_nothing() {
     let mut replica = Replica::new(1);
     let value = |length| Bytes::from(vec![0; length]);
-    assert_eq!(replica.set(0, value(MOST_KEY + 1), value(1)), Err(Refused::Key));
-    assert_eq!(replica.set(0, value(1), value(MOST_VALUE + 1)), Err(Refused::Value));
+    assert_eq!(replica.set(0, value(MAX_KEY + 1), value(1)), Err(Refused::Key));
+    assert_eq!(replica.set(0, value(1), value(MAX_VALUE + 1)), Err(Refused::Value));
     let version = Version { counter: 1, writer: 2 };
-    let long = Update { key: value(1), value: Some(value(MOST_VALUE + 1)), version, age: 0 };
+    let long = Update { key: value(1), value: Some(value(MAX_VALUE + 1)), version, age: 0 };
     replica.handle(0, 2, long);
     assert_eq!(replica.refused, 1);
-    let count = u32::try_from(MOST_KEYS).unwrap();
+    let count = u32::try_from(MAX_KEYS).unwrap();
     for number in 0..count {
         replica.set(0, Bytes::from(number.to_le_bytes().to_vec()), value(0)).unwrap();
     }
@@ -306,10 +306,10 @@ fn what_is_beyond_the_bounds_is_refused_and_disturbs_nothing() {
     replica.set(0, Bytes::from(7_u32.to_le_bytes().to_vec()), value(9)).unwrap();
     let full = (0..count).find_map(|number| {
         let key = Bytes::from(number.to_le_bytes().to_vec());
-        replica.set(1, key, value(MOST_VALUE)).err()
+        replica.set(1, key, value(MAX_VALUE)).err()
     });
     assert_eq!(full, Some(Refused::Bytes));
-    assert!(replica.bytes <= MOST_BYTES && replica.bytes + MOST_VALUE > MOST_BYTES);
+    assert!(replica.bytes <= MAX_BYTES && replica.bytes + MAX_VALUE > MAX_BYTES);
 }
 
 #[test]

@@ -2,11 +2,11 @@
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
-use midplane_via::session::Transport;
+use midplane_via::session::TransportKind;
 
 use super::chosen;
 use super::names::{at, effects, hello};
-use crate::member::keys::{MOST_PINS, REFUSED};
+use crate::member::keys::{MAX_PINS, REFUSED};
 use crate::member::{Effect, Hello, Load, Members, Refusal, Stranger, TRIAL, Target};
 
 fn key(byte: u8) -> PublicKey {
@@ -165,7 +165,7 @@ fn neither_number_nor_own_name_nor_an_unproven_key_make_a_node_another_one() {
 fn through_shared_memory_a_node_is_believed_which_key_it_has() {
     let mut members = members(&[]);
     for (link, id, byte) in [(1, 1, 1), (2, 2, 2)] {
-        members.handle_accepted(Instant::ZERO, link, Transport::Shm);
+        members.handle_accepted(Instant::ZERO, link, TransportKind::Shm);
         members.handle_hello(Instant::ZERO, link, keyed(id, "kv", byte, true), None);
     }
     assert_eq!(chosen(&members), [(1, false)]);
@@ -175,7 +175,7 @@ fn through_shared_memory_a_node_is_believed_which_key_it_has() {
 #[test]
 fn a_node_at_a_listed_place_has_the_listed_key() {
     let mut members = members(&[]);
-    let Transport::Udp(address) = at(7) else { unreachable!() };
+    let TransportKind::Udp(address) = at(7) else { unreachable!() };
     let place = Target::Address(address);
     members.handle_places(Instant::ZERO, &[place].into());
     members.handle_keys([(address, key(6)), (address, key(7))].into());
@@ -207,14 +207,14 @@ fn a_node_that_is_refused_reports_it_for_a_while_unless_a_node_of_its_name_says_
 fn names_are_pinned_up_to_a_bound_and_none_of_them_is_forgotten() {
     let mut members = members(&[]);
     let name = |number: usize| format!("node-{number}");
-    for number in 0..=MOST_PINS {
+    for number in 0..=MAX_PINS {
         let link = number as u64 + 100;
         members.handle_accepted(Instant::ZERO, link, at(1));
         describe(&mut members, link, keyed(link, &name(number), 1, true));
         members.handle_ended(Instant::ZERO, link);
     }
     effects(&mut members);
-    for (number, is_pinned) in [(0, true), (MOST_PINS - 1, true), (MOST_PINS, false)] {
+    for (number, is_pinned) in [(0, true), (MAX_PINS - 1, true), (MAX_PINS, false)] {
         members.handle_accepted(Instant::ZERO, 1, at(1));
         describe(&mut members, 1, keyed(1, &name(number), 2, false));
         assert_eq!(members.refusal_of(1) != 0, is_pinned, "{number}");

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use midplane_simhw::time::Instant;
-use midplane_via::session::Transport;
+use midplane_via::session::TransportKind;
 
 use super::chosen;
 use crate::member::{
@@ -26,8 +26,8 @@ pub(super) fn hello(id: u64, incarnation: u64, name: &str) -> Hello {
     }
 }
 
-pub(super) fn at(port: u16) -> Transport {
-    Transport::Udp(SocketAddr::from(([10, 0, 0, 1], port)))
+pub(super) fn at(port: u16) -> TransportKind {
+    TransportKind::Udp(SocketAddr::from(([10, 0, 0, 1], port)))
 }
 
 /// A node that knows node 1 by link 1, at port 1.
@@ -121,7 +121,7 @@ fn a_node_of_another_cluster_is_reported_by_the_one_that_has_dialed_it_which_end
     effects(&mut members);
     members.handle_hello(Instant::ZERO, 2, other(), None);
     assert_eq!(effects(&mut members), [], "its node receives this one's description, and ends it");
-    let Transport::Udp(address) = at(3) else { unreachable!() };
+    let TransportKind::Udp(address) = at(3) else { unreachable!() };
     let place = Target::Address(address);
     members.handle_places(Instant::ZERO, &[place].into());
     members.handle_dialed(Instant::ZERO, place, 3, at(3));

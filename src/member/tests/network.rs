@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
-use midplane_via::session::Transport;
+use midplane_via::session::TransportKind;
 
 use crate::member::{Effect, Hello, Load, Members, Target, VERSION};
 
@@ -417,8 +417,8 @@ impl Network {
             return self.after(wait, Event::Attempt { conn: number, wait: (2 * wait).min(SECOND) });
         };
         let transport = match conn.target {
-            Target::Local(_) => Transport::Shm,
-            Target::Address(_) => Transport::Udp(self.nodes[&from].addresses[0]),
+            Target::Local(_) => TransportKind::Shm,
+            Target::Address(_) => TransportKind::Udp(self.nodes[&from].addresses[0]),
         };
         let conn = self.conns.get_mut(&number).unwrap();
         (conn.ends[1], conn.ids[1]) = (Some(number), id);
@@ -499,8 +499,8 @@ impl Network {
             Target::Local(other) if !self.lives(other) => {
                 return self.with(node, |members, now| members.handle_refused(now, target));
             }
-            Target::Local(_) => Transport::Shm,
-            Target::Address(address) => Transport::Udp(address),
+            Target::Local(_) => TransportKind::Shm,
+            Target::Address(address) => TransportKind::Udp(address),
         };
         let conn = Conn {
             ends: [Some(number), None],

@@ -13,15 +13,15 @@ use tokio::sync::Mutex;
 use super::reachable;
 
 /// Bytes of what `chitchat` keeps of the services of all nodes.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 /// Bytes of a summary of all nodes, which has to fit a message: 869 of them.
-const MOST_DIGEST: usize = 60_000;
+const MAX_DIGEST: usize = 60_000;
 /// Bytes of a node in such a summary, without its identifier, at most.
 const DIGEST_BYTES: usize = 53;
 /// Bytes that a service counts in addition to its name.
 const OVERHEAD: usize = 128;
 /// Compressed blocks of a message: each becomes 64 KiB at most.
-const MOST_BLOCKS: usize = 64;
+const MAX_BLOCKS: usize = 64;
 /// The first bytes of a compressed block (RFC 8878, section 3.1.1).
 const BLOCK: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
 
@@ -58,7 +58,7 @@ impl Carrier {
             bytes +=
                 values.map(|(key, value)| OVERHEAD + key.len() + value.value.len()).sum::<usize>();
         }
-        bytes > MOST_BYTES || digest > MOST_DIGEST
+        bytes > MAX_BYTES || digest > MAX_DIGEST
     }
 }
 
@@ -95,7 +95,7 @@ impl Socket for Carrier {
 /// Reads a message; one that becomes too long when it is decompressed is an error.
 fn parse(bytes: &[u8]) -> anyhow::Result<ChitchatMessage> {
     let blocks = bytes.windows(BLOCK.len()).filter(|window| *window == BLOCK).count();
-    anyhow::ensure!(blocks <= MOST_BLOCKS, "it has {blocks} compressed blocks");
+    anyhow::ensure!(blocks <= MAX_BLOCKS, "it has {blocks} compressed blocks");
     let mut rest = bytes;
     let message = ChitchatMessage::deserialize(&mut rest)?;
     anyhow::ensure!(rest.is_empty(), "bytes are left");
@@ -129,7 +129,7 @@ mod tests {
             parse(&message).unwrap_err().to_string()
         };
         assert!(!message(1).contains("block"), "{}", message(1));
-        assert_eq!(message(MOST_BLOCKS + 1), "it has 65 compressed blocks");
+        assert_eq!(message(MAX_BLOCKS + 1), "it has 65 compressed blocks");
     }
 
     proptest! {

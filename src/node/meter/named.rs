@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::lock;
 
 /// Names that are labels of their own.
-pub(super) const MOST_NAMES: usize = 1_024;
+pub(super) const MAX_NAMES: usize = 1_024;
 /// The label of all further names.
 pub(super) const OTHER: &str = "other";
 
@@ -33,7 +33,7 @@ impl<T: Default> Named<T> {
 }
 
 fn enter<'a, T: Default>(all: &mut BTreeMap<String, Arc<T>>, name: &'a str) -> &'a str {
-    let label = if all.len() < MOST_NAMES || all.contains_key(name) { name } else { OTHER };
+    let label = if all.len() < MAX_NAMES || all.contains_key(name) { name } else { OTHER };
     if !all.contains_key(label) {
         all.insert(label.to_owned(), Arc::default());
     }

@@ -5,7 +5,7 @@ use metrics::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::named::{MOST_NAMES, OTHER};
+use super::named::{MAX_NAMES, OTHER};
 use super::*;
 use crate::Node;
 
@@ -26,16 +26,16 @@ fn the_table_of_the_docs_has_each_name_and_no_other() {
 #[test]
 fn names_beyond_a_bound_share_one_label() {
     let all = Named::<Total>::default();
-    for number in 0..2 * MOST_NAMES {
+    for number in 0..2 * MAX_NAMES {
         all.counters(&format!("peer-{number}")).add_one();
     }
     let mut labels = 0;
     all.each(|label, total| {
         labels += 1;
-        let expected = if label == OTHER { MOST_NAMES as u64 } else { 1 };
+        let expected = if label == OTHER { MAX_NAMES as u64 } else { 1 };
         assert_eq!(total.take(), expected, "{label}");
     });
-    assert_eq!(labels, MOST_NAMES + 1);
+    assert_eq!(labels, MAX_NAMES + 1);
     assert_eq!((all.label("peer-0"), all.label("late")), ("peer-0", OTHER));
 }
 

@@ -4,7 +4,7 @@ use midplane_via::session::Session;
 use serde::{Deserialize, Serialize};
 
 use super::super::meter::Role;
-use super::super::{Node, ReceiveTokens, Unanswered, links};
+use super::super::{FailedDial, Node, ReceiveTokens, links};
 use super::SERVICE;
 
 /// The version of [`Report`]: a reader of another one gets an error that names both.
@@ -12,7 +12,7 @@ pub const VERSION: u32 = 1;
 /// 512: entries of each list of a report at most.
 pub const MOST: usize = 512;
 /// Bytes of a text at most.
-const MOST_TEXT: usize = 256;
+const MAX_TEXT: usize = 256;
 
 /// Reports the counters of a node, and its peers.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -47,7 +47,7 @@ pub struct Report {
     /// Losses since its start, by cause.
     pub losses: Vec<Loss>,
     /// The places that it could not reach.
-    pub unanswered: Vec<Unanswered>,
+    pub unanswered: Vec<FailedDial>,
     /// Entries that the lists would have beyond [`MOST`].
     pub left_out: u64,
 }
@@ -154,8 +154,7 @@ impl Report {
             self.losses.len(),
             self.unanswered.len(),
         ];
-        lengths.into_iter().all(|length| length <= MOST)
-            && texts.all(|text| text.len() <= MOST_TEXT)
+        lengths.into_iter().all(|length| length <= MOST) && texts.all(|text| text.len() <= MAX_TEXT)
     }
 }
 
@@ -197,8 +196,8 @@ impl Node {
         report.calls = bounded(calls, left_out);
         let losses = meter.losses().into_iter();
         report.losses = losses.map(|(cause, count)| Loss { cause: cause.into(), count }).collect();
-        let unanswered = self.unanswered().into_iter().map(|Unanswered { place, dials, error }| {
-            Unanswered { place: cut(&place), dials, error: cut(&error) }
+        let unanswered = self.unanswered().into_iter().map(|FailedDial { place, dials, error }| {
+            FailedDial { place: cut(&place), dials, error: cut(&error) }
         });
         report.unanswered = bounded(unanswered, left_out);
         report
@@ -223,7 +222,7 @@ impl Node {
             received_bytes: stats.bytes_received,
             round_trip_us: stats.pipe.map(|pipe| pipe.round_trip / 1_000),
             datagrams_lost: pipe.packets_lost,
-            sent_again_bytes: pipe.bytes_sent_again,
+            sent_again_bytes: pipe.bytes_retransmitted,
             in_flight_bytes: pipe.in_flight,
             memory_bytes: pipe.memory_bytes as u64,
         }
@@ -263,9 +262,9 @@ fn bounded<T>(entries: impl IntoIterator<Item = T>, left_out: &mut u64) -> Vec<T
     kept
 }
 
-/// Cuts a text to [`MOST_TEXT`] bytes.
+/// Cuts a text to [`MAX_TEXT`] bytes.
 fn cut(text: &str) -> String {
-    let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= MOST_TEXT;
+    let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= MAX_TEXT;
     text.char_indices().take_while(fits).map(|(_, char)| char).collect()
 }
 

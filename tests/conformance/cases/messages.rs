@@ -342,7 +342,7 @@ pub(crate) async fn a_message_to_everybody_arrives_once_at_each_other_node<H: Ho
     if site.is(CENTRE.0) {
         for bytes in [&short, &long] {
             let region = filled(&mut port, bytes);
-            succeed(&mut port, &send(NodeId::EVERYBODY, SERVICE, region.whole(), 7)).await;
+            succeed(&mut port, &send(NodeId::BROADCAST, SERVICE, region.whole(), 7)).await;
         }
         // ... and not at oneself.
         site.host.sleep_until(site.host.now() + Duration::from_millis(20)).await;

@@ -28,7 +28,7 @@ const ANSWER: u8 = 3;
 const SET: u8 = 4;
 /// Calls that a server's host may hold at once, and most calls of a caller that are not answered.
 const SLOTS: u64 = 64;
-pub(crate) const MOST_CALLS: usize = 1_024;
+pub(crate) const MAX_CALLS: usize = 1_024;
 /// Longest latency that is recorded, in ns; longer ones count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 
@@ -177,13 +177,13 @@ impl<R: Rule> Extension for Calls<R> {
     fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
     fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
 
-    fn held(&mut self) -> Vec<Command> {
+    fn outstanding_commands(&mut self) -> Vec<Command> {
         let called = std::mem::take(&mut self.called).into_values();
         self.slots.drain(..).chain(called).collect()
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for command in self.held() {
+        for command in self.outstanding_commands() {
             nic.refuse(&command, Status::Cancelled);
         }
     }
@@ -307,7 +307,7 @@ pub(crate) struct Caller(Buffers);
 impl Caller {
     /// Opens a port with `slots` buffers for answers, or for the bytes of calls.
     pub(crate) fn open(host: &impl Host, slots: usize, bytes: usize) -> Result<Self, String> {
-        Buffers::open(host, MOST_CALLS, slots, bytes).map(Self)
+        Buffers::open(host, MAX_CALLS, slots, bytes).map(Self)
     }
 
     /// Calls a node; the answer has the number of the slot.

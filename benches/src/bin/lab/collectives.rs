@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use midplane::simhw::launch::Place;
+use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::time::Instant;
 use serde::Serialize;
 
@@ -95,7 +95,7 @@ fn check(arguments: &Arguments) -> Result<(), String> {
 }
 
 /// Returns all members' addresses, if each member is a process.
-fn peers(arguments: &Arguments, place: &Place) -> Result<Vec<SocketAddr>, String> {
+fn peers(arguments: &Arguments, place: &ProcessGroup) -> Result<Vec<SocketAddr>, String> {
     if arguments.fabric != Fabric::Udp {
         return Err("--rank: hosts are joined by --fabric udp".into());
     }

@@ -15,7 +15,7 @@ use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::launch::Place;
+use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::profile::Machine;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
@@ -294,7 +294,7 @@ impl Fleet {
     ///
     /// # Errors
     /// One line that names the argument.
-    fn place(&mut self) -> Result<Option<Place>, String> {
+    fn place(&mut self) -> Result<Option<ProcessGroup>, String> {
         if !(0.01..=60.0).contains(&self.seconds) {
             return Err(format!("--seconds {}: from 0.01 to 60", self.seconds));
         }

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
-use midplane::gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
@@ -21,6 +20,7 @@ use midplane::gang::live::daemon::{
 };
 use midplane::gang::live::message::Cluster;
 use midplane::gang::schedule::{Placing, QueueTree};
+use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch;
 use midplane::simhw::seal::{Identity, Key, PublicKey, SecretKey};
@@ -192,7 +192,10 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// Reads this host's secret key, if there is one, for the list's public keys.
-fn identity(arguments: &Arguments, place: launch::Place) -> Result<Option<Identity>, String> {
+fn identity(
+    arguments: &Arguments,
+    place: launch::ProcessGroup,
+) -> Result<Option<Identity>, String> {
     match &arguments.secret_key {
         Some(path) => {
             let path = path.to_string_lossy().replace("{host}", &place.rank.to_string());
@@ -224,7 +227,8 @@ fn read_key(path: &Path) -> Result<Key, String> {
 fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String> {
     let key = arguments.key.as_deref().map(read_key).transpose()?;
     let Place { host, peers, keys, slots } = place::find(arguments)?;
-    let identity = identity(arguments, launch::Place { rank: host, peers: peers.clone(), keys })?;
+    let identity =
+        identity(arguments, launch::ProcessGroup { rank: host, peers: peers.clone(), keys })?;
     let hosts = u16::try_from(peers.len().max(1)).map_err(|_| "--peers: too many")?;
     let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u16);
     let slots = arguments.slots.or(slots).unwrap_or(there);
@@ -253,16 +257,16 @@ fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String
     })
 }
 
-fn agenda(arguments: &Arguments) -> AgendaConfig {
-    AgendaConfig {
+fn scheduler_config(arguments: &Arguments) -> SchedulerConfig {
+    SchedulerConfig {
         slice: Duration::from_millis(arguments.slice_ms),
         phases: Phases::Two,
-        with_itself: match arguments.with_itself.map(NonZeroU32::new) {
-            None => WithItself::Never,
-            Some(None) => WithItself::Always,
-            Some(Some(each)) => WithItself::Alternately(each),
+        preempt_when_alone: match arguments.with_itself.map(NonZeroU32::new) {
+            None => PreemptWhenAlone::Never,
+            Some(None) => PreemptWhenAlone::Always,
+            Some(Some(each)) => PreemptWhenAlone::Alternately(each),
         },
-        visit: Duration::from_millis(arguments.visit_ms),
+        early_wakeup: Duration::from_millis(arguments.visit_ms),
     }
 }
 
@@ -293,7 +297,7 @@ pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Fai
             );
         }
     };
-    match serve(options, policy, agenda(arguments), ready).await {
+    match serve(options, policy, scheduler_config(arguments), ready).await {
         Ok(()) => Ok(0),
         Err(error @ (StartError::Nic(_) | StartError::System(_))) => Err(Failure::of_run(error)),
         Err(error) => Err(error.to_string().into()),

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
-use midplane::gang::live::front::FrontError;
+use midplane::gang::live::client::ClientError;
 use midplane::gang::live::message::{Line, Listing, Reply, Request};
 use midplane_kit::processes::asked_to_end;
 use midplane_kit::report::{self, Failure};
@@ -117,7 +117,7 @@ fn text(of: &Document) -> String {
 async fn listing(socket: &Path) -> Result<Document, Failure> {
     match ask(socket, &Request::List).await? {
         Reply::Listing(listing) => Ok(document(&listing)),
-        _ => Err(failure(FrontError::Gone)),
+        _ => Err(failure(ClientError::Gone)),
     }
 }
 

@@ -3,8 +3,8 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
+use midplane::gang::live::client::{self, Output, RunOptions, terminal_size};
 use midplane::gang::live::clock::now;
-use midplane::gang::live::front::{self, Output, RunOptions, terminal_size};
 use midplane::gang::live::message::{Over, Program};
 use midplane::gang::live::process::End;
 use midplane::gang::names::JobId;
@@ -65,14 +65,14 @@ pub(crate) async fn run(socket: &Path, options: &Run, json: bool) -> Result<u8, 
         program: program(options)?,
         output: Output { label: options.label, to_error: json },
     };
-    let over = front::run(socket, request, |_| {}).await.map_err(failure)?;
+    let over = client::run(socket, request, |_| {}).await.map_err(failure)?;
     Ok(finish(&over, json))
 }
 
 pub(crate) async fn restore(socket: &Path, options: &Restore, json: bool) -> Result<u8, Failure> {
     let output = Output { label: options.label, to_error: json };
     let (folder, priority) = (&options.checkpoint, options.priority);
-    let over = front::restore(socket, folder, priority, output, |_| {}).await.map_err(failure)?;
+    let over = client::restore(socket, folder, priority, output, |_| {}).await.map_err(failure)?;
     Ok(finish(&over, json))
 }
 
@@ -93,7 +93,7 @@ pub(crate) async fn checkpoint(
     json: bool,
 ) -> Result<u8, Failure> {
     let began = now();
-    let saved = front::checkpoint(socket, JobId(job), folder, end).await.map_err(failure)?;
+    let saved = client::checkpoint(socket, JobId(job), folder, end).await.map_err(failure)?;
     let seconds = now().nanos_since(began) as f64 / 1e9;
     let (ranks, state_bytes, messages) = (saved.ranks, saved.state_bytes, saved.messages);
     let checkpoint = folder.as_path();

@@ -10,7 +10,7 @@ use midplane::nicvm::memory::{MEMORY, Memory};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::id::{ExtensionId, NodeId};
-use midplane::simhw::launch::Place;
+use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::nicd::{PortServer, ServeError, ServerConfig};
 use midplane::simhw::shm::{ShmConfig, ShmNic};
@@ -76,7 +76,7 @@ struct Own {
 
 impl Own {
     /// Returns this NIC's place; `None` if it is alone.
-    fn place(&self) -> Result<Option<Place>, String> {
+    fn place(&self) -> Result<Option<ProcessGroup>, String> {
         let place = self.ranks.place()?;
         if self.child {
             processes::end_with_parent();

@@ -48,7 +48,7 @@ pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> Result<u8, Failure> 
         };
         let (found_by_seed, complaints) =
             failure.filter(|(_, complaints)| !complaints.is_empty()).unzip();
-        Row { bug: bug.name(), what: bug.what(), seeds_tried, found_by_seed, complaints }
+        Row { bug: bug.name(), what: bug.description(), seeds_tried, found_by_seed, complaints }
     });
     let document = Document { bugs: bugs.collect() };
     plant(None);

@@ -9,7 +9,7 @@ use midplane::{Error, ErrorKind};
 use serde::Serialize;
 
 /// Nodes that have vanished and are still shown; those that began first are dropped.
-const MOST_GONE: usize = 32;
+const MAX_GONE: usize = 32;
 
 /// Results of one reading of the cluster.
 pub(super) struct Reading {
@@ -132,7 +132,7 @@ impl Board {
         let is_known = |old: &Row| self.nodes.iter().any(|new| new.name == old.name);
         before.retain(|old| old.report.is_some() && !is_known(old));
         before.sort_by_key(|old| Reverse(old.report.as_ref().map(|report| report.incarnation)));
-        before.truncate(MOST_GONE);
+        before.truncate(MAX_GONE);
         let gone = before.into_iter().map(|old| Row { state: State::Gone, rates: None, ..old });
         self.nodes.extend(gone);
         self.nodes.sort_by(|a, b| a.name.cmp(&b.name));

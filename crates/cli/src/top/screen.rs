@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use midplane::Unanswered;
+use midplane::FailedDial;
 use midplane::top::{Peer, Report, ServiceStreams};
 use ratatui::Frame;
 use ratatui::buffer::{Buffer, Cell};
@@ -15,7 +15,7 @@ use super::board::{self, Board, State, queued, sum};
 
 /// Columns of text that is no screen, and lines of each of its tables at most.
 const COLUMNS: u16 = 120;
-const MOST_LINES: u16 = 500;
+const MAX_LINES: u16 = 500;
 
 /// The lower half of the screen.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -132,7 +132,7 @@ pub(super) fn text(board: &Board) -> String {
 
 /// Returns the lines of a table of so many rows.
 fn lines(table: Table<'static>, rows: usize) -> String {
-    let height = rows_and_head(rows).min(MOST_LINES);
+    let height = rows_and_head(rows).min(MAX_LINES);
     let mut buffer = Buffer::empty(Rect::new(0, 0, COLUMNS, height));
     Widget::render(table, buffer.area, &mut buffer);
     let lines = buffer.content.chunks(usize::from(COLUMNS));
@@ -237,7 +237,7 @@ fn losses(report: &Report) -> impl Iterator<Item = (String, u64)> {
     let lost = report.losses.iter().filter(|loss| loss.count > 0);
     let lost = lost.map(|loss| (loss.cause.clone(), loss.count));
     lost.chain(report.unanswered.iter().map(|one| {
-        let Unanswered { place, dials, error, .. } = one;
+        let FailedDial { place, dials, error, .. } = one;
         (format!("dials of {place}: {error}"), u64::from(*dials))
     }))
 }

@@ -120,7 +120,7 @@ fn any_size_and_any_report_can_be_drawn() {
 #[tokio::test]
 async fn a_node_that_vanishes_is_shown_as_gone_and_a_restarted_one_once() {
     let builder = Node::builder().cluster(format!("cli-top-{}", std::process::id()));
-    let node = builder.clone().connect_within(Duration::ZERO).name("top").start().await.unwrap();
+    let node = builder.clone().connect_timeout(Duration::ZERO).name("top").start().await.unwrap();
     let reader = Reader { node, gang: None };
     let mut board = Board::default();
     board.update(reader.read().await);

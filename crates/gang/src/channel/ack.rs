@@ -17,7 +17,7 @@ use midplane_simhw::time::Instant;
 
 /// Timeouts of the protocol.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Patience {
+pub struct Timeouts {
     /// Shortest timeout of an answer; ten times that while no round trip has been measured.
     pub shortest: Duration,
     /// Longest timeout of an answer; the timeout doubles each time that an answer is missed.
@@ -25,17 +25,17 @@ pub struct Patience {
     /// Delay before refused messages are sent again; doubles with each refusal.
     pub refused: Duration,
     /// Longest delay before refused messages are sent again.
-    pub refused_most: Duration,
+    pub refused_max: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     /// 200 us and 50 ms for answers; 20 us and 1 ms for refused messages.
     fn default() -> Self {
         Self {
             shortest: Duration::from_micros(200),
             longest: Duration::from_millis(50),
             refused: Duration::from_micros(20),
-            refused_most: Duration::from_millis(1),
+            refused_max: Duration::from_millis(1),
         }
     }
 }
@@ -76,14 +76,14 @@ pub(crate) struct Answer {
 
 /// An answer carried by a message to the sender: all received messages of a round are accepted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Taken {
+pub(crate) struct PiggybackedAck {
     /// The sender's round.
     pub(crate) round: u16,
     /// All messages before this one are accepted.
     pub(crate) expected: u32,
 }
 
-impl Taken {
+impl PiggybackedAck {
     /// Returns the equivalent [`Answer`].
     #[must_use]
     pub(crate) const fn answer(self) -> Answer {
@@ -174,7 +174,7 @@ impl Outbound {
     pub(crate) fn poll_transmit(
         &mut self,
         now: Instant,
-        patience: &Patience,
+        timeouts: &Timeouts,
         window: u32,
         stopped: bool,
     ) -> Option<Transmission> {
@@ -182,7 +182,7 @@ impl Outbound {
             let due = self.fencing && !self.fence_sent && self.cursor == self.answered;
             return due.then(|| {
                 self.fence_sent = true;
-                self.deadline = Some(now + self.patience_now(patience));
+                self.deadline = Some(now + self.timeout_now(timeouts));
                 Transmission::Fence { round: self.round, sequence: self.acked }
             });
         }
@@ -195,7 +195,7 @@ impl Outbound {
         }
         self.sample.get_or_insert((sequence, now));
         if self.deadline.is_none() {
-            self.deadline = Some(now + self.patience_now(patience));
+            self.deadline = Some(now + self.timeout_now(timeouts));
         }
         Some(Transmission::Message { round: self.round, sequence, slot })
     }
@@ -214,7 +214,7 @@ impl Outbound {
     pub(crate) fn on_answer(
         &mut self,
         now: Instant,
-        patience: &Patience,
+        timeouts: &Timeouts,
         answer: Answer,
         freed: &mut Vec<u64>,
     ) -> bool {
@@ -251,8 +251,8 @@ impl Outbound {
         }
         if answer.refused && before(self.acked, self.cursor) {
             self.begin_round();
-            let wait = patience.refused.saturating_mul(1 << self.refusals.min(10));
-            self.resend_at = now + wait.min(patience.refused_most);
+            let wait = timeouts.refused.saturating_mul(1 << self.refusals.min(10));
+            self.resend_at = now + wait.min(timeouts.refused_max);
             self.refusals += 1;
             self.deadline = None;
             self.missed = 0;
@@ -261,7 +261,7 @@ impl Outbound {
             self.missed = 0;
         } else if progress {
             self.missed = 0;
-            self.deadline = Some(now + self.patience_now(patience));
+            self.deadline = Some(now + self.timeout_now(timeouts));
         }
         true
     }
@@ -346,22 +346,22 @@ impl Outbound {
         });
     }
 
-    fn patience_now(&self, patience: &Patience) -> Duration {
+    fn timeout_now(&self, timeouts: &Timeouts) -> Duration {
         let usual = match self.round_trip {
-            None => patience.shortest * UNKNOWN,
+            None => timeouts.shortest * UNKNOWN,
             Some(RoundTrip { mean, spread }) => {
-                Duration::from_nanos(mean + 4 * spread).max(patience.shortest)
+                Duration::from_nanos(mean + 4 * spread).max(timeouts.shortest)
             }
         };
-        usual.saturating_mul(1 << self.missed.min(10)).min(patience.longest)
+        usual.saturating_mul(1 << self.missed.min(10)).min(timeouts.longest)
     }
 }
 
 /// A receiver's decision about a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Reception {
+pub(crate) enum ReceiveDecision {
     /// Accept: the message is the next in order, and there is room.
-    Take,
+    Accept,
     /// Answer without accepting: it is a duplicate, or refused and will be sent again.
     Answer,
     /// Drop: its round is over.
@@ -393,9 +393,9 @@ impl Inbound {
     }
 
     /// Handles message `sequence`; `room` tells whether there is space for it.
-    pub(crate) fn on_message(&mut self, round: u16, sequence: u32, room: bool) -> Reception {
+    pub(crate) fn on_message(&mut self, round: u16, sequence: u32, room: bool) -> ReceiveDecision {
         if !self.enter(round, sequence) {
-            return Reception::Drop;
+            return ReceiveDecision::Drop;
         }
         self.unanswered += 1;
         let after = sequence.wrapping_add(1);
@@ -403,15 +403,15 @@ impl Inbound {
             self.seen = after;
         }
         if before(sequence, self.expected) {
-            return Reception::Answer;
+            return ReceiveDecision::Answer;
         }
         if sequence == self.expected && room && !self.refused {
             self.expected = after;
-            return Reception::Take;
+            return ReceiveDecision::Accept;
         }
         self.wants_room |= sequence == self.expected && !room;
         self.refused = true;
-        Reception::Answer
+        ReceiveDecision::Answer
     }
 
     /// Handles a fence; returns whether it is to be answered.
@@ -431,11 +431,11 @@ impl Inbound {
     /// Returns the answer that a message to the sender can carry, and counts it as sent.
     ///
     /// `None` if no answer is due, or messages of the round were refused.
-    pub(crate) fn take_along(&mut self) -> Option<Taken> {
+    pub(crate) fn piggyback(&mut self) -> Option<PiggybackedAck> {
         let Self { expected, seen, refused, unanswered, .. } = *self;
         let round = self.round.filter(|_| unanswered > 0 && !refused && seen == expected)?;
         self.unanswered = 0;
-        Some(Taken { round, expected })
+        Some(PiggybackedAck { round, expected })
     }
 
     /// Enters the round of a sender that was refused before this side had started: the sender may start again.

@@ -4,7 +4,7 @@ use midplane_simhw::id::ExtensionId;
 use serde::{Deserialize, Serialize};
 
 use super::geometry::Geometry;
-use crate::names::{ChannelId, JobId, Place, Rank};
+use crate::names::{ChannelAddress, ChannelId, JobId, Rank};
 
 /// The extension's number: 19.
 pub const GANG: ExtensionId = ExtensionId(19);
@@ -34,9 +34,9 @@ pub(crate) const START: u8 = 8;
 /// Closes a context: handle.
 pub(crate) const CLOSE: u8 = 9;
 
-/// Stops everything the NIC does for a port: port. Only the warden's port may send it.
+/// Stops everything the NIC does for a port: port. Only the port suspender's port may send it.
 pub(crate) const STOP_PORT: u8 = 10;
-/// Resumes a stopped port: port. Only the warden's port may send it.
+/// Resumes a stopped port: port. Only the port suspender's port may send it.
 pub(crate) const RESUME_PORT: u8 = 11;
 
 /// Flag of [`WAIT`]: also complete when messages have been freed.
@@ -49,7 +49,7 @@ pub(crate) struct OpenRequest {
     pub(crate) rank: Rank,
     pub(crate) channel: ChannelId,
     /// Node and channel of each rank.
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<ChannelAddress>,
     pub(crate) geometry: Geometry,
     /// The FIFOs' memory, as [`RegionRef::to_words`](midplane_simhw::region::RegionRef::to_words).
     pub(crate) memory: [u64; 2],

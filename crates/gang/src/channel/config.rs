@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use midplane_simhw::id::PortId;
 
-use super::ack::Patience;
+use super::ack::Timeouts;
 
 /// Flow control between sender and receiver.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -25,34 +25,34 @@ pub enum Flow {
 /// Configuration of a NIC's channels.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GangConfig {
-    pub(crate) patience: Patience,
+    pub(crate) timeouts: Timeouts,
     pub(crate) window: u32,
     pub(crate) merge: u32,
     pub(crate) merge_for: Duration,
     pub(crate) channels: u16,
     pub(crate) flow: Flow,
-    pub(crate) warden: Option<PortId>,
+    pub(crate) port_suspender: Option<PortId>,
 }
 
 impl Default for GangConfig {
     fn default() -> Self {
         Self {
-            patience: Patience::default(),
+            timeouts: Timeouts::default(),
             window: 32,
             merge: 4,
             merge_for: Duration::from_micros(10),
             channels: 4,
             flow: Flow::AckNack,
-            warden: None,
+            port_suspender: None,
         }
     }
 }
 
 impl GangConfig {
-    /// Sets the timeouts of answers and refused messages. Default: [`Patience::default`].
+    /// Sets the timeouts of answers and refused messages. Default: [`Timeouts::default`].
     #[must_use]
-    pub const fn patience(mut self, patience: Patience) -> Self {
-        self.patience = patience;
+    pub const fn timeouts(mut self, timeouts: Timeouts) -> Self {
+        self.timeouts = timeouts;
         self
     }
 
@@ -74,8 +74,8 @@ impl GangConfig {
     /// Sets the port whose commands stop and resume all other ports. The daemon opens it by this number before other
     /// processes can ask for it. Default: none.
     #[must_use]
-    pub const fn warden(mut self, port: PortId) -> Self {
-        self.warden = Some(port);
+    pub const fn port_suspender(mut self, port: PortId) -> Self {
+        self.port_suspender = Some(port);
         self
     }
 

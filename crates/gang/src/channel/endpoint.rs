@@ -13,11 +13,11 @@ use midplane_simhw::port::{Command, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
-use super::ack::{Inbound, Outbound, RoundTrip, Taken};
+use super::ack::{Inbound, Outbound, PiggybackedAck, RoundTrip};
 use super::command::{OpenRequest, WANTS_ROOM};
 use super::frame::{Body, PmFrame};
 use super::geometry::{Geometry, RECORD_BYTES, Record};
-use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
+use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 
 use receiving::Receiving;
 use sending::Sending;
@@ -67,7 +67,7 @@ pub(crate) struct Endpoint {
     pub(crate) channel: ChannelId,
     pub(crate) epoch: Epoch,
     pub(crate) phase: Phase,
-    places: Vec<Place>,
+    places: Vec<ChannelAddress>,
     geometry: Geometry,
     memory: RegionRef,
     sending: Sending,
@@ -78,7 +78,7 @@ pub(crate) struct Endpoint {
     /// When all frames given to the link will have left.
     line_until: Instant,
     /// With back-pressure alone: the last message, until it has left the send FIFO's memory, and whether it is queued.
-    on_wire: Option<(Rank, Taken)>,
+    on_wire: Option<(Rank, PiggybackedAck)>,
     is_queued: bool,
     /// The context's handle.
     handle: u64,

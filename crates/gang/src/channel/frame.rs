@@ -11,7 +11,7 @@
 
 use midplane_simhw::frame::Header;
 
-use super::ack::{Answer, Taken};
+use super::ack::{Answer, PiggybackedAck};
 use crate::names::{ChannelId, Epoch, JobId, Rank};
 
 const ANSWER: u8 = 1;
@@ -25,7 +25,7 @@ const KNOWN: u8 = 15;
 /// The kinds of frames.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Body {
-    Message { round: u16, sequence: u32, taken: Option<Taken> },
+    Message { round: u16, sequence: u32, taken: Option<PiggybackedAck> },
     Fence { round: u16, sequence: u32 },
     Answer(Answer),
 }
@@ -85,7 +85,7 @@ impl PmFrame {
         let body = match flags {
             0 if answered == 0 => Body::Message { round, sequence, taken: None },
             CARRIES => {
-                let taken = Some(Taken { round: answered, expected });
+                let taken = Some(PiggybackedAck { round: answered, expected });
                 Body::Message { round, sequence, taken }
             }
             FENCE if is_empty => Body::Fence { round, sequence },
@@ -120,7 +120,7 @@ mod tests {
     fn any_body() -> impl Strategy<Value = Body> {
         prop_oneof![
             any::<(u16, u32, Option<(u16, u32)>)>().prop_map(|(round, sequence, taken)| {
-                let taken = taken.map(|(round, expected)| Taken { round, expected });
+                let taken = taken.map(|(round, expected)| PiggybackedAck { round, expected });
                 Body::Message { round, sequence, taken }
             }),
             any::<(u16, u32)>().prop_map(|(round, sequence)| Body::Fence { round, sequence }),

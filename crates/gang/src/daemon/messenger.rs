@@ -16,7 +16,7 @@ use super::order::Message;
 use crate::channel::geometry::{FifoSize, Geometry};
 use crate::channel::{Channel, Closed, SendError};
 use crate::controller::{ContextOptions, Controller};
-use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
+use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 
 /// The daemons' own job.
 const DAEMONS: JobId = JobId(0);
@@ -77,7 +77,8 @@ pub(super) struct Messenger {
 impl Messenger {
     pub(super) async fn open(host: &impl Host, nodes: u16) -> Result<Self, DaemonError> {
         let mut own = Controller::open(host, OWN_CHANNEL, OWN_FIFOS, false)?;
-        let places = (0..nodes).map(|node| Place { node: NodeId(node), channel: OWN_CHANNEL });
+        let places =
+            (0..nodes).map(|node| ChannelAddress { node: NodeId(node), channel: OWN_CHANNEL });
         let (rank, places) = (Rank(host.node().0), places.collect());
         let context = own.open_context(ContextOptions { job: DAEMONS, rank, places }).await?;
         own.start(context, Epoch(1)).await?;

@@ -9,7 +9,7 @@ use super::{Action, DaemonConfig, DaemonError, Launch, Mode, Outcome, Start};
 use crate::context::ChannelContext;
 use crate::controller::{ContextId, ContextOptions, Controller};
 use crate::names::{ChannelId, Epoch, JobId, Rank};
-use crate::process::Reins;
+use crate::process::SuspendHandle;
 
 /// A rank's process on this node.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct LocalRank {
     /// Index of its channel's controller in [`NodeAgent::users`].
     pub(super) user: usize,
     pub(super) context: ContextId,
-    reins: Reins,
+    suspend_handle: SuspendHandle,
     pub(super) saved: Option<ChannelContext>,
     /// Set while an early save is being copied: the rest of the time that it takes. The NIC still holds the context
     /// too.
@@ -53,7 +53,7 @@ impl<H: Host> NodeAgent<H> {
 
     /// Ends all processes of this host.
     pub(super) fn kill_all(&self) {
-        self.ranks.iter().for_each(|local| local.reins.kill());
+        self.ranks.iter().for_each(|local| local.suspend_handle.kill());
     }
 
     async fn pause(&self, time: Duration) {
@@ -81,10 +81,10 @@ impl<H: Host> NodeAgent<H> {
             }
             Action::End(job) => self.end(*job).await?,
             Action::Exchange { .. } | Action::Join { .. } => {}
-            Action::Cut(_) | Action::Look | Action::Quit => {}
+            Action::Cut(_) | Action::Report | Action::Quit => {}
         }
         let mut ended = BTreeMap::new();
-        for local in self.ranks.iter().filter(|local| local.reins.has_ended()) {
+        for local in self.ranks.iter().filter(|local| local.suspend_handle.has_ended()) {
             *ended.entry(local.job).or_default() += 1;
         }
         Ok(Outcome { ended: ended.into_iter().collect(), ..Outcome::default() })
@@ -105,14 +105,15 @@ impl<H: Host> NodeAgent<H> {
             let options = ContextOptions { job, rank, places: places.clone() };
             let controller = &mut self.users[user];
             let context = controller.open_context(options).await?;
-            let reins = Reins::new();
-            reins.stop(self.host.now());
+            let suspend_handle = SuspendHandle::new();
+            suspend_handle.suspend(self.host.now());
             let descriptor = controller.descriptor(context);
-            let program = (self.start)(self.host.clone(), *launch, descriptor, reins.clone());
-            self.host.spawn(reins.hold(program));
+            let program =
+                (self.start)(self.host.clone(), *launch, descriptor, suspend_handle.clone());
+            self.host.spawn(suspend_handle.hold(program));
             let fresh = ChannelContext::fresh(rank, self.config.geometry);
             let saved = (self.config.mode == Mode::Copy).then_some(fresh);
-            self.ranks.push(LocalRank { job, user, context, reins, saved, copying: None });
+            self.ranks.push(LocalRank { job, user, context, suspend_handle, saved, copying: None });
         }
         Ok(())
     }
@@ -120,7 +121,7 @@ impl<H: Host> NodeAgent<H> {
     async fn freeze(&mut self, jobs: &[JobId]) -> Result<(), DaemonError> {
         let all = self.of_jobs(jobs);
         for &at in &all {
-            self.ranks[at].reins.stop(self.host.now());
+            self.ranks[at].suspend_handle.suspend(self.host.now());
         }
         self.pause(self.config.costs.stop * all.len() as u32).await;
         for at in all {
@@ -167,7 +168,7 @@ impl<H: Host> NodeAgent<H> {
                 let LocalRank { user, context, .. } = self.ranks[at];
                 self.users[user].start(context, *epoch).await?;
                 self.pause(self.config.costs.resume).await;
-                self.ranks[at].reins.resume(self.host.now());
+                self.ranks[at].suspend_handle.resume(self.host.now());
             }
         }
         Ok(())
@@ -175,8 +176,8 @@ impl<H: Host> NodeAgent<H> {
 
     async fn end(&mut self, job: JobId) -> Result<(), DaemonError> {
         for at in self.of_jobs(&[job]).into_iter().rev() {
-            let LocalRank { user, context, reins, .. } = self.ranks.remove(at);
-            reins.kill();
+            let LocalRank { user, context, suspend_handle, .. } = self.ranks.remove(at);
+            suspend_handle.kill();
             self.users[user].close_context(context).await?;
         }
         Ok(())

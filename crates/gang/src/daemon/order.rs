@@ -3,8 +3,8 @@
 use midplane_simhw::id::NodeId;
 use serde::{Deserialize, Serialize};
 
-use crate::interfaces::{HostInterfaces, Moved};
-use crate::names::{ChannelId, Epoch, JobId, Place};
+use crate::interfaces::{HostInterfaces, RestoredInterface};
+use crate::names::{ChannelAddress, ChannelId, Epoch, JobId};
 
 /// A job to start. Its ranks are dealt to its nodes in turn, one rank per channel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -24,9 +24,9 @@ pub struct Launch<P = u32> {
 impl<P> Launch<P> {
     /// Returns the node and channel of each rank.
     #[must_use]
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<ChannelAddress> {
         let nodes = self.nodes.max(1);
-        let place = |rank: u16| Place {
+        let place = |rank: u16| ChannelAddress {
             node: NodeId(self.first + rank % nodes),
             channel: ChannelId(1 + rank / nodes),
         };
@@ -75,7 +75,7 @@ pub enum Action<P = u32> {
         /// The jobs, with their epochs.
         run: Vec<(JobId, Epoch)>,
         /// Old and new names of these jobs' restored interfaces.
-        moved: Vec<Moved>,
+        moved: Vec<RestoredInterface>,
     },
     /// End a job, and kill its processes.
     End(JobId),
@@ -83,7 +83,7 @@ pub enum Action<P = u32> {
     /// processes only: others report at once.
     Cut(JobId),
     /// Report, and do nothing else.
-    Look,
+    Report,
     /// Report, then end.
     Quit,
 }
@@ -98,7 +98,7 @@ pub struct Outcome {
     /// The Virtual Interfaces of frozen jobs, on the NIC or saved.
     pub interfaces: Vec<HostInterfaces>,
     /// Interfaces that were restored.
-    pub moved: Vec<Moved>,
+    pub moved: Vec<RestoredInterface>,
 }
 
 impl Outcome {

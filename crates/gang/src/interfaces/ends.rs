@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use midplane_via::keeper::{NicEnd, SavedPort};
+use midplane_via::checkpointer::{NicEnd, SavedPort};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -35,7 +35,7 @@ pub struct HostInterfaces {
 
 /// A connected interface that was restored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Moved {
+pub struct RestoredInterface {
     /// Its name before.
     pub from: NicEnd,
     /// Its name now.
@@ -47,7 +47,7 @@ pub struct Moved {
 /// Why a job's interfaces can't be saved, and stay on their NICs.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
-pub enum NotWhole {
+pub enum CutError {
     /// A host can't save them.
     #[error("host {host}: {why}")]
     Refused {
@@ -88,11 +88,11 @@ impl HostInterfaces {
 /// of each connection are reported.
 ///
 /// # Errors
-/// [`NotWhole`], for the first problem.
-pub fn check_whole(hosts: &[&HostInterfaces]) -> Result<(), NotWhole> {
+/// [`CutError`], for the first problem.
+pub fn check_cut(hosts: &[&HostInterfaces]) -> Result<(), CutError> {
     for HostInterfaces { host, refused, .. } in hosts {
         if let Some(why) = refused {
-            return Err(NotWhole::Refused { host: *host, why: why.clone() });
+            return Err(CutError::Refused { host: *host, why: why.clone() });
         }
     }
     let key = |end: &NicEnd| (end.node, end.vi);
@@ -101,9 +101,9 @@ pub fn check_whole(hosts: &[&HostInterfaces]) -> Result<(), NotWhole> {
     for (host, HeldEnd { own: this, far }) in all() {
         let Some(to) = far else { continue };
         match own.get(&key(&to)) {
-            None => return Err(NotWhole::Stranger { host, to }),
+            None => return Err(CutError::Stranger { host, to }),
             Some(other) if other.own != to || other.far != Some(this) => {
-                return Err(NotWhole::Ending { host, to });
+                return Err(CutError::Ending { host, to });
             }
             Some(_) => {}
         }
@@ -117,7 +117,7 @@ mod tests {
     use midplane_simhw::id::{Incarnation, NodeId};
 
     fn end(node: u16, vi: u16) -> NicEnd {
-        NicEnd { node: NodeId(node), life: Incarnation(7), vi, connection: 1 }
+        NicEnd { node: NodeId(node), incarnation: Incarnation(7), vi, connection: 1 }
     }
 
     fn pair() -> [HostInterfaces; 2] {
@@ -132,8 +132,8 @@ mod tests {
         })
     }
 
-    fn check(hosts: &[HostInterfaces]) -> Result<(), NotWhole> {
-        check_whole(&hosts.iter().collect::<Vec<_>>())
+    fn check(hosts: &[HostInterfaces]) -> Result<(), CutError> {
+        check_cut(&hosts.iter().collect::<Vec<_>>())
     }
 
     #[test]
@@ -146,17 +146,17 @@ mod tests {
     fn the_reason_that_a_job_is_not_whole_is_returned() {
         let mut refused = pair();
         refused[1].refused = Some("no".into());
-        assert_eq!(check(&refused), Err(NotWhole::Refused { host: 1, why: "no".into() }));
-        let stranger = Err(NotWhole::Stranger { host: 0, to: end(1, 0) });
+        assert_eq!(check(&refused), Err(CutError::Refused { host: 1, why: "no".into() }));
+        let stranger = Err(CutError::Stranger { host: 0, to: end(1, 0) });
         assert_eq!(check(&pair()[..1]), stranger);
         // The other end has another connection by now, or none, or one with another interface.
         for far in [None, Some(end(0, 1))] {
             let mut ended = pair();
             ended[1].ends[0].far = far;
-            assert_eq!(check(&ended), Err(NotWhole::Ending { host: 0, to: end(1, 0) }));
+            assert_eq!(check(&ended), Err(CutError::Ending { host: 0, to: end(1, 0) }));
         }
         let mut anew = pair();
         anew[1].ends[0].own.connection = 2;
-        assert_eq!(check(&anew), Err(NotWhole::Ending { host: 0, to: end(1, 0) }));
+        assert_eq!(check(&anew), Err(CutError::Ending { host: 0, to: end(1, 0) }));
     }
 }

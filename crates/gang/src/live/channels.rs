@@ -19,11 +19,11 @@ use crate::channel::geometry::Geometry;
 use crate::context::ChannelContext;
 use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
 use crate::daemon::{Launch, Mode, Outcome};
-use crate::interfaces::{HostInterfaces, Moved};
-use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
+use crate::interfaces::{HostInterfaces, RestoredInterface};
+use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 use crate::network::together;
 use ports::Ports;
-pub(super) use ports::{Hold, KEEPER, Standing, WARDEN};
+pub(super) use ports::{CHECKPOINTER, Hold, PORT_SUSPENDER, Standing};
 
 /// What is to be done with channels.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) enum Task {
     /// Save those, and restore those; Virtual Interfaces of `away` are forgotten.
     Exchange { stop: Vec<JobId>, away: Vec<JobId>, start: Vec<JobId> },
     /// Tell restored interfaces of their other ends, and start these.
-    Join { run: Vec<(JobId, Epoch)>, moved: Vec<Moved> },
+    Join { run: Vec<(JobId, Epoch)>, moved: Vec<RestoredInterface> },
     /// Say what those of a job hold, which are stopped.
     Cut(JobId),
     /// Close those of a job, whose processes have ended.
@@ -99,11 +99,11 @@ struct Channels {
 }
 
 /// Where ranks' channels are: each slot of a host has one.
-fn places(cluster: Cluster, launch: &Launch<Program>) -> Vec<Place> {
+fn places(cluster: Cluster, launch: &Launch<Program>) -> Vec<ChannelAddress> {
     let place = |rank: u16| {
         let slot = launch.first + rank;
         let channel = ChannelId(1 + slot % cluster.slots.max(1));
-        Place { node: NodeId(cluster.host_of(slot)), channel }
+        ChannelAddress { node: NodeId(cluster.host_of(slot)), channel }
     };
     (0..launch.ranks).map(place).collect()
 }
@@ -271,7 +271,7 @@ impl Channels {
             if let Some(saved) = held.saved.take_if(|_| jobs.contains(job)) {
                 self.controllers[*slot].restore(held.context, &saved).await?;
                 if let Some(unfinished) = held.unfinished.take() {
-                    self.controllers[*slot].put_back(held.context, &unfinished);
+                    self.controllers[*slot].restore_unfinished(held.context, &unfinished);
                 }
             }
         }

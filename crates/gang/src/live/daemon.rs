@@ -29,10 +29,10 @@ use super::message::{Cluster, Hello, Request};
 use super::precedence;
 use super::root::Root;
 use super::streams;
-use super::stub::Keeper;
-use crate::agenda::AgendaConfig;
+use super::stub::Reaper;
 use crate::names::JobId;
 use crate::schedule::Policy;
+use crate::scheduler_core::SchedulerConfig;
 use crate::tree::Tree;
 use nic::start_nic;
 pub use socket::default_socket;
@@ -191,16 +191,16 @@ pub enum StartError {
 pub async fn serve(
     options: DaemonOptions,
     policy: Box<dyn Policy>,
-    agenda: AgendaConfig,
+    scheduler_config: SchedulerConfig,
     ready: impl FnOnce(),
 ) -> Result<(), StartError> {
     let DaemonOptions { host, cluster, .. } = options;
     let credentials = credentials(&options)?;
     let listener = open_socket(&options.socket).await?;
     let network = open_network(&options).await?;
-    let mut keeper = Keeper::start();
-    keeper.hold_file(&options.socket);
-    let cells = open_cells(options.freezer, &mut keeper)?;
+    let mut reaper = Reaper::start();
+    reaper.hold_file(&options.socket);
+    let cells = open_cells(options.freezer, &mut reaper)?;
     // How long naps are beyond what was asked for; nobody else's.
     let _ = set_current_timer_slack(NonZeroU64::new(1_000));
     let signals = Signals::open()?;
@@ -211,11 +211,12 @@ pub async fn serve(
     let steps = tree.depth_below(host).max(1);
     let geometry = options.fabric.as_ref().map(|fabric| fabric.channels.geometry);
     let about = (cluster, geometry, options.checkpoint_bytes);
-    let root = (host == 0).then(|| Root::new(policy, agenda, about, peers_names(&options)));
+    let root =
+        (host == 0).then(|| Root::new(policy, scheduler_config, about, peers_names(&options)));
     let nic = start_nic(&options, &events).await?;
     // Not its NIC, which may spin.
     precedence::take_at_once();
-    let local = Local::new((host, cluster), (keeper, cells), nic.network, events.clone());
+    let local = Local::new((host, cluster), (reaper, cells), nic.network, events.clone());
     let dial_root = dial_root(&options, credentials.clone());
     let about = (host, cluster, options.patience * steps);
     let hub = Hub::new(about, local, root, events.clone(), dial_root);
@@ -267,15 +268,15 @@ pub fn probe_control_groups() -> io::Result<PathBuf> {
     Cells::open().map(|cells| cells.folder().to_owned())
 }
 
-/// The control groups that jobs are stopped by, if they are to be; gone when the keeper is.
-fn open_cells(freezer: Freezer, keeper: &mut Keeper) -> Result<Option<Cells>, StartError> {
+/// The control groups that jobs are stopped by, if they are to be; gone when the reaper is.
+fn open_cells(freezer: Freezer, reaper: &mut Reaper) -> Result<Option<Cells>, StartError> {
     let cells = match freezer {
         Freezer::Signals => None,
         Freezer::Auto => Cells::open().ok(),
         Freezer::Cgroup => Some(Cells::open().map_err(|_| StartError::NoCgroup)?),
     };
     if let Some(cells) = &cells {
-        keeper.hold_cells(cells.folder());
+        reaper.hold_cells(cells.folder());
     }
     Ok(cells)
 }

@@ -249,7 +249,7 @@ impl Hub {
             });
         }
         let silent = self.relay.waits_for().next().map(|_| self.order_began + self.patience);
-        let slice = self.root.as_ref().and_then(|root| root.agenda.poll_timeout());
+        let slice = self.root.as_ref().and_then(|root| root.scheduler_core.poll_timeout());
         let look = self.local.looks_again().then(|| now() + LOOK_AGAIN);
         silent.into_iter().chain(self.probed_until()).chain(slice).chain(look).min()
     }
@@ -264,10 +264,10 @@ impl Hub {
         let Self { host, order_began, below, local, .. } = self;
         let since = Duration::from_nanos(now().nanos_since(*order_began));
         let waits: Vec<u16> = self.relay.waits_for().collect();
-        let agenda = self.root.as_ref().map(|root| &root.agenda);
+        let scheduler_core = self.root.as_ref().map(|root| &root.scheduler_core);
         format!(
             "host {host}: the last order began {since:?} ago; hosts that have not reported: {waits:?}; hosts below: \
-             {below:?}; {agenda:?}; {}",
+             {below:?}; {scheduler_core:?}; {}",
             local.explain()
         )
     }

@@ -21,7 +21,7 @@ use super::parcel::{Parcel, Part};
 use super::process::{End, Process};
 use super::snapshot::Word;
 use super::still::descendants_stand;
-use super::stub::Keeper;
+use super::stub::Reaper;
 use crate::context::ChannelContext;
 use crate::daemon::{Action, Outcome};
 use crate::names::JobId;
@@ -99,7 +99,7 @@ pub(super) struct Local {
     host: u16,
     cluster: Cluster,
     members: BTreeMap<Member, Held>,
-    keeper: Keeper,
+    reaper: Reaper,
     waits: Option<Waits>,
     network: Option<Network>,
     opened: Vec<(JobId, Opened)>,
@@ -118,11 +118,11 @@ pub(super) struct Local {
 }
 
 impl Local {
-    /// None yet. `keeper` ends them if this process can't.
+    /// None yet. `reaper` ends them if this process can't.
     #[must_use]
     pub(super) fn new(
         (host, cluster): (u16, Cluster),
-        (keeper, groups): (Keeper, Option<Cells>),
+        (reaper, groups): (Reaper, Option<Cells>),
         network: Option<Network>,
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
@@ -130,7 +130,7 @@ impl Local {
             host,
             cluster,
             members: BTreeMap::new(),
-            keeper,
+            reaper,
             waits: None,
             network,
             opened: Vec::new(),
@@ -197,7 +197,7 @@ impl Local {
             Action::Save(jobs) => waits.then = Some(Task::Save(jobs)),
             Action::Restore(jobs) => waits.then = Some(Task::Restore(jobs)),
             Action::Cut(job) => waits.then = Some(Task::Cut(job)),
-            Action::Look | Action::Quit => {}
+            Action::Report | Action::Quit => {}
         }
         self.waits = Some(waits);
     }
@@ -380,7 +380,7 @@ impl Local {
             }
             if let Some(end) = held.process.end() {
                 held.told = true;
-                self.keeper.release(held.process.pid());
+                self.reaper.release(held.process.pid());
                 ended.push((*job, *rank, end));
             }
         }

@@ -21,7 +21,7 @@ pub struct Program {
     pub terminal: Option<(u16, u16)>,
     /// The job goes on when a rank fails.
     pub keep_going: bool,
-    /// What arrives for the job wakes it ([`Agenda::wake`](crate::agenda::Agenda::wake)).
+    /// What arrives for the job wakes it ([`SchedulerCore::wake`](crate::scheduler_core::SchedulerCore::wake)).
     pub woken: bool,
 }
 

@@ -11,11 +11,11 @@ use tokio::sync::mpsc;
 use super::link::Frame;
 use super::message::{Cluster, Line, Listing, Over, Program, Reply, Slice};
 use super::process::End;
-use crate::agenda::{Agenda, AgendaConfig, Event, Switch};
 use crate::channel::geometry::Geometry;
 use crate::daemon::{Action, Order, Outcome};
 use crate::names::JobId;
 use crate::schedule::{AdmitError, Policy, Request};
+use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
 use saving::Saves;
 pub(super) use saving::{Read, Write};
 
@@ -56,7 +56,7 @@ struct Job {
     saves: Saves,
 }
 
-/// What the agenda has to say.
+/// What the scheduler core has to say.
 #[derive(Debug, Default)]
 pub(super) struct News {
     /// Jobs that are gone, and whose streams are not.
@@ -82,7 +82,7 @@ impl Job {
 /// The root's own part.
 #[derive(Debug)]
 pub(super) struct Root {
-    pub(super) agenda: Agenda<Program>,
+    pub(super) scheduler_core: SchedulerCore<Program>,
     cluster: Cluster,
     /// The FIFOs of ranks' channels, if they have any.
     geometry: Option<Geometry>,
@@ -118,12 +118,12 @@ pub(super) fn post(to: &mpsc::Sender<Frame>, frame: Frame) {
 impl Root {
     pub(super) fn new(
         policy: Box<dyn Policy>,
-        config: AgendaConfig,
+        config: SchedulerConfig,
         (cluster, geometry, most_saved): (Cluster, Option<Geometry>, u64),
         names: Vec<String>,
     ) -> Self {
         Self {
-            agenda: Agenda::new(policy, config),
+            scheduler_core: SchedulerCore::new(policy, config),
             cluster,
             geometry,
             most_saved,
@@ -151,7 +151,7 @@ impl Root {
     ) -> Option<JobId> {
         let refuse = |why: String| post(&reply, Frame::message(&Reply::Refused(why)));
         let request = Request { nodes: ranks, weight };
-        let job = match self.agenda.submit(request, ranks, program.clone()) {
+        let job = match self.scheduler_core.submit(request, ranks, program.clone()) {
             Ok(job) => job,
             Err(AdmitError::TooLarge { there, .. }) => {
                 refuse(format!("--ranks {ranks}: there are {there} slots"));
@@ -162,11 +162,11 @@ impl Root {
                 return None;
             }
         };
-        let first = self.agenda.jobs()[&job].launch.first;
+        let first = self.scheduler_core.jobs()[&job].launch.first;
         let hosts: Vec<u16> = (0..ranks).map(|rank| self.cluster.host_of(first + rank)).collect();
         if let Some(host) = hosts.iter().find(|host| !self.hosts.contains(host)) {
             let why = format!("host {host} ({}) can't be reached", self.name(*host));
-            self.agenda.end(now, job);
+            self.scheduler_core.end(now, job);
             refuse(why);
             return None;
         }
@@ -205,7 +205,7 @@ impl Root {
             if it.why.is_none() {
                 it.why = why;
             }
-            self.agenda.end(now, job);
+            self.scheduler_core.end(now, job);
         }
     }
 
@@ -315,13 +315,13 @@ impl Root {
     /// Something has arrived for a job from outside.
     pub(super) fn arrived(&mut self, job: JobId) {
         if self.jobs.get(&job).is_some_and(|it| it.program.woken) {
-            self.agenda.wake(job);
+            self.scheduler_core.wake(job);
         }
     }
 
     /// The next order, if it is time for one.
     pub(super) fn poll_order(&mut self, now: Instant) -> Option<Order<Program>> {
-        let action = self.agenda.poll_order(now)?;
+        let action = self.scheduler_core.poll_order(now)?;
         if let Action::Launch(launch) = &action
             && let Some(it) = self.jobs.get_mut(&launch.job)
         {
@@ -346,21 +346,21 @@ impl Root {
                 it.saves.has_interfaces(of.host);
             }
         }
-        self.agenda.handle_outcome(now, outcome);
+        self.scheduler_core.handle_outcome(now, outcome);
         for (job, host, why) in &outcome.failed {
             let why = format!("host {host} ({}): {why}", self.name(*host));
             self.end(now, *job, Some(why));
         }
     }
 
-    /// What the agenda has to say.
+    /// What the scheduler core has to say.
     pub(super) fn drain(&mut self, now: Instant) -> News {
         let mut news = News::default();
-        while let Some(event) = self.agenda.poll_event() {
+        while let Some(event) = self.scheduler_core.poll_event() {
             match event {
                 Event::Switched(switch) => self.switched(switch),
-                Event::Gone(job) => {
-                    self.agenda.forget(job);
+                Event::Removed(job) => {
+                    self.scheduler_core.forget(job);
                     if let Some(it) = self.jobs.get_mut(&job) {
                         it.gone = true;
                     }
@@ -390,7 +390,7 @@ impl Root {
             }
         }
         for job in &switch.started {
-            let runs = self.agenda.running().contains(job);
+            let runs = self.scheduler_core.running().contains(job);
             if let Some(it) = self.jobs.get_mut(job).filter(|_| runs) {
                 it.runs_since = Some(switch.end());
             }
@@ -399,7 +399,7 @@ impl Root {
         if self.switches.len() == REMEMBERED {
             self.switches.pop_front();
         }
-        self.switches.push_back((switch, self.agenda.running().to_vec()));
+        self.switches.push_back((switch, self.scheduler_core.running().to_vec()));
     }
 
     /// Tells a job's front end how it went, once all of it is known and said.

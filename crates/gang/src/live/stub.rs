@@ -2,7 +2,7 @@
 //!
 //! A *stub* becomes a rank: it makes itself die with its daemon, takes a process group of its own, stops, and
 //! becomes the job's program when it is resumed: no instruction of the program runs outside of its
-//! slices. The *keeper* ends what a daemon has left behind when that is gone, however it went.
+//! slices. The *reaper* ends what a daemon has left behind when that is gone, however it went.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -100,7 +100,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
     CANNOT_START
 }
 
-/// The keeper's part: notes what is said on standard input, and ends it all once nothing more is.
+/// The reaper's part: notes what is said on standard input, and ends it all once nothing more is.
 fn keep() -> ! {
     let mut groups = BTreeSet::new();
     let (mut files, mut cells) = (BTreeSet::new(), BTreeSet::new());
@@ -135,9 +135,9 @@ fn keep() -> ! {
     std::process::exit(0)
 }
 
-/// A daemon's hold on its keeper.
+/// A daemon's hold on its reaper.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct Reaper {
     /// Closed by the system when the daemon dies.
     said: Option<ChildStdin>,
     groups: BTreeSet<i32>,
@@ -145,17 +145,17 @@ pub struct Keeper {
     cells: BTreeSet<PathBuf>,
 }
 
-impl Keeper {
+impl Reaper {
     /// Starts one.
     #[must_use]
     pub fn start() -> Self {
         let (groups, files, cells) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        let mut keeper = Self { said: None, groups, files, cells };
-        keeper.restart();
-        keeper
+        let mut reaper = Self { said: None, groups, files, cells };
+        reaper.restart();
+        reaper
     }
 
-    /// Without a keeper ranks still die with their daemon, but not what they have started.
+    /// Without a reaper ranks still die with their daemon, but not what they have started.
     fn restart(&mut self) {
         let mut command = Command::new(SELF);
         command.arg(BECOME_KEEPER).stdin(Stdio::piped()).stdout(Stdio::null());

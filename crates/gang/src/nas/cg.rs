@@ -8,7 +8,7 @@ use midplane_via::message::communicator::Communicator;
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::progression::Progression;
+use midplane_via::message::transport::Transport;
 use midplane_via::message::typed::{from_bytes, to_bytes};
 use serde::{Deserialize, Serialize};
 
@@ -202,7 +202,7 @@ impl Cg {
     }
 
     /// Sums over a row of the grid. The result is bit-identical on all its ranks.
-    async fn row_sum<P: Progression>(
+    async fn row_sum<P: Transport>(
         &self,
         world: &Communicator<P>,
         values: &mut [f64],
@@ -221,7 +221,7 @@ impl Cg {
         Ok(())
     }
 
-    async fn dot<P: Progression>(
+    async fn dot<P: Transport>(
         &self,
         world: &Communicator<P>,
         a: &[f64],
@@ -236,7 +236,7 @@ impl Cg {
     }
 
     /// Multiplies the matrix by a vector; argument and result are divided by columns.
-    async fn product<P: Progression>(
+    async fn product<P: Transport>(
         &self,
         world: &Communicator<P>,
         pace: &impl Pace,
@@ -263,7 +263,7 @@ impl Cg {
     }
 
     /// Solves A z = x by 25 steps of conjugate gradients; returns z and the norm of the residual.
-    async fn solve<P: Progression>(
+    async fn solve<P: Transport>(
         &self,
         world: &Communicator<P>,
         pace: &impl Pace,
@@ -297,7 +297,7 @@ impl Cg {
     }
 }
 
-async fn exchange<P: Progression>(
+async fn exchange<P: Transport>(
     world: &Communicator<P>,
     with: Rank,
     values: &[f64],
@@ -319,7 +319,7 @@ impl Kernel for Cg {
         Self::with(State { class, rank, ranks, step: 0, zeta: 0.0, residual: 0.0, x })
     }
 
-    async fn step<P: Progression>(
+    async fn step<P: Transport>(
         &mut self,
         world: &Communicator<P>,
         pace: &impl Pace,

@@ -2,7 +2,7 @@
 
 use midplane_simhw::wire;
 use midplane_via::message::communicator::Communicator;
-use midplane_via::message::progression::Progression;
+use midplane_via::message::transport::Transport;
 use serde::{Deserialize, Serialize};
 
 use super::random::Stream;
@@ -95,7 +95,7 @@ impl Kernel for Ep {
         Ok(Self { class, rank, ranks, next, sums, annuli, done: false })
     }
 
-    async fn step<P: Progression>(
+    async fn step<P: Transport>(
         &mut self,
         world: &Communicator<P>,
         pace: &impl Pace,

@@ -6,7 +6,7 @@
 use midplane_simhw::wire;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::progression::Progression;
+use midplane_via::message::transport::Transport;
 use midplane_via::message::typed::{from_bytes, to_bytes};
 use serde::{Deserialize, Serialize};
 
@@ -181,7 +181,7 @@ impl Ft {
     }
 
     /// Sends block r to rank r, and returns the blocks received, by rank.
-    async fn exchange<P: Progression>(
+    async fn exchange<P: Transport>(
         &self,
         world: &Communicator<P>,
         blocks: Vec<Vec<Complex>>,
@@ -195,7 +195,7 @@ impl Ft {
     }
 
     /// Exchanges planes of equal z for planes of equal y: `[z][y][x]` to `[y][x][z]`.
-    async fn to_y<P: Progression>(
+    async fn to_y<P: Transport>(
         &self,
         world: &Communicator<P>,
         data: &[Complex],
@@ -226,7 +226,7 @@ impl Ft {
     }
 
     /// Exchanges planes of equal y for planes of equal z: `[y][x][z]` to `[z][y][x]`.
-    async fn to_z<P: Progression>(
+    async fn to_z<P: Transport>(
         &self,
         world: &Communicator<P>,
         data: &[Complex],
@@ -262,7 +262,7 @@ impl Ft {
     }
 
     /// Returns the initial field, transformed.
-    async fn begin_field<P: Progression>(
+    async fn begin_field<P: Transport>(
         &self,
         world: &Communicator<P>,
         pace: &impl Pace,
@@ -328,7 +328,7 @@ impl Kernel for Ft {
         Self::with(State { class, rank, ranks, sums: Vec::new(), field: Vec::new() })
     }
 
-    async fn step<P: Progression>(
+    async fn step<P: Transport>(
         &mut self,
         world: &Communicator<P>,
         pace: &impl Pace,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use midplane_simhw::host::Host;
 
-use crate::process::Reins;
+use crate::process::SuspendHandle;
 
 /// Accounts for the time of floating-point operations, which take no time in virtual time otherwise.
 pub trait Pace: Send + Sync {
@@ -25,15 +25,15 @@ impl Pace for RealTime {
 #[derive(Clone, Debug)]
 pub struct VirtualTime<H> {
     host: H,
-    reins: Reins,
+    suspend_handle: SuspendHandle,
     per_second: f64,
 }
 
 impl<H: Host> VirtualTime<H> {
-    /// Creates a processor of `per_second` operations per second, for the process that `reins` suspends.
+    /// Creates a processor of `per_second` operations per second, for the process that `suspend_handle` suspends.
     #[must_use]
-    pub const fn new(host: H, reins: Reins, per_second: f64) -> Self {
-        Self { host, reins, per_second }
+    pub const fn new(host: H, suspend_handle: SuspendHandle, per_second: f64) -> Self {
+        Self { host, suspend_handle, per_second }
     }
 }
 
@@ -41,10 +41,11 @@ impl<H: Host> Pace for VirtualTime<H> {
     async fn work(&self, operations: u64) {
         let mut left = Duration::from_secs_f64(operations as f64 / self.per_second);
         while !left.is_zero() {
-            let (began, stood) = (self.host.now(), self.reins.stood(self.host.now()));
+            let (began, stood) =
+                (self.host.now(), self.suspend_handle.suspended_time(self.host.now()));
             self.host.sleep_until(began + left).await;
             let passed = Duration::from_nanos(self.host.now().nanos_since(began));
-            let idle = self.reins.stood(self.host.now()) - stood;
+            let idle = self.suspend_handle.suspended_time(self.host.now()) - stood;
             left = left.saturating_sub(passed - idle);
         }
     }

@@ -8,7 +8,7 @@ use midplane_gang::channel::{Channel, Descriptor, SendError};
 use midplane_gang::context::NetworkContext;
 use midplane_gang::controller::Controller;
 use midplane_gang::firmware::Gang;
-use midplane_gang::names::{ChannelId, JobId, Place, Rank};
+use midplane_gang::names::{ChannelAddress, ChannelId, JobId, Rank};
 use midplane_gang::network::Network;
 use midplane_gang::{GANG, GangConfig};
 use midplane_nicvm::unit::Unit;
@@ -44,19 +44,20 @@ pub(crate) fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
 }
 
 /// Rank r is on node r modulo `nodes`, on the next channel there.
-pub(crate) fn places(ranks: u16, nodes: u16) -> Vec<Place> {
-    let place = |rank| Place { node: NodeId(rank % nodes), channel: ChannelId(rank / nodes) };
+pub(crate) fn places(ranks: u16, nodes: u16) -> Vec<ChannelAddress> {
+    let place =
+        |rank| ChannelAddress { node: NodeId(rank % nodes), channel: ChannelId(rank / nodes) };
     (0..ranks).map(place).collect()
 }
 
 pub(crate) async fn open(
     world: &[SimHost],
     job: JobId,
-    places: &[Place],
+    places: &[ChannelAddress],
     geometry: Geometry,
     shared: bool,
 ) -> Network {
-    let controller = |place: &Place| {
+    let controller = |place: &ChannelAddress| {
         let host = &world[place.node.index()];
         Controller::open(host, place.channel, geometry, shared).unwrap()
     };
@@ -211,7 +212,7 @@ pub(crate) struct Report {
 pub(crate) fn start(
     hosts: &[SimHost],
     network: &Network,
-    places: &[Place],
+    places: &[ChannelAddress],
     progress: &[Arc<Mutex<Progress>>],
     count: u32,
 ) {
@@ -219,7 +220,7 @@ pub(crate) fn start(
         let host = hosts[place.node.index()].clone();
         let descriptor = held.controller.descriptor(held.context);
         let program = chatter(host.clone(), descriptor, Arc::clone(progress), count);
-        host.spawn(held.reins.hold(program));
+        host.spawn(held.suspend_handle.hold(program));
     }
 }
 
@@ -278,7 +279,7 @@ pub(crate) fn run(run: Run) -> Report {
         let mut dice = Rng::new(run.seed, "preemptions");
         let (mut preemptions, mut longest) = (0, Duration::ZERO);
         let most = run.slice.as_nanos() as u64;
-        while !network.ranks().iter().all(|held| held.reins.has_ended()) {
+        while !network.ranks().iter().all(|held| held.suspend_handle.has_ended()) {
             host.sleep_until(host.now().plus_nanos(dice.between(1, most))).await;
             if run.way == Way::Never {
                 continue;

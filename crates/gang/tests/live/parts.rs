@@ -4,20 +4,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::vis;
-use midplane_gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
+use midplane_gang::live::client::{self, ClientError, Output, RunOptions, run};
 use midplane_gang::live::clock::now;
 use midplane_gang::live::daemon::{
     CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, serve,
 };
-use midplane_gang::live::front::{self, FrontError, Output, RunOptions, run};
 use midplane_gang::live::message::{Cluster, Over, Program};
 use midplane_gang::live::rank::join;
 use midplane_gang::live::snapshot::Snapshots;
 use midplane_gang::names::Rank;
 use midplane_gang::schedule::{Placing, QueueTree};
+use midplane_gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::seal::Identity;
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -98,13 +98,13 @@ fn daemon(
     };
     let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
     let slice = Duration::from_millis(slice_ms.parse().unwrap());
-    let agenda = AgendaConfig {
+    let scheduler_config = SchedulerConfig {
         slice,
         phases: Phases::Two,
-        with_itself: WithItself::Never,
-        visit: Duration::from_millis(10),
+        preempt_when_alone: PreemptWhenAlone::Never,
+        early_wakeup: Duration::from_millis(10),
     };
-    runtime().block_on(serve(options, policy, agenda, || println!("ready"))).unwrap();
+    runtime().block_on(serve(options, policy, scheduler_config, || println!("ready"))).unwrap();
 }
 
 /// What stands behind the fabric's key: this host's secret key, and those of all hosts.
@@ -244,13 +244,13 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
 fn restore(socket: &str, folder: &str) -> ! {
     end_with_test();
     let runtime = runtime();
-    let restored = front::restore(socket.as_ref(), folder.as_ref(), 1, Output::default(), |_| {});
+    let restored = client::restore(socket.as_ref(), folder.as_ref(), 1, Output::default(), |_| {});
     let over = runtime.block_on(restored);
     runtime.shutdown_background();
     std::process::exit(code(over))
 }
 
-fn code(over: Result<Over, FrontError>) -> i32 {
+fn code(over: Result<Over, ClientError>) -> i32 {
     match over {
         Ok(over) => {
             if let Some(why) = over.why {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use midplane_gang::checkpoint::Checkpoint;
-use midplane_gang::live::front::{self, FrontError};
+use midplane_gang::live::client::{self, ClientError};
 use midplane_gang::live::message::{Request, Saved};
 use midplane_gang::names::JobId;
 
@@ -16,9 +16,9 @@ pub(crate) fn checkpoint(
     job: u32,
     folder: &Path,
     end: bool,
-) -> Result<Saved, FrontError> {
+) -> Result<Saved, ClientError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(front::checkpoint(&stage.socket(0), JobId(job), folder, end))
+    runtime.block_on(client::checkpoint(&stage.socket(0), JobId(job), folder, end))
 }
 
 /// As soon as all its ranks can be saved.
@@ -26,8 +26,8 @@ pub(crate) fn checkpoint_soon(stage: &Stage, job: u32, folder: &Path, end: bool)
     let mut saved = None;
     wait_until("the job is saved", || match checkpoint(stage, job, folder, end) {
         Ok(it) => saved.replace(it).is_none(),
-        Err(FrontError::Refused(why)) if why.contains("can't be saved") => false,
-        Err(FrontError::Refused(why)) if why.contains("no job") => false,
+        Err(ClientError::Refused(why)) if why.contains("can't be saved") => false,
+        Err(ClientError::Refused(why)) if why.contains("no job") => false,
         Err(error) => panic!("{error}"),
     });
     saved.expect("it was saved")

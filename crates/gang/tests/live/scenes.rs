@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::Stdio;
 
-use midplane_gang::live::front::ask;
+use midplane_gang::live::client::ask;
 use midplane_gang::live::message::{Listing, Reply, Request};
 use midplane_gang::names::JobId;
 use rustix::process::{Pid, Signal, kill_process};

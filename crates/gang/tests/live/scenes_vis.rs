@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use midplane_gang::live::front::FrontError;
+use midplane_gang::live::client::ClientError;
 use midplane_gang::live::message::{Line, Reply, Request, Slice};
 use midplane_gang::names::JobId;
 use rustix::process::{Pid, Signal, kill_process};
@@ -220,12 +220,12 @@ pub(crate) fn no_checkpoint() {
         let front = stage.front(1, &[&itself(), "--vis-saved"]).spawn().unwrap();
         let mut why = String::new();
         wait_until("it is refused", || match checkpoint(&stage, 1, &folder, false) {
-            Err(FrontError::Refused(said)) if said.contains("Virtual Interfaces") => {
+            Err(ClientError::Refused(said)) if said.contains("Virtual Interfaces") => {
                 why = said;
                 true
             }
-            Err(FrontError::Refused(said)) if said.contains("can't be saved") => false,
-            Err(FrontError::Refused(said)) if said.contains("no job") => false,
+            Err(ClientError::Refused(said)) if said.contains("can't be saved") => false,
+            Err(ClientError::Refused(said)) if said.contains("no job") => false,
             other => panic!("{other:?}"),
         });
         assert!(why.contains("job 1: its ranks on host 0 have Virtual Interfaces"), "{why}");

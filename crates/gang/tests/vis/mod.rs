@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_gang::firmware::Gang;
-use midplane_gang::interfaces::{HeldPort, Hold, Interfaces, InterfacesContext};
+use midplane_gang::interfaces::{Interfaces, InterfacesContext, PortControl, RankPort};
 use midplane_gang::names::JobId;
-use midplane_gang::process::Reins;
-use midplane_gang::warden::Warden;
+use midplane_gang::port_suspender::PortSuspender;
+use midplane_gang::process::SuspendHandle;
 use midplane_gang::{GANG, GangConfig};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
@@ -27,14 +27,14 @@ use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_via::VIA;
 use midplane_via::attributes::{Address, Discriminator, Reliability, ViAttributes};
+use midplane_via::checkpointer::Checkpointer;
 use midplane_via::firmware::{Via, ViaConfig};
-use midplane_via::keeper::Keeper;
 use midplane_via::nic::Nic;
 
 pub(crate) use talk::{Program, Totals};
 
-pub(crate) const WARDEN: u16 = 1_024;
-pub(crate) const KEEPER: u16 = 1_100;
+pub(crate) const PORT_SUSPENDER: u16 = 1_024;
+pub(crate) const CHECKPOINTER: u16 = 1_100;
 const MTU: usize = 600;
 
 pub(crate) const BAD: Faults = Faults {
@@ -87,9 +87,10 @@ pub(crate) fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
     let profile = NicProfile { mtu: MTU, ..NicProfile::MODERN };
     let mut world = World::new(&topology, profile, seed, |_, _| {
         let mut unit = Unit::default();
-        unit.install(GANG, Gang::new(GangConfig::default().warden(PortId(WARDEN)))).unwrap();
+        unit.install(GANG, Gang::new(GangConfig::default().port_suspender(PortId(PORT_SUSPENDER))))
+            .unwrap();
         let config = ViaConfig::default().dead_after(Duration::from_millis(500));
-        unit.install(VIA, Via::new(config.keeper(PortId(KEEPER)))).unwrap();
+        unit.install(VIA, Via::new(config.checkpointer(PortId(CHECKPOINTER)))).unwrap();
         unit
     });
     world.set_faults(faults);
@@ -153,14 +154,14 @@ pub(crate) fn hold(hosts: &[SimHost], programs: &[Arc<Mutex<Program>>]) -> Inter
     let mut nodes: Vec<&SimHost> = hosts.iter().collect();
     nodes.sort_by_key(|host| host.node());
     nodes.dedup_by_key(|host| host.node());
-    let holds = nodes.iter().map(|host| Hold {
-        warden: Warden::open(*host, PortId(WARDEN)).unwrap(),
-        keeper: Keeper::open(*host, PortId(KEEPER)).unwrap(),
+    let holds = nodes.iter().map(|host| PortControl {
+        port_suspender: PortSuspender::open(*host, PortId(PORT_SUSPENDER)).unwrap(),
+        checkpointer: Checkpointer::open(*host, PortId(CHECKPOINTER)).unwrap(),
     });
-    let held = hosts.iter().zip(programs).map(|(host, program)| HeldPort {
+    let held = hosts.iter().zip(programs).map(|(host, program)| RankPort {
         hold: nodes.iter().position(|node| node.node() == host.node()).unwrap(),
         port: program.lock().unwrap().nic.port(),
-        reins: Reins::new(),
+        suspend_handle: SuspendHandle::new(),
     });
     Interfaces::new(JobId(1), holds.collect(), held.collect())
 }
@@ -169,7 +170,7 @@ pub(crate) fn hold(hosts: &[SimHost], programs: &[Arc<Mutex<Program>>]) -> Inter
 pub(crate) fn start(hosts: &[SimHost], held: &Interfaces, programs: &[Arc<Mutex<Program>>]) {
     for ((host, held), program) in hosts.iter().zip(held.ranks()).zip(programs) {
         let (own, program) = (host.clone(), Arc::clone(program));
-        host.spawn(held.reins.hold(async move {
+        host.spawn(held.suspend_handle.hold(async move {
             loop {
                 let pause = program.lock().unwrap().step();
                 let Some(nanos) = pause else { break };
@@ -242,7 +243,7 @@ pub(crate) fn run_resident(plan: Plan) -> (Vec<Totals>, u32) {
         start(&hosts, &held, &programs);
         let (host, mut dice) = (hosts[0].clone(), Rng::new(plan.seed, "preemptions"));
         let mut preemptions = 0;
-        while !held.ranks().iter().all(|held| held.reins.has_ended()) {
+        while !held.ranks().iter().all(|held| held.suspend_handle.has_ended()) {
             let pause = dice.between(1, plan.slice.as_nanos() as u64);
             host.sleep_until(host.now().plus_nanos(pause)).await;
             held.freeze(&host).await.unwrap();
@@ -275,7 +276,7 @@ pub(crate) fn run(plan: Plan, preempt: bool) -> (Vec<Totals>, u32) {
         start(&hosts, &held, &programs);
         let (host, mut dice) = (hosts[0].clone(), Rng::new(plan.seed, "preemptions"));
         let mut preemptions = 0;
-        while !held.ranks().iter().all(|held| held.reins.has_ended()) {
+        while !held.ranks().iter().all(|held| held.suspend_handle.has_ended()) {
             let pause = dice.between(1, plan.slice.as_nanos() as u64);
             host.sleep_until(host.now().plus_nanos(pause)).await;
             if preempt {

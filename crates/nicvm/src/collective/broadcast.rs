@@ -231,16 +231,16 @@ impl Broadcast {
         if !self.waiting.contains(&child) {
             return 0;
         }
-        let mut resent = 0;
+        let mut retransmitted = 0;
         for (index, at) in (0..self.total).step_by(self.chunk.max(1)).enumerate() {
             let there = bits.get(index / 8).is_some_and(|byte| byte & 1 << (index % 8) != 0);
             let here = group.rank == self.root || self.has.get(index) == Some(&true);
             if here && !there {
                 self.send(nic, group, number, at, child, None);
-                resent += 1;
+                retransmitted += 1;
             }
         }
-        resent
+        retransmitted
     }
 
     /// Probes the children that have not reported that they have all.

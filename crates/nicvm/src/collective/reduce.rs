@@ -14,9 +14,9 @@ pub enum Operation {
     #[default]
     Sum = 0,
     /// The least, unsigned.
-    Least = 1,
+    Min = 1,
     /// The greatest, unsigned.
-    Greatest = 2,
+    Max = 2,
     /// Bitwise and.
     And = 3,
     /// Bitwise or.
@@ -26,8 +26,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    const ALL: [Self; 6] =
-        [Self::Sum, Self::Least, Self::Greatest, Self::And, Self::Or, Self::SumFloat];
+    const ALL: [Self; 6] = [Self::Sum, Self::Min, Self::Max, Self::And, Self::Or, Self::SumFloat];
 
     fn of(number: u64) -> Option<Self> {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
@@ -38,8 +37,8 @@ impl Operation {
     pub fn apply(self, a: u64, b: u64) -> u64 {
         match self {
             Self::Sum => a.wrapping_add(b),
-            Self::Least => a.min(b),
-            Self::Greatest => a.max(b),
+            Self::Min => a.min(b),
+            Self::Max => a.max(b),
             Self::And => a & b,
             Self::Or => a | b,
             Self::SumFloat => (f64::from_bits(a) + f64::from_bits(b)).to_bits(),

@@ -9,7 +9,7 @@ use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Status};
 use midplane_simhw::time::Instant;
 
-use crate::admission::{Admission, Steering};
+use crate::admission::{Admission, AdmissionUpdate};
 use crate::control::{Address, Body, Control, MAX_MESSAGE};
 use crate::extension::{Epoch, Extension, TimeoutId};
 use crate::timeout::{Service, Timeouts};
@@ -25,7 +25,7 @@ pub(crate) enum Effect {
     SendPacket(WaitingPacket),
     SentDirectly(Instant),
     Install(Box<dyn Admission>),
-    Admission(Steering),
+    Admission(AdmissionUpdate),
     Allow { destination: NodeId, bytes: u64 },
     GiveUp { destination: NodeId, status: Status },
     Steer,
@@ -116,10 +116,10 @@ impl UnitServices {
                 Effect::CancelTimeout(timeout) => self.timeouts.cancel((extension, timeout)),
                 Effect::Send(message) => self.transmit.enqueue(message),
                 Effect::SendPacket(packet) => self.transmit.enqueue_packet(now, packet),
-                Effect::StopPort(port) => self.stop_port(hw, port),
+                Effect::StopPort(port) => self.suspend_port(hw, port),
                 Effect::ResumePort(port) => self.resume_port(now, port),
                 Effect::Install(admission) => self.transmit.install(extension, admission),
-                Effect::Admission(steering) => self.transmit.steer(now, extension, steering),
+                Effect::Admission(update) => self.transmit.update(now, extension, update),
                 Effect::Allow { destination, bytes } => self.transmit.allow(destination, bytes),
                 Effect::GiveUp { destination, status } => {
                     let steers = self.gate_controller == Some(extension);
@@ -137,7 +137,7 @@ impl UnitServices {
         self.effects = effects;
     }
 
-    fn stop_port(&mut self, hw: &dyn Hardware, port: PortId) {
+    fn suspend_port(&mut self, hw: &dyn Hardware, port: PortId) {
         if let Entry::Vacant(entry) = self.stopped.entry(port) {
             entry.insert(hw.now());
             self.transmit.park(hw, port);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use midplane_simhw::time::nanos;
 
-use super::window::MAX_WINDOW;
+use super::receive_window::MAX_WINDOW;
 
 /// Default window in messages: as many as one acknowledgement can tell apart, so a burst of that size never waits for
 /// the window.
@@ -14,7 +14,7 @@ pub const DEFAULT_WINDOW: u16 = MAX_WINDOW;
 pub const DEFAULT_INITIAL_TIMEOUT: Duration = Duration::from_millis(10);
 /// Default minimum time to a resend: about a hundred small round trips, so that a host that is late by a scheduler's
 /// tick costs no resend.
-pub const DEFAULT_LEAST_TIMEOUT: Duration = Duration::from_millis(1);
+pub const DEFAULT_MIN_TIMEOUT: Duration = Duration::from_millis(1);
 /// Default time until a peer is declared dead: many times the longest pause of a busy host, yet too short for a person
 /// to notice.
 pub const DEFAULT_DEAD_AFTER: Duration = Duration::from_millis(500);
@@ -32,7 +32,7 @@ const CAPPED_ATTEMPTS: u64 = 8;
 pub struct ControlConfig {
     window: u16,
     initial_timeout: u64,
-    least_timeout: u64,
+    min_timeout: u64,
     dead_after: u64,
     acknowledgement_delay: u64,
     queue: usize,
@@ -43,7 +43,7 @@ impl Default for ControlConfig {
         Self {
             window: DEFAULT_WINDOW,
             initial_timeout: nanos(DEFAULT_INITIAL_TIMEOUT),
-            least_timeout: nanos(DEFAULT_LEAST_TIMEOUT),
+            min_timeout: nanos(DEFAULT_MIN_TIMEOUT),
             dead_after: nanos(DEFAULT_DEAD_AFTER),
             acknowledgement_delay: nanos(DEFAULT_ACKNOWLEDGEMENT_DELAY),
             queue: DEFAULT_QUEUE,
@@ -66,8 +66,8 @@ impl ControlConfig {
 
     /// Sets the least time until a resend, however short round trips are; at least 1 ns. Too short a time resends
     /// messages that are only late.
-    pub fn least_timeout(&mut self, time: Duration) -> &mut Self {
-        self.least_timeout = nanos(time).max(1);
+    pub fn min_timeout(&mut self, time: Duration) -> &mut Self {
+        self.min_timeout = nanos(time).max(1);
         self
     }
 
@@ -105,8 +105,8 @@ impl ControlConfig {
         self.initial_timeout
     }
 
-    pub(super) const fn least_timeout_nanos(&self) -> u64 {
-        self.least_timeout
+    pub(super) const fn min_timeout_nanos(&self) -> u64 {
+        self.min_timeout
     }
 
     pub(super) const fn dead_after_nanos(&self) -> u64 {

@@ -134,7 +134,7 @@ pub struct Counters {
     /// Messages put on the wire for the first time.
     pub sent: u64,
     /// Messages put on the wire again.
-    pub resent: u64,
+    pub retransmitted: u64,
     /// Messages handed over as [`Event::Message`].
     pub delivered: u64,
     /// Messages that were acknowledged.

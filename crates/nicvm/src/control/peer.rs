@@ -14,9 +14,9 @@ use midplane_simhw::time::Instant;
 use super::alarms::{Timer, Timers};
 use super::config::ControlConfig;
 use super::message::{Address, Body, Counters, Event};
-use super::resend::SendWindow;
+use super::receive_window::{Acknowledgement, Arrival, ReceiveWindow};
 use super::round_trip::Estimate;
-use super::window::{Acknowledgement, Arrival, ReceiveWindow};
+use super::send_window::SendWindow;
 use super::{Reports, Setting};
 use crate::extension::Epoch;
 use crate::planted::{self, Bug};
@@ -272,11 +272,11 @@ impl Peer {
         }
     }
 
-    /// Returns whether to answer a peer that we have no connection with: at most once in `least_timeout`.
+    /// Returns whether to answer a peer that we have no connection with: at most once in `min_timeout`.
     fn may_answer(&mut self, now: Instant, setting: &Setting) -> bool {
         let may = !self.up && now >= self.next_answer_at;
         if may {
-            self.next_answer_at = now.plus_nanos(setting.config.least_timeout_nanos());
+            self.next_answer_at = now.plus_nanos(setting.config.min_timeout_nanos());
         }
         may
     }
@@ -439,7 +439,7 @@ impl Peer {
         }
         let outbound = self.sending.on_transmit(now, setting.config.window_messages())?;
         if outbound.again {
-            counters.resent += 1;
+            counters.retransmitted += 1;
         } else {
             counters.sent += 1;
         }

@@ -11,7 +11,7 @@ const PERIOD: u32 = 64;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RoundTrip {
     /// Smallest of the last 64 to 128 samples (of all, while they are fewer).
-    pub least: Duration,
+    pub min: Duration,
     /// Mean, with each sample weighing 1/8.
     pub smoothed: Duration,
     /// Mean deviation, with each sample weighing 1/4.
@@ -28,8 +28,8 @@ pub struct RoundTrip {
 pub(super) struct Estimate {
     smoothed: u64,
     variation: u64,
-    least: u64,
-    former_least: u64,
+    min: u64,
+    former_min: u64,
     samples: u32,
     doublings: u32,
 }
@@ -48,10 +48,10 @@ impl Estimate {
         self.samples += 1;
         if self.samples == PERIOD {
             self.samples = 0;
-            self.former_least = self.least;
-            self.least = nanos;
+            self.former_min = self.min;
+            self.min = nanos;
         }
-        self.least = self.least.min(nanos);
+        self.min = self.min.min(nanos);
     }
 
     /// Doubles the timeout, because an acknowledgement or a welcome did not come in time.
@@ -73,14 +73,14 @@ impl Estimate {
                 .saturating_add(self.variation.saturating_mul(4))
                 .saturating_add(config.acknowledgement_delay_nanos())
         };
-        let once = once.max(config.least_timeout_nanos());
+        let once = once.max(config.min_timeout_nanos());
         let factor = 1_u64 << self.doublings.min(32);
         once.saturating_mul(factor).min(config.timeout_cap_nanos()).max(1)
     }
 
     pub(super) fn read(&self) -> Option<RoundTrip> {
         (self.smoothed != 0).then(|| RoundTrip {
-            least: Duration::from_nanos(self.least.min(self.former_least)),
+            min: Duration::from_nanos(self.min.min(self.former_min)),
             smoothed: Duration::from_nanos(self.smoothed),
             variation: Duration::from_nanos(self.variation),
         })
@@ -90,8 +90,8 @@ impl Estimate {
         Self {
             smoothed: nanos,
             variation: nanos / 2,
-            least: nanos,
-            former_least: nanos,
+            min: nanos,
+            former_min: nanos,
             samples: 1,
             doublings: 0,
         }
@@ -111,7 +111,7 @@ mod tests {
             estimate.on_sample(50_000);
         }
         let trip = estimate.read().unwrap();
-        assert_eq!(trip.least, Duration::from_micros(50));
+        assert_eq!(trip.min, Duration::from_micros(50));
         assert!(trip.smoothed.abs_diff(Duration::from_micros(50)) < Duration::from_micros(1));
         assert!(trip.variation < Duration::from_micros(1));
     }

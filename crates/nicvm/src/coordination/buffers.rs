@@ -44,14 +44,14 @@ impl Coordination {
     pub(super) fn grant_buffers(&mut self, nic: &mut Context<'_>) {
         let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
         let now = nic.now();
-        let patience_ns = nanos(self.config.lease) / 16;
+        let request_timeout_ns = nanos(self.config.lease) / 16;
         for place in &mut self.places {
             let Some(request) = place.wants_buffers.filter(|_| free > 0) else { continue };
             let BufferRequest { epoch, consumed, .. } = request;
             let last = place.promised;
             let all_here = epoch == last.epoch
                 && consumed.checked_sub(last.sent) == Some(arrived.wrapping_sub(last.arrived));
-            let lost_by = request.since.plus_nanos(patience_ns);
+            let lost_by = request.since.plus_nanos(request_timeout_ns);
             if !all_here && now < lost_by {
                 nic.set_timeout_at(BUFFERS, Service::Exact, lost_by);
                 continue;

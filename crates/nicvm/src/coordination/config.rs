@@ -75,7 +75,7 @@ pub struct CoordinationConfig {
     pub(crate) uncontrolled: Uncontrolled,
     pub(crate) ahead: u32,
     pub(crate) lease: Duration,
-    pub(crate) patience: Duration,
+    pub(crate) request_timeout: Duration,
     pub(crate) reserve: Option<u16>,
     pub(crate) rate: Option<LineRate>,
     pub(crate) buffers: bool,
@@ -129,13 +129,13 @@ impl CoordinationConfig {
         Self {
             links: Vec::new(),
             routes: Vec::new(),
-            lead: Lead::Steered,
+            lead: Lead::Adaptive,
             trims: Vec::new(),
             hold: Hold::Auto,
             uncontrolled: Uncontrolled::default(),
             ahead: 0,
             lease: DEFAULT_LEASE,
-            patience: DEFAULT_LEASE * 2,
+            request_timeout: DEFAULT_LEASE * 2,
             reserve: None,
             rate: None,
             buffers: false,
@@ -171,7 +171,7 @@ impl CoordinationConfig {
         self
     }
 
-    /// Sets how early tokens are released; [`Lead::Steered`] by default.
+    /// Sets how early tokens are released; [`Lead::Adaptive`] by default.
     pub fn lead(&mut self, lead: Lead) -> &mut Self {
         self.lead = lead;
         self
@@ -211,18 +211,18 @@ impl CoordinationConfig {
     }
 
     /// Sets how long a holder may send without a new confirmation by all other senders; a lost token is replaced after
-    /// about that long. At least 1 ms; [`DEFAULT_LEASE`] by default. Also sets the patience to two leases.
+    /// about that long. At least 1 ms; [`DEFAULT_LEASE`] by default. Also sets the request timeout to two leases.
     pub fn lease(&mut self, lease: Duration) -> &mut Self {
         self.lease = lease.max(Duration::from_millis(1));
-        self.patience = self.lease * 2;
+        self.request_timeout = self.lease * 2;
         self
     }
 
     /// Sets how long a sender waits for a token before it asks again. After twice as long again, it reports the token
     /// lost. It should exceed the time for which all others together may keep the token. At least 1 ms; two leases by
     /// default.
-    pub fn patience(&mut self, patience: Duration) -> &mut Self {
-        self.patience = patience.max(Duration::from_millis(1));
+    pub fn request_timeout(&mut self, request_timeout: Duration) -> &mut Self {
+        self.request_timeout = request_timeout.max(Duration::from_millis(1));
         self
     }
 

@@ -34,7 +34,7 @@ pub enum Lead {
     /// A fixed time before the last bit leaves. The paper released ten cells before the end.
     Fixed(Duration),
     /// Follows the measured hand-overs: as early as all but the fastest of them took.
-    Steered,
+    Adaptive,
 }
 
 impl Lead {
@@ -43,8 +43,8 @@ impl Lead {
     pub fn build(self) -> Box<dyn LeadEstimator> {
         match self {
             Self::Off => Box::<FixedLead>::default(),
-            Self::Fixed(lead) => Box::new(FixedLead { lead, handovers: SteeredLead::default() }),
-            Self::Steered => Box::<SteeredLead>::default(),
+            Self::Fixed(lead) => Box::new(FixedLead { lead, handovers: AdaptiveLead::default() }),
+            Self::Adaptive => Box::<AdaptiveLead>::default(),
         }
     }
 }
@@ -92,7 +92,7 @@ impl LeadEstimator for TrimmedLead {
 #[derive(Debug, Default)]
 pub(crate) struct FixedLead {
     lead: Duration,
-    handovers: SteeredLead,
+    handovers: AdaptiveLead,
 }
 
 impl LeadEstimator for FixedLead {
@@ -116,14 +116,14 @@ impl LeadEstimator for FixedLead {
 /// too long a lead: most hand-overs would come a little too early, and the few late ones could not drain the queue. A
 /// low quantile keeps the queue bounded.
 #[derive(Debug, Default)]
-pub(crate) struct SteeredLead {
+pub(crate) struct AdaptiveLead {
     /// The last hand-overs, in ns; the oldest is replaced next.
     last: Vec<u64>,
     next: usize,
     sorted: Vec<u64>,
 }
 
-impl SteeredLead {
+impl AdaptiveLead {
     /// Number of hand-overs that are remembered.
     const WINDOW: usize = 32;
     /// The lead is the sample at rank count / FASTEST: one in five is faster.
@@ -136,7 +136,7 @@ impl SteeredLead {
     }
 }
 
-impl LeadEstimator for SteeredLead {
+impl LeadEstimator for AdaptiveLead {
     fn on_handover(&mut self, handover: Duration) {
         let sample = nanos(handover);
         if self.last.len() < Self::WINDOW {
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_steady_handover_is_hidden_but_for_a_little() {
-        let mut lead = SteeredLead::default();
+        let mut lead = AdaptiveLead::default();
         assert_eq!(lead.lead(), Duration::ZERO);
         for _ in 0..50 {
             lead.on_handover(Duration::from_micros(20));
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn jitter_shortens_the_lead() {
-        let (mut steady, mut jittery) = (SteeredLead::default(), SteeredLead::default());
+        let (mut steady, mut jittery) = (AdaptiveLead::default(), AdaptiveLead::default());
         for i in 0..200 {
             steady.on_handover(Duration::from_micros(20));
             jittery.on_handover(Duration::from_micros(if i % 2 == 0 { 14 } else { 26 }));

@@ -62,7 +62,7 @@ pub(crate) struct LinkSetup {
     pub(crate) me: Party,
     pub(crate) senders: usize,
     pub(crate) lease_ns: u64,
-    pub(crate) patience_ns: u64,
+    pub(crate) request_timeout_ns: u64,
     /// True if all nodes start together, so that the first sender has the token.
     pub(crate) genesis: bool,
     /// The end of the time in which a restarted sender supports no epoch: its former incarnation may have given one up.
@@ -384,8 +384,8 @@ impl Link {
 
     fn retry_at(&self, request: Request) -> Instant {
         // Back off, so that a partitioned cluster is not flooded with repeated requests.
-        let patience = self.setup.patience_ns << request.tries.min(4);
-        request.sent.plus_nanos(patience)
+        let request_timeout = self.setup.request_timeout_ns << request.tries.min(4);
+        request.sent.plus_nanos(request_timeout)
     }
 
     fn send(&mut self, to: Party, body: Body) {

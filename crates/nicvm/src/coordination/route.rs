@@ -328,7 +328,7 @@ impl Coordination {
     ) {
         let now = nic.now();
         // With a steered lead, the next holder waits for the line; with a fixed one it does not.
-        let last = if self.config.lead == Lead::Steered { ends } else { now };
+        let last = if self.config.lead == Lead::Adaptive { ends } else { now };
         nic.cancel_timeout(Route::timeout(at));
         self.routes[at].state = State::Idle;
         for link in self.routes[at].links.clone().into_iter().rev() {
@@ -352,7 +352,7 @@ impl Coordination {
                 if trip.variation * 2 < trip.smoothed {
                     // Jitter up to an eighth comes from waiting for a cell or two, and does not count.
                     let jitter = trip.variation.saturating_sub(trip.smoothed / 8);
-                    let fastest = (trip.least + longer).saturating_sub(jitter) / 2;
+                    let fastest = (trip.min + longer).saturating_sub(jitter) / 2;
                     route.lead.on_handover(fastest + latency);
                 }
                 let usual = nanos((trip.smoothed + longer) / 2 + latency);

@@ -136,7 +136,7 @@ impl Net {
                 me: node.party,
                 senders,
                 lease_ns: LEASE_NS,
-                patience_ns: PATIENCE_NS,
+                request_timeout_ns: PATIENCE_NS,
                 genesis,
                 quiet_until,
             })))

@@ -7,7 +7,7 @@ use midplane_simhw::region::{Payload, RegionRef};
 use super::bulk::{self, Incoming, Outgoing};
 use super::wire::{Access, INLINE, Message};
 use super::{ARRIVING, Context, Memory};
-use crate::capability::{Capability, Grant};
+use crate::capability::{Capability, CapabilityRights};
 
 impl Memory {
     /// Carries out an access to memory of this node, and answers it.
@@ -20,9 +20,9 @@ impl Memory {
         inline: &[u8],
     ) {
         let wanted = match access {
-            Access::Read | Access::ReadPart => Grant::READ,
-            Access::Write | Access::WriteMany => Grant::WRITE,
-            Access::Swap | Access::Add => Grant::ATOMIC,
+            Access::Read | Access::ReadPart => CapabilityRights::READ,
+            Access::Write | Access::WriteMany => CapabilityRights::WRITE,
+            Access::Swap | Access::Add => CapabilityRights::ATOMIC,
         };
         let region = match self.table.check(&capability, wanted) {
             Ok(region) if capability.node == nic.node() => region,
@@ -38,7 +38,7 @@ impl Memory {
                     |at: usize| Some(u32::from_le_bytes(inline.get(at..at + 4)?.try_into().ok()?));
                 let Some((first, count)) = word(0).zip(word(4)) else { return };
                 let outgoing = Outgoing::new(region, bulk::OF_READ);
-                self.counters.resent += outgoing.send(nic, from, number, first, count);
+                self.counters.retransmitted += outgoing.send(nic, from, number, first, count);
                 return;
             }
             Access::WriteMany => {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::time::Instant;
 
-use super::Lane;
+use super::FlowId;
 use super::outgoing::Outgoing;
 
 /// The key of a flow; flows to one node are adjacent in the order.
@@ -14,7 +14,7 @@ pub(super) struct Key {
     pub(super) node: NodeId,
     pub(super) controlled: bool,
     pub(super) extension: ExtensionId,
-    pub(super) lane: Lane,
+    pub(super) flow: FlowId,
 }
 
 #[derive(Debug)]
@@ -117,9 +117,9 @@ impl Flows {
 
     /// Iterates over the flows to a node, controlled or not, in the order of their keys.
     pub(super) fn to(&self, node: NodeId, controlled: bool) -> impl Iterator<Item = &Queue> {
-        let key = |extension, lane| Key { node, controlled, extension, lane };
-        let first = key(ExtensionId(0), Lane(0));
-        let last = key(ExtensionId(u8::MAX), Lane(u16::MAX));
+        let key = |extension, flow| Key { node, controlled, extension, flow };
+        let first = key(ExtensionId(0), FlowId(0));
+        let last = key(ExtensionId(u8::MAX), FlowId(u16::MAX));
         self.by_key.range(first..=last).map(|(_, &at)| &self.queues[at])
     }
 

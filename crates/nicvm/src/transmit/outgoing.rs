@@ -182,7 +182,7 @@ pub(super) fn packet_header(
     Header {
         extension,
         destination: packet.node,
-        destination_incarnation: packet.life,
+        destination_incarnation: packet.incarnation,
         length,
         port: packet.port,
         sequence: packet.sequence,
@@ -197,7 +197,7 @@ pub(super) fn packet_header(
 mod tests {
     use midplane_simhw::id::NodeId;
 
-    use super::super::Lane;
+    use super::super::FlowId;
     use super::*;
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
         let message = Message {
             extension: ExtensionId(1),
             node: NodeId(1),
-            lane: Lane(0),
+            flow: FlowId(0),
             port: PortId(0),
             source,
             tag: 0,

@@ -12,8 +12,8 @@ use midplane_simhw::time::Instant;
 use super::flows::{Flows, Key, Queue};
 use super::outgoing::{Outgoing, packet_header};
 use super::{Backlog, BacklogLimit, Message, Packet, Sending, Sent};
-use crate::admission::{Admission, Gate, Steering, Verdict};
-use crate::extension::TransmitNews;
+use crate::admission::{Admission, AdmissionUpdate, Gate, Verdict};
+use crate::extension::TransmitEvent;
 use crate::planted::{self, Bug};
 
 /// Frames that one pump may hand over, so that a turn's work is bounded.
@@ -25,7 +25,7 @@ pub(crate) const TRANSMIT_INSTRUCTIONS: u64 = 40;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum News {
     /// For the gate's controller.
-    Gate(TransmitNews),
+    Gate(TransmitEvent),
     /// For the extension that sent the packet.
     Sent(ExtensionId, Sent),
     /// For the unit: this extension's admission has panicked.
@@ -82,9 +82,9 @@ impl Transmit {
         self.admissions.iter().any(|installed| installed.owner == owner)
     }
 
-    pub(crate) fn steer(&mut self, now: Instant, owner: ExtensionId, steering: Steering) {
+    pub(crate) fn update(&mut self, now: Instant, owner: ExtensionId, update: AdmissionUpdate) {
         for installed in self.admissions.iter_mut().filter(|a| a.owner == owner) {
-            let steer = AssertUnwindSafe(|| installed.admission.steer(now, steering));
+            let steer = AssertUnwindSafe(|| installed.admission.update(now, update));
             if catch_unwind(steer).is_err() {
                 self.news.push_back(News::Trapped(owner));
             }
@@ -368,7 +368,7 @@ impl Transmit {
             Verdict::Hold => self.flows.hold(Instant::FAR_FUTURE),
         }
         if answer.by_gate && self.gate.note_held(key.node) {
-            let news = TransmitNews::Held { destination: key.node };
+            let news = TransmitEvent::Held { destination: key.node };
             self.news.push_back(News::Gate(news));
         }
         Ok(())
@@ -444,7 +444,7 @@ impl Transmit {
             return;
         }
         let (begins, leaves) = self.gate.drain(destination).unwrap_or_else(|| (hw.now(), hw.now()));
-        let news = TransmitNews::Drained { destination, begins, leaves };
+        let news = TransmitEvent::Drained { destination, begins, leaves };
         self.news.push_back(News::Gate(news));
         self.flows.recheck();
     }
@@ -468,12 +468,12 @@ pub(crate) struct WaitingPacket {
 }
 
 const fn key_of(message: &Message) -> Key {
-    let Message { node, controlled, extension, lane, .. } = *message;
-    Key { node, controlled, extension, lane }
+    let Message { node, controlled, extension, flow, .. } = *message;
+    Key { node, controlled, extension, flow }
 }
 
 const fn flow_of(extension: ExtensionId, packet: &Packet<'_>) -> Key {
-    Key { node: packet.node, controlled: packet.controlled, extension, lane: packet.lane }
+    Key { node: packet.node, controlled: packet.controlled, extension, flow: packet.flow }
 }
 
 fn packet_length(hw: &dyn Hardware, packet: &Packet<'_>) -> Result<u16, TransmitRefused> {

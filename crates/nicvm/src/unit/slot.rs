@@ -82,7 +82,7 @@ impl ExtensionCounters {
 /// Returns the commands that an extension holds when it is taken down. An extension that has panicked may panic here
 /// too; then the list is empty.
 pub(super) fn held_by(extension: &mut dyn Extension) -> Vec<Command> {
-    catch_unwind(AssertUnwindSafe(|| extension.held())).unwrap_or_default()
+    catch_unwind(AssertUnwindSafe(|| extension.outstanding_commands())).unwrap_or_default()
 }
 
 /// A control message for a version that does not run here yet.

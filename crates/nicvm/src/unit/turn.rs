@@ -9,7 +9,7 @@ use super::slot::Handler;
 use super::{ALARM, ROUNDS_PER_TURN, Unit};
 use crate::context::PortEvent;
 use crate::control::MAX_MESSAGE;
-use crate::extension::{TransmitNews, UnitEvent};
+use crate::extension::{TransmitEvent, UnitEvent};
 use crate::planted::{self, Bug};
 use crate::transmit::{News, TRANSMIT_INSTRUCTIONS};
 
@@ -67,7 +67,7 @@ impl Unit {
             }
             for number in self.numbers() {
                 let _ = self.run(hw, number, Handler::Other, |extension, nic| match news {
-                    PortEvent::Stopped(port) => extension.on_port_stopped(nic, port),
+                    PortEvent::Stopped(port) => extension.on_port_suspended(nic, port),
                     PortEvent::Resumed(port, suspended_for) => {
                         extension.on_port_resumed(nic, port, suspended_for)
                     }
@@ -91,13 +91,13 @@ impl Unit {
         }
     }
 
-    pub(super) fn on_gate_news(&mut self, hw: &mut dyn Hardware, news: TransmitNews) {
+    pub(super) fn on_gate_news(&mut self, hw: &mut dyn Hardware, news: TransmitEvent) {
         let services = self.services.as_mut().expect("the unit has started");
         if let Some(gate_controller) = services.gate_controller {
             let _ = self.run(hw, gate_controller, Handler::Other, |extension, nic| {
                 extension.on_transmit(nic, news);
             });
-        } else if let TransmitNews::Held { destination } = news {
+        } else if let TransmitEvent::Held { destination } = news {
             // No extension controls the gate, so it would never open.
             services.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
                 waiting.controlled && waiting.node == destination

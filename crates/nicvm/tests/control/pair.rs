@@ -59,7 +59,7 @@ fn one_loss_resends_one_message_without_waiting_for_the_time_out() {
         (0..20).for_each(|_| pair.send(0, 1).unwrap());
         let took = pair.drive_until_quiet();
         assert_eq!(pair.received(1), 21);
-        assert_eq!(pair.units[0].control.counters().resent, 1, "message {lost}");
+        assert_eq!(pair.units[0].control.counters().retransmitted, 1, "message {lost}");
         assert!(took < Duration::from_millis(1), "message {lost} took {took:?}");
     }
 }
@@ -70,7 +70,7 @@ fn the_last_message_lost_is_sent_again_after_the_time_out() {
     pair.lose_next = Some((Kind::Control, 0));
     pair.send(0, 1).unwrap();
     let took = pair.drive_until_quiet();
-    assert_eq!((pair.received(1), pair.units[0].control.counters().resent), (2, 1));
+    assert_eq!((pair.received(1), pair.units[0].control.counters().retransmitted), (2, 1));
     assert!((1_000..3_000).contains(&took.as_micros()), "{took:?}");
 }
 
@@ -103,8 +103,8 @@ fn a_round_trip_does_not_count_the_wait_of_its_acknowledgement() {
         pair.drive_until_quiet();
     }
     let trip = pair.units[0].control.round_trip(B).unwrap();
-    assert_eq!(trip.least, Duration::from_micros(40));
-    assert!(trip.smoothed.abs_diff(trip.least) < Duration::from_nanos(100), "{trip:?}");
+    assert_eq!(trip.min, Duration::from_micros(40));
+    assert!(trip.smoothed.abs_diff(trip.min) < Duration::from_nanos(100), "{trip:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::stage::Stage;
 
 /// The most timings used for one line; of more, this many at even steps are used. 64 make 2016
 /// slopes.
-const MOST_TIMINGS: usize = 96;
+const MAX_TIMINGS: usize = 96;
 
 /// The reason why no line could be fitted.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -67,7 +67,7 @@ pub fn fit(timings: &[(f64, f64)]) -> Result<Line, FitError> {
     if let Some(index) = timings.iter().position(|timing| !good(timing)) {
         return Err(FitError::BadTiming(index));
     }
-    let step = timings.len().div_ceil(MOST_TIMINGS);
+    let step = timings.len().div_ceil(MAX_TIMINGS);
     let used: Vec<(f64, f64)> = timings.iter().step_by(step).copied().collect();
     let mut line = medians(&used)?;
     line.error = line.scale(&used);

@@ -34,9 +34,9 @@ impl Drop for File {
     }
 }
 
-fn place(rank: u16, peers: &[&str]) -> Result<Option<Place>, LaunchError> {
+fn place(rank: u16, peers: &[&str]) -> Result<Option<ProcessGroup>, LaunchError> {
     let peers = peers.iter().map(ToString::to_string).collect();
-    Ok(Some(Place { rank, peers, keys: Vec::new() }))
+    Ok(Some(ProcessGroup { rank, peers, keys: Vec::new() }))
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn peers_have_keys_or_none_has_and_each_wrong_line_is_named() {
         place.identity(Path::new("/nowhere")).unwrap_err(),
         LaunchError::Unreadable { flag: "--secret-key", .. }
     ));
-    let unkeyed = Place { rank: 0, peers: vec!["a:1".into()], keys: Vec::new() };
+    let unkeyed = ProcessGroup { rank: 0, peers: vec!["a:1".into()], keys: Vec::new() };
     assert_eq!(unkeyed.identity(&own.0).unwrap_err(), LaunchError::NoKeys);
 
     for (text, line) in [

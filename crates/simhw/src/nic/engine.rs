@@ -4,7 +4,7 @@ use super::hardware::Nic;
 use super::link::Link;
 use crate::drops::DropCause;
 use crate::frame::{Frame, Header};
-use crate::hardware::{Firmware, STOP_PATIENCE, TIMERS};
+use crate::hardware::{Firmware, STOP_TIMEOUT, TIMERS};
 use crate::host::OpenError;
 use crate::id::PortId;
 use crate::port::{Bell, Port, PortNumbers, PortOptions, port};
@@ -136,7 +136,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
             Some(until) => until,
             None => {
                 self.call(|firmware, nic| firmware.on_stop(nic));
-                *self.stopping.insert(now + STOP_PATIENCE)
+                *self.stopping.insert(now + STOP_TIMEOUT)
             }
         };
         (!self.firmware.may_stop() && now < until).then_some(until)

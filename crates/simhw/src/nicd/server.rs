@@ -29,7 +29,7 @@ pub const DEFAULT_LOAN: usize = 1 << 30;
 /// Connections that one client, a process, may have: one for each of its ports.
 pub const DEFAULT_CONNECTIONS: usize = 256;
 /// Least memory that is lent at once: each loan is a mapping, and a process can have some 65,000.
-const LEAST_LOAN: usize = 64 << 10;
+const MIN_LOAN: usize = 64 << 10;
 /// As long as waking a parked process takes.
 const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 /// Most bytes of a daemon's name.
@@ -392,8 +392,7 @@ impl Room {
 
     fn lend(&self, socket: &Socket, served: &Served, bytes: usize) -> bool {
         let left = self.left_of_loan(served.process);
-        let lent =
-            (LEAST_LOAN..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
+        let lent = (MIN_LOAN..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
         let Some(Ok((segment, file))) = lent else {
             return answer(socket, Answer::NothingLent, &[]).is_ok();
         };

@@ -280,7 +280,7 @@ impl Seals {
 
     /// Returns whether a handshake is under way; frames may wait for its keys.
     #[must_use]
-    pub(crate) fn is_asking(&self) -> bool {
+    pub(crate) fn is_handshaking(&self) -> bool {
         !self.asking.is_empty()
     }
 

@@ -185,7 +185,7 @@ fn a_lost_handshake_is_sent_again_and_an_unanswered_one_is_given_up() {
         pair.advance(RETRY);
         pair.wire.clear();
     }
-    assert!(!pair.nodes[0].is_asking());
+    assert!(!pair.nodes[0].is_handshaking());
     assert_eq!(pair.nodes[0].take_given_up(), 1);
     assert_eq!(pair.nodes[0].poll_timeout(), Instant::FAR_FUTURE);
 }

@@ -27,7 +27,7 @@ const LINES: usize = 3 * LINE;
 /// Flag in a first word: the record is published.
 const PUBLISHED: u64 = 1 << 63;
 /// Least bytes of a ring.
-pub(crate) const LEAST_CAPACITY: usize = 4_096;
+pub(crate) const MIN_CAPACITY: usize = 4_096;
 
 /// Returns the bytes of memory that a ring of `capacity` takes.
 pub(crate) const fn ring_bytes(capacity: usize) -> usize {
@@ -149,7 +149,7 @@ pub(crate) fn ring(
     offset: usize,
     capacity: usize,
 ) -> (RingSender, RingReceiver) {
-    debug_assert!(capacity.is_power_of_two() && capacity >= LEAST_CAPACITY);
+    debug_assert!(capacity.is_power_of_two() && capacity >= MIN_CAPACITY);
     let place = Place { segment: Arc::clone(segment), offset, capacity };
     (
         RingSender { place: place.clone(), tail: 0, returned: 0 },

@@ -29,7 +29,7 @@ pub const DEFAULT_RATE: LineRate = LineRate::mbps(100_000);
 /// Default spin time: 20 us, about the cost of parking and being woken.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 /// Default time to connect: a minute, enough for processes that a person starts by hand one after the other.
-pub const DEFAULT_JOIN_WITHIN: Duration = Duration::from_secs(60);
+pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most nodes of one fabric.
 pub(crate) const MAX_NODES: u16 = 1_024;
 /// Most slots, and most areas, of a direction.
@@ -51,7 +51,7 @@ pub struct ShmConfig {
     pub(super) rate: LineRate,
     pub(super) port_depth: usize,
     pub(super) spin: Duration,
-    pub(super) join_within: Duration,
+    pub(super) join_timeout: Duration,
     pub(super) admitted: Vec<u32>,
 }
 
@@ -72,7 +72,7 @@ impl ShmConfig {
             rate: DEFAULT_RATE,
             port_depth: port::DEFAULT_DEPTH,
             spin: DEFAULT_SPIN,
-            join_within: DEFAULT_JOIN_WITHIN,
+            join_timeout: DEFAULT_JOIN_TIMEOUT,
             admitted: Vec::new(),
         }
     }
@@ -142,10 +142,10 @@ impl ShmConfig {
 
     /// Sets how long [lanes](super::lanes::Lanes) wait for a process that has not connected, once they send to
     /// it or wait for it. They then treat it as gone for good. NICs have no such limit: their extensions set
-    /// their own. Default: [`DEFAULT_JOIN_WITHIN`].
+    /// their own. Default: [`DEFAULT_JOIN_TIMEOUT`].
     #[must_use]
-    pub const fn join_within(mut self, time: Duration) -> Self {
-        self.join_within = time;
+    pub const fn join_timeout(mut self, time: Duration) -> Self {
+        self.join_timeout = time;
         self
     }
 

@@ -55,7 +55,7 @@ pub enum News<'a> {
         /// The memory.
         memory: SharedMemory,
     },
-    /// A process is gone, or did not come in the time that [`ShmConfig::join_within`] gives it: nothing more comes
+    /// A process is gone, or did not come in the time that [`ShmConfig::join_timeout`] gives it: nothing more comes
     /// from it, and nothing goes there, until [`News::Returned`].
     Left(NodeId),
     /// A process has exited, and another one has taken its place: later frames are the other one's.
@@ -68,8 +68,8 @@ pub enum News<'a> {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SendRefused {
-    /// The other has not taken what is under way, or is not there yet; [`Lanes::arm`] tells when. Who never comes is
-    /// gone in the end: see [`ShmConfig::join_within`].
+    /// The other has not taken what is under way, or is not there yet; [`Lanes::arm_wakeup`] tells when. Who never
+    /// comes is gone in the end: see [`ShmConfig::join_timeout`].
     #[error("no slot is free; try again once the other process has taken a frame")]
     Full,
     /// It is gone, or did not come in time.
@@ -153,7 +153,7 @@ impl Lanes {
     /// [`StartError`] says what to do about it.
     ///
     /// # Panics
-    /// If the current runtime's I/O is not enabled; [`Lanes::arm`], if its timers are not.
+    /// If the current runtime's I/O is not enabled; [`Lanes::arm_wakeup`], if its timers are not.
     pub fn open(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
         Handle::try_current().map_err(|_| StartError::NoRuntime)?;
@@ -170,7 +170,7 @@ impl Lanes {
             mtu: config.mtu,
             spin: u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX),
             peers: (0..config.nodes).map(|_| Peer::default()).collect(),
-            awaited: Awaited::new(config.join_within),
+            awaited: Awaited::new(config.join_timeout),
             turn: 0,
             lent: None,
             spin_state: AdaptiveSpin::default(),
@@ -483,7 +483,7 @@ impl Lanes {
     /// Busy-polls for as long as that pays; then arms `waker`, which is woken once a frame has arrived, or there is
     /// space where a frame was refused. `false` if that is so already, and nothing is armed; also now and
     /// then where it is not.
-    pub fn arm(&mut self, waker: &Waker) -> bool {
+    pub fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         self.take_back();
         let mut spin = std::mem::take(&mut self.spin_state);
         let found = self.has_any().then_some(());

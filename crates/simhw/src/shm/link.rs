@@ -129,7 +129,7 @@ impl Link for ShmLink {
     ) -> Result<Instant, TransmitRefused> {
         let Nic { link, ports, node, mtu, now, .. } = nic;
         let payload = payload(ports, *mtu, header, source)?;
-        if header.destination != NodeId::EVERYBODY {
+        if header.destination != NodeId::BROADCAST {
             link.stage(*now, header, &payload)?;
             return Ok(*now);
         }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::net::SocketAddrUnix;
 
-use super::byte_ring::{LEAST_CAPACITY, RingReceiver, RingSender, ring, ring_bytes};
+use super::byte_ring::{MIN_CAPACITY, RingReceiver, RingSender, ring, ring_bytes};
 use crate::acceptor::Acceptor;
 use crate::live::clock::Clock;
 use crate::passing::{MAGIC, Passed, Socket};
@@ -25,7 +25,7 @@ const WORDS: usize = 4;
 /// Connections that one process may have to a listener.
 const PER_PROCESS: usize = 256;
 /// Most bytes of a ring.
-pub(crate) const MOST_CAPACITY: usize = 16 << 20;
+pub(crate) const MAX_CAPACITY: usize = 16 << 20;
 
 /// Both directions between two processes. Dropping it ends the pair for both.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ pub fn connect(name: &[u8], capacity: usize, word: u64) -> io::Result<RingPair> 
 }
 
 const fn is_capacity(bytes: usize) -> bool {
-    bytes.is_power_of_two() && bytes >= LEAST_CAPACITY && bytes <= MOST_CAPACITY
+    bytes.is_power_of_two() && bytes >= MIN_CAPACITY && bytes <= MAX_CAPACITY
 }
 
 /// A process's name in the abstract namespace, to which other processes connect.
@@ -213,7 +213,7 @@ mod tests {
     fn a_record_crosses_in_each_direction_and_the_end_is_told() {
         let name = name();
         let mut listener = RingListener::bind(name.as_bytes()).unwrap();
-        let mut one = connect(name.as_bytes(), LEAST_CAPACITY, 7).unwrap();
+        let mut one = connect(name.as_bytes(), MIN_CAPACITY, 7).unwrap();
         let request = listener.accept().pop().unwrap();
         let (mut other, word) = request.accept().unwrap();
         assert_eq!(word, 7);
@@ -241,9 +241,9 @@ mod tests {
     fn a_greeting_that_is_none_is_refused() {
         let name = name();
         let mut listener = RingListener::bind(name.as_bytes()).unwrap();
-        assert!(connect(b"midplane/test/nobody", LEAST_CAPACITY, 0).is_err());
+        assert!(connect(b"midplane/test/nobody", MIN_CAPACITY, 0).is_err());
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-        let words = [MAGIC, VERSION, LEAST_CAPACITY as u64, 0];
+        let words = [MAGIC, VERSION, MIN_CAPACITY as u64, 0];
         for (at, word) in [(0, 1), (1, 99), (2, 1 << 40), (2, 5_000), (3, 0)] {
             let socket = Socket::connect(&address).unwrap();
             let request = listener.accept().pop().unwrap();

@@ -5,7 +5,7 @@ use crate::frame::Header;
 use crate::id::NodeId;
 use crate::time::{Instant, Serializer};
 use crate::topology::LinkId;
-use crate::trace::Sighting;
+use crate::trace::TracedFrame;
 
 const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
@@ -47,8 +47,8 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    pub(super) fn sighting(&self) -> Sighting<'_> {
-        Sighting { number: self.number, header: &self.header, payload: &self.payload }
+    pub(super) fn sighting(&self) -> TracedFrame<'_> {
+        TracedFrame { number: self.number, header: &self.header, payload: &self.payload }
     }
 }
 

@@ -130,7 +130,7 @@ impl Network {
     /// Forwards a piece that has crossed the medium, if its destination is on it.
     fn pass(&mut self, queue: &mut EventQueue, piece: Piece, medium: MediumId, at: Instant) {
         let frame = self.frames.at(piece.frame);
-        if frame.header.destination == NodeId::EVERYBODY {
+        if frame.header.destination == NodeId::BROADCAST {
             return self.copy_on_medium(queue, piece, medium, at);
         }
         let (destination, delay) = (frame.header.destination.index(), frame.delay);

@@ -56,7 +56,7 @@ pub enum DiscardPolicy {
     /// [leaves](crate::hardware::Hardware::leave) a frame there. Only `sim` supports it, and copies of
     /// broadcast frames are dropped nevertheless. A switch in real time cannot stall a link, and drops pieces
     /// that do not fit.
-    HoldUp,
+    BackPressure,
 }
 
 impl DiscardPolicy {
@@ -67,7 +67,7 @@ impl DiscardPolicy {
     #[must_use]
     pub fn build(self) -> Box<dyn Discard> {
         match self {
-            Self::Tail | Self::HoldUp => Box::new(TailDrop),
+            Self::Tail | Self::BackPressure => Box::new(TailDrop),
             Self::Partial => Box::<PartialPacketDiscard>::default(),
             Self::Early { threshold } => Box::new(EarlyPacketDiscard::new(threshold)),
         }
@@ -86,7 +86,7 @@ impl Discard for TailDrop {
 
 /// Most frames that a rule remembers; beyond that it forgets the oldest. A port that is notified of frames that
 /// end elsewhere ([`Discard::forget`]) remembers at most one per sender.
-const MOST_REMEMBERED: usize = 1024;
+const MAX_REMEMBERED: usize = 1024;
 
 /// A set of passing frames.
 #[derive(Debug, Default)]
@@ -98,7 +98,7 @@ impl Frames {
         if piece.last {
             return;
         }
-        if self.0.len() == MOST_REMEMBERED {
+        if self.0.len() == MAX_REMEMBERED {
             self.0.remove(0);
         }
         self.0.push(piece.frame);

@@ -12,7 +12,7 @@ use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 
-use super::{Record, Sighting};
+use super::{Record, TracedFrame};
 use crate::time::Instant;
 use crate::topology::{End, LinkId, Topology};
 
@@ -111,7 +111,7 @@ impl<W: Write> PcapngWriter<W> {
         &mut self,
         at: Instant,
         interface_id: u32,
-        frame: Sighting<'_>,
+        frame: TracedFrame<'_>,
         option: EnhancedPacketOption<'_>,
     ) -> io::Result<()> {
         self.bytes.clear();

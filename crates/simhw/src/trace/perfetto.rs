@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use prost::Message;
 
-use super::{Engine, Record, Sighting};
+use super::{Engine, Record, TracedFrame};
 use crate::time::Instant;
 use crate::topology::{End, LinkId, Topology};
 
@@ -306,7 +306,7 @@ impl<W: Write> PerfettoWriter<W> {
     }
 }
 
-fn name_of(frame: &Sighting<'_>) -> String {
+fn name_of(frame: &TracedFrame<'_>) -> String {
     let header = frame.header;
     format!("{:?} {} > {}", header.kind, header.source, header.destination)
 }
@@ -330,7 +330,7 @@ mod tests {
         let topology = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 16)));
         let mut writer = PerfettoWriter::new(Vec::new(), &topology);
         let header = Header { destination: NodeId(1), ..Header::default() };
-        let frame = Sighting { number: 7, header: &header, payload: &[] };
+        let frame = TracedFrame { number: 7, header: &header, payload: &[] };
         let busy = |engine, begins, ends| Record::Busy {
             engine,
             begins: at(begins),

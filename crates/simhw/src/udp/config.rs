@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::batch::plain;
-use super::discovery::LEAST_BYTES;
+use super::discovery::MIN_BYTES;
 use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
 use crate::link::LinkProfile;
@@ -57,7 +57,7 @@ pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 pub const DEFAULT_SOCKET_BUFFER: usize = 4 << 20;
 
 /// Bytes of the longest datagram over IPv4.
-const MOST_DATAGRAM: usize = 65_507;
+const MAX_DATAGRAM: usize = 65_507;
 
 /// The configuration of a NIC over UDP.
 #[derive(Clone, Debug)]
@@ -242,7 +242,7 @@ impl UdpConfig {
             return Err(StartError::Mtu(self.mtu));
         }
         if let Some(bytes) = self.datagram_bytes
-            && !(LEAST_BYTES..=MOST_DATAGRAM).contains(&bytes)
+            && !(MIN_BYTES..=MAX_DATAGRAM).contains(&bytes)
         {
             return Err(StartError::Datagram(bytes));
         }
@@ -311,7 +311,7 @@ pub enum StartError {
     #[error("a payload of {0} bytes is outside 1 to {MAX_PAYLOAD}")]
     Mtu(usize),
     /// The datagram length is out of range.
-    #[error("datagrams of {0} bytes are outside {LEAST_BYTES} to {MOST_DATAGRAM}")]
+    #[error("datagrams of {0} bytes are outside {MIN_BYTES} to {MAX_DATAGRAM}")]
     Datagram(usize),
     /// The keys cannot be used together.
     #[error(transparent)]

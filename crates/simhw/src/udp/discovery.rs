@@ -24,7 +24,7 @@ use crate::time::Instant;
 /// Bytes of UDP payload that a sender starts with: RFC 8899's `BASE_PLPMTU`.
 pub(crate) const BASE_BYTES: usize = 1_200;
 /// Bytes of UDP payload that every path carries: IPv4's 576 minus its header and UDP's.
-pub(crate) const LEAST_BYTES: usize = 548;
+pub(crate) const MIN_BYTES: usize = 548;
 /// Lost probes of one length after which the length counts as too long: RFC 8899's `MAX_PROBES`.
 const MAX_PROBES: u32 = 3;
 /// Lost probes of a length in use after which it counts as too long: a congested path loses a few in a row,
@@ -116,7 +116,7 @@ impl Discovery {
     /// Creates the discovery of a path on which datagrams of up to `limit` bytes may be tried, with `headers`
     /// bytes of IP and UDP headers.
     pub fn new(headers: usize, limit: usize) -> Self {
-        let limit = limit.max(LEAST_BYTES);
+        let limit = limit.max(MIN_BYTES);
         Self {
             phase: Phase::Idle,
             headers,
@@ -214,11 +214,11 @@ impl Discovery {
 
     /// Handles a datagram of `bytes` that the system refused as longer than its interface allows.
     pub fn handle_refused(&mut self, now: Instant, bytes: usize) {
-        self.limit = self.limit.min(bytes.saturating_sub(1)).max(LEAST_BYTES);
+        self.limit = self.limit.min(bytes.saturating_sub(1)).max(MIN_BYTES);
         self.too_long = self.too_long.min(self.limit + 1);
         let shrinks = self.confirmed > self.limit;
         if shrinks {
-            self.confirmed = if BASE_BYTES <= self.limit { BASE_BYTES } else { LEAST_BYTES };
+            self.confirmed = if BASE_BYTES <= self.limit { BASE_BYTES } else { MIN_BYTES };
         }
         if shrinks || self.round.is_some_and(|round| round.bytes > self.limit) {
             self.end_round();
@@ -254,7 +254,7 @@ impl Discovery {
             Phase::Complete => self.on_unconfirmed(now, answered_below > 0),
             Phase::Base | Phase::Error | Phase::Idle => {
                 self.phase = Phase::Error;
-                self.confirmed = LEAST_BYTES;
+                self.confirmed = MIN_BYTES;
                 self.confirm_at = now.plus_nanos(self.retry_after);
                 self.retry_after = (2 * self.retry_after).min(ERROR_RETRY.1);
             }

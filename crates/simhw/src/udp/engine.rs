@@ -187,7 +187,7 @@ fn deliver_joined(nic: &mut Nic, firmware: &mut impl Firmware, piece: &Frame<'_>
 /// The frame that pieces like `piece` make: from whom they are, and for this node or all.
 fn joined_frame<'a>(nic: &Nic, piece: &Header, bytes: &'a [u8]) -> Result<Frame<'a>, DropCause> {
     let (header, payload) = Header::parse(bytes).map_err(|_| DropCause::Malformed)?;
-    if !matches!(header.destination, NodeId::EVERYBODY) && header.destination != nic.node {
+    if !matches!(header.destination, NodeId::BROADCAST) && header.destination != nic.node {
         return Err(DropCause::Misrouted);
     }
     if (header.source, header.incarnation) != (piece.source, piece.incarnation) {

@@ -65,7 +65,7 @@ pub(super) struct Line {
 
 /// Least bytes that are sent from the application's region. Copying fewer costs less than a second part of a
 /// datagram, and whole frames can be sent together. Unlimited on systems where a datagram has one part only.
-pub(super) const LEAST_LENT: usize =
+pub(super) const MIN_LENT: usize =
     if cfg!(all(target_os = "linux", not(all(test, midplane_loom)))) { 4_096 } else { usize::MAX };
 /// Most wire bytes of a short frame: one Ethernet packet.
 const SHORT: usize = 1_600;

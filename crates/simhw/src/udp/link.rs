@@ -98,7 +98,7 @@ impl UdpLink {
 
     /// Returns whether frames may still wait for keys.
     pub(super) fn awaits_keys(&self) -> bool {
-        self.seals.as_ref().is_some_and(Seals::is_asking)
+        self.seals.as_ref().is_some_and(Seals::is_handshaking)
     }
 
     /// Returns when the link has something to do by itself, besides sending.
@@ -202,7 +202,7 @@ impl Link for UdpLink {
         let frame = nic.gather(header, source)?;
         let Nic { link, now, .. } = nic;
         // A switch copies what it can read.
-        if header.destination == NodeId::EVERYBODY && (link.via.is_none() || link.is_sealed()) {
+        if header.destination == NodeId::BROADCAST && (link.via.is_none() || link.is_sealed()) {
             return Ok(link.send_to_each(*now, header, &frame));
         }
         Ok(link.send(*now, header, frame))

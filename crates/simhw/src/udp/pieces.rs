@@ -28,10 +28,10 @@ const INCOMPLETE: usize = 4;
 /// Nanoseconds after which an incomplete frame accepts no more pieces: its number may be reused later.
 const PATIENCE: u64 = 1_000_000_000;
 /// Least bytes of a piece, except the last.
-const LEAST_STRIDE: usize = 256;
+const MIN_STRIDE: usize = 256;
 /// Most pieces of a frame.
-const MOST_PIECES: usize = (HEADER_BYTES + MAX_PAYLOAD).div_ceil(LEAST_STRIDE);
-const WORDS: usize = MOST_PIECES.div_ceil(64);
+const MAX_PIECES: usize = (HEADER_BYTES + MAX_PAYLOAD).div_ceil(MIN_STRIDE);
+const WORDS: usize = MAX_PIECES.div_ceil(64);
 
 /// Cuts a frame of `bytes` with the header `header` and the number `number` into pieces for datagrams of at
 /// most `datagram` bytes. Returns the header of each piece and its range of the frame.
@@ -41,7 +41,7 @@ pub(super) fn cut(
     bytes: usize,
     datagram: usize,
 ) -> impl Iterator<Item = (Header, Range<usize>)> {
-    let stride = datagram.saturating_sub(HEADER_BYTES).max(LEAST_STRIDE);
+    let stride = datagram.saturating_sub(HEADER_BYTES).max(MIN_STRIDE);
     let like = Header {
         kind: Kind::Piece,
         source: header.source,
@@ -72,7 +72,7 @@ impl Place {
         let (offset, total) = (low(header.words[0]), (header.words[0] >> 32) as usize);
         let stride = low(header.words[1]);
         let fits = (HEADER_BYTES..=HEADER_BYTES + MAX_PAYLOAD).contains(&total)
-            && (LEAST_STRIDE..total).contains(&stride)
+            && (MIN_STRIDE..total).contains(&stride)
             && offset < total
             && offset.is_multiple_of(stride)
             && usize::from(header.length) == stride.min(total - offset)

@@ -470,7 +470,7 @@ fn check(peers: &[SocketAddr], datagram: Datagram<'_>) -> Result<Route, DropCaus
     if peer.is_none_or(|peer| plain(*peer) != datagram.from) {
         return Err(DropCause::Stranger);
     }
-    let is_to_all = route.destination == NodeId::EVERYBODY;
+    let is_to_all = route.destination == NodeId::BROADCAST;
     if route.destination.index() >= peers.len() && !is_to_all {
         return Err(DropCause::NoRoute);
     }

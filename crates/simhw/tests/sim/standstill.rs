@@ -21,7 +21,7 @@ fn waiting_star(hosts: u16, buffer: Buffer) -> Topology {
         Buffer::Bytes(_) => LinkProfile::plain(RATE, Duration::from_nanos(500)),
         Buffer::Cells(_) => LinkProfile::atm(RATE, Duration::from_nanos(500)),
     };
-    let discard = DiscardPolicy::HoldUp;
+    let discard = DiscardPolicy::BackPressure;
     Topology::star(hosts, link, SwitchProfile { discard, ..SwitchProfile::new(buffer) })
 }
 
@@ -105,7 +105,7 @@ fn behind_a_nic_that_takes_nothing(discard: DiscardPolicy) -> Vec<(NodeId, u32, 
 
 #[test]
 fn a_nic_that_takes_nothing_stops_its_link_the_switch_and_who_sends_to_others() {
-    let entries = behind_a_nic_that_takes_nothing(DiscardPolicy::HoldUp);
+    let entries = behind_a_nic_that_takes_nothing(DiscardPolicy::BackPressure);
     let numbers: Vec<u32> = entries.iter().map(|(_, number, _)| *number).collect();
     assert_eq!(entries.len(), 13, "nothing is lost");
     assert_eq!(numbers.iter().filter(|n| **n < 12).count(), 12);

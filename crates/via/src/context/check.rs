@@ -3,7 +3,9 @@
 use midplane_simhw::frame::MAX_PAYLOAD;
 use thiserror::Error;
 
-use super::{FarEnd, FlightContext, FlightKind, LinkContext, PortContext, SendContext, ViContext};
+use super::{
+    FlightContext, FlightKind, LinkContext, PortContext, RemoteEnd, SendContext, ViContext,
+};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::MAX_SEGMENTS;
 use crate::firmware::{MAX_FLIGHTS, MAX_RESPONSES};
@@ -12,7 +14,7 @@ use crate::outcome::Operation;
 /// An inconsistency in one process's context.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("interface {vi}: {what}")]
-pub struct Wrong {
+pub struct Inconsistency {
     /// The process's name of the interface.
     pub vi: u16,
     /// The inconsistency.
@@ -29,31 +31,31 @@ pub enum Violation {
         /// The process.
         rank: u16,
         /// The inconsistency.
-        wrong: Wrong,
+        wrong: Inconsistency,
     },
     /// An interface is connected with one that does not exist.
     #[error("rank {}, interface {}: its other end, interface {} of rank {}, is not there", .from.rank, .from.vi, .to.vi, .to.rank)]
     NoPeer {
         /// The interface.
-        from: FarEnd,
+        from: RemoteEnd,
         /// The other end that it names.
-        to: FarEnd,
+        to: RemoteEnd,
     },
     /// An interface is connected with one that is not connected with it.
     #[error("rank {}, interface {}: its other end, interface {} of rank {}, is not connected with it", .from.rank, .from.vi, .to.vi, .to.rank)]
     OneSided {
         /// The interface.
-        from: FarEnd,
+        from: RemoteEnd,
         /// The other end that it names.
-        to: FarEnd,
+        to: RemoteEnd,
     },
     /// An interface has other attributes for its other end than that end has.
     #[error("rank {}, interface {}: it has other attributes for interface {} of rank {} than that interface has", .from.rank, .from.vi, .to.vi, .to.rank)]
     Attributes {
         /// The interface.
-        from: FarEnd,
+        from: RemoteEnd,
         /// The other end that it names.
-        to: FarEnd,
+        to: RemoteEnd,
     },
     /// The frame counts of a connection's two ends contradict each other.
     #[error(
@@ -62,9 +64,9 @@ pub enum Violation {
     )]
     Counts {
         /// The sender.
-        from: FarEnd,
+        from: RemoteEnd,
         /// The receiver.
-        to: FarEnd,
+        to: RemoteEnd,
         /// The sender's first frame that is not acknowledged.
         base: u32,
         /// The number of the sender's next new frame.
@@ -79,9 +81,9 @@ pub enum Violation {
     )]
     HalfArrived {
         /// The sender.
-        from: FarEnd,
+        from: RemoteEnd,
         /// The receiver.
-        to: FarEnd,
+        to: RemoteEnd,
         /// Bytes that the receiver has.
         came: u32,
         /// The byte at which the sender continues.
@@ -94,10 +96,13 @@ impl<P> PortContext<P> {
     ///
     /// # Errors
     /// The first inconsistency.
-    pub fn validate(&self) -> Result<(), Wrong> {
+    pub fn validate(&self) -> Result<(), Inconsistency> {
         for (vi, next) in self.vis.iter().zip(self.vis.iter().skip(1)) {
             if vi.name >= next.name {
-                return Err(Wrong { vi: next.name, what: "it is not in order, or there twice" });
+                return Err(Inconsistency {
+                    vi: next.name,
+                    what: "it is not in order, or there twice",
+                });
             }
         }
         let mut cookies: Vec<u64> = self.cookies().collect();
@@ -109,13 +114,16 @@ impl<P> PortContext<P> {
                     || vi.receives.iter().any(|work| work.cookie == cookie)
             };
             if twice.is_some_and(has) {
-                return Err(Wrong { vi: vi.name, what: "a descriptor of it is there twice" });
+                return Err(Inconsistency {
+                    vi: vi.name,
+                    what: "a descriptor of it is there twice",
+                });
             }
-            vi.validate().map_err(|what| Wrong { vi: vi.name, what })?;
+            vi.validate().map_err(|what| Inconsistency { vi: vi.name, what })?;
         }
         match self.errors.iter().find(|(vi, _)| self.vi(*vi).is_none()) {
             Some((vi, _)) => {
-                Err(Wrong { vi: *vi, what: "an error is told of it, and it is not there" })
+                Err(Inconsistency { vi: *vi, what: "an error is told of it, and it is not there" })
             }
             None => Ok(()),
         }
@@ -236,7 +244,7 @@ pub fn check_cut(ranks: &[PortContext]) -> Result<(), Violation> {
     for (rank, context) in (0..).zip(ranks) {
         for vi in &context.vis {
             let Some(link) = &vi.link else { continue };
-            let (from, to) = (FarEnd { rank, vi: vi.name }, link.peer);
+            let (from, to) = (RemoteEnd { rank, vi: vi.name }, link.peer);
             let far = ranks.get(usize::from(to.rank)).and_then(|context| context.vi(to.vi));
             let far = far.ok_or(Violation::NoPeer { from, to })?;
             let back = far.link.as_ref().filter(|back| back.peer == from);
@@ -260,7 +268,7 @@ fn meet(
     link: &LinkContext,
     expected: u32,
     arriving: Option<u32>,
-    (from, to): (FarEnd, FarEnd),
+    (from, to): (RemoteEnd, RemoteEnd),
 ) -> Result<(), Violation> {
     let (base, next) = (link.base, link.next());
     if !vi.attributes.reliability.is_reliable() {

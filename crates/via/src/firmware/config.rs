@@ -11,7 +11,7 @@ pub struct ViaConfig {
     pub(super) max_vis: usize,
     pub(super) acknowledgement_delay_ns: u64,
     pub(super) dead_after_ns: u64,
-    pub(super) keeper: Option<PortId>,
+    pub(super) checkpointer: Option<PortId>,
 }
 
 impl Default for ViaConfig {
@@ -20,7 +20,7 @@ impl Default for ViaConfig {
             max_vis: 4096,
             acknowledgement_delay_ns: 50_000,
             dead_after_ns: 2_000_000_000,
-            keeper: None,
+            checkpointer: None,
         }
     }
 }
@@ -50,11 +50,11 @@ impl ViaConfig {
     }
 
     /// Sets the port that may save, forget and restore the interfaces of all others
-    /// ([`Keeper`](crate::keeper::Keeper)). It is the daemon's, which opens it by that number before any other
-    /// process can. Default: none.
+    /// ([`Checkpointer`](crate::checkpointer::Checkpointer)). It is the daemon's, which opens it by that number before
+    /// any other process can. Default: none.
     #[must_use]
-    pub const fn keeper(mut self, port: PortId) -> Self {
-        self.keeper = Some(port);
+    pub const fn checkpointer(mut self, port: PortId) -> Self {
+        self.checkpointer = Some(port);
         self
     }
 }

@@ -104,7 +104,7 @@ pub(super) struct Incoming {
     pub(super) id: u32,
     pub(super) owner: Option<PortId>,
     node: NodeId,
-    life: Incarnation,
+    incarnation: Incarnation,
     request: u32,
     from: End,
     /// For peers: their name, and this side's.
@@ -118,7 +118,7 @@ pub(super) fn send_message(nic: &mut Context<'_>, to: NodeId, message: &Message)
 }
 
 /// Returns a node's incarnation, as control messages have reported it; for the own node, this NIC's.
-fn life_of(nic: &Context<'_>, node: NodeId) -> Option<Incarnation> {
+fn incarnation_of(nic: &Context<'_>, node: NodeId) -> Option<Incarnation> {
     if node == nic.node() { Some(nic.incarnation()) } else { nic.peer_incarnation(node) }
 }
 
@@ -251,7 +251,7 @@ impl Via {
         match agreed {
             Ok(theirs) => {
                 let ends = (PortId(peer.from.vi), peer.from.connection);
-                endpoint.connect(Link::new(now, peer.node, peer.life, ends, theirs));
+                endpoint.connect(Link::new(now, peer.node, peer.incarnation, ends, theirs));
                 self.answer_connected(nic, who, vi);
             }
             Err(error) => Self::answer(nic, who, Err(error), 0),
@@ -273,9 +273,9 @@ impl Via {
         let is_it =
             |other: &Incoming| u64::from(other.id) == command.args[0] && other.owner == Some(owner);
         let at = self.incoming.iter().position(is_it).ok_or(ConnectError::Gone)?;
-        let (node, life, request, from) = {
+        let (node, incarnation, request, from) = {
             let incoming = &self.incoming[at];
-            (incoming.node, incoming.life, incoming.request, incoming.from)
+            (incoming.node, incoming.incarnation, incoming.request, incoming.from)
         };
         let now = nic.now();
         let theirs = ViAttributes::from_words(from.attributes).ok_or(ConnectError::Gone)?;
@@ -290,7 +290,7 @@ impl Via {
             return Err(ConnectError::Unreachable);
         }
         let ends = (PortId(from.vi), from.connection);
-        endpoint.connect(Link::new(now, node, life, ends, theirs));
+        endpoint.connect(Link::new(now, node, incarnation, ends, theirs));
         self.incoming.swap_remove(at);
         self.arm_sweep(nic);
         Ok(())
@@ -348,10 +348,11 @@ impl Via {
         to: Discriminator,
     ) {
         let waits = |pending: &Pending| pending.opcode == CONNECT_WAIT && pending.local == to;
-        let life = life_of(nic, node);
+        let incarnation = incarnation_of(nic, node);
         let room = self.incoming.len() < MAX_INCOMING;
-        let server = if room && life.is_some() { take(&mut self.pending, waits) } else { None };
-        let (Some(server), Some(life)) = (server, life) else {
+        let server =
+            if room && incarnation.is_some() { take(&mut self.pending, waits) } else { None };
+        let (Some(server), Some(incarnation)) = (server, incarnation) else {
             let reason = if room { ConnectError::NoMatch } else { ConnectError::Resources };
             send_message(nic, node, &Message::Refuse { request, reason: reason as u8 });
             return;
@@ -359,7 +360,7 @@ impl Via {
         self.next_incoming = self.next_incoming.wrapping_add(1);
         let id = self.next_incoming;
         let owner = Some(server.owner);
-        self.incoming.push(Incoming { id, owner, node, life, request, from, names: None });
+        self.incoming.push(Incoming { id, owner, node, incarnation, request, from, names: None });
         let theirs = ViAttributes::from_words(from.attributes);
         let more = u64::from(id) | u64::from(node.0) << 32;
         Self::answer(nic, (server.owner, server.opcode, server.cookie), Ok(theirs), more);
@@ -370,14 +371,14 @@ impl Via {
             pending.request == request && pending.node == node && pending.opcode == CONNECT_REQUEST
         };
         let now = nic.now();
-        let life = life_of(nic, node);
+        let incarnation = incarnation_of(nic, node);
         let pending = take(&mut self.pending, is_it);
         let theirs = ViAttributes::from_words(from.attributes);
-        if let (Some(pending), Some(life), Some(theirs)) = (pending, life, theirs)
+        if let (Some(pending), Some(incarnation), Some(theirs)) = (pending, incarnation, theirs)
             && let Some(endpoint) = pending.vi.and_then(|vi| self.own(pending.owner, vi))
         {
             let ends = (PortId(from.vi), from.connection);
-            endpoint.connect(Link::new(now, node, life, ends, theirs));
+            endpoint.connect(Link::new(now, node, incarnation, ends, theirs));
             let (who, vi) = ((pending.owner, pending.opcode, pending.cookie), endpoint.number);
             self.answer_connected(nic, who, vi);
             self.arm_sweep(nic);
@@ -395,9 +396,16 @@ impl Via {
         from: End,
         names: (Discriminator, Discriminator),
     ) {
-        let Some(life) = life_of(nic, node) else { return };
-        let peer =
-            Incoming { id: 0, owner: None, node, life, request: 0, from, names: Some(names) };
+        let Some(incarnation) = incarnation_of(nic, node) else { return };
+        let peer = Incoming {
+            id: 0,
+            owner: None,
+            node,
+            incarnation,
+            request: 0,
+            from,
+            names: Some(names),
+        };
         let (theirs, ours) = names;
         let waits = self.pending.iter().position(|pending| {
             pending.opcode == CONNECT_PEER
@@ -462,7 +470,7 @@ impl Via {
     pub(super) fn expire(&mut self, nic: &mut Context<'_>, now: Instant) {
         // The time of a suspended process does not run: its deadline moves when it resumes.
         let owners = self.pending.iter().map(|pending| pending.owner);
-        let stopped: Vec<PortId> = owners.filter(|owner| nic.is_stopped(*owner)).collect();
+        let stopped: Vec<PortId> = owners.filter(|owner| nic.is_suspended(*owner)).collect();
         self.fail(nic, ConnectError::TimedOut, |pending| {
             pending.deadline <= now && !stopped.contains(&pending.owner)
         });

@@ -90,7 +90,7 @@ pub(super) struct Arriving {
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) node: NodeId,
-    pub(super) life: Incarnation,
+    pub(super) incarnation: Incarnation,
     /// The other end's numbers of its interface and of the connection.
     pub(super) vi: PortId,
     pub(super) connection: u16,
@@ -108,13 +108,13 @@ impl Link {
     pub(super) fn new(
         now: Instant,
         node: NodeId,
-        life: Incarnation,
+        incarnation: Incarnation,
         (vi, connection): (PortId, u16),
         remote: ViAttributes,
     ) -> Self {
         Self {
             node,
-            life,
+            incarnation,
             vi,
             connection,
             sending: SendWindow::new(now),

@@ -109,7 +109,8 @@ impl Cutter {
     pub(super) fn catch_up(&mut self) {
         let Some(planner) = &mut self.planner else { return };
         self.is_behind = false;
-        if let Some(computed) = planner.poll_wanted().and_then(|wanted| wanted.compute().ok()) {
+        if let Some(computed) = planner.poll_ramp_request().and_then(|wanted| wanted.compute().ok())
+        {
             planner.install(computed);
         }
     }

@@ -8,8 +8,8 @@ use midplane_simhw::id::PortId;
 use midplane_simhw::port::MAX_DEPTH;
 use midplane_simhw::region::RegionRef;
 
+use crate::checkpointer::MappedMemory;
 use crate::context::{MemoryName, Piece};
-use crate::keeper::MappedMemory;
 
 /// The names of one port's memory.
 #[derive(Debug)]

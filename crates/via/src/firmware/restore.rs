@@ -11,10 +11,10 @@ use super::endpoint::{Arriving, Endpoint, Link, ReceiveWork, Response, Segments,
 use super::frame::{Fields, FrameKind};
 use super::save::{Denied, check_pieces, write_answer};
 use super::window::{Flight, ReceiveWindow, SendWindow};
+use crate::checkpointer::{Joined, NicEnd, Refused, RestoreRequest};
 use crate::context::{
     FlightContext, FlightKind, LinkContext, Piece, PortContext, SendContext, ViContext,
 };
-use crate::keeper::{Joined, NicEnd, Refused, RestoreRequest};
 use crate::outcome::AsyncError;
 
 impl Via {
@@ -102,7 +102,7 @@ impl Via {
     fn next_end(&self, nic: &Context<'_>, number: PortId) -> NicEnd {
         NicEnd {
             node: nic.node(),
-            life: nic.incarnation(),
+            incarnation: nic.incarnation(),
             vi: number.0,
             connection: self.names.connection(number),
         }
@@ -169,7 +169,7 @@ impl Endpoint {
         let LinkContext { remote, base, flights, expected, arriving, responses, .. } = *saved;
         let now = nic.now();
         let ends = (PortId(end.vi), end.connection);
-        let mut link = Link::new(now, end.node, end.life, ends, remote);
+        let mut link = Link::new(now, end.node, end.incarnation, ends, remote);
         let owner = self.owner;
         let flight = |flight: &FlightContext| {
             let source = flight.source.map(|source| self.real(source.at(owner)));

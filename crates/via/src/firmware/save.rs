@@ -11,19 +11,19 @@ use super::endpoint::{Endpoint, Link, SendWork};
 use super::frame::FrameKind;
 use super::window::Flight;
 use crate::attributes::ViState;
+use crate::checkpointer::{NicEnd, Refused, SavedPort};
 use crate::command::{FORGET, JOIN, RESTORE, SAVE};
 use crate::context::{
     FlightContext, FlightKind, LinkContext, Piece, PortContext, ReceiveContext, ResponseContext,
     SendContext, ViContext,
 };
-use crate::keeper::{NicEnd, Refused, SavedPort};
 use crate::outcome::Operation;
 
 /// The reason of a refusal, and the interface concerned, by its process's name.
 pub(super) type Denied = (Refused, Option<u16>);
 
 impl Via {
-    /// Carries out a keeper's command.
+    /// Carries out a checkpointer's command.
     pub(super) fn on_order(&mut self, nic: &mut Context<'_>, command: &Command) {
         let done = self.carry_out(nic, command);
         let (status, args) = match done {
@@ -38,12 +38,12 @@ impl Via {
     }
 
     fn carry_out(&mut self, nic: &mut Context<'_>, command: &Command) -> Result<usize, Denied> {
-        if self.config.keeper != Some(command.region.port) {
-            return Err((Refused::NotKeeper, None));
+        if self.config.checkpointer != Some(command.region.port) {
+            return Err((Refused::NotCheckpointer, None));
         }
         let port = u16::try_from(command.args[0]).map_err(|_| (Refused::Malformed, None))?;
         let port = PortId(port);
-        if !nic.is_stopped(port) {
+        if !nic.is_suspended(port) {
             return Err((Refused::Running, None));
         }
         match command.opcode {
@@ -51,7 +51,7 @@ impl Via {
                 let saved = self.saved(nic, port)?;
                 write_answer(nic, command.region, &saved)
             }
-            // Restored and not joined: the keeper that restored it still has the saved state.
+            // Restored and not joined: the checkpointer that restored it still has the saved state.
             FORGET if command.args[1] == 1 => {
                 let mut its = self.vis.iter().flatten().filter(|endpoint| endpoint.owner == port);
                 if its.any(|endpoint| endpoint.link.is_some()) {
@@ -92,10 +92,10 @@ impl Via {
             vis: own.iter().map(|endpoint| endpoint.save()).collect(),
             errors: errors.map(|(vi, error)| (vi.0, *error)).collect(),
         };
-        let (node, life) = (nic.node(), nic.incarnation());
+        let (node, incarnation) = (nic.node(), nic.incarnation());
         let end = |endpoint: &&Endpoint| NicEnd {
             node,
-            life,
+            incarnation,
             vi: endpoint.number.0,
             connection: endpoint.connection,
         };
@@ -190,8 +190,12 @@ impl Endpoint {
     }
 
     fn save_link(&self, link: &Link) -> LinkContext<NicEnd> {
-        let end =
-            NicEnd { node: link.node, life: link.life, vi: link.vi.0, connection: link.connection };
+        let end = NicEnd {
+            node: link.node,
+            incarnation: link.incarnation,
+            vi: link.vi.0,
+            connection: link.connection,
+        };
         let response = |region, sent| ResponseContext { piece: self.piece(region), sent };
         LinkContext {
             peer: end,

@@ -1,7 +1,7 @@
 //! The sending half of a Virtual Interface: cuts descriptors into frames, and sends frames again.
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::transmit::{Lane, Packet, Sending};
+use midplane_nicvm::transmit::{FlowId, Packet, Sending};
 use midplane_simhw::frame::HEADER_BYTES;
 use midplane_simhw::hardware::Source;
 use midplane_simhw::id::PortId;
@@ -13,8 +13,8 @@ use super::frame::{Fields, FrameKind};
 use super::window::Flight;
 use crate::outcome::{DescriptorError, Operation};
 
-/// The lane of acknowledgements: they do not wait behind data.
-const ACKNOWLEDGEMENTS: Lane = Lane(u16::MAX);
+/// The flow of acknowledgements: they do not wait behind data.
+const ACKNOWLEDGEMENTS: FlowId = FlowId(u16::MAX);
 
 impl Endpoint {
     /// Sends as many frames as possible: first lost ones, then data that the other end reads, then posted
@@ -146,7 +146,7 @@ impl Endpoint {
         };
         let sequence = link.sending.next_sequence();
         let flight = Flight { fields, source: None, ends: false };
-        let packet = Packet { lane: ACKNOWLEDGEMENTS, ..packet_of(link, sequence, &flight) };
+        let packet = Packet { flow: ACKNOWLEDGEMENTS, ..packet_of(link, sequence, &flight) };
         link.receiving.on_alone();
         // If it can't be sent now, the next one carries the same number.
         let _ = nic.send_packet(&packet);
@@ -210,7 +210,7 @@ fn packet_of(link: &mut Link, sequence: u32, flight: &Flight) -> Packet<'static>
         None => Source::Bytes(Payload::EMPTY),
     };
     Packet {
-        life: link.life,
+        incarnation: link.incarnation,
         port: link.vi,
         flags: flight.fields.flags(),
         sequence,
@@ -230,7 +230,7 @@ fn transmit(
     token: Option<u64>,
 ) -> Result<Sending, DescriptorError> {
     let owner = Some(owner);
-    let packet = Packet { lane: Lane(number), token, owner, ..packet_of(link, sequence, flight) };
+    let packet = Packet { flow: FlowId(number), token, owner, ..packet_of(link, sequence, flight) };
     // The memory was checked when it was posted: it was deregistered since.
     nic.send_packet(&packet).map_err(|_| DescriptorError::Protection)
 }

@@ -5,7 +5,7 @@ use std::task::Waker;
 use midplane_simhw::region::Payload;
 
 use super::envelope::{Envelope, Peer};
-use super::progression::InitError;
+use super::transport::InitError;
 
 /// An event that a carrier reports.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ pub trait Carrier: Send {
 
     /// Has `waker` woken once an event has arrived, or there is room where a packet was refused. Replaces the
     /// former waker. Returns `false` and arms nothing if that is already so.
-    fn arm(&mut self, waker: &Waker) -> bool;
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool;
 
     /// Returns whether every posted packet has reached its receiver's side: if this process ends now, none is
     /// lost.
@@ -108,8 +108,8 @@ impl<C: Carrier + ?Sized> Carrier for Box<C> {
         (**self).poll()
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
-        (**self).arm(waker)
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
+        (**self).arm_wakeup(waker)
     }
 
     fn is_flushed(&mut self) -> bool {

@@ -25,14 +25,14 @@ use super::communicator::{Communicator, Pending, wait_all};
 use super::envelope::{LEFT, Tag};
 use super::group::Rank;
 use super::process::MessageError;
-use super::progression::Progression;
+use super::transport::Transport;
 
 pub use midplane_nicvm::collective::Operation;
 
 pub(super) use nics::Nics;
 
 /// One operation, from its call until its end.
-pub(super) struct Turn<'a, P: Progression> {
+pub(super) struct Turn<'a, P: Transport> {
     communicator: &'a Communicator<P>,
     tag: Tag,
     /// Its place in the queue for the NICs, until it leaves the queue; `None` if the hosts carry it out.
@@ -40,7 +40,7 @@ pub(super) struct Turn<'a, P: Progression> {
     ended: bool,
 }
 
-impl<P: Progression> Drop for Turn<'_, P> {
+impl<P: Transport> Drop for Turn<'_, P> {
     fn drop(&mut self) {
         if !self.ended {
             if !self.communicator.abandoned.swap(true, Ordering::Relaxed) {
@@ -53,7 +53,7 @@ impl<P: Progression> Drop for Turn<'_, P> {
     }
 }
 
-impl<'a, P: Progression> Turn<'a, P> {
+impl<'a, P: Transport> Turn<'a, P> {
     /// Claims the operation's place in its communicator's order, before anything is polled.
     pub(super) fn new(communicator: &'a Communicator<P>) -> Result<Self, MessageError> {
         if communicator.abandoned.load(Ordering::Relaxed) {
@@ -78,12 +78,12 @@ impl<'a, P: Progression> Turn<'a, P> {
     }
 
     fn send(&self, to: u32, bytes: Bytes) -> Result<Pending<P>, MessageError> {
-        let context = self.communicator.scope().collective();
+        let context = self.communicator.handle().collective();
         self.communicator.isend_in(context, Rank(to), self.tag, bytes)
     }
 
     fn receive(&self, from: u32) -> Result<Pending<P>, MessageError> {
-        let context = self.communicator.scope().collective();
+        let context = self.communicator.handle().collective();
         self.communicator.ireceive_in(context, Rank(from), self.tag)
     }
 
@@ -139,14 +139,14 @@ impl<'a, P: Progression> Turn<'a, P> {
     }
 }
 
-async fn all<P: Progression>(pending: Vec<Pending<P>>) -> Result<Vec<Bytes>, MessageError> {
+async fn all<P: Transport>(pending: Vec<Pending<P>>) -> Result<Vec<Bytes>, MessageError> {
     let results = wait_all(pending).await.into_iter();
     results.map(|result| result.map(|received| received.bytes.into())).collect()
 }
 
-impl<P: Progression> Communicator<P> {
+impl<P: Transport> Communicator<P> {
     fn checked(&self, root: Rank) -> Result<u32, MessageError> {
-        self.scope().group().peer(root)?;
+        self.handle().group().peer(root)?;
         Ok(root.0)
     }
 

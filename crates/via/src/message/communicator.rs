@@ -24,10 +24,10 @@ use super::bell::Deferred;
 use super::collective::Nics;
 use super::envelope::{Context, LEFT, Tag};
 use super::explain::Explanation;
-use super::group::{Rank, Scope};
+use super::group::{CommHandle, Rank};
 use super::process::{MessageError, Parker, Process};
-use super::progression::{Progression, Wait};
 use super::request::{Failure, Load, Mode, Outcome, Request};
+use super::transport::{Transport, Wait};
 use waiters::Waiters;
 
 pub use pending::{Pending, wait_all, wait_any, wait_some};
@@ -58,7 +58,7 @@ struct Shared<P> {
     nics: Weak<Nics>,
 }
 
-impl<P: Progression> Shared<P> {
+impl<P: Transport> Shared<P> {
     /// Moves requests forward until `request` is done or no more can be done now; the carrier then wakes
     /// `waker`. A task whose request is done stops early: when it leaves, another waiter takes over the
     /// carrier's waker.
@@ -94,7 +94,7 @@ impl<P: Progression> Shared<P> {
     }
 }
 
-fn advance(lower: &mut impl Progression, waker: &Waker, request: Option<Request>) {
+fn advance(lower: &mut impl Transport, waker: &Waker, request: Option<Request>) {
     while lower.advance(Wait::Wake(waker)) > 0 {
         if request.is_some_and(|request| lower.requests().peek(request).is_some()) {
             break;
@@ -103,12 +103,12 @@ fn advance(lower: &mut impl Progression, waker: &Waker, request: Option<Request>
 }
 
 /// The shared state, locked. Wakers to be woken or dropped meanwhile are woken or dropped after the unlock.
-struct Locked<'a, P: Progression> {
+struct Locked<'a, P: Transport> {
     /// `Some` until this is dropped.
     shared: Option<MutexGuard<'a, Shared<P>>>,
 }
 
-impl<P: Progression> Deref for Locked<'_, P> {
+impl<P: Transport> Deref for Locked<'_, P> {
     type Target = Shared<P>;
 
     #[inline]
@@ -117,14 +117,14 @@ impl<P: Progression> Deref for Locked<'_, P> {
     }
 }
 
-impl<P: Progression> DerefMut for Locked<'_, P> {
+impl<P: Transport> DerefMut for Locked<'_, P> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Shared<P> {
         self.shared.as_mut().expect("the guard is taken only on drop")
     }
 }
 
-impl<P: Progression> Drop for Locked<'_, P> {
+impl<P: Transport> Drop for Locked<'_, P> {
     #[inline]
     fn drop(&mut self) {
         let Some(mut shared) = self.shared.take() else { return };
@@ -147,7 +147,7 @@ impl<P: Progression> Drop for Locked<'_, P> {
 /// the queue, unless it was truncated.
 pub struct Communicator<P> {
     shared: Arc<Mutex<Shared<P>>>,
-    scope: Scope,
+    scope: CommHandle,
     /// Number of the next collective operation.
     pub(super) turn: Arc<AtomicU32>,
     pub(super) abandoned: Arc<AtomicBool>,
@@ -177,16 +177,16 @@ impl<P> fmt::Debug for Communicator<P> {
     }
 }
 
-impl<P: Progression> Communicator<P> {
+impl<P: Transport> Communicator<P> {
     /// Makes the communicator of all processes, from what [`Process::new`] returns.
     #[must_use]
-    pub fn world(process: Process<P>, scope: Scope) -> Self {
+    pub fn world(process: Process<P>, scope: CommHandle) -> Self {
         let (waiters, nics) = (Waiters::default(), Weak::new());
         let shared = Shared { process, waiters, turns: 0, nics };
         Self::of(Arc::new(Mutex::new(shared)), scope, 0)
     }
 
-    fn of(shared: Arc<Mutex<Shared<P>>>, scope: Scope, losses: u32) -> Self {
+    fn of(shared: Arc<Mutex<Shared<P>>>, scope: CommHandle, losses: u32) -> Self {
         Self { shared, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
     }
 
@@ -199,7 +199,7 @@ impl<P: Progression> Communicator<P> {
     }
 
     /// Makes another communicator of the same process. Its members have been there since this one was made.
-    pub(super) fn sibling(&self, scope: Scope) -> Self {
+    pub(super) fn sibling(&self, scope: CommHandle) -> Self {
         Self::of(Arc::clone(&self.shared), scope, self.losses)
     }
 
@@ -224,7 +224,7 @@ impl<P: Progression> Communicator<P> {
 
     /// Returns the group and its contexts.
     #[must_use]
-    pub const fn scope(&self) -> &Scope {
+    pub const fn handle(&self) -> &CommHandle {
         &self.scope
     }
 
@@ -495,7 +495,7 @@ impl<P: Progression> Communicator<P> {
 
 /// Locks the shared state. A panic in a caller's closure ([`Communicator::with`]) happens between two calls of
 /// the process, so the state is consistent and poisoning is ignored.
-fn lock<P: Progression>(shared: &Mutex<Shared<P>>) -> Locked<'_, P> {
+fn lock<P: Transport>(shared: &Mutex<Shared<P>>) -> Locked<'_, P> {
     let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     shared.waiters.bell().hold();
     Locked { shared: Some(shared) }

@@ -32,11 +32,11 @@ use midplane_simhw::region::Payload;
 use super::carrier::{Carrier, Event};
 use super::envelope::{Context, Envelope, Peer, Tag};
 use super::explain::Explanation;
-use super::matching::{Held, Key, Matching, Pattern};
-use super::progression::{
-    Abilities, BuildError, Claim, InitError, Probe, Progression, Receipt, StartError, Wait,
-};
+use super::matching::{Key, Matching, Pattern, UnexpectedMessage};
 use super::request::{Failure, Load, Operation, Outcome, Request, Requests, State, Status};
+use super::transport::{
+    BuildError, Claim, InitError, Probe, StartError, Transport, TransportCaps, TryReceive, Wait,
+};
 use departures::Route;
 use flows::Limits;
 use peer::Link;
@@ -56,7 +56,7 @@ pub struct Counters {
     /// Messages sent whole.
     pub eager: u64,
     /// Messages announced because of their length.
-    pub announced: u64,
+    pub rendezvous: u64,
     /// Messages announced because the receiver's window was full.
     pub demoted: u64,
     /// Messages that matched a posted receive on arrival.
@@ -92,7 +92,7 @@ struct Core {
     config: Config,
     requests: Requests,
     matching: Matching<Request, Arrived>,
-    claimed: BTreeMap<Request, Held<Arrived>>,
+    claimed: BTreeMap<Request, UnexpectedMessage<Arrived>>,
     links: Vec<Link>,
     /// Processes that have sent hints at messages that wait with them.
     hinting: BTreeSet<Peer>,
@@ -243,14 +243,14 @@ impl<C: Carrier> Engine<C> {
     }
 }
 
-impl<C: Carrier> Progression for Engine<C> {
-    fn init(&mut self) -> Result<Abilities, InitError> {
+impl<C: Carrier> Transport for Engine<C> {
+    fn init(&mut self) -> Result<TransportCaps, InitError> {
         if self.phase != Phase::New {
             return Err(InitError::Twice);
         }
         self.phase = Phase::Running;
-        self.addprocs(&[self.core.own])?;
-        Ok(Abilities {
+        self.add_processes(&[self.core.own])?;
+        Ok(TransportCaps {
             own: self.core.own,
             max_tag: Tag(u32::MAX),
             max_context: Context(u32::MAX),
@@ -258,7 +258,7 @@ impl<C: Carrier> Progression for Engine<C> {
         })
     }
 
-    fn addprocs(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+    fn add_processes(&mut self, peers: &[Peer]) -> Result<(), InitError> {
         if self.phase != Phase::Running {
             return Err(InitError::NotInitialised);
         }
@@ -368,9 +368,9 @@ impl<C: Carrier> Progression for Engine<C> {
     }
 
     #[inline]
-    fn receive_now(&mut self, pattern: &Pattern, room: usize, storage: &mut Vec<u8>) -> Receipt {
+    fn receive_now(&mut self, pattern: &Pattern, room: usize, storage: &mut Vec<u8>) -> TryReceive {
         if self.phase != Phase::Running || !self.core.may_receive_alone(pattern) {
-            return Receipt::Refused;
+            return TryReceive::Refused;
         }
         let event = self.carrier.poll();
         let taken = match event {
@@ -395,9 +395,9 @@ impl<C: Carrier> Progression for Engine<C> {
         self.flush();
         match taken {
             Some((status, result)) => {
-                Receipt::Here(Outcome { status, result, bytes: std::mem::take(storage) })
+                TryReceive::Here(Outcome { status, result, bytes: std::mem::take(storage) })
             }
-            None => Receipt::NotYet,
+            None => TryReceive::NotYet,
         }
     }
 
@@ -442,7 +442,7 @@ impl<C: Carrier> Progression for Engine<C> {
             if completed > 0 {
                 return completed;
             }
-            if !more && self.carrier.arm(waker) {
+            if !more && self.carrier.arm_wakeup(waker) {
                 return 0;
             }
             if more {

@@ -56,11 +56,11 @@ pub enum Kind {
     /// A whole message; its bytes follow (`TINY`, `SHORT`).
     Eager = 1,
     /// Request to send (RTS): announces a message whose bytes stay with the sender (`LONG`).
-    Announce = 2,
+    Rts = 2,
     /// Clear to send (CTS): the announced message has matched; the sender may send `length` bytes of it.
-    Clear = 3,
+    Cts = 3,
     /// Data: a part of a message that was cleared; it follows the parts before it (`2ND`).
-    Chunk = 4,
+    Data = 4,
     /// A synchronous message has matched its receive (`ACK`).
     Acknowledge = 5,
     /// Flow control. `to`, as a number: bytes of this packet's sender's window that its receiver may use,
@@ -89,9 +89,9 @@ pub enum Kind {
 impl Kind {
     const ALL: [Self; 12] = [
         Self::Eager,
-        Self::Announce,
-        Self::Clear,
-        Self::Chunk,
+        Self::Rts,
+        Self::Cts,
+        Self::Data,
         Self::Acknowledge,
         Self::Credit,
         Self::Withdraw,
@@ -109,7 +109,7 @@ impl Kind {
     /// Returns whether such packets are matched, and so are numbered in the sender's order.
     #[must_use]
     pub(crate) const fn is_matched(self) -> bool {
-        matches!(self, Self::Eager | Self::Announce)
+        matches!(self, Self::Eager | Self::Rts)
     }
 }
 
@@ -296,7 +296,7 @@ mod tests {
         let envelope = Envelope {
             length: 0x0102,
             tag: Tag(3),
-            kind: Kind::Announce,
+            kind: Kind::Rts,
             marks: Marks::SYNCHRONOUS.and(Marks::BUFFERED),
             source: Peer(4),
             context: Context(5),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::envelope::{Context, Peer};
-use super::request::NOBODY;
+use super::request::NULL_PEER;
 
 /// A process, by its position in a communicator's group; from 0.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -98,18 +98,18 @@ impl Group {
 /// A group, this process's rank in it, and two contexts: one for the program's messages, one for those of
 /// collective operations.
 #[derive(Clone, Debug)]
-pub struct Scope {
+pub struct CommHandle {
     group: Arc<Group>,
     rank: Rank,
     number: u32,
 }
 
-impl Scope {
+impl CommHandle {
     /// Highest number of a communicator.
     pub const MAX_NUMBER: u32 = u32::MAX / 2;
 
     /// Makes the handle of communicator `number`. Returns `None` unless `own` is a member and the number is at
-    /// most [`Scope::MAX_NUMBER`].
+    /// most [`CommHandle::MAX_NUMBER`].
     #[must_use]
     pub fn new(group: Arc<Group>, own: Peer, number: u32) -> Option<Self> {
         let rank = group.rank(own).filter(|_| number <= Self::MAX_NUMBER)?;
@@ -146,12 +146,12 @@ impl Scope {
         Context(self.number * 2 + 1)
     }
 
-    /// Returns the rank of a message's sender; [`Rank::NULL`] for [`NOBODY`] and for processes outside the
+    /// Returns the rank of a message's sender; [`Rank::NULL`] for [`NULL_PEER`] and for processes outside the
     /// group.
     #[must_use]
     #[inline]
     pub fn rank_of(&self, peer: Peer) -> Rank {
-        if peer == NOBODY { Rank::NULL } else { self.group.rank(peer).unwrap_or(Rank::NULL) }
+        if peer == NULL_PEER { Rank::NULL } else { self.group.rank(peer).unwrap_or(Rank::NULL) }
     }
 }
 

@@ -18,8 +18,8 @@ use unexpected::Unexpected;
 
 pub use key::{Key, Pattern};
 pub use posted::PostedId;
-pub use unexpected::HeldId;
-pub use unexpected::{Arrival, Held};
+pub use unexpected::UnexpectedId;
+pub use unexpected::{Arrival, UnexpectedMessage};
 
 /// Posted receives, which the caller identifies by an `R`, and unexpected messages, each stored as an `M`.
 ///
@@ -64,15 +64,18 @@ impl<R: Copy, M> Matching<R, M> {
 
     /// Stores the message that arrived last, which no posted receive accepts.
     #[inline]
-    pub fn hold(&mut self, key: Key, arrival: Arrival, message: M) -> HeldId {
-        self.unexpected.push(Held { key, arrival, message })
+    pub fn hold(&mut self, key: Key, arrival: Arrival, message: M) -> UnexpectedId {
+        self.unexpected.push(UnexpectedMessage { key, arrival, message })
     }
 
     /// Returns a received message to its place in the queue, if no posted receive accepts it.
     ///
     /// # Errors
     /// The receive that accepts it, which is then no longer posted, and the message.
-    pub fn put_back(&mut self, message: Held<M>) -> Result<HeldId, (R, Held<M>)> {
+    pub fn put_back(
+        &mut self,
+        message: UnexpectedMessage<M>,
+    ) -> Result<UnexpectedId, (R, UnexpectedMessage<M>)> {
         match self.posted.take(message.key) {
             Some(receive) => Err((receive, message)),
             None => Ok(self.unexpected.put_back(message)),
@@ -81,19 +84,19 @@ impl<R: Copy, M> Matching<R, M> {
 
     /// Takes the first held message that the pattern accepts.
     #[must_use]
-    pub fn take(&mut self, pattern: &Pattern) -> Option<Held<M>> {
+    pub fn take(&mut self, pattern: &Pattern) -> Option<UnexpectedMessage<M>> {
         self.unexpected.take(pattern)
     }
 
     /// Takes one held message; returns `None` if it is no longer held.
     #[must_use]
-    pub fn remove(&mut self, id: HeldId) -> Option<Held<M>> {
+    pub fn remove(&mut self, id: UnexpectedId) -> Option<UnexpectedMessage<M>> {
         self.unexpected.remove(id)
     }
 
     /// Returns the first held message that the pattern accepts; it stays held.
     #[must_use]
-    pub fn peek(&mut self, pattern: &Pattern) -> Option<(HeldId, Key, &M)> {
+    pub fn peek(&mut self, pattern: &Pattern) -> Option<(UnexpectedId, Key, &M)> {
         self.unexpected.peek(pattern)
     }
 
@@ -122,7 +125,7 @@ impl<R: Copy, M> Matching<R, M> {
 
     /// Returns the number of held messages.
     #[cfg(test)]
-    pub(crate) fn held_len(&self) -> usize {
+    pub(crate) fn unexpected_len(&self) -> usize {
         self.unexpected.len()
     }
 
@@ -132,7 +135,7 @@ impl<R: Copy, M> Matching<R, M> {
     }
 
     /// Iterates over all held messages, in no particular order.
-    pub fn held(&self) -> impl Iterator<Item = (HeldId, Key, &M)> {
+    pub fn unexpected(&self) -> impl Iterator<Item = (UnexpectedId, Key, &M)> {
         self.unexpected.iter()
     }
 }

@@ -13,7 +13,7 @@ use midplane_simhw::rng::Rng;
 
 use super::carrier::{Carrier, Event, Refusal};
 use super::envelope::{Envelope, LONGEST, Peer};
-use super::progression::InitError;
+use super::transport::InitError;
 
 /// Default number of packets that a queue holds.
 pub const DEFAULT_DEPTH: usize = 64;
@@ -219,7 +219,7 @@ impl Carrier for MemoryCarrier {
         None
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         let own = self.own.0 as usize;
         let mut shared = Self::lock(&self.shared);
         if std::mem::take(&mut shared.has_event[own]) {

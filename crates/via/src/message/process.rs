@@ -14,10 +14,10 @@ use thiserror::Error;
 
 use super::envelope::{Context, Peer, Tag};
 use super::explain::Explanation;
-use super::group::{Group, NoSuchRank, Rank, Scope};
+use super::group::{CommHandle, Group, NoSuchRank, Rank};
 use super::matching::{Key, Pattern};
-use super::progression::{BuildError, Claim, InitError, Probe, Progression, StartError, Wait};
-use super::request::{Failure, Load, Mode, NOBODY, Operation, Outcome, Request, State};
+use super::request::{Failure, Load, Mode, NULL_PEER, Operation, Outcome, Request, State};
+use super::transport::{BuildError, Claim, InitError, Probe, StartError, Transport, Wait};
 
 pub use blocking::{DEFAULT_SPINS, Parker};
 pub use testing::Found;
@@ -106,17 +106,17 @@ pub struct Process<P> {
     pub(super) next_number: u32,
 }
 
-impl<P: Progression> Process<P> {
+impl<P: Transport> Process<P> {
     /// Initialises the lower layer with `processes` processes in the world, numbered from 0.
     ///
     /// # Errors
     /// Those of the lower layer.
-    pub fn new(mut lower: P, processes: u32) -> Result<(Self, Scope), InitError> {
+    pub fn new(mut lower: P, processes: u32) -> Result<(Self, CommHandle), InitError> {
         let own = lower.init()?.own;
         let world: Vec<_> = (0..processes).map(Peer).collect();
-        lower.addprocs(&world)?;
+        lower.add_processes(&world)?;
         let group = Arc::new(Group::new(world));
-        let scope = Scope::new(group, own, 0).ok_or(InitError::Unknown(own))?;
+        let scope = CommHandle::new(group, own, 0).ok_or(InitError::Unknown(own))?;
         Ok((Self { lower, buffer: 0, next_number: 1 }, scope))
     }
 
@@ -138,7 +138,7 @@ impl<P: Progression> Process<P> {
     #[inline]
     pub fn send_init(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         mode: Mode,
         to: Rank,
         tag: Tag,
@@ -148,7 +148,7 @@ impl<P: Progression> Process<P> {
 
     pub(super) fn build_send(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         context: Context,
         mode: Mode,
         to: Rank,
@@ -168,7 +168,7 @@ impl<P: Progression> Process<P> {
     #[inline]
     pub fn receive_init(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         source: Option<Rank>,
         tag: Option<Tag>,
     ) -> Result<Request, MessageError> {
@@ -177,7 +177,7 @@ impl<P: Progression> Process<P> {
 
     pub(super) fn build_receive(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         context: Context,
         source: Option<Rank>,
         tag: Option<Tag>,
@@ -252,7 +252,7 @@ impl<P: Progression> Process<P> {
     #[inline]
     pub fn isend(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         mode: Mode,
         to: Rank,
         tag: Tag,
@@ -269,7 +269,7 @@ impl<P: Progression> Process<P> {
     #[inline]
     pub fn ireceive(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         source: Option<Rank>,
         tag: Option<Tag>,
         load: Load<'_>,
@@ -299,7 +299,7 @@ impl<P: Progression> Process<P> {
     /// [`MessageError::Rank`].
     pub fn iprobe(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         source: Option<Rank>,
         tag: Option<Tag>,
         claim: Claim,
@@ -310,14 +310,14 @@ impl<P: Progression> Process<P> {
 
     pub(super) fn probe_now(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         source: Option<Rank>,
         tag: Option<Tag>,
         claim: Claim,
     ) -> Result<Option<Probe>, MessageError> {
         let context = scope.context();
         if source == Some(Rank::NULL) {
-            let key = Key { context, source: NOBODY, tag: Tag(0) };
+            let key = Key { context, source: NULL_PEER, tag: Tag(0) };
             let requests = self.lower.requests();
             let claimed = (claim == Claim::Take).then(|| requests.insert(Operation::Nothing));
             return Ok(Some(Probe { key, length: 0, claimed }));

@@ -17,7 +17,7 @@ use super::envelope::{Context, Peer, Tag};
 use super::matching::{Arrival, Key, Pattern, PostedId};
 
 /// The source in the status of a receive from [`Rank::NULL`](super::group::Rank::NULL), or of a send.
-pub const NOBODY: Peer = Peer(u32::MAX);
+pub const NULL_PEER: Peer = Peer(u32::MAX);
 
 /// Names a request; a name of a removed request is detected.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -341,7 +341,7 @@ impl Requests {
         Some(Outcome { status: record.status, result: record.result, bytes })
     }
 
-    /// Marks a request to be cancelled. At its next [`advance`](super::progression::Progression::advance), the
+    /// Marks a request to be cancelled. At its next [`advance`](super::transport::Transport::advance), the
     /// lower layer decides whether it still can.
     pub fn cancel(&mut self, request: Request) {
         let state = self.state(request);
@@ -380,7 +380,7 @@ impl Requests {
     /// Completes a request without a message: one for [`Operation::Nothing`], or one that has nothing left to
     /// do.
     pub(super) fn finish(&mut self, request: Request, length: usize) {
-        let status = Status { source: NOBODY, tag: Tag(0), length };
+        let status = Status { source: NULL_PEER, tag: Tag(0), length };
         self.complete(request, status, Ok(()));
     }
 

@@ -222,7 +222,7 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError`] if the command could not be posted.
-    pub fn give_up(&mut self, ticket: &Ticket) -> Result<(), NicError> {
+    pub fn cancel_connect(&mut self, ticket: &Ticket) -> Result<(), NicError> {
         let args = [ticket.cookie, 0, 0];
         let command = Command { args, ..about(midplane_simhw::id::PortId(0), CANCEL, 0) };
         self.start_unwatched(command)

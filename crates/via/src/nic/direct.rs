@@ -21,7 +21,7 @@ use way::{Books, Fault, Way, failed};
 /// Looks at the lane for one at the port, where only news of connections can come from there.
 const LOOKS_PER_PORT: u32 = 1024;
 /// Frames that are taken before a connection is over, more than lanes hold: others may send without end.
-const MOST_UNDER_WAY: u32 = 1 << 20;
+const MAX_UNDER_WAY: u32 = 1 << 20;
 
 /// All of them, and what carries their data.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl Direct {
     }
 
     /// Has `waker` woken once there is anything to poll for; `false` if there may be already.
-    pub(super) fn arm(&mut self, waker: &Waker) -> bool {
-        !self.owe_ends && self.lane.arm(waker)
+    pub(super) fn arm_wakeup(&mut self, waker: &Waker) -> bool {
+        !self.owe_ends && self.lane.arm_wakeup(waker)
     }
 
     fn way(&mut self, vi: PortId) -> Option<&mut Way> {
@@ -237,7 +237,7 @@ impl Nic {
     /// reach, and still comes. Whether there was one.
     pub(super) fn unlink_direct(&mut self, vi: PortId) -> bool {
         let mut looks = 0;
-        while looks < MOST_UNDER_WAY && self.poll_direct() {
+        while looks < MAX_UNDER_WAY && self.poll_direct() {
             looks += 1;
         }
         let Some((direct, mut books)) = self.books() else { return false };

@@ -14,10 +14,10 @@ use super::posted::{End, cookie, number};
 use super::queues::{Queues, WorkQueue};
 use super::{Nic, NicError, ViId};
 use crate::attributes::{ViAttributes, ViState};
+use crate::checkpointer::MappedMemory;
 use crate::command::{AWAIT, QUERY_NIC, about};
 use crate::context::{MemoryName, Piece, PortContext};
 use crate::descriptor::{Descriptor, Fields, Transfer};
-use crate::keeper::MappedMemory;
 use crate::memory::{Memory, MemoryOptions, RemoteMemory};
 use crate::outcome::AsyncError;
 
@@ -100,7 +100,7 @@ pub enum NicRestoreError {
 }
 
 impl Nic {
-    /// Saves the host's half of a process that is [suspended](crate::keeper), after its NIC has saved the other
+    /// Saves the host's half of a process that is [suspended](crate::checkpointer), after its NIC has saved the other
     /// half.
     ///
     /// # Errors
@@ -152,8 +152,8 @@ impl Nic {
     /// and sizes. The caller fills it. `taken` is the half that the former NIC saved of the same process. All
     /// names stay valid: [`ViId`]s, completion queues, and [`RemoteMemory`] that other processes have.
     ///
-    /// Then stop the port; have a [`Keeper`](crate::keeper::Keeper) restore `taken` with [`Nic::memory_map`];
-    /// resume the port; and call [`Nic::post_untaken`] before anything else.
+    /// Then stop the port; have a [`Checkpointer`](crate::checkpointer::Checkpointer) restore `taken` with
+    /// [`Nic::memory_map`]; resume the port; and call [`Nic::post_untaken`] before anything else.
     ///
     /// # Errors
     /// [`NicRestoreError`].
@@ -249,7 +249,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns the names of its memory for the process and for the NIC, from which a keeper restores the NIC's
+    /// Returns the names of its memory for the process and for the NIC, from which a checkpointer restores the NIC's
     /// half.
     #[must_use]
     pub fn memory_map(&self) -> Vec<MappedMemory> {

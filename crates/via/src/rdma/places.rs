@@ -15,9 +15,9 @@ pub(super) const LONGEST_PLACED: usize = 4 << 20;
 /// Shortest one: below it, the write of its own costs more than the area's copy.
 const SHORTEST_PLACED: usize = 4096;
 /// Messages of one process that are cleared to be written here at once.
-const MOST_PLACES: usize = 8;
+const MAX_PLACES: usize = 8;
 /// Memories that are kept for the next message, of each direction to a process.
-const MOST_SPARE: usize = 4;
+const MAX_SPARE: usize = 4;
 /// Memories registered from the start, of each direction to a process, and their bytes.
 const AHEAD: usize = 2;
 const AHEAD_BYTES: usize = 1 << 20;
@@ -66,7 +66,7 @@ impl Pool {
     }
 
     fn give_back(&mut self, memory: Memory) {
-        if self.spare.len() >= MOST_SPARE {
+        if self.spare.len() >= MAX_SPARE {
             // The one that fits the fewest messages goes.
             let least = (0..self.spare.len()).min_by_key(|at| self.spare[*at].len());
             let at = least.expect("there are some");
@@ -121,7 +121,7 @@ impl Places {
         bytes: usize,
     ) -> Option<[u8; NAME_BYTES]> {
         let sized = (SHORTEST_PLACED..=LONGEST_PLACED).contains(&bytes);
-        if !sized || self.registration == Registration::Copied || self.open.len() >= MOST_PLACES {
+        if !sized || self.registration == Registration::Copied || self.open.len() >= MAX_PLACES {
             return None;
         }
         let memory = self.into.take(nic, bytes)?;
@@ -140,7 +140,7 @@ impl Places {
     /// The other side has named memory for one of our messages.
     pub(super) fn on_named(&mut self, receive: u64, name: [u8; NAME_BYTES], bytes: usize) {
         let memory = RemoteMemory::from_bytes(name);
-        if self.named.len() < MOST_PLACES && memory.len() as usize >= bytes {
+        if self.named.len() < MAX_PLACES && memory.len() as usize >= bytes {
             self.named.insert(receive, memory);
         }
     }

@@ -19,8 +19,8 @@ use crate::message::communicator::{Communicator, Pending, Registration};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
-use crate::message::progression::Progression;
 use crate::message::request::{Load, Mode};
+use crate::message::transport::Transport;
 
 /// Why a request got no answer.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
@@ -52,7 +52,7 @@ type Turn = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireErro
 ///
 /// If [`depth`](Self::depth) requests are under way, `poll_ready` and [`reserve`](Self::reserve) wait. A
 /// process may have one client, with its clones, on a communicator.
-pub struct Client<P: Progression> {
+pub struct Client<P: Transport> {
     communicator: Communicator<P>,
     server: Rank,
     room: Arc<Semaphore>,
@@ -64,7 +64,7 @@ pub struct Client<P: Progression> {
     place: Option<Registration<P>>,
 }
 
-impl<P: Progression> Clone for Client<P> {
+impl<P: Transport> Clone for Client<P> {
     fn clone(&self) -> Self {
         Self {
             communicator: self.communicator.clone(),
@@ -79,14 +79,14 @@ impl<P: Progression> Clone for Client<P> {
     }
 }
 
-impl<P: Progression> fmt::Debug for Client<P> {
+impl<P: Transport> fmt::Debug for Client<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let room = self.room.available_permits();
         f.debug_struct("Client").field("server", &self.server).field("room", &room).finish()
     }
 }
 
-impl<P: Progression> Client<P> {
+impl<P: Transport> Client<P> {
     /// Makes a client of the server at rank `server`, over the communicator that both use for nothing else.
     #[must_use]
     pub fn new(communicator: Communicator<P>, server: Rank) -> Self {
@@ -150,7 +150,7 @@ impl<P: Progression> Client<P> {
     }
 }
 
-impl<P: Progression> Service<Bytes> for Client<P> {
+impl<P: Transport> Service<Bytes> for Client<P> {
     type Response = Bytes;
     type Error = CallError;
     type Future = Call<P>;
@@ -172,7 +172,7 @@ impl<P: Progression> Service<Bytes> for Client<P> {
     }
 }
 
-impl<P: Progression> Client<P> {
+impl<P: Transport> Client<P> {
     fn start(&self, request: &[u8], tag: u32) -> Result<State<P>, CallError> {
         let (length, most) = (request.len(), self.longest);
         if length > most {
@@ -187,7 +187,7 @@ impl<P: Progression> Client<P> {
 }
 
 #[derive(Debug)]
-enum State<P: Progression> {
+enum State<P: Transport> {
     Failed(CallError),
     Asked { sent: Option<Pending<P>>, answer: Pending<P> },
 }
@@ -203,13 +203,13 @@ enum State<P: Progression> {
 /// client's [`depth`](Client::depth). Any waiting client of the process receives such answers.
 #[derive(Debug)]
 #[must_use = "the answer is returned only when awaited"]
-pub struct Call<P: Progression> {
+pub struct Call<P: Transport> {
     state: Option<State<P>>,
     /// `Some` until it is dropped.
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl<P: Progression> Call<P> {
+impl<P: Transport> Call<P> {
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes, CallError>> {
         let (sent, answer) = match self.state.as_mut().expect("polled after it was ready") {
             State::Failed(error) => return Poll::Ready(Err(error.clone())),
@@ -229,7 +229,7 @@ impl<P: Progression> Call<P> {
     }
 }
 
-impl<P: Progression> Future for Call<P> {
+impl<P: Transport> Future for Call<P> {
     type Output = Result<Bytes, CallError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -241,7 +241,7 @@ impl<P: Progression> Future for Call<P> {
     }
 }
 
-impl<P: Progression> Drop for Call<P> {
+impl<P: Transport> Drop for Call<P> {
     fn drop(&mut self) {
         if let Some(State::Asked { sent, answer }) = self.state.take() {
             let permit = Arc::new(self.permit.take());

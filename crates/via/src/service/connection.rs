@@ -9,8 +9,8 @@ use crate::message::communicator::Communicator;
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
-use crate::message::progression::Progression;
 use crate::message::request::Failure;
+use crate::message::transport::Transport;
 
 /// The tag of requests for a connection.
 const CONNECT_TAG: Tag = Tag(0);
@@ -22,13 +22,13 @@ const CONNECT_TAG: Tag = Tag(0);
 /// the accepting process `2n + 1`, so both may connect to each other. Numbers repeat after 2^31 - 1
 /// connections.
 #[derive(Debug)]
-pub struct Streams<P: Progression> {
+pub struct Streams<P: Transport> {
     communicator: Communicator<P>,
     next: Arc<AtomicU32>,
     abandoned: Arc<Abandoned<P>>,
 }
 
-impl<P: Progression> Clone for Streams<P> {
+impl<P: Transport> Clone for Streams<P> {
     fn clone(&self) -> Self {
         Self {
             communicator: self.communicator.clone(),
@@ -38,7 +38,7 @@ impl<P: Progression> Clone for Streams<P> {
     }
 }
 
-impl<P: Progression> Streams<P> {
+impl<P: Transport> Streams<P> {
     /// Makes and accepts connections over a communicator, which nothing else in this process may use.
     #[must_use]
     pub fn new(communicator: Communicator<P>) -> Self {

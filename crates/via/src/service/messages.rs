@@ -15,8 +15,8 @@ use crate::message::communicator::{Communicator, Pending};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
-use crate::message::progression::Progression;
 use crate::message::request::{Load, Mode};
+use crate::message::transport::Transport;
 
 /// Default number of a sender's messages that may be under way: some 4 KiB of short ones, or 128 KiB of the
 /// longest eager ones.
@@ -28,7 +28,7 @@ pub const DEFAULT_MAX_MESSAGE: usize = 16 << 20;
 /// Why a message was not sent or received.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
-pub enum LaneError {
+pub enum DeliveryError {
     /// The message layer failed.
     #[error(transparent)]
     Message(#[from] MessageError),
@@ -50,7 +50,7 @@ pub enum LaneError {
 /// If [`reserve`](Self::reserve), [`flush`](Self::flush) or [`close`](Self::close) is dropped, no message is
 /// lost. Messages that were accepted are still sent.
 #[derive(Debug)]
-pub struct Sender<P: Progression> {
+pub struct Sender<P: Transport> {
     communicator: Communicator<P>,
     to: Rank,
     tag: Tag,
@@ -60,7 +60,7 @@ pub struct Sender<P: Progression> {
     ended: bool,
 }
 
-impl<P: Progression> Sender<P> {
+impl<P: Transport> Sender<P> {
     /// Makes a sender to `to` under `tag`, which nothing else there may use.
     #[must_use]
     pub const fn new(communicator: Communicator<P>, to: Rank, tag: Tag) -> Self {
@@ -84,12 +84,12 @@ impl<P: Progression> Sender<P> {
     /// Waits for room for one message.
     ///
     /// # Errors
-    /// [`LaneError::Closed`]; [`LaneError::Message`], also for an earlier message: every later call then
+    /// [`DeliveryError::Closed`]; [`DeliveryError::Message`], also for an earlier message: every later call then
     /// returns it too.
     ///
     /// # Cancel safety
     /// If dropped, no room was taken; nor by a permit that is not used.
-    pub async fn reserve(&mut self) -> Result<Permit<'_, P>, LaneError> {
+    pub async fn reserve(&mut self) -> Result<Permit<'_, P>, DeliveryError> {
         poll_fn(|context| self.poll_reserve(context)).await?;
         Ok(Permit { sender: self })
     }
@@ -97,22 +97,22 @@ impl<P: Progression> Sender<P> {
     /// Waits until every accepted message was received or is in the receiver's window.
     ///
     /// # Errors
-    /// [`LaneError::Message`].
+    /// [`DeliveryError::Message`].
     ///
     /// # Cancel safety
     /// If dropped, the next call continues the wait.
-    pub async fn flush(&mut self) -> Result<(), LaneError> {
+    pub async fn flush(&mut self) -> Result<(), DeliveryError> {
         poll_fn(|context| self.poll_settle(context, 0)).await
     }
 
     /// Ends the receiver's stream, and waits as [`flush`](Self::flush) does.
     ///
     /// # Errors
-    /// [`LaneError::Message`].
+    /// [`DeliveryError::Message`].
     ///
     /// # Cancel safety
     /// If dropped, the next call, or dropping this sender, completes it.
-    pub async fn close(&mut self) -> Result<(), LaneError> {
+    pub async fn close(&mut self) -> Result<(), DeliveryError> {
         poll_fn(|context| self.poll_end(context)).await
     }
 
@@ -120,9 +120,9 @@ impl<P: Progression> Sender<P> {
     pub(super) fn poll_reserve(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(), LaneError>> {
+    ) -> Poll<Result<(), DeliveryError>> {
         if self.ended {
-            return Poll::Ready(Err(LaneError::Closed));
+            return Poll::Ready(Err(DeliveryError::Closed));
         }
         self.poll_settle(context, self.depth - 1)
     }
@@ -132,7 +132,7 @@ impl<P: Progression> Sender<P> {
         &mut self,
         context: &mut Context<'_>,
         most: usize,
-    ) -> Poll<Result<(), LaneError>> {
+    ) -> Poll<Result<(), DeliveryError>> {
         while self.failed.is_none() && self.leaving.len() > most {
             // Messages of one sender match in order, so the oldest completes first.
             let first = self.leaving.front_mut().expect("the queue is longer than `most`");
@@ -143,7 +143,10 @@ impl<P: Progression> Sender<P> {
         Poll::Ready(self.failed.map_or(Ok(()), |error| Err(error.into())))
     }
 
-    pub(super) fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+    pub(super) fn poll_end(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), DeliveryError>> {
         if !self.ended {
             ready!(self.poll_reserve(context))?;
             self.ended = true;
@@ -152,18 +155,18 @@ impl<P: Progression> Sender<P> {
         self.poll_settle(context, 0)
     }
 
-    pub(super) fn send_now(&mut self, bytes: &[u8]) -> Result<(), LaneError> {
+    pub(super) fn send_now(&mut self, bytes: &[u8]) -> Result<(), DeliveryError> {
         self.start(frame::item(bytes))
     }
 
-    fn start(&mut self, message: Vec<u8>) -> Result<(), LaneError> {
+    fn start(&mut self, message: Vec<u8>) -> Result<(), DeliveryError> {
         let sent = self.communicator.isend(Mode::Standard, self.to, self.tag, message);
         self.leaving.push_back(sent?.kept());
         Ok(())
     }
 }
 
-impl<P: Progression> Drop for Sender<P> {
+impl<P: Transport> Drop for Sender<P> {
     fn drop(&mut self) {
         if !self.ended {
             // If the receiver is gone, it needs no end.
@@ -175,36 +178,45 @@ impl<P: Progression> Drop for Sender<P> {
 /// Room for one message of a [`Sender`].
 #[derive(Debug)]
 #[must_use = "nothing is sent until `send` is called"]
-pub struct Permit<'a, P: Progression> {
+pub struct Permit<'a, P: Transport> {
     sender: &'a mut Sender<P>,
 }
 
-impl<P: Progression> Permit<'_, P> {
+impl<P: Transport> Permit<'_, P> {
     /// Sends a message; its bytes are copied.
     ///
     /// # Errors
-    /// [`LaneError::Message`] if it is longer than the lower layer takes, or the lower layer is down.
-    pub fn send(self, bytes: &[u8]) -> Result<(), LaneError> {
+    /// [`DeliveryError::Message`] if it is longer than the lower layer takes, or the lower layer is down.
+    pub fn send(self, bytes: &[u8]) -> Result<(), DeliveryError> {
         self.sender.send_now(bytes)
     }
 }
 
-impl<P: Progression> Sink<Bytes> for Sender<P> {
-    type Error = LaneError;
+impl<P: Transport> Sink<Bytes> for Sender<P> {
+    type Error = DeliveryError;
 
-    fn poll_ready(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+    fn poll_ready(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), DeliveryError>> {
         self.get_mut().poll_reserve(context)
     }
 
-    fn start_send(self: Pin<&mut Self>, item: Bytes) -> Result<(), LaneError> {
+    fn start_send(self: Pin<&mut Self>, item: Bytes) -> Result<(), DeliveryError> {
         self.get_mut().send_now(&item)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+    fn poll_flush(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), DeliveryError>> {
         self.get_mut().poll_settle(context, 0)
     }
 
-    fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+    fn poll_close(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), DeliveryError>> {
         self.get_mut().poll_end(context)
     }
 }
@@ -215,7 +227,7 @@ impl<P: Progression> Sink<Bytes> for Sender<P> {
 /// If [`receive`](Self::receive) is dropped, no message was taken. If the receiver is dropped, a message that
 /// it has matched returns to the queue. Read to the end to free the sender's window.
 #[derive(Debug)]
-pub struct Receiver<P: Progression> {
+pub struct Receiver<P: Transport> {
     communicator: Communicator<P>,
     from: Rank,
     tag: Tag,
@@ -224,7 +236,7 @@ pub struct Receiver<P: Progression> {
     ended: bool,
 }
 
-impl<P: Progression> Receiver<P> {
+impl<P: Transport> Receiver<P> {
     /// Makes the receiver of what `from` sends under `tag`.
     #[must_use]
     pub const fn new(communicator: Communicator<P>, from: Rank, tag: Tag) -> Self {
@@ -243,11 +255,11 @@ impl<P: Progression> Receiver<P> {
     /// Receives the next message; `None` once its sender has closed.
     ///
     /// # Errors
-    /// [`LaneError::Message`] or [`LaneError::Malformed`]; the stream has ended then.
+    /// [`DeliveryError::Message`] or [`DeliveryError::Malformed`]; the stream has ended then.
     ///
     /// # Cancel safety
     /// If dropped, no message was taken.
-    pub async fn receive(&mut self) -> Result<Option<Bytes>, LaneError> {
+    pub async fn receive(&mut self) -> Result<Option<Bytes>, DeliveryError> {
         poll_fn(|context| self.poll_receive(context)).await
     }
 
@@ -265,7 +277,7 @@ impl<P: Progression> Receiver<P> {
     pub(super) fn poll_receive(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Option<Bytes>, LaneError>> {
+    ) -> Poll<Result<Option<Bytes>, DeliveryError>> {
         if self.ended {
             return Poll::Ready(Ok(None));
         }
@@ -299,9 +311,14 @@ impl<P: Progression> Receiver<P> {
         Ok(self.communicator.ireceive_into(self.from, self.tag, room)?.kept())
     }
 
-    fn take(&mut self, message: Result<Vec<u8>, MessageError>) -> Result<Option<Bytes>, LaneError> {
+    fn take(
+        &mut self,
+        message: Result<Vec<u8>, MessageError>,
+    ) -> Result<Option<Bytes>, DeliveryError> {
         let item = match message {
-            Ok(bytes) => frame::parse_item(bytes).map_err(|frame::Malformed| LaneError::Malformed),
+            Ok(bytes) => {
+                frame::parse_item(bytes).map_err(|frame::Malformed| DeliveryError::Malformed)
+            }
             Err(error) => Err(error.into()),
         };
         self.ended = !matches!(item, Ok(Some(_)));
@@ -309,8 +326,8 @@ impl<P: Progression> Receiver<P> {
     }
 }
 
-impl<P: Progression> Stream for Receiver<P> {
-    type Item = Result<Bytes, LaneError>;
+impl<P: Transport> Stream for Receiver<P> {
+    type Item = Result<Bytes, DeliveryError>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.get_mut().poll_receive(context).map(Result::transpose)

@@ -16,8 +16,8 @@ use crate::message::communicator::{Communicator, Pending, Received};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
-use crate::message::progression::Progression;
 use crate::message::request::{Failure, Load};
+use crate::message::transport::Transport;
 
 /// The tag of all requests.
 pub(super) const REQUEST: Tag = Tag(0);
@@ -41,13 +41,13 @@ pub struct Counters {
 /// there are that many, or the service is not ready, further requests wait in this process's window for
 /// unexpected messages, and beyond that with their clients.
 #[derive(Debug)]
-pub struct Server<P: Progression> {
+pub struct Server<P: Transport> {
     communicator: Communicator<P>,
     depth: usize,
     longest: usize,
 }
 
-impl<P: Progression> Server<P> {
+impl<P: Transport> Server<P> {
     /// Makes a server over a communicator that nothing else in this process uses.
     #[must_use]
     pub const fn new(communicator: Communicator<P>) -> Self {
@@ -147,14 +147,14 @@ impl<P: Progression> Server<P> {
 }
 
 /// The receiving half of a server.
-struct Receiving<'a, P: Progression> {
+struct Receiving<'a, P: Transport> {
     communicator: &'a Communicator<P>,
     depth: usize,
     longest: usize,
     receive: Option<Pending<P>>,
 }
 
-impl<P: Progression> Receiving<'_, P> {
+impl<P: Transport> Receiving<'_, P> {
     /// Receives the next request once the service is ready; `None` once all is answered after a stop.
     fn poll_request<S: Service<Bytes>>(
         &mut self,

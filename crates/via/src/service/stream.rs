@@ -8,11 +8,11 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::messages::{LaneError, Receiver, Sender};
+use super::messages::{DeliveryError, Receiver, Sender};
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
-use crate::message::progression::Progression;
 use crate::message::request::Failure;
+use crate::message::transport::Transport;
 
 /// Most bytes of one message: a longer write takes several.
 const MOST: usize = 64 * 1024;
@@ -23,14 +23,14 @@ pub const DEFAULT_DROPPED: usize = 64;
 
 /// Receivers that were dropped before their stream ended: what still arrives for them is discarded.
 #[derive(Debug)]
-pub(super) struct Abandoned<P: Progression> {
+pub(super) struct Abandoned<P: Transport> {
     /// For each process, the oldest first.
     receivers: Mutex<Vec<Receiver<P>>>,
     /// Most receivers of one process.
     most: usize,
 }
 
-impl<P: Progression> Abandoned<P> {
+impl<P: Transport> Abandoned<P> {
     pub(super) const fn new(most: usize) -> Self {
         Self { receivers: Mutex::new(Vec::new()), most }
     }
@@ -78,7 +78,7 @@ impl<P: Progression> Abandoned<P> {
 /// # Cancel safety
 /// That of tokio's traits: a read or write that is dropped has read or written nothing.
 #[derive(Debug)]
-pub struct ByteStream<P: Progression> {
+pub struct ByteStream<P: Transport> {
     peer: Rank,
     sender: Sender<P>,
     /// `Some` until the stream is dropped.
@@ -87,7 +87,7 @@ pub struct ByteStream<P: Progression> {
     abandoned: Arc<Abandoned<P>>,
 }
 
-impl<P: Progression> ByteStream<P> {
+impl<P: Transport> ByteStream<P> {
     pub(super) const fn new(
         peer: Rank,
         sender: Sender<P>,
@@ -104,7 +104,7 @@ impl<P: Progression> ByteStream<P> {
     }
 }
 
-impl<P: Progression> Drop for ByteStream<P> {
+impl<P: Transport> Drop for ByteStream<P> {
     fn drop(&mut self) {
         if let Some(receiver) = self.receiver.take().filter(|receiver| !receiver.is_ended()) {
             self.abandoned.insert(receiver);
@@ -113,19 +113,19 @@ impl<P: Progression> Drop for ByteStream<P> {
 }
 
 /// Converts an error to the kind that a TCP stream would return.
-fn failed(error: LaneError) -> io::Error {
+fn failed(error: DeliveryError) -> io::Error {
     let kind = match error {
-        LaneError::Message(MessageError::Failed(
+        DeliveryError::Message(MessageError::Failed(
             Failure::PeerLost(_) | Failure::PeerRestarted(_),
         )) => io::ErrorKind::ConnectionReset,
-        LaneError::Closed => io::ErrorKind::BrokenPipe,
-        LaneError::Malformed => io::ErrorKind::InvalidData,
-        LaneError::Message(_) => io::ErrorKind::Other,
+        DeliveryError::Closed => io::ErrorKind::BrokenPipe,
+        DeliveryError::Malformed => io::ErrorKind::InvalidData,
+        DeliveryError::Message(_) => io::ErrorKind::Other,
     };
     io::Error::new(kind, error)
 }
 
-impl<P: Progression> AsyncRead for ByteStream<P> {
+impl<P: Transport> AsyncRead for ByteStream<P> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -147,7 +147,7 @@ impl<P: Progression> AsyncRead for ByteStream<P> {
     }
 }
 
-impl<P: Progression> AsyncWrite for ByteStream<P> {
+impl<P: Transport> AsyncWrite for ByteStream<P> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -11,17 +11,17 @@ use std::task::Waker;
 
 use midplane_simhw::shm::rings::WakeSet;
 
-use super::MOST_SERVICE;
+use super::MAX_SERVICE;
 use super::due::{done, next_due};
-use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW, wait};
-use super::frame::{FIN, Header, Incoming, Kind, MOST_CONTROL, Reason};
+use super::flow::{FIRST_WINDOW, Flow, MAX_WINDOW, MIN_WINDOW, wait};
+use super::frame::{FIN, Header, Incoming, Kind, MAX_CONTROL, Reason};
 use super::parts::Parts;
 use super::stats::Counted;
 use super::wire::{Peer, Wire};
 
 /// Most streams that a peer may have open.
-const MOST_STREAMS: usize = 16 * 1024;
-/// Most bytes that the peer of a session may send before they are read, over all streams; [`LEAST_WINDOW`] of
+const MAX_STREAMS: usize = 16 * 1024;
+/// Most bytes that the peer of a session may send before they are read, over all streams; [`MIN_WINDOW`] of
 /// each stream comes on top.
 const BUDGET: u64 = 256 << 20;
 /// Most frames that one call handles.
@@ -118,14 +118,14 @@ impl Core {
     }
 
     /// Describes this node to the peer.
-    pub(super) fn say(&mut self, hello: Vec<u8>) {
-        debug_assert!(hello.len() <= MOST_CONTROL);
+    pub(super) fn send_hello(&mut self, hello: Vec<u8>) {
+        debug_assert!(hello.len() <= MAX_CONTROL);
         self.hello = Some(hello);
         self.is_dirty = true;
     }
 
     /// Tells the peer that this node opens and accepts no more streams.
-    pub(super) const fn say_goodbye(&mut self) {
+    pub(super) const fn send_goodbye(&mut self) {
         self.goodbye = true;
         self.is_dirty = true;
     }
@@ -217,7 +217,7 @@ impl Core {
         let mut cursor = Parts::new(parts);
         loop {
             let credit = usize::try_from(flow.send.limit - flow.send.sent).unwrap_or(usize::MAX);
-            let room = wire.room().filter(|room| *room >= LEAST_PIECE);
+            let room = wire.room().filter(|room| *room >= MIN_PIECE);
             let Some(room) = room.filter(|_| credit > 0 && !cursor.is_empty()) else {
                 if cursor.taken > 0 || cursor.is_empty() {
                     break;
@@ -312,7 +312,7 @@ impl Core {
     }
 
     fn first_window(&self) -> u64 {
-        (BUDGET.saturating_sub(self.committed) / 64).clamp(LEAST_WINDOW, FIRST_WINDOW)
+        (BUDGET.saturating_sub(self.committed) / 64).clamp(MIN_WINDOW, FIRST_WINDOW)
     }
 
     /// Notes that bytes of a stream were read; grants more credit once half the window is free.
@@ -430,7 +430,7 @@ impl Core {
         if header.kind == Kind::Data {
             return self.on_data(header, incoming, direct);
         }
-        if incoming.length > MOST_CONTROL {
+        if incoming.length > MAX_CONTROL {
             return None;
         }
         let mut payload = vec![0; incoming.length];
@@ -449,12 +449,12 @@ impl Core {
             _ => return self.on_control(header),
         }
         // A correct peer does not send so many events before they are handled.
-        (self.events.len() <= MOST_STREAMS).then_some(())
+        (self.events.len() <= MAX_STREAMS).then_some(())
     }
 
     fn on_open(&mut self, header: Header, payload: Vec<u8>) -> Option<()> {
         let is_theirs = header.stream % 2 != self.next % 2;
-        let is_long = payload.len() > MOST_SERVICE;
+        let is_long = payload.len() > MAX_SERVICE;
         if !is_theirs || is_long || self.flows.contains_key(&header.stream) {
             return None;
         }
@@ -463,8 +463,8 @@ impl Core {
         self.committed += window;
         self.opened_by_peer += 1;
         let mut flow = Flow::new(window, header.value, false);
-        if self.opened_by_peer > MOST_STREAMS {
-            if self.opened_by_peer > 2 * MOST_STREAMS {
+        if self.opened_by_peer > MAX_STREAMS {
+            if self.opened_by_peer > 2 * MAX_STREAMS {
                 return None;
             }
             (flow.reset, flow.due.reset) = (Some(Reason::TooMany), Some(Reason::TooMany));
@@ -514,7 +514,7 @@ impl Core {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         let receive = &mut flow.receive;
         let keeps_up = receive.held.is_empty();
-        let grows = receive.window.min(MOST_WINDOW - receive.window);
+        let grows = receive.window.min(MAX_WINDOW - receive.window);
         if keeps_up && self.committed + grows <= BUDGET {
             receive.window += grows;
             self.consumed(stream, 0);
@@ -626,6 +626,6 @@ impl Core {
 }
 
 /// Bytes of room below which a writer waits: short frames cost as much as long ones.
-const LEAST_PIECE: usize = 2_048;
+const MIN_PIECE: usize = 2_048;
 /// Bytes of one write after which the peer is woken before the write ends.
 const EARLY: usize = 32 * 1024;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::{Session, Transport};
+use super::{Session, TransportKind};
 use crate::wire::tcp::{Config, Failed, connect};
 
 /// Time for which UDP is tried alone before TCP is tried as well: 300 ms. Three dials over UDP fit into it.
@@ -25,7 +25,7 @@ pub enum Attempt {
     /// The peer has answered: this transport carries the session.
     Answered,
     /// The peer has another key, or one side has none.
-    KeyDoesNotFit,
+    KeyMismatch,
     /// The peer can't be reached over this transport, for this reason.
     Failed(String),
 }
@@ -36,7 +36,7 @@ impl fmt::Display for Attempt {
             Self::None => f.write_str("not tried"),
             Self::UnderWay => f.write_str("no answer yet"),
             Self::Answered => f.write_str("answered"),
-            Self::KeyDoesNotFit => fmt::Display::fmt(&Failed::KeyDoesNotFit, f),
+            Self::KeyMismatch => fmt::Display::fmt(&Failed::KeyMismatch, f),
             Self::Failed(why) => f.write_str(why),
         }
     }
@@ -96,13 +96,13 @@ pub(super) async fn over_tcp(
     attempts.set_tcp(Attempt::UnderWay);
     match connect(to, &config).await {
         Ok(connection) => {
-            let is_adopted = session.adopt(connection, Transport::Tcp(to));
+            let is_adopted = session.adopt(connection, TransportKind::Tcp(to));
             // If not adopted, UDP has answered meanwhile.
             attempts.set_tcp(if is_adopted { Attempt::Answered } else { Attempt::None });
         }
         Err(error) => {
             attempts.set_tcp(match error {
-                Failed::KeyDoesNotFit => Attempt::KeyDoesNotFit,
+                Failed::KeyMismatch => Attempt::KeyMismatch,
                 error => Attempt::Failed(error.to_string()),
             });
             session.on_tcp_failed();

@@ -18,7 +18,7 @@ use super::core::Event;
 use super::frame::Reason;
 use super::spin::AdaptiveSpin;
 use super::wire::Peer;
-use super::{Ended, Hub, Session, Stream, Transport};
+use super::{Ended, Session, SharedState, Stream, TransportKind};
 use crate::wire::endpoint::{Event as PipeEvent, PipeId};
 use crate::wire::socket::Socket;
 
@@ -87,7 +87,7 @@ struct Active {
 /// Moves what the sessions of a process send and receive.
 #[derive(Debug)]
 pub struct Driver {
-    hub: Arc<Hub>,
+    shared: Arc<SharedState>,
     io: AsyncFd<WakeSet>,
     socket: Option<Socket>,
     /// Numbers of the sessions over UDP, by connection.
@@ -113,7 +113,7 @@ pub struct Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.end_sessions();
-        let listed = self.hub.dirty().take();
+        let listed = self.shared.dirty().take();
         drop(listed);
     }
 }
@@ -148,14 +148,18 @@ enum Polls {
 }
 
 impl Driver {
-    pub(super) fn new(hub: Arc<Hub>, wakes: WakeSet, socket: Option<Socket>) -> io::Result<Self> {
+    pub(super) fn new(
+        shared: Arc<SharedState>,
+        wakes: WakeSet,
+        socket: Option<Socket>,
+    ) -> io::Result<Self> {
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let io = AsyncFd::with_interest(wakes, Interest::READABLE)?;
         let flavor = Handle::current().runtime_flavor();
         let is_current_thread = flavor == RuntimeFlavor::CurrentThread;
         let all = BTreeMap::new();
         Ok(Self {
-            hub,
+            shared,
             io,
             socket,
             by_pipe: BTreeMap::new(),
@@ -177,7 +181,7 @@ impl Driver {
             if poll_fn(|context| Poll::Ready(self.poll_socket(context, &mut handler))).await {
                 found = Found::Something;
             }
-            if self.hub.is_closed.load(Ordering::Acquire) {
+            if self.shared.is_closed.load(Ordering::Acquire) {
                 break;
             }
             self.polls = self.next_polls(found);
@@ -218,14 +222,14 @@ impl Driver {
     fn end_sessions(&mut self) {
         self.take_dirty();
         for session in std::mem::take(&mut self.all).into_values() {
-            self.hub.wakes.remove(session.number);
+            self.shared.wakes.remove(session.number);
             session.end();
         }
     }
 
     /// Sends what is due over UDP, and handles received datagrams. Returns whether there may be more to do.
     fn poll_socket(&mut self, context: &mut Context<'_>, handler: &mut impl Handler) -> bool {
-        let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else {
+        let (Some(socket), Some(pipes)) = (&mut self.socket, self.shared.pipes.clone()) else {
             return false;
         };
         close_pipes(socket, &pipes);
@@ -250,14 +254,14 @@ impl Driver {
         self.take_dirty();
         match event {
             PipeEvent::Accepted(id, peer) => {
-                let session = self.hub.over_pipe(id, peer, false);
+                let session = self.shared.over_pipe(id, peer, false);
                 handler.on_accepted(&session);
                 self.activate(session);
             }
             PipeEvent::Established(id) | PipeEvent::Progress(id) => {
                 // Later progress is reported anew.
                 let _ = self
-                    .hub
+                    .shared
                     .pipes
                     .as_ref()
                     .is_some_and(|pipes| pipes.endpoint().pipe(id).is_some());
@@ -272,7 +276,7 @@ impl Driver {
                     self.activate(session);
                 }
                 self.by_pipe.remove(&id);
-                if let Some(pipes) = &self.hub.pipes {
+                if let Some(pipes) = &self.shared.pipes {
                     pipes.endpoint().release(id);
                 }
             }
@@ -286,7 +290,7 @@ impl Driver {
 
     /// Notifies the peers over UDP that this process ends; waits for that, up to [`CLOSE`].
     async fn close_socket(&mut self) {
-        let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else {
+        let (Some(socket), Some(pipes)) = (&mut self.socket, self.shared.pipes.clone()) else {
             return;
         };
         let closed = poll_fn(|context| {
@@ -390,7 +394,7 @@ impl Driver {
         let wakers = std::mem::take(&mut core.wakers);
         let events = std::mem::take(&mut core.events);
         let mut found = if any || !wakers.is_empty() { Found::Something } else { Found::Hope };
-        if found == Found::Hope && session.transport() != Transport::Shm {
+        if found == Found::Hope && session.transport() != TransportKind::Shm {
             // Datagrams activate the session again: there is no ring to poll.
             active.vain = active.vain.max(2);
         }
@@ -428,7 +432,7 @@ impl Driver {
             Event::Goodbye => handler.on_goodbye(session),
             Event::Ended(why) => {
                 self.all.remove(&session.number);
-                self.hub.wakes.remove(session.number);
+                self.shared.wakes.remove(session.number);
                 handler.on_ended(session, why);
             }
             Event::Opened { stream, service } => {
@@ -444,7 +448,7 @@ impl Driver {
 
     /// Activates the sessions that have something to flush, and adds new ones.
     fn take_dirty(&mut self) {
-        let dirty = self.hub.dirty().as_mut().map(std::mem::take);
+        let dirty = self.shared.dirty().as_mut().map(std::mem::take);
         for session in dirty.into_iter().flatten() {
             session.is_listed.store(false, Ordering::Relaxed);
             self.activate(session);
@@ -495,9 +499,9 @@ impl Driver {
     }
 
     fn poll_wake(&mut self, context: &mut Context<'_>, handler: &mut impl Handler) -> Poll<()> {
-        self.hub.driver.register(context.waker());
-        let is_dirty = self.hub.dirty().as_ref().is_some_and(|dirty| !dirty.is_empty());
-        if is_dirty || self.hub.is_closed.load(Ordering::Acquire) {
+        self.shared.driver.register(context.waker());
+        let is_dirty = self.shared.dirty().as_ref().is_some_and(|dirty| !dirty.is_empty());
+        if is_dirty || self.shared.is_closed.load(Ordering::Acquire) {
             return Poll::Ready(());
         }
         if self.poll_socket(context, handler) {

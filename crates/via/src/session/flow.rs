@@ -9,9 +9,9 @@ use super::frame::Reason;
 /// Bytes that a stream's sender may be ahead of its reader at first.
 pub(super) const FIRST_WINDOW: u64 = 256 * 1024;
 /// The least such bytes: used while a session has committed its whole budget.
-pub(super) const LEAST_WINDOW: u64 = 4 * 1024;
+pub(super) const MIN_WINDOW: u64 = 4 * 1024;
 /// The most bytes that a stream's sender may be ahead of its reader.
-pub(super) const MOST_WINDOW: u64 = 4 << 20;
+pub(super) const MAX_WINDOW: u64 = 4 << 20;
 
 /// A stream at one end.
 #[derive(Debug)]

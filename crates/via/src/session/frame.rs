@@ -6,7 +6,7 @@
 /// Most bytes of a frame on a ring: short enough that the peer reads one while the next is written.
 pub(super) const PIECE: usize = 32 * 1024;
 /// Most bytes of the payload of a frame that is not data.
-pub(super) const MOST_CONTROL: usize = 8 * 1024;
+pub(super) const MAX_CONTROL: usize = 8 * 1024;
 
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::below::Pipes;
-use super::{Hub, Sessions};
+use super::{Sessions, SharedState};
 use crate::wire::gossip::Counters;
 
 /// Sends and receives messages of gossip: see [`wire::gossip`](crate::wire::gossip).
 #[derive(Clone, Debug)]
 pub struct Gossip {
-    hub: Arc<Hub>,
+    shared: Arc<SharedState>,
     pipes: Arc<Pipes>,
 }
 
@@ -27,7 +27,7 @@ impl Sessions {
         let mut run = [0; 16];
         getrandom::fill(&mut run).map_err(io::Error::other)?;
         pipes.endpoint().begin_gossip(cluster, run);
-        let gossip = Gossip { hub: Arc::clone(&self.0), pipes };
+        let gossip = Gossip { shared: Arc::clone(&self.0), pipes };
         gossip.set_time();
         Ok(Some(gossip))
     }
@@ -41,10 +41,10 @@ impl Gossip {
     }
 
     /// Sends a message, which may be lost. Returns `false` if it has no bytes, or more than
-    /// [`MOST_MESSAGE`](crate::wire::gossip::MOST_MESSAGE).
+    /// [`MAX_MESSAGE`](crate::wire::gossip::MAX_MESSAGE).
     pub fn send(&self, to: SocketAddr, message: &[u8]) -> bool {
         let is_sent = self.with(|gossip, now| gossip.send(now, to, message));
-        self.hub.driver.wake();
+        self.shared.driver.wake();
         is_sent == Some(true)
     }
 
@@ -86,7 +86,7 @@ mod tests {
 
     use super::super::{Ended, Handler, Refusal, Session, Stream};
     use super::*;
-    use crate::wire::gossip::MOST_MESSAGE;
+    use crate::wire::gossip::MAX_MESSAGE;
     use crate::wire::pipe::Config;
     use crate::wire::socket::Socket;
 
@@ -129,7 +129,7 @@ mod tests {
         let ((one, own), (other, address)) = (process(key), process(key));
         let (thief, _) = process(Some(&Key::new(1, [2; 32])));
         assert!(thief.send(address, b"no"));
-        let message = vec![7; MOST_MESSAGE];
+        let message = vec![7; MAX_MESSAGE];
         let sent = message.clone();
         // Sends repeatedly, since datagrams may be lost, on loopback too.
         let sending = tokio::spawn(async move {

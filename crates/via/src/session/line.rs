@@ -9,9 +9,9 @@ use atomic_waker::AtomicWaker;
 use super::frame::PIECE;
 
 /// Most bytes that wait to be sent; then writers wait for room.
-const MOST_OUTGOING: usize = 256 * 1024;
+const MAX_OUTGOING: usize = 256 * 1024;
 /// Most bytes that wait to be read; then no more are received.
-const MOST_INCOMING: usize = 256 * 1024;
+const MAX_INCOMING: usize = 256 * 1024;
 /// Most bytes of memory that an empty buffer keeps.
 const KEPT: usize = 64 * 1024;
 
@@ -70,7 +70,7 @@ impl Line {
 impl Buffers {
     /// Returns the bytes that may be written.
     pub(super) fn room(&mut self) -> usize {
-        let room = MOST_OUTGOING.saturating_sub(self.outgoing.len());
+        let room = MAX_OUTGOING.saturating_sub(self.outgoing.len());
         self.is_short |= room < 2 * PIECE;
         room
     }
@@ -95,7 +95,7 @@ impl Buffers {
 
     /// Returns whether more may be received.
     pub(super) fn wants_more(&self) -> bool {
-        self.readable().len() < MOST_INCOMING
+        self.readable().len() < MAX_INCOMING
     }
 
     /// Returns the buffer of received bytes, to be appended to.

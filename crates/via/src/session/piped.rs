@@ -10,7 +10,7 @@ use midplane_simhw::shm::Corrupt;
 use tokio::io::ReadBuf;
 
 use super::below::{Below, Held, Pipes};
-use super::frame::{FIN, Header, Incoming, Kind, MOST_CONTROL, PIECE};
+use super::frame::{FIN, Header, Incoming, Kind, MAX_CONTROL, PIECE};
 use super::line::Line;
 use crate::wire::endpoint::PipeId;
 
@@ -65,7 +65,7 @@ impl Piped {
 
     pub(super) fn room(&self) -> Option<usize> {
         let room = self.below.hold().room().checked_sub(HEAD)?;
-        (room >= MOST_CONTROL).then(|| room.min(PIECE))
+        (room >= MAX_CONTROL).then(|| room.min(PIECE))
     }
 
     pub(super) fn push(&self, words: [u64; 2], parts: &[IoSlice<'_>]) {
@@ -171,7 +171,7 @@ impl Frame {
     fn new([length, first, second]: [u64; 3]) -> Result<Self, Corrupt> {
         let words = [first, second];
         let is_data = Header::parse(words).ok_or(Corrupt)?.kind == Kind::Data;
-        let most = if is_data { PIECE } else { MOST_CONTROL };
+        let most = if is_data { PIECE } else { MAX_CONTROL };
         let left = usize::try_from(length).ok().filter(|length| *length <= most).ok_or(Corrupt)?;
         Ok(Self { words, left, fragment: None, whole: (!is_data).then(Vec::new) })
     }

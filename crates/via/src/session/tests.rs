@@ -392,7 +392,7 @@ proptest! {
         let udp = Some(Piped::new(Arc::clone(&pipes), id));
         let mut core = Core::new(Wire::Dialing(Dialing { udp, is_tcp_open: true }), true);
         if is_described_first {
-            core.say(b"hello".to_vec());
+            core.send_hello(b"hello".to_vec());
             core.flush();
         }
         prop_assert_eq!(core.open("service"), None, "nothing carries it");
@@ -417,7 +417,7 @@ proptest! {
             }
         }
         if !is_described_first {
-            core.say(b"hello".to_vec());
+            core.send_hello(b"hello".to_vec());
         }
         core.flush();
         let ended = carried.is_none().then_some(Ended::Gone);
@@ -720,7 +720,7 @@ fn a_driver_handles_nothing_of_a_session_before_that_describes_its_process() {
             let session = sessions.over_rings(one, true).unwrap();
             let mut peer = Some(Core::new(Wire::ring(other), false));
             let core = peer.as_mut().unwrap();
-            core.say(b"peer".to_vec());
+            core.send_hello(b"peer".to_vec());
             core.flush();
             core.open("service");
             core.flush();
@@ -729,7 +729,7 @@ fn a_driver_handles_nothing_of_a_session_before_that_describes_its_process() {
                 tokio::task::yield_now().await;
             }
             assert_eq!(recorder.told(), [""; 0]);
-            session.say(b"here".to_vec());
+            session.send_hello(b"here".to_vec());
             let told = ["hello", "stream", "ended"];
             recorder.until(&told[..2 + usize::from(is_peer_gone)]).await;
             sessions.close();
@@ -745,7 +745,7 @@ async fn streams<const N: usize>() -> [(Stream, Stream); N] {
         let (sessions, driver) = Sessions::new(None, None).unwrap();
         tokio::spawn(driver.run(recorder.clone()));
         let session = sessions.over_rings(pair, is_first).unwrap();
-        session.say(Vec::new());
+        session.send_hello(Vec::new());
         session
     });
     let mut all = Vec::new();
@@ -832,13 +832,13 @@ fn sessions_whose_runtime_is_dropped_end_on_both_sides() {
         tokio::spawn(driver.run(Recorder::default()));
         sessions.over_rings(one, true).unwrap()
     });
-    session.say(Vec::new());
+    session.send_hello(Vec::new());
     let stream = session.open("service").unwrap();
     runtime().block_on(async {
         let (sessions, driver) = Sessions::new(None, None).unwrap();
         let recorder = Recorder::default();
         tokio::spawn(driver.run(recorder.clone()));
-        sessions.over_rings(other, false).unwrap().say(Vec::new());
+        sessions.over_rings(other, false).unwrap().send_hello(Vec::new());
         recorder.until(&["stream"]).await;
         dropped.shutdown_background();
         let told = recorder.until(&["stream", "ended"]);

@@ -13,7 +13,7 @@
 //! name is associated data.
 //!
 //! A receiver accepts a datagram once. It has a sliding window of numbers for each run, as IPsec has (RFC 4303,
-//! section 3.4.3). The seal covers the sender's clock, which must be within [`MOST_SKEW`] of the receiver's. A
+//! section 3.4.3). The seal covers the sender's clock, which must be within [`MAX_SKEW`] of the receiver's. A
 //! window is kept that long; after that, a recorded datagram is too old.
 //!
 //! # Bounds
@@ -34,17 +34,17 @@ use midplane_simhw::seal::Key;
 use midplane_simhw::time::Instant;
 
 use joining::Joining;
-use piece::{MOST_PIECES, PIECE_BYTES, Seal, Stamp};
+use piece::{MAX_PIECES, PIECE_BYTES, Seal, Stamp};
 use senders::Senders;
 
 /// Most bytes of a message: 65,536.
-pub const MOST_MESSAGE: usize = 64 << 10;
+pub const MAX_MESSAGE: usize = 64 << 10;
 /// Milliseconds by which the clocks of two hosts may differ, with a key: 60,000.
-pub const MOST_SKEW: u64 = 60_000;
+pub const MAX_SKEW: u64 = 60_000;
 /// Most messages that wait to be taken, and most that wait to be sent.
-const MOST_WAITING: usize = 64;
+const MAX_WAITING: usize = 64;
 
-const _: () = assert!(MOST_MESSAGE.div_ceil(PIECE_BYTES) <= MOST_PIECES);
+const _: () = assert!(MAX_MESSAGE.div_ceil(PIECE_BYTES) <= MAX_PIECES);
 
 /// Counters of an endpoint's gossip.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -57,7 +57,7 @@ pub struct Counters {
     pub dropped: u64,
     /// Datagrams that were malformed, repeated, or of another key or cluster.
     pub refused: u64,
-    /// Datagrams of this key whose sender's clock differs by more than [`MOST_SKEW`].
+    /// Datagrams of this key whose sender's clock differs by more than [`MAX_SKEW`].
     pub skewed: u64,
 }
 
@@ -111,12 +111,12 @@ impl Gossip {
         self.time.1.saturating_add(now.nanos_since(self.time.0) / 1_000_000)
     }
 
-    /// Queues a message; returns `false` if it has no bytes, or more than [`MOST_MESSAGE`].
+    /// Queues a message; returns `false` if it has no bytes, or more than [`MAX_MESSAGE`].
     pub fn send(&mut self, now: Instant, to: SocketAddr, message: &[u8]) -> bool {
-        if message.is_empty() || message.len() > MOST_MESSAGE {
+        if message.is_empty() || message.len() > MAX_MESSAGE {
             return false;
         }
-        if self.outbox.len() >= MOST_WAITING {
+        if self.outbox.len() >= MAX_WAITING {
             self.outbox.pop_front();
             self.counters.dropped += 1;
         }
@@ -144,7 +144,7 @@ impl Gossip {
         };
         if self.seal.is_sealed() {
             let millis = self.millis(now);
-            if millis.abs_diff(piece.millis) > MOST_SKEW {
+            if millis.abs_diff(piece.millis) > MAX_SKEW {
                 self.counters.skewed += 1;
                 return;
             }
@@ -157,7 +157,7 @@ impl Gossip {
         self.counters.dropped += u64::from(dropped);
         if let Some(message) = joined {
             self.counters.received += 1;
-            if self.inbox.len() >= MOST_WAITING {
+            if self.inbox.len() >= MAX_WAITING {
                 self.inbox.pop_front();
                 self.counters.dropped += 1;
             }

@@ -168,7 +168,7 @@ impl Pipe {
             give_up: now.plus_nanos(config.dial_timeout),
         }));
         // Without random numbers from the system, no handshake can be made.
-        this.ended = has_failed.then_some(Ended::KeyDoesNotFit);
+        this.ended = has_failed.then_some(Ended::KeyMismatch);
         this
     }
 

@@ -78,7 +78,7 @@ pub enum Failed {
     #[error(
         "the keys of the two nodes do not fit, or one has none: give all nodes of a cluster the same key file"
     )]
-    KeyDoesNotFit,
+    KeyMismatch,
     /// The peer speaks another version.
     #[error("the peer speaks version {0}")]
     Version(u8),

@@ -128,7 +128,7 @@ impl Lane for MemoryLane {
         None
     }
 
-    fn arm(&mut self, waker: &Waker) -> bool {
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         let mut own = self.ways[0].lock().unwrap();
         if !own.frames.is_empty() || !own.shown.is_empty() || own.is_over && !self.has_told {
             return false;

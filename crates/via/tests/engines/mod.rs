@@ -4,8 +4,8 @@ use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
-use midplane_via::message::progression::{Progression, Wait};
 use midplane_via::message::request::{Load, Mode, Operation, Outcome, Request};
+use midplane_via::message::transport::{Transport, Wait};
 
 pub(crate) type Process = Engine<MemoryCarrier>;
 
@@ -15,7 +15,7 @@ pub(crate) fn cluster(processes: usize, memory: MemoryConfig, config: Config) ->
     let mut engines: Vec<_> = carriers.into_iter().map(|end| Engine::new(end, config)).collect();
     for engine in &mut engines {
         engine.init().unwrap();
-        engine.addprocs(&everyone).unwrap();
+        engine.add_processes(&everyone).unwrap();
     }
     engines
 }

@@ -8,8 +8,8 @@ use midplane_via::message::carrier::{Carrier, Event, Refusal};
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Envelope, LONGEST, Peer, Tag};
 use midplane_via::message::matching::Pattern;
-use midplane_via::message::progression::{Claim, InitError, Progression, Wait};
 use midplane_via::message::request::{Load, Mode, Operation, Request};
+use midplane_via::message::transport::{Claim, InitError, Transport, Wait};
 
 /// Hands in what the test says, and remembers what the engine posts.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Carrier for Script {
         }
         None
     }
-    fn arm(&mut self, _: &Waker) -> bool {
+    fn arm_wakeup(&mut self, _: &Waker) -> bool {
         true
     }
     fn close(&mut self) {}
@@ -75,7 +75,7 @@ impl Run {
         let config = Config::default().window(WINDOW).eager(200);
         let mut engine = Engine::new(script, config);
         engine.init().unwrap();
-        engine.addprocs(&[Peer(1), Peer(2)]).unwrap();
+        engine.add_processes(&[Peer(1), Peer(2)]).unwrap();
         Self { script: vec![], engine, requests: vec![], sequences: [0; 4] }
     }
 

@@ -143,7 +143,7 @@ pub(crate) fn lanes(ranks: u16, change: impl Fn(ShmConfig) -> ShmConfig, program
 #[cfg(target_os = "linux")]
 pub(crate) fn alone(within: Duration, program: &Program) {
     live(async {
-        let config = ShmConfig::new(fabric_name(), NodeId(0), 2).join_within(within);
+        let config = ShmConfig::new(fabric_name(), NodeId(0), 2).join_timeout(within);
         let carrier: Box<dyn Carrier> = Box::new(LaneCarrier::open(&config).unwrap());
         let engine = Engine::new(carrier, Config::default());
         let (process, scope) = Process::new(engine, 2).unwrap();

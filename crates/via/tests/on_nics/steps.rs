@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::group::Rank;
-use midplane_via::message::progression::Progression;
+use midplane_via::message::transport::Transport;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ impl Step {
     }
 
     /// What a process has of it.
-    async fn take<P: Progression>(&self, world: &Communicator<P>, at: usize) -> Vec<Vec<u8>> {
+    async fn take<P: Transport>(&self, world: &Communicator<P>, at: usize) -> Vec<Vec<u8>> {
         let (own, size) = (world.rank().0, world.size());
         let root_of = |root: u32| Rank(root % size);
         match self {
@@ -71,7 +71,7 @@ impl Step {
 }
 
 /// Takes all of these steps at once.
-pub(crate) async fn take<P: Progression>(
+pub(crate) async fn take<P: Transport>(
     world: &Communicator<P>,
     at: usize,
     steps: &[Step],
@@ -99,8 +99,8 @@ fn bytes(words: Vec<u64>) -> Vec<u8> {
 
 pub(crate) fn step() -> impl Strategy<Value = Step> {
     let operation = || {
-        use Operation::{And, Greatest, Least, Or, Sum, SumFloat};
-        prop::sample::select(vec![Sum, Least, Greatest, And, Or, SumFloat])
+        use Operation::{And, Max, Min, Or, Sum, SumFloat};
+        prop::sample::select(vec![Sum, Min, Max, And, Or, SumFloat])
     };
     let words = || prop_oneof![4 => 0..=11_usize, 1 => 12..40_usize];
     let length = || prop_oneof![0..=90_usize, 83..=86_usize, 89..20_000_usize];

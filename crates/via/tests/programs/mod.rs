@@ -8,8 +8,8 @@ use midplane_via::message::engine::{Config, WhenFull};
 use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::MemoryConfig;
-use midplane_via::message::progression::{Claim, Progression, Wait};
 use midplane_via::message::request::{Load, Mode, Operation, Request, State};
+use midplane_via::message::transport::{Claim, Transport, Wait};
 
 use crate::engines::{Process, cluster, message};
 
@@ -328,7 +328,7 @@ pub(crate) fn run(seed: u64) {
         .room([40, 100, 600][rng.below(3) as usize])
         .seed(seed);
     let window = [256, 300, 600, 1300, 5000][rng.below(5) as usize];
-    let policy = if rng.chance(0.7) { WhenFull::Announce } else { WhenFull::Wait };
+    let policy = if rng.chance(0.7) { WhenFull::Rendezvous } else { WhenFull::Wait };
     let config = Config::default().eager(500).window(window).when_full(policy).batch(5);
     let processes = program.scripts.len();
     let mut run = Run {

@@ -35,7 +35,7 @@ pub(crate) async fn recvnull(world: World) {
 
 /// Requests that were built and not started count as done and empty.
 pub(crate) async fn inactivereq(world: World) {
-    let scope = world.scope().clone();
+    let scope = world.handle().clone();
     let own = world.rank();
     world.with(|process| {
         let parker = Parker::new(0);

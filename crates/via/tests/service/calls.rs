@@ -181,8 +181,8 @@ fn the_death_of_a_peer_ends_every_operation() {
         let lost = MessageError::Failed(Failure::PeerLost(Peer(1)));
         assert_eq!(read, Err(std::io::ErrorKind::ConnectionReset));
         assert_eq!(write, Err(std::io::ErrorKind::ConnectionReset));
-        assert_eq!(reserve, LaneError::Message(lost));
-        assert_eq!(next, Some(Err(LaneError::Message(lost))));
+        assert_eq!(reserve, DeliveryError::Message(lost));
+        assert_eq!(next, Some(Err(DeliveryError::Message(lost))));
         assert_eq!(answer, Err(CallError::Message(lost)));
         assert_eq!(client.room(), 1);
         place.lock().unwrap().push(survivor.now());

@@ -48,7 +48,7 @@ fn lanes_that_are_dropped_at_any_poll_lose_nothing() {
                 while at_most(polls, sender.close()).await.is_none() {
                     polls += 1;
                 }
-                assert_eq!(sender.reserve().await.err(), Some(LaneError::Closed));
+                assert_eq!(sender.reserve().await.err(), Some(DeliveryError::Closed));
             },
         );
         settled(&views);

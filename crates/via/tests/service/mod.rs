@@ -23,11 +23,11 @@ use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::message::memory::MemoryConfig;
 use midplane_via::message::process::{MessageError, Process};
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::Failure;
+use midplane_via::message::transport::Transport;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use midplane_via::service::{
-    CallError, Client, Counters, LaneError, Receiver, Sender, Server, Streams,
+    CallError, Client, Counters, DeliveryError, Receiver, Sender, Server, Streams,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower_service::Service;
@@ -128,7 +128,7 @@ fn reversed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-async fn ask<P: Progression>(client: &mut Client<P>, request: Vec<u8>) -> Result<Bytes, CallError> {
+async fn ask<P: Transport>(client: &mut Client<P>, request: Vec<u8>) -> Result<Bytes, CallError> {
     poll_fn(|context| client.poll_ready(context)).await?;
     client.call(request.into()).await
 }

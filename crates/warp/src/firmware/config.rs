@@ -95,7 +95,7 @@ impl WarpConfig {
         self
     }
 
-    /// Also sends to [`NodeId::EVERYBODY`], with feedback from all destinations; off unless set.
+    /// Also sends to [`NodeId::BROADCAST`], with feedback from all destinations; off unless set.
     pub const fn broadcast(&mut self, does: bool) -> &mut Self {
         self.broadcasts = does;
         self
@@ -105,7 +105,7 @@ impl WarpConfig {
     /// early leaves a queue there, tokens are released later; without a queue, earlier again. Pass
     /// the same `trim` to sender coordination
     /// ([`CoordinationConfig::trim_lead`](midplane_nicvm::coordination::CoordinationConfig::trim_lead)).
-    pub fn steer_lead(&mut self, destination: NodeId, trim: LeadTrim) -> &mut Self {
+    pub fn adapt_lead(&mut self, destination: NodeId, trim: LeadTrim) -> &mut Self {
         self.trims.push((destination, trim));
         self
     }

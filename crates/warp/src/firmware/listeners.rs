@@ -6,7 +6,7 @@ use std::time::Duration;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::{Instant, nanos};
 
-use crate::control::{ControlConfig, Controller, Knowledge};
+use crate::control::{ControlConfig, Controller, ControllerState};
 use crate::feedback::Feedback;
 
 /// Feedback delays of silence after which a receiver no longer limits the rate to the others.
@@ -26,7 +26,7 @@ struct Listener {
 
 impl Listener {
     fn is_silent(&self, now: Instant) -> bool {
-        let known = self.law.knowledge(now);
+        let known = self.law.state(now);
         let timeout = nanos(known.feedback_delay).saturating_mul(SILENCE_TIMEOUT);
         !known.is_valid && now.nanos_since(self.fed_at) > timeout
     }
@@ -90,8 +90,8 @@ impl Listeners {
     }
 
     /// Returns the measurements of the path to the slowest receiver.
-    pub(super) fn knowledge(&self, now: Instant) -> Option<Knowledge> {
-        self.slowest(now).map(|listener| listener.law.knowledge(now))
+    pub(super) fn state(&self, now: Instant) -> Option<ControllerState> {
+        self.slowest(now).map(|listener| listener.law.state(now))
     }
 
     /// Returns the receiver with the lowest rate of those that send feedback; of all, if none does.
@@ -116,7 +116,7 @@ mod tests {
         let estimate = Estimate {
             warp,
             delay_ns: 100_000 + queue_ns,
-            least_delay_ns: 100_000 + queue_ns,
+            min_delay_ns: 100_000 + queue_ns,
             noise_ns: 0.0,
             newest: now - std::time::Duration::from_micros(200),
             span_ns: 250_000,

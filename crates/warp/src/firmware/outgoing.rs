@@ -94,12 +94,12 @@ const USED_SPANS: u32 = 16;
 /// Probes take at most one part in this many of the rate, so that they do not cause congestion.
 const PROBE_PARTS: f64 = 8.0;
 /// The most Ethernet frames in one frame of ours, since other traffic waits that long.
-const MOST_PIECES: f64 = 4.0;
+const MAX_PIECES: f64 = 4.0;
 
 /// Returns the longest payload of a frame: as many whole Ethernet frames as the backlog has room
 /// for.
 fn frame_payload(config: &WarpConfig) -> u32 {
-    let pieces = (config.backlog / f64::from(PIECE)).floor().clamp(1.0, MOST_PIECES) as u32;
+    let pieces = (config.backlog / f64::from(PIECE)).floor().clamp(1.0, MAX_PIECES) as u32;
     pieces * PIECE - HEADERS
 }
 
@@ -113,7 +113,7 @@ impl Path {
     pub(super) fn new(node: NodeId, config: &WarpConfig) -> (Self, Gate) {
         let control = config.control(full_frame(config));
         let law = match node {
-            NodeId::EVERYBODY => Listeners::new(&config.destinations, control, Instant::ZERO),
+            NodeId::BROADCAST => Listeners::new(&config.destinations, control, Instant::ZERO),
             node => Listeners::new(&[node], control, Instant::ZERO),
         };
         let (keeper, gate) = GateKeeper::new(config.depth(full_frame(config)));
@@ -160,7 +160,7 @@ impl Path {
     /// Returns the index of the next message to send: the one that has begun, if there is one.
     /// Skips those of suspended processes.
     fn next_up(&self, nic: &Context<'_>) -> Option<usize> {
-        let moves = |at: &usize| !nic.is_stopped(self.queue[*at].owner());
+        let moves = |at: &usize| !nic.is_suspended(self.queue[*at].owner());
         if !self.is_mixed && !self.queue.is_empty() && moves(&0) {
             return Some(0);
         }
@@ -171,7 +171,7 @@ impl Path {
     /// Sends as much as the gate allows.
     pub(super) fn pump(&mut self, nic: &mut Context<'_>, token: u64, sources: &mut Sources) {
         let now = nic.now();
-        self.keeper.pour(now, self.law.rate(now));
+        self.keeper.add_credit(now, self.law.rate(now));
         if self.probe_at.is_some_and(|at| now >= at) {
             self.probe(nic);
         }
@@ -203,8 +203,8 @@ impl Path {
 
     /// Adjusts the lead of tokens by the measured queue: if a token's next holder finds a queue
     /// before the link, the token was released too early.
-    pub(super) fn steer_lead(&self, nic: &Context<'_>) {
-        let (Some(trim), Some(known)) = (&self.trim, self.law.knowledge(nic.now())) else { return };
+    pub(super) fn adapt_lead(&self, nic: &Context<'_>) {
+        let (Some(trim), Some(known)) = (&self.trim, self.law.state(nic.now())) else { return };
         // One frame of this sender itself is not a queue.
         let own = nic.frame_nanos(frame_payload(&self.config) as usize) as f64;
         let excess = known.queue_delay.as_nanos() as f64 - own;
@@ -223,8 +223,8 @@ impl Path {
             |at| self.frame_length(nic, &self.queue[at]),
         );
         let cost = wire_bytes(nic, length as usize);
-        let pour = self.keeper.poll_timeout(now, self.law.rate(now), cost);
-        [pour, self.probe_at].into_iter().flatten().min()
+        let add_credit = self.keeper.poll_timeout(now, self.law.rate(now), cost);
+        [add_credit, self.probe_at].into_iter().flatten().min()
     }
 
     /// Returns true if the admission needs the new rate: it differs by more than 1 % from the last
@@ -263,7 +263,7 @@ impl Path {
 
     /// Completes a message, or keeps the completion until its suspended process resumes.
     fn report(&mut self, nic: &mut Context<'_>, command: Command, status: Status) {
-        if nic.is_stopped(command.region.port) {
+        if nic.is_suspended(command.region.port) {
             self.unreported.push((command, status));
         } else {
             complete(nic, &command, status);
@@ -272,9 +272,9 @@ impl Path {
 
     /// Handles the suspension of a process. If it was the last sender on this path, missing
     /// feedback is no sign of loss.
-    pub(super) fn on_port_stopped(&mut self, nic: &Context<'_>) {
+    pub(super) fn on_port_suspended(&mut self, nic: &Context<'_>) {
         self.is_mixed = true;
-        let is_stopped = |port: &PortId| nic.is_stopped(*port);
+        let is_stopped = |port: &PortId| nic.is_suspended(*port);
         let is_probed = self.probe_at.is_some();
         if !self.users.is_empty()
             && !is_probed
@@ -329,7 +329,7 @@ impl Path {
     /// Returns the flags of all frames of this path. Broadcast stamps have sequence numbers of
     /// their own.
     fn flags(&self) -> u8 {
-        if self.node == NodeId::EVERYBODY { BROADCAST } else { 0 }
+        if self.node == NodeId::BROADCAST { BROADCAST } else { 0 }
     }
 
     /// Sends an empty frame that only carries a stamp.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use midplane_nicvm::admission::{Admission, Steering, Verdict};
+use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
 use midplane_simhw::frame::{HEADER_BYTES, Header};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::Instant;
@@ -25,8 +25,8 @@ struct Pacing {
 
 impl Pace {
     /// Makes the command that sets a new rate, in bytes a second.
-    pub(super) const fn steering(destination: NodeId, rate: f64) -> Steering {
-        Steering { destination, values: [rate as u64, 0] }
+    pub(super) const fn update(destination: NodeId, rate: f64) -> AdmissionUpdate {
+        AdmissionUpdate { destination, values: [rate as u64, 0] }
     }
 }
 
@@ -59,9 +59,9 @@ impl Admission for Pace {
         }
     }
 
-    fn steer(&mut self, now: Instant, steering: Steering) {
-        let [bytes_per_second, _] = steering.values;
-        let pacing = self.0.entry(steering.destination);
+    fn update(&mut self, now: Instant, update: AdmissionUpdate) {
+        let [bytes_per_second, _] = update.values;
+        let pacing = self.0.entry(update.destination);
         pacing.or_insert(Pacing { bytes_per_second, next: now }).bytes_per_second =
             bytes_per_second;
     }
@@ -85,7 +85,7 @@ mod tests {
     fn others_leave_at_the_rate_whatever_warp_sends_itself() {
         let other = frame(ExtensionId(WARP.0 + 1), 952);
         let mut pace = Pace::default();
-        pace.steer(at(0), Pace::steering(NodeId(1), 1e6));
+        pace.update(at(0), Pace::update(NodeId(1), 1e6));
         let mut left = 0;
         for micros in (0..1_000_000).step_by(10) {
             // The probes alone take four times the rate.

@@ -38,7 +38,7 @@ pub(super) fn in_own_time(mut feedback: Feedback, now: Instant) -> Feedback {
     let shift = estimate.newest.as_nanos().wrapping_sub(own).cast_signed();
     estimate.newest = Instant::from_nanos(own);
     estimate.delay_ns = estimate.delay_ns.wrapping_add(shift);
-    estimate.least_delay_ns = estimate.least_delay_ns.wrapping_add(shift);
+    estimate.min_delay_ns = estimate.min_delay_ns.wrapping_add(shift);
     feedback
 }
 
@@ -59,7 +59,7 @@ mod tests {
             let estimate = Estimate {
                 warp: 1.0,
                 delay_ns: delay,
-                least_delay_ns: delay,
+                min_delay_ns: delay,
                 noise_ns: 0.0,
                 newest: stamp.sent,
                 span_ns: 0,

@@ -39,7 +39,7 @@ pub enum Order {
         round: u32,
     },
     /// The answer is not good enough: resume, in a new round.
-    GoOn {
+    Resume {
         /// The new round.
         round: u32,
     },
@@ -102,13 +102,13 @@ impl Participant {
                 };
                 return own.iter().filter(|range| !range.is_empty()).map(report).collect();
             }
-            Order::GoOn { round } if round > self.round && self.state != State::Stopped => {
+            Order::Resume { round } if round > self.round && self.state != State::Stopped => {
                 self.round = round;
                 self.state = State::Working;
                 self.quiet_sweeps = 0;
             }
             Order::Stop => self.state = State::Stopped,
-            Order::Hold { .. } | Order::GoOn { .. } => {}
+            Order::Hold { .. } | Order::Resume { .. } => {}
         }
         Vec::new()
     }
@@ -193,7 +193,7 @@ impl Coordinator {
         match (&self.answer, &self.values) {
             (Some(_), _) => Order::Stop,
             (None, Some(_)) => Order::Hold { round: self.round },
-            (None, None) => Order::GoOn { round: self.round },
+            (None, None) => Order::Resume { round: self.round },
         }
     }
 
@@ -243,6 +243,6 @@ impl Coordinator {
         self.round += 1;
         self.at_rest.clear();
         self.values = None;
-        Order::GoOn { round: self.round }
+        Order::Resume { round: self.round }
     }
 }

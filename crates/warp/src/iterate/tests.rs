@@ -300,7 +300,7 @@ mod linear {
         let mut coordinator = Coordinator::new(3, 1e-9);
         let rest = |round| Report::AtRest { round };
         assert_eq!(coordinator.handle_report(&problem, 0, rest(0)), None);
-        assert_eq!(coordinator.on_lost(1), Some(termination::Order::GoOn { round: 1 }));
+        assert_eq!(coordinator.on_lost(1), Some(termination::Order::Resume { round: 1 }));
         parts[0].adopt(ranges[1].clone());
         for _ in 0..400 {
             for part in &mut parts {

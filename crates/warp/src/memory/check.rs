@@ -38,17 +38,17 @@ pub struct Violation {
     /// Index of the event in the node's history.
     pub event: usize,
     /// The kind of violation.
-    pub what: Wrong,
+    pub what: ViolationKind,
 }
 
 /// A kind of violation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
-pub enum Wrong {
+pub enum ViolationKind {
     /// A read returned a write that was never made at that location.
-    ThinAir,
+    OutOfThinAir,
     /// A read returned an older write than the node had already seen.
-    WentBack,
+    NotMonotonic,
     /// Two coherent writes have the same number, or one writer's numbers are not in its order.
     Misplaced,
 }
@@ -103,14 +103,14 @@ pub fn slow(history: &History) -> Result<(), Violation> {
             let wrong = |what| Err(Violation { node: *node, event, what });
             let (location, Some(origin)) = what.of() else {
                 let own = seen.contains_key(&(*node, what.of().0));
-                if own { return wrong(Wrong::WentBack) } else { continue }
+                if own { return wrong(ViolationKind::NotMonotonic) } else { continue }
             };
             if !writes.has(location, origin) {
-                return wrong(Wrong::ThinAir);
+                return wrong(ViolationKind::OutOfThinAir);
             }
             let seen = seen.entry((origin.writer, location)).or_default();
             if origin.order < *seen {
-                return wrong(Wrong::WentBack);
+                return wrong(ViolationKind::NotMonotonic);
             }
             *seen = origin.order;
         }
@@ -138,17 +138,17 @@ pub fn pram(history: &History) -> Result<(), Violation> {
                     writes.last(Level::Pram, writer, location, seen).is_some()
                 };
                 if writes.writers().any(is_there) {
-                    return wrong(Wrong::WentBack);
+                    return wrong(ViolationKind::NotMonotonic);
                 }
                 continue;
             };
             if !writes.has(location, origin) {
-                return wrong(Wrong::ThinAir);
+                return wrong(ViolationKind::OutOfThinAir);
             }
             let seen = seen.entry(origin.writer).or_default();
             let last = writes.last(Level::Pram, origin.writer, location, *seen);
             if last.is_some_and(|last| origin.order < last) {
-                return wrong(Wrong::WentBack);
+                return wrong(ViolationKind::NotMonotonic);
             }
             *seen = origin.order.max(*seen);
         }
@@ -174,15 +174,15 @@ pub fn coherent(history: &History) -> Result<(), Violation> {
                 places.range(..=seen).rev().find(|(_, (_, at))| *at == location).map(|(at, _)| *at);
             let Some(origin) = origin else {
                 if last.is_some() {
-                    return wrong(Wrong::WentBack);
+                    return wrong(ViolationKind::NotMonotonic);
                 }
                 continue;
             };
             if places.get(&origin.order) != Some(&(origin.writer, location)) {
-                return wrong(Wrong::ThinAir);
+                return wrong(ViolationKind::OutOfThinAir);
             }
             if last.is_some_and(|last| origin.order < last) {
-                return wrong(Wrong::WentBack);
+                return wrong(ViolationKind::NotMonotonic);
             }
             seen = seen.max(origin.order);
         }
@@ -199,7 +199,7 @@ fn places(history: &History) -> Result<BTreeMap<u64, (NodeId, Location)>, Violat
             let Event::Write { location, origin } = what else { continue };
             let is_taken = places.insert(origin.order, (*node, location)).is_some();
             if is_taken || origin.order <= last {
-                return Err(Violation { node: *node, event, what: Wrong::Misplaced });
+                return Err(Violation { node: *node, event, what: ViolationKind::Misplaced });
             }
             last = origin.order;
         }

@@ -34,7 +34,7 @@ pub(crate) const SLOW_WRITE: u8 = 1;
 /// Makes a PRAM write; otherwise as [`SLOW_WRITE`].
 pub(crate) const PRAM_WRITE: u8 = 2;
 /// Makes a coherent write; otherwise as [`SLOW_WRITE`]. It is refused at a new location once
-/// [`MOST_LOCATIONS`](super::MOST_LOCATIONS) have coherent writes.
+/// [`MAX_LOCATIONS`](super::MAX_LOCATIONS) have coherent writes.
 pub(crate) const CO_WRITE: u8 = 3;
 /// Copies the value at the location in argument 0 to `region`, and completes at once.
 ///
@@ -47,14 +47,14 @@ pub const READ: u8 = 4;
 pub(crate) const FLUSH: u8 = 5;
 
 /// The longest value, in bytes.
-pub const MOST_VALUE: usize = 1_024;
+pub const MAX_VALUE: usize = 1_024;
 /// The most bytes of updates in a frame: it fits into one Ethernet frame.
 const FRAME_BYTES: usize = 1_360;
 /// Bytes of a frame that slow writes leave for acknowledgements. The longest value fits into the
 /// rest.
 const ACK_BYTES: usize = 256;
 /// The most bytes of acknowledgements that wait for one node.
-const MOST_ACK_BYTES: usize = 4 * FRAME_BYTES;
+const MAX_ACK_BYTES: usize = 4 * FRAME_BYTES;
 /// Bytes of the length field before each update.
 const LENGTH: usize = 2;
 /// Bytes of all headers around the updates on the line.
@@ -94,7 +94,7 @@ impl MermeraConfig {
     /// Sends slow writes only while these gates are open ([`Warp::new`](crate::firmware::Warp::new)
     /// returns them).
     ///
-    /// With a gate to [`NodeId::EVERYBODY`] a write is sent once to all, otherwise to each node by
+    /// With a gate to [`NodeId::BROADCAST`] a write is sent once to all, otherwise to each node by
     /// itself. Slow writes to a node without a gate are sent at once. Warp must pace the frames of
     /// other extensions ([`WarpConfig::paces_others`](crate::firmware::WarpConfig::paces_others)),
     /// or it gets no feedback.
@@ -226,7 +226,7 @@ impl Mermera {
         let now = nic.now();
         let me = nic.node();
         let gates = std::mem::take(&mut self.config.gates);
-        let all = gates.get_key_value(&NodeId::EVERYBODY);
+        let all = gates.get_key_value(&NodeId::BROADCAST);
         let each = self.config.nodes.iter().filter(|node| **node != me);
         let each = each.map(|node| (*node, gates.get(node)));
         let targets = all.map(|(node, gate)| (*node, Some(gate))).into_iter().chain(each);
@@ -240,7 +240,7 @@ impl Mermera {
                 }
             }
             let Some(memory) = &self.memory else { continue };
-            is_shut |= to != NodeId::EVERYBODY
+            is_shut |= to != NodeId::BROADCAST
                 && !self.blocked.contains(&to)
                 && memory.poll_timeout(to).is_some_and(|due| due <= now);
         }
@@ -268,7 +268,7 @@ impl Mermera {
             && is_open(frame.len() + self.longest + reserved)
         {
             let update = match to {
-                NodeId::EVERYBODY => memory.poll_slow_to_all(now),
+                NodeId::BROADCAST => memory.poll_slow_to_all(now),
                 node => memory.poll_slow(now, node),
             };
             let Some(update) = update else { break };
@@ -293,7 +293,7 @@ impl Mermera {
         let Ok(bytes) = nic.read(command.region) else {
             return nic.refuse(&command, Status::Region);
         };
-        if bytes.len() > MOST_VALUE {
+        if bytes.len() > MAX_VALUE {
             return nic.refuse(&command, Status::Invalid);
         }
         let (location, value) = (command.args[0] as Location, bytes.to_vec());
@@ -460,8 +460,8 @@ mod tests {
             let log = (0..PART as u64).map(|place| (place, entry.clone())).collect();
             Update::Coherent(Coherence::View { view: 1, committed: 1, log, more: true })
         };
-        assert!(wire::encode(&view(MOST_VALUE)).is_ok() && has_short_values(&view(MOST_VALUE)));
-        assert!(!has_short_values(&view(MOST_VALUE + 1)));
+        assert!(wire::encode(&view(MAX_VALUE)).is_ok() && has_short_values(&view(MAX_VALUE)));
+        assert!(!has_short_values(&view(MAX_VALUE + 1)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(super) const PART: usize = 32;
 /// The most writes of a log that a node accepts from another.
 pub(super) const MOST: usize = 65_536;
 /// The most locations that take coherent writes, so that a log stays within its bound while writers add locations at once.
-pub const MOST_LOCATIONS: usize = MOST / 2;
+pub const MAX_LOCATIONS: usize = MOST / 2;
 
 /// Writes with their places, in rising order.
 pub(super) type Places<V> = Vec<(u64, Entry<V>)>;
@@ -51,9 +51,9 @@ impl<V: Clone> Log<V> {
         self.writes.last_key_value().map_or(0, |(place, _)| *place)
     }
 
-    /// Returns true if `location` has an applied write, or fewer than [`MOST_LOCATIONS`] locations have one.
+    /// Returns true if `location` has an applied write, or fewer than [`MAX_LOCATIONS`] locations have one.
     pub(super) fn takes(&self, location: Location) -> bool {
-        self.last_at.len() < MOST_LOCATIONS || self.last_at.contains_key(&location)
+        self.last_at.len() < MAX_LOCATIONS || self.last_at.contains_key(&location)
     }
 
     pub(super) const fn committed(&self) -> u64 {

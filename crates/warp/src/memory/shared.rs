@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use super::extension::{
-    CO_WRITE, FLUSH, MERMERA, MOST_VALUE, PRAM_WRITE, READ, SLOW_WRITE, level_of,
+    CO_WRITE, FLUSH, MAX_VALUE, MERMERA, PRAM_WRITE, READ, SLOW_WRITE, level_of,
 };
 use super::{Location, Origin};
 
@@ -24,8 +24,8 @@ pub enum AccessError {
     /// The NIC has stopped.
     #[error("the NIC has stopped")]
     Stopped(#[from] PortClosed),
-    /// The encoded value is longer than [`MOST_VALUE`] bytes.
-    #[error("a value takes {MOST_VALUE} bytes at most: write it in parts, at several locations")]
+    /// The encoded value is longer than [`MAX_VALUE`] bytes.
+    #[error("a value takes {MAX_VALUE} bytes at most: write it in parts, at several locations")]
     TooLong,
     /// The value at the location was written as another type.
     #[error(
@@ -43,7 +43,7 @@ pub enum AccessError {
     Region(#[from] RegionError),
 }
 
-/// An error of [`Shared::open`].
+/// An error of [`MemoryHandle::open`].
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum OpenMemoryError {
@@ -60,7 +60,7 @@ pub enum OpenMemoryError {
 /// `V` is encoded by serde. Several handles may be open on one node; they share the same memory. An
 /// access whose future is dropped may happen or not; the next access waits for it.
 #[derive(Debug)]
-pub struct Shared<V> {
+pub struct MemoryHandle<V> {
     port: Port,
     region: Region,
     /// Cookie of the last access.
@@ -71,14 +71,14 @@ pub struct Shared<V> {
     values: PhantomData<fn(V) -> V>,
 }
 
-impl<V: Serialize + DeserializeOwned> Shared<V> {
+impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     /// Opens the memory of `host`'s node.
     ///
     /// # Errors
     /// [`OpenMemoryError`] if the NIC has no port or no memory left.
     pub fn open(host: &impl Host) -> Result<Self, OpenMemoryError> {
         let mut port = host.open_port()?;
-        let region = port.register(MOST_VALUE)?;
+        let region = port.register(MAX_VALUE)?;
         Ok(Self { port, region, cookie: 0, under_way: 0, values: PhantomData })
     }
 
@@ -135,18 +135,18 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
     /// Reads the value at a location, and the write that made it.
     ///
     /// # Errors
-    /// As [`Shared::read`].
+    /// As [`MemoryHandle::read`].
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn read_origin(&mut self, at: Location) -> Result<Option<(V, Origin)>, AccessError> {
         self.await_dropped().await?;
-        let done = self.carry_out(READ, at, MOST_VALUE).await?;
+        let done = self.carry_out(READ, at, MAX_VALUE).await?;
         if done.args[2] == 0 {
             return Ok(None);
         }
-        let mut bytes = [0; MOST_VALUE];
-        let bytes = &mut bytes[..(done.length as usize).min(MOST_VALUE)];
+        let mut bytes = [0; MAX_VALUE];
+        let bytes = &mut bytes[..(done.length as usize).min(MAX_VALUE)];
         self.region.read(0, bytes)?;
         let value = wire::decode(bytes).map_err(|_| AccessError::OtherType(at))?;
         let level = level_of(done.args[0]).ok_or(AccessError::OtherType(at))?;
@@ -167,7 +167,7 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
 
     async fn write(&mut self, opcode: u8, at: Location, value: &V) -> Result<(), AccessError> {
         let bytes = wire::encode(value).map_err(|_: WireError| AccessError::TooLong)?;
-        if bytes.len() > MOST_VALUE {
+        if bytes.len() > MAX_VALUE {
             return Err(AccessError::TooLong);
         }
         self.await_dropped().await?;

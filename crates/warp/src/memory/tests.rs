@@ -2,7 +2,7 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::wire;
 use proptest::prelude::*;
 
-use super::check::{Event, History, Violation, Wrong};
+use super::check::{Event, History, Violation, ViolationKind};
 use super::*;
 
 mod order;
@@ -302,21 +302,21 @@ fn history(level: Level, writes: &[(Location, u64)], reads: &[(Location, u64)]) 
 fn c4_the_checkers_find_every_kind_of_violation() {
     let wrong = |result: Result<(), Violation>| result.unwrap_err().what;
     let back = history(Level::Slow, &[(7, 1), (7, 2)], &[(7, 2), (7, 1)]);
-    assert_eq!(wrong(check::slow(&back)), Wrong::WentBack);
+    assert_eq!(wrong(check::slow(&back)), ViolationKind::NotMonotonic);
     let air = history(Level::Slow, &[(7, 1)], &[(7, 2)]);
-    assert_eq!(wrong(check::slow(&air)), Wrong::ThinAir);
+    assert_eq!(wrong(check::slow(&air)), ViolationKind::OutOfThinAir);
     let mut blind = history(Level::Slow, &[(7, 1)], &[]);
     blind.get_mut(&NodeId(0)).unwrap().push(Event::Read { location: 7, origin: None });
-    assert_eq!(wrong(check::slow(&blind)), Wrong::WentBack);
+    assert_eq!(wrong(check::slow(&blind)), ViolationKind::NotMonotonic);
 
     // The reader sees the writer's second write, but then not its first one, which was to another
     // location.
     let gap = history(Level::Pram, &[(1, 1), (2, 2)], &[(2, 2), (1, 0)]);
-    assert_eq!(wrong(check::pram(&gap)), Wrong::WentBack);
+    assert_eq!(wrong(check::pram(&gap)), ViolationKind::NotMonotonic);
     let gap = history(Level::Slow, &[(1, 1), (2, 1)], &[(2, 1), (1, 0)]);
     assert_eq!(check::slow(&gap), Ok(()), "slow memory allows this gap");
     let stale = history(Level::Pram, &[(1, 1), (1, 2), (2, 3)], &[(2, 3), (1, 1)]);
-    assert_eq!(wrong(check::pram(&stale)), Wrong::WentBack);
+    assert_eq!(wrong(check::pram(&stale)), ViolationKind::NotMonotonic);
     let fine = history(Level::Pram, &[(1, 1), (1, 2), (2, 3)], &[(1, 1), (2, 0), (2, 3), (1, 2)]);
     assert_eq!(check::pram(&fine), Ok(()));
 
@@ -339,10 +339,10 @@ fn c4_the_checkers_find_every_kind_of_violation() {
         ])
     };
     assert_eq!(check::pram(&two(Level::Pram)), Ok(()));
-    assert_eq!(wrong(check::coherent(&two(Level::Coherent))), Wrong::WentBack);
+    assert_eq!(wrong(check::coherent(&two(Level::Coherent))), ViolationKind::NotMonotonic);
     let mut doubled = two(Level::Coherent);
     doubled.insert(NodeId(1), doubled[&NodeId(0)].clone());
-    assert_eq!(wrong(check::coherent(&doubled)), Wrong::Misplaced);
+    assert_eq!(wrong(check::coherent(&doubled)), ViolationKind::Misplaced);
 }
 
 /// Tests that the checker rejects a valid history after two of its reads are exchanged.

@@ -109,7 +109,7 @@ impl Fluid {
     }
 
     /// Requests a drain from each sender with its next feedback.
-    pub fn ask_for_a_drain(&mut self) {
+    pub fn request_drain(&mut self) {
         self.senders.iter_mut().for_each(|sender| sender.is_drain_asked = true);
     }
 
@@ -215,7 +215,7 @@ fn feedback_of(
     let estimate = Estimate {
         warp: 1.0 + slope + skew,
         delay_ns: delay,
-        least_delay_ns: delay,
+        min_delay_ns: delay,
         noise_ns: 0.0,
         newest: Instant::from_nanos(sent),
         span_ns: step_ns,

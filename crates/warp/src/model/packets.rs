@@ -20,7 +20,7 @@ pub struct Faults {
     /// Share of packets that are delayed by 2.5 packet times, from 0 to 1.
     pub reordered: f64,
     /// Share of packets that arrive twice, from 0 to 1.
-    pub doubled: f64,
+    pub duplicate: f64,
     /// Standard deviation of each packet's delay, in nanoseconds.
     pub noise_ns: f64,
     /// If true, all feedback is lost.
@@ -162,7 +162,7 @@ impl Packets {
     }
 
     /// Makes the feedback of the next `time` request a drain from all senders.
-    pub fn ask_for_a_drain(&mut self, time: Duration) {
+    pub fn request_drain(&mut self, time: Duration) {
         self.drain_until = self.now + nanos(time);
     }
 
@@ -262,7 +262,7 @@ impl Packets {
             self.senders[sender].last_arrival = at;
         }
         self.at(at, Event::Arrive(sender, stamp));
-        if self.rng.chance(self.faults.doubled) {
+        if self.rng.chance(self.faults.duplicate) {
             self.at(at + work as u64, Event::Arrive(sender, stamp));
         }
     }

@@ -42,7 +42,7 @@ fn w6_lost_reordered_doubled_and_bursty_stamps_leave_the_equilibrium() {
         packets.faults = Faults {
             loss: 0.1,
             reordered: 0.05,
-            doubled: 0.01,
+            duplicate: 0.01,
             noise_ns: 12_500.0,
             ..packets.faults
         };

@@ -143,7 +143,7 @@ pub(crate) fn settle_packets(draw: &Draw, mut packets: Packets) -> Settled {
     // A sender that starts into a standing queue measures the empty path only in a drain.
     for _ in 0..4 {
         packets.run(delay * 50, delay, |_| ());
-        packets.ask_for_a_drain(LOOP);
+        packets.request_drain(LOOP);
     }
     packets.run(delay * 50, delay, |_| ());
     let before: Vec<f64> = packets.senders.iter().map(|sender| sender.delivered).collect();

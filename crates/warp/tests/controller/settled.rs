@@ -117,7 +117,7 @@ fn a_latecomer_gets_no_more_than_its_share_after_two_drains() {
     fluid.run(LOOP * 500, |_| ());
     let unfair = jain(&fluid.rates());
     for _ in 0..3 {
-        fluid.ask_for_a_drain();
+        fluid.request_drain();
         fluid.run(LOOP * 300, |_| ());
     }
     let fair = jain(&fluid.rates());

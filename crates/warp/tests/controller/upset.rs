@@ -116,7 +116,7 @@ fn check_comes_back(seed: u64, path: Path) {
             2 => fluid.senders().iter_mut().for_each(|sender| {
                 sender.delay = LOOP.mul_f64(0.2 + 3.0 * rng.unit());
             }),
-            _ => fluid.ask_for_a_drain(),
+            _ => fluid.request_drain(),
         }
         fluid.run(LOOP * rng.between(1, 60) as u32, |_| ());
     }
@@ -126,7 +126,7 @@ fn check_comes_back(seed: u64, path: Path) {
     fluid.senders().iter_mut().for_each(|sender| sender.delay = LOOP);
     if path == Path::Changes {
         for _ in 0..2 {
-            fluid.ask_for_a_drain();
+            fluid.request_drain();
             fluid.run(draw.feedback_delay() * DRAIN_DELAYS, |_| ());
         }
     }

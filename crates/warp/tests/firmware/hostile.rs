@@ -20,7 +20,7 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_warp::feedback::{FEEDBACK_BYTES, Feedback};
-use midplane_warp::firmware::{KNOWLEDGE, WARP, Warp, WarpConfig};
+use midplane_warp::firmware::{CONTROLLER_STATE, WARP, Warp, WarpConfig};
 
 const RATE: LineRate = LineRate::mbps(100);
 const HONEST: NodeId = NodeId(0);
@@ -82,7 +82,7 @@ fn believed(bytes: usize) -> f64 {
     let host = world.host(HONEST);
     let ask = async move {
         let mut port = host.open_port().unwrap();
-        let opcode = KNOWLEDGE;
+        let opcode = CONTROLLER_STATE;
         let ask = Command { extension: WARP, opcode, node: LIAR, ..Command::default() };
         port.submit(&ask).unwrap();
         port.completion().await.unwrap().args[1] as f64 / 1e6

@@ -96,7 +96,7 @@ impl Star {
         let mut config = WarpConfig::new(to, RATE, 4 * self.message as u32, 1);
         config.paces_others(true).span(Duration::from_millis(13)).drain_every(Duration::MAX);
         if let Some(trim) = trim {
-            config.steer_lead(RECEIVER, trim);
+            config.adapt_lead(RECEIVER, trim);
         }
         config
     }

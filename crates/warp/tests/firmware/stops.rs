@@ -18,7 +18,7 @@ use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
-use midplane_warp::firmware::{self, KNOWLEDGE, WARP, Warp, WarpConfig};
+use midplane_warp::firmware::{self, CONTROLLER_STATE, WARP, Warp, WarpConfig};
 
 const POLICE: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 9);
 const STOP: u8 = 1;
@@ -38,7 +38,7 @@ impl Extension for Police {
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         let port = PortId(command.args[0] as u16);
         match command.opcode {
-            STOP => nic.stop_port(port),
+            STOP => nic.suspend_port(port),
             _ => nic.resume_port(port),
         }
         nic.complete(command.region.port, &Completion::default());
@@ -127,13 +127,13 @@ impl Scene {
     }
 
     /// Returns Warp's rate in bytes a second and its queueing delay in nanoseconds.
-    fn knowledge(&mut self) -> [u64; 2] {
+    fn state(&mut self) -> [u64; 2] {
         let host = self.world.host(SENDER);
         let known = self.world.block_on(SENDER, async move {
             let mut own = host.open_port().unwrap();
             let ask = Command {
                 extension: WARP,
-                opcode: KNOWLEDGE,
+                opcode: CONTROLLER_STATE,
                 node: RECEIVER,
                 ..Command::default()
             };
@@ -186,7 +186,7 @@ fn a_stop_looks_neither_like_congestion_nor_like_silence() {
     let mut dice = Rng::new(1, "stops");
     for stop in 0..20 {
         let before = scene.run(50.0);
-        let [rate, queue] = scene.knowledge();
+        let [rate, queue] = scene.state();
         scene.run(dice.below(2_000) as f64 / 1e3);
         scene.police(STOP, port);
         // Messages in flight arrive.
@@ -196,7 +196,7 @@ fn a_stop_looks_neither_like_congestion_nor_like_silence() {
         assert_eq!(scene.run(suspended as f64), 0, "a suspended process sent messages");
         assert_eq!(scene.completed(), completed, "a suspended process received completions");
         scene.police(STOP + 1, port);
-        let [rate_after, queue_after] = scene.knowledge();
+        let [rate_after, queue_after] = scene.state();
         let after = scene.run(50.0);
         let what = format!(
             "stop {stop} of {suspended} ms: {before} messages before, {after} after; {rate} and {rate_after} bytes/s, \
@@ -205,7 +205,7 @@ fn a_stop_looks_neither_like_congestion_nor_like_silence() {
         assert!(rate_after as f64 > 0.9 * rate as f64, "{what}");
         assert!(after as f64 >= 0.9 * before as f64, "{what}");
         scene.run(5.0);
-        let [_, queue_after] = scene.knowledge();
+        let [_, queue_after] = scene.state();
         assert!(queue_after < queue + 2_000_000, "the pause was taken for a queue: {what}");
     }
     scene.run(3_000.0);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use fabrics::{End, Sending, Setting};
 use midplane_simhw::host::Host;
 use midplane_simhw::rng::Rng;
-use midplane_warp::memory::{Level, Location, Shared, check};
+use midplane_warp::memory::{Level, Location, MemoryHandle, check};
 use notes::{Note, Notebook};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
@@ -43,7 +43,7 @@ impl Part {
     async fn play<H: Host>(self, host: &H, notebook: &Notebook) {
         let node = host.node();
         let mut rng = Rng::new(self.seed, &format!("live {node}"));
-        let mut memory = Shared::<u64>::open(host).unwrap();
+        let mut memory = MemoryHandle::<u64>::open(host).unwrap();
         let mut written = 0;
         let mut accesses = 0;
         while accesses < self.accesses || notebook.foreign_reads() <= ENOUGH {
@@ -73,7 +73,7 @@ impl Part {
 
 /// Returns the values of a node's copy, location by location.
 async fn copy<H: Host>(host: &H) -> Vec<Option<u64>> {
-    let mut memory = Shared::<u64>::open(host).unwrap();
+    let mut memory = MemoryHandle::<u64>::open(host).unwrap();
     let mut values = Vec::new();
     for location in 0..LOCATIONS {
         values.push(memory.read(location).await.unwrap());

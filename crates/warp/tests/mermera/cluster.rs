@@ -13,9 +13,9 @@ use midplane_simhw::sim::World;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
-use midplane_warp::firmware::{KNOWLEDGE, WARP, Warp, WarpConfig};
+use midplane_warp::firmware::{CONTROLLER_STATE, WARP, Warp, WarpConfig};
 use midplane_warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
-use midplane_warp::memory::{Location, Origin, Shared};
+use midplane_warp::memory::{Location, MemoryHandle, Origin};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -82,7 +82,7 @@ impl Cluster {
             let mut port = host.open_port().unwrap();
             let ask = Command {
                 extension: WARP,
-                opcode: KNOWLEDGE,
+                opcode: CONTROLLER_STATE,
                 node: NodeId(1),
                 ..Command::default()
             };
@@ -103,7 +103,7 @@ impl Cluster {
         let read = |node: NodeId| {
             let (host, locations) = (self.world.host(node), locations.to_vec());
             let work = async move {
-                let mut memory = Shared::<V>::open(&host).unwrap();
+                let mut memory = MemoryHandle::<V>::open(&host).unwrap();
                 let mut values = Vec::new();
                 for location in locations {
                     values.push(memory.read_origin(location).await.unwrap());

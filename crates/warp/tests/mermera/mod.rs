@@ -12,7 +12,7 @@ use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_warp::memory::extension::MERMERA;
-use midplane_warp::memory::{Level, Location, Shared};
+use midplane_warp::memory::{Level, Location, MemoryHandle};
 use proptest::prelude::*;
 
 async fn pause(host: &impl Host, time: Duration) {
@@ -29,7 +29,7 @@ fn a_value_is_seen_everywhere_whatever_its_level_and_its_way() {
         let mut cluster = Cluster::new(4, way, 1);
         let host = cluster.world.host(NodeId(1));
         cluster.world.spawn(NodeId(1), async move {
-            let mut memory = Shared::<[f64; 3]>::open(&host).unwrap();
+            let mut memory = MemoryHandle::<[f64; 3]>::open(&host).unwrap();
             memory.slow_write(1, &[1.0; 3]).await.unwrap();
             memory.pram_write(2, &[2.0; 3]).await.unwrap();
             memory.co_write(3, &[3.0; 3]).await.unwrap();
@@ -62,12 +62,12 @@ fn what_is_too_long_or_of_another_type_is_refused_and_said() {
     let mut cluster = Cluster::new(2, Way::Each, 1);
     let host = cluster.world.host(NodeId(0));
     let work = async move {
-        let mut texts = Shared::<String>::open(&host).unwrap();
+        let mut texts = MemoryHandle::<String>::open(&host).unwrap();
         let long = "x".repeat(2_000);
         assert_eq!(texts.pram_write(0, &long).await, Err(AccessError::TooLong));
         texts.slow_write(5, &"five".to_owned()).await.unwrap();
         // A second handle to the same memory.
-        let mut numbers = Shared::<u64>::open(&host).unwrap();
+        let mut numbers = MemoryHandle::<u64>::open(&host).unwrap();
         assert_eq!(numbers.read(5).await, Err(AccessError::OtherType(5)));
         assert_eq!(texts.read(5).await.unwrap().as_deref(), Some("five"));
     };
@@ -81,7 +81,7 @@ fn an_access_that_was_dropped_does_not_disturb_the_next() {
     let mut cluster = Cluster::new(3, Way::Each, 1);
     let host = cluster.world.host(NodeId(2));
     let work = async move {
-        let mut memory = Shared::<u32>::open(&host).unwrap();
+        let mut memory = MemoryHandle::<u32>::open(&host).unwrap();
         {
             let write = pin!(memory.co_write(1, &11));
             assert!(write.poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -104,7 +104,7 @@ fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
     for node in 0..4 {
         let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));
         cluster.world.spawn(NodeId(node), async move {
-            let mut memory = Shared::<u64>::open(&host).unwrap();
+            let mut memory = MemoryHandle::<u64>::open(&host).unwrap();
             for round in 0..100_u64 {
                 memory.slow_write(round as u32 % 5, &round).await.unwrap();
                 pause(&host, Duration::from_millis(1)).await;
@@ -136,7 +136,7 @@ fn check_visible(way: Way, seed: u64, delays: u32) {
     for node in 0..4 {
         let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));
         cluster.world.spawn(NodeId(node), async move {
-            let mut memory = Shared::<u64>::open(&host).unwrap();
+            let mut memory = MemoryHandle::<u64>::open(&host).unwrap();
             for round in 0..160_u64 {
                 let key = (round as u32) % KEYS;
                 let location = u32::from(node) * KEYS + key;
@@ -189,7 +189,7 @@ fn the_sequencer_dies_and_coherent_writes_go_on() {
     for node in 1..5 {
         let host = cluster.world.host(NodeId(node));
         cluster.world.spawn(NodeId(node), async move {
-            let mut memory = Shared::<u64>::open(&host).unwrap();
+            let mut memory = MemoryHandle::<u64>::open(&host).unwrap();
             for round in 0..50 {
                 memory.co_write(7, &(u64::from(node) * 1_000 + round)).await.unwrap();
                 pause(&host, Duration::from_millis(1)).await;
@@ -229,7 +229,7 @@ fn the_sequencer_dies_after_thousands_of_coherent_writes() {
     for node in 1..5 {
         let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));
         cluster.world.spawn(NodeId(node), async move {
-            let mut memory = Shared::<u64>::open(&host).unwrap();
+            let mut memory = MemoryHandle::<u64>::open(&host).unwrap();
             for round in 0..ROUNDS {
                 memory.co_write(round as u32 % 5, &round).await.unwrap();
                 ended.lock().unwrap()[usize::from(node)] += 1;

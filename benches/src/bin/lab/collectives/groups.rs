@@ -117,7 +117,7 @@ impl Part for Process {
             let mut sum = [longest.iter().sum::<u64>()];
             meeting.sum(&mut sum).await?;
             for part in longest.chunks_mut(WORDS) {
-                meeting.combine(Combine::Greatest, part).await?;
+                meeting.combine(Combine::Max, part).await?;
             }
             let times = longest.into_iter().map(|nanos| nanos as f64 / 1e3).collect();
             let spent = sum[0] as f64 / 1e3 / (f64::from(plan.nodes) * f64::from(plan.rounds));

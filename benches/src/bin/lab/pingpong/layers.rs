@@ -17,10 +17,10 @@ use midplane::via::message::carrier::Carrier;
 use midplane::via::message::communicator::{Communicator, block_on};
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Peer, Tag};
-use midplane::via::message::group::{Rank, Scope};
+use midplane::via::message::group::{CommHandle, Rank};
 use midplane::via::message::process::{Parker, Process};
-use midplane::via::message::progression::{Progression as _, Wait as Advance};
 use midplane::via::message::request::{Load, Mode};
+use midplane::via::message::transport::{Transport as _, Wait as Advance};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane::via::rdma::{self, RdmaCarrier, RdmaConfig};
 
@@ -343,7 +343,7 @@ pub(crate) enum Messages<C> {
 /// A process that is polled by hand.
 pub(crate) struct Polled<C> {
     process: Process<Engine<C>>,
-    scope: Scope,
+    scope: CommHandle,
     peer: Rank,
     scratch: Bytes,
     storage: Vec<u8>,

@@ -159,7 +159,7 @@ pub(crate) fn cache(report: &mut Report, seed: u64) {
     for &bytes in &sizes {
         let _ = planner.plan(bytes).planned();
     }
-    while let Some(wanted) = planner.poll_wanted() {
+    while let Some(wanted) = planner.poll_ramp_request() {
         let ramp = wanted.compute().expect("random chains have overheads");
         planner.install(ramp);
     }

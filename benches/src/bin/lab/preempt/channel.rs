@@ -9,7 +9,7 @@ use midplane::gang::channel::{Channel, SendError};
 use midplane::gang::controller::{ContextId, ContextOptions, Controller};
 use midplane::gang::firmware::Gang;
 use midplane::gang::live::clock::now;
-use midplane::gang::names::{ChannelId, Epoch, JobId, Place, Rank};
+use midplane::gang::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 use midplane::gang::{GANG, GangConfig};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
@@ -68,7 +68,7 @@ async fn open(host: &impl Host, shared: bool, rank: u16) -> Result<End, String> 
     let number = ChannelId(1 + rank);
     let opened = Controller::open_mapped(host, number, geometry, shared);
     let mut controller = opened.map_err(text)?;
-    let place = |channel| Place { node: NodeId(0), channel: ChannelId(channel) };
+    let place = |channel| ChannelAddress { node: NodeId(0), channel: ChannelId(channel) };
     let options = ContextOptions { job: JOB, rank: Rank(rank), places: vec![place(1), place(2)] };
     let context = controller.open_context(options).await.map_err(text)?;
     controller.start(context, Epoch(1)).await.map_err(text)?;

@@ -3,16 +3,16 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use midplane::gang::agenda::{AgendaConfig, WithItself};
 use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::channel::{Channel, Descriptor};
 use midplane::gang::daemon::{Costs, Daemon, DaemonConfig, Launch, Mode, Start};
 use midplane::gang::firmware::Gang;
 use midplane::gang::nas::{self, Cg, Class, Ep, Ft, Kernel, Verdict, VirtualTime};
-use midplane::gang::process::Reins;
+use midplane::gang::process::SuspendHandle;
 use midplane::gang::schedule::{Request, RoundRobin};
 use midplane::gang::scheduler::{Phases, Scheduler, Submission, Switch};
+use midplane::gang::scheduler_core::{PreemptWhenAlone, SchedulerConfig};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::gang::{GANG, GangConfig};
 use midplane::nicvm::unit::Unit;
@@ -82,12 +82,12 @@ async fn rank(
     host: SimHost,
     launch: Launch,
     descriptor: Descriptor,
-    reins: Reins,
+    suspend_handle: SuspendHandle,
     Setting { kernel: name, class, .. }: Setting,
     results: Results,
 ) {
     let began = host.now();
-    let pace = VirtualTime::new(host.clone(), reins, PER_SECOND);
+    let pace = VirtualTime::new(host.clone(), suspend_handle, PER_SECOND);
     let verdict = match name {
         Name::Ep => kernel::<Ep>(&host, class, launch.ranks, descriptor, &pace).await,
         Name::Cg => kernel::<Cg>(&host, class, launch.ranks, descriptor, &pace).await,
@@ -132,8 +132,8 @@ pub(crate) fn run(setting: Setting) -> Outcome {
     };
     let results = Results::default();
     let ends = Arc::clone(&results);
-    let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, reins| {
-        Box::pin(rank(host, launch, descriptor, reins, setting, Arc::clone(&ends)))
+    let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, suspend_handle| {
+        Box::pin(rank(host, launch, descriptor, suspend_handle, setting, Arc::clone(&ends)))
     });
     for node in (1..nodes).map(NodeId) {
         let (host, start) = (world.host(node), Arc::clone(&start));
@@ -143,13 +143,18 @@ pub(crate) fn run(setting: Setting) -> Outcome {
         });
     }
     let host = world.host(NodeId(0));
-    let agenda =
-        AgendaConfig { slice, phases, with_itself: WithItself::Always, visit: Duration::ZERO };
+    let scheduler_config = SchedulerConfig {
+        slice,
+        phases,
+        preempt_when_alone: PreemptWhenAlone::Always,
+        early_wakeup: Duration::ZERO,
+    };
     let task = async move {
         let root = Daemon::open(host, config, start).await.expect("the NIC is up");
-        let mut scheduler = Scheduler::new(root, Box::new(RoundRobin::new(nodes)), agenda);
+        let mut scheduler =
+            Scheduler::new(root, Box::new(RoundRobin::new(nodes)), scheduler_config);
         let request = Request { nodes, weight: 1 };
-        scheduler.front().submit(Submission { request, ranks: nodes, program: 0 });
+        scheduler.client().submit(Submission { request, ranks: nodes, program: 0 });
         scheduler.run().await.expect("the NIC stays up");
         scheduler.switches().to_vec()
     };

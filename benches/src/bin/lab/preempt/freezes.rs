@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use midplane::gang::agenda::{Phases, WithItself};
+use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone};
 use serde::Serialize;
 
 use crate::daemons::stage::{Daemons, Stage};
@@ -35,7 +35,7 @@ fn freeze(blocked: bool) -> Result<Frozen, String> {
         slots: PROCESSES,
         slice_ms: 10.0,
         phases: Phases::Four,
-        with_itself: WithItself::Always,
+        preempt_when_alone: PreemptWhenAlone::Always,
         fabric: "none",
         mode: "resident",
     })?;

@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU32;
 
-use midplane::gang::agenda::{Phases, WithItself};
 use midplane::gang::live::message::Slice;
+use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone};
 
 use super::arguments::{Arguments, mode_name};
 use super::laps::{self, Loss, Report};
@@ -18,15 +18,15 @@ const FOR_EVER: f64 = 1e8;
 /// Least number of preempted stretches, and of seconds, of a job; it repeats its kernel up to a limit to reach them.
 const STRETCHES: f64 = 10.0;
 const AT_LEAST: f64 = 3.0;
-const MOST_TIMES: f64 = 500.0;
+const MAX_TIMES: f64 = 500.0;
 /// Further runs, each twice as long, if the earlier ones yielded no losses.
 const MORE_RUNS: u32 = 3;
 /// Milliseconds of a stretch, within limits on its number of slices.
 const STRETCH_MS: f64 = 200.0;
-const LEAST_SLICES: f64 = 4.0;
-const MOST_SLICES: f64 = 20.0;
+const MIN_SLICES: f64 = 4.0;
+const MAX_SLICES: f64 = 20.0;
 /// Largest number of daemons of one run.
-const MOST_HOSTS: u16 = 8;
+const MAX_HOSTS: u16 = 8;
 
 /// Runs a kernel `times` times in one job; returns its result, its reports of work, and the number of preemptions.
 fn once(stage: &Stage, case: &Case, times: u32) -> Result<(Said, Vec<Report>, usize), String> {
@@ -45,7 +45,7 @@ fn mean(slices: &[Slice], of: impl Fn(&Slice) -> f64) -> f64 {
 
 /// Returns the slices of a preempted stretch, and as many of one without switches.
 fn stretch(case: &Case) -> NonZeroU32 {
-    let slices = (STRETCH_MS / case.slice_ms).clamp(LEAST_SLICES, MOST_SLICES) as u32;
+    let slices = (STRETCH_MS / case.slice_ms).clamp(MIN_SLICES, MAX_SLICES) as u32;
     NonZeroU32::new(slices).unwrap_or(NonZeroU32::MIN)
 }
 
@@ -61,11 +61,11 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     }
     // Over UDP, each daemon stands for a host with an address of its own, with several ranks only if there are too
     // few daemons.
-    let hosts = if arguments.fabric == Fabric::Udp { case.ranks.min(MOST_HOSTS) } else { 1 };
+    let hosts = if arguments.fabric == Fabric::Udp { case.ranks.min(MAX_HOSTS) } else { 1 };
     let (slots, fabric, mode) = (case.ranks / hosts, arguments.fabric.name(), mode_name(case.mode));
-    let (phases, with_itself) = (Phases::Two, WithItself::Alternately(stretch(case)));
+    let (phases, preempt_when_alone) = (Phases::Two, PreemptWhenAlone::Alternately(stretch(case)));
     let start = |slice_ms| {
-        Stage::start(Daemons { hosts, slots, slice_ms, phases, with_itself, fabric, mode })
+        Stage::start(Daemons { hosts, slots, slice_ms, phases, preempt_when_alone, fabric, mode })
     };
     Ok([start(FOR_EVER)?, start(case.slice_ms)?])
 }
@@ -88,14 +88,14 @@ fn preempt(
     alone: &Said,
 ) -> Result<Preempted, String> {
     let enough = STRETCHES * 2.0 * f64::from(stretch(case).get()) * case.slice_ms / 1e3;
-    let mut again = (enough.max(AT_LEAST) / alone.seconds).ceil().clamp(1.0, MOST_TIMES) as u32;
+    let mut again = (enough.max(AT_LEAST) / alone.seconds).ceil().clamp(1.0, MAX_TIMES) as u32;
     let (mut all, mut runs) = (Preempted::default(), 0);
     while runs < arguments.repeat + if all.losses.is_empty() { MORE_RUNS } else { 0 } {
         let (gang, reports, count) = once(stage, case, again)?;
         let losses = laps::losses(&reports, &stage.slices()?, case.slice_ms);
         if losses.is_empty() {
             // The run without preemption was slower than this one.
-            again = (2 * again).min(MOST_TIMES as u32);
+            again = (2 * again).min(MAX_TIMES as u32);
         }
         all.losses.extend(losses);
         all.times += count;

@@ -11,7 +11,7 @@ use midplane::gang::channel::geometry::{FifoSize, Geometry};
 use midplane::gang::context::NetworkContext;
 use midplane::gang::controller::{ControlError, Controller};
 use midplane::gang::firmware::Gang;
-use midplane::gang::names::{ChannelId, JobId, Place};
+use midplane::gang::names::{ChannelAddress, ChannelId, JobId};
 use midplane::gang::network::Network;
 use midplane::gang::{GANG, GangConfig};
 use midplane::nicvm::unit::Unit;
@@ -115,9 +115,11 @@ impl Cluster {
         }
     }
 
-    fn places(&self) -> Vec<Place> {
-        let place =
-            |rank| Place { node: NodeId(rank % self.nodes), channel: ChannelId(rank / self.nodes) };
+    fn places(&self) -> Vec<ChannelAddress> {
+        let place = |rank| ChannelAddress {
+            node: NodeId(rank % self.nodes),
+            channel: ChannelId(rank / self.nodes),
+        };
         (0..self.ranks).map(place).collect()
     }
 
@@ -178,7 +180,7 @@ impl Cluster {
         tally: &Mutex<Tally>,
     ) -> Result<(), ControlError> {
         let (host, places) = (&hosts[0], self.places());
-        let controller = |place: &Place| {
+        let controller = |place: &ChannelAddress| {
             Controller::open(&hosts[place.node.index()], place.channel, self.geometry, self.copies)
         };
         let controllers = places.iter().map(controller).collect::<Result<_, _>>()?;
@@ -188,7 +190,7 @@ impl Cluster {
             let host = hosts[place.node.index()].clone();
             let descriptor = held.controller.descriptor(held.context);
             let program = chatter(host.clone(), descriptor, Arc::clone(account), self.seed);
-            host.spawn(held.reins.hold(program));
+            host.spawn(held.suspend_handle.hold(program));
         }
         let mut dice = Rng::new(self.seed, "preemptions");
         for number in 0..preemptions {
@@ -196,7 +198,7 @@ impl Cluster {
             self.preempt_once(host, &mut network, number, tally).await?;
         }
         account.lock().expect("nobody panics with it").sending = false;
-        while !network.ranks().iter().all(|held| held.reins.has_ended()) {
+        while !network.ranks().iter().all(|held| held.suspend_handle.has_ended()) {
             host.sleep_until(host.now().plus_nanos(20_000)).await;
         }
         Ok(())

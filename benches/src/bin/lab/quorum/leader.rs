@@ -8,7 +8,7 @@ use midplane::simhw::time::Instant;
 
 use super::extension::{ENTRY, PROPOSE, QUORUM};
 use super::{LONGEST, entry};
-use crate::calls::{Caller, MOST_CALLS, latencies};
+use crate::calls::{Caller, MAX_CALLS, latencies};
 use crate::fleet::text;
 
 pub(crate) struct Leader {
@@ -90,7 +90,7 @@ impl Leader {
         // Acknowledgements of the entry in flight, and calls that a follower has not answered yet.
         let (mut count, mut calls) = (0, 0);
         loop {
-            if calls + usize::from(self.nodes) <= MOST_CALLS
+            if calls + usize::from(self.nodes) <= MAX_CALLS
                 && let Some(number) = self.next(host)
             {
                 for node in (1..self.nodes).map(NodeId) {

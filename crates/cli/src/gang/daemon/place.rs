@@ -44,7 +44,7 @@ pub(crate) fn find(arguments: &Arguments) -> Result<Place, String> {
     };
     match place {
         Some(place) if !by_hand => {
-            let launch::Place { rank, peers, keys } = place;
+            let launch::ProcessGroup { rank, peers, keys } = place;
             Ok(Place { host: rank, peers, keys, slots: None })
         }
         place => {

@@ -61,8 +61,8 @@ impl Pair {
     }
 
     fn pump(&mut self) {
-        let patience = Patience::default();
-        while let Some(next) = self.sender.poll_transmit(self.now, &patience, 8, self.stopped) {
+        let timeouts = Timeouts::default();
+        while let Some(next) = self.sender.poll_transmit(self.now, &timeouts, 8, self.stopped) {
             self.frames.push(Frame::There(next));
         }
     }
@@ -72,12 +72,12 @@ impl Pair {
             Frame::There(Transmission::Message { round, sequence, slot }) => {
                 let room = self.held < self.capacity && !self.refusing;
                 match self.receiver.on_message(round, sequence, room) {
-                    Reception::Take => {
+                    ReceiveDecision::Accept => {
                         self.taken.push(slot);
                         self.held += 1;
                     }
-                    Reception::Answer => {}
-                    Reception::Drop => return,
+                    ReceiveDecision::Answer => {}
+                    ReceiveDecision::Drop => return,
                 }
                 self.frames.push(Frame::Back(self.receiver.answer().unwrap()));
             }
@@ -88,8 +88,8 @@ impl Pair {
             }
             Frame::Back(answer) => {
                 let now = self.now;
-                let patience = Patience::default();
-                assert!(self.sender.on_answer(now, &patience, answer, &mut self.freed));
+                let timeouts = Timeouts::default();
+                assert!(self.sender.on_answer(now, &timeouts, answer, &mut self.freed));
             }
         }
         self.pump();
@@ -219,7 +219,7 @@ proptest! {
         }
         let answer = Answer { round, expected, seen, refused };
         let mut freed = Vec::new();
-        let _ = pair.sender.on_answer(pair.now, &Patience::default(), answer, &mut freed);
+        let _ = pair.sender.on_answer(pair.now, &Timeouts::default(), answer, &mut freed);
         prop_assert!(freed.len() <= pair.pushed as usize);
     }
 }

@@ -6,7 +6,7 @@ use midplane_nicvm::context::Context;
 use midplane_simhw::region::Payload;
 
 use super::{Endpoint, MESSAGE_INSTRUCTIONS, Phase, Shared};
-use crate::channel::ack::{Answer, Reception};
+use crate::channel::ack::{Answer, ReceiveDecision};
 use crate::channel::config::Flow;
 use crate::channel::frame::{Body, PmFrame};
 use crate::channel::geometry::{ByteRing, CONSUMED, Record};
@@ -108,16 +108,16 @@ impl Endpoint {
         let now = shared.nic.now();
         let peer = self.peers.entry(from).or_default();
         match peer.into.on_message(round, sequence, place.is_some()) {
-            Reception::Drop => {
+            ReceiveDecision::Drop => {
                 shared.counters.stale += 1;
                 return;
             }
-            Reception::Answer => {
+            ReceiveDecision::Answer => {
                 shared.counters.refused += 1;
                 self.answer(shared, from);
                 return;
             }
-            Reception::Take => {}
+            ReceiveDecision::Accept => {}
         }
         if shared.config.flow == Flow::BackPressure {
             // The sender expects no answer.

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::transmit::{self, Lane, Packet};
+use midplane_nicvm::transmit::{self, FlowId, Packet};
 use midplane_simhw::hardware::Source;
 use midplane_simhw::id::PortId;
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
 use super::{Endpoint, LocalFrame, MESSAGE_INSTRUCTIONS, Phase, Shared};
-use crate::channel::ack::{Answer, Taken, Transmission};
+use crate::channel::ack::{Answer, PiggybackedAck, Transmission};
 use crate::channel::config::Flow;
 use crate::channel::frame::{Body, Fields, PmFrame};
 use crate::channel::geometry::{Record, SENT};
@@ -79,9 +79,9 @@ impl Endpoint {
             }
             self.last_served = to;
             let Some(peer) = self.peers.get_mut(&to) else { return };
-            let next = peer.out.poll_transmit(now, &shared.config.patience, window, false);
+            let next = peer.out.poll_transmit(now, &shared.config.timeouts, window, false);
             let Some(next) = next else { return };
-            let taken = peer.into.take_along();
+            let taken = peer.into.piggyback();
             peer.answer_at.take_if(|_| taken.is_some());
             self.transmit(shared, to, (next, taken));
         }
@@ -109,7 +109,7 @@ impl Endpoint {
         let (now, window) = (shared.nic.now(), shared.config.window);
         let mut fences = Vec::new();
         for (rank, peer) in &mut self.peers {
-            let fence = peer.out.poll_transmit(now, &shared.config.patience, window, true);
+            let fence = peer.out.poll_transmit(now, &shared.config.timeouts, window, true);
             fences.extend(fence.map(|fence| (*rank, fence)));
         }
         for (to, fence) in fences {
@@ -121,7 +121,7 @@ impl Endpoint {
         &mut self,
         shared: &mut Shared<'_, '_>,
         to: Rank,
-        (next, taken): (Transmission, Option<Taken>),
+        (next, taken): (Transmission, Option<PiggybackedAck>),
     ) {
         match next {
             Transmission::Message { round, sequence, slot } => {
@@ -134,7 +134,7 @@ impl Endpoint {
                 self.send(shared, to, Body::Message { round, sequence, taken }, part);
                 if shared.config.flow == Flow::BackPressure {
                     let expected = sequence.wrapping_add(1);
-                    self.on_wire = Some((to, Taken { round, expected }));
+                    self.on_wire = Some((to, PiggybackedAck { round, expected }));
                     if !self.is_queued {
                         self.on_left(shared);
                     }
@@ -167,7 +167,7 @@ impl Endpoint {
         let Fields { flags, sequence, acknowledgement, words } = frame.fields();
         let source = bytes.map_or(Source::Bytes(Payload::EMPTY), Source::Region);
         let packet = Packet {
-            lane: Lane(self.channel.0),
+            flow: FlowId(self.channel.0),
             port: PortId(place.channel.0),
             flags,
             sequence,
@@ -206,7 +206,7 @@ impl Endpoint {
             return;
         };
         let mut freed = Vec::new();
-        if !peer.out.on_answer(now, &shared.config.patience, answer, &mut freed) {
+        if !peer.out.on_answer(now, &shared.config.timeouts, answer, &mut freed) {
             shared.counters.foreign += 1;
             return;
         }

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::transmit::{Lane, Packet};
+use midplane_nicvm::transmit::{FlowId, Packet};
 use midplane_simhw::id::PortId;
 use midplane_simhw::port::{Command, Completion, Status};
 
 use crate::channel::config::{GangConfig, GangCounters};
 use crate::channel::frame::{Fields, PmFrame};
-use crate::names::{ChannelId, Place};
+use crate::names::{ChannelAddress, ChannelId};
 
 /// A frame to a rank of the same node, which does not use the link.
 pub(crate) struct LocalFrame {
@@ -41,7 +41,12 @@ impl Shared<'_, '_> {
     }
 
     /// Sends a frame without payload to the node of its rank.
-    pub(super) fn local_or_send(&mut self, places: &[Place], lane: ChannelId, frame: &PmFrame) {
+    pub(super) fn local_or_send(
+        &mut self,
+        places: &[ChannelAddress],
+        lane: ChannelId,
+        frame: &PmFrame,
+    ) {
         let Some(place) = places.get(frame.to.index()) else { return };
         let frame = PmFrame { channel: place.channel, ..*frame };
         if place.node == self.nic.node() {
@@ -50,7 +55,7 @@ impl Shared<'_, '_> {
         }
         let Fields { flags, sequence, acknowledgement, words } = frame.fields();
         let packet = Packet {
-            lane: Lane(lane.0),
+            flow: FlowId(lane.0),
             port: PortId(place.channel.0),
             flags,
             sequence,

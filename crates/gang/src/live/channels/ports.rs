@@ -6,18 +6,18 @@ use std::collections::BTreeMap;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
 use midplane_simhw::nicd::PortHolders;
-use midplane_via::keeper::{Joined, KeepError, Keeper, NicEnd, SavedPort};
+use midplane_via::checkpointer::{Checkpointer, CheckpointerError, Joined, NicEnd, SavedPort};
 use rustix::process::{Pid, getpgid};
 
 use crate::controller::ControlError;
 use crate::daemon::{Mode, Outcome};
-use crate::interfaces::{HostInterfaces, Moved};
+use crate::interfaces::{HostInterfaces, RestoredInterface};
 use crate::names::JobId;
-use crate::warden::Warden;
+use crate::port_suspender::PortSuspender;
 
 /// The daemon's ports that stop others and save their interfaces.
-pub(in crate::live) const WARDEN: PortId = PortId(1_024);
-pub(in crate::live) const KEEPER: PortId = PortId(1_025);
+pub(in crate::live) const PORT_SUSPENDER: PortId = PortId(1_024);
+pub(in crate::live) const CHECKPOINTER: PortId = PortId(1_025);
 
 /// A job on this host, and its ranks' processes, which lead groups of their own.
 #[derive(Clone, Debug)]
@@ -46,8 +46,8 @@ struct Stopped {
 /// The daemon's hold on ports that it can't stop yet.
 #[derive(Debug)]
 pub(in crate::live) struct Hold {
-    warden: Warden,
-    keeper: Keeper,
+    port_suspender: PortSuspender,
+    checkpointer: Checkpointer,
 }
 
 /// The ports of ranks of this host.
@@ -64,11 +64,13 @@ impl Hold {
     /// Before anybody else can ask for these ports.
     ///
     /// # Errors
-    /// [`KeepError`], [`ControlError`] in words.
+    /// [`CheckpointerError`], [`ControlError`] in words.
     pub(in crate::live) fn open(nic: &impl Host) -> Result<Self, String> {
-        let warden = Warden::open(nic, WARDEN).map_err(|error| error.to_string())?;
-        let keeper = Keeper::open(nic, KEEPER).map_err(|error| error.to_string())?;
-        Ok(Self { warden, keeper })
+        let port_suspender =
+            PortSuspender::open(nic, PORT_SUSPENDER).map_err(|error| error.to_string())?;
+        let checkpointer =
+            Checkpointer::open(nic, CHECKPOINTER).map_err(|error| error.to_string())?;
+        Ok(Self { port_suspender, checkpointer })
     }
 }
 
@@ -95,7 +97,7 @@ impl Ports {
             if !self.holders.hold(port, process) {
                 continue;
             }
-            self.hold.warden.stop(port).await?;
+            self.hold.port_suspender.suspend(port).await?;
             known.push(Stopped { port, interfaces: Whereabouts::There(None) });
         }
         if self.mode == Mode::Copy {
@@ -114,7 +116,7 @@ impl Ports {
         for Stopped { port, interfaces } in stopped {
             match interfaces {
                 Whereabouts::Away(saved) | Whereabouts::Back(saved) => all.add(saved),
-                Whereabouts::There(place) => match self.hold.keeper.save(*port).await {
+                Whereabouts::There(place) => match self.hold.checkpointer.save(*port).await {
                     Ok(saved) if saved.context.vis.is_empty() => *place = None,
                     Ok(saved) => {
                         all.add(&saved);
@@ -127,7 +129,7 @@ impl Ports {
         (all.refused.is_some() || !all.ends.is_empty()).then_some(all)
     }
 
-    fn failed(&self, outcome: &mut Outcome, job: JobId, what: &str, error: &KeepError) {
+    fn failed(&self, outcome: &mut Outcome, job: JobId, what: &str, error: &CheckpointerError) {
         outcome.failed.push((job, self.host, format!("its interfaces were not {what}: {error}")));
     }
 
@@ -139,7 +141,7 @@ impl Ports {
             for Stopped { port, interfaces } in &mut stopped {
                 let Whereabouts::There(saved) = interfaces else { continue };
                 let Some(saved) = saved.take() else { continue };
-                match self.hold.keeper.forget(*port, &saved).await {
+                match self.hold.checkpointer.forget(*port, &saved).await {
                     Ok(()) => *interfaces = Whereabouts::Away(saved),
                     Err(error) => self.failed(&mut outcome, *job, "forgotten", &error),
                 }
@@ -156,7 +158,7 @@ impl Ports {
             let mut stopped = self.stopped.remove(job).unwrap_or_default();
             for Stopped { port, interfaces } in &mut stopped {
                 let Whereabouts::Away(saved) = interfaces else { continue };
-                match self.hold.keeper.restore(*port, &saved.context, None).await {
+                match self.hold.checkpointer.restore(*port, &saved.context, None).await {
                     Ok(ends) => {
                         outcome.moved.extend(moves(saved, &ends));
                         *interfaces = Whereabouts::Back(saved.clone());
@@ -171,15 +173,16 @@ impl Ports {
 
     /// Restored interfaces of these jobs learn where their other ends are now. One whose other end is on no
     /// NIC any longer finds that out as it does of any other that is silent.
-    pub(super) async fn join(&mut self, jobs: &[JobId], moved: &[Moved]) -> Outcome {
+    pub(super) async fn join(&mut self, jobs: &[JobId], moved: &[RestoredInterface]) -> Outcome {
         let mut outcome = Outcome::default();
-        let moved: BTreeMap<EndKey, &Moved> = moved.iter().map(|it| (key(it.from), it)).collect();
+        let moved: BTreeMap<EndKey, &RestoredInterface> =
+            moved.iter().map(|it| (key(it.from), it)).collect();
         for job in jobs {
             let mut stopped = self.stopped.remove(job).unwrap_or_default();
             for Stopped { port, interfaces } in &mut stopped {
                 let Whereabouts::Back(saved) = interfaces else { continue };
                 let joined = joins(saved, &moved);
-                match self.hold.keeper.join(*port, &joined).await {
+                match self.hold.checkpointer.join(*port, &joined).await {
                     Ok(()) => *interfaces = Whereabouts::There(None),
                     Err(error) => self.failed(&mut outcome, *job, "joined", &error),
                 }
@@ -193,7 +196,7 @@ impl Ports {
     pub(super) async fn resume(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
         for job in jobs {
             for Stopped { port, .. } in self.stopped.remove(job).unwrap_or_default() {
-                self.hold.warden.resume(port).await?;
+                self.hold.port_suspender.resume(port).await?;
                 self.holders.release(port);
             }
         }
@@ -202,10 +205,10 @@ impl Ports {
 }
 
 /// Where the connected ones of these interfaces are now.
-fn moves(saved: &SavedPort, ends: &[NicEnd]) -> Vec<Moved> {
+fn moves(saved: &SavedPort, ends: &[NicEnd]) -> Vec<RestoredInterface> {
     let all = saved.context.vis.iter().zip(saved.ends.iter().zip(ends));
     let moved = all.filter_map(|(vi, (from, to))| {
-        Some(Moved { from: *from, to: *to, taken: vi.link.as_ref()?.expected })
+        Some(RestoredInterface { from: *from, to: *to, taken: vi.link.as_ref()?.expected })
     });
     moved.collect()
 }
@@ -214,11 +217,11 @@ fn moves(saved: &SavedPort, ends: &[NicEnd]) -> Vec<Moved> {
 type EndKey = (u16, u32, u16, u16);
 
 const fn key(end: NicEnd) -> EndKey {
-    (end.node.0, end.life.0, end.vi, end.connection)
+    (end.node.0, end.incarnation.0, end.vi, end.connection)
 }
 
 /// The other ends of these interfaces.
-fn joins(saved: &SavedPort, moved: &BTreeMap<EndKey, &Moved>) -> Vec<Joined> {
+fn joins(saved: &SavedPort, moved: &BTreeMap<EndKey, &RestoredInterface>) -> Vec<Joined> {
     let linked = saved.context.vis.iter().filter_map(|vi| Some((vi.name, vi.link.as_ref()?)));
     let joined = linked.map(|(name, link)| {
         let there = moved.get(&key(link.peer));

@@ -13,7 +13,7 @@ use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
 use tokio::sync::mpsc;
 
-use super::super::channels::{self, Hold, KEEPER, WARDEN};
+use super::super::channels::{self, CHECKPOINTER, Hold, PORT_SUSPENDER};
 use super::super::hub::Event;
 use super::super::local::Network;
 use super::{DaemonOptions, Fabric, StartError};
@@ -36,8 +36,9 @@ pub(super) async fn start_nic(
     let (host, cluster) = (options.host, options.cluster);
     let mut unit = Unit::default();
     let config = GangConfig { channels: cluster.slots + 1, ..GangConfig::default() };
-    unit.install(GANG, Gang::new(config.warden(WARDEN))).map_err(|error| text(&error))?;
-    let config = ViaConfig::default().keeper(KEEPER);
+    unit.install(GANG, Gang::new(config.port_suspender(PORT_SUSPENDER)))
+        .map_err(|error| text(&error))?;
+    let config = ViaConfig::default().checkpointer(CHECKPOINTER);
     unit.install(VIA, Via::new(config)).map_err(|error| text(&error))?;
     let served = ServerConfig::new(&fabric.name);
     let place = (host, cluster);

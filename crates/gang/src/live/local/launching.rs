@@ -43,7 +43,7 @@ impl Local {
         for (local, rank) in own.into_iter().enumerate() {
             match self.start(launch, (rank, local), passes.get(&rank)) {
                 Ok((held, opened)) => {
-                    self.keeper.hold(held.process.pid());
+                    self.reaper.hold(held.process.pid());
                     self.members.insert((launch.job, rank), held);
                     self.opened.push((launch.job, opened));
                 }

@@ -33,7 +33,7 @@ pub(super) struct Saves {
     left: BTreeSet<u16>,
     /// The ranks were asked, and stand still as they hand their states over.
     is_asked: bool,
-    /// All have; the agenda has the job cut.
+    /// All have; the scheduler core has the job cut.
     is_due: bool,
     /// They are too large: what comes of them is dropped, and the ranks go on once all of it has come.
     is_void: bool,
@@ -266,7 +266,7 @@ impl Root {
         }
         it.saves.is_due = true;
         it.saves.interfaces = None;
-        self.agenda.cut(job);
+        self.scheduler_core.cut(job);
         false
     }
 

@@ -7,7 +7,7 @@ fn lone_link(quiet_until: u64) -> Link {
         me: Party(1),
         senders: 3,
         lease_ns: LEASE_NS,
-        patience_ns: PATIENCE_NS,
+        request_timeout_ns: PATIENCE_NS,
         genesis: true,
         quiet_until: Instant::from_nanos(quiet_until),
     })

@@ -19,7 +19,7 @@ proptest! {
     fn a_ring_is_a_bounded_queue_of_records(
         ops in proptest::collection::vec((any::<bool>(), 0_usize..1_100), 0..400),
     ) {
-        let (mut sender, mut receiver) = private(LEAST_CAPACITY);
+        let (mut sender, mut receiver) = private(MIN_CAPACITY);
         let mut model = VecDeque::new();
         for (number, (pushes, length)) in ops.into_iter().enumerate() {
             if pushes {
@@ -47,7 +47,7 @@ proptest! {
 
 #[test]
 fn two_threads_pass_every_record_whole_and_in_order() {
-    let (mut sender, mut receiver) = private(LEAST_CAPACITY);
+    let (mut sender, mut receiver) = private(MIN_CAPACITY);
     let total = 100_000_u64;
     let writer = std::thread::spawn(move || {
         for value in 0..total {
@@ -74,8 +74,8 @@ fn two_threads_pass_every_record_whole_and_in_order() {
 
 #[test]
 fn a_record_longer_than_any_is_an_error_and_no_copy() {
-    let (sender, receiver) = private(LEAST_CAPACITY);
-    for length in [LEAST_CAPACITY as u64 / 4, u64::MAX >> 1] {
+    let (sender, receiver) = private(MIN_CAPACITY);
+    for length in [MIN_CAPACITY as u64 / 4, u64::MAX >> 1] {
         sender.place.line(0)[0].store(length | PUBLISHED, Ordering::Relaxed);
         assert_eq!(receiver.peek(), Err(Corrupt));
     }
@@ -83,11 +83,11 @@ fn a_record_longer_than_any_is_an_error_and_no_copy() {
 
 #[test]
 fn room_that_can_not_have_been_returned_is_ignored() {
-    let (mut sender, _receiver) = private(LEAST_CAPACITY);
+    let (mut sender, _receiver) = private(MIN_CAPACITY);
     while let Some(room) = sender.room() {
         sender.push([0; 2], &[IoSlice::new(&vec![0; room])]);
     }
-    for returned in [u64::MAX, LEAST_CAPACITY as u64 + 64, 63] {
+    for returned in [u64::MAX, MIN_CAPACITY as u64 + 64, 63] {
         sender.place.returned()[0].store(returned, Ordering::Relaxed);
         assert_eq!(sender.room(), None);
     }
@@ -95,7 +95,7 @@ fn room_that_can_not_have_been_returned_is_ignored() {
 
 #[test]
 fn a_park_is_answered_by_one_wake_up() {
-    let (mut sender, mut receiver) = private(LEAST_CAPACITY);
+    let (mut sender, mut receiver) = private(MIN_CAPACITY);
     assert!(!sender.must_wake());
     assert!(!receiver.park());
     sender.push([1; 2], &[]);

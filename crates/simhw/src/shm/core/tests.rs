@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::frame::{Frame, Header};
-use crate::hardware::{Hardware, STOP_PATIENCE};
+use crate::hardware::{Hardware, STOP_TIMEOUT};
 use crate::id::{DmaId, TimerId};
 use crate::live::clock::Clock;
 use crate::nic::Nic;
@@ -82,5 +82,5 @@ fn a_nic_that_ends_waits_no_longer_than_its_patience() {
     core.end(true);
     let asked = Clock::now();
     let Next::Wait(until) = drive(&core) else { panic!("a frame is owed") };
-    assert!(until <= asked + STOP_PATIENCE + Duration::from_secs(1), "it waits until {until:?}");
+    assert!(until <= asked + STOP_TIMEOUT + Duration::from_secs(1), "it waits until {until:?}");
 }

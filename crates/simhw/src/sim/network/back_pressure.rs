@@ -30,7 +30,7 @@ pub(in crate::sim) struct BackPressure {
 impl BackPressure {
     pub(super) fn new(topology: &Topology) -> Self {
         let mut switches = topology.switches.iter();
-        let on = switches.any(|switch| switch.discard == DiscardPolicy::HoldUp);
+        let on = switches.any(|switch| switch.discard == DiscardPolicy::BackPressure);
         Self { on, ..Self::default() }
     }
 
@@ -70,7 +70,7 @@ impl Network {
             End::Switch(switch) if self.ends_at(link, key, index) => {
                 self.end(queue, now, switch, key);
             }
-            End::Switch(switch) if destination == NodeId::EVERYBODY => {
+            End::Switch(switch) if destination == NodeId::BROADCAST => {
                 self.copy_at_switch(queue, now, switch, key);
             }
             End::Switch(switch) => match self.way_out(switch, destination, key) {

@@ -175,7 +175,7 @@ fn without_full_datagrams_nothing_is_probed() {
 fn a_path_of_less_than_the_base_length_carries_the_least() {
     let mut path = Path::new(1_472, 900);
     path.run(SECOND);
-    assert_eq!((path.machine.usable(), path.machine.phase()), (LEAST_BYTES, Phase::Error));
+    assert_eq!((path.machine.usable(), path.machine.phase()), (MIN_BYTES, Phase::Error));
     // The path grows: the base length is tried again, and then longer ones.
     path.carries = 1_472;
     path.run(10 * SECOND);
@@ -225,7 +225,7 @@ fn a_length_that_the_interface_refuses_is_not_tried_again() {
     path.run(10 * SECOND);
     assert_eq!(path.machine.usable(), 8_999);
     path.machine.handle_refused(path.now, 600);
-    assert_eq!(path.machine.usable(), LEAST_BYTES);
+    assert_eq!(path.machine.usable(), MIN_BYTES);
 }
 
 #[test]

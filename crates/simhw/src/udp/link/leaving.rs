@@ -103,8 +103,8 @@ impl UdpLink {
     /// Returns the region of a frame that leaves from the application's memory: a long and plain one.
     pub(super) fn lent(&self, header: &Header, source: Source<'_>) -> Option<RegionRef> {
         let Source::Region(at) = source else { return None };
-        let plain = self.seals.is_none() && header.destination != NodeId::EVERYBODY;
-        let long = at.length as usize >= line::LEAST_LENT;
+        let plain = self.seals.is_none() && header.destination != NodeId::BROADCAST;
+        let long = at.length as usize >= line::MIN_LENT;
         let whole = header.frame_bytes() <= self.whole_frame(header.destination);
         (plain && long && whole && !header.is_urgent()).then_some(at)
     }
@@ -152,7 +152,7 @@ impl UdpLink {
     pub(super) fn whole_frame(&self, to: NodeId) -> usize {
         let around = if self.is_sealed() { SEAL_BYTES } else { 0 };
         let usable = match to {
-            NodeId::EVERYBODY => {
+            NodeId::BROADCAST => {
                 let all = (0..self.peers.len() as u16).map(NodeId);
                 all.filter(|node| *node != self.node).map(|node| self.paths.usable(node)).min()
             }
@@ -163,7 +163,7 @@ impl UdpLink {
 
     /// Puts a frame that one datagram carries on the line; returns when it leaves.
     fn put(&mut self, now: Instant, header: &Header, urgent: bool, frame: Vec<u8>) -> Instant {
-        let is_to_all = header.destination == NodeId::EVERYBODY;
+        let is_to_all = header.destination == NodeId::BROADCAST;
         let peer = self.peers.get(header.destination.index()).copied();
         let Some(to) = self.via.filter(|_| is_to_all || peer.is_some()).or(peer) else {
             self.unroutable += 1;

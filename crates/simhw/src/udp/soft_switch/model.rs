@@ -341,7 +341,7 @@ impl Model {
         } else {
             waiting.piece += 1;
         }
-        let is_to_all = frame.destination == NodeId::EVERYBODY.0;
+        let is_to_all = frame.destination == NodeId::BROADCAST.0;
         match (frame.ends_here, self.recut) {
             (false, None) if !is_to_all => self.queue(now, piece),
             // These frames wait until they are complete.

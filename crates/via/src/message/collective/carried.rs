@@ -12,14 +12,14 @@ use bytes::Bytes;
 use midplane_nicvm::collective::{self, MAX_BROADCAST, SMALL};
 use midplane_simhw::port::Status;
 
-use super::{Communicator, MessageError, Nics, Operation, Progression, Turn};
+use super::{Communicator, MessageError, Nics, Operation, Transport, Turn};
 
 /// Most bytes that fit into the first operation, after their length.
 const WITH_LENGTH: usize = SMALL - 4;
 /// Most processes for which the NICs gather.
-const MOST_GATHERED: u32 = 256;
+const MAX_GATHERED: u32 = 256;
 
-impl<'a, P: Progression> Turn<'a, P> {
+impl<'a, P: Transport> Turn<'a, P> {
     /// Begins an operation, with a place in the queue for the NICs if they carry out this communicator's
     /// operations.
     pub(in crate::message) fn queued(
@@ -100,7 +100,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         nics: &Nics,
         bytes: &Bytes,
     ) -> Result<Option<Vec<Bytes>>, MessageError> {
-        if self.size() > MOST_GATHERED {
+        if self.size() > MAX_GATHERED {
             return Ok(None);
         }
         let whole = SMALL * self.size() as usize;

@@ -14,10 +14,10 @@ use midplane_simhw::host::Host;
 use midplane_simhw::port::{Command, Completion, Port, PortOptions, Status};
 use midplane_simhw::region::{Region, RegionRef};
 
-use super::{Communicator, MessageError, Progression, Rank};
+use super::{Communicator, MessageError, Rank, Transport};
 use crate::message::bell::{Bell, Deferred};
-use crate::message::progression::BuildError;
 use crate::message::request::Failure;
+use crate::message::transport::BuildError;
 
 /// One process's access to the NICs; one operation runs at a time.
 pub(in crate::message) struct Nics {
@@ -145,7 +145,7 @@ impl Nics {
     }
 }
 
-impl<P: Progression> Communicator<P> {
+impl<P: Transport> Communicator<P> {
     /// Duplicates this communicator and has the NICs carry out what they can, each on its process's node:
     /// barriers, broadcasts of up to [`MAX_BROADCAST`] bytes, all-gathers of up to 84 bytes a process (of up to
     /// 256 processes), and [reductions](Self::all_reduce_words) of up to eleven words. The hosts carry out
@@ -219,7 +219,7 @@ impl<P: Progression> Communicator<P> {
             Status::Done | Status::Truncated => Ok(ended),
             Status::PeerLost => {
                 let lost = Rank(u32::try_from(ended.args[0]).unwrap_or(u32::MAX));
-                Err(Failure::PeerLost(self.scope().group().peer(lost)?).into())
+                Err(Failure::PeerLost(self.handle().group().peer(lost)?).into())
             }
             status => Err(MessageError::Nics { rank: self.rank(), status }),
         }

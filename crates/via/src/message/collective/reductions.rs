@@ -5,10 +5,10 @@ use std::future::Future;
 
 use bytes::Bytes;
 
-use super::{Communicator, Operation, Progression, Rank, Turn, carried};
+use super::{Communicator, Operation, Rank, Transport, Turn, carried};
 use crate::message::process::MessageError;
 
-impl<P: Progression> Turn<'_, P> {
+impl<P: Transport> Turn<'_, P> {
     /// Combines up a binomial tree; returns the result at rank 0.
     async fn reduce(
         &self,
@@ -86,7 +86,7 @@ impl<P: Progression> Turn<'_, P> {
     }
 }
 
-impl<P: Progression> Communicator<P> {
+impl<P: Transport> Communicator<P> {
     /// Combines the bytes of all processes; returns them at the root, `None` at the others. `combine` joins its
     /// second argument, from higher ranks, to its first.
     ///

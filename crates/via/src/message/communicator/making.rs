@@ -10,9 +10,9 @@ use bytes::Bytes;
 
 use super::Communicator;
 use crate::message::collective::Turn;
-use crate::message::group::{Group, NoSuchRank, Rank, Scope};
+use crate::message::group::{CommHandle, Group, NoSuchRank, Rank};
 use crate::message::process::MessageError;
-use crate::message::progression::Progression;
+use crate::message::transport::Transport;
 
 /// A process's proposal to the others: 16 bytes, little-endian.
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ fn wrong_size(bytes: &[u8]) -> MessageError {
     MessageError::Shape { what: "bytes of a process's proposal", expected: 16, found: bytes.len() }
 }
 
-impl<P: Progression> Communicator<P> {
+impl<P: Transport> Communicator<P> {
     /// Makes a communicator of the same processes in the same order, with contexts of its own.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl<P: Progression> Communicator<P> {
 
     fn with_number(&self, group: Arc<Group>, number: u32) -> Result<Self, MessageError> {
         let own = self.scope.group().peer(self.rank())?;
-        let scope = Scope::new(group, own, number).ok_or(MessageError::NoContext)?;
+        let scope = CommHandle::new(group, own, number).ok_or(MessageError::NoContext)?;
         Ok(self.sibling(scope))
     }
 
@@ -143,7 +143,7 @@ impl<P: Progression> Communicator<P> {
                 proposals.iter().map(|proposal| SplitProposal::parse(proposal)).collect();
             let proposals = proposals?;
             let number = proposals.iter().map(|proposal| proposal.number).max().unwrap_or(number);
-            if number > Scope::MAX_NUMBER {
+            if number > CommHandle::MAX_NUMBER {
                 return Err(MessageError::NoContext);
             }
             self.with(|process| process.next_number = process.next_number.max(number + 1));

@@ -10,8 +10,8 @@ use super::{Communicator, Received, Shared, lock};
 #[cfg(feature = "service")]
 use crate::message::bell::Guard;
 use crate::message::process::MessageError;
-use crate::message::progression::Progression;
 use crate::message::request::{Failure, Outcome, Request};
+use crate::message::transport::Transport;
 
 /// Requests that may complete in a row within their own poll, before the task yields to others on its thread: a
 /// task that never has to wait would starve them. Each turn of another task may busy-poll for as long as its
@@ -28,7 +28,7 @@ pub(super) const TURNS: u32 = 16;
 /// If dropped, a send continues. A receive is withdrawn; a message that it has matched returns to its place in
 /// the queue, unless it was truncated.
 #[must_use = "a dropped receive receives nothing"]
-pub struct Pending<P: Progression> {
+pub struct Pending<P: Transport> {
     communicator: Communicator<P>,
     request: Option<Request>,
     place: Option<usize>,
@@ -39,13 +39,13 @@ pub struct Pending<P: Progression> {
     seen: Option<u32>,
 }
 
-impl<P: Progression> fmt::Debug for Pending<P> {
+impl<P: Transport> fmt::Debug for Pending<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pending").field("request", &self.request).finish_non_exhaustive()
     }
 }
 
-impl<P: Progression> Pending<P> {
+impl<P: Transport> Pending<P> {
     pub(super) const fn new(communicator: Communicator<P>, request: Request, undo: bool) -> Self {
         Self { communicator, request: Some(request), place: None, undo, kept: false, seen: None }
     }
@@ -181,7 +181,7 @@ impl<P: Progression> Pending<P> {
     }
 }
 
-impl<P: Progression> Future for Pending<P> {
+impl<P: Transport> Future for Pending<P> {
     type Output = Result<Received, MessageError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -190,7 +190,7 @@ impl<P: Progression> Future for Pending<P> {
     }
 }
 
-impl<P: Progression> Drop for Pending<P> {
+impl<P: Transport> Drop for Pending<P> {
     fn drop(&mut self) {
         if self.request.is_none() && self.place.is_none() {
             return;
@@ -209,7 +209,7 @@ impl<P: Progression> Drop for Pending<P> {
 ///
 /// # Cancel safety
 /// If dropped, no outcome was taken.
-pub async fn wait_any<P: Progression>(
+pub async fn wait_any<P: Transport>(
     pending: &mut [Pending<P>],
 ) -> Option<(usize, Result<Received, MessageError>)> {
     poll_fn(|context| {
@@ -232,7 +232,7 @@ pub async fn wait_any<P: Progression>(
 ///
 /// # Cancel safety
 /// If dropped, no outcome was taken.
-pub async fn wait_some<P: Progression>(
+pub async fn wait_some<P: Transport>(
     pending: &mut [Pending<P>],
 ) -> Vec<(usize, Result<Received, MessageError>)> {
     let Some(first) = wait_any(pending).await else { return Vec::new() };
@@ -254,7 +254,7 @@ pub async fn wait_some<P: Progression>(
 ///
 /// # Cancel safety
 /// If dropped, all of them are dropped.
-pub async fn wait_all<P: Progression>(
+pub async fn wait_all<P: Transport>(
     pending: impl IntoIterator<Item = Pending<P>>,
 ) -> Vec<Result<Received, MessageError>> {
     let mut results = Vec::new();

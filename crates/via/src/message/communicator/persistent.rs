@@ -8,20 +8,20 @@ use super::{Communicator, Received, lock};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
-use crate::message::progression::Progression;
 use crate::message::request::{Failure, Load, Mode, Request, State};
+use crate::message::transport::Transport;
 
 /// A send or a receive that can be started repeatedly. If dropped while it is under way, it ends as a
 /// [`Pending`](super::Pending) does.
 #[derive(Debug)]
-pub struct Persistent<P: Progression> {
+pub struct Persistent<P: Transport> {
     communicator: Communicator<P>,
     request: Request,
     place: Option<usize>,
     undo: bool,
 }
 
-impl<P: Progression> Communicator<P> {
+impl<P: Transport> Communicator<P> {
     /// Builds a send that can be started repeatedly.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl<P: Progression> Communicator<P> {
     }
 }
 
-impl<P: Progression> Persistent<P> {
+impl<P: Transport> Persistent<P> {
     /// Starts the request: a send with its message, a receive with room.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl<P: Progression> Persistent<P> {
     }
 }
 
-impl<P: Progression> Drop for Persistent<P> {
+impl<P: Transport> Drop for Persistent<P> {
     fn drop(&mut self) {
         let mut shared = self.communicator.lock();
         shared.process.lower_mut().destroy(self.request, self.undo);

@@ -10,8 +10,8 @@ use super::{Communicator, Pending, Received, Shared, lock};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::{MessageError, Process};
-use crate::message::progression::{Claim, Probe, Progression, Wait};
 use crate::message::request::{Load, Request};
+use crate::message::transport::{Claim, Probe, Transport, Wait};
 
 /// A message that a probe has found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -27,13 +27,13 @@ pub struct Probed {
 /// A message that a matched probe took out of the queue: no other receive can match it. If dropped, it returns
 /// to its place in the queue.
 #[derive(Debug)]
-pub struct Message<P: Progression> {
+pub struct Message<P: Transport> {
     communicator: Communicator<P>,
     request: Option<Request>,
     probed: Probed,
 }
 
-impl<P: Progression> Message<P> {
+impl<P: Transport> Message<P> {
     /// Returns its source, tag and length.
     #[must_use]
     pub const fn probed(&self) -> Probed {
@@ -62,7 +62,7 @@ impl<P: Progression> Message<P> {
     }
 }
 
-impl<P: Progression> Drop for Message<P> {
+impl<P: Transport> Drop for Message<P> {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
             self.communicator.with(|process| process.free(request));
@@ -70,7 +70,7 @@ impl<P: Progression> Drop for Message<P> {
     }
 }
 
-impl<P: Progression> Communicator<P> {
+impl<P: Transport> Communicator<P> {
     /// Returns the first message that matches, if one has arrived; it stays in the queue.
     ///
     /// # Errors
@@ -179,12 +179,12 @@ impl<P: Progression> Communicator<P> {
 
 /// A place among the process's waiters, for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Registration<P: Progression> {
+pub(crate) struct Registration<P: Transport> {
     shared: Arc<Mutex<Shared<P>>>,
     place: Option<usize>,
 }
 
-impl<P: Progression> Registration<P> {
+impl<P: Transport> Registration<P> {
     pub(crate) fn new(communicator: &Communicator<P>) -> Self {
         Self { shared: Arc::clone(&communicator.shared), place: None }
     }
@@ -197,7 +197,7 @@ impl<P: Progression> Registration<P> {
     }
 }
 
-impl<P: Progression> Drop for Registration<P> {
+impl<P: Transport> Drop for Registration<P> {
     fn drop(&mut self) {
         if self.place.is_some() {
             lock(&self.shared).waiters.leave(&mut self.place);

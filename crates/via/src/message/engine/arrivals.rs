@@ -2,12 +2,12 @@
 
 use midplane_simhw::region::Payload;
 
-use super::config::MOST_WITHDRAWALS;
+use super::config::MAX_WITHDRAWALS;
 use super::flows::Limits;
 use super::peer::Stream;
 use super::{Arrived, Core, MAX_LENGTH, flows};
 use crate::message::envelope::{Envelope, Kind, LEFT, Marks, Peer};
-use crate::message::matching::{Arrival, Held, Key, Pattern};
+use crate::message::matching::{Arrival, Key, Pattern, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
 
 /// A packet violates the protocol.
@@ -26,11 +26,11 @@ impl Core {
             return;
         }
         let done = match envelope.kind {
-            Kind::Eager | Kind::Announce if envelope.source == from => {
+            Kind::Eager | Kind::Rts if envelope.source == from => {
                 self.on_message(from, envelope, payload)
             }
-            Kind::Chunk => self.on_chunk(from, envelope, payload),
-            Kind::Clear => self.on_clear(from, envelope),
+            Kind::Data => self.on_data(from, envelope, payload),
+            Kind::Cts => self.on_cts(from, envelope),
             Kind::Acknowledge => self.on_acknowledge(from, envelope),
             Kind::Credit => self.on_credit(from, envelope, payload),
             Kind::Withdraw => self.on_withdraw(from, envelope),
@@ -39,7 +39,7 @@ impl Core {
             Kind::Seek => self.on_seek(from, envelope),
             Kind::Sought => self.on_sought(from, envelope),
             Kind::Settle => self.on_settle(from, envelope),
-            Kind::Eager | Kind::Announce | Kind::Hint => Err(Breach),
+            Kind::Eager | Kind::Rts | Kind::Hint => Err(Breach),
         };
         if done.is_err() {
             self.counters.malformed += 1;
@@ -122,8 +122,8 @@ impl Core {
         if key.tag == LEFT && key.context.is_collective() {
             self.free(key, charge);
             self.leave(key);
-            if envelope.kind == Kind::Announce {
-                self.answer(from, Kind::Clear, Marks::NONE, (envelope.from, 0), 0);
+            if envelope.kind == Kind::Rts {
+                self.answer(from, Kind::Cts, Marks::NONE, (envelope.from, 0), 0);
             } else {
                 self.acknowledge(from, envelope.from);
             }
@@ -141,7 +141,7 @@ impl Core {
                 self.counters.expected += 1;
                 let (sender, length) = (envelope.from, envelope.length);
                 let arrived = Arrived { sender, length, charge, bytes: None, hinted: false };
-                self.meet(receive, Held { key, arrival, message: arrived });
+                self.meet(receive, UnexpectedMessage { key, arrival, message: arrived });
             }
             None => self.keep(key, arrival, envelope, charge, payload),
         }
@@ -207,8 +207,8 @@ impl Core {
     }
 
     /// Matches a receive with a message that was stored or just announced.
-    pub(super) fn meet(&mut self, receive: Request, held: Held<Arrived>) {
-        let Held { key, arrival, message } = held;
+    pub(super) fn meet(&mut self, receive: Request, held: UnexpectedMessage<Arrived>) {
+        let UnexpectedMessage { key, arrival, message } = held;
         let Some(record) = self.requests.get_mut(receive) else { return };
         record.arrival = arrival;
         record.posted = None;
@@ -230,7 +230,7 @@ impl Core {
         }
         let wanted = length.min(room);
         let handles = (message.sender, receive.to_handle());
-        self.answer(key.source, Kind::Clear, Marks::NONE, handles, wanted as u32);
+        self.answer(key.source, Kind::Cts, Marks::NONE, handles, wanted as u32);
         let record = self.requests.get_mut(receive).expect("the receive was just found");
         record.storage.resize(wanted, 0);
         if wanted == 0 {
@@ -270,7 +270,7 @@ impl Core {
         self.complete(receive, status, result);
     }
 
-    fn on_chunk(
+    fn on_data(
         &mut self,
         from: Peer,
         envelope: &Envelope,
@@ -311,7 +311,7 @@ impl Core {
         }
     }
 
-    fn on_clear(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+    fn on_cts(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         let send = self.answered(from, envelope.to)?;
         let record = self.requests.get(send).ok_or(Breach)?;
         let (wanted, status) = (envelope.length as usize, record.status);
@@ -376,7 +376,7 @@ impl Core {
     pub(super) fn admit_question(&self, from: Peer) -> Result<(), Breach> {
         let owed = self.link(from).map_or(0, |link| link.owed);
         // One search for a message that waits here, in addition to the withdrawals.
-        if owed > MOST_WITHDRAWALS { Err(Breach) } else { Ok(()) }
+        if owed > MAX_WITHDRAWALS { Err(Breach) } else { Ok(()) }
     }
 
     /// Handles a withdrawal: returns the message if no receive has matched it. Searches all stored messages.
@@ -389,7 +389,7 @@ impl Core {
         }
         let found = self
             .matching
-            .held()
+            .unexpected()
             .find(|(_, at, arrived)| *at == key && arrived.sender == envelope.from)
             .map(|(id, ..)| id);
         let taken = found.and_then(|id| self.matching.remove(id));

@@ -9,7 +9,7 @@ pub enum WhenFull {
     /// The message is announced; its bytes stay with the sender until the receive is posted. If there is no
     /// room for the announcement either, the message waits as with [`WhenFull::Wait`].
     #[default]
-    Announce,
+    Rendezvous,
     /// The message waits with the sender until a receive asks for it. So do later messages of its context to
     /// that process.
     Wait,
@@ -38,7 +38,7 @@ pub const DEFAULT_BATCH: usize = 64;
 
 /// Most withdrawals of one process that another answers at a time: further ones wait with their sender. A
 /// process that sends more violates the protocol.
-pub(super) const MOST_WITHDRAWALS: usize = 64;
+pub(super) const MAX_WITHDRAWALS: usize = 64;
 
 /// The limits of an engine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

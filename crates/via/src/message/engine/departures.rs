@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::config::MOST_WITHDRAWALS;
+use super::config::MAX_WITHDRAWALS;
 use super::flows::Class;
 use super::peer::{Link, Stream};
 use super::{Arrived, Core, Counters, ENTRY, WhenFull};
@@ -206,9 +206,9 @@ impl Core {
             if short && !full {
                 return Ok(Kind::Eager);
             }
-            let announce = !short || self.config.when_full == WhenFull::Announce;
+            let announce = !short || self.config.when_full == WhenFull::Rendezvous;
             if announce && link.has_window(self.class(route), ENTRY) {
-                return Ok(Kind::Announce);
+                return Ok(Kind::Rts);
             }
         }
         // The receiver treats a hint that follows an answer as sent after it.
@@ -217,11 +217,11 @@ impl Core {
 
     #[inline]
     const fn count_departure(&mut self, fits: bool, short: bool) {
-        let Counters { eager, announced, demoted, .. } = &mut self.counters;
+        let Counters { eager, rendezvous, demoted, .. } = &mut self.counters;
         match (fits, short) {
             (true, _) => *eager += 1,
             (false, true) => *demoted += 1,
-            (false, false) => *announced += 1,
+            (false, false) => *rendezvous += 1,
         }
     }
 
@@ -277,7 +277,7 @@ impl Core {
         let operation = self.requests.get(send).map(|record| record.operation);
         let Some(Operation::Send { to, .. }) = operation else { return };
         let Some(link) = self.link_mut(to) else { return };
-        if link.withdrawing >= MOST_WITHDRAWALS {
+        if link.withdrawing >= MAX_WITHDRAWALS {
             return link.withdrawals.push_back(send);
         }
         link.withdrawing += 1;
@@ -442,7 +442,7 @@ impl Core {
         let envelope = Envelope {
             length: part.len() as u32,
             tag: Tag(0),
-            kind: Kind::Chunk,
+            kind: Kind::Data,
             marks: Marks::NONE,
             source: self.own,
             context: Context(0),

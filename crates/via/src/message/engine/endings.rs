@@ -5,7 +5,7 @@ use super::seeks::Seeks;
 use super::{Arrived, Core, ENTRY, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
-use crate::message::matching::{Held, Key};
+use crate::message::matching::{Key, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Record, Request, State, Status};
 
 impl Core {
@@ -85,10 +85,10 @@ impl Core {
         let length = u32::try_from(bytes.len()).expect("at most MAX_LENGTH");
         // Its room in the window was returned when it was received.
         let message = Arrived { sender: 0, length, charge: 0, bytes: Some(bytes), hinted: false };
-        self.put_back(Held { key, arrival, message });
+        self.put_back(UnexpectedMessage { key, arrival, message });
     }
 
-    pub(super) fn put_back(&mut self, held: Held<Arrived>) {
+    pub(super) fn put_back(&mut self, held: UnexpectedMessage<Arrived>) {
         match self.matching.put_back(held) {
             Ok(_) => self.requests.note_move(),
             Err((receive, held)) => self.meet(receive, held),
@@ -117,7 +117,7 @@ impl Core {
         link.seeks = Seeks::default();
         self.hinting.remove(&peer);
         self.losses = losses;
-        let held = self.matching.held();
+        let held = self.matching.unexpected();
         let gone: Vec<_> = held
             .filter(|(_, key, arrived)| key.source == peer && arrived.bytes.is_none())
             .map(|(id, ..)| id)
@@ -164,7 +164,7 @@ impl Core {
         let Some(link) = self.link_mut(peer).filter(|link| link.known) else { return };
         let (listed, lost_at, window) = (link.listed, link.lost_at, link.window);
         *link = Link { known: true, listed, lost_at, window, ..Link::default() };
-        let held = self.matching.held().filter(|(_, key, _)| key.source == peer);
+        let held = self.matching.unexpected().filter(|(_, key, _)| key.source == peer);
         for id in held.map(|(id, ..)| id).collect::<Vec<_>>() {
             if let Some(held) = self.matching.remove(id) {
                 self.pool.put(held.message.bytes.unwrap_or_default());
@@ -222,7 +222,7 @@ impl Core {
             };
             explanation.waiting.push((request, missing));
         }
-        for (_, key, arrived) in self.matching.held() {
+        for (_, key, arrived) in self.matching.unexpected() {
             let announced = arrived.bytes.is_none();
             let unmatched = explanation.unmatched.entry(key).or_insert_with(Unmatched::default);
             unmatched.messages += 1;

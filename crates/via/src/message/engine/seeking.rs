@@ -6,9 +6,9 @@ use super::peer::Link;
 use super::seeks::{Offer, Seeker};
 use super::{Arrived, Core, MAX_LENGTH};
 use crate::message::envelope::{Envelope, Kind, Marks, Peer, Tag};
-use crate::message::matching::{Held, Key, Pattern, PostedId};
-use crate::message::progression::{Claim, Probe};
+use crate::message::matching::{Key, Pattern, PostedId, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Request, Status};
+use crate::message::transport::{Claim, Probe};
 
 /// Bits of `sequence` in [`Kind::Sought`]: more such messages wait; any messages wait.
 const MORE_SUCH: u32 = 1;
@@ -53,7 +53,7 @@ impl Core {
         let (arrival, receive) = self.matching.arrive(offer.key);
         if let Some(receive) = receive {
             let message = offer.arrived();
-            self.meet(receive, Held { key: offer.key, arrival, message });
+            self.meet(receive, UnexpectedMessage { key: offer.key, arrival, message });
         }
     }
 
@@ -284,12 +284,12 @@ impl Core {
 
     /// Takes the first message that probes have found and that matches. Returns those to their sender that may
     /// not be its first.
-    pub(super) fn take_found(&mut self, pattern: &Pattern) -> Option<Held<Arrived>> {
+    pub(super) fn take_found(&mut self, pattern: &Pattern) -> Option<UnexpectedMessage<Arrived>> {
         let offer = self.found(pattern, true)?;
         let link = self.link_mut(offer.key.source)?;
         link.seeks.found = None;
         let arrival = self.matching.next_arrival();
-        Some(Held { key: offer.key, arrival, message: offer.arrived() })
+        Some(UnexpectedMessage { key: offer.key, arrival, message: offer.arrived() })
     }
 
     fn found(&mut self, pattern: &Pattern, returns: bool) -> Option<Offer> {
@@ -339,7 +339,7 @@ impl Core {
     }
 
     /// Returns a claimed message that was not received.
-    pub(super) fn unclaim(&mut self, held: Held<Arrived>) {
+    pub(super) fn unclaim(&mut self, held: UnexpectedMessage<Arrived>) {
         if !held.message.hinted {
             return self.put_back(held);
         }

@@ -7,8 +7,8 @@ use super::{Config, Engine, Peer};
 use crate::message::envelope::{Context, Tag};
 use crate::message::matching::Pattern;
 use crate::message::memory::{MemoryCarrier, MemoryConfig, network};
-use crate::message::progression::{Claim, Progression, Wait};
 use crate::message::request::{Load, Mode, Operation, Request};
+use crate::message::transport::{Claim, Transport, Wait};
 
 const PROCESSES: u32 = 3;
 /// A context whose messages are ordered only within a tag; context 0 orders them all.
@@ -22,7 +22,7 @@ fn cluster(memory: MemoryConfig, config: Config) -> Vec<Process> {
     let mut engines: Vec<_> = ends.map(|end| Engine::new(end, config)).collect();
     for engine in &mut engines {
         engine.init().unwrap();
-        engine.addprocs(&everyone).unwrap();
+        engine.add_processes(&everyone).unwrap();
         engine.assert_no_any_tag(BY_TAG);
     }
     engines

@@ -1,7 +1,7 @@
 //! Storage of held messages, by number. Their keys are stored apart from the rest, which is touched only once.
 
 use super::key::Key;
-use super::unexpected::{Arrival, Held};
+use super::unexpected::{Arrival, UnexpectedMessage};
 
 #[derive(Debug)]
 struct Slot<M> {
@@ -29,8 +29,8 @@ impl<M> Slots<M> {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, held: Held<M>) -> u32 {
-        let Held { key, arrival: Arrival(stamp), message } = held;
+    pub(super) fn insert(&mut self, held: UnexpectedMessage<M>) -> u32 {
+        let UnexpectedMessage { key, arrival: Arrival(stamp), message } = held;
         let slot = Slot { stamp, message: Some(message) };
         let number = self.left.pop().unwrap_or_else(|| {
             self.used += 1;
@@ -49,10 +49,14 @@ impl<M> Slots<M> {
 
     /// Takes the message out of a slot that is not free.
     #[inline]
-    pub(super) fn remove(&mut self, number: u32) -> Held<M> {
+    pub(super) fn remove(&mut self, number: u32) -> UnexpectedMessage<M> {
         let slot = &mut self.slots[number as usize];
         let message = slot.message.take().expect("a message lies there");
-        let held = Held { key: self.keys[number as usize], arrival: Arrival(slot.stamp), message };
+        let held = UnexpectedMessage {
+            key: self.keys[number as usize],
+            arrival: Arrival(slot.stamp),
+            message,
+        };
         self.left.push(number);
         if self.is_empty() {
             self.left.clear();

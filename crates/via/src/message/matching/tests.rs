@@ -99,7 +99,7 @@ struct Run {
     real: Matching<u32, u32>,
     model: Model,
     ids: Vec<(PostedId, u32)>,
-    claimed: Vec<(Held<u32>, (u64, Key, u32))>,
+    claimed: Vec<(UnexpectedMessage<u32>, (u64, Key, u32))>,
     next: u32,
 }
 
@@ -157,9 +157,10 @@ impl Run {
                     Err((receive, _)) => assert_eq!(self.model.arrive(model.1), Some(receive)),
                 }
             }
-            Op::RemoveHeld(at) if self.real.held_len() > 0 => {
-                let at = at % self.real.held_len();
-                let (id, message) = self.real.held().nth(at).map(|(i, _, m)| (i, *m)).unwrap();
+            Op::RemoveHeld(at) if self.real.unexpected_len() > 0 => {
+                let at = at % self.real.unexpected_len();
+                let (id, message) =
+                    self.real.unexpected().nth(at).map(|(i, _, m)| (i, *m)).unwrap();
                 assert_eq!(self.real.remove(id).unwrap().message, message);
                 assert!(self.real.remove(id).is_none());
                 self.model.held.retain(|held| held.2 != message);
@@ -171,8 +172,9 @@ impl Run {
 
     fn check(&self) {
         assert_eq!(self.real.posted_len(), self.model.posted.len());
-        assert_eq!(self.real.held_len(), self.model.held.len());
-        let mut held: Vec<_> = self.real.held().map(|(_, key, message)| (*message, key)).collect();
+        assert_eq!(self.real.unexpected_len(), self.model.held.len());
+        let mut held: Vec<_> =
+            self.real.unexpected().map(|(_, key, message)| (*message, key)).collect();
         let mut expected: Vec<_> = self.model.held.iter().map(|held| (held.2, held.1)).collect();
         held.sort_unstable();
         expected.sort_unstable();
@@ -293,7 +295,7 @@ fn what_is_put_back_stands_where_it_stood() {
         (0..=place).rev().for_each(|at| run.apply(Op::PutBack(at)));
         (0..3).for_each(|_| run.apply(Op::Receive(exact(key))));
         (0..run.model.held.len()).for_each(|_| run.apply(Op::Receive(any)));
-        assert_eq!(run.real.held_len(), 0);
+        assert_eq!(run.real.unexpected_len(), 0);
     }
 }
 
@@ -326,7 +328,7 @@ fn slots_are_used_in_order_again_once_all_are_free() {
             let (arrival, _) = real.arrive(key(tag));
             real.hold(key(tag), arrival, tag);
         }
-        assert!(real.held().map(|(.., message)| *message).eq(0..10));
+        assert!(real.unexpected().map(|(.., message)| *message).eq(0..10));
         for tag in [3, 1, 4, 0, 5, 9, 2, 6, 8, 7] {
             assert_eq!(real.take(&exact(key(tag))).unwrap().message, tag);
         }
@@ -346,5 +348,5 @@ fn many_tags_come_and_go() {
             run.apply(Op::Receive(wild));
         }
     }
-    assert_eq!(run.real.held_len(), 0);
+    assert_eq!(run.real.unexpected_len(), 0);
 }

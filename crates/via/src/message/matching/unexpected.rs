@@ -8,7 +8,7 @@ use super::slots::Slots;
 
 /// Names a held message; never reused for another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct HeldId {
+pub struct UnexpectedId {
     slot: u32,
     stamp: u64,
 }
@@ -19,7 +19,7 @@ pub struct Arrival(pub(super) u64);
 
 /// A message that is or was held.
 #[derive(Debug)]
-pub struct Held<M> {
+pub struct UnexpectedMessage<M> {
     /// Its source, tag and context.
     pub key: Key,
     /// Its place in the order of arrival.
@@ -63,38 +63,38 @@ impl<M> Unexpected<M> {
     }
 
     #[inline]
-    pub(super) fn push(&mut self, held: Held<M>) -> HeldId {
+    pub(super) fn push(&mut self, held: UnexpectedMessage<M>) -> UnexpectedId {
         let (key, stamp) = (held.key, held.arrival.0);
         let slot = self.slots.insert(held);
         for (shape, queues, seen) in self.parts() {
             queues.push(shape.common(key), slot, &seen);
         }
-        HeldId { slot, stamp }
+        UnexpectedId { slot, stamp }
     }
 
-    pub(super) fn put_back(&mut self, held: Held<M>) -> HeldId {
+    pub(super) fn put_back(&mut self, held: UnexpectedMessage<M>) -> UnexpectedId {
         let (key, stamp) = (held.key, held.arrival.0);
         let slot = self.slots.insert(held);
         for (shape, queues, seen) in self.parts() {
             queues.insert(shape.common(key), slot, &seen);
         }
-        HeldId { slot, stamp }
+        UnexpectedId { slot, stamp }
     }
 
     #[inline]
-    pub(super) fn take(&mut self, pattern: &Pattern) -> Option<Held<M>> {
+    pub(super) fn take(&mut self, pattern: &Pattern) -> Option<UnexpectedMessage<M>> {
         let shape = pattern.shape();
         let (queues, seen) = self.asked(shape)?;
         let slot = queues.pop(pattern.common(), &seen)?;
         Some(self.unlink(slot, Some(shape)))
     }
 
-    pub(super) fn remove(&mut self, id: HeldId) -> Option<Held<M>> {
+    pub(super) fn remove(&mut self, id: UnexpectedId) -> Option<UnexpectedMessage<M>> {
         self.slots.message(id.slot)?;
         (self.slots.stamp(id.slot) == id.stamp).then(|| self.unlink(id.slot, None))
     }
 
-    pub(super) fn peek(&mut self, pattern: &Pattern) -> Option<(HeldId, Key, &M)> {
+    pub(super) fn peek(&mut self, pattern: &Pattern) -> Option<(UnexpectedId, Key, &M)> {
         let (queues, seen) = self.asked(pattern.shape())?;
         let slot = queues.first(pattern.common(), &seen)?;
         Some((self.id(slot), self.slots.key(slot), self.slots.message(slot)?))
@@ -104,12 +104,12 @@ impl<M> Unexpected<M> {
         self.slots.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (HeldId, Key, &M)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (UnexpectedId, Key, &M)> {
         self.slots.iter().map(|(slot, message)| (self.id(slot), self.slots.key(slot), message))
     }
 
-    fn id(&self, slot: u32) -> HeldId {
-        HeldId { slot, stamp: self.slots.stamp(slot) }
+    fn id(&self, slot: u32) -> UnexpectedId {
+        UnexpectedId { slot, stamp: self.slots.stamp(slot) }
     }
 
     /// Iterates over the queues of each shape, with a view of their entries.
@@ -151,7 +151,7 @@ impl<M> Unexpected<M> {
 
     /// Removes a message from all queues but those of `popped`, which have removed it already.
     #[inline]
-    fn unlink(&mut self, slot: u32, popped: Option<Shape>) -> Held<M> {
+    fn unlink(&mut self, slot: u32, popped: Option<Shape>) -> UnexpectedMessage<M> {
         for (shape, queues, seen) in self.parts() {
             if Some(shape) != popped {
                 queues.remove(seen.name(slot), slot, &seen);

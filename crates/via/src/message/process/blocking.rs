@@ -7,10 +7,10 @@ use std::thread::Thread;
 use super::testing::Found;
 use super::{MessageError, Process};
 use crate::message::envelope::Tag;
-use crate::message::group::{Rank, Scope};
+use crate::message::group::{CommHandle, Rank};
 use crate::message::matching::Pattern;
-use crate::message::progression::{Claim, Probe, Progression, Receipt, Wait};
 use crate::message::request::{Load, Mode, Operation, Outcome, Request, State};
+use crate::message::transport::{Claim, Probe, Transport, TryReceive, Wait};
 
 /// Polls before a waiting thread parks: some 20 us, about the cost of waking it.
 pub const DEFAULT_SPINS: u32 = 400;
@@ -85,7 +85,7 @@ impl Parker {
     }
 
     /// Calls `ask` until it answers. After the spins, moves the lower layer forward and parks between calls.
-    pub(crate) fn until<P: Progression, T>(
+    pub(crate) fn until<P: Transport, T>(
         &self,
         process: &mut Process<P>,
         mut ask: impl FnMut(&mut Process<P>) -> Option<T>,
@@ -124,7 +124,7 @@ impl Default for Parker {
     }
 }
 
-impl<P: Progression> Process<P> {
+impl<P: Transport> Process<P> {
     /// Waits for a request, which can then be started again. Returns `None` if it is not under way.
     pub fn wait(&mut self, request: Request, parker: &Parker) -> Option<Outcome> {
         parker.until(self, |process| match process.lower.requests().state(request) {
@@ -167,7 +167,7 @@ impl<P: Progression> Process<P> {
     #[inline]
     pub fn send(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         mode: Mode,
         to: Rank,
         tag: Tag,
@@ -186,7 +186,7 @@ impl<P: Progression> Process<P> {
     #[inline]
     pub(crate) fn send_now(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         mode: Mode,
         to: Rank,
         tag: Tag,
@@ -204,7 +204,7 @@ impl<P: Progression> Process<P> {
     #[inline]
     pub fn receive(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         source: Option<Rank>,
         tag: Option<Tag>,
         mut load: Load<'_>,
@@ -221,7 +221,7 @@ impl<P: Progression> Process<P> {
     #[inline]
     fn receive_now(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         source: Option<Rank>,
         tag: Option<Tag>,
         load: &mut Load<'_>,
@@ -233,9 +233,9 @@ impl<P: Progression> Process<P> {
         let mut spin = parker.spin();
         while spin.again() {
             match self.lower.receive_now(&pattern, *room, storage) {
-                Receipt::Here(outcome) => return Some(outcome),
-                Receipt::NotYet => {}
-                Receipt::Refused => return None,
+                TryReceive::Here(outcome) => return Some(outcome),
+                TryReceive::NotYet => {}
+                TryReceive::Refused => return None,
             }
         }
         None
@@ -247,7 +247,7 @@ impl<P: Progression> Process<P> {
     /// [`MessageError::Rank`].
     pub fn probe(
         &mut self,
-        scope: &Scope,
+        scope: &CommHandle,
         source: Option<Rank>,
         tag: Option<Tag>,
         claim: Claim,

@@ -4,8 +4,8 @@
 //! inactive request in MPI: waits skip it.
 
 use super::Process;
-use crate::message::progression::{Progression, Wait};
 use crate::message::request::{Failure, Outcome, Request, State, Status};
+use crate::message::transport::{Transport, Wait};
 
 /// The result of one test of several requests.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub enum Found<T> {
     Idle,
 }
 
-impl<P: Progression> Process<P> {
+impl<P: Transport> Process<P> {
     /// Moves requests forward, and takes the outcome of `request` if it is done. The request can then be
     /// started again, or freed.
     #[inline]

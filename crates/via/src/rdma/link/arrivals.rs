@@ -50,20 +50,20 @@ impl Link {
     fn place(&mut self, arrival: &mut Arrival) -> Result<(), Broken> {
         let Envelope { kind, length, from, to, .. } = arrival.envelope;
         match kind {
-            Kind::Clear if arrival.length == NAME_BYTES => {
+            Kind::Cts if arrival.length == NAME_BYTES => {
                 let mut name = [0; NAME_BYTES];
                 self.area.read(arrival.offset, &mut name).map_err(|_| Broken)?;
                 self.places.on_named(from, name, length as usize);
                 arrival.length = 0;
             }
-            Kind::Chunk if arrival.length == 0 => {
+            Kind::Data if arrival.length == 0 => {
                 let memory = self.places.written(to).ok_or(Broken)?;
                 arrival.placed = true;
                 (arrival.offset, arrival.length) = (0, length as usize);
                 memory.view(0, arrival.length).ok_or(Broken)?;
             }
             // It goes in parts after all.
-            Kind::Chunk => self.places.close(to),
+            Kind::Data => self.places.close(to),
             _ => {}
         }
         Ok(())

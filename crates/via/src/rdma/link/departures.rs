@@ -16,13 +16,13 @@ impl Link {
         payload: &[u8],
     ) -> Result<(), Refusal> {
         match envelope.kind {
-            Kind::Clear => {
+            Kind::Cts => {
                 let opened = self.places.open(nic, envelope.from, envelope.length as usize);
                 let name = opened.as_ref().map_or(&[][..], |name| &name[..]);
                 self.post_packet(nic, envelope, name)
                     .inspect_err(|_| self.places.close(envelope.from))
             }
-            Kind::Chunk if self.places.is_named(envelope.to) => {
+            Kind::Data if self.places.is_named(envelope.to) => {
                 self.post_placed(nic, envelope, payload)
             }
             _ => self.post_packet(nic, envelope, payload),

@@ -16,17 +16,17 @@ use super::super::pipe::{Pipe, sealing};
 use super::Endpoint;
 
 /// Most connections of one endpoint.
-const MOST_PIPES: usize = 16_384;
+const MAX_PIPES: usize = 16_384;
 /// Half-open connections, in all and of one address, above which an endpoint asks for a cookie.
 const FREE_HALF_OPEN: (usize, u32) = (64, 8);
 /// Half-open connections, in all and of one address, above which it refuses dials.
-const MOST_HALF_OPEN: (usize, u32) = (1_024, 64);
+const MAX_HALF_OPEN: (usize, u32) = (1_024, 64);
 /// Most answers to datagrams of no connection that wait to be sent: more are dropped.
-const MOST_REPLIES: usize = 64;
+const MAX_REPLIES: usize = 64;
 
 impl Endpoint {
     fn reply(&mut self, to: SocketAddr, emit: impl FnOnce(&mut Vec<u8>)) {
-        if self.replies.len() >= MOST_REPLIES {
+        if self.replies.len() >= MAX_REPLIES {
             self.counters.replies_dropped += 1;
             return;
         }
@@ -61,8 +61,8 @@ impl Endpoint {
         }
         let of_address = self.half_open_of.get(&from.ip()).copied().unwrap_or(0);
         let is_past = |bound: (usize, u32)| self.half_open >= bound.0 || of_address >= bound.1;
-        let is_full = !self.is_accepting || self.by_id.len() >= MOST_PIPES;
-        if is_full || is_past(MOST_HALF_OPEN) {
+        let is_full = !self.is_accepting || self.by_id.len() >= MAX_PIPES;
+        if is_full || is_past(MAX_HALF_OPEN) {
             return self.refuse(from, dialer, reason::FULL);
         }
         if is_past(FREE_HALF_OPEN) && !self.cookies.is_good(now, from, dialer, dial.cookie) {

@@ -37,7 +37,7 @@ const RESERVE_PART: u64 = 4;
 /// Tokens into which the bound is divided. More tokens make turns shorter, and take more packets.
 const TOKENS: u64 = 4;
 /// Most bytes of a token.
-const MOST_QUANTUM: u64 = 64 << 10;
+const MAX_QUANTUM: u64 = 64 << 10;
 /// Bytes that a connection may send without a token: enough for a small request.
 const ALLOWANCE: u64 = 1 << 10;
 /// Nanoseconds after which a silent holder's token no longer counts: longer than the retransmission of a lost
@@ -96,7 +96,7 @@ impl Tokens {
         let bound = bytes / TOKENS_PART;
         Self {
             bound,
-            quantum: (bound / TOKENS).min(MOST_QUANTUM),
+            quantum: (bound / TOKENS).min(MAX_QUANTUM),
             reserve: bytes / RESERVE_PART,
             in_flight: 0,
             shares: Vec::new(),

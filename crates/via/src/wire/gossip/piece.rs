@@ -19,7 +19,7 @@ const FIELDS_BYTES: usize = 10;
 /// Bytes of a message in each of its pieces but the last, which may have fewer.
 pub(super) const PIECE_BYTES: usize = DATAGRAM_BYTES - HEADER_BYTES - FIELDS_BYTES - TAG_BYTES;
 /// Most pieces of a message.
-pub(super) const MOST_PIECES: usize = 64;
+pub(super) const MAX_PIECES: usize = 64;
 /// The label that separates this use of the cluster's secret from others.
 const LABEL: &[u8] = b"midplane gossip 1";
 
@@ -67,7 +67,7 @@ impl<'a> Piece<'a> {
             true => (1..=PIECE_BYTES).contains(&bytes.len()),
             false => bytes.len() == PIECE_BYTES,
         };
-        let is_piece = index <= last && usize::from(last) < MOST_PIECES && is_whole;
+        let is_piece = index <= last && usize::from(last) < MAX_PIECES && is_whole;
         is_piece.then_some(Self { millis, index, last, bytes })
     }
 }

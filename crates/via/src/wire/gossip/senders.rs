@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::MOST_SKEW;
+use super::MAX_SKEW;
 use super::piece::Stamp;
 
 /// Most runs whose windows are kept. Further runs are refused until one has been silent for long enough.
-pub(super) const MOST_SENDERS: usize = 4_096;
+pub(super) const MAX_SENDERS: usize = 4_096;
 
 /// The window of a run.
 #[derive(Debug)]
@@ -50,9 +50,9 @@ impl Senders {
     /// Accepts a new datagram, sent at `sent` by its sender's clock; returns `false` if there are too many
     /// runs.
     pub(super) fn accept(&mut self, millis: u64, stamp: Stamp, sent: u64) -> bool {
-        if self.0.len() >= MOST_SENDERS && !self.0.contains_key(&stamp.run) {
+        if self.0.len() >= MAX_SENDERS && !self.0.contains_key(&stamp.run) {
             self.0.retain(|_, window| window.until >= millis);
-            if self.0.len() >= MOST_SENDERS {
+            if self.0.len() >= MAX_SENDERS {
                 return false;
             }
         }
@@ -62,7 +62,7 @@ impl Senders {
             until: 0,
         });
         window.add(stamp.number);
-        window.until = window.until.max(sent.saturating_add(MOST_SKEW));
+        window.until = window.until.max(sent.saturating_add(MAX_SKEW));
         true
     }
 

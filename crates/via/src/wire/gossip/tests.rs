@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::joining::MOST;
 use super::piece::DATAGRAM_BYTES;
-use super::senders::MOST_SENDERS;
+use super::senders::MAX_SENDERS;
 use super::*;
 
 /// 2026-01-01, in milliseconds since 1970.
@@ -71,7 +71,7 @@ fn messages_of_any_length_arrive_and_no_datagram_is_longer_than_a_path_takes() {
     for key in [None, Some(key())] {
         let (mut sender, mut receiver) =
             (gossip(key.as_ref(), "c", 1), gossip(key.as_ref(), "c", 2));
-        for bytes in [1, PIECE_BYTES, PIECE_BYTES + 1, 65_507, MOST_MESSAGE] {
+        for bytes in [1, PIECE_BYTES, PIECE_BYTES + 1, 65_507, MAX_MESSAGE] {
             let message = message(bytes, 3);
             let datagrams = cut(&mut sender, &message);
             assert_eq!(datagrams.len(), bytes.div_ceil(PIECE_BYTES));
@@ -81,7 +81,7 @@ fn messages_of_any_length_arrive_and_no_datagram_is_longer_than_a_path_takes() {
         assert_eq!(receiver.joining.len(), 0);
         assert_eq!(receiver.counters(), Counters { received: 5, ..Counters::default() });
         assert!(!sender.send(Instant::ZERO, address(2), &[]));
-        assert!(!sender.send(Instant::ZERO, address(2), &vec![0; MOST_MESSAGE + 1]));
+        assert!(!sender.send(Instant::ZERO, address(2), &vec![0; MAX_MESSAGE + 1]));
     }
 }
 
@@ -112,14 +112,14 @@ fn what_was_recorded_is_not_taken_again() {
     assert!(join(&mut receiver, Instant::ZERO, &datagrams).is_empty());
     assert_eq!(receiver.counters().refused, 200);
     // A receiver that has just started accepts it for a while.
-    let now = Instant::ZERO.plus_nanos((MOST_SKEW + 1) * 1_000_000);
+    let now = Instant::ZERO.plus_nanos((MAX_SKEW + 1) * 1_000_000);
     let mut young = gossip(Some(&key()), "c", 3);
     assert_eq!(join(&mut young, Instant::ZERO, &datagrams[..1]).len(), 1);
     let mut young = gossip(Some(&key()), "c", 3);
     assert!(join(&mut young, now, &datagrams).is_empty());
     assert_eq!(young.counters().skewed, 200);
     // The same limit applies after the clock was set.
-    young.set_time(now, NEW_YEAR + MOST_SKEW);
+    young.set_time(now, NEW_YEAR + MAX_SKEW);
     assert_eq!(join(&mut young, now, &datagrams[..1]).len(), 1);
 }
 
@@ -129,18 +129,18 @@ fn windows_are_kept_until_what_they_took_is_too_old() {
     let mut first = gossip(Some(&key()), "c", 1);
     let taken = cut(&mut first, b"taken");
     assert_eq!(join(&mut receiver, Instant::ZERO, &taken).len(), 1);
-    for at in 1..MOST_SENDERS as u64 {
+    for at in 1..MAX_SENDERS as u64 {
         let mut run = [0; 16];
         run[..8].copy_from_slice(&at.to_le_bytes());
         assert!(receiver.senders.accept(NEW_YEAR, Stamp { run, number: 0 }, NEW_YEAR));
     }
     let mut late = gossip(Some(&key()), "c", 3);
     assert!(join(&mut receiver, Instant::ZERO, &cut(&mut late, b"too many")).is_empty());
-    assert_eq!(receiver.senders.len(), MOST_SENDERS);
-    let now = Instant::ZERO.plus_nanos(MOST_SKEW * 1_000_000);
+    assert_eq!(receiver.senders.len(), MAX_SENDERS);
+    let now = Instant::ZERO.plus_nanos(MAX_SKEW * 1_000_000);
     assert!(join(&mut receiver, now, &taken).is_empty(), "still known");
     let now = now.plus_nanos(1_000_000);
-    late.set_time(now, NEW_YEAR + MOST_SKEW + 1);
+    late.set_time(now, NEW_YEAR + MAX_SKEW + 1);
     let datagrams = {
         assert!(late.send(now, address(2), b"room"));
         vec![late.poll_transmit().unwrap().1]
@@ -153,26 +153,26 @@ fn windows_are_kept_until_what_they_took_is_too_old() {
 #[test]
 fn what_waits_is_bounded_and_the_oldest_is_dropped() {
     let mut sender = gossip(None, "c", 1);
-    for at in 0..MOST_WAITING as u8 + 2 {
+    for at in 0..MAX_WAITING as u8 + 2 {
         assert!(sender.send(Instant::ZERO, address(2), &[at; 2_000]));
     }
     let datagrams: Vec<_> = std::iter::from_fn(|| sender.poll_transmit()).collect();
-    assert_eq!(datagrams.len(), 2 * MOST_WAITING);
+    assert_eq!(datagrams.len(), 2 * MAX_WAITING);
     assert_eq!(sender.counters().dropped, 2);
     // First pieces without second ones.
     let mut receiver = gossip(None, "c", 2);
-    let beginnings = (0..MOST + 3).map(|_| cut(&mut sender, &[1; MOST_MESSAGE]).remove(0));
+    let beginnings = (0..MOST + 3).map(|_| cut(&mut sender, &[1; MAX_MESSAGE]).remove(0));
     let beginnings: Vec<_> = beginnings.collect();
     assert!(join(&mut receiver, Instant::ZERO, &beginnings).is_empty());
     assert_eq!((receiver.joining.len(), receiver.counters().dropped), (MOST, 3));
-    assert!(receiver.joining.bytes() <= MOST * MOST_PIECES * PIECE_BYTES);
-    for at in 0..=MOST_WAITING as u8 {
+    assert!(receiver.joining.bytes() <= MOST * MAX_PIECES * PIECE_BYTES);
+    for at in 0..=MAX_WAITING as u8 {
         for mut datagram in cut(&mut sender, &[at]) {
             receiver.handle_datagram(Instant::ZERO, address(1), &mut datagram);
         }
     }
     assert_eq!(receiver.poll_message(), Some((address(1), vec![1])), "the first was dropped");
-    assert_eq!(receiver.inbox.len(), MOST_WAITING - 1);
+    assert_eq!(receiver.inbox.len(), MAX_WAITING - 1);
     assert_eq!(receiver.counters().dropped, 4);
 }
 
@@ -236,7 +236,7 @@ proptest! {
                 bytes[40] %= bytes[41] + 1;
             }
             receiver.handle_datagram(Instant::ZERO, address(1), &mut bytes);
-            prop_assert!(receiver.joining.len() <= MOST && receiver.inbox.len() <= MOST_WAITING);
+            prop_assert!(receiver.joining.len() <= MOST && receiver.inbox.len() <= MAX_WAITING);
             if is_sealed {
                 prop_assert!(receiver.joining.len() + receiver.inbox.len() == 0);
             }

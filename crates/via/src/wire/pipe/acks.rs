@@ -6,7 +6,7 @@ use super::packet::Acknowledgement;
 use super::ranges::Ranges;
 
 /// Most ranges of numbers that are stored; numbers before them count as received.
-const MOST_REMEMBERED: usize = 64;
+const MAX_REMEMBERED: usize = 64;
 /// Packets that ask for an acknowledgement, after which one is sent at once.
 const PACKETS: u32 = 8;
 /// Bytes of such packets after which an acknowledgement is sent at once: two packets of the loopback interface.
@@ -53,7 +53,7 @@ impl Acks {
     pub(super) fn on_received(&mut self, now: Instant, number: u64, bytes: usize, asks: bool) {
         let largest = self.received.newest_first().next().map_or(0, |range| range.1);
         self.received.insert(number, number + 1);
-        if self.received.count() > MOST_REMEMBERED
+        if self.received.count() > MAX_REMEMBERED
             && let Some((_, end)) = self.received.pop_first()
         {
             self.floor = end;

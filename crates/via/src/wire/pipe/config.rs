@@ -199,7 +199,7 @@ pub enum Ended {
     #[error(
         "the keys of the two nodes do not fit, or one has none: give all nodes of a cluster the same key file"
     )]
-    KeyDoesNotFit,
+    KeyMismatch,
     /// The peer speaks another version.
     #[error("the peer speaks version {0}")]
     Version(u8),
@@ -242,7 +242,7 @@ pub struct Stats {
     /// Packets found lost.
     pub packets_lost: u64,
     /// Bytes of the pipe sent again.
-    pub bytes_sent_again: u64,
+    pub bytes_retransmitted: u64,
     /// Bytes of the pipe written by the application.
     pub bytes_written: u64,
     /// Bytes of the pipe received in order.

@@ -17,7 +17,7 @@ pub struct Acked {
     /// Smoothed round-trip time in nanoseconds.
     pub round_trip: u64,
     /// Shortest round-trip time in nanoseconds.
-    pub least_round_trip: u64,
+    pub min_round_trip: u64,
 }
 
 /// A congestion controller: it decides how many bytes may be in flight.
@@ -45,7 +45,7 @@ const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 /// Packets of the first window (RFC 9002, section 7.2).
 const FIRST_PACKETS: f64 = 10.0;
 /// Packets of the least window.
-const LEAST_PACKETS: f64 = 2.0;
+const MIN_PACKETS: f64 = 2.0;
 
 /// Cubic, the congestion control of most TCP senders.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ impl Cubic {
     }
 
     fn least(&self) -> f64 {
-        LEAST_PACKETS * self.mtu
+        MIN_PACKETS * self.mtu
     }
 
     fn begin_epoch(&mut self, now: Instant) -> (Instant, f64) {
@@ -162,7 +162,7 @@ mod tests {
             bytes: 1_200,
             is_window_limited: true,
             round_trip: 20 * MS,
-            least_round_trip: 20 * MS,
+            min_round_trip: 20 * MS,
         }
     }
 

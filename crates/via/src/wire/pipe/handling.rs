@@ -98,7 +98,7 @@ impl Pipe {
         self.on_unauthenticated_end(match said {
             _ if version != VERSION => Ended::Version(version),
             reason::VERSION => Ended::Version(version),
-            reason::KEY => Ended::KeyDoesNotFit,
+            reason::KEY => Ended::KeyMismatch,
             reason::FULL => Ended::Refused(RefuseReason::Full),
             other => Ended::Refused(RefuseReason::Other(other)),
         });
@@ -237,7 +237,7 @@ impl Pipe {
                 bytes: u64::from(sent.bytes),
                 is_window_limited,
                 round_trip: self.loss.round_trip(),
-                least_round_trip: self.loss.least_round_trip(),
+                min_round_trip: self.loss.min_round_trip(),
             };
             self.law.on_acked(self.now, acked);
         }

@@ -11,9 +11,9 @@ const GRANULARITY: u64 = 1_000_000;
 /// Presumed round-trip time in nanoseconds before one was measured.
 const FIRST_ROUND_TRIP: u64 = 100_000_000;
 /// Most nanoseconds that a peer may delay an acknowledgement: its own delay, and its scheduler's.
-const MOST_ACK_DELAY: u64 = 25_000_000;
+const MAX_ACK_DELAY: u64 = 25_000_000;
 /// Most nanoseconds between two probes, so that a path that works again is noticed soon.
-const MOST_TIMEOUT: u64 = 2_000_000_000;
+const MAX_TIMEOUT: u64 = 2_000_000_000;
 
 /// A packet that was sent.
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +154,7 @@ impl Loss {
             self.variance = took / 2;
             return;
         };
-        let delay = delay.min(MOST_ACK_DELAY);
+        let delay = delay.min(MAX_ACK_DELAY);
         let adjusted = if took >= self.least + delay { took - delay } else { took };
         self.variance = (3 * self.variance + smoothed.abs_diff(adjusted)) / 4;
         self.smoothed = Some((7 * smoothed + adjusted) / 8);
@@ -219,7 +219,7 @@ impl Loss {
             return Instant::FAR_FUTURE;
         }
         let timeout = self.timeout() << self.timeouts.min(16);
-        self.last_asked_at.plus_nanos(timeout.min(MOST_TIMEOUT.max(self.timeout())))
+        self.last_asked_at.plus_nanos(timeout.min(MAX_TIMEOUT.max(self.timeout())))
     }
 
     pub(super) fn poll_timeout(&self) -> Instant {
@@ -228,7 +228,7 @@ impl Loss {
 
     /// Returns the nanoseconds after which a silent peer is probed.
     pub(super) fn timeout(&self) -> u64 {
-        self.round_trip() + (4 * self.variance).max(GRANULARITY) + MOST_ACK_DELAY
+        self.round_trip() + (4 * self.variance).max(GRANULARITY) + MAX_ACK_DELAY
     }
 
     /// Returns the smoothed round-trip time in nanoseconds.
@@ -237,7 +237,7 @@ impl Loss {
     }
 
     /// Returns the shortest round-trip time in nanoseconds; `u64::MAX` before one was measured.
-    pub(super) const fn least_round_trip(&self) -> u64 {
+    pub(super) const fn min_round_trip(&self) -> u64 {
         self.least
     }
 

@@ -7,7 +7,7 @@ const GAIN: f64 = 1.25;
 /// Nanoseconds of sending that the bucket holds: timers are no finer than a millisecond.
 const QUANTUM: u64 = 2_000_000;
 /// Datagrams that the bucket holds at least.
-const LEAST_PACKETS: u64 = 10;
+const MIN_PACKETS: u64 = 10;
 
 /// The bucket of bytes that may be sent now.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Pacer {
     /// Fills the bucket for the time since the last fill.
     pub(super) fn fill(&mut self, now: Instant, window: u64, round_trip: u64, mtu: usize) {
         let rate = GAIN * window as f64 / round_trip.max(1) as f64;
-        let capacity = (rate * QUANTUM as f64).max((LEAST_PACKETS * mtu as u64) as f64);
+        let capacity = (rate * QUANTUM as f64).max((MIN_PACKETS * mtu as u64) as f64);
         let elapsed = now.nanos_since(self.filled_at) as f64;
         self.tokens = (self.tokens + rate * elapsed).min(capacity);
         self.filled_at = now;

@@ -57,9 +57,9 @@ pub(crate) const NOISE_BYTES: usize = 48;
 /// Bytes of a Noise message that carries its sender's own key: 48 more for that key and another tag.
 pub(crate) const IDENTIFIED_BYTES: usize = 96;
 /// Most ranges of one acknowledgement.
-pub(crate) const MOST_RANGES: usize = 32;
+pub(crate) const MAX_RANGES: usize = 32;
 /// Most bytes of a body's fields before the bytes of the pipe.
-pub(crate) const FIELDS_BYTES: usize = 1 + 25 + 8 * (MOST_RANGES - 1) + 8 + 8 + 8;
+pub(crate) const FIELDS_BYTES: usize = 1 + 25 + 8 * (MAX_RANGES - 1) + 8 + 8 + 8;
 
 /// Bytes of a cookie packet.
 pub(crate) const COOKIE_PACKET_BYTES: usize = 32;
@@ -277,19 +277,19 @@ pub(crate) struct Acknowledgement {
     pub(crate) delay_micros: u32,
     /// Offset up to which the receiver accepts bytes.
     pub(crate) window: u64,
-    ranges: [(u64, u64); MOST_RANGES],
+    ranges: [(u64, u64); MAX_RANGES],
     count: usize,
 }
 
 impl Acknowledgement {
-    /// Makes an acknowledgement of up to [`MOST_RANGES`] ranges, the newest first; `None` if there is none.
+    /// Makes an acknowledgement of up to [`MAX_RANGES`] ranges, the newest first; `None` if there is none.
     pub(crate) fn new(
         ranges: impl Iterator<Item = (u64, u64)>,
         delay_micros: u32,
         window: u64,
     ) -> Option<Self> {
-        let mut this = Self { delay_micros, window, ranges: [(0, 0); MOST_RANGES], count: 0 };
-        for range in ranges.take(MOST_RANGES) {
+        let mut this = Self { delay_micros, window, ranges: [(0, 0); MAX_RANGES], count: 0 };
+        for range in ranges.take(MAX_RANGES) {
             this.ranges[this.count] = range;
             this.count += 1;
         }
@@ -323,10 +323,10 @@ impl Acknowledgement {
         let window = u64_at(bytes, 12)?;
         let count = usize::from(*bytes.get(20)?) + 1;
         let length = u64::from(u32_at(bytes, 21)?);
-        if count > MOST_RANGES || length == 0 {
+        if count > MAX_RANGES || length == 0 {
             return None;
         }
-        let mut ranges = [(0, 0); MOST_RANGES];
+        let mut ranges = [(0, 0); MAX_RANGES];
         ranges[0] = (end.checked_sub(length)?, end);
         let mut at = 25;
         for index in 1..count {

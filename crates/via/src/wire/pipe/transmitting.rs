@@ -11,7 +11,7 @@ const TRAIN_BYTES: usize = 65_000;
 /// Most bytes of a datagram in a train of several: each must fit an Ethernet packet.
 const SEGMENT_BYTES: usize = 1_472;
 /// Bytes of the pipe for which a packet has room at least, behind all its other fields.
-const LEAST_ROOM: usize = 64;
+const MIN_ROOM: usize = 64;
 /// Bytes of a packet from which on they are left out, and a socket sends them from the send buffer.
 const LARGE: u64 = 16 << 10;
 /// Round-trip time in nanoseconds below which the peer counts as being on this host.
@@ -103,7 +103,7 @@ impl Pipe {
     /// Returns the bytes that may be in flight, for a peer on this host at most what its system's buffer holds.
     pub(super) fn window(&self) -> u64 {
         let window = self.law.window();
-        if self.loss.least_round_trip() < SAME_HOST {
+        if self.loss.min_round_trip() < SAME_HOST {
             window.min((self.peer_socket_bytes / 2).max(2 * self.mtu as u64))
         } else {
             window
@@ -207,11 +207,11 @@ impl Pipe {
             flags |= flag::ASK;
         }
         let room = what.most.saturating_sub(out.len() - begin + 8);
-        debug_assert!(what.most > FIELDS_BYTES + LEAST_ROOM);
+        debug_assert!(what.most > FIELDS_BYTES + MIN_ROOM);
         let next = what.has_bytes.then(|| self.send.next(room, self.peer_window)).flatten();
         let range = next.map(|(from, to, is_again)| {
             if is_again {
-                self.counted.bytes_sent_again += to - from;
+                self.counted.bytes_retransmitted += to - from;
             }
             out.extend_from_slice(&from.to_le_bytes());
             if self.seal.is_none() && self.mtu > SEGMENT_BYTES && to - from >= LARGE {

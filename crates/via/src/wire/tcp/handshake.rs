@@ -22,7 +22,7 @@ const HEAD_BYTES: usize = 24;
 /// Bytes of both messages that are the same in every version.
 const FIXED_BYTES: usize = 16;
 /// Limits how long a dialer waits for the connection and for the answer.
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limits how long an acceptor waits for the dialer's part, which is sent at once.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(2);
 /// Silence after which a peer counts as lost, as over UDP: 30 s. The system probes an idle one after 10 s.
@@ -59,7 +59,7 @@ pub(crate) async fn connect(to: SocketAddr, config: &Config) -> Result<Connectio
             dialed => dialed,
         }
     };
-    let connected = tokio::time::timeout(CONNECT_WITHIN, connecting).await;
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
     connected.unwrap_or(Err(Failed::NoAnswer))
 }
 
@@ -89,8 +89,7 @@ async fn dial(
     let mut stream = TcpStream::connect(to).await?;
     set_options(&stream)?;
     let (id, secrets) = (random()?, of_version(secrets, version));
-    let begun =
-        secrets.map(|secrets| Begun::new(secrets, STREAMS, id).ok_or(Failed::KeyDoesNotFit));
+    let begun = secrets.map(|secrets| Begun::new(secrets, STREAMS, id).ok_or(Failed::KeyMismatch));
     let (begun, noise) = begun.transpose()?.unzip();
     let mut message = message(version, u8::from(secrets.is_some()), id, noise.as_deref());
     message.resize(dial_bytes(version), 0);
@@ -100,13 +99,13 @@ async fn dial(
     match (answer[8], answer[9]) {
         (other, _) if other != version => return Err(Failed::Version(other)),
         (_, reason::NONE) => {}
-        (_, reason::KEY) => return Err(Failed::KeyDoesNotFit),
+        (_, reason::KEY) => return Err(Failed::KeyMismatch),
         (_, other) => return Err(Failed::Refused(other)),
     }
     let mut records = None;
     if let Some(begun) = begun {
         let seal = begun.finish(word(&answer, 16), &answer[HEAD_BYTES..]);
-        let seal = seal.map_err(|_| Failed::KeyDoesNotFit)?;
+        let seal = seal.map_err(|_| Failed::KeyMismatch)?;
         let mut own = Records::new(seal);
         let mut proof = Vec::new();
         own.seal(&[], &mut proof);
@@ -143,7 +142,7 @@ async fn greet(
     let failed = if spoken(version).is_none() {
         Some((reason::VERSION, Failed::Version(version)))
     } else if is_sealed != secrets.is_some() {
-        Some((reason::KEY, Failed::KeyDoesNotFit))
+        Some((reason::KEY, Failed::KeyMismatch))
     } else {
         None
     };
@@ -153,7 +152,7 @@ async fn greet(
     };
     let failed = failed.or_else(|| {
         let has_no_seal = secrets.is_some() && sealed.is_none();
-        has_no_seal.then_some((reason::KEY, Failed::KeyDoesNotFit))
+        has_no_seal.then_some((reason::KEY, Failed::KeyMismatch))
     });
     // A dialer of an unsupported version learns the newest one supported here.
     let version = if spoken(version).is_some() { version } else { newest };
@@ -171,7 +170,7 @@ async fn greet(
         stream.read_exact(&mut proof).await?;
         let mut nothing = Vec::new();
         if records.open(&proof, &mut nothing).is_err() || !nothing.is_empty() {
-            return Err(Failed::KeyDoesNotFit);
+            return Err(Failed::KeyMismatch);
         }
     }
     Ok(Connection { stream, records, peer })
@@ -287,7 +286,7 @@ mod tests {
         for (dialer, acceptor) in [(key(1), key(2)), (None, key(1)), (key(1), None)] {
             for (one, other) in [(None, None), (own(3), own(4))] {
                 for end in both((dialer.clone(), one), (acceptor.clone(), other)).await {
-                    assert!(matches!(end, Err(Failed::KeyDoesNotFit)), "{end:?}");
+                    assert!(matches!(end, Err(Failed::KeyMismatch)), "{end:?}");
                 }
             }
         }
@@ -366,7 +365,7 @@ mod tests {
                 let (stream, peer) = listener.accept().await.unwrap();
                 let failed = accept(stream, peer, &config((key(1), own(3)))).await.unwrap_err();
                 let is_spoken = (1..=2).contains(&version);
-                assert_eq!(matches!(failed, Failed::KeyDoesNotFit), is_spoken, "{failed}");
+                assert_eq!(matches!(failed, Failed::KeyMismatch), is_spoken, "{failed}");
             }
         }
     }

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 use midplane_simhw::wire;
 
-use super::{LENGTH, MOST_ACK_BYTES, MOST_VALUE};
+use super::{LENGTH, MAX_ACK_BYTES, MAX_VALUE};
 use crate::memory::{Coherence, Update};
 
 /// Returns true if no value of the update is longer than a member can write. Only then every update
 /// that carries the value further is short enough to be encoded.
 pub(super) fn has_short_values(update: &Update<Vec<u8>>) -> bool {
-    let is_short = |value: &Vec<u8>| value.len() <= MOST_VALUE;
+    let is_short = |value: &Vec<u8>| value.len() <= MAX_VALUE;
     match update {
         Update::Slow { value, .. } | Update::Pram { value, .. } => is_short(value),
         Update::Coherent(Coherence::Request(entry) | Coherence::Place { entry, .. }) => {
@@ -34,7 +34,7 @@ impl Acks {
     /// Adds an acknowledgement. One that finds no room is dropped, since later copies are
     /// acknowledged again.
     pub(super) fn push(&mut self, update: Vec<u8>) {
-        if self.bytes + LENGTH + update.len() <= MOST_ACK_BYTES {
+        if self.bytes + LENGTH + update.len() <= MAX_ACK_BYTES {
             self.bytes += LENGTH + update.len();
             self.updates.push_back(update);
         }

@@ -1,7 +1,7 @@
 //! Tests the total order of coherent writes: its sequencer dies, and its log stays short.
 
 use super::*;
-use crate::memory::log::{Log, MOST, MOST_LOCATIONS, PART};
+use crate::memory::log::{Log, MAX_LOCATIONS, MOST, PART};
 
 fn check_deaths(seed: u64) {
     let mut cluster = Cluster::new(5, seed, 0.0);
@@ -149,7 +149,7 @@ fn a_log_without_end_is_dropped_and_takes_bounded_memory() {
 #[test]
 fn the_log_takes_a_bounded_number_of_locations() {
     let mut log = Log::new();
-    for location in 0..MOST_LOCATIONS as u32 {
+    for location in 0..MAX_LOCATIONS as u32 {
         assert!(log.takes(location));
         let ticket = u64::from(location) + 1;
         let place = log.push(Entry { writer: NodeId(0), ticket, location, value: 0 }).unwrap();

@@ -3,12 +3,12 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::*;
-use crate::agenda::{AgendaConfig, Phases, WithItself};
 use crate::channel::geometry::Geometry;
 use crate::daemon::Outcome;
 use crate::live::message::Cluster;
 use crate::live::process::End;
 use crate::schedule::RoundRobin;
+use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 
 const RANKS: u16 = 3;
 const NOW: Instant = Instant::ZERO;
@@ -39,9 +39,13 @@ impl Scene {
     }
 
     fn with_memory(most: u64) -> Self {
-        let (slice, visit) = (Duration::from_millis(10), Duration::ZERO);
-        let config =
-            AgendaConfig { slice, phases: Phases::Two, with_itself: WithItself::Never, visit };
+        let (slice, early_wakeup) = (Duration::from_millis(10), Duration::ZERO);
+        let config = SchedulerConfig {
+            slice,
+            phases: Phases::Two,
+            preempt_when_alone: PreemptWhenAlone::Never,
+            early_wakeup,
+        };
         let cluster = Cluster { hosts: 1, slots: RANKS, arity: 2 };
         let (policy, names) = (Box::new(RoundRobin::new(RANKS)), vec!["here".into()]);
         let mut root = Root::new(policy, config, (cluster, Some(Geometry::PM), most), names);

@@ -228,7 +228,7 @@ proptest! {
 #[test]
 fn a_frame_to_everybody_leaves_by_every_other_port_and_each_copy_counts() {
     let mut model = model(Framing::ETHERNET, SwitchProfile::new(Buffer::Bytes(4_000)));
-    let to_all = NodeId::EVERYBODY;
+    let to_all = NodeId::BROADCAST;
     let header = Header { length: 3_000, destination: to_all, ..Header::default() };
     let mut bytes = header.emit().to_vec();
     bytes.resize(header.frame_bytes(), 1);

@@ -1,17 +1,17 @@
-//! Tests the conveyor with real stages: it delivers the bytes that it read, cut as planned.
+//! Tests the executor with real stages: it delivers the bytes that it read, cut as planned.
 
 use std::io;
 
 use bytes::Bytes;
-use midplane_pipeline::conveyor::{CarryError, Conveyor, Copy, Station, Write};
+use midplane_pipeline::executor::{Copy, ExecutionError, Executor, StageWorker, Write};
 use midplane_pipeline::gantt::{Chart, chrome_trace, svg};
 use midplane_pipeline::{Pipeline, Request, Stage, fixed};
 use tokio::io::AsyncReadExt as _;
 
 struct Broken;
 
-impl Station for Broken {
-    async fn carry(&mut self, _: Bytes) -> io::Result<Bytes> {
+impl StageWorker for Broken {
+    async fn process(&mut self, _: Bytes) -> io::Result<Bytes> {
         Err(io::ErrorKind::BrokenPipe.into())
     }
 }
@@ -28,14 +28,14 @@ async fn bytes_cross_memory_and_a_pipe_unchanged() {
     let message: Vec<u8> = (0..100_003_u32).map(|i| (i * 31 % 251) as u8).collect();
     let (near, mut far) = tokio::io::duplex(4096);
     let sizes = sizes(message.len() as f64);
-    let conveyor = Conveyor::source(io::Cursor::new(message.clone()), sizes.clone())
+    let executor = Executor::source(io::Cursor::new(message.clone()), sizes.clone())
         .stage(Copy)
         .stage(Write(near));
     let reader = tokio::spawn(async move {
         let mut all = Vec::new();
         far.read_to_end(&mut all).await.map(|_| all)
     });
-    let rows = conveyor.run().await.unwrap();
+    let rows = executor.run().await.unwrap();
     assert_eq!(reader.await.unwrap().unwrap(), message);
     assert_eq!(rows.len(), 3 * sizes.len());
     for row in &rows {
@@ -49,12 +49,12 @@ async fn bytes_cross_memory_and_a_pipe_unchanged() {
 
 #[tokio::test]
 async fn a_source_that_ends_early_and_a_broken_stage_are_named() {
-    let short = Conveyor::source(io::Cursor::new(vec![0; 10]), vec![8, 8]).stage(Copy).run().await;
-    assert!(matches!(short, Err(CarryError::Io { stage: 0, .. })), "{short:?}");
-    let broken = Conveyor::source(io::Cursor::new(vec![0; 10]), vec![5, 5])
+    let short = Executor::source(io::Cursor::new(vec![0; 10]), vec![8, 8]).stage(Copy).run().await;
+    assert!(matches!(short, Err(ExecutionError::Io { stage: 0, .. })), "{short:?}");
+    let broken = Executor::source(io::Cursor::new(vec![0; 10]), vec![5, 5])
         .stage(Copy)
         .stage(Broken)
         .run()
         .await;
-    assert!(matches!(broken, Err(CarryError::Io { stage: 2, .. })), "{broken:?}");
+    assert!(matches!(broken, Err(ExecutionError::Io { stage: 2, .. })), "{broken:?}");
 }

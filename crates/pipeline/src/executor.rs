@@ -1,9 +1,9 @@
 //! A plan applied to real I/O: carries fragments of its sizes through stages that work at the same
 //! time.
 //!
-//! This is the only module of the crate that does I/O and reads a clock. A [`Conveyor`] reads an
+//! This is the only module of the crate that does I/O and reads a clock. An [`Executor`] reads an
 //! `AsyncRead`, which [`Cut`] cuts into fragments of the plan's sizes. It passes them through
-//! [`Station`]s, each a task of its own. It records the time that every fragment spends in every
+//! [`StageWorker`]s, each a task of its own. It records the time that every fragment spends in every
 //! stage, so that a measured chart can be compared with the predicted one (see
 //! [`gantt`](crate::gantt)).
 
@@ -31,8 +31,8 @@ const QUEUE: usize = 1024;
 /// The reason why a message did not arrive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum CarryError {
-    /// Reading the source or a station's I/O failed.
+pub enum ExecutionError {
+    /// Reading the source or a stage's I/O failed.
     #[error("stage {stage}: {source}")]
     Io {
         /// Index of the stage; the source is 0.
@@ -40,8 +40,8 @@ pub enum CarryError {
         /// The I/O error.
         source: io::Error,
     },
-    /// The task of a station panicked.
-    #[error("a station panicked")]
+    /// The task of a stage panicked.
+    #[error("a stage panicked")]
     Panicked,
 }
 
@@ -104,22 +104,22 @@ impl<R: AsyncRead + Unpin> Stream for Cut<R> {
 }
 
 /// A stage of real work: takes a fragment and passes it on.
-pub trait Station: Send + 'static {
+pub trait StageWorker: Send + 'static {
     /// Processes one fragment and returns what the next stage receives.
     ///
     /// # Cancel safety
     ///
-    /// The conveyor does not drop the future before it completes, unless the whole run is dropped
+    /// The executor does not drop the future before it completes, unless the whole run is dropped
     /// or fails.
-    fn carry(&mut self, fragment: Bytes) -> impl Future<Output = io::Result<Bytes>> + Send;
+    fn process(&mut self, fragment: Bytes) -> impl Future<Output = io::Result<Bytes>> + Send;
 }
 
 /// Copies each fragment in memory: the host's part in many protocols.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Copy;
 
-impl Station for Copy {
-    async fn carry(&mut self, fragment: Bytes) -> io::Result<Bytes> {
+impl StageWorker for Copy {
+    async fn process(&mut self, fragment: Bytes) -> io::Result<Bytes> {
         Ok(Bytes::copy_from_slice(&fragment))
     }
 }
@@ -128,8 +128,8 @@ impl Station for Copy {
 #[derive(Debug)]
 pub struct Write<W>(pub W);
 
-impl<W: AsyncWrite + Unpin + Send + 'static> Station for Write<W> {
-    async fn carry(&mut self, fragment: Bytes) -> io::Result<Bytes> {
+impl<W: AsyncWrite + Unpin + Send + 'static> StageWorker for Write<W> {
+    async fn process(&mut self, fragment: Bytes) -> io::Result<Bytes> {
         self.0.write_all(&fragment).await?;
         self.0.flush().await?;
         Ok(fragment)
@@ -138,14 +138,14 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Station for Write<W> {
 
 /// A chain of real stages, beginning with its source.
 #[derive(Debug)]
-pub struct Conveyor {
+pub struct Executor {
     start: Instant,
-    tasks: JoinSet<Result<Vec<Row>, CarryError>>,
+    tasks: JoinSet<Result<Vec<Row>, ExecutionError>>,
     stages: usize,
     out: mpsc::Receiver<(usize, Bytes)>,
 }
 
-impl Conveyor {
+impl Executor {
     /// Starts to read fragments of the given sizes; this is stage 0. Must be called within a tokio runtime.
     ///
     /// # Panics
@@ -166,10 +166,10 @@ impl Conveyor {
     ///
     /// Outside a tokio runtime.
     #[must_use]
-    pub fn stage<S: Station>(mut self, station: S) -> Self {
+    pub fn stage<S: StageWorker>(mut self, worker: S) -> Self {
         let (send, out) = mpsc::channel(QUEUE);
         let input = std::mem::replace(&mut self.out, out);
-        self.tasks.spawn(work(station, self.stages, input, send, self.start));
+        self.tasks.spawn(work(worker, self.stages, input, send, self.start));
         self.stages += 1;
         self
     }
@@ -185,20 +185,20 @@ impl Conveyor {
     ///
     /// # Errors
     ///
-    /// [`CarryError`] of a stage that failed; the other stages then end, too.
+    /// [`ExecutionError`] of a stage that failed; the other stages then end, too.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future stops all stages and loses the fragments in them.
-    pub async fn run(mut self) -> Result<Vec<Row>, CarryError> {
+    pub async fn run(mut self) -> Result<Vec<Row>, ExecutionError> {
         while self.out.recv().await.is_some() {}
         let mut rows = Vec::new();
-        let mut failed: Option<CarryError> = None;
+        let mut failed: Option<ExecutionError> = None;
         while let Some(task) = self.tasks.join_next().await {
             match task {
                 Ok(Ok(own)) => rows.extend(own),
                 Ok(Err(error)) => failed = failed.or(Some(error)),
-                Err(_) => failed = failed.or(Some(CarryError::Panicked)),
+                Err(_) => failed = failed.or(Some(ExecutionError::Panicked)),
             }
         }
         match failed {
@@ -224,13 +224,13 @@ async fn read<R: AsyncRead + Unpin>(
     mut cut: Cut<R>,
     send: mpsc::Sender<(usize, Bytes)>,
     clock: Instant,
-) -> Result<Vec<Row>, CarryError> {
+) -> Result<Vec<Row>, ExecutionError> {
     let mut rows = Vec::new();
     for fragment in 0.. {
         let start = since(clock);
         let next = std::future::poll_fn(|cx| Pin::new(&mut cut).poll_next(cx)).await;
         let Some(bytes) = next else { break };
-        let bytes = bytes.map_err(|source| CarryError::Io { stage: 0, source })?;
+        let bytes = bytes.map_err(|source| ExecutionError::Io { stage: 0, source })?;
         rows.push(Row { stage: 0, fragment, bytes: bytes.len() as f64, start, end: since(clock) });
         if send.send((fragment, bytes)).await.is_err() {
             break;
@@ -241,17 +241,18 @@ async fn read<R: AsyncRead + Unpin>(
     Ok(rows)
 }
 
-async fn work<S: Station>(
-    mut station: S,
+async fn work<S: StageWorker>(
+    mut worker: S,
     stage: usize,
     mut input: mpsc::Receiver<(usize, Bytes)>,
     send: mpsc::Sender<(usize, Bytes)>,
     clock: Instant,
-) -> Result<Vec<Row>, CarryError> {
+) -> Result<Vec<Row>, ExecutionError> {
     let mut rows = Vec::new();
     while let Some((fragment, bytes)) = input.recv().await {
         let (start, size) = (since(clock), bytes.len() as f64);
-        let done = station.carry(bytes).await.map_err(|source| CarryError::Io { stage, source })?;
+        let done =
+            worker.process(bytes).await.map_err(|source| ExecutionError::Io { stage, source })?;
         rows.push(Row { stage, fragment, bytes: size, start, end: since(clock) });
         if send.send((fragment, done)).await.is_err() {
             break;

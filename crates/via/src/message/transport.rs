@@ -14,7 +14,7 @@ use super::request::{Load, Operation, Outcome, Request, Requests};
 
 /// The abilities of a lower layer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Abilities {
+pub struct TransportCaps {
     /// The number of this process.
     pub own: Peer,
     /// Highest tag.
@@ -58,7 +58,7 @@ pub struct Probe {
 
 /// The result of a receive attempted without a request.
 #[derive(Debug)]
-pub enum Receipt {
+pub enum TryReceive {
     /// The message was received.
     Here(Outcome),
     /// No message has arrived; try again.
@@ -118,24 +118,24 @@ pub enum StartError {
     NotRunning,
 }
 
-/// The lower layer, which moves requests forward. It is polled, and owned by one thread at a time.
+/// Moves requests forward: the layer below the messages. It is polled, and owned by one thread at a time.
 ///
 /// Messages of one process to another with the same context match receives in the order in which they were
 /// started. Receives that match the same message get it in the order in which they were started. A matched pair
 /// completes as long as both processes keep calling [`advance`](Self::advance); requests move only within it
 /// and [`start`](Self::start).
-pub trait Progression {
+pub trait Transport {
     /// Initialises the layer; call it once, before anything else.
     ///
     /// # Errors
     /// [`InitError`].
-    fn init(&mut self) -> Result<Abilities, InitError>;
+    fn init(&mut self) -> Result<TransportCaps, InitError>;
 
     /// Adds processes, with which messages can then be exchanged. Skips those that were added before.
     ///
     /// # Errors
     /// [`InitError`]; the processes before the one that failed were added.
-    fn addprocs(&mut self, peers: &[Peer]) -> Result<(), InitError>;
+    fn add_processes(&mut self, peers: &[Peer]) -> Result<(), InitError>;
 
     /// Builds the persistent part of a request.
     ///
@@ -171,8 +171,8 @@ pub trait Progression {
     /// Receives without a request: polls once, and puts at most `room` bytes of a matching message straight
     /// into `storage`. This works only if no other receive and no unexpected message waits. Other packets that
     /// arrive are handled as usual.
-    fn receive_now(&mut self, _: &Pattern, _room: usize, _storage: &mut Vec<u8>) -> Receipt {
-        Receipt::Refused
+    fn receive_now(&mut self, _: &Pattern, _room: usize, _storage: &mut Vec<u8>) -> TryReceive {
+        TryReceive::Refused
     }
 
     /// Returns a message that matches the pattern, if one has arrived; does not advance.

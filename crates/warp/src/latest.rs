@@ -21,7 +21,7 @@ const ACK_TIMEOUT: f64 = 1.25;
 /// The weight of one copy in the measured loss.
 const LOSS_GAIN: f64 = 1.0 / 16.0;
 /// The most loss that the sender compensates with more copies.
-const MOST_LOSS: f64 = 0.9;
+const MAX_LOSS: f64 = 0.9;
 
 /// A copy of a value, to be sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -58,10 +58,10 @@ struct Slot<V> {
 
 /// The sender's slots for one destination.
 ///
-/// Call [`Slots::poll_send`] after [`Slots::write`] and [`Slots::handle_ack`], and at
-/// [`Slots::poll_timeout`], as often as the gate allows.
+/// Call [`LatestSender::poll_send`] after [`LatestSender::write`] and [`LatestSender::handle_ack`], and at
+/// [`LatestSender::poll_timeout`], as often as the gate allows.
 #[derive(Clone, Debug)]
-pub(crate) struct Slots<K, V> {
+pub(crate) struct LatestSender<K, V> {
     slots: BTreeMap<K, Slot<V>>,
     /// Unacknowledged keys by due time. An entry is stale if its slot is due at another time.
     queue: BTreeMap<(Instant, u64), K>,
@@ -74,7 +74,7 @@ pub(crate) struct Slots<K, V> {
     delay_ns: f64,
 }
 
-impl<K: Ord + Clone, V> Slots<K, V> {
+impl<K: Ord + Clone, V> LatestSender<K, V> {
     /// Creates an empty set of slots, for a destination with a feedback delay of `delay`.
     #[must_use]
     pub(crate) fn new(delay: Duration) -> Self {
@@ -122,7 +122,7 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         self.send(now, &key)
     }
 
-    /// Returns the key of the value that [`Slots::poll_send`] would return.
+    /// Returns the key of the value that [`LatestSender::poll_send`] would return.
     pub(crate) fn poll_key(&mut self, now: Instant) -> Option<&K> {
         self.expire(now);
         loop {
@@ -189,7 +189,7 @@ impl<K: Ord + Clone, V> Slots<K, V> {
         }
     }
 
-    /// Returns when to call [`Slots::poll_send`] next, unless a write or an acknowledgement comes
+    /// Returns when to call [`LatestSender::poll_send`] next, unless a write or an acknowledgement comes
     /// first.
     #[must_use]
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
@@ -231,7 +231,7 @@ impl<K: Ord + Clone, V> Slots<K, V> {
     /// Returns how long to wait for an acknowledgement before the next copy, in nanoseconds.
     fn resend_ns(&self) -> u64 {
         // Assumes the same loss in both directions.
-        let one_way = (1.0 - (1.0 - self.loss).sqrt()).min(MOST_LOSS);
+        let one_way = (1.0 - (1.0 - self.loss).sqrt()).min(MAX_LOSS);
         let copies = if one_way > 1e-3 { MISSING_LN / one_way.ln() } else { 1.0 };
         let wait = (WITHIN / copies).min(ACK_TIMEOUT);
         (wait * self.delay_ns).max(1.0) as u64

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::interfaces::{HostInterfaces, Moved, NotWhole, check_whole};
+use crate::interfaces::{CutError, HostInterfaces, RestoredInterface, check_cut};
 use crate::names::JobId;
 
 /// The jobs whose interfaces are on no NIC, and the changes of the switch under way.
@@ -12,7 +12,7 @@ pub(super) struct Migrations {
     /// Jobs whose interfaces are to be forgotten in this switch.
     leaving: Vec<JobId>,
     /// Old and new names of interfaces restored in this switch; `None` if it neither restores nor forgets any.
-    moved: Option<Vec<Moved>>,
+    moved: Option<Vec<RestoredInterface>>,
 }
 
 impl Migrations {
@@ -21,7 +21,7 @@ impl Migrations {
         &mut self,
         jobs: &[JobId],
         interfaces: &[HostInterfaces],
-    ) -> Vec<(JobId, NotWhole)> {
+    ) -> Vec<(JobId, CutError)> {
         let mut by_job: BTreeMap<JobId, Vec<&HostInterfaces>> = BTreeMap::new();
         for of in interfaces.iter().filter(|of| jobs.contains(&of.job)) {
             by_job.entry(of.job).or_default().push(of);
@@ -29,7 +29,7 @@ impl Migrations {
         self.leaving.clear();
         let mut stay = Vec::new();
         for (job, hosts) in by_job {
-            match check_whole(&hosts) {
+            match check_cut(&hosts) {
                 Ok(()) => self.leaving.push(job),
                 Err(why) => stay.push((job, why)),
             }
@@ -52,14 +52,14 @@ impl Migrations {
     }
 
     /// Notes where restored interfaces are.
-    pub(super) fn restored(&mut self, moved: &[Moved]) {
+    pub(super) fn restored(&mut self, moved: &[RestoredInterface]) {
         if let Some(all) = &mut self.moved {
             all.extend_from_slice(moved);
         }
     }
 
     /// Ends the switch, and returns where restored interfaces are; `None` if it neither forgot nor restored any.
-    pub(super) fn finish(&mut self) -> Option<Vec<Moved>> {
+    pub(super) fn finish(&mut self) -> Option<Vec<RestoredInterface>> {
         self.moved.take()
     }
 

@@ -1,8 +1,8 @@
 //! The gang scheduler's core: decides which order the daemons get next, and when. No I/O, no clock.
 //!
-//! After any `&mut self` call, carry out the order of [`Agenda::poll_order`] and hand its result to
-//! [`Agenda::handle_outcome`], until `poll_order` returns `None`. Then drain [`Agenda::poll_event`], and read
-//! [`Agenda::poll_timeout`] again. One order is outstanding at a time. `now` never decreases.
+//! After any `&mut self` call, carry out the order of [`SchedulerCore::poll_order`] and hand its result to
+//! [`SchedulerCore::handle_outcome`], until `poll_order` returns `None`. Then drain [`SchedulerCore::poll_event`], and
+//! read [`SchedulerCore::poll_timeout`] again. One order is outstanding at a time. `now` never decreases.
 
 mod early_wakeups;
 mod migrations;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use midplane_simhw::time::Instant;
 
 use crate::daemon::{Action, Launch, Outcome};
-use crate::interfaces::NotWhole;
+use crate::interfaces::CutError;
 use crate::names::{Epoch, JobId};
 use crate::schedule::{AdmitError, Policy, Request};
 use early_wakeups::EarlyWakeups;
@@ -31,7 +31,7 @@ pub enum Phases {
 
 /// Decides whether a job that also runs in the next slice is preempted at the end of its slice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum WithItself {
+pub enum PreemptWhenAlone {
     /// The job keeps running.
     Never,
     /// The job is stopped and started again, as in the paper's measurements.
@@ -41,7 +41,7 @@ pub enum WithItself {
     Alternately(NonZeroU32),
 }
 
-impl WithItself {
+impl PreemptWhenAlone {
     /// Returns whether the job is stopped after `slices` earlier slices.
     const fn is_stopped(self, slices: u32) -> bool {
         match self {
@@ -52,17 +52,17 @@ impl WithItself {
     }
 }
 
-/// Configuration of an [`Agenda`].
+/// Configuration of a [`SchedulerCore`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct AgendaConfig {
+pub struct SchedulerConfig {
     /// Length of a slice.
     pub slice: Duration,
     /// Number of orders in a switch.
     pub phases: Phases,
     /// Decides whether a job that also runs in the next slice is preempted.
-    pub with_itself: WithItself,
-    /// Run time of a job that is woken before its turn ([`Agenda::wake`]); zero disables early wake-ups.
-    pub visit: Duration,
+    pub preempt_when_alone: PreemptWhenAlone,
+    /// Run time of a job that is woken before its turn ([`SchedulerCore::wake`]); zero disables early wake-ups.
+    pub early_wakeup: Duration,
 }
 
 /// One switch of jobs, with the durations of its phases as the root measures them.
@@ -111,11 +111,11 @@ pub enum Event {
     /// The scheduler has switched jobs.
     Switched(Switch),
     /// A job has been removed from all nodes.
-    Gone(JobId),
+    Removed(JobId),
     /// A job was frozen, and the daemons have reported what its channels held. The epoch is the one that ended.
     Cut(JobId, Epoch),
     /// A job was stopped, but its Virtual Interfaces could not be saved, and stay on their NICs.
-    Stayed(JobId, NotWhole),
+    Stayed(JobId, CutError),
 }
 
 /// The order that the daemons got last.
@@ -135,9 +135,9 @@ enum Step {
 }
 
 /// The gang scheduler's core.
-pub struct Agenda<P> {
+pub struct SchedulerCore<P> {
     policy: Box<dyn Policy>,
-    config: AgendaConfig,
+    config: SchedulerConfig,
     jobs: BTreeMap<JobId, JobRecord<P>>,
     next_job: u32,
     /// Admitted jobs that have not been launched.
@@ -166,19 +166,19 @@ pub struct Agenda<P> {
     events: VecDeque<Event>,
 }
 
-impl<P> std::fmt::Debug for Agenda<P> {
+impl<P> std::fmt::Debug for SchedulerCore<P> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { running, phase, under_way, until, .. } = self;
-        let mut shown = f.debug_struct("Agenda");
+        let mut shown = f.debug_struct("SchedulerCore");
         shown.field("running", running).field("last", phase).field("under_way", under_way);
         shown.field("until", until).finish_non_exhaustive()
     }
 }
 
-impl<P: Clone> Agenda<P> {
+impl<P: Clone> SchedulerCore<P> {
     /// Creates a scheduler core without jobs.
     #[must_use]
-    pub fn new(policy: Box<dyn Policy>, config: AgendaConfig) -> Self {
+    pub fn new(policy: Box<dyn Policy>, config: SchedulerConfig) -> Self {
         Self {
             policy,
             config,
@@ -192,7 +192,7 @@ impl<P: Clone> Agenda<P> {
             slices: 0,
             until: None,
             lasts: config.slice,
-            early_wakeups: EarlyWakeups::new(config.visit),
+            early_wakeups: EarlyWakeups::new(config.early_wakeup),
             migrations: Migrations::default(),
             switch: None,
             phase: Step::Launch,
@@ -236,7 +236,7 @@ impl<P: Clone> Agenda<P> {
         }
         if self.fresh.contains(&job) {
             self.fresh.retain(|other| *other != job);
-            self.events.push_back(Event::Gone(job));
+            self.events.push_back(Event::Removed(job));
         } else {
             self.ended.push_back(job);
         }
@@ -249,9 +249,10 @@ impl<P: Clone> Agenda<P> {
         self.cuts.push_back(job);
     }
 
-    /// Wakes a job early: data has arrived for it from outside. If it is suspended, it runs for [`AgendaConfig::visit`]
-    /// in the middle of other jobs' slice, which continues afterwards. A slice is not interrupted before it has run for
-    /// [`AgendaConfig::visit`] itself, so early wake-ups take at most half of the time.
+    /// Wakes a job early: data has arrived for it from outside. If it is suspended, it runs for
+    /// [`SchedulerConfig::early_wakeup`] in the middle of other jobs' slice, which continues afterwards. A slice is not
+    /// interrupted before it has run for [`SchedulerConfig::early_wakeup`] itself, so early wake-ups take at most half
+    /// of the time.
     ///
     /// In dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995), a message wakes one process, depending on its
     /// priority. Here it wakes the whole gang, and the bound above replaces priorities.
@@ -274,7 +275,7 @@ impl<P: Clone> Agenda<P> {
             return;
         }
         match (self.phase, &mut self.switch) {
-            (Step::End(job), _) => self.events.push_back(Event::Gone(job)),
+            (Step::End(job), _) => self.events.push_back(Event::Removed(job)),
             (Step::Cut(job), _) => {
                 let epoch = self.jobs.get(&job).map(|record| record.epoch);
                 self.events.extend(epoch.map(|epoch| Event::Cut(job, epoch)));
@@ -321,7 +322,7 @@ impl<P: Clone> Agenda<P> {
         Some(action)
     }
 
-    /// Returns when to call [`Agenda::poll_order`] again, unless another call comes first.
+    /// Returns when to call [`SchedulerCore::poll_order`] again, unless another call comes first.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let until = self.until.filter(|_| !self.under_way)?;
@@ -433,11 +434,11 @@ impl<P: Clone> Agenda<P> {
             return None;
         }
         let before = std::mem::replace(&mut self.running, next.clone());
-        let with_itself = self.config.with_itself.is_stopped(self.slices);
+        let preempt_when_alone = self.config.preempt_when_alone.is_stopped(self.slices);
         self.slices = self.slices.wrapping_add(1);
-        let again = |job: &JobId| !with_itself && before.contains(job);
+        let again = |job: &JobId| !preempt_when_alone && before.contains(job);
         let started: Vec<JobId> = next.iter().filter(|job| !again(job)).copied().collect();
-        let stays = |job: &JobId| !with_itself && next.contains(job);
+        let stays = |job: &JobId| !preempt_when_alone && next.contains(job);
         let stopped: Vec<JobId> = before.iter().filter(|job| !stays(job)).copied().collect();
         self.early_wakeups.cancel(&next);
         self.lasts = self.config.slice;

@@ -1,10 +1,10 @@
 //! Random submissions, ends, cuts and early wake-ups, against nodes that check all orders.
 
 use super::*;
-use crate::interfaces::{HostInterfaces, Moved};
+use crate::interfaces::{HostInterfaces, RestoredInterface};
 use crate::schedule::{Placing, QueueTree};
 use midplane_simhw::id::{Incarnation, NodeId};
-use midplane_via::keeper::NicEnd;
+use midplane_via::checkpointer::NicEnd;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -69,7 +69,8 @@ impl Nodes {
                 outcome.moved = self.unjoined.iter().map(|job| moved(*job)).collect();
             }
             Action::Join { run, moved: told } => {
-                let come: Vec<Moved> = self.unjoined.iter().map(|job| moved(*job)).collect();
+                let come: Vec<RestoredInterface> =
+                    self.unjoined.iter().map(|job| moved(*job)).collect();
                 assert_eq!(*told, come, "the order names other places than the hosts reported");
                 self.unjoined.clear();
                 run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
@@ -87,7 +88,7 @@ impl Nodes {
                 self.unjoined.remove(job);
                 assert!(self.launched.remove(job).is_some(), "ended, but never launched");
             }
-            Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
+            Action::Save(_) | Action::Restore(_) | Action::Report | Action::Quit => {}
         }
         outcome
     }
@@ -109,42 +110,42 @@ impl Nodes {
 }
 
 /// Returns where the only interface of a job is.
-fn moved(job: JobId) -> Moved {
+fn moved(job: JobId) -> RestoredInterface {
     let vi = job.0 as u16;
-    let from = NicEnd { node: NodeId(0), life: Incarnation(1), vi, connection: 1 };
-    Moved { from, to: NicEnd { connection: 2, ..from }, taken: 0 }
+    let from = NicEnd { node: NodeId(0), incarnation: Incarnation(1), vi, connection: 1 };
+    RestoredInterface { from, to: NicEnd { connection: 2, ..from }, taken: 0 }
 }
 
 proptest! {
     #[test]
     fn no_node_runs_two_jobs_and_all_are_removed(
-        four: bool, with_itself in 0_u32..4, visit in 0_u64..12, ops in proptest::collection::vec(any_op(), 1..80),
+        four: bool, preempt_when_alone in 0_u32..4, early_wakeup in 0_u64..12, ops in proptest::collection::vec(any_op(), 1..80),
     ) {
         let phases = if four { Phases::Four } else { Phases::Two };
-        let with_itself = match (with_itself, NonZeroU32::new(with_itself / 2)) {
-            (0, _) => WithItself::Never,
-            (_, None) => WithItself::Always,
-            (_, Some(each)) => WithItself::Alternately(each),
+        let preempt_when_alone = match (preempt_when_alone, NonZeroU32::new(preempt_when_alone / 2)) {
+            (0, _) => PreemptWhenAlone::Never,
+            (_, None) => PreemptWhenAlone::Always,
+            (_, Some(each)) => PreemptWhenAlone::Alternately(each),
         };
-        let [slice, visit] = [10, visit].map(Duration::from_millis);
-        let config = AgendaConfig { slice, phases, with_itself, visit };
+        let [slice, early_wakeup] = [10, early_wakeup].map(Duration::from_millis);
+        let config = SchedulerConfig { slice, phases, preempt_when_alone, early_wakeup };
         let policy = Box::new(QueueTree::new(8, Placing::LeastLoaded));
-        let (mut agenda, mut nodes) = (Agenda::<()>::new(policy, config), Nodes::default());
+        let (mut scheduler_core, mut nodes) = (SchedulerCore::<()>::new(policy, config), Nodes::default());
         let (mut now, mut taken, mut gone) = (Instant::ZERO, BTreeSet::new(), BTreeSet::new());
-        let mut step = |agenda: &mut Agenda<()>, now, ended: Option<JobId>| {
-            while let Some(action) = agenda.poll_order(now) {
+        let mut step = |scheduler_core: &mut SchedulerCore<()>, now, ended: Option<JobId>| {
+            while let Some(action) = scheduler_core.poll_order(now) {
                 let outcome = nodes.carry_out(&action);
                 let ended = ended.into_iter().map(|job| (job, u16::MAX)).collect();
-                agenda.handle_outcome(now, &Outcome { ended, ..outcome });
+                scheduler_core.handle_outcome(now, &Outcome { ended, ..outcome });
             }
-            while let Some(event) = agenda.poll_event() {
+            while let Some(event) = scheduler_core.poll_event() {
                 match event {
-                    Event::Gone(job) => assert!(gone.insert(job), "gone twice"),
+                    Event::Removed(job) => assert!(gone.insert(job), "gone twice"),
                     Event::Stayed(job, _) => assert_eq!(job.0 % 3, 1, "its interfaces can be saved"),
                     Event::Switched(_) | Event::Cut(..) => {}
                 }
             }
-            let due = agenda.running().iter().copied().collect();
+            let due = scheduler_core.running().iter().copied().collect();
             assert_eq!(nodes.running, due, "the running jobs are not the slice's");
             gone.len()
         };
@@ -153,81 +154,89 @@ proptest! {
             match op {
                 Op::Submit(count, weight) => {
                     let request = Request { nodes: count, weight };
-                    taken.extend(agenda.submit(request, count, ()));
+                    taken.extend(scheduler_core.submit(request, count, ()));
                 }
                 Op::End(at) => {
                     if let Some(job) = nth(&taken, at) {
-                        agenda.end(now, job);
+                        scheduler_core.end(now, job);
                     }
                 }
                 Op::Cut(at) => {
                     if let Some(job) = nth(&taken, at) {
-                        agenda.cut(job);
+                        scheduler_core.cut(job);
                     }
                 }
                 Op::Wake(at) => {
                     if let Some(job) = nth(&taken, at) {
-                        agenda.wake(job);
+                        scheduler_core.wake(job);
                     }
                 }
                 Op::Pass(time) => {
                     now += Duration::from_millis(time);
-                    step(&mut agenda, now, None);
+                    step(&mut scheduler_core, now, None);
                 }
                 Op::Ended(at) => {
-                    step(&mut agenda, now, nth(&taken, at));
+                    step(&mut scheduler_core, now, nth(&taken, at));
                 }
             }
         }
         for job in taken.clone() {
-            agenda.end(now, job);
+            scheduler_core.end(now, job);
         }
-        prop_assert_eq!(step(&mut agenda, now, None), taken.len());
-        prop_assert!(agenda.is_idle() && agenda.running().is_empty());
+        prop_assert_eq!(step(&mut scheduler_core, now, None), taken.len());
+        prop_assert!(scheduler_core.is_idle() && scheduler_core.running().is_empty());
     }
 }
 
 /// Carries out all orders at once.
-fn settle(agenda: &mut Agenda<()>, now: Instant) {
-    while agenda.poll_order(now).is_some() {
-        agenda.handle_outcome(now, &Outcome::default());
+fn settle(scheduler_core: &mut SchedulerCore<()>, now: Instant) {
+    while scheduler_core.poll_order(now).is_some() {
+        scheduler_core.handle_outcome(now, &Outcome::default());
     }
-    while agenda.poll_event().is_some() {}
+    while scheduler_core.poll_event().is_some() {}
 }
 
 /// Submits `jobs` jobs of all nodes, with slices of 100 ms and early wake-ups of 10 ms; the first job runs.
-fn round(jobs: u8) -> (Agenda<()>, Vec<JobId>, Instant) {
-    let config = AgendaConfig {
+fn round(jobs: u8) -> (SchedulerCore<()>, Vec<JobId>, Instant) {
+    let config = SchedulerConfig {
         slice: Duration::from_millis(100),
         phases: Phases::Two,
-        with_itself: WithItself::Never,
-        visit: Duration::from_millis(10),
+        preempt_when_alone: PreemptWhenAlone::Never,
+        early_wakeup: Duration::from_millis(10),
     };
-    let mut agenda = Agenda::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
+    let mut scheduler_core =
+        SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
     let request = Request { nodes: 4, weight: 1 };
-    let jobs: Vec<JobId> = (0..jobs).map(|_| agenda.submit(request, 4, ()).unwrap()).collect();
+    let jobs: Vec<JobId> =
+        (0..jobs).map(|_| scheduler_core.submit(request, 4, ()).unwrap()).collect();
     let now = Instant::from_nanos(1);
-    settle(&mut agenda, now);
-    assert_eq!(agenda.running(), [jobs[0]]);
-    (agenda, jobs, now)
+    settle(&mut scheduler_core, now);
+    assert_eq!(scheduler_core.running(), [jobs[0]]);
+    (scheduler_core, jobs, now)
 }
 
 #[test]
 fn a_job_that_is_alone_is_stopped_in_stretches() {
     let slice = Duration::from_millis(100);
-    let with_itself = WithItself::Alternately(NonZeroU32::new(3).unwrap());
-    let config = AgendaConfig { slice, phases: Phases::Two, with_itself, visit: Duration::ZERO };
-    let mut agenda = Agenda::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
-    agenda.submit(Request { nodes: 4, weight: 1 }, 4, ()).unwrap();
+    let preempt_when_alone = PreemptWhenAlone::Alternately(NonZeroU32::new(3).unwrap());
+    let config = SchedulerConfig {
+        slice,
+        phases: Phases::Two,
+        preempt_when_alone,
+        early_wakeup: Duration::ZERO,
+    };
+    let mut scheduler_core =
+        SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
+    scheduler_core.submit(Request { nodes: 4, weight: 1 }, 4, ()).unwrap();
     let mut now = Instant::from_nanos(1);
-    settle(&mut agenda, now);
+    settle(&mut scheduler_core, now);
     let mut stopped = String::new();
     for _ in 0..13 {
         now += slice;
-        let ordered = agenda.poll_order(now);
+        let ordered = scheduler_core.poll_order(now);
         stopped.push(if ordered.is_some() { 's' } else { '-' });
-        agenda.handle_outcome(now, &Outcome::default());
-        settle(&mut agenda, now);
+        scheduler_core.handle_outcome(now, &Outcome::default());
+        settle(&mut scheduler_core, now);
     }
     // The first of the first three preemptions is the start of the job.
     assert_eq!(stopped, "ss---sss---ss");
@@ -235,62 +244,74 @@ fn a_job_that_is_alone_is_stopped_in_stretches() {
 
 #[test]
 fn a_woken_job_runs_within_one_visit_time_and_the_slice_continues() {
-    let (mut agenda, jobs, began) = round(3);
+    let (mut scheduler_core, jobs, began) = round(3);
     let at = |ms: u64| began + Duration::from_millis(ms);
-    agenda.wake(jobs[2]);
-    settle(&mut agenda, at(4));
-    assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[..1], Some(at(10))));
-    settle(&mut agenda, at(10));
-    assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[2..], Some(at(20))));
-    settle(&mut agenda, at(20));
+    scheduler_core.wake(jobs[2]);
+    settle(&mut scheduler_core, at(4));
+    assert_eq!(
+        (scheduler_core.running(), scheduler_core.poll_timeout()),
+        (&jobs[..1], Some(at(10)))
+    );
+    settle(&mut scheduler_core, at(10));
+    assert_eq!(
+        (scheduler_core.running(), scheduler_core.poll_timeout()),
+        (&jobs[2..], Some(at(20)))
+    );
+    settle(&mut scheduler_core, at(20));
     // 90 ms of the slice are left, and the order of turns is unchanged.
-    assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[..1], Some(at(110))));
+    assert_eq!(
+        (scheduler_core.running(), scheduler_core.poll_timeout()),
+        (&jobs[..1], Some(at(110)))
+    );
     for (time, turn) in [(110, 1), (210, 2), (310, 0)] {
-        settle(&mut agenda, at(time));
-        assert_eq!(agenda.running(), [jobs[turn]]);
+        settle(&mut scheduler_core, at(time));
+        assert_eq!(scheduler_core.running(), [jobs[turn]]);
     }
 }
 
 #[test]
 fn early_wakeups_end_with_their_job_and_skip_ended_jobs() {
-    let (mut agenda, jobs, began) = round(2);
+    let (mut scheduler_core, jobs, began) = round(2);
     let at = |ms: u64| began + Duration::from_millis(ms);
-    agenda.wake(jobs[1]);
-    settle(&mut agenda, at(50));
-    assert_eq!(agenda.running(), [jobs[1]]);
-    agenda.end(at(52), jobs[1]);
-    settle(&mut agenda, at(52));
-    assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[..1], Some(at(102))));
-    agenda.end(at(53), jobs[0]);
-    agenda.wake(jobs[1]);
-    settle(&mut agenda, at(53));
-    assert!(agenda.is_idle() && agenda.running().is_empty());
+    scheduler_core.wake(jobs[1]);
+    settle(&mut scheduler_core, at(50));
+    assert_eq!(scheduler_core.running(), [jobs[1]]);
+    scheduler_core.end(at(52), jobs[1]);
+    settle(&mut scheduler_core, at(52));
+    assert_eq!(
+        (scheduler_core.running(), scheduler_core.poll_timeout()),
+        (&jobs[..1], Some(at(102)))
+    );
+    scheduler_core.end(at(53), jobs[0]);
+    scheduler_core.wake(jobs[1]);
+    settle(&mut scheduler_core, at(53));
+    assert!(scheduler_core.is_idle() && scheduler_core.running().is_empty());
 }
 
 /// A woken job that ends before it has started returns its time to the slice at once.
 #[test]
 fn a_woken_job_that_ends_before_it_starts_returns_the_slice() {
-    let (mut agenda, jobs, began) = round(3);
+    let (mut scheduler_core, jobs, began) = round(3);
     let now = began + Duration::from_millis(50);
-    agenda.wake(jobs[1]);
-    assert_eq!(agenda.poll_order(now), Some(Action::Leave(vec![jobs[0]])));
+    scheduler_core.wake(jobs[1]);
+    assert_eq!(scheduler_core.poll_order(now), Some(Action::Leave(vec![jobs[0]])));
     let ended = vec![(jobs[1], 4)];
-    agenda.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
-    settle(&mut agenda, now);
-    assert_eq!(agenda.running(), [jobs[0]]);
-    assert_eq!(agenda.poll_timeout(), Some(began + Duration::from_millis(100)));
+    scheduler_core.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
+    settle(&mut scheduler_core, now);
+    assert_eq!(scheduler_core.running(), [jobs[0]]);
+    assert_eq!(scheduler_core.poll_timeout(), Some(began + Duration::from_millis(100)));
 }
 
 #[test]
 fn a_job_woken_again_and_again_takes_at_most_half_of_the_time() {
-    let (mut agenda, jobs, began) = round(3);
+    let (mut scheduler_core, jobs, began) = round(3);
     let (mut now, mut ran) = (began, [Duration::ZERO; 3]);
     while now < began + Duration::from_secs(30) {
-        agenda.wake(jobs[2]);
+        scheduler_core.wake(jobs[2]);
         let step = Duration::from_micros(500);
         now += step;
-        settle(&mut agenda, now);
-        for job in agenda.running() {
+        settle(&mut scheduler_core, now);
+        for job in scheduler_core.running() {
             ran[job.0 as usize - 1] += step;
         }
     }

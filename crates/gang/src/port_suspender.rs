@@ -14,12 +14,12 @@ use crate::controller::ControlError;
 
 /// A daemon's port whose commands suspend and resume other ports.
 #[derive(Debug)]
-pub struct Warden {
+pub struct PortSuspender {
     port: Port,
 }
 
-impl Warden {
-    /// Opens the port that the NIC's [`GangConfig::warden`](crate::GangConfig::warden) names.
+impl PortSuspender {
+    /// Opens the port that the NIC's [`GangConfig::port_suspender`](crate::GangConfig::port_suspender) names.
     ///
     /// # Errors
     /// [`ControlError::Open`] if the NIC has no free port, or another process has this one.
@@ -48,7 +48,7 @@ impl Warden {
     ///
     /// # Cancel safety
     /// None: the next command would receive this one's completion.
-    pub async fn stop(&mut self, port: PortId) -> Result<(), ControlError> {
+    pub async fn suspend(&mut self, port: PortId) -> Result<(), ControlError> {
         self.ask("stop a port", STOP_PORT, port).await
     }
 

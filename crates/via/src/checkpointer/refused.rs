@@ -1,15 +1,15 @@
-//! The reasons for which a NIC refuses a keeper's command.
+//! The reasons for which a NIC refuses a checkpointer's command.
 
 use thiserror::Error;
 
-/// Why a NIC refused a keeper's command.
+/// Why a NIC refused a checkpointer's command.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Refused {
     /// The command did not come from the port that the NIC's configuration names.
-    #[error("only the keeper's port may do that")]
-    NotKeeper = 1,
+    #[error("only the checkpointer's port may do that")]
+    NotCheckpointer = 1,
     /// The process behind the port is not suspended.
     #[error("the process runs: stop its port first")]
     Running = 2,
@@ -47,8 +47,8 @@ pub enum Refused {
     /// The data is no valid encoding.
     #[error("the data is damaged, or contradicts itself")]
     Malformed = 12,
-    /// The keeper's own memory can't be read or written.
-    #[error("the keeper's memory can't be read or written")]
+    /// The checkpointer's own memory can't be read or written.
+    #[error("the checkpointer's memory can't be read or written")]
     Scratch = 13,
     /// These are not the interfaces that were restored, or they were joined before.
     #[error("these are not the interfaces that were restored, or they were joined already")]
@@ -65,7 +65,7 @@ pub enum Refused {
 
 impl Refused {
     const ALL: [Self; 15] = [
-        Self::NotKeeper,
+        Self::NotCheckpointer,
         Self::Running,
         Self::Connecting,
         Self::Direct,

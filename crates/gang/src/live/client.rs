@@ -27,7 +27,7 @@ const PART: usize = 16 << 10;
 /// Why a front end has no answer.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum FrontError {
+pub enum ClientError {
     /// No daemon serves the socket.
     #[error("{}: no daemon answers ({error}); start `midplane gang daemon`, or name its --socket", path.display())]
     NoDaemon {
@@ -69,26 +69,26 @@ pub struct Output {
     pub to_error: bool,
 }
 
-async fn connect(socket: &Path) -> Result<(Sender, Receiver), FrontError> {
+async fn connect(socket: &Path) -> Result<(Sender, Receiver), ClientError> {
     let stream = UnixStream::connect(socket).await;
-    let no_daemon = |error| FrontError::NoDaemon { path: socket.to_owned(), error };
+    let no_daemon = |error| ClientError::NoDaemon { path: socket.to_owned(), error };
     Ok(link::local(stream.map_err(no_daemon)?))
 }
 
 /// Asks the daemon for something that it answers once.
 ///
 /// # Errors
-/// [`FrontError`].
+/// [`ClientError`].
 ///
 /// # Cancel safety
 /// Dropped after its first poll, the daemon may do it all the same.
-pub async fn ask(socket: &Path, request: &Request) -> Result<Reply, FrontError> {
+pub async fn ask(socket: &Path, request: &Request) -> Result<Reply, ClientError> {
     let (mut sender, mut receiver) = connect(socket).await?;
-    sender.send(&Frame::message(request)).await.map_err(|_| FrontError::Gone)?;
+    sender.send(&Frame::message(request)).await.map_err(|_| ClientError::Gone)?;
     match receiver.message::<Reply>().await {
-        Ok(Some(Reply::Refused(why))) => Err(FrontError::Refused(why)),
+        Ok(Some(Reply::Refused(why))) => Err(ClientError::Refused(why)),
         Ok(Some(reply)) => Ok(reply),
-        _ => Err(FrontError::Gone),
+        _ => Err(ClientError::Gone),
     }
 }
 
@@ -123,12 +123,12 @@ impl Drop for Raw {
 /// Ctrl-C goes to the job; twice within a second ends it. When this is dropped, the job is ended.
 ///
 /// # Errors
-/// [`FrontError`].
+/// [`ClientError`].
 pub async fn run(
     socket: &Path,
     options: RunOptions,
     taken: impl FnOnce(JobId),
-) -> Result<Over, FrontError> {
+) -> Result<Over, ClientError> {
     let RunOptions { ranks, weight, program, output } = options;
     let terminal = program.terminal.is_some();
     attend(socket, Request::Run { ranks, weight, program }, terminal, output, taken).await
@@ -138,7 +138,7 @@ pub async fn run(
 /// no terminal.
 ///
 /// # Errors
-/// [`FrontError`]; `Refused` says what is wrong with the checkpoint, and where.
+/// [`ClientError`]; `Refused` says what is wrong with the checkpoint, and where.
 ///
 /// # Cancel safety
 /// Dropped, the job is ended.
@@ -148,7 +148,7 @@ pub async fn restore(
     weight: u8,
     output: Output,
     taken: impl FnOnce(JobId),
-) -> Result<Over, FrontError> {
+) -> Result<Over, ClientError> {
     let folder = std::path::absolute(folder)?.into_os_string().into_vec();
     attend(socket, Request::Restore { folder, weight }, false, output, taken).await
 }
@@ -157,7 +157,7 @@ pub async fn restore(
 /// ends then. Waits until all ranks have come to a point where they can be saved, and it is on the disk.
 ///
 /// # Errors
-/// [`FrontError`]; `Refused` says why it was not saved: it goes on then.
+/// [`ClientError`]; `Refused` says why it was not saved: it goes on then.
 ///
 /// # Cancel safety
 /// Dropped after its first poll, the daemon may save the job all the same.
@@ -166,11 +166,11 @@ pub async fn checkpoint(
     job: JobId,
     folder: &Path,
     end: bool,
-) -> Result<Saved, FrontError> {
+) -> Result<Saved, ClientError> {
     let folder = std::path::absolute(folder)?.into_os_string().into_vec();
     match ask(socket, &Request::Checkpoint { job, folder, end }).await? {
         Reply::Saved(saved) => Ok(saved),
-        _ => Err(FrontError::Gone),
+        _ => Err(ClientError::Gone),
     }
 }
 
@@ -181,13 +181,13 @@ async fn attend(
     terminal: bool,
     output: Output,
     taken: impl FnOnce(JobId),
-) -> Result<Over, FrontError> {
+) -> Result<Over, ClientError> {
     let (mut sender, mut receiver) = connect(socket).await?;
-    sender.send(&Frame::message(&request)).await.map_err(|_| FrontError::Gone)?;
+    sender.send(&Frame::message(&request)).await.map_err(|_| ClientError::Gone)?;
     let job = match receiver.message().await {
         Ok(Some(Reply::Accepted(job))) => job,
-        Ok(Some(Reply::Refused(why))) => return Err(FrontError::Refused(why)),
-        _ => return Err(FrontError::Gone),
+        Ok(Some(Reply::Refused(why))) => return Err(ClientError::Refused(why)),
+        _ => return Err(ClientError::Gone),
     };
     taken(job);
     let _raw = if terminal { Raw::begin() } else { None };
@@ -207,7 +207,7 @@ async fn forward(
     sender: &mut Sender,
     job: JobId,
     ended: &mut mpsc::Receiver<Option<Over>>,
-) -> Result<Over, FrontError> {
+) -> Result<Over, ClientError> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
@@ -218,7 +218,7 @@ async fn forward(
     let mut interrupted: Option<Instant> = None;
     loop {
         let request = tokio::select! {
-            over = ended.recv() => return over.flatten().ok_or(FrontError::Gone),
+            over = ended.recv() => return over.flatten().ok_or(ClientError::Gone),
             _ = interrupt.recv() => {
                 let before = interrupted.replace(now());
                 let twice = before.is_some_and(|at| now().nanos_since(at) < TWICE.as_nanos() as u64);

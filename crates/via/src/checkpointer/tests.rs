@@ -1,5 +1,5 @@
-//! Refusals of a keeper's commands. The keeper's port also stops other ports: both kinds of commands are in one
-//! ring, so that nothing happens between two of them.
+//! Refusals of a checkpointer's commands. The checkpointer's port also stops other ports: both kinds of commands are in
+//! one ring, so that nothing happens between two of them.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl Extension for Stopper {
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
             0 => nic.resume_port(command.port),
-            _ => nic.stop_port(command.port),
+            _ => nic.suspend_port(command.port),
         }
         let Command { opcode, cookie, .. } = command;
         let done = Completion { opcode, cookie, ..Completion::default() };
@@ -59,11 +59,11 @@ fn stopper(opcode: u8, port: PortId) -> Command {
     Command { extension: STOPPER, opcode, port, ..Command::default() }
 }
 
-/// Two processes on two NICs, connected, and the keeper of the first one's NIC.
+/// Two processes on two NICs, connected, and the checkpointer of the first one's NIC.
 struct Scene {
     nics: [Nic; 2],
     vis: [ViId; 2],
-    keeper: Keeper,
+    checkpointer: Checkpointer,
 }
 
 impl Scene {
@@ -85,8 +85,8 @@ impl Scene {
         for (nic, ticket) in nics.iter_mut().zip(&tickets) {
             nic.finish(ticket).await.unwrap();
         }
-        let keeper = Keeper::open(&hosts[0], KEEPER).unwrap();
-        Self { nics, vis: [vis[0], vis[1]], keeper }
+        let checkpointer = Checkpointer::open(&hosts[0], KEEPER).unwrap();
+        Self { nics, vis: [vis[0], vis[1]], checkpointer }
     }
 
     fn port(&self) -> PortId {
@@ -94,19 +94,19 @@ impl Scene {
     }
 
     async fn stop(&mut self) {
-        self.keeper.port.submit(&stopper(1, self.port())).unwrap();
-        self.keeper.port.completion().await.unwrap();
+        self.checkpointer.port.submit(&stopper(1, self.port())).unwrap();
+        self.checkpointer.port.completion().await.unwrap();
     }
 
     async fn resume(&mut self) {
-        self.keeper.port.submit(&stopper(0, self.port())).unwrap();
-        self.keeper.port.completion().await.unwrap();
+        self.checkpointer.port.submit(&stopper(0, self.port())).unwrap();
+        self.checkpointer.port.completion().await.unwrap();
     }
 
     /// Returns the NIC's refusal of a command with that memory.
     async fn refused(&mut self, command: Command, region: RegionRef) -> Refused {
-        self.keeper.port.submit(&Command { region, ..command }).unwrap();
-        let answer = self.keeper.port.completion().await.unwrap();
+        self.checkpointer.port.submit(&Command { region, ..command }).unwrap();
+        let answer = self.checkpointer.port.completion().await.unwrap();
         assert_eq!(answer.status, Status::Refused);
         Refused::of(answer.args[0])
     }
@@ -120,7 +120,7 @@ fn play<F: Future<Output = ()> + Send + 'static>(
     let star = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 20)));
     let mut world = World::new(&star, NicProfile { mtu: 600, ..NicProfile::MODERN }, 1, |_, _| {
         let mut unit = Unit::default();
-        unit.install(VIA, Via::new(ViaConfig::default().keeper(KEEPER))).unwrap();
+        unit.install(VIA, Via::new(ViaConfig::default().checkpointer(KEEPER))).unwrap();
         unit.install(STOPPER, Stopper).unwrap();
         unit
     });
@@ -132,9 +132,9 @@ fn play<F: Future<Output = ()> + Send + 'static>(
     done.expect("nothing waits for ever");
 }
 
-fn why<T: std::fmt::Debug>(result: Result<T, KeepError>) -> (Refused, Option<u16>) {
+fn why<T: std::fmt::Debug>(result: Result<T, CheckpointerError>) -> (Refused, Option<u16>) {
     match result.unwrap_err() {
-        KeepError::Refused { why, vi, .. } => (why, vi),
+        CheckpointerError::Refused { why, vi, .. } => (why, vi),
         other => panic!("{other}"),
     }
 }
@@ -149,7 +149,7 @@ fn an_interface_past_the_nic_is_not_saved() {
         let create = Command { args: [first, second, 0], ..about(PortId(0), CREATE, 0) };
         let vi = scene.nics[0].call(create).await.unwrap().port.0;
         scene.stop().await;
-        assert_eq!(why(scene.keeper.save(port).await), (Refused::Direct, Some(vi)));
+        assert_eq!(why(scene.checkpointer.save(port).await), (Refused::Direct, Some(vi)));
     });
 }
 
@@ -164,33 +164,33 @@ fn what_was_just_withdrawn_is_asked_for_again() {
             scene.nics[0].post_send(scene.vis[0], descriptor).unwrap();
         }
         // Its frames are on their way, and most have not been sent.
-        let first = scene.keeper.ask("wait", order(SAVE, port), 0).await;
+        let first = scene.checkpointer.ask("wait", order(SAVE, port), 0).await;
         assert_eq!(why(first), (Refused::Running, None));
-        scene.keeper.port.post(&stopper(1, port)).unwrap();
-        let save = Command { region: scene.keeper.scratch.whole(), ..order(SAVE, port) };
-        scene.keeper.port.submit(&save).unwrap();
-        scene.keeper.port.completion().await.unwrap();
-        let answer = scene.keeper.port.completion().await.unwrap();
+        scene.checkpointer.port.post(&stopper(1, port)).unwrap();
+        let save = Command { region: scene.checkpointer.scratch.whole(), ..order(SAVE, port) };
+        scene.checkpointer.port.submit(&save).unwrap();
+        scene.checkpointer.port.completion().await.unwrap();
+        let answer = scene.checkpointer.port.completion().await.unwrap();
         assert_eq!(answer.status, Status::Refused);
         assert_eq!(Refused::of(answer.args[0]), Refused::Unsteady);
-        let saved = scene.keeper.save(port).await.unwrap();
+        let saved = scene.checkpointer.save(port).await.unwrap();
         assert!(saved.context.vis[0].withdrawn > 0);
         assert_eq!(saved.context.vis[0].sends.len(), 4);
     });
 }
 
 #[test]
-fn memory_that_the_keeper_has_not_is_not_touched() {
+fn memory_that_the_checkpointer_has_not_is_not_touched() {
     play(Reliability::ReliableDelivery, |mut scene| async move {
         let port = scene.port();
         scene.stop().await;
-        let saved = scene.keeper.save(port).await.unwrap();
-        let whole = scene.keeper.scratch.whole();
+        let saved = scene.checkpointer.save(port).await.unwrap();
+        let whole = scene.checkpointer.scratch.whole();
         let nobodys = RegionRef { generation: whole.generation ^ 1, ..whole };
         for opcode in [SAVE, FORGET, RESTORE, JOIN] {
             assert_eq!(scene.refused(order(opcode, port), nobodys).await, Refused::Scratch);
         }
-        assert_eq!(scene.keeper.save(port).await.unwrap(), saved);
+        assert_eq!(scene.checkpointer.save(port).await.unwrap(), saved);
     });
 }
 
@@ -199,26 +199,26 @@ fn orders_that_make_no_sense_are_refused() {
     play(Reliability::ReliableDelivery, |mut scene| async move {
         let port = scene.port();
         scene.stop().await;
-        let saved = scene.keeper.save(port).await.unwrap();
+        let saved = scene.checkpointer.save(port).await.unwrap();
         let nowhere = Command { args: [1 << 16, 0, 0], ..order(SAVE, port) };
-        let whole = scene.keeper.scratch.whole();
+        let whole = scene.checkpointer.scratch.whole();
         assert_eq!(scene.refused(nowhere, whole).await, Refused::Malformed);
-        scene.keeper.put(&[0xff; 64]).unwrap();
-        let noise = scene.keeper.scratch.range(0, 64).unwrap();
+        scene.checkpointer.put(&[0xff; 64]).unwrap();
+        let noise = scene.checkpointer.scratch.range(0, 64).unwrap();
         for opcode in [RESTORE, JOIN] {
             assert_eq!(scene.refused(order(opcode, port), noise).await, Refused::Malformed);
         }
-        // A context that the keeper's own checks would reject.
-        scene.keeper.forget(port, &saved).await.unwrap();
+        // A context that the checkpointer's own checks would reject.
+        scene.checkpointer.forget(port, &saved).await.unwrap();
         let mut wrong = saved.context.clone().with_peers(|_, _| Ok::<_, ()>(())).unwrap();
         wrong.vis[0].cut = 7;
         let none: Option<Vec<MappedMemory>> = None;
         let bytes = wire::encode_long(&(wrong, none)).unwrap();
-        scene.keeper.put(&bytes).unwrap();
-        let region = scene.keeper.scratch.range(0, bytes.len()).unwrap();
+        scene.checkpointer.put(&bytes).unwrap();
+        let region = scene.checkpointer.scratch.range(0, bytes.len()).unwrap();
         assert_eq!(scene.refused(order(RESTORE, port), region).await, Refused::Malformed);
-        assert_eq!(scene.keeper.save(port).await.unwrap().context.vis, []);
-        let ends = scene.keeper.restore(port, &saved.context, None).await.unwrap();
+        assert_eq!(scene.checkpointer.save(port).await.unwrap().context.vis, []);
+        let ends = scene.checkpointer.restore(port, &saved.context, None).await.unwrap();
         assert_eq!(ends.len(), 1);
     });
 }
@@ -228,23 +228,29 @@ fn what_was_not_restored_is_neither_joined_nor_taken_back_nor_saved() {
     play(Reliability::ReliableDelivery, |mut scene| async move {
         let port = scene.port();
         scene.stop().await;
-        let saved = scene.keeper.save(port).await.unwrap();
+        let saved = scene.checkpointer.save(port).await.unwrap();
         let vi = saved.context.vis[0].name;
         let end = saved.context.vis[0].link.as_ref().unwrap().peer;
         let joined = [Joined { name: vi, end, taken: 0 }];
-        assert_eq!(why(scene.keeper.join(port, &joined).await), (Refused::NotRestored, None));
-        assert_eq!(why(scene.keeper.take_back(port).await), (Refused::NotRestored, None));
-        assert_eq!(scene.keeper.save(port).await.unwrap(), saved);
+        assert_eq!(why(scene.checkpointer.join(port, &joined).await), (Refused::NotRestored, None));
+        assert_eq!(
+            why(scene.checkpointer.discard_restored(port).await),
+            (Refused::NotRestored, None)
+        );
+        assert_eq!(scene.checkpointer.save(port).await.unwrap(), saved);
 
-        scene.keeper.forget(port, &saved).await.unwrap();
-        scene.keeper.restore(port, &saved.context, None).await.unwrap();
-        assert_eq!(why(scene.keeper.save(port).await), (Refused::NotRestored, Some(vi)));
+        scene.checkpointer.forget(port, &saved).await.unwrap();
+        scene.checkpointer.restore(port, &saved.context, None).await.unwrap();
+        assert_eq!(why(scene.checkpointer.save(port).await), (Refused::NotRestored, Some(vi)));
         let another = [Joined { name: vi + 1, ..joined[0] }];
         for wrong in [&another[..], &[]] {
-            assert_eq!(why(scene.keeper.join(port, wrong).await), (Refused::NotRestored, None));
+            assert_eq!(
+                why(scene.checkpointer.join(port, wrong).await),
+                (Refused::NotRestored, None)
+            );
         }
-        scene.keeper.join(port, &joined).await.unwrap();
-        assert_eq!(why(scene.keeper.join(port, &joined).await), (Refused::NotRestored, None));
+        scene.checkpointer.join(port, &joined).await.unwrap();
+        assert_eq!(why(scene.checkpointer.join(port, &joined).await), (Refused::NotRestored, None));
         scene.resume().await;
     });
 }

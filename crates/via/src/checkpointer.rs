@@ -1,11 +1,11 @@
 //! A daemon's access to the interfaces of other processes. It saves the interfaces of a suspended process,
 //! removes them from the NIC, and restores them there or on another NIC.
 //!
-//! To preempt a job, a daemon first suspends all its processes. It then [saves](Keeper::save) each one's
+//! To preempt a job, a daemon first suspends all its processes. It then [saves](Checkpointer::save) each one's
 //! interfaces, names the ends of connections by rank ([`PortContext::with_peers`]), checks the cut
-//! ([`check_cut`](crate::context::check_cut)), and [removes](Keeper::forget) the interfaces from the NICs. To
-//! put the job back, it [restores](Keeper::restore) every process's interfaces, [joins](Keeper::join) all with
-//! their other ends, and resumes the processes. `midplane-gang` does that for a job.
+//! ([`check_cut`](crate::context::check_cut)), and [removes](Checkpointer::forget) the interfaces from the NICs. To
+//! put the job back, it [restores](Checkpointer::restore) every process's interfaces, [joins](Checkpointer::join) all
+//! with their other ends, and resumes the processes. `midplane-gang` does that for a job.
 
 mod refused;
 
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::command::{FORGET, JOIN, RESTORE, SAVE, about};
-use crate::context::{MemoryName, PortContext, Wrong};
+use crate::context::{Inconsistency, MemoryName, PortContext};
 
 pub use refused::Refused;
 
@@ -36,7 +36,7 @@ pub struct NicEnd {
     /// The node.
     pub node: NodeId,
     /// The node's incarnation.
-    pub life: Incarnation,
+    pub incarnation: Incarnation,
     /// The NIC's number of the interface.
     pub vi: u16,
     /// The NIC's number of the connection, or of the interface's next one.
@@ -74,7 +74,7 @@ pub struct MappedMemory {
     pub bytes: u32,
 }
 
-/// A keeper's request to the NIC to restore interfaces.
+/// A checkpointer's request to the NIC to restore interfaces.
 #[derive(Debug, Deserialize)]
 pub(crate) struct RestoreRequest {
     pub(crate) context: PortContext<()>,
@@ -82,11 +82,11 @@ pub(crate) struct RestoreRequest {
     pub(crate) memory: Option<Vec<MappedMemory>>,
 }
 
-/// Why a keeper could not do what it was asked to.
+/// Why a checkpointer could not do what it was asked to.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
-pub enum KeepError {
-    /// The keeper's port could not be opened.
+pub enum CheckpointerError {
+    /// The checkpointer's port could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The NIC has no room for the saved state.
@@ -97,7 +97,7 @@ pub enum KeepError {
     Closed(#[from] PortClosed),
     /// The context is inconsistent; nothing was restored.
     #[error(transparent)]
-    Wrong(#[from] Wrong),
+    Inconsistency(#[from] Inconsistency),
     /// The context is longer than a gigabyte.
     #[error("the context is longer than a NIC accepts: close interfaces first")]
     TooLong,
@@ -137,7 +137,7 @@ impl std::fmt::Display for Of<'_> {
     }
 }
 
-impl From<PostError> for KeepError {
+impl From<PostError> for CheckpointerError {
     fn from(_: PostError) -> Self {
         Self::Closed(PortClosed)
     }
@@ -145,17 +145,17 @@ impl From<PostError> for KeepError {
 
 /// A daemon's access to the interfaces on a NIC.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct Checkpointer {
     port: Port,
     scratch: Region,
 }
 
-impl Keeper {
-    /// Opens the port that the NIC's [`ViaConfig::keeper`](crate::firmware::ViaConfig::keeper) names.
+impl Checkpointer {
+    /// Opens the port that the NIC's [`ViaConfig::checkpointer`](crate::firmware::ViaConfig::checkpointer) names.
     ///
     /// # Errors
-    /// [`KeepError::Open`] if another process has it open.
-    pub fn open(host: &impl Host, number: PortId) -> Result<Self, KeepError> {
+    /// [`CheckpointerError::Open`] if another process has it open.
+    pub fn open(host: &impl Host, number: PortId) -> Result<Self, CheckpointerError> {
         let mut port = host.open_port_with(PortOptions::default().depth(4).number(number))?;
         let scratch = port.register(SCRATCH)?;
         Ok(Self { port, scratch })
@@ -166,7 +166,7 @@ impl Keeper {
         what: &'static str,
         command: Command,
         length: usize,
-    ) -> Result<Completion, KeepError> {
+    ) -> Result<Completion, CheckpointerError> {
         let region = self.scratch.range(0, length).unwrap_or_else(|| self.scratch.whole());
         self.port.submit(&Command { region, ..command })?;
         let completion = self.port.completion().await?;
@@ -175,18 +175,18 @@ impl Keeper {
         }
         let [code, vi, ..] = completion.args;
         let vi = u16::try_from(vi.wrapping_sub(1)).ok();
-        Err(KeepError::Refused { what, why: Refused::of(code), vi })
+        Err(CheckpointerError::Refused { what, why: Refused::of(code), vi })
     }
 
     /// Enlarges the scratch region to at least `bytes`.
-    fn reserve(&mut self, bytes: usize) -> Result<(), KeepError> {
+    fn reserve(&mut self, bytes: usize) -> Result<(), CheckpointerError> {
         if bytes > self.scratch.len() {
             self.scratch = self.port.register(bytes.next_power_of_two())?;
         }
         Ok(())
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<(), KeepError> {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), CheckpointerError> {
         self.reserve(bytes.len())?;
         self.scratch.write(0, bytes).expect("the scratch region was enlarged before");
         Ok(())
@@ -196,18 +196,20 @@ impl Keeper {
     /// interfaces.
     ///
     /// # Errors
-    /// [`KeepError::Refused`] says what can't be saved now.
+    /// [`CheckpointerError::Refused`] says what can't be saved now.
     ///
     /// # Cancel safety
     /// None: if dropped, the next command would take this one's answer for its own.
-    pub async fn save(&mut self, port: PortId) -> Result<SavedPort, KeepError> {
+    pub async fn save(&mut self, port: PortId) -> Result<SavedPort, CheckpointerError> {
         const WHAT: &str = "save a process's interfaces";
         let mut tries = 0;
         loop {
             let length = self.scratch.len();
             let answer = self.ask(WHAT, order(SAVE, port), length).await;
             match answer {
-                Err(KeepError::Refused { why: Refused::Unsteady, .. }) if tries < SAVE_ATTEMPTS => {
+                Err(CheckpointerError::Refused { why: Refused::Unsteady, .. })
+                    if tries < SAVE_ATTEMPTS =>
+                {
                     tries += 1;
                 }
                 Err(error) => return Err(error),
@@ -218,9 +220,12 @@ impl Keeper {
                         continue;
                     }
                     let mut saved = vec![0; bytes];
-                    self.scratch.read(0, &mut saved).map_err(|_| KeepError::TooLong)?;
-                    let damaged =
-                        KeepError::Refused { what: WHAT, why: Refused::Malformed, vi: None };
+                    self.scratch.read(0, &mut saved).map_err(|_| CheckpointerError::TooLong)?;
+                    let damaged = CheckpointerError::Refused {
+                        what: WHAT,
+                        why: Refused::Malformed,
+                        vi: None,
+                    };
                     return wire::decode_long(&saved).map_err(|_| damaged);
                 }
             }
@@ -234,9 +239,13 @@ impl Keeper {
     /// [`Refused::Changed`] if they have changed.
     ///
     /// # Cancel safety
-    /// As [`Keeper::save`].
-    pub async fn forget(&mut self, port: PortId, saved: &SavedPort) -> Result<(), KeepError> {
-        let bytes = wire::encode_long(saved).map_err(|_| KeepError::TooLong)?;
+    /// As [`Checkpointer::save`].
+    pub async fn forget(
+        &mut self,
+        port: PortId,
+        saved: &SavedPort,
+    ) -> Result<(), CheckpointerError> {
+        let bytes = wire::encode_long(saved).map_err(|_| CheckpointerError::TooLong)?;
         self.put(&bytes)?;
         self.ask("forget a process's interfaces", order(FORGET, port), bytes.len()).await?;
         Ok(())
@@ -248,8 +257,8 @@ impl Keeper {
     /// [`Refused::NotRestored`] if they were joined.
     ///
     /// # Cancel safety
-    /// As [`Keeper::save`].
-    pub async fn take_back(&mut self, port: PortId) -> Result<(), KeepError> {
+    /// As [`Checkpointer::save`].
+    pub async fn discard_restored(&mut self, port: PortId) -> Result<(), CheckpointerError> {
         let forget = Command { args: [port.0.into(), 1, 0], ..order(FORGET, port) };
         self.ask("take back what was restored", forget, 0).await?;
         Ok(())
@@ -258,30 +267,31 @@ impl Keeper {
     /// Restores interfaces for the process behind a port, which must be suspended and have none. `memory` tells
     /// where the process's memory is now ([`Nic::memory_map`](crate::nic::Nic::memory_map)); `None` if the
     /// interfaces were saved from this very port. Returns the NIC's numbers of them, in order. They are usable
-    /// only after [`Keeper::join`].
+    /// only after [`Checkpointer::join`].
     ///
     /// # Errors
-    /// [`KeepError`]; nothing has changed then.
+    /// [`CheckpointerError`]; nothing has changed then.
     ///
     /// # Cancel safety
-    /// As [`Keeper::save`].
+    /// As [`Checkpointer::save`].
     pub async fn restore<P: Clone>(
         &mut self,
         port: PortId,
         context: &PortContext<P>,
         memory: Option<&[MappedMemory]>,
-    ) -> Result<Vec<NicEnd>, KeepError> {
+    ) -> Result<Vec<NicEnd>, CheckpointerError> {
         context.validate()?;
         if let Some(memory) = memory {
             check_memory(context, memory)?;
         }
-        let nameless = context.clone().with_peers(|_, _| Ok::<_, KeepError>(()))?;
-        let bytes = wire::encode_long(&(nameless, memory)).map_err(|_| KeepError::TooLong)?;
+        let nameless = context.clone().with_peers(|_, _| Ok::<_, CheckpointerError>(()))?;
+        let bytes =
+            wire::encode_long(&(nameless, memory)).map_err(|_| CheckpointerError::TooLong)?;
         self.put(&bytes)?;
         let what = "restore a process's interfaces";
         let answer = self.ask(what, order(RESTORE, port), bytes.len()).await?;
         let mut ends = vec![0; answer.args[0] as usize];
-        let damaged = KeepError::Refused { what, why: Refused::Malformed, vi: None };
+        let damaged = CheckpointerError::Refused { what, why: Refused::Malformed, vi: None };
         self.scratch.read(0, &mut ends).map_err(|_| damaged)?;
         wire::decode_long(&ends).map_err(|_| damaged)
     }
@@ -292,9 +302,9 @@ impl Keeper {
     /// [`Refused::NotRestored`] if they are not those that were restored.
     ///
     /// # Cancel safety
-    /// As [`Keeper::save`].
-    pub async fn join(&mut self, port: PortId, ends: &[Joined]) -> Result<(), KeepError> {
-        let bytes = wire::encode_long(&ends).map_err(|_| KeepError::TooLong)?;
+    /// As [`Checkpointer::save`].
+    pub async fn join(&mut self, port: PortId, ends: &[Joined]) -> Result<(), CheckpointerError> {
+        let bytes = wire::encode_long(&ends).map_err(|_| CheckpointerError::TooLong)?;
         self.put(&bytes)?;
         self.ask("join restored interfaces", order(JOIN, port), bytes.len()).await?;
         Ok(())
@@ -306,13 +316,16 @@ fn order(opcode: u8, port: PortId) -> Command {
 }
 
 /// Checks that all memory that a context names is registered.
-fn check_memory<P>(context: &PortContext<P>, memory: &[MappedMemory]) -> Result<(), KeepError> {
+fn check_memory<P>(
+    context: &PortContext<P>,
+    memory: &[MappedMemory],
+) -> Result<(), CheckpointerError> {
     for (vi, piece) in context.pieces() {
         let end = u64::from(piece.offset) + u64::from(piece.length);
         let there = memory.iter().find(|there| there.name == piece.memory);
         let there = there.map_or(0, |there| there.bytes);
         if end > there.into() {
-            return Err(KeepError::Unmapped { vi, memory: piece.memory, end, there });
+            return Err(CheckpointerError::Unmapped { vi, memory: piece.memory, end, there });
         }
     }
     Ok(())

@@ -6,17 +6,17 @@ use crate::gate::GateKeeper;
 
 /// The receiver's side: the latest values of one sender.
 #[derive(Clone, Debug)]
-struct Latest<K, V> {
+struct LatestReceiver<K, V> {
     values: BTreeMap<K, (u64, V)>,
 }
 
-impl<K: Ord, V> Default for Latest<K, V> {
+impl<K: Ord, V> Default for LatestReceiver<K, V> {
     fn default() -> Self {
         Self { values: BTreeMap::new() }
     }
 }
 
-impl<K: Ord + Clone, V> Latest<K, V> {
+impl<K: Ord + Clone, V> LatestReceiver<K, V> {
     /// Processes a copy that arrived. A newer value replaces the present one; an older one is
     /// discarded. Returns the acknowledgement to send in either case.
     fn handle_copy(&mut self, key: K, version: u64, number: u64, value: V) -> Ack<K> {
@@ -41,8 +41,8 @@ const BYTES: u32 = 100;
 
 /// A sender and a receiver over a lossy network, in steps of a fortieth of a feedback delay.
 struct Pair {
-    slots: Slots<u32, u64>,
-    latest: Latest<u32, u64>,
+    slots: LatestSender<u32, u64>,
+    latest: LatestReceiver<u32, u64>,
     keeper: GateKeeper,
     gate: crate::gate::Gate,
     rng: Rng,
@@ -57,8 +57,8 @@ impl Pair {
     fn new(seed: u64, loss: f64, rate: f64) -> Self {
         let (keeper, gate) = GateKeeper::new(u64::from(BYTES) * 64);
         Self {
-            slots: Slots::new(Duration::from_nanos(LOOP)),
-            latest: Latest::default(),
+            slots: LatestSender::new(Duration::from_nanos(LOOP)),
+            latest: LatestReceiver::default(),
             keeper,
             gate,
             rng: Rng::new(seed, "slots"),
@@ -73,7 +73,7 @@ impl Pair {
     fn step(&mut self) {
         self.now = self.now.plus_nanos(LOOP / 40);
         let now = self.now;
-        self.keeper.pour(now, self.rate);
+        self.keeper.add_credit(now, self.rate);
         while self.copies.front().is_some_and(|copy| copy.0 <= now) {
             let (_, key, version, number, value) = self.copies.pop_front().unwrap();
             let before = self.latest.get(&key).map_or(0, |(_, version)| version);

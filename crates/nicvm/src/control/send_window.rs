@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use midplane_simhw::time::Instant;
 
 use super::message::{Address, Body};
-use super::window::{Acknowledgement, MAX_WINDOW};
+use super::receive_window::{Acknowledgement, MAX_WINDOW};
 
 /// Number of later-sent messages whose acknowledgement shows an earlier one to be lost (RFC 6675).
 const PASSED_BY: u8 = 3;
@@ -194,19 +194,19 @@ impl SendWindow {
         }
     }
 
-    /// Marks messages as lost that [`PASSED_BY`] later ones have passed. If a message that was resent after a timeout
-    /// is now acknowledged, also marks all messages sent before that resend.
+    /// Marks messages as lost that [`PASSED_BY`] later ones have passed. If a message that was retransmitted after a
+    /// timeout is now acknowledged, also marks all messages sent before that resend.
     fn note_lost(&mut self, arrived: &[u64]) {
         let window = self.queue.iter().take(self.begun);
         let answered = window.filter(|m| m.timed_out && arrived.contains(&m.order));
-        let resent = answered.map(|m| m.order).max().unwrap_or(0);
+        let retransmitted = answered.map(|m| m.order).max().unwrap_or(0);
         for message in self.queue.iter_mut().take(self.begun) {
             if message.fate != Fate::UnderWay {
                 continue;
             }
             let later = arrived.iter().filter(|&&order| order > message.order).count() as u8;
             message.passed = message.passed.saturating_add(later);
-            if message.passed >= PASSED_BY || message.order < resent {
+            if message.passed >= PASSED_BY || message.order < retransmitted {
                 message.fate = Fate::Lost;
                 message.timed_out = false;
             }
