@@ -13,7 +13,7 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
-use midplane::simhw::nic::LiveHost;
+use midplane::simhw::nic::{LiveHost, StartError};
 #[cfg(target_os = "linux")]
 use midplane::simhw::nicd::{Client, ClientConfig, PortServer, ServerConfig};
 use midplane::simhw::profile::NicProfile;
@@ -23,7 +23,7 @@ use midplane::simhw::sim::{SimHost, World};
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
-use midplane::simhw::udp::{StartError, UdpConfig, UdpNic};
+use midplane::simhw::udp::{UdpConfig, UdpNic};
 use tokio::sync::Barrier;
 
 /// Nodes of every fabric.

@@ -1,13 +1,14 @@
 //! The ranks of a run: flags that all programs share.
 
-use std::io::{Error, ErrorKind};
+use std::io::Error;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use midplane_simhw::launch::{Launch, ProcessGroup};
-use midplane_simhw::udp::{StartError, resolve_peers};
+use midplane_simhw::nic::StartError;
+use midplane_simhw::udp::resolve_peers;
 
 /// Addresses of the ranks of a run.
 #[derive(Args, Clone, Debug, Default)]
@@ -130,11 +131,5 @@ pub fn listen(own: SocketAddr) -> Result<TcpListener, String> {
 }
 
 fn refused(own: SocketAddr, error: &Error) -> String {
-    let why = match error.kind() {
-        ErrorKind::AddrInUse => StartError::PortInUse(own),
-        ErrorKind::AddrNotAvailable => StartError::NotLocal(own),
-        ErrorKind::PermissionDenied => StartError::Denied(own),
-        kind => StartError::System { address: own, kind },
-    };
-    format!("--peers: {why}")
+    format!("--peers: {}", StartError::of_address(own, error))
 }

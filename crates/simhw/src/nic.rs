@@ -5,10 +5,12 @@ mod handle;
 mod hardware;
 mod link;
 mod staged;
+mod start_error;
 
 use crate::drops::Drops;
 
 pub use handle::LiveHost;
+pub use start_error::StartError;
 
 pub(crate) use engine::Engine;
 pub(crate) use handle::{NicHandle, PortOpener};

@@ -36,7 +36,7 @@ use crate::hardware::Firmware;
 use crate::id::NodeId;
 use crate::live::Tasks;
 use crate::live::clock::Clock;
-use crate::nic::{LiveHost, Nic, NicCounters, NicHandle};
+use crate::nic::{LiveHost, Nic, NicCounters, NicHandle, StartError};
 use crate::nicd::{PortServer, ServeError, ServerConfig, Source};
 use crate::time::nanos;
 use crate::wakes::Wakes;
@@ -44,7 +44,7 @@ use crate::wakes::Wakes;
 pub use byte_ring::{Corrupt, Record, RingReceiver, RingSender};
 pub use config::{
     DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_TIMEOUT, DEFAULT_MTU, DEFAULT_RATE,
-    DEFAULT_SLOTS, DEFAULT_SPIN, MIN_AREAS, ShmConfig, StartError,
+    DEFAULT_SLOTS, DEFAULT_SPIN, MIN_AREAS, ShmConfig,
 };
 
 use self::core::Core;

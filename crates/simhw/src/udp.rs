@@ -62,12 +62,12 @@ use tracing::warn;
 use crate::hardware::Firmware;
 use crate::live::Tasks;
 use crate::live::{adaptive_spin, alarm, clock};
-use crate::nic::{LiveHost, NicCounters, NicHandle};
+use crate::nic::{LiveHost, NicCounters, NicHandle, StartError};
 use crate::time::nanos;
 
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_SPIN,
-    DEFAULT_TRANSMIT_DEPTH, ResolveError, StartError, UdpConfig, resolve_peers,
+    DEFAULT_TRANSMIT_DEPTH, ResolveError, UdpConfig, resolve_peers,
 };
 pub use path::{interface_mtu, path_mtus};
 pub use soft_switch::{
@@ -111,7 +111,7 @@ impl UdpNic {
     {
         let bind = config.check()?;
         let runtime = Handle::try_current().map_err(|_| StartError::NoRuntime)?;
-        let failed = |error: std::io::Error| StartError::from_io(bind, &error);
+        let failed = |error: std::io::Error| StartError::of_address(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         let seals = link::seals(&config)?;

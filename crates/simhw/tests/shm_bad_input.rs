@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use midplane_simhw::host::{Host, OpenError};
 use midplane_simhw::id::NodeId;
+use midplane_simhw::nic::StartError;
 use midplane_simhw::port::{Command, PortClosed, PostError};
-use midplane_simhw::shm::{ShmConfig, ShmNic, StartError};
+use midplane_simhw::shm::{ShmConfig, ShmNic};
 
 use crate::shm::firmware::{Probe, name, run, start};
 

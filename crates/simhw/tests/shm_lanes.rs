@@ -9,8 +9,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
+use midplane_simhw::nic::StartError;
+use midplane_simhw::shm::ShmConfig;
 use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
-use midplane_simhw::shm::{ShmConfig, StartError};
 
 /// Only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -7,9 +7,10 @@
 use std::task::Waker;
 
 use midplane_simhw::id::NodeId;
+use midplane_simhw::nic::StartError;
 use midplane_simhw::region::{Payload, Region};
+use midplane_simhw::shm::ShmConfig;
 use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
-use midplane_simhw::shm::{ShmConfig, StartError};
 
 use crate::direct::{Arrival, Lane, Refused, WORDS};
 use crate::message::carrier::{Carrier, Event, Refusal};

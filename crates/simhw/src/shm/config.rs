@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use thiserror::Error;
-
 use super::lane::Shape;
 use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
+use crate::nic::StartError;
 use crate::port;
 use crate::segment::LINE;
 use crate::time::LineRate;
 
+/// The name of two limits in errors.
+const SLOTS: &str = "the number of slots or areas";
 /// Default MTU: 16 KiB. It is large enough that the cost of a frame without its copy is a tenth of it, and
 /// small enough that the two copies of a longer message overlap.
 pub const DEFAULT_MTU: usize = 16 << 10;
@@ -174,64 +175,16 @@ impl ShmConfig {
 
     /// Checks that all values are in range.
     pub(super) fn check(&self) -> Result<(), StartError> {
-        if self.nodes > MAX_NODES {
-            return Err(StartError::TooManyNodes(self.nodes));
+        let nodes = usize::from(self.nodes);
+        StartError::check("the number of nodes", nodes, (0, MAX_NODES.into()))?;
+        if self.node.index() >= nodes {
+            return Err(StartError::Rank { node: self.node, nodes });
         }
-        if self.node.0 >= self.nodes {
-            return Err(StartError::Rank { node: self.node, nodes: self.nodes });
-        }
-        if self.name.is_empty() || self.name.len() > MAX_NAME {
-            return Err(StartError::Name(self.name.len()));
-        }
-        if self.mtu == 0 || self.mtu > MAX_PAYLOAD {
-            return Err(StartError::Mtu(self.mtu));
-        }
-        let asked = [Some(self.slots), self.areas];
-        match asked.into_iter().flatten().find(|n| !(4..=MAX_SLOTS).contains(n)) {
-            Some(wrong) => Err(StartError::Slots(wrong)),
-            None => Ok(()),
-        }
+        StartError::check("the length of the fabric's name", self.name.len(), (1, MAX_NAME))?;
+        StartError::check("the MTU", self.mtu, (1, MAX_PAYLOAD))?;
+        let asked = [Some(self.slots), self.areas].into_iter().flatten();
+        asked.map(|count| StartError::check(SLOTS, count, (4, MAX_SLOTS))).collect()
     }
-}
-
-/// The reason why a NIC did not start.
-#[derive(Clone, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The rank is not below the number of nodes.
-    #[error("rank {node} is outside a fabric of {nodes} nodes; ranks count from 0")]
-    Rank {
-        /// The rank.
-        node: NodeId,
-        /// Nodes of the fabric.
-        nodes: u16,
-    },
-    /// The fabric has too many nodes: every NIC shares a segment with every other.
-    #[error("{0} nodes are too many for one host; name at most {MAX_NODES}")]
-    TooManyNodes(u16),
-    /// The name has an unusable length; it is part of a socket's address.
-    #[error("the fabric's name has {0} bytes; it must have 1 to {MAX_NAME}")]
-    Name(usize),
-    /// The MTU is out of range.
-    #[error("a payload of {0} bytes is outside 1 to {MAX_PAYLOAD}")]
-    Mtu(usize),
-    /// The number of slots or areas is out of range.
-    #[error("{0} slots or areas are outside 4 to {MAX_SLOTS}")]
-    Slots(usize),
-    /// Another process runs as that node.
-    #[error("node {node} of fabric {name:?} runs already; stop it or choose another name")]
-    Occupied {
-        /// The rank.
-        node: NodeId,
-        /// The fabric.
-        name: String,
-    },
-    /// The caller is outside of a tokio runtime.
-    #[error("no tokio runtime here; call it from a task, or inside Runtime::enter")]
-    NoRuntime,
-    /// Another call of the operating system failed.
-    #[error("the system refused a socket, an event or a thread: {0}")]
-    System(std::io::ErrorKind),
 }
 
 #[cfg(test)]
@@ -241,17 +194,22 @@ mod tests {
     #[test]
     fn a_contradictory_configuration_is_refused() {
         let config = |node| ShmConfig::new("test", NodeId(node), 2);
+        let refused = |config: ShmConfig| match config.check() {
+            Err(StartError::OutOfRange { value, .. }) => Some(value),
+            _ => None,
+        };
         assert_eq!(config(1).check(), Ok(()));
         assert_eq!(config(2).check(), Err(StartError::Rank { node: NodeId(2), nodes: 2 }));
-        assert_eq!(config(0).mtu(0).check(), Err(StartError::Mtu(0)));
-        assert_eq!(config(0).mtu(70_000).check(), Err(StartError::Mtu(70_000)));
-        assert_eq!(config(0).slots(3).check(), Err(StartError::Slots(3)));
-        assert_eq!(config(0).areas(65_537).check(), Err(StartError::Slots(65_537)));
-        let crowd = ShmConfig::new("test", NodeId(0), MAX_NODES + 1);
-        assert_eq!(crowd.check(), Err(StartError::TooManyNodes(MAX_NODES + 1)));
+        for mtu in [0, 70_000] {
+            assert_eq!(refused(config(0).mtu(mtu)), Some(mtu));
+        }
+        assert_eq!(refused(config(0).slots(3)), Some(3));
+        assert_eq!(refused(config(0).areas(65_537)), Some(65_537));
+        let crowd = MAX_NODES + 1;
+        assert_eq!(refused(ShmConfig::new("test", NodeId(0), crowd)), Some(crowd.into()));
         for length in [0, MAX_NAME + 1] {
             let named = ShmConfig::new("x".repeat(length), NodeId(0), 1);
-            assert_eq!(named.check(), Err(StartError::Name(length)));
+            assert_eq!(refused(named), Some(length));
         }
     }
 

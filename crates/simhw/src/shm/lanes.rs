@@ -20,10 +20,11 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
-use super::config::{ShmConfig, StartError};
+use super::config::ShmConfig;
 use super::rendezvous::{Link, Rendezvous, pass};
 use crate::id::{Incarnation, NodeId};
 use crate::live::adaptive_spin::AdaptiveSpin;
+use crate::nic::StartError;
 use crate::region::{Payload, Region, SharedMemory};
 use crate::sync::{Ordering, fence};
 use crate::time::nanos;

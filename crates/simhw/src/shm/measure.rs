@@ -4,10 +4,11 @@ use std::sync::mpsc::{self, Receiver as Inbox, Sender as Outbox};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::config::{ShmConfig, StartError};
+use super::config::ShmConfig;
 use super::rendezvous::{Link, PeerListener, Rendezvous};
 use crate::frame::Header;
 use crate::id::{Incarnation, NodeId};
+use crate::nic::StartError;
 use crate::segment::View;
 
 /// Longest wait for the other side.

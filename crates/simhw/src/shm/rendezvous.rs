@@ -17,11 +17,12 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::SocketAddrUnix;
 
-use super::config::{ShmConfig, StartError};
+use super::config::ShmConfig;
 use super::lane::{Receiver, Sender, Shape};
 use crate::acceptor::Acceptor;
 use crate::id::{Incarnation, NodeId};
 use crate::live::clock::Clock;
+use crate::nic::StartError;
 use crate::passing::Socket;
 use crate::region::SharedMemory;
 use crate::segment::{Kind, Segment};

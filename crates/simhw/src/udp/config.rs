@@ -11,8 +11,9 @@ use super::discovery::MIN_BYTES;
 use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
 use crate::link::LinkProfile;
+use crate::nic::StartError;
 use crate::port;
-use crate::seal::{Identity, Key, SealConfigError, check_identity, check_keys};
+use crate::seal::{Identity, Key, check_identity, check_keys};
 use crate::time::LineRate;
 
 /// Setters that every configuration with a socket has.
@@ -235,16 +236,12 @@ impl UdpConfig {
     /// Checks the configuration; returns the address to bind.
     pub(super) fn check(&self) -> Result<SocketAddr, StartError> {
         let Some(own) = self.peers.get(self.node.index()) else {
-            return Err(StartError::Rank { node: self.node, peers: self.peers.len() });
+            return Err(StartError::Rank { node: self.node, nodes: self.peers.len() });
         };
         check_peers(&self.peers)?;
-        if self.mtu == 0 || self.mtu > MAX_PAYLOAD {
-            return Err(StartError::Mtu(self.mtu));
-        }
-        if let Some(bytes) = self.datagram_bytes
-            && !(MIN_BYTES..=MAX_DATAGRAM).contains(&bytes)
-        {
-            return Err(StartError::Datagram(bytes));
+        StartError::check("the MTU", self.mtu, (1, MAX_PAYLOAD))?;
+        if let Some(bytes) = self.datagram_bytes {
+            StartError::check("the length of datagrams", bytes, (MIN_BYTES, MAX_DATAGRAM))?;
         }
         if !self.keys.is_empty() {
             check_keys(&self.keys)?;
@@ -261,9 +258,7 @@ impl UdpConfig {
 
 /// Checks that there are not too many addresses, and that all differ.
 pub(super) fn check_peers(peers: &[SocketAddr]) -> Result<(), StartError> {
-    if peers.len() > usize::from(u16::MAX) {
-        return Err(StartError::TooManyPeers(peers.len()));
-    }
+    StartError::check("the number of peers", peers.len(), (0, u16::MAX.into()))?;
     let mut sorted: Vec<_> = peers.iter().map(|peer| plain(*peer)).collect();
     sorted.sort_unstable();
     match sorted.windows(2).find(|two| two[0] == two[1]) {
@@ -278,75 +273,6 @@ pub(super) fn check_family(bind: SocketAddr, targets: &[SocketAddr]) -> Result<(
     match targets.iter().find(other) {
         Some(peer) => Err(StartError::Family { bind, peer: *peer }),
         None => Ok(()),
-    }
-}
-
-/// The reason why a NIC or a switch did not start.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The rank is not below the number of peers.
-    #[error("rank {node} is outside the list of {peers} peers; ranks count from 0")]
-    Rank {
-        /// The rank.
-        node: NodeId,
-        /// Length of the list.
-        peers: usize,
-    },
-    /// There are too many peers: node numbers have 16 bits.
-    #[error("{0} peers are too many; name at most 65535")]
-    TooManyPeers(usize),
-    /// Two nodes have the same address.
-    #[error("two peers have the address {0}; give each its own port")]
-    Duplicate(SocketAddr),
-    /// A socket of one address family cannot reach a peer of the other.
-    #[error("{peer} cannot be reached from {bind}: use IPv4 addresses only, or IPv6 only")]
-    Family {
-        /// The local address.
-        bind: SocketAddr,
-        /// A peer of the other family.
-        peer: SocketAddr,
-    },
-    /// The MTU is out of range.
-    #[error("a payload of {0} bytes is outside 1 to {MAX_PAYLOAD}")]
-    Mtu(usize),
-    /// The datagram length is out of range.
-    #[error("datagrams of {0} bytes are outside {MIN_BYTES} to {MAX_DATAGRAM}")]
-    Datagram(usize),
-    /// The keys cannot be used together.
-    #[error(transparent)]
-    Keys(#[from] SealConfigError),
-    /// Another process has bound the port.
-    #[error("{0} is in use; stop the other process or choose another port")]
-    PortInUse(SocketAddr),
-    /// The address does not belong to this host.
-    #[error("{0} is no address of this host; check the rank, or bind another address")]
-    NotLocal(SocketAddr),
-    /// The system reserves the port.
-    #[error("this user may not bind {0}; choose a port above 1023")]
-    Denied(SocketAddr),
-    /// The caller is outside of a tokio runtime.
-    #[error("no tokio runtime here; call it from a task, or inside Runtime::enter")]
-    NoRuntime,
-    /// Another call of the operating system failed.
-    #[error("the system refused a socket, a timer or a thread for {address}: {kind}")]
-    System {
-        /// The local address.
-        address: SocketAddr,
-        /// The error of the system.
-        kind: std::io::ErrorKind,
-    },
-}
-
-impl StartError {
-    pub(super) fn from_io(address: SocketAddr, error: &std::io::Error) -> Self {
-        use std::io::ErrorKind;
-        match error.kind() {
-            ErrorKind::AddrInUse => Self::PortInUse(address),
-            ErrorKind::AddrNotAvailable => Self::NotLocal(address),
-            ErrorKind::PermissionDenied => Self::Denied(address),
-            kind => Self::System { address, kind },
-        }
     }
 }
 
@@ -453,14 +379,15 @@ mod tests {
             ["127.0.0.1:1", "127.0.0.1:2"].map(|a| a.parse().unwrap()).to_vec();
         let config = |node| UdpConfig::new(NodeId(node), peers.clone());
         assert_eq!(config(1).check(), Ok(peers[1]));
-        assert_eq!(config(2).check(), Err(StartError::Rank { node: NodeId(2), peers: 2 }));
+        assert_eq!(config(2).check(), Err(StartError::Rank { node: NodeId(2), nodes: 2 }));
         let key = || Key::new(7, [1; 32]);
-        let twice = StartError::Keys(SealConfigError::DuplicateKey(7));
+        let twice = StartError::Keys(crate::seal::SealConfigError::DuplicateKey(7));
         assert_eq!(config(0).key(key()).key(key()).check(), Err(twice));
-        assert_eq!(config(0).mtu(0).check(), Err(StartError::Mtu(0)));
+        let mtu = StartError::OutOfRange { what: "the MTU", value: 0, min: 1, max: MAX_PAYLOAD };
+        assert_eq!(config(0).mtu(0).check(), Err(mtu));
         for bytes in [547, 65_508] {
             let vouched = config(0).datagram_bytes(bytes);
-            assert_eq!(vouched.check(), Err(StartError::Datagram(bytes)));
+            assert!(matches!(vouched.check(), Err(StartError::OutOfRange { .. })));
         }
         let six: SocketAddr = "[::1]:1".parse().unwrap();
         assert_eq!(

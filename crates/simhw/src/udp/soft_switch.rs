@@ -13,12 +13,13 @@ use tokio::sync::oneshot;
 
 use super::alarm::Alarm;
 use super::batch::{self, Datagram, Inbox, Leaving, RETRY_NANOS, Sent, Socket, plain};
-use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers, socket_setters};
+use super::config::{DEFAULT_SOCKET_BUFFER, check_family, check_peers, socket_setters};
 use super::{kernel, run_on_thread};
 use crate::drops::{DropCause, Drops};
 use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
 use crate::id::NodeId;
 use crate::link::{Framing, LinkProfile};
+use crate::nic::StartError;
 use crate::rng::Rng;
 use crate::seal::Envelope;
 use crate::switch::{Buffer, SwitchProfile};
@@ -224,7 +225,7 @@ impl SoftSwitch {
         let bind = config.bind;
         check_peers(&config.peers)?;
         check_family(bind, &config.peers)?;
-        let failed = |error: std::io::Error| StartError::from_io(bind, &error);
+        let failed = |error: std::io::Error| StartError::of_address(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         let shared = Arc::new(Shared::default());

@@ -7,9 +7,10 @@ use midplane_simhw::drops::DropCause;
 use midplane_simhw::frame::{HEADER_BYTES, Header};
 use midplane_simhw::host::{Host as _, OpenError};
 use midplane_simhw::id::{Incarnation, NodeId};
+use midplane_simhw::nic::StartError;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
-use midplane_simhw::udp::{SoftSwitch, StartError, SwitchConfig, UdpConfig, UdpNic};
+use midplane_simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig, UdpNic};
 
 use crate::udp::firmware::{Cluster, ECHO, Probe, free_addresses, run};
 
@@ -158,7 +159,7 @@ fn what_cannot_start_says_why() {
         let elsewhere = "192.0.2.1:7000".parse().unwrap();
         assert_eq!(start(config.clone().bind(elsewhere)), Err(StartError::NotLocal(elsewhere)));
         let rank = UdpConfig::new(NodeId(1), peers);
-        assert_eq!(start(rank), Err(StartError::Rank { node: NodeId(1), peers: 1 }));
+        assert_eq!(start(rank), Err(StartError::Rank { node: NodeId(1), nodes: 1 }));
         assert_eq!(start(config), Ok(()));
     });
     let alone = UdpConfig::new(NodeId(0), vec!["127.0.0.1:0".parse().unwrap()]);

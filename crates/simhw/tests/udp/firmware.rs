@@ -8,10 +8,11 @@ use std::time::Duration;
 use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Frame, Header};
 use midplane_simhw::hardware::{Dma, Firmware, Hardware, Source, TransmitRefused};
 use midplane_simhw::id::{DmaId, ExtensionId, NodeId, PortId, TimerId};
+use midplane_simhw::nic::StartError;
 use midplane_simhw::port::{Command, Completion, Port, Status};
 use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
-use midplane_simhw::udp::{StartError, UdpConfig, UdpNic};
+use midplane_simhw::udp::{UdpConfig, UdpNic};
 
 /// Sends the command's region to `node`; completes once it is read.
 pub(crate) const SEND: u8 = 1;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use midplane_simhw::drops::DropCause;
 use midplane_simhw::host::Host as _;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::nic::StartError;
 use midplane_simhw::seal::{Identity, Key, PublicKey, SealConfigError, SecretKey};
-use midplane_simhw::udp::{StartError, UdpConfig, UdpNic};
+use midplane_simhw::udp::{UdpConfig, UdpNic};
 
 use crate::udp::firmware::{Cluster, Probe, SEND, command, completion, run};
 

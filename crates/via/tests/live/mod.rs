@@ -17,11 +17,11 @@ use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
-use midplane_simhw::nic::LiveHost;
+use midplane_simhw::nic::{LiveHost, StartError};
 #[cfg(target_os = "linux")]
 use midplane_simhw::shm::ShmConfig;
 use midplane_simhw::time::LineRate;
-use midplane_simhw::udp::{StartError, UdpConfig, UdpNic};
+use midplane_simhw::udp::{UdpConfig, UdpNic};
 use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
 #[cfg(target_os = "linux")]

@@ -8,10 +8,10 @@ use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
-use midplane_simhw::nic::LiveHost;
+use midplane_simhw::nic::{LiveHost, StartError};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
-use midplane_simhw::udp::{SoftSwitch, StartError, SwitchConfig, UdpConfig, UdpNic};
+use midplane_simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig, UdpNic};
 use midplane_warp::firmware::{WARP, Warp, WarpConfig};
 use midplane_warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
 
