@@ -54,7 +54,7 @@ async fn main() -> ExitCode {
 async fn run(Options { rank, peers }: Options) -> Result<(), Fault> {
     let senders: Vec<NodeId> = (1..peers.len() as u16).map(NodeId).collect();
     let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
-    config.buffers(true); // a message is sent once a receive is posted for it
+    config = config.buffers(true); // a message is sent once a receive is posted for it
     let mut unit = Unit::default();
     unit.install(COORDINATION, Coordination::new(config)?)?;
     let nic = UdpNic::start(UdpConfig::new(NodeId(rank), peers), unit)?;

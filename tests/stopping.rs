@@ -18,7 +18,7 @@ const RECEIVER: NodeId = NodeId(0);
 
 fn unit() -> Unit {
     let mut config = CoordinationConfig::star(&[RECEIVER], &[NodeId(1), NodeId(2), NodeId(3)]);
-    config.genesis(true).lease(LEASE);
+    config = config.genesis(true).lease(LEASE);
     let mut unit = Unit::default();
     unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();
     unit

@@ -81,13 +81,13 @@ fn unit(site: &Site<'_>) -> Result<Unit, String> {
     };
     let rate = LineRate::mbps(LINK_MBPS.into());
     let mut config = WarpConfig::new(&others, rate, QUEUE, site.ranks() - 1);
-    config.paces_others(true);
+    config = config.paces_others(true);
     let (warp, gates) = Warp::new(config);
     let mut nodes = others;
     nodes.push(NodeId(site.rank));
     nodes.sort_unstable();
     let mut config = MermeraConfig::new(&nodes, DELAY);
-    config.gates(gates);
+    config = config.gates(gates);
     let mut unit = Unit::default();
     unit.install(MESSAGES, Messages::new()).map_err(|error| error.to_string())?;
     unit.install(WARP, warp).map_err(|error| error.to_string())?;

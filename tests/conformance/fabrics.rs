@@ -87,7 +87,7 @@ impl<H: Host> Site<H> {
 fn firmware() -> Unit {
     let senders: Vec<NodeId> = (1..NODES).map(NodeId).collect();
     let mut config = CoordinationConfig::star(&[CENTRE], &senders);
-    config.genesis(true);
+    config = config.genesis(true);
     let mut unit = Unit::default();
     unit.install(MESSAGES, Messages::new()).unwrap();
     unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();

@@ -31,16 +31,16 @@ fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Fail
     // In the mode with both, Warp adjusts how early tokens may be released.
     let trim = LeadTrim::default();
     if let Some(mut config) = setting.warp(node) {
-        config.adapt_lead(RECEIVER, trim.clone());
+        config = config.adapt_lead(RECEIVER, trim.clone());
         let (warp, _) = Warp::new(config);
         unit.install(WARP, warp).map_err(Failure::stopped)?;
     }
     if let Some(lead) = setting.lead() {
         let senders: Vec<NodeId> = (1..=setting.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
-        config.lead(lead).rate(setting.rate()).genesis(genesis).trim_lead(RECEIVER, trim);
+        config = config.lead(lead).rate(setting.rate()).genesis(genesis).trim_lead(RECEIVER, trim);
         if setting.background_mbps > 0 {
-            config.reserve(setting.reserve());
+            config = config.reserve(setting.reserve());
         }
         let coordination = Coordination::new(config)
             .map_err(|error| Failure::Input(format!("--senders: {error}")))?;

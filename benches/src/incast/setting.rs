@@ -130,7 +130,7 @@ impl Setting {
                 // Few stamps suffice: with one owner at a time there is no queue to detect.
                 let span = Duration::from_nanos(self.rate().nanos_for(u64::from(queue)) * 4);
                 // Each owner finds an empty queue, so draining it is unnecessary.
-                config.paces_others(true).span(span).drain_every(Duration::MAX);
+                config = config.paces_others(true).span(span).drain_every(Duration::MAX);
                 Some(config)
             }
             Mode::None | Mode::Token | Mode::TokenEtr => None,

@@ -200,9 +200,9 @@ impl Setting {
         if self.medium == Medium::Switch {
             // Such a line carries few messages, so a group spans several. The floor reserves an eighth of the line.
             let span = Duration::from_nanos(RATE.nanos_for(queue.into()));
-            config.span(span).floor(0.125 / f64::from(ways.max(1)));
+            config = config.span(span).floor(0.125 / f64::from(ways.max(1)));
         }
-        config.broadcast(self.transport == Transport::Broadcast);
+        config = config.broadcast(self.transport == Transport::Broadcast);
         config
     }
 

@@ -43,7 +43,7 @@ fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
         let config = ViaConfig::default().dead_after(Duration::from_millis(200));
         unit.install(VIA, Via::new(config)).unwrap();
         let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
-        config.genesis(incarnation == midplane_simhw::id::Incarnation::FIRST);
+        config = config.genesis(incarnation == midplane_simhw::id::Incarnation::FIRST);
         unit.install(MESSAGES, Messages::new()).unwrap();
         unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();
         unit

@@ -95,31 +95,36 @@ impl Default for Limits {
 impl Limits {
     /// Sets the fuel of one handler: about one for each of its operators, plus the prices of its calls. From 1 to
     /// [`MAX_FUEL`]. Default: [`DEFAULT_FUEL`].
-    pub fn fuel(&mut self, fuel: u64) -> &mut Self {
+    #[must_use]
+    pub fn fuel(mut self, fuel: u64) -> Self {
         self.fuel = fuel.clamp(1, MAX_FUEL);
         self
     }
 
     /// Sets the most bytes of its memory. Default: 65,536.
-    pub const fn memory(&mut self, bytes: usize) -> &mut Self {
+    #[must_use]
+    pub const fn memory(mut self, bytes: usize) -> Self {
         self.memory = bytes;
         self
     }
 
     /// Sets the most effects that one handler may ask for. Default: 64.
-    pub const fn effects(&mut self, count: usize) -> &mut Self {
+    #[must_use]
+    pub const fn effects(mut self, count: usize) -> Self {
         self.effects = count;
         self
     }
 
     /// Sets the most timeouts that may be set at once. Default: 64.
-    pub const fn timers(&mut self, count: usize) -> &mut Self {
+    #[must_use]
+    pub const fn timers(mut self, count: usize) -> Self {
         self.timers = count;
         self
     }
 
     /// Sets the most commands that it may hold at once; further ones are refused. Default: 1,024.
-    pub const fn commands(&mut self, count: usize) -> &mut Self {
+    #[must_use]
+    pub const fn commands(mut self, count: usize) -> Self {
         self.commands = count;
         self
     }

@@ -11,7 +11,7 @@ fn bytes_ahead_of_the_token_fit_the_buffer_and_are_not_lost() {
         // The frame of those bytes, with its header, from all but the one that holds the token.
         let cells = u32::from(senders - 1) * (ahead + 48 + 8).div_ceil(48);
         let mut cluster = Cluster::atm(senders, cells + 8);
-        cluster.config.ahead(ahead);
+        cluster.config = cluster.config.ahead(ahead);
         let outcome = cluster.run(Load { time: Duration::from_secs(1), ..Load::default() });
         println!("{senders} senders, {ahead} bytes: peak {} of {cells} cells", outcome.peak);
         assert_eq!(outcome.lost(), 0, "{senders} senders, {ahead} bytes ahead: {outcome:?}");
@@ -23,7 +23,7 @@ fn bytes_ahead_of_the_token_fit_the_buffer_and_are_not_lost() {
 fn bytes_ahead_of_the_token_fill_the_gap_that_it_leaves() {
     let goodput = |ahead| {
         let mut cluster = Cluster::atm(2, 256);
-        cluster.config.lead(Lead::Off).hold(Hold::Message).ahead(ahead);
+        cluster.config = cluster.config.lead(Lead::Off).hold(Hold::Message).ahead(ahead);
         cluster.run(Load::default()).goodput_mbps()
     };
     // Ten cells, about as long as the hand-over.

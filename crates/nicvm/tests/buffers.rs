@@ -11,7 +11,7 @@ use proptest::prelude::*;
 fn a_slow_receiver_is_never_overrun() {
     for (senders, buffers) in [(1, 1), (2, 2), (3, 8), (8, 3)] {
         let mut cluster = Cluster::ethernet(senders);
-        cluster.config.buffers(true);
+        cluster.config = cluster.config.buffers(true);
         let keeps = Duration::from_millis(2);
         let load = Load { buffers, keeps, burst: 8, ..Load::default() };
         let outcome = cluster.run(load);
@@ -25,7 +25,7 @@ fn a_slow_receiver_is_never_overrun() {
 #[test]
 fn a_receiver_that_keeps_up_costs_little() {
     let mut cluster = Cluster::ethernet(3);
-    cluster.config.buffers(true);
+    cluster.config = cluster.config.buffers(true);
     let outcome = cluster.run(Load::default());
     let plain = Cluster::ethernet(3).run(Load::default()).goodput_mbps();
     println!("{:.2} of {plain:.2} Mb/s", outcome.goodput_mbps());
@@ -35,7 +35,7 @@ fn a_receiver_that_keeps_up_costs_little() {
 
 fn check_loss(seed: u64) {
     let mut cluster = Cluster::ethernet(3);
-    cluster.config.buffers(true);
+    cluster.config = cluster.config.buffers(true);
     cluster.seed = seed;
     cluster.faults = Faults { loss: 0.02, ..Faults::NONE };
     let load = Load { buffers: 4, burst: 8, drain: Duration::from_secs(20), ..Load::default() };
@@ -63,7 +63,7 @@ proptest! {
 #[test]
 fn a_pause_of_the_receiver_longer_than_anybodys_patience_is_survived() {
     let mut cluster = Cluster::ethernet(3);
-    cluster.config.buffers(true);
+    cluster.config = cluster.config.buffers(true);
     let load = Load {
         buffers: 2,
         keeps: Duration::from_millis(900),
@@ -80,6 +80,6 @@ fn a_pause_of_the_receiver_longer_than_anybodys_patience_is_survived() {
 #[test]
 fn buffers_and_bytes_ahead_exclude_each_other() {
     let mut cluster = Cluster::ethernet(2);
-    cluster.config.buffers(true).ahead(100);
+    cluster.config = cluster.config.buffers(true).ahead(100);
     assert!(Coordination::new(cluster.config).is_err());
 }

@@ -84,7 +84,7 @@ fn world(seed: u64, heard: &Arc<Mutex<Heard>>) -> World<Unit> {
     World::new(&Topology::star(NODES, link, switch), NicProfile::MODERN, seed, move |_, _| {
         // All at once: what waits under such faults must find room.
         let mut control = ControlConfig::default();
-        control.queue(1_000);
+        control = control.queue(1_000);
         let mut unit = Unit::new(control);
         for number in 0..2 {
             let number = ExtensionId(FIRST_USER_EXTENSION.0 + number);

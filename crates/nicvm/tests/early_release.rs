@@ -13,7 +13,7 @@ const CELL_NS: u64 = 2831;
 /// hand-overs and nothing else.
 fn two_senders(lead: Lead, message_bytes: usize, cells: u32) -> Outcome {
     let mut cluster = Cluster::atm(2, cells);
-    cluster.config.lead(lead).hold(Hold::Message).reserve(0);
+    cluster.config = cluster.config.lead(lead).hold(Hold::Message).reserve(0);
     cluster.run(Load { message_bytes, time: Duration::from_secs(1), ..Load::default() })
 }
 

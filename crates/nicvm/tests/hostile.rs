@@ -83,7 +83,10 @@ fn any_op() -> impl Strategy<Value = Op> {
 fn unit(buffers: bool) -> Unit {
     let mut config =
         CoordinationConfig::star(&[NodeId(0), NodeId(1)], &[NodeId(1), NodeId(2), NodeId(3)]);
-    config.genesis(true).buffers(buffers).uncontrolled(Uncontrolled::for_buffer(100, 10_000, 3));
+    config = config
+        .genesis(true)
+        .buffers(buffers)
+        .uncontrolled(Uncontrolled::for_buffer(100, 10_000, 3));
     let mut unit = Unit::new(ControlConfig::default());
     unit.install(MESSAGES, Messages::new()).unwrap();
     unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();

@@ -96,7 +96,7 @@ fn child() {
     let node = NodeId(node.parse().unwrap());
     let senders: Vec<NodeId> = (1..NODES).map(NodeId).collect();
     let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
-    config.buffers(true);
+    config = config.buffers(true);
     let mut unit = Unit::default();
     unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

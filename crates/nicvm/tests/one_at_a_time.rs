@@ -75,7 +75,7 @@ fn most_at_once(lead_ns: u64) -> u64 {
 fn cluster(senders: u16, seed: u64, lead: Lead, hold: Hold, loss: f64) -> Cluster {
     let mut cluster = Cluster::ethernet(senders);
     cluster.seed = seed;
-    cluster.config.lead(lead).hold(hold).reserve(0);
+    cluster.config = cluster.config.lead(lead).hold(hold).reserve(0);
     cluster.faults = Faults { loss, ..Faults::NONE };
     cluster
 }

@@ -69,11 +69,11 @@ impl Run {
     fn new(mode: Mode, senders: u16, pause: Duration, seed: u64) -> Self {
         let mut cluster = Cluster::ethernet(senders);
         cluster.seed = seed;
-        cluster.config.genesis(false);
-        match mode {
-            Mode::Tokens => cluster.config.lead(coordination::Lead::Off),
-            Mode::EarlyRelease => cluster.config.lead(coordination::Lead::Adaptive),
-            Mode::Buffers => cluster.config.buffers(true),
+        let config = cluster.config.genesis(false);
+        cluster.config = match mode {
+            Mode::Tokens => config.lead(coordination::Lead::Off),
+            Mode::EarlyRelease => config.lead(coordination::Lead::Adaptive),
+            Mode::Buffers => config.buffers(true),
         };
         Self {
             what: format!("{mode:?}, {senders} senders, a pause of {pause:?}, seed {seed}"),

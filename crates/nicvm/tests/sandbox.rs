@@ -110,7 +110,7 @@ fn a_module_writes_into_the_region_of_its_command_and_nowhere_else() {
 fn a_module_holds_no_more_commands_than_it_may_and_gives_them_back() {
     let text = module(r#"(func (export "on_command") (param i32 i32 i32 i32 i32 i32))"#);
     let mut limits = Limits::default();
-    limits.commands(3);
+    limits = limits.commands(3);
     let mut desk = desk(start(Engine::Interpreted, &text, limits));
     for cookie in 0..4 {
         desk.post(PORT, Command { cookie, ..command(MINE, 1) });
@@ -126,7 +126,7 @@ fn a_module_holds_no_more_commands_than_it_may_and_gives_them_back() {
 /// Whether a handler that goes round `rounds` times ends on that much fuel.
 fn ends(engine: Engine, code: &Arc<Code>, rounds: u64, fuel: u64) -> bool {
     let mut limits = Limits::default();
-    limits.fuel(fuel);
+    limits = limits.fuel(fuel);
     let mut desk = desk(Sandbox::new(code, limits).unwrap());
     desk.post(PORT, Command { args: [rounds, 0, 0], ..command(MINE, 1) });
     let completions = desk.completions();

@@ -85,7 +85,7 @@ fn run(uncontrolled: bool) -> (Seen, World<Unit>) {
     let mut cluster = Cluster::ethernet(senders);
     if uncontrolled {
         let policy = Uncontrolled::for_buffer(1000, 32 << 10, usize::from(senders));
-        cluster.config.uncontrolled(policy).reserve(20);
+        cluster.config = cluster.config.uncontrolled(policy).reserve(20);
     }
     let mut world = cluster.world();
     let seen = Arc::new(Mutex::new(Seen::default()));

@@ -246,7 +246,7 @@ impl Scene {
 fn check_receiver(seed: u64) {
     let traffic = Traffic { coordinated: true, senders: 3, messages: 300, burst: 6, buffers: 5 };
     let mut cluster = Cluster::ethernet(traffic.senders);
-    cluster.config.buffers(true);
+    cluster.config = cluster.config.buffers(true);
     let mut scene = Scene::new(&cluster, traffic, seed);
     let mut stops = 0;
     while !scene.is_done() && stops < 2_000 {

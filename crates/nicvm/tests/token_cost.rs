@@ -9,7 +9,7 @@ use midplane_nicvm::coordination::Hold;
 fn at_saturation_a_message_costs_at_most_two_control_messages() {
     for senders in [2, 3, 8, 16] {
         let mut cluster = Cluster::ethernet(senders);
-        cluster.config.hold(Hold::Message);
+        cluster.config = cluster.config.hold(Hold::Message);
         let time = Duration::from_secs(1);
         let outcome = cluster.run(Load { time, burst: 16, ..Load::default() });
         println!(
@@ -26,7 +26,7 @@ fn at_saturation_a_message_costs_at_most_two_control_messages() {
 #[test]
 fn who_sends_alone_asks_nobody() {
     let mut cluster = Cluster::ethernet(3);
-    cluster.config.hold(Hold::Message);
+    cluster.config = cluster.config.hold(Hold::Message);
     let outcome = cluster.run(Load { active: 1, ..Load::default() });
     // The first one has the token from the start, and says once that it keeps it.
     assert!(outcome.counters[0] - outcome.counters[1] <= 2, "{outcome:?}");

@@ -362,7 +362,7 @@ fn a_full_control_queue_refuses_and_nothing_of_it_is_lost() {
             assert_eq!(took, queue + window);
         }),
     );
-    let mut unit = Unit::new(*ControlConfig::default().queue(queue));
+    let mut unit = Unit::new(ControlConfig::default().queue(queue));
     unit.install(scripted.0, scripted.1).unwrap();
     let mut desk = Desk::new(unit);
     desk.post(PORT, command(MINE, 1));

@@ -44,14 +44,14 @@ fn two_switches_with_trunk(trunk: u16) -> Cluster {
     }
     let mut config = CoordinationConfig::new();
     let all: Vec<NodeId> = FAR.into_iter().chain(NEAR).collect();
-    config.link(LinkConfig { number: trunk, witness: NodeId(0), senders: FAR.to_vec() });
+    config = config.link(LinkConfig { number: trunk, witness: NodeId(0), senders: FAR.to_vec() });
     for receiver in RECEIVERS {
         let number = 6 + 2 * receiver.0;
-        config.link(LinkConfig { number, witness: receiver, senders: all.clone() });
+        config = config.link(LinkConfig { number, witness: receiver, senders: all.clone() });
     }
     // One link below the trunk's number, one above: named in either order, acquired in one.
-    config.route(RECEIVERS[0], vec![trunk, 6]).route(RECEIVERS[1], vec![8, trunk]);
-    config.genesis(true);
+    config = config.route(RECEIVERS[0], vec![trunk, 6]).route(RECEIVERS[1], vec![8, trunk]);
+    config = config.genesis(true);
     Cluster { topology, config, ..Cluster::ethernet(6) }
 }
 
@@ -153,7 +153,7 @@ fn a_trunk_with_the_lowest_number_keeps_all_links_busy() {
 #[test]
 fn the_receivers_buffers_are_those_of_the_last_link() {
     let mut cluster = two_switches();
-    cluster.config.buffers(true);
+    cluster.config = cluster.config.buffers(true);
     let counts = run(&cluster);
     for [sent, received] in counts.into_iter().flatten() {
         assert_eq!(sent, received, "{counts:?}");

@@ -38,7 +38,7 @@ fn unit() -> Unit {
     // Longer than a busy machine lets a process stand still.
     let patience = Duration::from_secs(30);
     let mut control = ControlConfig::default();
-    control.dead_after(patience);
+    control = control.dead_after(patience);
     let mut unit = Unit::new(control);
     unit.install(VIA, Via::new(ViaConfig::default().dead_after(patience))).unwrap();
     unit

@@ -107,14 +107,16 @@ impl ControlConfig {
     ///
     /// For a caller that cannot count all bytes sent under this rate. The rate of an idle sender
     /// then rises to its ceiling.
-    pub const fn is_always_used(&mut self, is: bool) -> &mut Self {
+    #[must_use]
+    pub const fn is_always_used(mut self, is: bool) -> Self {
         self.is_always_used = is;
         self
     }
 
     /// Sets the feedback delay that is assumed before the first measurement; 1 ms unless set. A
     /// value that is too long slows the start; one that is too short lets the start overshoot.
-    pub const fn first_delay(&mut self, delay: Duration) -> &mut Self {
+    #[must_use]
+    pub const fn first_delay(mut self, delay: Duration) -> Self {
         self.first_delay = delay;
         self
     }

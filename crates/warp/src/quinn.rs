@@ -82,7 +82,7 @@ impl WarpController {
         let mtu = u64::from(mtu);
         let floor = mtu as f64 / 4.0 / FIRST_ROUND_TRIP.as_secs_f64();
         let mut config = ControlConfig::new(backlog as f64, floor, f64::MAX);
-        config.first_delay(FIRST_ROUND_TRIP);
+        config = config.first_delay(FIRST_ROUND_TRIP);
         Self {
             begin,
             law: Controller::new(config, fabric::Instant::ZERO),

@@ -70,8 +70,8 @@ impl Plan {
             ppm: 400,
         };
         let mut control = ControlConfig::default();
-        control.dead_after(Duration::from_millis(rng.between(30, 120)));
-        control.window(rng.between(1, 32) as u16).queue(rng.between(4, 200) as usize);
+        control = control.dead_after(Duration::from_millis(rng.between(30, 120)));
+        control = control.window(rng.between(1, 32) as u16).queue(rng.between(4, 200) as usize);
         let profiles =
             [NicProfile::FREE, NicProfile::MODERN, NicProfile::MODERN, NicProfile::SBA_200E];
         let mtu = [800, 1_424, 65_400][rng.below(3) as usize];
@@ -136,11 +136,11 @@ fn topology(rng: &mut Rng) -> Topology {
 fn coordination(rng: &mut Rng, hosts: u16) -> CoordinationConfig {
     let senders: Vec<NodeId> = (1..hosts).map(NodeId).collect();
     let mut config = CoordinationConfig::star(&[CENTRE], &senders);
-    config.lease(Duration::from_millis(rng.between(5, 30)));
-    config.genesis(rng.chance(0.7)).buffers(rng.chance(0.3));
-    config.hold([Hold::Message, Hold::Auto, Hold::Bytes(20_000)][rng.below(3) as usize]);
+    config = config.lease(Duration::from_millis(rng.between(5, 30)));
+    config = config.genesis(rng.chance(0.7)).buffers(rng.chance(0.3));
+    config = config.hold([Hold::Message, Hold::Auto, Hold::Bytes(20_000)][rng.below(3) as usize]);
     if rng.chance(0.3) {
-        config.lead(Lead::Off);
+        config = config.lead(Lead::Off);
     }
     config
 }

@@ -53,41 +53,47 @@ impl Default for ControlConfig {
 
 impl ControlConfig {
     /// Sets the messages that may be under way to one peer; clamped to 1 to 32.
-    pub fn window(&mut self, messages: u16) -> &mut Self {
+    #[must_use]
+    pub fn window(mut self, messages: u16) -> Self {
         self.window = messages.clamp(1, MAX_WINDOW);
         self
     }
 
     /// Sets the time until a first resend while no round trip has been measured; at least 1 ns.
-    pub fn initial_timeout(&mut self, time: Duration) -> &mut Self {
+    #[must_use]
+    pub fn initial_timeout(mut self, time: Duration) -> Self {
         self.initial_timeout = nanos(time).max(1);
         self
     }
 
     /// Sets the least time until a resend, however short round trips are; at least 1 ns. Too short a time resends
     /// messages that are only late.
-    pub fn min_timeout(&mut self, time: Duration) -> &mut Self {
+    #[must_use]
+    pub fn min_timeout(mut self, time: Duration) -> Self {
         self.min_timeout = nanos(time).max(1);
         self
     }
 
     /// Sets the time without any new acknowledgement after which a peer that owes one is declared down; at least 8 ns.
     /// Waits between resends grow to at most an eighth of it.
-    pub fn dead_after(&mut self, time: Duration) -> &mut Self {
+    #[must_use]
+    pub fn dead_after(mut self, time: Duration) -> Self {
         self.dead_after = nanos(time).max(CAPPED_ATTEMPTS);
         self
     }
 
     /// Sets the time that an acknowledgement may wait for a message to ride on; zero sends each at once. Resends wait
     /// that much longer, so peers should agree on it.
-    pub fn acknowledgement_delay(&mut self, time: Duration) -> &mut Self {
+    #[must_use]
+    pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
         self.acknowledgement_delay = nanos(time);
         self
     }
 
     /// Sets the messages that may wait for one peer behind the window; those under way are not counted. Memory: about
     /// 150 bytes for each message of the longest queue so far.
-    pub fn queue(&mut self, messages: usize) -> &mut Self {
+    #[must_use]
+    pub fn queue(mut self, messages: usize) -> Self {
         self.queue = messages;
         self
     }

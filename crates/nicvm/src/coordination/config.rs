@@ -150,21 +150,24 @@ impl CoordinationConfig {
         let mut config = Self::new();
         for receiver in receivers {
             let others = senders.iter().copied().filter(|sender| sender != receiver).collect();
-            config.link(LinkConfig { number: receiver.0, witness: *receiver, senders: others });
-            config.route(*receiver, vec![receiver.0]);
+            config =
+                config.link(LinkConfig { number: receiver.0, witness: *receiver, senders: others });
+            config = config.route(*receiver, vec![receiver.0]);
         }
         config
     }
 
     /// Adds a link.
-    pub fn link(&mut self, link: LinkConfig) -> &mut Self {
+    #[must_use]
+    pub fn link(mut self, link: LinkConfig) -> Self {
         self.links.push(link);
         self
     }
 
     /// Sets the links on the path to `destination`. A sender needs the tokens of those `links` that list it as a
     /// sender. Messages to a destination without a route are not coordinated.
-    pub fn route(&mut self, destination: NodeId, mut links: Vec<u16>) -> &mut Self {
+    #[must_use]
+    pub fn route(mut self, destination: NodeId, mut links: Vec<u16>) -> Self {
         links.sort_unstable();
         links.dedup();
         self.routes.push((destination, links));
@@ -172,13 +175,15 @@ impl CoordinationConfig {
     }
 
     /// Sets how early tokens are released; [`Lead::Adaptive`] by default.
-    pub fn lead(&mut self, lead: Lead) -> &mut Self {
+    #[must_use]
+    pub fn lead(mut self, lead: Lead) -> Self {
         self.lead = lead;
         self
     }
 
     /// Lets `trim` shorten the lead of this node's tokens on the path to `destination`.
-    pub fn trim_lead(&mut self, destination: NodeId, trim: LeadTrim) -> &mut Self {
+    #[must_use]
+    pub fn trim_lead(mut self, destination: NodeId, trim: LeadTrim) -> Self {
         self.trims.push((destination, trim));
         self
     }
@@ -192,27 +197,31 @@ impl CoordinationConfig {
     }
 
     /// Sets how long a sender keeps a token while others wait; [`Hold::Auto`] by default.
-    pub fn hold(&mut self, hold: Hold) -> &mut Self {
+    #[must_use]
+    pub fn hold(mut self, hold: Hold) -> Self {
         self.hold = hold;
         self
     }
 
     /// Sets the messages that may be sent without a token; none by default.
-    pub fn uncontrolled(&mut self, uncontrolled: Uncontrolled) -> &mut Self {
+    #[must_use]
+    pub fn uncontrolled(mut self, uncontrolled: Uncontrolled) -> Self {
         self.uncontrolled = uncontrolled;
         self
     }
 
     /// Sets how many bytes of a message are sent before its token arrives: the paper's other method. The bytes of all
     /// senders together must fit the switch's buffer. Default: 0.
-    pub fn ahead(&mut self, bytes: u32) -> &mut Self {
+    #[must_use]
+    pub fn ahead(mut self, bytes: u32) -> Self {
         self.ahead = bytes;
         self
     }
 
     /// Sets how long a holder may send without a new confirmation by all other senders; a lost token is replaced after
     /// about that long. At least 1 ms; [`DEFAULT_LEASE`] by default. Also sets the request timeout to two leases.
-    pub fn lease(&mut self, lease: Duration) -> &mut Self {
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease.max(Duration::from_millis(1));
         self.request_timeout = self.lease * 2;
         self
@@ -221,7 +230,8 @@ impl CoordinationConfig {
     /// Sets how long a sender waits for a token before it asks again. After twice as long again, it reports the token
     /// lost. It should exceed the time for which all others together may keep the token. At least 1 ms; two leases by
     /// default.
-    pub fn request_timeout(&mut self, request_timeout: Duration) -> &mut Self {
+    #[must_use]
+    pub fn request_timeout(mut self, request_timeout: Duration) -> Self {
         self.request_timeout = request_timeout.max(Duration::from_millis(1));
         self
     }
@@ -230,20 +240,23 @@ impl CoordinationConfig {
     /// leaves room for messages without a token and for other traffic. To leave a share `b` of the link to others, set
     /// `1000 b / (1 - b)`. By default [`DEFAULT_RESERVE`] if several senders share a link, and none if one has it for
     /// itself.
-    pub fn reserve(&mut self, thousandths: u16) -> &mut Self {
+    #[must_use]
+    pub fn reserve(mut self, thousandths: u16) -> Self {
         self.reserve = Some(thousandths.min(900));
         self
     }
 
     /// Sets the rate of the slowest coordinated link; the NIC's own by default.
-    pub fn rate(&mut self, rate: LineRate) -> &mut Self {
+    #[must_use]
+    pub fn rate(mut self, rate: LineRate) -> Self {
         self.rate = Some(rate);
         self
     }
 
     /// Sets whether tokens carry the receiver's buffers, those of all its ports together. Then a message is sent only
     /// if a buffer is posted for it, and none without the token. Off by default.
-    pub fn buffers(&mut self, buffers: bool) -> &mut Self {
+    #[must_use]
+    pub fn buffers(mut self, buffers: bool) -> Self {
         self.buffers = buffers;
         self
     }
@@ -251,7 +264,8 @@ impl CoordinationConfig {
     /// Sets whether all nodes start together and for the first time, so that each link's first sender begins with its
     /// token. Otherwise the first token is requested from the witness, a lease after the start. Off by default, because
     /// a node that has restarted can't tell that it has.
-    pub fn genesis(&mut self, genesis: bool) -> &mut Self {
+    #[must_use]
+    pub fn genesis(mut self, genesis: bool) -> Self {
         self.genesis = genesis;
         self
     }

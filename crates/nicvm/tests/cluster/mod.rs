@@ -135,7 +135,7 @@ impl Cluster {
     fn star(senders: u16, link: LinkProfile, buffer: Buffer, profile: NicProfile) -> Self {
         let nodes: Vec<NodeId> = (1..=senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &nodes);
-        config.genesis(true);
+        config = config.genesis(true);
         Self {
             senders,
             topology: Topology::star(senders + 1, link, SwitchProfile::new(buffer)),

@@ -110,7 +110,7 @@ fn a_round_trip_does_not_count_the_wait_of_its_acknowledgement() {
 #[test]
 fn a_peer_that_never_answers_is_down_at_the_bound_and_not_before() {
     let mut config = ControlConfig::default();
-    config.dead_after(Duration::from_millis(80));
+    config = config.dead_after(Duration::from_millis(80));
     for connected in [false, true] {
         let mut pair =
             if connected { Network::connected_pair(config) } else { Network::new(1, 2, config) };
@@ -237,7 +237,7 @@ fn units_that_end_together_wait_for_one_round_trip_each() {
 #[test]
 fn what_cannot_be_sent_is_refused() {
     let mut config = ControlConfig::default();
-    config.window(4).queue(2);
+    config = config.window(4).queue(2);
     let mut control = Control::new(A, Incarnation::FIRST, config);
     let mut send = |to, body: &[u8]| control.send(Instant::ZERO, to, EXTENSION, body);
     assert_eq!(send(A, b"me"), Err(SendError::ToItself));

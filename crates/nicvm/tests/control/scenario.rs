@@ -53,7 +53,7 @@ fn scenario(seed: u64) {
 fn run_into_trouble(seed: u64, rng: &mut Rng) -> Network {
     let units = rng.between(2, 3) as usize;
     let mut config = ControlConfig::default();
-    config.window(rng.between(1, 32) as u16).queue(rng.between(0, 60) as usize);
+    config = config.window(rng.between(1, 32) as u16).queue(rng.between(0, 60) as usize);
     let mut network = Network::new(seed, units, config);
     network.latency = [1_000, 50_000, 3_000_000][rng.below(3) as usize];
     for _ in 0..STEPS {

@@ -49,7 +49,7 @@ fn unit(ranks: u16) -> Unit {
     // Longer than a busy machine lets a process stand still.
     let patience = Duration::from_secs(30);
     let mut control = ControlConfig::default();
-    control.dead_after(patience);
+    control = control.dead_after(patience);
     let mut unit = Unit::new(control);
     unit.install(VIA, Via::new(ViaConfig::default().dead_after(patience))).unwrap();
     unit.install(COLLECTIVES, Collectives::new((0..ranks).map(NodeId).collect())).unwrap();

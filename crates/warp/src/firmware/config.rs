@@ -61,7 +61,8 @@ impl WarpConfig {
 
     /// Sets the time that a group of stamps covers, by the sender's clock; a quarter of the target
     /// queue's delay unless set.
-    pub const fn span(&mut self, span: Duration) -> &mut Self {
+    #[must_use]
+    pub const fn span(mut self, span: Duration) -> Self {
         self.span = span;
         self
     }
@@ -72,7 +73,8 @@ impl WarpConfig {
     ///
     /// # Panics
     /// If `share` is not above zero, or above one.
-    pub fn floor(&mut self, share: f64) -> &mut Self {
+    #[must_use]
+    pub fn floor(mut self, share: f64) -> Self {
         assert!(share > 0.0 && share <= 1.0, "a floor is a share of the line");
         self.floor = share;
         self
@@ -80,7 +82,8 @@ impl WarpConfig {
 
     /// Sets the time between two drains; 2 s unless set. With [`Duration::MAX`] there are none, for
     /// senders that find the path empty now and then anyway.
-    pub const fn drain_every(&mut self, every: Duration) -> &mut Self {
+    #[must_use]
+    pub const fn drain_every(mut self, every: Duration) -> Self {
         self.drain_every = every;
         self
     }
@@ -90,13 +93,15 @@ impl WarpConfig {
     ///
     /// Those frames carry no stamps, so Warp sends an empty stamped frame every span. If those
     /// would be more than an eighth of the rate, it sends fewer.
-    pub const fn paces_others(&mut self, does: bool) -> &mut Self {
+    #[must_use]
+    pub const fn paces_others(mut self, does: bool) -> Self {
         self.paces_others = does;
         self
     }
 
     /// Also sends to [`NodeId::BROADCAST`], with feedback from all destinations; off unless set.
-    pub const fn broadcast(&mut self, does: bool) -> &mut Self {
+    #[must_use]
+    pub const fn broadcast(mut self, does: bool) -> Self {
         self.broadcasts = does;
         self
     }
@@ -105,7 +110,8 @@ impl WarpConfig {
     /// early leaves a queue there, tokens are released later; without a queue, earlier again. Pass
     /// the same `trim` to sender coordination
     /// ([`CoordinationConfig::trim_lead`](midplane_nicvm::coordination::CoordinationConfig::trim_lead)).
-    pub fn adapt_lead(&mut self, destination: NodeId, trim: LeadTrim) -> &mut Self {
+    #[must_use]
+    pub fn adapt_lead(mut self, destination: NodeId, trim: LeadTrim) -> Self {
         self.trims.push((destination, trim));
         self
     }
@@ -131,7 +137,7 @@ impl WarpConfig {
         let floor = frame_bytes as f64 / (16.0 * self.span.as_secs_f64());
         let floor = floor.min(line * self.floor);
         let mut config = ControlConfig::new(self.backlog, floor, CEILING * line);
-        config.first_delay(self.span * 4).is_always_used(self.paces_others);
+        config = config.first_delay(self.span * 4).is_always_used(self.paces_others);
         config
     }
 

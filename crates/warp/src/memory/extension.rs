@@ -98,7 +98,8 @@ impl MermeraConfig {
     /// itself. Slow writes to a node without a gate are sent at once. Warp must pace the frames of
     /// other extensions ([`WarpConfig::paces_others`](crate::firmware::WarpConfig::paces_others)),
     /// or it gets no feedback.
-    pub fn gates(&mut self, gates: BTreeMap<NodeId, Gate>) -> &mut Self {
+    #[must_use]
+    pub fn gates(mut self, gates: BTreeMap<NodeId, Gate>) -> Self {
         self.gates = gates;
         self
     }

@@ -59,7 +59,7 @@ impl Draw {
     fn controller_from(&self, start: f64, floor: f64) -> Controller {
         let share = self.target / self.senders as f64;
         let mut config = ControlConfig::new(share, floor, SERVICE * 4.0);
-        config.first_delay(LOOP);
+        config = config.first_delay(LOOP);
         let mut controller = Controller::new(config, BEGIN);
         if start > 0.0 {
             controller.start_at(start);

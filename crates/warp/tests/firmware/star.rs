@@ -94,9 +94,10 @@ impl Star {
     fn config_of_tokens(&self, node: NodeId, trim: Option<LeadTrim>) -> WarpConfig {
         let to: &[NodeId] = if node == RECEIVER { &[] } else { &[RECEIVER] };
         let mut config = WarpConfig::new(to, RATE, 4 * self.message as u32, 1);
-        config.paces_others(true).span(Duration::from_millis(13)).drain_every(Duration::MAX);
+        config =
+            config.paces_others(true).span(Duration::from_millis(13)).drain_every(Duration::MAX);
         if let Some(trim) = trim {
-            config.adapt_lead(RECEIVER, trim);
+            config = config.adapt_lead(RECEIVER, trim);
         }
         config
     }
@@ -105,8 +106,8 @@ impl Star {
         let senders: Vec<NodeId> = (1..=self.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
         // The lead is ten times the duration of a hand-over.
-        config.lead(Lead::Fixed(Duration::from_micros(850))).rate(RATE).genesis(true);
-        config.trim_lead(RECEIVER, trim);
+        config = config.lead(Lead::Fixed(Duration::from_micros(850))).rate(RATE).genesis(true);
+        config = config.trim_lead(RECEIVER, trim);
         Coordination::new(config).unwrap()
     }
 

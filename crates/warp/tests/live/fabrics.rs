@@ -44,15 +44,15 @@ impl Setting {
         let all: Vec<NodeId> = (0..self.nodes).map(NodeId).collect();
         let others: Vec<NodeId> = all.iter().copied().filter(|other| other.0 != node).collect();
         let mut config = WarpConfig::new(&others, RATE, self.port_bytes / 4, self.nodes - 1);
-        config.paces_others(self.sending == Sending::Gated);
+        config = config.paces_others(self.sending == Sending::Gated);
         let (warp, gates) = Warp::new(config);
         let mut memory = MermeraConfig::new(&all, DELAY);
         let mut control = ControlConfig::default();
-        control.dead_after(self.dead_after);
+        control = control.dead_after(self.dead_after);
         let mut unit = Unit::new(control);
         if self.sending == Sending::Gated {
             unit.install(WARP, warp).unwrap();
-            memory.gates(gates);
+            memory = memory.gates(gates);
         }
         unit.install(MERMERA, Mermera::new(memory)).unwrap();
         unit

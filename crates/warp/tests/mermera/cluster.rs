@@ -61,10 +61,10 @@ impl Cluster {
             let all: Vec<NodeId> = (0..nodes).map(NodeId).collect();
             let others: Vec<NodeId> = all.iter().copied().filter(|other| *other != node).collect();
             let mut config = WarpConfig::new(&others, rate, queue, nodes - 1);
-            config.paces_others(true).broadcast(way == Way::All);
+            config = config.paces_others(true).broadcast(way == Way::All);
             let (warp, gates) = Warp::new(config);
             let mut config = MermeraConfig::new(&all, DELAY);
-            config.gates(gates);
+            config = config.gates(gates);
             let mut unit = Unit::default();
             unit.install(MESSAGES, Messages::new()).unwrap();
             unit.install(WARP, warp).unwrap();
