@@ -182,8 +182,8 @@ impl ShmConfig {
         }
         StartError::check("the length of the fabric's name", self.name.len(), (1, MAX_NAME))?;
         StartError::check("the MTU", self.mtu, (1, MAX_PAYLOAD))?;
-        let asked = [Some(self.slots), self.areas].into_iter().flatten();
-        asked.map(|count| StartError::check(SLOTS, count, (4, MAX_SLOTS))).collect()
+        let mut asked = [Some(self.slots), self.areas].into_iter().flatten();
+        asked.try_for_each(|count| StartError::check(SLOTS, count, (4, MAX_SLOTS)))
     }
 }
 
