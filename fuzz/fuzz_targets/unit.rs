@@ -93,8 +93,7 @@ fuzz_target!(|bytes: &[u8]| {
         if node == NodeId(2) {
             return Node::Hostile(frames(&bytes));
         }
-        let mut config = CoordinationConfig::star(&[NodeId(0)], &[NodeId(1), NodeId(2)]);
-        config.genesis(true);
+        let config = CoordinationConfig::star(&[NodeId(0)], &[NodeId(1), NodeId(2)]).genesis(true);
         let mut unit = Unit::default();
         unit.install(MESSAGES, Messages::new()).expect("the first");
         let coordination = Coordination::new(config).expect("a star");

@@ -62,9 +62,9 @@ pub use engines::{Code, Engine};
 /// The version of the interface that modules are built for.
 pub const VERSION: i32 = 1;
 /// Bytes of a module's mailbox.
-pub(crate) const MAILBOX_BYTES: usize = 256;
+pub const MAILBOX_BYTES: usize = 256;
 /// Bytes of a command's region that its handler finds in the mailbox.
-pub(crate) const COMMAND_BYTES: usize = MAILBOX_BYTES - 32;
+pub const COMMAND_BYTES: usize = MAILBOX_BYTES - 32;
 /// Most bytes of a module.
 pub const MAX_MODULE: usize = 1 << 20;
 /// Most bytes of state that pass from one version to the next.
