@@ -132,7 +132,9 @@ impl ShmNic {
     /// Returns the connected peers, sorted; the value changes when a peer connects or disconnects.
     #[must_use]
     pub fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
-        self.peers.clone()
+        let mut peers = self.peers.clone();
+        peers.mark_unchanged();
+        peers
     }
 
     /// Serves this NIC's ports to other processes, until the returned server is dropped. Those processes do not

@@ -136,6 +136,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
             Some(until) => until,
             None => {
                 self.call(|firmware, nic| firmware.on_stop(nic));
+                self.nic.wake();
                 *self.stopping.insert(now + STOP_TIMEOUT)
             }
         };

@@ -325,11 +325,13 @@ impl<L: Link> Hardware for Nic<L> {
         if !std::mem::take(&mut self.staged.is_any) {
             return;
         }
-        // First: frames leave with the bytes that were there before this turn's writes.
-        L::commit(self);
-        self.looped.extend(self.staged.looped.drain(..));
+        // Frames leave with the bytes that were there before this turn's writes.
+        L::gather(self);
         self.commit_writes();
         self.commit_copies();
+        // A peer that sees a frame finds the memory written.
+        L::publish(self);
+        self.looped.extend(self.staged.looped.drain(..));
         self.publish_completions();
         if let Some(timers) = self.staged.timers.take() {
             self.timers = timers;

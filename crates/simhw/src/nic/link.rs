@@ -37,8 +37,11 @@ pub(crate) trait Link: Sized {
         source: Source<'_>,
     ) -> Result<Instant, TransmitRefused>;
 
-    /// Puts the staged frames into effect. When this returns, registered memory that they are sent from is read.
-    fn commit(nic: &mut Nic<Self>);
+    /// Begins a commit, before its writes: reads the registered memory that staged frames are sent from.
+    fn gather(_nic: &mut Nic<Self>) {}
+
+    /// Puts the staged frames into effect, after the writes of the commit and before its completions.
+    fn publish(_nic: &mut Nic<Self>) {}
 
     /// Handles what the link has to do by itself, before the alarms of a turn.
     fn handle_timeout(_nic: &mut Nic<Self>) {}

@@ -318,7 +318,6 @@ struct PortBell<F>(Arc<Core<F>>);
 
 impl<F: Firmware + Send> Bell for PortBell<F> {
     fn ring(&self, port: PortId) {
-        // A port that was dropped while it was being opened rings under the lock.
         if let Some(engine) = &mut *self.0.engine() {
             engine.ring(port);
             self.0.set_driver(engine);

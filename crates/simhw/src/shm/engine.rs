@@ -182,11 +182,7 @@ impl<F: Firmware> Engine<F> {
     /// Returns whether the NIC may end: its peers have received what the firmware sent them, or are waited for no
     /// longer.
     pub(super) fn may_stop(&mut self) -> bool {
-        let may = self.unit.stop().is_none();
-        if may {
-            self.unit.nic.wake();
-        }
-        may
+        self.unit.stop().is_none()
     }
 }
 

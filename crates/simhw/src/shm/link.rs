@@ -141,7 +141,7 @@ impl Link for ShmLink {
         Ok(*now)
     }
 
-    fn commit(nic: &mut Nic<Self>) {
+    fn publish(nic: &mut Nic<Self>) {
         let Nic { link, counters, .. } = nic;
         let staged = std::mem::take(&mut link.staged);
         counters.frames_sent += staged.frames;

@@ -51,8 +51,15 @@ pub(super) struct Core<F> {
     is_called: AtomicBool,
     /// Failed polls since an application last parked.
     vain: AtomicU32,
-    /// The counters of a NIC that has stopped.
-    last_counters: Mutex<NicCounters>,
+    reported: Mutex<Reported>,
+}
+
+/// The counters as of the last turn. Reading them needs no lock of the engine.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reported {
+    counters: NicCounters,
+    /// True once the NIC has stopped: they then include what the system lost.
+    has_stopped: bool,
 }
 
 /// The driver's next step.
@@ -84,7 +91,7 @@ impl<F: Firmware> Core<F> {
             wakes: AtomicU64::new(0),
             is_called: AtomicBool::new(false),
             vain: AtomicU32::new(0),
-            last_counters: Mutex::default(),
+            reported: Mutex::default(),
         })
     }
 
@@ -112,18 +119,23 @@ impl<F: Firmware> Core<F> {
         engine
     }
 
+    fn reported(&self) -> MutexGuard<'_, Reported> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Drops an engine, and keeps its counters.
     fn save(&self, engine: Option<Engine<F>>) {
         if let Some(engine) = engine {
-            let mut last = self.last_counters.lock().unwrap_or_else(PoisonError::into_inner);
-            *last = engine.last_counters();
+            let counters = engine.last_counters();
+            *self.reported() = Reported { counters, has_stopped: true };
         }
     }
 
     /// Drops the engine: its ports close.
     pub(super) fn stop(&self) {
-        let engine = self.engine().take();
-        self.save(engine);
+        // Under the lock, so that wakers of the ports run once it is released.
+        let mut engine = self.engine();
+        self.save(engine.take());
     }
 
     fn ending(&self) -> Ending {
@@ -144,7 +156,7 @@ impl<F: Firmware> Core<F> {
             Ending::Flush => return engine.lingers().map_or(Next::Flush, Next::Linger),
             Ending::Now => return Next::End,
         }
-        engine.report();
+        self.reported().counters = engine.report();
         if engine.has_more() {
             return Next::Again;
         }
@@ -219,14 +231,11 @@ impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
     /// Includes datagrams that the system lost in front of the socket.
     fn counters(&self) -> NicCounters {
         let lost = kernel::dropped(self.address);
-        match &*self.engine() {
-            Some(engine) => {
-                let mut counters = engine.nic().counters;
-                counters.drops.add_many(DropCause::System, lost);
-                counters
-            }
-            None => *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner),
+        let Reported { mut counters, has_stopped } = *self.reported();
+        if !has_stopped {
+            counters.drops.add_many(DropCause::System, lost);
         }
+        counters
     }
 
     fn end(&self, is_orderly: bool) {

@@ -70,8 +70,8 @@ impl<F: Firmware> Engine<F> {
 
     fn finish(&mut self) {
         self.unit.work();
-        self.unit.nic.hand_over();
         self.unit.nic.wake();
+        self.unit.nic.hand_over();
     }
 
     /// Returns whether the next turn has something to do already.
@@ -84,10 +84,11 @@ impl<F: Firmware> Engine<F> {
         !self.inbox.is_empty()
     }
 
-    /// Reports what was counted since the last report.
-    pub(super) fn report(&mut self) {
+    /// Reports what was counted since the last report; returns all counters.
+    pub(super) fn report(&mut self) -> NicCounters {
         let before = std::mem::replace(&mut self.reported, self.unit.nic.counters);
         observe::on_report(self.unit.nic.node, &before, &self.reported);
+        self.reported
     }
 
     /// Reports for the last time; returns the counters, including datagrams that the system lost in front of the
@@ -95,8 +96,7 @@ impl<F: Firmware> Engine<F> {
     pub(super) fn last_counters(mut self) -> NicCounters {
         let lost = self.unit.nic.link.socket.dropped();
         self.unit.nic.counters.drops.add_many(DropCause::System, lost);
-        self.report();
-        self.reported
+        self.report()
     }
 
     /// Returns when the NIC has something to do by itself.

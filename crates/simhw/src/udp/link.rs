@@ -208,7 +208,7 @@ impl Link for UdpLink {
         Ok(link.send(*now, header, frame))
     }
 
-    fn commit(nic: &mut Nic) {
+    fn gather(nic: &mut Nic) {
         nic.link.line.commit();
         nic.settle_loans();
         let Nic { link, counters, now, .. } = nic;
