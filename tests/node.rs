@@ -20,13 +20,14 @@ pub(crate) enum Over {
     SealedTcp,
 }
 
-/// An address that was free a moment ago, for UDP and TCP: of a host of its own, so that no connection that the system
-/// makes has its port.
+/// An address that was free a moment ago, for UDP and TCP: of a host of its own, and below the ports that the system gives
+/// to sockets of all addresses.
 pub(crate) fn free_address() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     let host = Ipv4Addr::new(127, 1 + (std::process::id() % 254) as u8, high, low);
-    UdpSocket::bind((host, 0)).unwrap().local_addr().unwrap()
+    let port = 10_000 + (std::process::id() % 20_000) as u16;
+    UdpSocket::bind((host, port)).unwrap().local_addr().unwrap()
 }
 
 /// A service's node and a client's, in a cluster of the test's own.
