@@ -3,8 +3,9 @@
 #![cfg(target_os = "linux")]
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -201,9 +202,12 @@ fn place(fabric: &str) -> String {
             std::thread::current().id()
         );
     }
-    let sockets = [0, 1].map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
-    let [first, second] = sockets.map(|socket| socket.local_addr().unwrap().to_string());
-    let addresses = format!("{first},{second}");
+    // Of a host of its own, and below the ports that the system gives to sockets of all addresses.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let [.., high, low] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let host = Ipv4Addr::new(127, 1 + (std::process::id() % 254) as u8, high, low);
+    let port = 10_000 + std::process::id() % 20_000;
+    let addresses = format!("{host}:{port},{host}:{}", port + 1);
     if fabric != "identified" {
         return addresses;
     }
