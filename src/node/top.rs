@@ -36,7 +36,7 @@ use tower_service::Service;
 use super::{Inner, Node, PeerInfo};
 use crate::call::{CallError, Limits};
 use crate::error::{Error, ErrorKind};
-pub use report::{Calls, Loss, MOST, Peer, Report, ServiceStreams, VERSION};
+pub use report::{Calls, Loss, MAX_ENTRIES, Peer, Report, ServiceStreams, VERSION};
 
 /// The reserved name of the service.
 pub(super) const SERVICE: &str = "midplane:top";

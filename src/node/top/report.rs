@@ -10,7 +10,7 @@ use super::SERVICE;
 /// The version of [`Report`]: a reader of another one gets an error that names both.
 pub const VERSION: u32 = 1;
 /// 512: entries of each list of a report at most.
-pub const MOST: usize = 512;
+pub const MAX_ENTRIES: usize = 512;
 /// Bytes of a text at most.
 const MAX_TEXT: usize = 256;
 
@@ -48,7 +48,7 @@ pub struct Report {
     pub losses: Vec<Loss>,
     /// The places that it could not reach.
     pub unanswered: Vec<FailedDial>,
-    /// Entries that the lists would have beyond [`MOST`].
+    /// Entries that the lists would have beyond [`MAX_ENTRIES`].
     pub left_out: u64,
 }
 
@@ -154,7 +154,8 @@ impl Report {
             self.losses.len(),
             self.unanswered.len(),
         ];
-        lengths.into_iter().all(|length| length <= MOST) && texts.all(|text| text.len() <= MAX_TEXT)
+        lengths.into_iter().all(|length| length <= MAX_ENTRIES)
+            && texts.all(|text| text.len() <= MAX_TEXT)
     }
 }
 
@@ -254,10 +255,10 @@ impl Node {
     }
 }
 
-/// Collects at most [`MOST`] entries, and counts the others.
+/// Collects at most [`MAX_ENTRIES`] entries, and counts the others.
 fn bounded<T>(entries: impl IntoIterator<Item = T>, left_out: &mut u64) -> Vec<T> {
     let mut all = entries.into_iter();
-    let kept = all.by_ref().take(MOST).collect();
+    let kept = all.by_ref().take(MAX_ENTRIES).collect();
     *left_out += all.count() as u64;
     kept
 }

@@ -20,7 +20,8 @@ async fn answered_by<R: serde::Serialize + Clone + Send + 'static>(test: &str, a
 #[tokio::test]
 async fn an_answer_that_is_no_report_is_an_error() {
     let long = Report { address: Some("x".repeat(1_000)), ..Report::default() };
-    let many = Report { losses: vec![report::Loss::default(); MOST + 1], ..Report::default() };
+    let many =
+        Report { losses: vec![report::Loss::default(); MAX_ENTRIES + 1], ..Report::default() };
     let encoded = |report| encode_value(report).unwrap();
     for (test, bytes) in [
         ("empty", Vec::new()),
@@ -52,13 +53,13 @@ fn the_largest_report_fits_into_an_answer() {
     let service = ServiceStreams { name: text.clone(), ..ServiceStreams::default() };
     let calls = Calls { service: text, ..Calls::default() };
     let report = Report {
-        peers: vec![peer; MOST],
-        services: vec![service; MOST],
-        calls: vec![calls; MOST],
+        peers: vec![peer; MAX_ENTRIES],
+        services: vec![service; MAX_ENTRIES],
+        calls: vec![calls; MAX_ENTRIES],
         ..Report::default()
     };
     assert!(report.is_bounded());
     // Places that were not reached have two texts each.
-    let places = MOST * 2 * (256 + 8);
+    let places = MAX_ENTRIES * 2 * (256 + 8);
     assert!(encode_value(&report).unwrap().len() + places < crate::call::DEFAULT_MAX_MESSAGE);
 }

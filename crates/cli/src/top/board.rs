@@ -26,7 +26,7 @@ pub(super) struct Board {
     /// The errors of the last search for nodes, and of the gang daemon.
     #[serde(skip)]
     pub(super) problems: Vec<String>,
-    /// Counts the readings.
+    /// The number of readings so far.
     #[serde(skip)]
     pub(super) readings: u64,
 }
@@ -35,9 +35,9 @@ pub(super) struct Board {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// It has answered.
+    /// The node has answered.
     Live,
-    /// It has not answered in time.
+    /// The node has not answered in time.
     Silent,
     /// Its answer can't be read.
     Broken,
@@ -70,7 +70,7 @@ pub(super) struct Row {
     pub(super) error: Option<String>,
     /// The changes between the last two reports.
     pub(super) rates: Option<Rates>,
-    /// The last report.
+    /// The node's last report.
     pub(super) report: Option<Report>,
 }
 

@@ -56,7 +56,7 @@ pub(super) struct Table<'a> {
     /// `None` if the file does not have this table.
     keys: Option<&'a DeTable<'a>>,
     asked: RefCell<Vec<&'static str>>,
-    /// Whether keys that were not asked for are mistakes.
+    /// True if keys that were not asked for are mistakes.
     checked: Cell<bool>,
 }
 

@@ -157,7 +157,7 @@ pub async fn restore(
 /// ends then. Waits until all ranks have come to a point where they can be saved, and it is on the disk.
 ///
 /// # Errors
-/// [`ClientError`]; `Refused` says why it was not saved: it goes on then.
+/// [`ClientError`]; `Refused` says why the job was not saved; the job then continues.
 ///
 /// # Cancel safety
 /// Dropped after its first poll, the daemon may save the job all the same.

@@ -87,7 +87,7 @@ impl<L: Link> Nic<L> {
         }
     }
 
-    /// Reads the clock; the NIC's time stands still until the next reading.
+    /// Reads the clock; the NIC's time is constant until the next reading.
     pub(crate) fn read_clock(&mut self) {
         self.now = Clock::now();
     }

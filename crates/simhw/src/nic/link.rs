@@ -1,4 +1,4 @@
-//! What differs between live fabrics: how frames leave, and in which memory they arrive.
+//! Separates what live fabrics do differently: how frames leave, and in which memory they arrive.
 
 use super::hardware::Nic;
 use crate::frame::Header;

@@ -14,7 +14,7 @@ pub enum StartError {
     /// The rank is not below the number of nodes.
     #[error("rank {node} is outside a fabric of {nodes} nodes; ranks count from 0")]
     Rank {
-        /// The rank.
+        /// The node's rank.
         node: NodeId,
         /// Nodes of the fabric.
         nodes: usize,
@@ -22,9 +22,9 @@ pub enum StartError {
     /// A number of the configuration is out of range.
     #[error("{what} is {value}; it must be {min} to {max}")]
     OutOfRange {
-        /// What the number is.
+        /// Names the number, for the message.
         what: &'static str,
-        /// The number.
+        /// The configured number.
         value: usize,
         /// Its least value.
         min: usize,

@@ -51,6 +51,7 @@ pub(super) struct Core<F> {
     is_called: AtomicBool,
     /// Failed polls since an application last parked.
     vain: AtomicU32,
+    /// The counters for readers.
     reported: Mutex<Reported>,
 }
 
