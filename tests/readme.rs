@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -105,16 +105,10 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
-/// Addresses that were free a moment ago.
-fn free_addresses(count: usize) -> Vec<SocketAddr> {
-    let sockets: Vec<_> =
-        (0..count).map(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port")).collect();
-    sockets.iter().map(|socket| socket.local_addr().unwrap()).collect()
-}
-
 #[test]
 fn three_senders_lose_no_line_to_one_receiver() {
-    let (program, peers) = (program("many_to_one"), free_addresses(1 + SENDERS));
+    let peers: Vec<SocketAddr> = (0..=SENDERS).map(|_| crate::node::free_address()).collect();
+    let program = program("many_to_one");
     let mut receiver = Node::start(&program, 0, &peers);
     let mut senders: Vec<Node> =
         (1..=SENDERS).map(|rank| Node::start(&program, rank, &peers)).collect();
