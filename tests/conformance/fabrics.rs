@@ -10,10 +10,11 @@ use std::time::Duration;
 use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
+use midplane::simhw::fault::Faults;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
-use midplane::simhw::nic::{LiveHost, StartError};
+use midplane::simhw::nic::{FaultInjector, LiveHost, StartError};
 #[cfg(target_os = "linux")]
 use midplane::simhw::nicd::{Client, ClientConfig, PortServer, ServerConfig};
 use midplane::simhw::profile::NicProfile;
@@ -118,8 +119,25 @@ pub(crate) fn sim(case: Case<SimHost>) {
 
 /// Runs `case` on every node of a fabric over loopback.
 pub(crate) fn udp(case: Case<LiveHost>) {
+    udp_with(None, case);
+}
+
+/// Runs `case` on a fabric over loopback whose links delay each datagram.
+pub(crate) fn delayed_udp(case: Case<LiveHost>) {
+    udp_with(Some(&jitter()), case);
+}
+
+/// Faults that the cases must not notice: each frame is kept for a while, and handled in its order.
+fn jitter() -> FaultInjector {
+    let injector = FaultInjector::new(SEED);
+    let jitter = Duration::from_micros(100);
+    injector.set(Faults { jitter, ..Faults::NONE }).unwrap();
+    injector
+}
+
+fn udp_with(faults: Option<&FaultInjector>, case: Case<LiveHost>) {
     live(async |exchange| {
-        let nics = start_nics();
+        let nics = start_nics(faults);
         run_all(
             nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
         )
@@ -131,8 +149,19 @@ pub(crate) fn udp(case: Case<LiveHost>) {
 /// Runs `case` on every node of a fabric over shared memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn shm(case: Case<LiveHost>) {
+    shm_with(None, case);
+}
+
+/// Runs `case` on a fabric over shared memory whose links delay each frame.
+#[cfg(target_os = "linux")]
+pub(crate) fn delayed_shm(case: Case<LiveHost>) {
+    shm_with(Some(&jitter()), case);
+}
+
+#[cfg(target_os = "linux")]
+fn shm_with(faults: Option<&FaultInjector>, case: Case<LiveHost>) {
     live(async |exchange| {
-        let nics = start_shm_nics(&fabric_name()).await;
+        let nics = start_shm_nics(&fabric_name(), faults).await;
         run_all(
             nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
         )
@@ -146,7 +175,7 @@ pub(crate) fn shm(case: Case<LiveHost>) {
 pub(crate) fn mapped_shm(case: Case<LiveHost>) {
     live(async |exchange| {
         let name = fabric_name();
-        let nics = start_shm_nics(&name).await;
+        let nics = start_shm_nics(&name, None).await;
         let serve =
             |nic: &ShmNic| nic.serve_ports(ServerConfig::new(&name).connections(2_048)).unwrap();
         let servers: Vec<PortServer> = nics.iter().map(serve).collect();
@@ -162,7 +191,7 @@ pub(crate) fn mapped_shm(case: Case<LiveHost>) {
 pub(crate) fn mapped_udp(case: Case<LiveHost>) {
     live(async |exchange| {
         let name = fabric_name();
-        let nics = start_nics();
+        let nics = start_nics(None);
         let serve =
             |nic: &UdpNic| nic.serve_ports(ServerConfig::new(&name).connections(2_048)).unwrap();
         let servers: Vec<PortServer> = nics.iter().map(serve).collect();
@@ -182,10 +211,11 @@ fn fabric_name() -> String {
 }
 
 #[cfg(target_os = "linux")]
-async fn start_shm_nics(name: &str) -> Vec<ShmNic> {
+async fn start_shm_nics(name: &str, faults: Option<&FaultInjector>) -> Vec<ShmNic> {
     let start = |node| {
         let config = ShmConfig::new(name, NodeId(node), NODES);
         let config = config.seed(SEED).mtu(MTU).incarnation(Incarnation::FIRST);
+        let config = faults.into_iter().fold(config, ShmConfig::faults);
         ShmNic::start(config, firmware()).unwrap()
     };
     let nics: Vec<ShmNic> = (0..NODES).map(start).collect();
@@ -226,10 +256,10 @@ async fn run_all(nodes: impl Iterator<Item: Future<Output = ()> + Send + 'static
     tokio::time::timeout(REAL_LIMIT, all).await.expect("every node ends");
 }
 
-fn start_nics() -> Vec<UdpNic> {
+fn start_nics(faults: Option<&FaultInjector>) -> Vec<UdpNic> {
     loop {
         // The addresses were free a moment ago: another process may have taken one since.
-        match try_start_nics(&free_addresses()) {
+        match try_start_nics(&free_addresses(), faults) {
             Ok(nics) => return nics,
             Err(StartError::PortInUse(_)) => {}
             Err(other) => panic!("{other}"),
@@ -237,10 +267,14 @@ fn start_nics() -> Vec<UdpNic> {
     }
 }
 
-fn try_start_nics(peers: &[SocketAddr]) -> Result<Vec<UdpNic>, StartError> {
+fn try_start_nics(
+    peers: &[SocketAddr],
+    faults: Option<&FaultInjector>,
+) -> Result<Vec<UdpNic>, StartError> {
     let start = |node| {
         let config = UdpConfig::new(NodeId(node), peers.to_vec());
         let config = config.seed(SEED).mtu(MTU).incarnation(Incarnation::FIRST);
+        let config = faults.into_iter().fold(config, UdpConfig::faults);
         UdpNic::start(config, firmware())
     };
     (0..NODES).map(start).collect()

@@ -5,48 +5,30 @@ mod fabrics;
 
 /// Makes a test of each case on each fabric.
 macro_rules! conformance {
-    ($($group:ident: $($case:ident),+;)+) => {
-        mod sim {
-            use super::{cases, fabrics};
-
-            $($(#[test]
-            fn $case() {
-                fabrics::sim(|site| Box::pin(cases::$group::$case(site)));
-            })+)+
-        }
+    ($($groups:tt)+) => {
+        on_fabric!(sim: $($groups)+);
+        on_fabric!(udp: $($groups)+);
+        on_fabric!(delayed_udp: $($groups)+);
         #[cfg(target_os = "linux")]
-        mod shm {
-            use super::{cases, fabrics};
-
-            $($(#[test]
-            fn $case() {
-                fabrics::shm(|site| Box::pin(cases::$group::$case(site)));
-            })+)+
-        }
+        on_fabric!(shm: $($groups)+);
         #[cfg(target_os = "linux")]
-        mod mapped_shm {
-            use super::{cases, fabrics};
-
-            $($(#[test]
-            fn $case() {
-                fabrics::mapped_shm(|site| Box::pin(cases::$group::$case(site)));
-            })+)+
-        }
+        on_fabric!(delayed_shm: $($groups)+);
         #[cfg(target_os = "linux")]
-        mod mapped_udp {
+        on_fabric!(mapped_shm: $($groups)+);
+        #[cfg(target_os = "linux")]
+        on_fabric!(mapped_udp: $($groups)+);
+    };
+}
+
+/// Makes a test of each case on one fabric.
+macro_rules! on_fabric {
+    ($fabric:ident: $($group:ident: $($case:ident),+;)+) => {
+        mod $fabric {
             use super::{cases, fabrics};
 
             $($(#[test]
             fn $case() {
-                fabrics::mapped_udp(|site| Box::pin(cases::$group::$case(site)));
-            })+)+
-        }
-        mod udp {
-            use super::{cases, fabrics};
-
-            $($(#[test]
-            fn $case() {
-                fabrics::udp(|site| Box::pin(cases::$group::$case(site)));
+                fabrics::$fabric(|site| Box::pin(cases::$group::$case(site)));
             })+)+
         }
     };

@@ -4,11 +4,19 @@
 //! set. An [`Incident`] is one [`Fault`] at one place, from one instant on and for some time. A script of
 //! incidents is written by hand, or drawn from a seed by [`Chaos`]. [`FaultCounts`] counts how often each kind
 //! has had an effect.
+//!
+//! In virtual time, a [`World`](crate::sim::World) injects them. Into the links of live NICs, a
+//! [`FaultInjector`](crate::nic::FaultInjector) does.
 
 mod chaos;
 mod incident;
 
 use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::rng::Rng;
+use crate::time::nanos;
 
 pub use chaos::Chaos;
 pub use incident::{Fault, FaultCounts, FaultKind, Incident};
@@ -45,5 +53,62 @@ impl Faults {
 
     pub(crate) fn is_none(&self) -> bool {
         *self == Self::NONE
+    }
+
+    /// Checks that each probability is one.
+    pub(crate) fn check(&self) -> Result<(), FaultError> {
+        let Self { loss, duplicate, corrupt, reorder, .. } = *self;
+        let all =
+            [("loss", loss), ("duplicate", duplicate), ("corrupt", corrupt), ("reorder", reorder)];
+        all.into_iter().try_for_each(|(what, value)| FaultError::check_probability(what, value))
+    }
+
+    /// Draws what happens to one frame; `None` if it is lost.
+    pub(crate) fn draw(&self, rng: &mut Rng) -> Option<Drawn> {
+        if rng.chance(self.loss) {
+            return None;
+        }
+        let is_corrupt = rng.chance(self.corrupt);
+        let mut delay =
+            |probability| rng.chance(probability).then(|| rng.between(0, nanos(self.delay)));
+        Some(Drawn { is_corrupt, delay: delay(self.reorder), copy: delay(self.duplicate) })
+    }
+}
+
+/// What happens to a frame that is not lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drawn {
+    /// True if the frame is damaged.
+    pub(crate) is_corrupt: bool,
+    /// Nanoseconds by which the frame is delayed, if it is.
+    pub(crate) delay: Option<u64>,
+    /// Nanoseconds by which its copy is delayed, if there is one.
+    pub(crate) copy: Option<u64>,
+}
+
+/// The reason why a fault was not set.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum FaultError {
+    /// A probability is out of range, or not a number.
+    #[error("the probability of {what:?} is {value}; it must be 0 to 1")]
+    Probability {
+        /// Names the fault.
+        what: &'static str,
+        /// The given value.
+        value: f64,
+    },
+    /// A live NIC cannot have this fault.
+    #[error(
+        "the fault {0:?} exists in virtual time only; a live NIC takes loss, burst-loss, corrupt, truncate, \
+         duplicate, reorder, delay-spike, slow-pair, flap, one-way and partition"
+    )]
+    Unsupported(FaultKind),
+}
+
+impl FaultError {
+    pub(crate) fn check_probability(what: &'static str, value: f64) -> Result<(), Self> {
+        // Not a number is in no range.
+        if (0.0..=1.0).contains(&value) { Ok(()) } else { Err(Self::Probability { what, value }) }
     }
 }

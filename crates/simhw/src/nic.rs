@@ -3,6 +3,8 @@
 mod engine;
 mod handle;
 mod hardware;
+mod inbound;
+mod injector;
 mod link;
 mod staged;
 mod start_error;
@@ -10,6 +12,7 @@ mod start_error;
 use crate::drops::Drops;
 
 pub use handle::LiveHost;
+pub use injector::FaultInjector;
 pub use start_error::StartError;
 
 pub(crate) use engine::Engine;

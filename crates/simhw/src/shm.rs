@@ -83,7 +83,8 @@ impl ShmNic {
         let failed = |error: std::io::Error| StartError::System(error.kind());
         let wakes = Wakes::new().map_err(failed)?;
         let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
-        let nic = Nic::new(config.node, incarnation, config.mtu, ShmLink::new(&config));
+        let mut nic = Nic::new(config.node, incarnation, config.mtu, ShmLink::new(&config));
+        nic.set_faults(config.faults.clone());
         let engine = Engine::new(firmware, nic, config.port_depth);
         let spin = u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX);
         let core = Arc::new(Core::new(config.node, engine, Arc::clone(&wakes), spin));

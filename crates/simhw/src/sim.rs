@@ -4,7 +4,7 @@
 //! profiles charge takes virtual time. The same seed, topology and applications give the same run, to the last
 //! bit of [`World::digest`].
 
-mod active_faults;
+pub(crate) mod active_faults;
 mod broadcast;
 mod clock;
 mod event_queue;

@@ -98,18 +98,33 @@ impl<F: Firmware, L: Link> Engine<F, L> {
         has_closed
     }
 
+    /// Handles received frames that faults have delayed until now.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(crate) fn deliver_delayed(&mut self) {
+        while let Some((_, frame)) = self.nic.delayed_frame() {
+            self.nic.counters.frames_received += 1;
+            self.nic.counters.bytes_received += frame.len() as u64;
+            self.hand(&frame);
+        }
+    }
+
+    /// Hands the firmware a frame that lies in the NIC's memory.
+    fn hand(&mut self, frame: &[u8]) {
+        match Header::parse(frame) {
+            Ok((header, payload)) => {
+                let frame = Frame { header, payload: Payload::from(payload) };
+                self.call(|firmware, nic| firmware.on_frame(nic, frame));
+            }
+            Err(_) => self.nic.counters.drops.add(DropCause::Malformed),
+        }
+    }
+
     /// Handles frames to the own node, ends of transfers, and due alarms.
     pub(crate) fn work(&mut self) {
         self.nic.read_clock();
         for _ in 0..WORK_PER_TURN {
             let Some(frame) = self.nic.looped_frame() else { break };
-            match Header::parse(&frame) {
-                Ok((header, payload)) => {
-                    let frame = Frame { header, payload: Payload::from(payload) };
-                    self.call(|firmware, nic| firmware.on_frame(nic, frame));
-                }
-                Err(_) => self.nic.counters.drops.add(DropCause::Malformed),
-            }
+            self.hand(&frame);
         }
         for _ in 0..WORK_PER_TURN {
             let Some(dma) = self.nic.ended_dma() else { break };

@@ -6,6 +6,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::NicCounters;
+use super::inbound::Inbound;
 use super::link::Link;
 use super::staged::{Staged, Stored};
 use crate::frame::{HEADER_BYTES, Header};
@@ -32,12 +33,14 @@ pub(crate) struct Nic<L> {
     pub(crate) ports: Ports,
     pub(crate) counters: NicCounters,
     pub(crate) link: L,
+    /// The faults of the links that lead to the NIC, if any are injected.
+    pub(super) faults: Option<Box<Inbound>>,
     /// Ports that are open or closing.
     open: BTreeSet<PortId>,
     /// Ports with published completions whose applications were not woken.
     completed: Vec<PortId>,
     timers: [Instant; TIMERS],
-    /// The earliest of the timers.
+    /// The earliest of the timers and of the frames that faults delay.
     next_alarm: Instant,
     looped: VecDeque<Vec<u8>>,
     dma_done: VecDeque<DmaId>,
@@ -76,6 +79,7 @@ impl<L: Link> Nic<L> {
             ports: Ports::default(),
             counters: NicCounters::default(),
             link,
+            faults: None,
             open: BTreeSet::new(),
             completed: Vec::new(),
             timers: [Instant::FAR_FUTURE; TIMERS],
@@ -142,13 +146,15 @@ impl<L: Link> Nic<L> {
         !self.looped.is_empty() || !self.dma_done.is_empty() || self.next_alarm <= self.now
     }
 
-    /// Returns when the next alarm of the firmware is due.
+    /// Returns when the next alarm of the firmware is due, or the next frame that faults delay.
     pub(crate) const fn next_alarm(&self) -> Instant {
         self.next_alarm
     }
 
-    fn find_next_alarm(&mut self) {
-        self.next_alarm = self.timers.iter().copied().fold(Instant::FAR_FUTURE, Instant::min);
+    pub(super) fn find_next_alarm(&mut self) {
+        let delayed =
+            self.faults.as_ref().map_or(Instant::FAR_FUTURE, |faults| faults.next_arrival());
+        self.next_alarm = self.timers.iter().copied().fold(delayed, Instant::min);
     }
 
     /// Wakes the peers and applications that sleep and were sent something.

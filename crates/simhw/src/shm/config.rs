@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::lane::Shape;
 use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
-use crate::nic::StartError;
+use crate::nic::{FaultInjector, StartError};
 use crate::port;
 use crate::segment::LINE;
 use crate::time::LineRate;
@@ -54,6 +54,7 @@ pub struct ShmConfig {
     pub(super) spin: Duration,
     pub(super) join_timeout: Duration,
     pub(super) admitted: Vec<u32>,
+    pub(super) faults: Option<FaultInjector>,
 }
 
 impl ShmConfig {
@@ -75,6 +76,7 @@ impl ShmConfig {
             spin: DEFAULT_SPIN,
             join_timeout: DEFAULT_JOIN_TIMEOUT,
             admitted: Vec::new(),
+            faults: None,
         }
     }
 
@@ -154,6 +156,14 @@ impl ShmConfig {
     #[must_use]
     pub fn admit(mut self, user: u32) -> Self {
         self.admitted.push(user);
+        self
+    }
+
+    /// Injects faults into the links that lead to the NIC: see [`FaultInjector`]. [Lanes](super::lanes::Lanes) have no faults,
+    /// because nothing above them repairs a loss. Default: none.
+    #[must_use]
+    pub fn faults(mut self, injector: &FaultInjector) -> Self {
+        self.faults = Some(injector.clone());
         self
     }
 

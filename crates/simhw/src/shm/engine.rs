@@ -1,6 +1,6 @@
 //! A NIC and its firmware, and one turn of them: whoever has the engine's lock runs it.
 
-use super::lane::Receiver;
+use super::lane::{Extent, Receiver};
 use super::link::ShmLink;
 use super::rendezvous::Link;
 use crate::drops::DropCause;
@@ -91,6 +91,7 @@ impl<F: Firmware> Engine<F> {
     pub(super) fn turn(&mut self) -> bool {
         let mut was_any = self.receive();
         if self.unit.nic.has_work() {
+            self.unit.deliver_delayed();
             self.unit.work();
             was_any = true;
         }
@@ -206,7 +207,7 @@ fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: 
         nic.counters.drops.add(DropCause::Stranger);
     } else if header.destination != nic.node {
         nic.counters.drops.add(DropCause::Misrouted);
-    } else {
+    } else if !nic.has_faults() || passes_faults(nic, from, receiver, extent) {
         nic.counters.frames_received += 1;
         nic.counters.bytes_received += header.frame_bytes() as u64;
         nic.link.begin_frame(from, extent);
@@ -214,4 +215,14 @@ fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: 
         nic.end_turn();
     }
     receiver.give_back(extent.length);
+}
+
+/// Returns whether the next frame, whose payload lies at `extent`, is handled now: faults may drop or delay it.
+#[cold]
+fn passes_faults(nic: &mut Nic, from: NodeId, receiver: &Receiver, extent: Extent) -> bool {
+    nic.passes_faults(from, || {
+        let mut bytes = receiver.header().to_vec();
+        bytes.extend_from_slice(&receiver.payload(extent).to_vec());
+        bytes
+    })
 }

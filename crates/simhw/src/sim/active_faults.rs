@@ -26,7 +26,7 @@ struct Active {
 
 /// The effect of a fault on a piece.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Damage {
+pub(crate) enum Damage {
     Lost(DropCause),
     /// The piece arrives, but its frame is damaged.
     Spoilt(DropCause),
@@ -43,34 +43,34 @@ pub(super) enum CompletionFault {
 
 /// The active faults: a short list, and mostly empty.
 #[derive(Debug)]
-pub(super) struct ActiveFaults {
+pub(crate) struct ActiveFaults {
     active: Vec<Active>,
-    pub(super) fired: FaultCounts,
+    pub(crate) fired: FaultCounts,
     rng: Rng,
 }
 
 impl ActiveFaults {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self { active: Vec::new(), fired: FaultCounts::default(), rng: Rng::new(seed, "faults") }
     }
 
-    pub(super) const fn is_none(&self) -> bool {
+    pub(crate) const fn is_none(&self) -> bool {
         self.active.is_empty()
     }
 
-    pub(super) fn begin(&mut self, incident: usize, fault: Fault, now: Instant) {
+    pub(crate) fn begin(&mut self, incident: usize, fault: Fault, now: Instant) {
         let circuits = Vec::new();
         self.active.push(Active { incident, fault, begun: now, flag: false, circuits });
     }
 
     /// Ends an incident; returns `false` if it was not active.
-    pub(super) fn end(&mut self, incident: usize) -> bool {
+    pub(crate) fn end(&mut self, incident: usize) -> bool {
         let before = self.active.len();
         self.active.retain(|active| active.incident != incident);
         self.active.len() < before
     }
 
-    pub(super) fn is_active(&self, incident: usize) -> bool {
+    pub(crate) fn is_active(&self, incident: usize) -> bool {
         self.active.iter().any(|active| active.incident == incident)
     }
 
@@ -95,7 +95,7 @@ impl ActiveFaults {
     // ---- links ----
 
     /// Draws the damage to a piece at the end of `link`.
-    pub(super) fn on_piece(&mut self, now: Instant, link: LinkId) -> Option<Damage> {
+    pub(crate) fn on_piece(&mut self, now: Instant, link: LinkId) -> Option<Damage> {
         self.first(|active, rng| match active.fault {
             Fault::Loss { link: at, probability } if at == link && rng.chance(probability) => {
                 Some(Damage::Lost(DropCause::LinkLoss))
@@ -120,7 +120,7 @@ impl ActiveFaults {
     }
 
     /// Returns by how many nanoseconds a piece is late on `link`.
-    pub(super) fn late(&mut self, link: LinkId) -> u64 {
+    pub(crate) fn late(&mut self, link: LinkId) -> u64 {
         let late = self.first(|active, _| match active.fault {
             Fault::DelaySpike { link: at, by } if at == link => Some(nanos(by)),
             _ => None,
@@ -129,7 +129,7 @@ impl ActiveFaults {
     }
 
     /// Returns by how many nanoseconds a frame is delayed at its sender.
-    pub(super) fn held_up(&mut self, origin: NodeId, destination: NodeId) -> u64 {
+    pub(crate) fn held_up(&mut self, origin: NodeId, destination: NodeId) -> u64 {
         let held_up = self.first(|active, rng| match active.fault {
             Fault::SlowPair { from, to, by } if from == origin && to == destination => {
                 Some(nanos(by))
@@ -142,7 +142,7 @@ impl ActiveFaults {
         held_up.unwrap_or(0)
     }
 
-    pub(super) fn is_doubled(&mut self, origin: NodeId) -> bool {
+    pub(crate) fn is_doubled(&mut self, origin: NodeId) -> bool {
         let doubled = self.first(|active, rng| match active.fault {
             Fault::Duplicate { node, probability } if node == origin => {
                 rng.chance(probability).then_some(())
@@ -152,7 +152,7 @@ impl ActiveFaults {
         doubled.is_some()
     }
 
-    pub(super) fn is_cut(&mut self, origin: NodeId, destination: NodeId) -> bool {
+    pub(crate) fn is_cut(&mut self, origin: NodeId, destination: NodeId) -> bool {
         let cut = self.first(|active, _| match active.fault {
             Fault::OneWay { from, to } => (from == origin && to == destination).then_some(()),
             Fault::Partition { from, to } => {

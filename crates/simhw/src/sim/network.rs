@@ -198,20 +198,18 @@ impl Network {
 
     /// Draws this frame's faults; returns `false` if it is lost.
     fn apply_faults(&mut self, queue: &mut EventQueue, key: u32) -> bool {
-        let faults = self.faults;
-        if self.rng.chance(faults.loss) {
+        let Some(drawn) = self.faults.draw(&mut self.rng) else {
             self.leave_line(queue.now(), key);
             self.drop_frame(key, DropCause::LinkLoss);
             return false;
-        }
-        if self.rng.chance(faults.corrupt) {
+        };
+        if drawn.is_corrupt {
             self.frames.at(key).lost = Some(DropCause::Corrupt);
         }
-        if self.rng.chance(faults.reorder) {
-            self.frames.at(key).delay = self.rng.between(0, nanos(faults.delay));
+        if let Some(delay) = drawn.delay {
+            self.frames.at(key).delay = delay;
         }
-        if self.rng.chance(faults.duplicate) {
-            let delay = self.rng.between(0, nanos(faults.delay));
+        if let Some(delay) = drawn.copy {
             self.send_copy(queue, key, delay);
         }
         true

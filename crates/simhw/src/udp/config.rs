@@ -11,7 +11,7 @@ use super::discovery::MIN_BYTES;
 use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
 use crate::link::LinkProfile;
-use crate::nic::StartError;
+use crate::nic::{FaultInjector, StartError};
 use crate::port;
 use crate::seal::{Identity, Key, check_identity, check_keys};
 use crate::time::LineRate;
@@ -80,6 +80,7 @@ pub struct UdpConfig {
     pub(super) keys: Vec<Key>,
     pub(super) identity: Option<Identity>,
     pub(super) datagram_bytes: Option<usize>,
+    pub(super) faults: Option<FaultInjector>,
 }
 
 impl UdpConfig {
@@ -104,6 +105,7 @@ impl UdpConfig {
             keys: Vec::new(),
             identity: None,
             datagram_bytes: None,
+            faults: None,
         }
     }
 
@@ -230,6 +232,13 @@ impl UdpConfig {
     #[must_use]
     pub fn identity(mut self, identity: Identity) -> Self {
         self.identity = Some(identity);
+        self
+    }
+
+    /// Injects faults into the links that lead to the NIC: see [`FaultInjector`]. Default: none.
+    #[must_use]
+    pub fn faults(mut self, injector: &FaultInjector) -> Self {
+        self.faults = Some(injector.clone());
         self
     }
 

@@ -59,6 +59,9 @@ impl<F: Firmware> Engine<F> {
         if received {
             self.deliver();
         }
+        if self.unit.nic.has_faults() {
+            self.deliver_delayed();
+        }
         self.finish();
     }
 
@@ -123,12 +126,50 @@ impl<F: Firmware> Engine<F> {
     fn deliver(&mut self) {
         let Self { unit: nic::Engine { nic, firmware, .. }, plain, inbox, .. } = self;
         for datagram in inbox.datagrams() {
-            if nic.link.is_sealed() {
-                deliver_sealed(nic, firmware, plain, datagram);
-            } else {
-                deliver(nic, firmware, inbox.memory(), check(nic, datagram), datagram);
+            if !nic.has_faults() || passes_faults(nic, datagram) {
+                deliver_datagram(nic, firmware, (plain, inbox.memory()), datagram);
             }
         }
+    }
+
+    /// Hands datagrams that faults have delayed until now to the firmware.
+    #[cold]
+    fn deliver_delayed(&mut self) {
+        let Self { unit: nic::Engine { nic, firmware, .. }, plain, .. } = self;
+        nic.read_clock();
+        while let Some((from, bytes)) = nic.delayed_frame() {
+            let (from, memory) = (nic.link.address_of(from), Arc::new(bytes));
+            let datagram = Datagram { from, at: nic.now, bytes: &memory };
+            deliver_datagram(nic, firmware, (plain, &memory), datagram);
+        }
+    }
+}
+
+/// Returns whether a datagram is handled now: faults may drop or delay it.
+#[cold]
+fn passes_faults(nic: &mut Nic, datagram: Datagram<'_>) -> bool {
+    let source = match Envelope::parse(datagram.bytes) {
+        Ok((envelope, _)) => Some(envelope.source),
+        Err(_) => Header::parse(datagram.bytes).ok().map(|(header, _)| header.source),
+    };
+    match source.filter(|source| nic.link.is_from(datagram.from, *source)) {
+        Some(source) => nic.passes_faults(source, || datagram.bytes.to_vec()),
+        // It is dropped anyway, under the cause that it has without faults.
+        None => true,
+    }
+}
+
+/// Opens a datagram of `memory` into `plain` if it is sealed, and hands its frame to the firmware.
+fn deliver_datagram(
+    nic: &mut Nic,
+    firmware: &mut impl Firmware,
+    (plain, memory): (&mut Arc<Vec<u8>>, &Arc<Vec<u8>>),
+    datagram: Datagram<'_>,
+) {
+    if nic.link.is_sealed() {
+        deliver_sealed(nic, firmware, plain, datagram);
+    } else {
+        deliver(nic, firmware, memory, check(nic, datagram), datagram);
     }
 }
 

@@ -87,7 +87,9 @@ pub(super) fn nic(config: &UdpConfig, seals: Option<Seals>, socket: Socket) -> N
         unroutable: 0,
     };
     let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
-    Nic::new(config.node, incarnation, config.mtu, link)
+    let mut nic = Nic::new(config.node, incarnation, config.mtu, link);
+    nic.set_faults(config.faults.clone());
+    nic
 }
 
 impl UdpLink {
@@ -114,6 +116,11 @@ impl UdpLink {
             (None, Some(peer)) => from == plain(*peer) && source != self.node,
             (_, None) => false,
         }
+    }
+
+    /// Returns the address that frames of `source`, one of the nodes, come from.
+    pub(super) fn address_of(&self, source: NodeId) -> SocketAddr {
+        plain(self.via.unwrap_or_else(|| self.peers[source.index()]))
     }
 
     /// Begins the handling of a frame in `memory`.

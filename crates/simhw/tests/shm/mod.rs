@@ -3,4 +3,5 @@
 #![cfg(target_os = "linux")]
 
 mod death;
+mod faults;
 pub(crate) mod firmware;

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod delivery;
+mod faults;
 mod firmware;
 mod identified;
 mod pacing;

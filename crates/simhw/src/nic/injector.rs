@@ -1,0 +1,261 @@
+//! Injects faults into the links of live NICs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::drops::DropCause;
+use crate::fault::{Fault, FaultCounts, FaultError, FaultKind, Faults, Incident};
+use crate::id::NodeId;
+use crate::live::clock::Clock;
+use crate::rng::Rng;
+use crate::sim::active_faults::{ActiveFaults, Damage};
+use crate::time::{Instant, nanos};
+use crate::topology::LinkId;
+
+/// Injects faults into the links of live NICs, with the vocabulary of [`fault`](crate::fault).
+///
+/// Give one injector to the configurations of all NICs of a test. Each NIC applies the faults to what it receives: to
+/// frames over shared memory, and to datagrams over UDP, before it opens or joins them. A damaged frame is dropped, as
+/// its checksum would not fit. Each frame that a fault discards is counted among the receiving NIC's
+/// [drops](crate::nic::NicCounters::drops) under its cause. A frame to the own node crosses no link, and no fault
+/// applies to it.
+///
+/// Each path, from one node to another, has a random stream of its own: the same seed has the same faults for the same
+/// sequence of frames on a path, whatever happens on other paths. NICs in several processes need an injector each,
+/// with the same seed.
+///
+/// Clones are handles of one injector, and faults may change at any time.
+///
+/// ```
+/// use midplane_simhw::fault::Faults;
+/// use midplane_simhw::id::NodeId;
+/// use midplane_simhw::nic::FaultInjector;
+/// use midplane_simhw::udp::UdpConfig;
+///
+/// let faults = FaultInjector::new(7);
+/// faults.set(Faults { loss: 0.05, duplicate: 0.01, ..Faults::NONE })?;
+/// let peers = vec!["127.0.0.1:7000".parse().unwrap(), "127.0.0.1:7001".parse().unwrap()];
+/// let config = UdpConfig::new(NodeId(0), peers).faults(&faults);
+/// // Start the NICs; then partition the nodes for a while.
+/// faults.cut(NodeId(0), NodeId(1));
+/// faults.heal(NodeId(0), NodeId(1));
+/// # drop(config);
+/// # Ok::<(), midplane_simhw::fault::FaultError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FaultInjector(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    seed: u64,
+    /// When the injector was made: scripts count from there.
+    begun: Instant,
+    faults: Faults,
+    /// Partitioned pairs of nodes, each with the lower node first.
+    partitions: BTreeSet<(NodeId, NodeId)>,
+    script: Vec<Incident>,
+    paths: BTreeMap<(NodeId, NodeId), Path>,
+    fired: FaultCounts,
+}
+
+/// The faults on the way from one node to another.
+#[derive(Debug)]
+struct Path {
+    rng: Rng,
+    active: ActiveFaults,
+    /// When the last frame arrives that jitter has delayed.
+    last_arrival: Instant,
+}
+
+/// When a frame arrives, or the cause for which a fault discards it.
+pub(super) type Arrival = Result<Instant, DropCause>;
+
+/// What happens to a received frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Fate {
+    pub(super) frame: Arrival,
+    /// The frame's copy, if it has one.
+    pub(super) copy: Option<Arrival>,
+}
+
+impl Fate {
+    const fn lost(cause: DropCause) -> Self {
+        Self { frame: Err(cause), copy: None }
+    }
+}
+
+impl FaultInjector {
+    /// Makes an injector without faults, which draws from `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            seed,
+            begun: Clock::now(),
+            faults: Faults::NONE,
+            partitions: BTreeSet::new(),
+            script: Vec::new(),
+            paths: BTreeMap::new(),
+            fired: FaultCounts::default(),
+        })))
+    }
+
+    /// Sets the faults of the links from now on. [`Faults::jitter`] delays frames without changing their order.
+    ///
+    /// # Errors
+    /// [`FaultError::Probability`]; the faults are then those of before.
+    pub fn set(&self, faults: Faults) -> Result<(), FaultError> {
+        faults.check()?;
+        self.state().faults = faults;
+        Ok(())
+    }
+
+    /// Partitions two nodes: drops all frames between them.
+    pub fn cut(&self, a: NodeId, b: NodeId) {
+        self.state().partitions.insert((a.min(b), a.max(b)));
+    }
+
+    /// Ends the partition that [`FaultInjector::cut`] made between two nodes.
+    pub fn heal(&self, a: NodeId, b: NodeId) {
+        self.state().partitions.remove(&(a.min(b), a.max(b)));
+    }
+
+    /// Schedules an incident; its time counts from when the injector was made. The links are those of a
+    /// [star](crate::topology::Topology::star): link 2 i leaves node i, link 2 i + 1 leads to it.
+    ///
+    /// # Errors
+    /// [`FaultError`]; nothing is then scheduled.
+    pub fn schedule(&self, incident: Incident) -> Result<(), FaultError> {
+        check(&incident.fault)?;
+        self.state().script.push(incident);
+        Ok(())
+    }
+
+    /// Returns how often each kind of fault has had an effect. Jitter is not counted.
+    #[must_use]
+    pub fn fired(&self) -> FaultCounts {
+        self.state().fired
+    }
+
+    /// Draws the fate of a frame that `to` has received from `from` at `now`.
+    pub(super) fn judge(&self, now: Instant, from: NodeId, to: NodeId) -> Fate {
+        self.state().judge(now, from, to)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn judge(&mut self, now: Instant, from: NodeId, to: NodeId) -> Fate {
+        let Self { seed, begun, faults, partitions, script, paths, fired } = self;
+        let path = paths.entry((from, to)).or_insert_with(|| Path::new(*seed, from, to));
+        let elapsed = Instant::from_nanos(now.nanos_since(*begun));
+        path.follow(script, elapsed);
+        let is_cut = partitions.contains(&(from.min(to), from.max(to)));
+        if is_cut {
+            fired.add(FaultKind::Partition);
+        }
+        let fate = if is_cut || path.active.is_cut(from, to) {
+            Fate::lost(DropCause::Partition)
+        } else {
+            let fate = path.draw(faults, now, fired);
+            path.meet_incidents(elapsed, (from, to), fate)
+        };
+        *fired += std::mem::take(&mut path.active.fired);
+        fate
+    }
+}
+
+impl Path {
+    fn new(seed: u64, from: NodeId, to: NodeId) -> Self {
+        let mut rng = Rng::new(seed, &format!("faults {from} {to}"));
+        let active = ActiveFaults::new(rng.next_u64());
+        Self { rng, active, last_arrival: Instant::ZERO }
+    }
+
+    /// Draws the faults that have a rate.
+    fn draw(&mut self, faults: &Faults, now: Instant, fired: &mut FaultCounts) -> Fate {
+        let late = self.rng.between(0, nanos(faults.jitter));
+        let at = now.plus_nanos(late).max(self.last_arrival);
+        self.last_arrival = at;
+        let Some(drawn) = faults.draw(&mut self.rng) else {
+            fired.add(FaultKind::Loss);
+            return Fate::lost(DropCause::LinkLoss);
+        };
+        let mut count = |kind, is_so| {
+            if is_so {
+                fired.add(kind)
+            }
+        };
+        count(FaultKind::Corrupt, drawn.is_corrupt);
+        count(FaultKind::Reorder, drawn.delay.is_some());
+        count(FaultKind::Duplicate, drawn.copy.is_some());
+        let at_its_time = at.plus_nanos(drawn.delay.unwrap_or(0));
+        // As in virtual time, the copy of a damaged frame is whole.
+        let frame = if drawn.is_corrupt { Err(DropCause::Corrupt) } else { Ok(at_its_time) };
+        Fate { frame, copy: drawn.copy.map(|delay| Ok(at.plus_nanos(delay))) }
+    }
+
+    /// Begins and ends incidents.
+    fn follow(&mut self, script: &[Incident], elapsed: Instant) {
+        for (index, incident) in script.iter().enumerate() {
+            let is_on = incident.at <= elapsed && elapsed < incident.at + incident.lasts;
+            if !is_on {
+                self.active.end(index);
+            } else if !self.active.is_active(index) {
+                self.active.begin(index, incident.fault, incident.at);
+            }
+        }
+    }
+
+    /// Applies the active incidents to a frame and its copy.
+    fn meet_incidents(
+        &mut self,
+        elapsed: Instant,
+        (from, to): (NodeId, NodeId),
+        fate: Fate,
+    ) -> Fate {
+        let active = &mut self.active;
+        if active.is_none() {
+            return fate;
+        }
+        let (up, down) = (LinkId(2 * u32::from(from.0)), LinkId(2 * u32::from(to.0) + 1));
+        let held_up = active.held_up(from, to);
+        let copy = fate.copy.or_else(|| active.is_doubled(from).then_some(fate.frame));
+        let mut cross = |at: Instant| {
+            let late = active.late(up) + active.late(down);
+            match active.on_piece(elapsed, up).or_else(|| active.on_piece(elapsed, down)) {
+                Some(Damage::Lost(cause) | Damage::Spoilt(cause)) => Err(cause),
+                None => Ok(at.plus_nanos(late)),
+            }
+        };
+        let frame = fate.frame.and_then(|at| cross(at.plus_nanos(held_up)));
+        Fate { frame, copy: copy.map(|copy| copy.and_then(&mut cross)) }
+    }
+}
+
+/// Checks that a live NIC can have a fault.
+fn check(fault: &Fault) -> Result<(), FaultError> {
+    let probabilities = match *fault {
+        Fault::Loss { probability, .. }
+        | Fault::Corrupt { probability, .. }
+        | Fault::Truncate { probability, .. }
+        | Fault::Duplicate { probability, .. }
+        | Fault::Reorder { probability, .. } => [probability; 2],
+        Fault::BurstLoss { enter, leave, .. } => [enter, leave],
+        Fault::DelaySpike { .. }
+        | Fault::SlowPair { .. }
+        | Fault::Flap { .. }
+        | Fault::OneWay { .. }
+        | Fault::Partition { .. } => [0.0; 2],
+        _ => return Err(FaultError::Unsupported(fault.kind())),
+    };
+    let what = fault.kind().name();
+    let check = |value| FaultError::check_probability(what, value);
+    probabilities.into_iter().try_for_each(check)
+}
+
+#[cfg(all(test, not(midplane_loom)))]
+#[path = "injector/tests.rs"]
+mod tests;
