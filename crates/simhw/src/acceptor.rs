@@ -21,11 +21,25 @@ const BATCH: usize = 64;
 /// enough to cost no processor time.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The users whose processes are admitted besides the own user's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Admitted(Vec<u32>);
+
+impl Admitted {
+    pub(crate) fn add(&mut self, user: u32) {
+        self.0.push(user);
+    }
+
+    pub(crate) fn admits(&self, user: u32) -> bool {
+        user == geteuid().as_raw() || self.0.contains(&user)
+    }
+}
+
 /// A listening socket, and the users whose processes it admits.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     listener: OwnedFd,
-    admitted: Vec<u32>,
+    admitted: Admitted,
     /// Most connections of one process, including those that are not yet closed.
     most: usize,
     /// One entry per connected process. Each connection holds a clone, so that the strong count is the number
@@ -37,21 +51,16 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Listens at `address` for processes of the own user and of the users in `admitted`. A process may have at
-    /// most `most` connections.
+    /// Listens at `address` for processes of admitted users. A process may have at most `most` connections.
     pub(crate) fn open(
         address: &SocketAddrUnix,
-        admitted: Vec<u32>,
+        admitted: Admitted,
         most: usize,
     ) -> rustix::io::Result<Self> {
         let listener = seqpacket()?;
         bind(&listener, address)?;
         listen(&listener, BACKLOG)?;
         Ok(Self { listener, admitted, most, connections: BTreeMap::new(), paused_until: None })
-    }
-
-    pub(crate) fn admits(&self, user: u32) -> bool {
-        user == geteuid().as_raw() || self.admitted.contains(&user)
     }
 
     /// Returns what to poll before [`Acceptor::accept`]. While accepting pauses, it polls for no event.
@@ -97,7 +106,7 @@ impl Acceptor {
 
     /// Reserves a place for a connection. `None` if its process is not admitted or has its most connections.
     fn place_of(&mut self, socket: &Socket) -> Option<Place> {
-        if !self.admits(socket.user().ok()?) {
+        if !self.admitted.admits(socket.user().ok()?) {
             return None;
         }
         self.connections.retain(|_, its| Arc::strong_count(its) > 1);

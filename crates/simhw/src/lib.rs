@@ -36,6 +36,8 @@ pub mod kernel;
 mod lane;
 pub mod launch;
 pub mod link;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod listener;
 mod live;
 pub mod medium;
 #[cfg(all(test, midplane_loom))]

@@ -8,13 +8,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, recv};
-use rustix::process::geteuid;
 use thiserror::Error;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
 use super::request::{Answer, Request, address, ask};
+use crate::acceptor::Admitted;
 use crate::host::OpenError;
 use crate::id::NodeId;
 use crate::live::Tasks;
@@ -33,14 +33,14 @@ pub struct ClientConfig {
     name: String,
     node: NodeId,
     seed: u64,
-    trusted: Vec<u32>,
+    trusted: Admitted,
 }
 
 impl ClientConfig {
     /// A client of the daemon that serves the ports of `node` under `name`.
     #[must_use]
     pub fn new(name: impl Into<String>, node: NodeId) -> Self {
-        Self { name: name.into(), node, seed: 0, trusted: Vec::new() }
+        Self { name: name.into(), node, seed: 0, trusted: Admitted::default() }
     }
 
     /// What the host's random streams are drawn from, together with the node. Default: 0.
@@ -53,12 +53,8 @@ impl ClientConfig {
     /// Takes a daemon of this user, too. Default: one of the own user only.
     #[must_use]
     pub fn trust(mut self, user: u32) -> Self {
-        self.trusted.push(user);
+        self.trusted.add(user);
         self
-    }
-
-    fn admits(&self, user: u32) -> bool {
-        user == geteuid().as_raw() || self.trusted.contains(&user)
     }
 }
 
@@ -180,7 +176,7 @@ impl PortOpener for Ports {
             spin_nanos,
             lender: Box::new(lender),
         };
-        let admits = |user| self.config.admits(user);
+        let admits = |user| self.config.trusted.admits(user);
         let (port, registrar) = borrowed_port(loan, admits).map_err(|_| invalid())?;
         let _inside = self.runtime.enter();
         let watch = Watch::new(wakes, socket, registrar).map_err(system)?;
@@ -198,7 +194,7 @@ fn dial(config: &ClientConfig) -> Result<Socket, ConnectError> {
         kind => ConnectError::System(kind),
     })?;
     let user = socket.user()?;
-    if config.admits(user) { Ok(socket) } else { Err(ConnectError::Stranger(user)) }
+    if config.trusted.admits(user) { Ok(socket) } else { Err(ConnectError::Stranger(user)) }
 }
 
 /// The connection of one port.
@@ -215,7 +211,7 @@ impl Lender for Connection {
             return None;
         };
         let Answer::Lent { arena } = answer else { return None };
-        let admits = |user| self.config.admits(user);
+        let admits = |user| self.config.trusted.admits(user);
         let file = descriptors.into_iter().next()?.memory()?;
         let segment = Segment::open(&file, Kind::Arena, bytes, admits).ok()?;
         Some((arena, Arc::new(segment)))

@@ -2,20 +2,18 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketAddrUnix;
 
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
+use crate::listener::PATIENCE;
 use crate::passing::{MAGIC, Passed, Socket};
 use crate::port::PortOptions;
 
 /// Version of what is said, and of the layout of ports.
 const VERSION: u64 = 2;
-/// How long an answer may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// Words of a request, and of an answer.
 const WORDS: usize = 8;
 

@@ -1,21 +1,20 @@
 //! The daemon's side: one thread that takes clients in, hears their doorbells and sees them go.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
 use thiserror::Error;
 
 use super::Source;
 use super::holders::PortHolders;
-use super::request::{Answer, PATIENCE, Request, address, answer, next};
-use crate::acceptor::Acceptor;
+use super::request::{Answer, Request, address, answer, next};
+use crate::acceptor::{Acceptor, Admitted};
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
+use crate::listener::{Listener, Service, Visitor};
 use crate::live::clock::Clock;
 use crate::passing::Socket;
 use crate::port::{Arenas, Grant, PortControlBlock, PortOptions};
@@ -41,7 +40,7 @@ const LOOKS_PER_POLL: u32 = 4_096;
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     name: String,
-    admitted: Vec<u32>,
+    admitted: Admitted,
     spin: Duration,
     loan: usize,
     connections: usize,
@@ -51,14 +50,14 @@ impl ServerConfig {
     /// Clients find the daemon by `name` and the NIC's node, in one network namespace.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        let (admitted, spin, loan) = (Vec::new(), DEFAULT_SPIN, DEFAULT_LOAN);
+        let (admitted, spin, loan) = (Admitted::default(), DEFAULT_SPIN, DEFAULT_LOAN);
         Self { name: name.into(), admitted, spin, loan, connections: DEFAULT_CONNECTIONS }
     }
 
     /// Admits processes of this user, too. Default: those of the own user only.
     #[must_use]
     pub fn admit(mut self, user: u32) -> Self {
-        self.admitted.push(user);
+        self.admitted.add(user);
         self
     }
 
@@ -112,10 +111,9 @@ pub enum ServeError {
 /// Serves a NIC's ports to other processes until it is dropped; their ports close then.
 #[derive(Debug)]
 pub struct PortServer {
-    stop: OwnedFd,
     wakes: Arc<Wakes>,
     holders: PortHolders,
-    thread: Option<std::thread::JoinHandle<()>>,
+    _listener: Listener,
 }
 
 impl PortServer {
@@ -124,34 +122,27 @@ impl PortServer {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(ServeError::Name(name.len()));
         }
-        let system = |error: Errno| ServeError::System(error.kind());
+        let system = |error: io::Error| ServeError::System(error.kind());
         let node = nic.node();
-        let address = address(&name, node).map_err(system)?;
+        let address = address(&name, node).map_err(|error| system(error.into()))?;
         let acceptor = Acceptor::open(&address, admitted, connections);
         let acceptor = acceptor.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => ServeError::Occupied { node, name: name.clone() },
             kind => ServeError::System(kind),
         })?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?;
-        let failed = |error: io::Error| ServeError::System(error.kind());
-        let wakes = Wakes::new().map_err(failed)?;
+        let wakes = Wakes::new().map_err(system)?;
         let spin_nanos = u32::try_from(nanos(spin)).unwrap_or(u32::MAX);
         let holders = PortHolders::new(Arc::clone(&wakes));
-        let mut room = Room {
+        let clients = Clients {
             nic,
             holders: holders.clone(),
             spin_nanos,
             loan,
-            acceptor,
-            stopped: stop.try_clone().map_err(failed)?,
             wakes: Arc::clone(&wakes),
-            clients: Vec::new(),
             lingering: Vec::new(),
         };
-        let thread = std::thread::Builder::new().name(format!("ports {node}"));
-        let thread = thread.spawn(move || room.run());
-        let thread = thread.map_err(failed)?;
-        Ok(Self { stop, wakes, holders, thread: Some(thread) })
+        let listener = Listener::start(format!("ports {node}"), acceptor, clients);
+        Ok(Self { wakes, holders, _listener: listener.map_err(system)? })
     }
 
     /// Has the daemon look at all ports: whoever stops a process between its posting and its
@@ -167,29 +158,16 @@ impl PortServer {
     }
 }
 
-impl Drop for PortServer {
-    fn drop(&mut self) {
-        // Both can only fail if the thread has ended already.
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-        // Its own thread gives the NIC turns, and wakes tasks in them: one of those may have been the last to have this.
-        let own = std::thread::current().id();
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != own) {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// A connection, and the port that it is of.
-struct Client {
-    socket: Socket,
-    stage: Stage,
-}
-
+/// The state of a client's connection.
+#[derive(Default)]
 enum Stage {
-    /// It has asked for nothing; it must by then.
-    Expected(Instant),
+    /// It has asked for nothing.
+    #[default]
+    Expected,
     Open(Served),
 }
+
+type Client = Visitor<Stage>;
 
 /// A port of another process.
 struct Served {
@@ -202,58 +180,87 @@ struct Served {
     is_gone: Arc<AtomicBool>,
 }
 
-/// The thread's own.
-struct Room {
+/// The clients of a daemon.
+struct Clients {
     nic: Arc<dyn Source>,
     holders: PortHolders,
     spin_nanos: u32,
     loan: usize,
-    acceptor: Acceptor,
-    stopped: OwnedFd,
     /// Wakes the thread: by this process, and by each client through its port's channel.
     wakes: Arc<Wakes>,
-    clients: Vec<Client>,
     /// Ports that are held, and whose clients are gone.
     lingering: Vec<Served>,
 }
 
-/// What there is at the sockets.
-struct Ready {
-    stop: bool,
-    listener: bool,
-    wakes: bool,
-    /// Of each client.
-    clients: Vec<bool>,
-}
+impl Service for Clients {
+    type State = Stage;
 
-impl Room {
-    fn run(&mut self) {
-        loop {
-            self.spin();
-            self.nic.rest();
-            let may_sleep = self.arm_wakeup();
-            let ready = self.wait(if may_sleep { self.patience() } else { Duration::ZERO });
-            self.disarm_wakeup();
-            if ready.stop {
-                return;
+    fn before_wait(&mut self, clients: &mut Vec<Client>) -> Instant {
+        self.spin(clients);
+        self.nic.rest();
+        if self.arm_wakeup(clients) { Instant::FAR_FUTURE } else { Instant::ZERO }
+    }
+
+    fn wakes(&self) -> Option<&Wakes> {
+        Some(&self.wakes)
+    }
+
+    fn on_readable(&mut self, clients: &mut [Client], index: usize) -> bool {
+        let client = &clients[index];
+        match (next(&client.socket), &client.state) {
+            (Some(Request::Greet), _) => answer(&client.socket, Answer::Here, &[]).is_ok(),
+            (Some(Request::Open(options)), Stage::Expected) => self.open(clients, index, options),
+            (Some(Request::Lend { bytes }), Stage::Open(served)) => {
+                let left = self.left_of_loan(clients, served.process);
+                lend(&client.socket, served, left, bytes)
             }
-            self.serve(&ready);
-            // A client that woke the thread has rung its own bell, which the next turn takes.
-            if ready.wakes && self.wakes.take() {
-                // A stopped process may have posted without ringing.
-                self.ring_all();
-                for served in std::mem::take(&mut self.lingering) {
-                    self.leave(served);
-                }
-            }
+            _ => false,
         }
     }
 
+    /// A client is gone: its port closes once what it has posted is taken.
+    fn on_closed(&mut self, state: Stage) {
+        if let Stage::Open(served) = state {
+            self.wakes.remove(served.port.0.into());
+            self.leave(served);
+        }
+    }
+
+    fn on_end(&mut self, clients: Vec<Client>) {
+        clients.into_iter().for_each(|client| self.on_closed(client.state));
+        for served in self.lingering.drain(..) {
+            served.is_gone.store(true, Ordering::Release);
+            self.nic.ring(served.port);
+        }
+    }
+
+    fn after_wait(&mut self, clients: &[Client], is_woken: bool) {
+        served(clients).for_each(|served| served.words.disarm_wakeup());
+        // A client that woke the thread has rung its own bell, which the next turn takes.
+        if is_woken && self.wakes.take() {
+            // A stopped process may have posted without ringing.
+            served(clients).for_each(|served| self.nic.ring(served.port));
+            for served in std::mem::take(&mut self.lingering) {
+                self.leave(served);
+            }
+        }
+    }
+}
+
+/// Iterates over the open ports.
+fn served(clients: &[Client]) -> impl Iterator<Item = &Served> {
+    clients.iter().filter_map(|client| match &client.state {
+        Stage::Open(served) => Some(served),
+        Stage::Expected => None,
+    })
+}
+
+impl Clients {
     /// Busy-polls the bells and gives the NIC turns for as long as that pays.
-    fn spin(&self) {
+    fn spin(&self, clients: &[Client]) {
         let mut until = Clock::now().plus_nanos(self.spin_nanos.into());
         for look in 1_u32.. {
-            let was_any = self.ring_rung() | self.nic.poll();
+            let was_any = self.ring_rung(clients) | self.nic.poll();
             let now = Clock::now();
             if was_any {
                 until = now.plus_nanos(self.spin_nanos.into());
@@ -266,106 +273,34 @@ impl Room {
         }
     }
 
-    fn served(&self) -> impl Iterator<Item = &Served> {
-        self.clients.iter().filter_map(|client| match &client.stage {
-            Stage::Open(served) => Some(served),
-            Stage::Expected(_) => None,
-        })
-    }
-
     /// Tells the NIC of the ports that were rung; whether there were any.
-    fn ring_rung(&self) -> bool {
+    fn ring_rung(&self, clients: &[Client]) -> bool {
         let mut was_any = false;
-        for served in self.served().filter(|served| served.words.take_bell()) {
+        for served in served(clients).filter(|served| served.words.take_bell()) {
             self.nic.ring(served.port);
             was_any = true;
         }
         was_any
     }
 
-    fn ring_all(&self) {
-        self.served().for_each(|served| self.nic.ring(served.port));
-    }
-
     /// Clients wake this thread from now on; `false` if one has rung meanwhile, and does not.
-    fn arm_wakeup(&self) -> bool {
-        self.served().for_each(|served| served.words.arm_wakeup());
+    fn arm_wakeup(&self, clients: &[Client]) -> bool {
+        served(clients).for_each(|served| served.words.arm_wakeup());
         fence(Ordering::SeqCst);
-        !self.ring_rung()
-    }
-
-    fn disarm_wakeup(&self) {
-        self.served().for_each(|served| served.words.disarm_wakeup());
-    }
-
-    /// Until the next who has said nothing is given up, or who knocks is heard again.
-    fn patience(&self) -> Duration {
-        let now = Clock::now();
-        let left = self.clients.iter().filter_map(|client| match client.stage {
-            Stage::Expected(until) => Some(until.since(now)),
-            Stage::Open(_) => None,
-        });
-        let left = left.chain(self.acceptor.paused_until().map(|until| until.since(now)));
-        left.min().map_or(Duration::MAX, |left| left.max(Duration::from_millis(1)))
-    }
-
-    fn wait(&self, patience: Duration) -> Ready {
-        let sockets = self.clients.iter().map(|client| PollFd::new(&client.socket, PollFlags::IN));
-        let first = [
-            PollFd::new(&self.stopped, PollFlags::IN),
-            self.acceptor.polled(),
-            PollFd::new(&*self.wakes, PollFlags::IN),
-        ];
-        let mut polled: Vec<_> = first.into_iter().chain(sockets).collect();
-        let timeout = Timespec::try_from(patience).ok().filter(|_| patience != Duration::MAX);
-        // Interrupted, nothing is known to be ready.
-        let is_any = poll(&mut polled, timeout.as_ref()).is_ok_and(|count| count > 0);
-        let mut ready = polled.iter().map(|one| is_any && !one.revents().is_empty());
-        let mut one = || ready.next().unwrap_or(false);
-        let (stop, listener, wakes) = (one(), one(), one());
-        Ready { stop, listener, wakes, clients: ready.collect() }
-    }
-
-    fn serve(&mut self, ready: &Ready) {
-        let now = Clock::now();
-        // From the back, so that those before keep their places.
-        for index in (0..self.clients.len()).rev() {
-            let is_overdue =
-                matches!(self.clients[index].stage, Stage::Expected(until) if until <= now);
-            let keeps = !is_overdue && (!ready.clients[index] || self.hear(index));
-            if !keeps {
-                self.end(index);
-            }
-        }
-        for socket in self.acceptor.accept(ready.listener, now) {
-            self.clients.push(Client { socket, stage: Stage::Expected(now + PATIENCE) });
-        }
+        !self.ring_rung(clients)
     }
 
     /// Returns the bytes that a client may still be lent.
-    fn left_of_loan(&self, process: u32) -> usize {
-        let its = self.served().chain(&self.lingering).filter(|served| served.process == process);
+    fn left_of_loan(&self, clients: &[Client], process: u32) -> usize {
+        let its = served(clients).chain(&self.lingering).filter(|served| served.process == process);
         let taken: usize = its.map(|served| served.rings + served.arenas.bytes()).sum();
         self.loan.saturating_sub(taken)
     }
 
-    /// A client has said something, or is gone; whether it stays.
-    fn hear(&mut self, index: usize) -> bool {
-        let client = &self.clients[index];
-        match (next(&client.socket), &client.stage) {
-            (Some(Request::Greet), _) => answer(&client.socket, Answer::Here, &[]).is_ok(),
-            (Some(Request::Open(options)), Stage::Expected(_)) => self.open(index, options),
-            (Some(Request::Lend { bytes }), Stage::Open(served)) => {
-                self.lend(&client.socket, served, bytes)
-            }
-            _ => false,
-        }
-    }
-
-    fn open(&mut self, index: usize, options: PortOptions) -> bool {
-        let socket = &self.clients[index].socket;
+    fn open(&self, clients: &mut [Client], index: usize, options: PortOptions) -> bool {
+        let socket = &clients[index].socket;
         let Ok(process) = socket.process() else { return false };
-        let left = self.left_of_loan(process);
+        let left = self.left_of_loan(clients, process);
         let Grant { name, depth, bytes, file, channel, theirs, words, arenas, is_gone } =
             match self.nic.grant(options) {
                 Ok(grant) => grant,
@@ -386,27 +321,9 @@ impl Room {
         let is_heard = self.wakes.add(port.0.into(), channel).is_ok();
         let is_told = answer(socket, opened, &[file.as_fd(), theirs.as_fd()]).is_ok();
         let served = Served { port, process, rings: bytes, words, arenas, is_gone };
-        self.clients[index].stage = Stage::Open(served);
+        clients[index].state = Stage::Open(served);
+        clients[index].until = Instant::FAR_FUTURE;
         is_heard && is_told
-    }
-
-    fn lend(&self, socket: &Socket, served: &Served, bytes: usize) -> bool {
-        let left = self.left_of_loan(served.process);
-        let lent = (MIN_LOAN..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
-        let Some(Ok((segment, file))) = lent else {
-            return answer(socket, Answer::NothingLent, &[]).is_ok();
-        };
-        let arena = served.arenas.add(Arc::new(segment));
-        let arena = u32::try_from(arena).expect("fewer arenas than bytes");
-        answer(socket, Answer::Lent { arena }, &[file.as_fd()]).is_ok()
-    }
-
-    /// A client is gone: its port closes once what it has posted is taken.
-    fn end(&mut self, index: usize) {
-        if let Stage::Open(served) = self.clients.swap_remove(index).stage {
-            self.wakes.remove(served.port.0.into());
-            self.leave(served);
-        }
     }
 
     /// A port closes unless it is held.
@@ -419,16 +336,15 @@ impl Room {
     }
 }
 
-impl Drop for Room {
-    fn drop(&mut self) {
-        while !self.clients.is_empty() {
-            self.end(0);
-        }
-        for served in self.lingering.drain(..) {
-            served.is_gone.store(true, Ordering::Release);
-            self.nic.ring(served.port);
-        }
-    }
+/// Lends a client memory of `bytes`, at most what is `left`.
+fn lend(socket: &Socket, served: &Served, left: usize, bytes: usize) -> bool {
+    let lent = (MIN_LOAN..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
+    let Some(Ok((segment, file))) = lent else {
+        return answer(socket, Answer::NothingLent, &[]).is_ok();
+    };
+    let arena = served.arenas.add(Arc::new(segment));
+    let arena = u32::try_from(arena).expect("fewer arenas than bytes");
+    answer(socket, Answer::Lent { arena }, &[file.as_fd()]).is_ok()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::lane::Shape;
+use crate::acceptor::Admitted;
 use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
 use crate::nic::{FaultInjector, StartError};
@@ -53,7 +54,7 @@ pub struct ShmConfig {
     pub(super) port_depth: usize,
     pub(super) spin: Duration,
     pub(super) join_timeout: Duration,
-    pub(super) admitted: Vec<u32>,
+    pub(super) admitted: Admitted,
     pub(super) faults: Option<FaultInjector>,
 }
 
@@ -75,7 +76,7 @@ impl ShmConfig {
             port_depth: port::DEFAULT_DEPTH,
             spin: DEFAULT_SPIN,
             join_timeout: DEFAULT_JOIN_TIMEOUT,
-            admitted: Vec::new(),
+            admitted: Admitted::default(),
             faults: None,
         }
     }
@@ -155,7 +156,7 @@ impl ShmConfig {
     /// Admits processes of this user as well. Default: those of the own user only.
     #[must_use]
     pub fn admit(mut self, user: u32) -> Self {
-        self.admitted.push(user);
+        self.admitted.add(user);
         self
     }
 

@@ -10,17 +10,17 @@
 mod greeting;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::SocketAddrUnix;
 
 use super::config::ShmConfig;
 use super::lane::{Receiver, Sender, Shape};
-use crate::acceptor::Acceptor;
+use crate::acceptor::{Acceptor, Admitted};
 use crate::id::{Incarnation, NodeId};
+use crate::listener::{Listener, Service, Visitor};
 use crate::live::clock::Clock;
 use crate::nic::StartError;
 use crate::passing::Socket;
@@ -33,8 +33,6 @@ use greeting::{Greeting, Kind as Message, receive, send, take};
 
 /// Pause after a failed attempt to connect.
 const RETRY: Duration = Duration::from_millis(20);
-/// Longest time that a new connection may take to send its greeting.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Connections of one process besides those of peers: failed attempts that are not yet closed.
 const SPARE: usize = 16;
 
@@ -84,18 +82,11 @@ impl Terms {
     }
 }
 
-/// A connection and its state in the handshake.
-#[derive(Debug)]
-struct Connection {
-    socket: Arc<Socket>,
-    stage: Stage,
-    /// When its greeting is overdue.
-    until: Instant,
-}
-
-#[derive(Debug)]
+/// The state of a connection in the handshake.
+#[derive(Debug, Default)]
 enum Stage {
     /// It has connected, and has yet to send its greeting.
+    #[default]
     Expected,
     /// This node has sent it this segment and the other end of this channel; the answer is pending.
     Offered { node: NodeId, segment: Arc<Segment>, channel: Arc<Socket> },
@@ -103,18 +94,9 @@ enum Stage {
     Joined(NodeId),
 }
 
-/// The result of a handshake step.
-enum Step {
-    Keep,
-    Close,
-}
-
 /// The rendezvous of one NIC; dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Rendezvous {
-    stop: OwnedFd,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
+pub(super) struct Rendezvous(#[expect(dead_code, reason = "runs until it is dropped")] Listener);
 
 impl Rendezvous {
     /// Opens the rendezvous of the node in `config`.
@@ -125,8 +107,8 @@ impl Rendezvous {
     ) -> Result<Self, StartError> {
         let terms =
             Terms { node: config.node, nodes: config.nodes, incarnation, shape: config.shape() };
-        let system = |error: rustix::io::Errno| StartError::System(error.kind());
-        let address = address(&config.name, config.node).map_err(system)?;
+        let system = |error: io::Error| StartError::System(error.kind());
+        let address = address(&config.name, config.node).map_err(|error| system(error.into()))?;
         // One process may run all peers, each of which may restart.
         let most = 2 * usize::from(config.nodes) + SPARE;
         let acceptor = Acceptor::open(&address, config.admitted.clone(), most);
@@ -136,32 +118,10 @@ impl Rendezvous {
             }
             kind => StartError::System(kind),
         })?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?;
-        let stopped = stop.try_clone().map_err(|error| StartError::System(error.kind()))?;
-        let mut event_loop = EventLoop {
-            terms,
-            name: config.name.clone(),
-            acceptor,
-            stopped,
-            listener,
-            connections: Vec::new(),
-            next_attempt: Instant::ZERO,
-        };
-        let thread = std::thread::Builder::new().name(format!("shm {}", config.node));
-        let thread = thread
-            .spawn(move || event_loop.run())
-            .map_err(|error| StartError::System(error.kind()))?;
-        Ok(Self { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Rendezvous {
-    fn drop(&mut self) {
-        // Both calls fail only if the thread has ended already.
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        let (name, admitted) = (config.name.clone(), config.admitted.clone());
+        let peers = Peers { terms, name, admitted, listener, next_attempt: Instant::ZERO };
+        let thread = format!("shm {}", config.node);
+        Listener::start(thread, acceptor, peers).map(Self).map_err(system)
     }
 }
 
@@ -170,79 +130,71 @@ fn address(name: &str, node: NodeId) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("midplane/{name}/{node}").as_bytes())
 }
 
-/// The state of the rendezvous's thread.
-struct EventLoop {
+/// A node's connections to its peers.
+struct Peers {
     terms: Terms,
     name: String,
-    acceptor: Acceptor,
-    stopped: OwnedFd,
+    admitted: Admitted,
     listener: Arc<dyn PeerListener>,
-    connections: Vec<Connection>,
     next_attempt: Instant,
 }
 
-impl EventLoop {
-    fn run(&mut self) {
-        loop {
-            let now = Clock::now();
-            self.connect_missing(now);
-            self.close_overdue(now);
-            let ready = self.wait(now);
-            if ready[0] {
-                return;
-            }
-            // From the back, so that a removal moves no index that is still to come.
-            for index in (0..self.connections.len()).rev() {
-                if ready[2 + index]
-                    && let Step::Close = self.on_readable(index)
-                {
-                    self.close(index);
-                }
-            }
-            self.accept_all(ready[1]);
-        }
-    }
-
-    /// Waits until a descriptor is readable or an attempt is due. Returns for the stop event, the listener and
-    /// each connection whether it is readable.
-    fn wait(&self, now: Instant) -> Vec<bool> {
-        let first = [PollFd::new(&self.stopped, PollFlags::IN), self.acceptor.polled()];
-        let sockets = self.connections.iter();
-        let sockets = sockets.map(|connection| PollFd::new(&*connection.socket, PollFlags::IN));
-        let mut polled: Vec<_> = first.into_iter().chain(sockets).collect();
-        let deadlines = self.connections.iter().filter(|c| !matches!(c.stage, Stage::Joined(_)));
-        let deadlines = deadlines.map(|c| c.until).chain(self.acceptor.paused_until());
-        let next = deadlines.fold(self.next_attempt, Instant::min);
-        let left = next.since(now).max(Duration::from_millis(1));
-        let timeout = Timespec::try_from(left).ok().filter(|_| next != Instant::FAR_FUTURE);
-        if poll(&mut polled, timeout.as_ref()).is_err() {
-            // The wait was interrupted: no descriptor is known to be ready.
-            return vec![false; polled.len()];
-        }
-        polled.iter().map(|one| !one.revents().is_empty()).collect()
-    }
+impl Service for Peers {
+    type State = Stage;
 
     /// Connects to the peers with lower numbers that are not connected.
-    fn connect_missing(&mut self, now: Instant) {
+    fn before_wait(&mut self, visitors: &mut Vec<Visitor<Stage>>) -> Instant {
+        let now = Clock::now();
         if now < self.next_attempt {
-            return;
+            return self.next_attempt;
         }
         self.next_attempt = Instant::FAR_FUTURE;
         for node in (0..self.terms.node.0).map(NodeId) {
-            if !self.connections.iter().any(|connection| connection.node() == Some(node)) {
+            if !visitors.iter().any(|visitor| visitor.state.node() == Some(node)) {
                 self.next_attempt = now + RETRY;
                 // A failure means that the peer is not there yet or refuses; the next attempt follows.
-                if let Ok(connection) = self.offer(node, now) {
-                    self.connections.push(connection);
-                }
+                visitors.extend(self.offer(node, now));
             }
         }
+        self.next_attempt
     }
 
+    fn on_readable(&mut self, visitors: &mut [Visitor<Stage>], index: usize) -> bool {
+        let Visitor { socket, state, .. } = &visitors[index];
+        let step = match state {
+            Stage::Joined(node) => return self.take_memory(socket, *node),
+            Stage::Expected => self.welcome(socket),
+            Stage::Offered { node, segment, channel } => {
+                self.conclude(socket, *node, segment, channel)
+            }
+        };
+        let Ok(link) = step else { return false };
+        // A peer that was killed and restarted may connect before the end of its old connection is noticed.
+        let is_former = |state: &Stage| matches!(state, Stage::Joined(node) if *node == link.node);
+        for former in visitors.iter_mut().filter(|visitor| is_former(&visitor.state)) {
+            (former.state, former.until) = (Stage::Expected, Instant::ZERO);
+        }
+        visitors[index].state = Stage::Joined(link.node);
+        visitors[index].until = Instant::FAR_FUTURE;
+        self.listener.joined(link);
+        true
+    }
+
+    fn on_closed(&mut self, state: Stage) {
+        if let Stage::Joined(node) = state {
+            self.listener.left(node);
+        }
+        if state.node().is_some() {
+            self.next_attempt = self.next_attempt.min(Clock::now() + RETRY);
+        }
+    }
+}
+
+impl Peers {
     /// Connects to `node` and sends it a segment.
-    fn offer(&self, node: NodeId, now: Instant) -> Result<Connection, Refusal> {
+    fn offer(&self, node: NodeId, now: Instant) -> Result<Visitor<Stage>, Refusal> {
         let socket = Socket::connect(&address(&self.name, node)?)?;
-        if !self.acceptor.admits(socket.user()?) {
+        if !self.admitted.admits(socket.user()?) {
             return Err(Refusal);
         }
         let bytes = 2 * self.terms.shape.lane_bytes();
@@ -252,50 +204,16 @@ impl EventLoop {
         send(&socket, &hello, &[file.as_fd(), theirs.as_fd()])?;
         let (segment, channel) = (Arc::new(segment), Arc::new(channel));
         let stage = Stage::Offered { node, segment, channel };
-        Ok(Connection { socket: Arc::new(socket), stage, until: now + PATIENCE })
-    }
-
-    fn accept_all(&mut self, is_ready: bool) {
-        let now = Clock::now();
-        for socket in self.acceptor.accept(is_ready, now) {
-            let (socket, stage) = (Arc::new(socket), Stage::Expected);
-            self.connections.push(Connection { socket, stage, until: now + PATIENCE });
-        }
-    }
-
-    fn on_readable(&mut self, index: usize) -> Step {
-        let connection = &self.connections[index];
-        let step = match &connection.stage {
-            Stage::Joined(node) => return self.take_memory(&connection.socket, *node),
-            Stage::Expected => self.welcome(&connection.socket),
-            Stage::Offered { node, segment, channel } => {
-                self.conclude(&connection.socket, *node, segment, channel)
-            }
-        };
-        let Ok(link) = step else { return Step::Close };
-        let node = link.node;
-        self.connections[index].stage = Stage::Joined(node);
-        // A peer that was killed and restarted may connect before the end of its old connection is noticed.
-        for other in (0..self.connections.len()).rev().filter(|other| *other != index) {
-            if matches!(self.connections[other].stage, Stage::Joined(former) if former == node) {
-                self.connections[other].stage = Stage::Expected;
-                self.connections[other].until = Instant::ZERO;
-            }
-        }
-        self.listener.joined(link);
-        Step::Keep
+        Ok(Visitor::new(socket, stage, now))
     }
 
     /// Takes memory that a peer shares. Any other message, or the end of the connection, closes it.
-    fn take_memory(&self, socket: &Socket, node: NodeId) -> Step {
-        let admits = |user| self.acceptor.admits(user);
+    fn take_memory(&self, socket: &Socket, node: NodeId) -> bool {
+        let admits = |user| self.admitted.admits(user);
         let memory = take(socket).and_then(|(name, bytes, file)| {
             Ok((name, SharedMemory::open(&file, bytes, admits).map_err(|_| Refusal)?))
         });
-        match memory.is_ok_and(|(name, memory)| self.listener.shown(node, name, memory)) {
-            true => Step::Keep,
-            false => Step::Close,
-        }
+        memory.is_ok_and(|(name, memory)| self.listener.shown(node, name, memory))
     }
 
     /// Takes the segment of a peer with a higher number.
@@ -306,7 +224,7 @@ impl EventLoop {
             return Err(Refusal);
         }
         let bytes = self.terms.shape.lane_bytes();
-        let admits = |user| self.acceptor.admits(user);
+        let admits = |user| self.admitted.admits(user);
         let file = file.memory().ok_or(Refusal)?;
         let segment = Segment::open(&file, Kind::Link, 2 * bytes, admits).map_err(|_| Refusal)?;
         let channel = Arc::new(channel.channel(socket).ok_or(Refusal)?);
@@ -343,33 +261,14 @@ impl EventLoop {
         let receiver = Receiver::new(segment, receives_at, shape);
         Link { node, sender, receiver, channel, socket: Arc::clone(socket) }
     }
-
-    fn close_overdue(&mut self, now: Instant) {
-        for index in (0..self.connections.len()).rev() {
-            let connection = &self.connections[index];
-            if connection.until <= now && !matches!(connection.stage, Stage::Joined(_)) {
-                self.close(index);
-            }
-        }
-    }
-
-    fn close(&mut self, index: usize) {
-        let closed = self.connections.swap_remove(index);
-        if let Stage::Joined(node) = closed.stage {
-            self.listener.left(node);
-        }
-        if closed.node().is_some() {
-            self.next_attempt = self.next_attempt.min(Clock::now() + RETRY);
-        }
-    }
 }
 
-impl Connection {
+impl Stage {
     /// Returns the connection's peer, if it is known.
     const fn node(&self) -> Option<NodeId> {
-        match self.stage {
-            Stage::Expected => None,
-            Stage::Offered { node, .. } | Stage::Joined(node) => Some(node),
+        match self {
+            Self::Expected => None,
+            Self::Offered { node, .. } | Self::Joined(node) => Some(*node),
         }
     }
 }

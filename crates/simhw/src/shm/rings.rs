@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustix::net::SocketAddrUnix;
 
 use super::byte_ring::{MIN_CAPACITY, RingReceiver, RingSender, ring, ring_bytes};
-use crate::acceptor::Acceptor;
+use crate::acceptor::{Acceptor, Admitted};
 use crate::live::clock::Clock;
 use crate::passing::{MAGIC, Passed, Socket};
 use crate::segment::{Kind, Segment};
@@ -103,7 +103,7 @@ impl RingListener {
     /// The error of the operating system: `AddrInUse` if another process listens at the name.
     pub fn bind(name: &[u8]) -> io::Result<Self> {
         let address = SocketAddrUnix::new_abstract_name(name)?;
-        Ok(Self(Acceptor::open(&address, Vec::new(), PER_PROCESS)?))
+        Ok(Self(Acceptor::open(&address, Admitted::default(), PER_PROCESS)?))
     }
 
     /// Accepts the waiting connections, at most one batch. Call it when the descriptor is readable.
