@@ -1,5 +1,6 @@
 //! The NIC of live fabrics: ports, registered memory, staged effects, timers and loopback, over one link per fabric.
 
+mod config;
 mod engine;
 mod handle;
 mod hardware;
@@ -15,6 +16,7 @@ pub use handle::LiveHost;
 pub use injector::FaultInjector;
 pub use start_error::StartError;
 
+pub(crate) use config::{NicConfig, nic_setters};
 pub(crate) use engine::Engine;
 pub(crate) use handle::{NicHandle, PortOpener};
 pub(crate) use hardware::{Nic, payload};

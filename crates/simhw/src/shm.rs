@@ -35,10 +35,8 @@ use tokio::sync::{oneshot, watch};
 use crate::hardware::Firmware;
 use crate::id::NodeId;
 use crate::live::Tasks;
-use crate::live::clock::Clock;
-use crate::nic::{LiveHost, Nic, NicCounters, NicHandle, StartError};
+use crate::nic::{LiveHost, NicCounters, NicHandle, StartError};
 use crate::nicd::{PortServer, ServeError, ServerConfig, Source};
-use crate::time::nanos;
 use crate::wakes::Wakes;
 
 pub use byte_ring::{Corrupt, Record, RingReceiver, RingSender};
@@ -82,12 +80,11 @@ impl ShmNic {
         let runtime = Handle::try_current().map_err(|_| StartError::NoRuntime)?;
         let failed = |error: std::io::Error| StartError::System(error.kind());
         let wakes = Wakes::new().map_err(failed)?;
-        let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
-        let mut nic = Nic::new(config.node, incarnation, config.mtu, ShmLink::new(&config));
-        nic.set_faults(config.faults.clone());
-        let engine = Engine::new(firmware, nic, config.port_depth);
-        let spin = u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX);
-        let core = Arc::new(Core::new(config.node, engine, Arc::clone(&wakes), spin));
+        let nic = config.nic.nic(ShmLink::new(&config));
+        let incarnation = nic.incarnation;
+        let engine = Engine::new(firmware, nic, config.nic.port_depth);
+        let spin = config.nic.spin_nanos();
+        let core = Arc::new(Core::new(config.nic.node, engine, Arc::clone(&wakes), spin));
         let driver = Driver::new(wakes).map_err(failed)?;
         let rendezvous = Rendezvous::open(&config, incarnation, Arc::clone(&core) as _)?;
         let (end, ended) = oneshot::channel();
@@ -96,7 +93,7 @@ impl ShmNic {
             driver.run(driven).await;
             let _ = end.send(());
         });
-        let tasks = Tasks::new(config.node, config.seed, runtime);
+        let tasks = Tasks::new(config.nic.node, config.nic.seed, runtime);
         Ok(Self {
             host: LiveHost::new(tasks, Arc::clone(&core) as _),
             ports: Arc::clone(&core) as _,

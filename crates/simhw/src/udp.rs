@@ -63,7 +63,6 @@ use crate::hardware::Firmware;
 use crate::live::Tasks;
 use crate::live::{adaptive_spin, alarm, clock};
 use crate::nic::{LiveHost, NicCounters, NicHandle, StartError};
-use crate::time::nanos;
 
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_SPIN,
@@ -117,24 +116,23 @@ impl UdpNic {
         let seals = link::seals(&config)?;
         let (is_sealed, is_identified) = (seals.is_some(), config.identity.is_some());
         if !is_sealed {
-            warn!(node = config.node.0, %address, "no key: the NIC trusts its network");
+            warn!(node = config.nic.node.0, %address, "no key: the NIC trusts its network");
         } else if !is_identified {
             warn!(
-                node = config.node.0, %address,
+                node = config.nic.node.0, %address,
                 "one key for the fabric: each host that has it can claim to be any other; give each a key of its own"
             );
         }
         let (end, ended) = oneshot::channel();
-        let (node, mtu, seed) = (config.node, config.mtu, config.seed);
+        let (node, mtu, seed) = (config.nic.node, config.nic.mtu, config.nic.seed);
         let is_inline = config.coprocessor == Coprocessor::Task;
         // A NIC with a thread of its own lets its applications have the processor.
-        let spin =
-            if is_inline { u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX) } else { 0 };
+        let spin = if is_inline { config.nic.spin_nanos() } else { 0 };
         let start = move || {
             let socket = Socket::new(socket)?;
             let io = socket.watched();
             let engine =
-                Engine::new(link::nic(&config, seals, socket), firmware, config.port_depth);
+                Engine::new(link::nic(&config, seals, socket), firmware, config.nic.port_depth);
             let core = Core::new(engine, address, is_inline);
             Ok((Driver::new(Arc::clone(&core), io, spin)?, core))
         };

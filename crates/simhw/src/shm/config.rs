@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use super::lane::Shape;
 use crate::acceptor::Admitted;
-use crate::frame::MAX_PAYLOAD;
-use crate::id::{Incarnation, NodeId};
-use crate::nic::{FaultInjector, StartError};
-use crate::port;
+use crate::id::NodeId;
+use crate::nic::{NicConfig, StartError, nic_setters};
 use crate::segment::LINE;
 use crate::time::LineRate;
 
@@ -40,22 +38,18 @@ pub(crate) const MAX_SLOTS: usize = 65_536;
 pub(crate) const MAX_NAME: usize = 64;
 
 /// The configuration of a NIC over shared memory, and of the fabric that it belongs to.
+///
+/// [Lanes](super::lanes::Lanes) have no faults, because nothing above them repairs a loss.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    pub(super) node: NodeId,
+    pub(super) nic: NicConfig,
     pub(super) nodes: u16,
     pub(super) name: String,
-    pub(super) seed: u64,
-    pub(super) incarnation: Option<Incarnation>,
-    pub(super) mtu: usize,
     pub(super) slots: usize,
     pub(super) areas: Option<usize>,
     pub(super) rate: LineRate,
-    pub(super) port_depth: usize,
-    pub(super) spin: Duration,
     pub(super) join_timeout: Duration,
     pub(super) admitted: Admitted,
-    pub(super) faults: Option<FaultInjector>,
 }
 
 impl ShmConfig {
@@ -64,43 +58,22 @@ impl ShmConfig {
     #[must_use]
     pub fn new(name: impl Into<String>, node: NodeId, nodes: u16) -> Self {
         Self {
-            node,
+            nic: NicConfig::new(node, DEFAULT_MTU, DEFAULT_SPIN),
             nodes,
             name: name.into(),
-            seed: 0,
-            incarnation: None,
-            mtu: DEFAULT_MTU,
             slots: DEFAULT_SLOTS,
             areas: None,
             rate: DEFAULT_RATE,
-            port_depth: port::DEFAULT_DEPTH,
-            spin: DEFAULT_SPIN,
             join_timeout: DEFAULT_JOIN_TIMEOUT,
             admitted: Admitted::default(),
-            faults: None,
         }
     }
 
-    /// Sets the seed of the host's random streams, which also depend on the node. Default: 0.
-    #[must_use]
-    pub const fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Sets the incarnation of the NIC. Default: the time of day in units of 64 ms, so that it is newer than
-    /// that of any earlier process. Setting the clock back breaks that.
-    #[must_use]
-    pub const fn incarnation(mut self, incarnation: Incarnation) -> Self {
-        self.incarnation = Some(incarnation);
-        self
-    }
-
-    /// Sets the most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`]; the same on all nodes. Default:
+    /// Sets the most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`](crate::frame::MAX_PAYLOAD); the same on all nodes. Default:
     /// [`DEFAULT_MTU`].
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
-        self.mtu = bytes;
+        self.nic.mtu = bytes;
         self
     }
 
@@ -129,18 +102,11 @@ impl ShmConfig {
         self
     }
 
-    /// Sets how many commands may be in flight on one port. Default: [`port::DEFAULT_DEPTH`].
-    #[must_use]
-    pub const fn port_depth(mut self, commands: usize) -> Self {
-        self.port_depth = commands;
-        self
-    }
-
     /// Sets how long a waiting task busy-polls for a completion before it parks, at most; it polls for less
     /// time if recent polls found nothing. Zero parks at once. Default: [`DEFAULT_SPIN`].
     #[must_use]
     pub const fn spin(mut self, time: Duration) -> Self {
-        self.spin = time;
+        self.nic.spin = time;
         self
     }
 
@@ -160,27 +126,21 @@ impl ShmConfig {
         self
     }
 
-    /// Injects faults into the links that lead to the NIC: see [`FaultInjector`]. [Lanes](super::lanes::Lanes) have no faults,
-    /// because nothing above them repairs a loss. Default: none.
-    #[must_use]
-    pub fn faults(mut self, injector: &FaultInjector) -> Self {
-        self.faults = Some(injector.clone());
-        self
-    }
+    nic_setters!();
 
     pub(super) const fn shape(&self) -> Shape {
         let areas = match self.areas {
             Some(areas) => areas.next_power_of_two(),
             None => self.usual_areas(),
         };
-        Shape { slots: self.slots.next_power_of_two(), areas, mtu: self.mtu }
+        Shape { slots: self.slots.next_power_of_two(), areas, mtu: self.nic.mtu }
     }
 
     const fn usual_areas(&self) -> usize {
         let peers = if self.nodes > 1 { self.nodes as usize - 1 } else { 1 };
         let share = DEFAULT_AREA_BYTES_OF_ALL / peers;
         let bytes = if share < DEFAULT_AREA_BYTES { share } else { DEFAULT_AREA_BYTES };
-        let areas = bytes / self.mtu.next_multiple_of(LINE);
+        let areas = bytes / self.nic.mtu.next_multiple_of(LINE);
         if areas < MIN_AREAS { MIN_AREAS } else { (areas + 1).next_power_of_two() / 2 }
     }
 
@@ -188,11 +148,8 @@ impl ShmConfig {
     pub(super) fn check(&self) -> Result<(), StartError> {
         let nodes = usize::from(self.nodes);
         StartError::check("the number of nodes", nodes, (0, MAX_NODES.into()))?;
-        if self.node.index() >= nodes {
-            return Err(StartError::Rank { node: self.node, nodes });
-        }
+        self.nic.check(nodes)?;
         StartError::check("the length of the fabric's name", self.name.len(), (1, MAX_NAME))?;
-        StartError::check("the MTU", self.mtu, (1, MAX_PAYLOAD))?;
         let mut asked = [Some(self.slots), self.areas].into_iter().flatten();
         asked.try_for_each(|count| StartError::check(SLOTS, count, (4, MAX_SLOTS)))
     }
@@ -201,6 +158,7 @@ impl ShmConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::MAX_PAYLOAD;
 
     #[test]
     fn a_contradictory_configuration_is_refused() {

@@ -27,7 +27,6 @@ use crate::live::adaptive_spin::AdaptiveSpin;
 use crate::nic::StartError;
 use crate::region::{Payload, Region, SharedMemory};
 use crate::sync::{Ordering, fence};
-use crate::time::nanos;
 use crate::wakes::Wakes;
 use awaited::Awaited;
 use door::{Door, Inbox, Tidings};
@@ -167,9 +166,9 @@ impl Lanes {
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let wakes = AsyncFd::with_interest(wakes, Interest::READABLE).map_err(failed)?;
         Ok(Self {
-            node: config.node,
-            mtu: config.mtu,
-            spin: u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX),
+            node: config.nic.node,
+            mtu: config.nic.mtu,
+            spin: config.nic.spin_nanos(),
             peers: (0..config.nodes).map(|_| Peer::default()).collect(),
             awaited: Awaited::new(config.join_timeout),
             turn: 0,

@@ -105,22 +105,27 @@ impl Rendezvous {
         incarnation: Incarnation,
         listener: Arc<dyn PeerListener>,
     ) -> Result<Self, StartError> {
-        let terms =
-            Terms { node: config.node, nodes: config.nodes, incarnation, shape: config.shape() };
+        let terms = Terms {
+            node: config.nic.node,
+            nodes: config.nodes,
+            incarnation,
+            shape: config.shape(),
+        };
         let system = |error: io::Error| StartError::System(error.kind());
-        let address = address(&config.name, config.node).map_err(|error| system(error.into()))?;
+        let address =
+            address(&config.name, config.nic.node).map_err(|error| system(error.into()))?;
         // One process may run all peers, each of which may restart.
         let most = 2 * usize::from(config.nodes) + SPARE;
         let acceptor = Acceptor::open(&address, config.admitted.clone(), most);
         let acceptor = acceptor.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => {
-                StartError::Occupied { node: config.node, name: config.name.clone() }
+                StartError::Occupied { node: config.nic.node, name: config.name.clone() }
             }
             kind => StartError::System(kind),
         })?;
         let (name, admitted) = (config.name.clone(), config.admitted.clone());
         let peers = Peers { terms, name, admitted, listener, next_attempt: Instant::ZERO };
-        let thread = format!("shm {}", config.node);
+        let thread = format!("shm {}", config.nic.node);
         Listener::start(thread, acceptor, peers).map(Self).map_err(system)
     }
 }

@@ -9,10 +9,9 @@ use thiserror::Error;
 use super::batch::plain;
 use super::discovery::MIN_BYTES;
 use crate::frame::MAX_PAYLOAD;
-use crate::id::{Incarnation, NodeId};
+use crate::id::NodeId;
 use crate::link::LinkProfile;
-use crate::nic::{FaultInjector, StartError};
-use crate::port;
+use crate::nic::{NicConfig, StartError, nic_setters};
 use crate::seal::{Identity, Key, check_identity, check_keys};
 use crate::time::LineRate;
 
@@ -63,24 +62,18 @@ const MAX_DATAGRAM: usize = 65_507;
 /// The configuration of a NIC over UDP.
 #[derive(Clone, Debug)]
 pub struct UdpConfig {
-    pub(super) node: NodeId,
+    pub(super) nic: NicConfig,
     pub(super) peers: Vec<SocketAddr>,
     pub(super) bind: Option<SocketAddr>,
     pub(super) via: Option<SocketAddr>,
     pub(super) line: LinkProfile,
     pub(super) coprocessor: Coprocessor,
-    pub(super) seed: u64,
-    pub(super) incarnation: Option<Incarnation>,
-    pub(super) mtu: usize,
-    pub(super) port_depth: usize,
     pub(super) transmit_depth: usize,
     pub(super) catch_up: Duration,
-    pub(super) spin: Duration,
     pub(super) socket_buffer: usize,
     pub(super) keys: Vec<Key>,
     pub(super) identity: Option<Identity>,
     pub(super) datagram_bytes: Option<usize>,
-    pub(super) faults: Option<FaultInjector>,
 }
 
 impl UdpConfig {
@@ -88,31 +81,25 @@ impl UdpConfig {
     #[must_use]
     pub const fn new(node: NodeId, peers: Vec<SocketAddr>) -> Self {
         Self {
-            node,
+            nic: NicConfig::new(node, MAX_PAYLOAD, DEFAULT_SPIN),
             peers,
             bind: None,
             via: None,
             line: DEFAULT_LINE,
             coprocessor: Coprocessor::Thread,
-            seed: 0,
-            incarnation: None,
-            mtu: MAX_PAYLOAD,
-            port_depth: port::DEFAULT_DEPTH,
             transmit_depth: DEFAULT_TRANSMIT_DEPTH,
             catch_up: DEFAULT_CATCH_UP,
-            spin: DEFAULT_SPIN,
             socket_buffer: DEFAULT_SOCKET_BUFFER,
             keys: Vec::new(),
             identity: None,
             datagram_bytes: None,
-            faults: None,
         }
     }
 
     /// Returns the node of the NIC.
     #[must_use]
     pub const fn node(&self) -> NodeId {
-        self.node
+        self.nic.node
     }
 
     /// Sets the local address. Default: the node's own among its peers, with which they compare the source of
@@ -145,26 +132,11 @@ impl UdpConfig {
         self
     }
 
-    /// Sets the seed of the host's random streams, which also depend on the node. Default: 0.
-    #[must_use]
-    pub const fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Sets the incarnation of the NIC. Default: the time of day in units of 64 ms, so that it is newer than
-    /// that of any earlier process. Setting the clock back breaks that.
-    #[must_use]
-    pub const fn incarnation(mut self, incarnation: Incarnation) -> Self {
-        self.incarnation = Some(incarnation);
-        self
-    }
-
     /// Sets the most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`], which is the default. A frame that
     /// is longer than a datagram on its path leaves in pieces, which the receiving NIC reassembles.
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
-        self.mtu = bytes;
+        self.nic.mtu = bytes;
         self
     }
 
@@ -176,13 +148,6 @@ impl UdpConfig {
     #[must_use]
     pub const fn datagram_bytes(mut self, bytes: usize) -> Self {
         self.datagram_bytes = Some(bytes);
-        self
-    }
-
-    /// Sets how many commands may be in flight on one port. Default: [`port::DEFAULT_DEPTH`].
-    #[must_use]
-    pub const fn port_depth(mut self, commands: usize) -> Self {
-        self.port_depth = commands;
         self
     }
 
@@ -209,10 +174,11 @@ impl UdpConfig {
     /// parks at once. Default: [`DEFAULT_SPIN`].
     #[must_use]
     pub const fn spin(mut self, time: Duration) -> Self {
-        self.spin = time;
+        self.nic.spin = time;
         self
     }
 
+    nic_setters!();
     socket_setters!();
 
     /// Seals every frame with session keys that `key` admits, and accepts no frame that is not sealed: see
@@ -235,20 +201,10 @@ impl UdpConfig {
         self
     }
 
-    /// Injects faults into the links that lead to the NIC: see [`FaultInjector`]. Default: none.
-    #[must_use]
-    pub fn faults(mut self, injector: &FaultInjector) -> Self {
-        self.faults = Some(injector.clone());
-        self
-    }
-
     /// Checks the configuration; returns the address to bind.
     pub(super) fn check(&self) -> Result<SocketAddr, StartError> {
-        let Some(own) = self.peers.get(self.node.index()) else {
-            return Err(StartError::Rank { node: self.node, nodes: self.peers.len() });
-        };
+        self.nic.check(self.peers.len())?;
         check_peers(&self.peers)?;
-        StartError::check("the MTU", self.mtu, (1, MAX_PAYLOAD))?;
         if let Some(bytes) = self.datagram_bytes {
             StartError::check("the length of datagrams", bytes, (MIN_BYTES, MAX_DATAGRAM))?;
         }
@@ -256,9 +212,9 @@ impl UdpConfig {
             check_keys(&self.keys)?;
         }
         if let Some(identity) = &self.identity {
-            check_identity(self.node, self.peers.len(), identity)?;
+            check_identity(self.nic.node, self.peers.len(), identity)?;
         }
-        let bind = self.bind.unwrap_or(*own);
+        let bind = self.bind.unwrap_or_else(|| self.peers[self.nic.node.index()]);
         let targets = self.via.as_ref().map_or(&self.peers[..], std::slice::from_ref);
         check_family(bind, targets)?;
         Ok(bind)

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::{Socket, plain};
-use super::clock::Clock;
 use super::config::UdpConfig;
 use super::line::Line;
 use super::paths::Paths;
@@ -58,7 +57,7 @@ pub(super) struct UdpLink {
 
 /// Makes the seals of a checked configuration, if it has keys.
 pub(super) fn seals(config: &UdpConfig) -> Result<Option<Seals>, SealConfigError> {
-    let (node, peers, keys) = (config.node, config.peers.len(), config.keys.clone());
+    let (node, peers, keys) = (config.nic.node, config.peers.len(), config.keys.clone());
     match &config.identity {
         Some(identity) => Seals::identified(node, peers, keys, identity.clone()).map(Some),
         None if keys.is_empty() => Ok(None),
@@ -71,7 +70,7 @@ pub(super) fn nic(config: &UdpConfig, seals: Option<Seals>, socket: Socket) -> N
     let around = if seals.is_some() { SEAL_BYTES } else { 0 };
     let ahead = if config.via.is_some() { AHEAD_OF_SWITCH } else { Duration::ZERO };
     let link = UdpLink {
-        node: config.node,
+        node: config.nic.node,
         peers: config.peers.clone(),
         via: config.via,
         framing: config.line.framing,
@@ -86,10 +85,7 @@ pub(super) fn nic(config: &UdpConfig, seals: Option<Seals>, socket: Socket) -> N
         held: Vec::new(),
         unroutable: 0,
     };
-    let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
-    let mut nic = Nic::new(config.node, incarnation, config.mtu, link);
-    nic.set_faults(config.faults.clone());
-    nic
+    config.nic.nic(link)
 }
 
 impl UdpLink {

@@ -41,7 +41,7 @@ fn socket() -> Arc<Socket> {
 fn joined() -> (Core<Owed>, Sender) {
     let config = ShmConfig::new("core", HERE, 2);
     let shape = config.shape();
-    let nic = Nic::new(HERE, Clock::incarnation(), config.mtu, ShmLink::new(&config));
+    let nic = Nic::new(HERE, Clock::incarnation(), config.nic.mtu, ShmLink::new(&config));
     let core = Core::new(HERE, Engine::new(Owed(false), nic, 8), Wakes::new().unwrap(), 0);
     let segment = Arc::new(Segment::private(2 * shape.lane_bytes()));
     let link = Link {
