@@ -133,8 +133,7 @@ pub struct Output {
     /// Occupied space in the buffer's unit, including the piece that is being sent.
     used: u32,
     peak: u32,
-    /// Space of the piece that is being sent.
-    sending: Option<u32>,
+    sending: Option<Piece>,
     /// True if the output sends nothing.
     stuck: bool,
     drops: Drops,
@@ -203,7 +202,7 @@ impl Output {
 
     /// Handles the end of a departure: returns the next one, if a piece waits.
     pub fn next(&mut self, now: Instant) -> Option<Departure> {
-        self.used -= self.sending.take().unwrap_or(0);
+        self.used -= self.sending.take().map_or(0, |piece| self.buffer.cost(&piece));
         if self.stuck {
             return None;
         }
@@ -246,9 +245,14 @@ impl Output {
     }
 
     fn send(&mut self, now: Instant, piece: Piece) -> Departure {
-        self.sending = Some(self.buffer.cost(&piece));
+        self.sending = Some(piece);
         let ends = self.line.send(now, piece.bytes);
         Departure { piece, begins: now, ends }
+    }
+
+    /// Returns the piece that is being sent.
+    pub(crate) const fn sending(&self) -> Option<Piece> {
+        self.sending
     }
 
     /// Returns the occupied space in the buffer's unit, including the piece that is being sent.

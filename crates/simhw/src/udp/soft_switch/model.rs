@@ -12,7 +12,7 @@ use crate::frame::{HEADER_BYTES, Header};
 use crate::id::NodeId;
 use crate::link::{Framing, LinkProfile};
 use crate::rng::Rng;
-use crate::switch::{Departure, Forwarding, Output, Piece, SwitchProfile};
+use crate::switch::{Forwarding, Output, Piece, SwitchProfile};
 use crate::time::{Instant, LineRate, Serializer, nanos};
 
 /// The next events. At the same instant, space becomes free before pieces need it.
@@ -55,13 +55,6 @@ impl Ingress {
     const fn on_line(&mut self) -> &mut Waiting {
         if self.urgent_on_line { &mut self.urgent } else { &mut self.frames }
     }
-}
-
-/// One host's line from the switch.
-#[derive(Debug)]
-struct Egress {
-    output: Output,
-    sending: Option<Piece>,
 }
 
 #[derive(Debug)]
@@ -121,7 +114,8 @@ pub(super) struct Model {
     jitter: u64,
     rng: Rng,
     ingresses: Vec<Ingress>,
-    egresses: Vec<Egress>,
+    /// The hosts' lines from the switch.
+    outputs: Vec<Output>,
     frames: Vec<Option<InFlight>>,
     free: Vec<u32>,
     /// With cells, for each pair of nodes, by source: true if the receiver still waits for the last cell of a
@@ -150,7 +144,7 @@ impl Model {
             held: 0,
             arrived: Instant::ZERO,
         };
-        let egress = || Egress { output: Output::from_profile(link.rate, &profile), sending: None };
+        let output = |_| Output::from_profile(link.rate, &profile);
         let cells = matches!(link.framing, Framing::Cells);
         Self {
             link,
@@ -161,7 +155,7 @@ impl Model {
             jitter: nanos(jitter.0),
             rng: jitter.1,
             ingresses: (0..ports).map(|_| ingress()).collect(),
-            egresses: (0..ports).map(|_| egress()).collect(),
+            outputs: (0..ports).map(output).collect(),
             frames: Vec::new(),
             free: Vec::new(),
             merging: if cells { vec![false; ports * ports] } else { Vec::new() },
@@ -185,7 +179,7 @@ impl Model {
     /// Cuts frames anew on their way out.
     pub(super) fn recut(mut self, framing: Option<Framing>) -> Self {
         if let Some(Framing::Cells) = framing {
-            self.merging = vec![false; self.egresses.len() * self.egresses.len()];
+            self.merging = vec![false; self.outputs.len() * self.outputs.len()];
         } else if framing.is_some() {
             self.merging = Vec::new();
         }
@@ -260,15 +254,13 @@ impl Model {
     /// Returns the pieces that the outputs have dropped, by cause.
     pub(super) fn piece_drops(&self) -> Drops {
         let mut drops = Drops::default();
-        for egress in &self.egresses {
-            drops += *egress.output.drops();
-        }
+        self.outputs.iter().for_each(|output| drops += *output.drops());
         drops
     }
 
     /// Iterates over the highest occupancy of each output's buffer, in its unit.
     pub(super) fn peaks(&self) -> impl Iterator<Item = u32> {
-        self.egresses.iter().map(|egress| egress.output.peak())
+        self.outputs.iter().map(Output::peak)
     }
 
     fn store(&mut self, frame: InFlight) -> u32 {
@@ -363,7 +355,7 @@ impl Model {
         };
         let framing = self.recut.unwrap_or(self.link.framing);
         self.tally.frames -= 1;
-        for port in (0..self.egresses.len() as u16).filter(|port| *port != frame.source) {
+        for port in (0..self.outputs.len() as u16).filter(|port| *port != frame.source) {
             let mut bytes = frame.bytes.clone();
             let header = Header { destination: NodeId(port), ..header };
             bytes[..HEADER_BYTES].copy_from_slice(&header.emit());
@@ -395,8 +387,8 @@ impl Model {
         self.tally.pieces += 1;
         let frame = self.frames[piece.frame as usize].as_mut().expect("a piece of it is here");
         let port = frame.destination;
-        match self.egresses[usize::from(port)].output.accept(now, piece) {
-            Ok(Some(departure)) => self.on_departure(port, departure),
+        match self.outputs[usize::from(port)].accept(now, piece) {
+            Ok(Some(departure)) => self.schedule(departure.ends, Event::Sent { port }),
             Ok(None) => {}
             Err(cause) => {
                 frame.dropped += 1;
@@ -438,16 +430,11 @@ impl Model {
         self.schedule(at, Event::Delivered { frame: slot });
     }
 
-    fn on_departure(&mut self, port: u16, departure: Departure) {
-        self.egresses[usize::from(port)].sending = Some(departure.piece);
-        self.schedule(departure.ends, Event::Sent { port });
-    }
-
     fn on_sent(&mut self, now: Instant, port: u16) {
-        let egress = &mut self.egresses[usize::from(port)];
-        let piece = egress.sending.take().expect("its last bit has just left");
-        if let Some(departure) = egress.output.next(now) {
-            self.on_departure(port, departure);
+        let output = &mut self.outputs[usize::from(port)];
+        let piece = output.sending().expect("its last bit has just left");
+        if let Some(departure) = output.next(now) {
+            self.schedule(departure.ends, Event::Sent { port });
         }
         self.tally.pieces_passed += 1;
         self.frame(piece.frame).passed += 1;
@@ -456,7 +443,7 @@ impl Model {
 
     /// Decides the outcome of a frame once none of its pieces is in flight.
     fn settle(&mut self, now: Instant, slot: u32) {
-        let ports = self.egresses.len();
+        let ports = self.outputs.len();
         let frame = self.frames[slot as usize].as_mut().expect("a piece of it was in flight");
         if frame.passed + frame.dropped < frame.pieces {
             return;
