@@ -41,3 +41,8 @@ pub mod chapter_12_transfers {}
 pub mod chapter_13_extensions {}
 #[doc = include_str!("../docs/guide/14-making-room.md")]
 pub mod chapter_14_making_room {}
+#[doc = include_str!("../docs/guide/15-a-fabric.md")]
+/// ```rust
+#[doc = include_str!("../docs/guide/15-a-fabric.rs")]
+/// ```
+pub mod chapter_15_a_fabric {}

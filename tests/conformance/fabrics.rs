@@ -14,6 +14,7 @@ use midplane::simhw::fault::Faults;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
+use midplane::simhw::nic::custom::{CustomConfig, CustomNic};
 use midplane::simhw::nic::{FaultInjector, LiveHost, StartError};
 #[cfg(target_os = "linux")]
 use midplane::simhw::nicd::{Client, ClientConfig, PortServer, ServerConfig};
@@ -26,6 +27,8 @@ use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
 use tokio::sync::Barrier;
+
+use super::guide_fabric::ChannelLink;
 
 /// Nodes of every fabric.
 pub(crate) const NODES: u16 = 3;
@@ -198,6 +201,32 @@ pub(crate) fn mapped_udp(case: Case<LiveHost>) {
         run_all(clients(&name).map(|host| case(Site { host, exchange: Arc::clone(&exchange) })))
             .await;
         drop(servers);
+        run_all(nics.into_iter().map(async |nic| _ = nic.shutdown().await)).await;
+    });
+}
+
+/// Runs `case` on every node of the guide's fabric of channels.
+pub(crate) fn channel(case: Case<LiveHost>) {
+    channel_with(None, case);
+}
+
+/// Runs `case` on a fabric of channels that delay each frame.
+pub(crate) fn delayed_channel(case: Case<LiveHost>) {
+    channel_with(Some(&jitter()), case);
+}
+
+fn channel_with(faults: Option<&FaultInjector>, case: Case<LiveHost>) {
+    live(async |exchange| {
+        let start = |(node, link): (u16, ChannelLink)| {
+            let config = CustomConfig::new(NodeId(node)).seed(SEED).mtu(MTU);
+            let config = faults.into_iter().fold(config, CustomConfig::faults);
+            CustomNic::start(config.incarnation(Incarnation::FIRST), firmware(), link).unwrap()
+        };
+        let nics: Vec<_> = (0..).zip(ChannelLink::connect(NODES)).map(start).collect();
+        run_all(
+            nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
+        )
+        .await;
         run_all(nics.into_iter().map(async |nic| _ = nic.shutdown().await)).await;
     });
 }

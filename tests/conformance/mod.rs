@@ -2,6 +2,9 @@
 
 mod cases;
 mod fabrics;
+#[expect(dead_code, reason = "the guide's program")]
+#[path = "../../docs/guide/15-a-fabric.rs"]
+mod guide_fabric;
 
 /// Makes a test of each case on each fabric.
 macro_rules! conformance {
@@ -9,6 +12,8 @@ macro_rules! conformance {
         on_fabric!(sim: $($groups)+);
         on_fabric!(udp: $($groups)+);
         on_fabric!(delayed_udp: $($groups)+);
+        on_fabric!(channel: $($groups)+);
+        on_fabric!(delayed_channel: $($groups)+);
         #[cfg(target_os = "linux")]
         on_fabric!(shm: $($groups)+);
         #[cfg(target_os = "linux")]

@@ -1,6 +1,8 @@
 //! The NIC of live fabrics: ports, registered memory, staged effects, timers and loopback, over one link per fabric.
 
 mod config;
+#[cfg(all(feature = "unstable", not(all(test, midplane_loom))))]
+pub mod custom;
 mod engine;
 mod handle;
 mod hardware;

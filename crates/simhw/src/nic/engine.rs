@@ -99,13 +99,19 @@ impl<F: Firmware, L: Link> Engine<F, L> {
     }
 
     /// Handles received frames that faults have delayed until now.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(all(any(target_os = "linux", feature = "unstable"), not(all(test, midplane_loom))))]
     pub(crate) fn deliver_delayed(&mut self) {
         while let Some((_, frame)) = self.nic.delayed_frame() {
-            self.nic.counters.frames_received += 1;
-            self.nic.counters.bytes_received += frame.len() as u64;
-            self.hand(&frame);
+            self.deliver(&frame);
         }
+    }
+
+    /// Handles a frame that was received and checked.
+    #[cfg(all(any(target_os = "linux", feature = "unstable"), not(all(test, midplane_loom))))]
+    pub(crate) fn deliver(&mut self, frame: &[u8]) {
+        self.nic.counters.frames_received += 1;
+        self.nic.counters.bytes_received += frame.len() as u64;
+        self.hand(frame);
     }
 
     /// Hands the firmware a frame that lies in the NIC's memory.
