@@ -18,7 +18,7 @@ TCP_NODELAY, or UDP sockets where the row says so. The narrow port is the switch
 32 KiB. UDP frames pass it in a switch in software. TCP passes a relay of the same rate and buffer, which
 loses nothing. A ratio above 1 is ours ahead: the median of the rounds,
 their lowest and their highest. A row that does not hold or is unclear is measured for twice as many rounds
-more; then all of its rounds count, but for the lowest and the highest of each six.
+more; then all of its rounds count, but for the lowest and the highest of each four.
 
 Verdicts, by the same bounds on one host and across several:
   holds          the ratio is at least what is wanted, and ours is ahead

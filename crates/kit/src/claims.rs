@@ -19,7 +19,7 @@ const MIN_ROUNDS: usize = 3;
 /// Largest ratio of theirs' best round to its worst one that counts as steady; above it, all rounds must agree.
 const MAX_SPREAD: f64 = 1.5;
 /// Of this many rounds, one at each end is left out of the spread; of twice as many, two.
-const ROUNDS_PER_OUTLIER: usize = 6;
+const ROUNDS_PER_OUTLIER: usize = 4;
 /// Largest shares of processor time that the hypervisor, and other programs, may take from a run.
 const MAX_STOLEN: f64 = 0.02;
 const MAX_OTHERS: f64 = 0.1;
@@ -76,7 +76,7 @@ impl Verdict {
 pub struct Compared {
     /// The ratio of ours to theirs, above 1 if ours is faster: the median over the rounds.
     pub ratio: f64,
-    /// The lowest ratio of a round, and the highest one. Of each six rounds, one at each end is left out.
+    /// The lowest ratio of a round, and the highest one. Of each four rounds, one at each end is left out.
     pub lowest_ratio: f64,
     /// See `lowest_ratio`.
     pub highest_ratio: f64,
