@@ -24,7 +24,7 @@ mod together;
 
 #[cfg(target_os = "linux")]
 use midplane_benches::daemons;
-use midplane_benches::{handler, incast, messages, nodes, stream, transfer};
+use midplane_benches::{incast, messages, nodes, transfer};
 use midplane_kit::{claims, command_line, processes, ranks, report};
 use std::net::SocketAddr;
 use std::process::ExitCode;

@@ -26,20 +26,13 @@ pub(crate) struct Row {
     pub(crate) ratio: Option<f64>,
 }
 
-pub(crate) const COMPARISONS: [Comparison; 7] = [
+pub(crate) const COMPARISONS: [Comparison; 6] = [
     Comparison {
         name: "cluster",
         program: "cluster",
         words: "",
         brief: "--rounds 1 --milliseconds 60",
         read: cluster,
-    },
-    Comparison {
-        name: "service",
-        program: "service",
-        words: "--rounds 3 --milliseconds 200",
-        brief: "--bytes 64 --concurrency 1 --rounds 1 --milliseconds 20",
-        read: service,
     },
     Comparison {
         name: "pingpong",
@@ -93,6 +86,7 @@ pub(crate) fn absent() -> Vec<String> {
             .into(),
         "Slurm's own gang scheduling: `benches/launchers/turns.sh`, which needs root".into(),
         "bach's simulator: `cargo bench -p midplane-benches --bench sim -- --report`".into(),
+        "tokio's TCP under services: `benches/services`".into(),
         "quinn: `cargo bench -p midplane-warp --bench c_send`".into(),
     ]
 }
@@ -132,25 +126,6 @@ fn cluster(comparison: &Comparison, document: &Value) -> Vec<Row> {
         }
     };
     list(document, "rows").map(row).collect()
-}
-
-fn service(comparison: &Comparison, document: &Value) -> Vec<Row> {
-    let runs: Vec<&Value> = list(document, "runs").collect();
-    let ours = runs.iter().filter(|run| run["fabric"] != "tcp");
-    let row = |run: &&Value| {
-        let same = |other: &&&Value| other["fabric"] == "tcp" && other["bytes"] == run["bytes"];
-        let (fabric, way, bytes) = (text(run, "fabric"), text(run, "way"), text(run, "bytes"));
-        Row {
-            comparison: comparison.name,
-            what: format!("{fabric} {way}, {bytes} B, {} callers", text(run, "concurrency")),
-            unit: "requests/s".into(),
-            ours: run["requests_per_s"].as_f64(),
-            peer: "tokio TCP".into(),
-            theirs: runs.iter().find(same).and_then(|tcp| tcp["requests_per_s"].as_f64()),
-            ratio: run["ratio"].as_f64(),
-        }
-    };
-    ours.map(row).collect()
 }
 
 fn pingpong(comparison: &Comparison, document: &Value) -> Vec<Row> {
