@@ -1,7 +1,5 @@
 //! Command line of the example.
 
-use std::path::PathBuf;
-
 use clap::Parser;
 
 use crate::ranks::Ranks;
@@ -9,7 +7,6 @@ use crate::ranks::Ranks;
 const EXAMPLES: &str = "\
 Examples:
   cluster                                   four processes and a switch, on this host
-  cluster --plot cluster.svg                the same, with a picture
   cluster --only fresh,fan-in --rounds 1    two of the rows' groups, once each
   cluster --rank 0 --peers hosts.txt        and --rank 1, --rank 2, ... on the other hosts
 
@@ -76,10 +73,6 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draw the ratios of ours to theirs
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
-
     #[command(flatten)]
     pub(crate) ranks: Ranks,
 
@@ -113,19 +106,5 @@ impl Arguments {
     /// Returns true if the question's rows are to be measured.
     pub(crate) fn asks(&self, question: Question) -> bool {
         self.only.is_empty() || self.only.contains(&question)
-    }
-
-    /// Checks that the folder of `--plot` exists.
-    ///
-    /// # Errors
-    /// One line that names the argument.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let folder = self.plot.as_deref().and_then(|path| path.parent().map(|at| (path, at)));
-        match folder {
-            Some((path, at)) if !at.as_os_str().is_empty() && !at.is_dir() => {
-                Err(format!("--plot {}: there is no such folder", path.display()))
-            }
-            _ => Ok(()),
-        }
     }
 }
