@@ -6,6 +6,7 @@ mod hardware;
 mod link;
 mod staged;
 mod start_error;
+mod turn_time;
 
 use crate::drops::Drops;
 
@@ -16,6 +17,7 @@ pub(crate) use engine::Engine;
 pub(crate) use handle::{NicHandle, PortOpener};
 pub(crate) use hardware::{Nic, payload};
 pub(crate) use link::Link;
+pub(crate) use turn_time::TurnTime;
 
 /// Counters of a NIC on a live fabric.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

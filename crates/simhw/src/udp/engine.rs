@@ -57,6 +57,7 @@ impl<F: Firmware> Engine<F> {
         // Bells first: what was posted before a frame arrived is there when it is handled.
         bells.take(|port| self.unit.ring(port));
         if received {
+            self.unit.nic.time.renew();
             self.deliver();
         }
         self.finish();
@@ -162,7 +163,6 @@ fn hand(
 ) {
     nic.counters.frames_received += 1;
     nic.counters.bytes_received += bytes as u64;
-    nic.read_clock();
     nic.link.begin_frame(memory);
     firmware.on_frame(nic, frame);
     nic.end_turn();
