@@ -216,7 +216,12 @@ impl Context<'_> {
 
     /// Sends a message; its frames leave when every admission allows it.
     pub fn send(&mut self, message: Message) {
-        self.services.effects.push(Effect::Send(message));
+        let UnitServices { effects, control, transmit, .. } = &mut *self.services;
+        // Control messages go first, and the effects of a handler in their order.
+        let may_bypass = effects.is_empty() && control.is_idle();
+        if !(may_bypass && transmit.send_at_once(self.hw, &message)) {
+            effects.push(Effect::Send(message));
+        }
     }
 
     /// Sends one frame. If nothing waits and no admission applies, it bypasses the queue and leaves at once.
@@ -231,7 +236,7 @@ impl Context<'_> {
         if is_open
             && let Sending::Now(at) = Transmit::send_directly(self.hw, self.extension, packet)?
         {
-            self.services.effects.push(Effect::SentDirectly(at));
+            self.services.transmit.on_sent_directly(at);
             return Ok(Sending::Now(at));
         }
         let waiting = Transmit::waiting(self.hw, self.extension, packet)?;

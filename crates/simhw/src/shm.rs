@@ -18,6 +18,7 @@ mod config;
 mod core;
 mod driver;
 mod engine;
+mod inlets;
 mod lane;
 pub mod lanes;
 mod link;

@@ -15,13 +15,12 @@ mod collectives;
 mod detector;
 mod figures;
 mod fleet;
-mod handlers;
 mod kernel_peer;
 mod lam_table;
 #[cfg(target_os = "linux")]
 mod nas;
 #[cfg(target_os = "linux")]
-mod nicd;
+mod nic;
 mod peers;
 mod pingpong;
 mod preempt;
@@ -49,12 +48,11 @@ enum Question {
     Collectives(collectives::Arguments),
     Detector(detector::Arguments),
     Figures(figures::Arguments),
-    Handlers(handlers::Arguments),
     KernelPeer(kernel_peer::Arguments),
     #[cfg(target_os = "linux")]
     Nas(nas::Arguments),
     #[cfg(target_os = "linux")]
-    Nicd(nicd::Arguments),
+    Nic(nic::Arguments),
     Peers(peers::Arguments),
     Pingpong(pingpong::Arguments),
     Preempt(preempt::Arguments),
@@ -74,12 +72,11 @@ fn main() -> ExitCode {
         Question::Collectives(arguments) => collectives::main(arguments),
         Question::Detector(arguments) => detector::main(arguments),
         Question::Figures(arguments) => figures::main(arguments),
-        Question::Handlers(arguments) => handlers::main(arguments),
         Question::KernelPeer(arguments) => kernel_peer::main(arguments),
         #[cfg(target_os = "linux")]
         Question::Nas(arguments) => nas::main(arguments),
         #[cfg(target_os = "linux")]
-        Question::Nicd(arguments) => nicd::main(arguments),
+        Question::Nic(arguments) => nic::main(arguments),
         Question::Peers(arguments) => peers::main(arguments),
         Question::Pingpong(arguments) => pingpong::main(arguments),
         Question::Preempt(arguments) => preempt::main(arguments),
