@@ -23,6 +23,7 @@ mod lane;
 pub mod lanes;
 mod link;
 #[doc(hidden)]
+#[cfg(feature = "unstable")]
 pub mod measure;
 mod rendezvous;
 mod retry;
