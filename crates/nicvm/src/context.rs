@@ -20,6 +20,10 @@ use crate::timeout::Service;
 use crate::transmit::{Backlog, BacklogLimit, Message, Packet, Sending, Transmit};
 use crate::unit::ExtensionCounters;
 
+/// Most control messages and commands to the own unit that wait. Handlers that send several for each one would else fill the
+/// memory within a turn.
+const MOST_OWN: usize = 64;
+
 pub(crate) use services::{Change, Effect, LocalEffect, PortEvent, UnitServices};
 
 /// Why a control message was not taken.
@@ -179,6 +183,11 @@ impl Context<'_> {
         };
         part.copy_from_slice(message);
         if to == self.node() {
+            let waiting = self.own_waiting();
+            if waiting >= MOST_OWN {
+                self.services.control_refused += 1;
+                return Err(ControlRefused::QueueFull { to, waiting });
+            }
             let body = Body::new(message).expect("its length is checked");
             self.services
                 .effects
@@ -194,6 +203,12 @@ impl Context<'_> {
         let length = message.len() as u8;
         self.services.effects.push(Effect::Control { to, length, body });
         Ok(())
+    }
+
+    /// Returns how many effects within the own unit wait, those of this handler among them.
+    fn own_waiting(&self) -> usize {
+        let staged = |effect: &&Effect| matches!(effect, Effect::Local(_));
+        self.services.own.len() + self.services.effects.iter().filter(staged).count()
     }
 
     /// Returns how many control messages of this handler to `to` wait for its end.
