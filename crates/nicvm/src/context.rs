@@ -20,11 +20,11 @@ use crate::timeout::Service;
 use crate::transmit::{Backlog, BacklogLimit, Message, Packet, Sending, Transmit};
 use crate::unit::ExtensionCounters;
 
-/// Most control messages and commands to the own unit that wait. Handlers that send several for each one would else fill the
-/// memory within a turn.
-const MOST_OWN: usize = 64;
-
 pub(crate) use services::{Change, Effect, LocalEffect, PortEvent, UnitServices};
+
+/// Most effects within the own unit that wait before it refuses further control messages to itself. A handler that sends
+/// several for each one would otherwise fill the memory within a turn.
+const MOST_OWN: usize = 64;
 
 /// Why a control message was not taken.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
@@ -33,7 +33,7 @@ pub enum ControlRefused {
     /// The message is longer than [`MAX_MESSAGE`] bytes.
     #[error("a control message has at most {MAX_MESSAGE} bytes, not {0}: send it in parts")]
     TooLong(usize),
-    /// The peer is slow, or dead and not declared down yet.
+    /// The peer is slow, or dead and not declared down yet; or it is this node, and its unit sends itself too many.
     #[error(
         "{waiting} control messages to node {to} wait already: send this when some have arrived"
     )]
@@ -169,7 +169,7 @@ impl Context<'_> {
     }
 
     /// Sends a control message to the same extension of another node: reliable, in order. A message to this node is
-    /// handled in the same turn, after this handler has returned.
+    /// handled in the same turn, after this handler has returned; while 64 such messages or commands wait, it is refused.
     ///
     /// The queue to a peer is sized for bursts, not for the messages that a disconnected peer misses (see
     /// [`ControlConfig::queue`](crate::control::ControlConfig::queue)).

@@ -34,8 +34,8 @@ Examples:
 
 Rounds of ours and theirs alternate. Numbers are medians over the rounds; the ratio is ours divided by theirs. Lowest and
 highest are those of the rounds: of their ratios, or of ours where there is nothing to compare. \"Reach\" is the target.
-All processes busy-poll, except in the row udp: the row daemon has three of them, the others at most two, which need a core
-each. The row instructions needs valgrind and a build with RUSTFLAGS='--cfg rustix_use_libc'; the row sandboxed needs a build
+All processes busy-poll, and need a core each: three in the row daemon, at most two in the others. In the row udp, ours
+busy-polls for up to 200 us, its default, and tokio's sockets sleep. The row instructions needs valgrind and a build with RUSTFLAGS='--cfg rustix_use_libc'; the row sandboxed needs a build
 with --features wasm.
 
 Exit code: 0 it ran; 1 a process was lost, or messages did not arrive; 2 bad input.";

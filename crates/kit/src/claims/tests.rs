@@ -34,7 +34,7 @@ fn rounds_must_agree_where_theirs_is_not_steady() {
 }
 
 #[test]
-fn of_many_rounds_an_outlier_at_each_end_does_not_count() {
+fn of_nine_rounds_two_outliers_at_each_end_do_not_count() {
     let rounds = [1.2, 1.1, 0.3, 0.2, 1.2, 9.0, 1.2, 9.0, 1.3].map(|ratio| (ratio, 10.0 / ratio));
     let compared = Compared::of(&rounds).unwrap();
     assert_eq!((compared.lowest_ratio, compared.highest_ratio), (1.1, 1.3));

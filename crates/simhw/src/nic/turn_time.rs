@@ -13,7 +13,7 @@ pub(crate) struct TurnTime {
 }
 
 impl TurnTime {
-    /// Reads the clock.
+    /// Reads the clock, and takes that as the time of the first turn.
     pub(super) fn new() -> Self {
         Self { last: Cell::new(Clock::now()), is_read: Cell::new(true) }
     }

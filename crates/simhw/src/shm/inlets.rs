@@ -12,7 +12,7 @@ pub(super) struct Inlet {
     vain: u32,
 }
 
-/// As many inlets are all polled in every turn: it takes no longer than choosing.
+/// Most inlets that are all polled in every turn: choosing among so few would take as long.
 const FEW: usize = 8;
 /// Polls without a frame after which an inlet of many is polled in turn with other quiet ones.
 const BUSY_POLLS: u32 = 64;
