@@ -22,8 +22,8 @@ use crate::unit::ExtensionCounters;
 
 pub(crate) use services::{Change, Effect, LocalEffect, PortEvent, UnitServices};
 
-/// Most effects within the own unit that wait before it refuses further control messages to itself. A handler that sends
-/// several for each one would otherwise fill the memory within a turn.
+/// Most effects within the own unit that wait before it refuses further control messages to itself. A handler that
+/// sends several for each one would otherwise fill the memory within a turn.
 const MOST_OWN: usize = 64;
 
 /// Why a control message was not taken.
@@ -169,7 +169,8 @@ impl Context<'_> {
     }
 
     /// Sends a control message to the same extension of another node: reliable, in order. A message to this node is
-    /// handled in the same turn, after this handler has returned; while 64 such messages or commands wait, it is refused.
+    /// handled in the same turn, after this handler has returned; while 64 such messages or commands wait, it is
+    /// refused.
     ///
     /// The queue to a peer is sized for bursts, not for the messages that a disconnected peer misses (see
     /// [`ControlConfig::queue`](crate::control::ControlConfig::queue)).
