@@ -1,0 +1,28 @@
+//! Whole services on tokio, on the hosts of a simulated cluster, in virtual time.
+//!
+//! Each host has a tokio runtime of its own, on one thread with a paused clock. A task of the [`World`] polls
+//! that runtime whenever a datagram arrives, a timer of tokio's may be due, or an exact timer is. The clock
+//! moves in nanoseconds; tokio's own timers fire at whole milliseconds since the runtime started, as live.
+//!
+//! The code of a host is any code on tokio that does not use `tokio::net`, `tokio::fs` or the pool of blocking
+//! threads. It sends datagrams through [`UdpSocket`].
+//!
+//! [`World`]: crate::sim::World
+
+mod alarm;
+mod firmware;
+mod host;
+mod kernel;
+mod nic;
+mod runtime;
+mod udp;
+
+pub use alarm::Alarm;
+pub use firmware::DatagramNic;
+pub use host::{BoxError, HostError, Main, run};
+pub use kernel::{Hosts, VirtualHost};
+pub use nic::{DATAGRAM_FRAMING, MAX_DATAGRAM};
+pub use udp::{Arrival, Datagram, UdpSocket};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! UDP sockets of a simulated host.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use super::kernel::{Kernel, current};
+use super::nic::{Outgoing, Ports, is_own};
+use crate::id::NodeId;
+
+/// Bytes of datagrams that wait to be received: more are dropped. Linux grants as much to a program that asks.
+const INBOX_BYTES: usize = 4 << 20;
+
+/// A received datagram.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Datagram {
+    /// The sender's address.
+    pub peer: SocketAddr,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// What a socket receives.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Arrival {
+    /// A datagram.
+    Datagram(Datagram),
+    /// The report that no socket is bound to an address that this one has sent to.
+    Unreachable(SocketAddr),
+}
+
+/// What has arrived at a socket.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    arrived: VecDeque<Arrival>,
+    bytes: usize,
+    receiver: Option<Waker>,
+}
+
+impl Inbox {
+    /// Appends an arrival, unless too much waits.
+    pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) {
+        let bytes = bytes_of(&arrival);
+        if self.bytes + bytes > INBOX_BYTES {
+            return;
+        }
+        self.bytes += bytes;
+        self.arrived.push_back(arrival);
+        wakes.extend(self.receiver.take());
+    }
+}
+
+fn bytes_of(arrival: &Arrival) -> usize {
+    match arrival {
+        Arrival::Datagram(datagram) => datagram.bytes.len() + 64,
+        Arrival::Unreachable(_) => 64,
+    }
+}
+
+/// A UDP socket of a simulated host.
+#[derive(Debug)]
+pub struct UdpSocket {
+    kernel: Arc<Kernel>,
+    address: SocketAddr,
+}
+
+impl UdpSocket {
+    /// Binds a socket of the host whose code runs on this thread; for port 0, any free one.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] outside a simulation, [`io::ErrorKind::AddrInUse`], and
+    /// [`io::ErrorKind::AddrNotAvailable`] for the address of another host.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let kernel = current().ok_or_else(|| {
+            let text = "a simulated socket needs a simulated host: bind it in the host's code";
+            io::Error::new(io::ErrorKind::Unsupported, text)
+        })?;
+        if !is_own(address, kernel.ip()) {
+            return Err(io::ErrorKind::AddrNotAvailable.into());
+        }
+        let port = kernel.state().bind(address.port())?;
+        let address = SocketAddr::new(address.ip(), port);
+        Ok(Self { kernel, address })
+    }
+
+    /// Returns the address that the socket is bound to.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the most bytes of a datagram that the host's interface sends.
+    #[must_use]
+    pub fn max_datagram(&self) -> usize {
+        self.kernel.mtu
+    }
+
+    /// Draws a random number from the host's stream of the simulation's seed.
+    #[must_use]
+    pub fn random(&self) -> u64 {
+        super::VirtualHost(Arc::clone(&self.kernel)).random()
+    }
+
+    /// Takes the next arrival; if there is none, wakes the task once there is.
+    pub fn poll_receive(&self, context: &mut Context<'_>) -> Poll<Arrival> {
+        let mut state = self.kernel.state();
+        let inbox = state.sockets.get_mut(&self.address.port()).expect("a socket is bound");
+        match inbox.arrived.pop_front() {
+            Some(arrival) => {
+                inbox.bytes -= bytes_of(&arrival);
+                Poll::Ready(arrival)
+            }
+            None => {
+                inbox.receiver = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Sends a datagram, if it finds space before the NIC.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is no space, [`io::ErrorKind::InvalidInput`] if the datagram is longer than
+    /// [`UdpSocket::max_datagram`], [`io::ErrorKind::HostUnreachable`] if no host has the address.
+    pub fn try_send(&self, to: SocketAddr, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.kernel.mtu {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let node = self.kernel.node_at(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
+        let outgoing = self.outgoing(node, to.port(), bytes);
+        self.kernel.state().queue(outgoing).map_err(|_| io::ErrorKind::WouldBlock.into())
+    }
+
+    fn outgoing(&self, to: NodeId, port: u16, bytes: &[u8]) -> Outgoing {
+        let ports = Ports { from: self.address.port(), to: port, is_unreachable: false };
+        Outgoing { to, ports, bytes: bytes.to_vec() }
+    }
+
+    /// Waits for space before the NIC for the longest datagram.
+    pub fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.kernel.state().wait_for_space(self.kernel.mtu, context.waker()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+
+    /// Sends a datagram once there is space before the NIC.
+    ///
+    /// # Errors
+    /// Those of [`UdpSocket::try_send`], but for [`io::ErrorKind::WouldBlock`].
+    ///
+    /// # Cancel safety
+    /// Dropped before it is ready, it has sent nothing.
+    pub async fn send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
+        loop {
+            poll_fn(|context| self.poll_send_ready(context)).await;
+            match self.try_send(to, bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                sent => return sent.map(|()| bytes.len()),
+            }
+        }
+    }
+
+    /// Receives a datagram; the bytes that do not fit `out` are lost.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ConnectionRefused`] if no socket has an address that this one has sent to.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is ready, it has received nothing.
+    pub async fn recv_from(&self, out: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        match poll_fn(|context| self.poll_receive(context)).await {
+            Arrival::Unreachable(_) => Err(io::ErrorKind::ConnectionRefused.into()),
+            Arrival::Datagram(datagram) => {
+                let length = datagram.bytes.len().min(out.len());
+                out[..length].copy_from_slice(&datagram.bytes[..length]);
+                Ok((length, datagram.peer))
+            }
+        }
+    }
+}
+
+impl Drop for UdpSocket {
+    fn drop(&mut self) {
+        let inbox = self.kernel.state().sockets.remove(&self.address.port());
+        drop(inbox);
+    }
+}
