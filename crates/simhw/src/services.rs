@@ -16,13 +16,14 @@ mod kernel;
 mod nic;
 mod runtime;
 mod udp;
+mod watchdog;
 
 pub use alarm::Alarm;
 pub use firmware::DatagramNic;
 pub use host::{BoxError, HostError, Main, run};
 pub use kernel::{Hosts, VirtualHost};
 pub use nic::{DATAGRAM_FRAMING, MAX_DATAGRAM};
-pub use udp::{Arrival, Datagram, UdpSocket};
+pub use udp::{Arrival, Datagram, RECEIVE_BYTES, UdpSocket};
 
 #[cfg(test)]
 mod tests;

@@ -190,6 +190,15 @@ impl Topology {
         self.hosts[node.index()].1
     }
 
+    /// Returns the link from `node`.
+    ///
+    /// # Panics
+    /// If there is no such host.
+    #[must_use]
+    pub fn uplink(&self, node: NodeId) -> LinkId {
+        self.hosts[node.index()].0
+    }
+
     /// Returns the name of a link in traces and scripts, made of the names of its ends.
     ///
     /// # Panics

@@ -77,6 +77,10 @@ impl Firmware for DatagramNic {
     }
 
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
+        if frame.header.destination != hw.node() {
+            // A switch has sent it the wrong way.
+            return;
+        }
         let Some((port, command)) = self.buffers.pop_front() else {
             self.unbuffered += 1;
             return;

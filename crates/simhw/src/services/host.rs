@@ -13,6 +13,7 @@ use super::runtime::HostRuntime;
 use crate::host::Host as _;
 use crate::port::Completion;
 use crate::sim::SimHost;
+use crate::time::Instant;
 
 /// Any error of a host's code.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -30,6 +31,9 @@ pub enum HostError {
     /// A task has panicked; the text has the place and the message.
     #[error("{0}")]
     Panicked(String),
+    /// A task wakes itself for ever: no time passes.
+    #[error("no time passes: a task wakes itself for ever, or polls without waiting for anything")]
+    Livelock,
     /// The code has used the pool of blocking threads.
     #[error(
         "the host's code uses blocking threads (`spawn_blocking`, `tokio::fs`, `lookup_host`): their order is not \
@@ -38,13 +42,10 @@ pub enum HostError {
     Threads,
 }
 
-/// Runs a host's code until it ends. `start` makes the code's future, within the host's runtime; `mtu` is the longest datagram
-/// that the host's interface sends.
+/// Runs a host's code, and calls `on_end` when it ends; the host then answers that it has no sockets. `start` makes the
+/// code's future, within the host's runtime; `mtu` is the longest datagram that the host's interface sends.
 ///
 /// Spawn it on a world whose firmware is [`DatagramNic`](super::DatagramNic), once for each host.
-///
-/// # Errors
-/// [`HostError`].
 ///
 /// # Cancel safety
 /// Dropping the future ends the host's code at once, as a crash does.
@@ -53,56 +54,66 @@ pub async fn run(
     hosts: Arc<Hosts>,
     mtu: usize,
     start: impl FnOnce() -> Main + Send + 'static,
-) -> Result<(), HostError> {
+    on_end: impl FnOnce(Result<(), HostError>) + Send,
+) {
     let kernel = Kernel::new(host.clone(), hosts, mtu);
     let ended = Arc::new(Mutex::new(None));
-    let mut guest = Guest {
-        runtime: HostRuntime::new(&kernel),
-        nic: HostNic::open(&host, mtu),
-        kernel,
-        wakes: Vec::new(),
-    };
+    let mut runtime = HostRuntime::new(&kernel);
+    let nic = HostNic::open(&host, mtu);
+    let mut system = System { kernel, nic, wakes: Vec::new() };
     let out = Arc::clone(&ended);
-    guest.runtime.spawn(async move {
+    runtime.spawn(async move {
         let result = start().await;
         *out.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
     });
-    loop {
-        guest.turn();
+    let end = loop {
+        let is_livelock = !system.run_tasks(&mut runtime);
         if let Some(panic) = HostRuntime::take_panic() {
-            return Err(HostError::Panicked(panic));
+            break Err(HostError::Panicked(panic));
         }
-        if guest.runtime.has_threads() {
-            return Err(HostError::Threads);
+        if is_livelock {
+            break Err(HostError::Livelock);
+        }
+        if runtime.has_threads() {
+            break Err(HostError::Threads);
         }
         let result = ended.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(result) = result {
-            // What it has sent leaves the host.
-            guest.send();
-            return result.map_err(HostError::Failed);
+            break result.map_err(HostError::Failed);
         }
-        guest.wait(&host).await;
+        system.wait(&host, Some(runtime.next_tick())).await;
+    };
+    on_end(end);
+    drop(runtime);
+    loop {
+        // Its sockets are closed: nothing waits for space or arrivals.
+        system.send();
+        system.wakes.clear();
+        system.wait(&host, None).await;
     }
 }
 
-/// A host's runtime, system and NIC.
-struct Guest {
-    // Dropped first: its tasks have sockets.
-    runtime: HostRuntime,
+/// A host's system and NIC.
+struct System {
     kernel: Arc<Kernel>,
     /// `None` while the NIC is down.
     nic: Option<HostNic>,
     wakes: Vec<Waker>,
 }
 
-impl Guest {
-    /// Runs the host's tasks with what has arrived, and sends what they send.
-    fn turn(&mut self) {
+impl System {
+    /// Runs the host's tasks with what has arrived, and sends what they send. Returns `false` if a task wakes itself for
+    /// ever.
+    fn run_tasks(&mut self, runtime: &mut HostRuntime) -> bool {
         self.kernel.take_timers(self.kernel.host.now(), &mut self.wakes);
-        self.runtime.visit(&mut self.wakes);
-        // Space before the NIC wakes senders.
-        while self.send() {
-            self.runtime.visit(&mut self.wakes);
+        loop {
+            if !runtime.visit(&mut self.wakes) {
+                return false;
+            }
+            // Space before the NIC wakes senders.
+            if !self.send() {
+                return true;
+            }
         }
     }
 
@@ -121,11 +132,10 @@ impl Guest {
         !self.wakes.is_empty()
     }
 
-    /// Waits for a completion of the NIC, an exact timer, or the next tick of tokio's timers.
-    async fn wait(&mut self, host: &SimHost) {
-        let tick = self.runtime.next_tick();
-        let at = self.kernel.next_timer().map_or(tick, |timer| timer.min(tick));
-        let mut sleep = pin!(host.sleep_until(at));
+    /// Waits for a completion of the NIC, an exact timer, or the next tick of tokio's timers, if there are any.
+    async fn wait(&mut self, host: &SimHost, tick: Option<Instant>) {
+        let at = tick.into_iter().chain(self.kernel.next_timer()).min();
+        let mut sleep = pin!(host.sleep_until(at.unwrap_or(Instant::FAR_FUTURE)));
         let nic = &mut self.nic;
         let completed: Option<Option<Completion>> = poll_fn(|context| {
             if let Some(nic) = nic
@@ -133,13 +143,17 @@ impl Guest {
             {
                 return Poll::Ready(Some(completion));
             }
-            sleep.as_mut().poll(context).map(|()| None)
+            match at {
+                Some(_) => sleep.as_mut().poll(context).map(|()| None),
+                None => Poll::Pending,
+            }
         })
         .await;
         match completed {
             Some(Some(completion)) => self.receive(completion),
             Some(None) => self.nic = None,
-            None => self.on_time(host, at == tick),
+            None if at == tick => self.on_tick(host),
+            None => {}
         }
     }
 
@@ -156,19 +170,15 @@ impl Guest {
         nic.ring_for_buffers();
     }
 
-    /// Looks after the NIC at each tick: it may have been reset, and doorbells and interrupts may be lost.
-    fn on_time(&mut self, host: &SimHost, is_tick: bool) {
-        if !is_tick {
-            return;
-        }
-        if self.nic.as_ref().is_none_or(HostNic::is_closed) {
+    /// Looks after the NIC: it may have been reset, and doorbells and interrupts may be lost.
+    fn on_tick(&mut self, host: &SimHost) {
+        let is_lost = |nic: &mut HostNic| nic.is_closed() || !nic.remind();
+        if self.nic.as_mut().is_none_or(is_lost) {
+            self.nic = None;
             self.nic = HostNic::open(host, self.kernel.mtu);
         }
-        if let Some(nic) = &mut self.nic {
-            nic.remind();
-            if let Some(completion) = nic.take() {
-                self.receive(completion);
-            }
+        if let Some(completion) = self.nic.as_mut().and_then(HostNic::take) {
+            self.receive(completion);
         }
     }
 }

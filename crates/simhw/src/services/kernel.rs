@@ -38,6 +38,11 @@ impl Hosts {
         self.names.iter().map(String::as_str)
     }
 
+    /// Returns the nodes of all hosts.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
+        (0..u16::try_from(self.names.len()).unwrap_or(u16::MAX)).map(NodeId)
+    }
+
     /// Returns the node of this name.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<NodeId> {

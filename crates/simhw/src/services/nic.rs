@@ -27,6 +27,9 @@ const SLOTS: usize = 256;
 /// Receive buffers that are posted again before the doorbell is rung for them alone.
 const UNRUNG: usize = 64;
 
+/// Reminders after which the host resets its port: a completion may have been lost.
+const STALLED: u32 = 200;
+
 /// The two UDP ports of a datagram, and whether it reports that no socket has the second one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Ports {
@@ -63,6 +66,8 @@ pub(super) struct HostNic {
     free: Vec<usize>,
     /// Receive buffers posted since the doorbell was rung.
     unrung: usize,
+    /// Reminders since a datagram was sent.
+    stalled: u32,
 }
 
 impl HostNic {
@@ -71,7 +76,7 @@ impl HostNic {
         let mut port = host.open_port_with(PortOptions::default().depth(2 * SLOTS)).ok()?;
         let memory = port.register(2 * SLOTS * mtu).ok()?;
         let free = (SLOTS..2 * SLOTS).collect();
-        let mut this = Self { port, memory, slot_bytes: mtu, free, unrung: 0 };
+        let mut this = Self { port, memory, slot_bytes: mtu, free, unrung: 0, stalled: 0 };
         (0..SLOTS).for_each(|slot| this.post_buffer(slot));
         this.ring();
         Some(this)
@@ -82,11 +87,14 @@ impl HostNic {
         self.port.is_closed()
     }
 
-    /// Rings the doorbell again if the NIC has datagrams to send: an earlier ring may have been lost.
-    pub(super) fn remind(&mut self) {
+    /// Rings the doorbell again if the NIC has datagrams to send: an earlier ring may have been lost. Returns `false` if
+    /// the NIC has sent none of them for [`STALLED`] calls.
+    pub(super) fn remind(&mut self) -> bool {
         if self.free.len() < SLOTS {
+            self.stalled += 1;
             self.ring();
         }
+        self.stalled < STALLED
     }
 
     fn post_buffer(&mut self, slot: usize) {
@@ -143,11 +151,17 @@ impl HostNic {
         self.port.take()
     }
 
-    /// Handles a completion; returns the received datagram, if it is one's.
+    /// Handles a completion; returns the received datagram, if it is one's. A damaged command completes with any cookie.
     pub(super) fn handle(&mut self, completion: &Completion) -> Option<(NodeId, Ports, Vec<u8>)> {
-        let slot = completion.cookie as usize;
-        if completion.opcode == SEND {
-            self.free.push(slot);
+        let slot = usize::try_from(completion.cookie).unwrap_or(usize::MAX);
+        if (SLOTS..2 * SLOTS).contains(&slot) {
+            self.stalled = 0;
+            if !self.free.contains(&slot) {
+                self.free.push(slot);
+            }
+            return None;
+        }
+        if slot >= SLOTS || completion.length as usize > self.slot_bytes {
             return None;
         }
         let mut bytes = vec![0; completion.length as usize];

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use super::kernel::{Entered, Kernel};
+use super::watchdog;
 use crate::host::Host as _;
 use crate::time::Instant;
 
@@ -18,8 +19,7 @@ use crate::time::Instant;
 const TICK_NANOS: u64 = 1_000_000;
 
 thread_local! {
-    /// Wakes the step that runs on this thread, once its runtime has nothing to do.
-    static STEP: Cell<Option<Waker>> = const { Cell::new(None) };
+    /// True once the runtime of the visit that this thread makes has nothing to do.
     static IS_PARKED: Cell<bool> = const { Cell::new(false) };
     /// The first panic of a host's code since the last visit.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -62,9 +62,7 @@ impl HostRuntime {
             .start_paused(true)
             .on_thread_park(|| {
                 IS_PARKED.set(true);
-                if let Some(waker) = STEP.take() {
-                    waker.wake();
-                }
+                watchdog::end();
             })
             .on_thread_start(move || seen.store(true, Ordering::Relaxed))
             .build()
@@ -81,8 +79,9 @@ impl HostRuntime {
         runtime.spawn(main);
     }
 
-    /// Moves the clock to the host's time, wakes these tasks, and runs all tasks until each of them waits.
-    pub(super) fn visit(&mut self, wakes: &mut Vec<Waker>) {
+    /// Moves the clock to the host's time, wakes these tasks, and runs all tasks until each of them waits. Returns `false`
+    /// if they do not: a task wakes itself for ever.
+    pub(super) fn visit(&mut self, wakes: &mut Vec<Waker>) -> bool {
         let now = self.kernel.host.now();
         let by = now.nanos_since(self.clock);
         self.clock = self.clock.max(now);
@@ -90,7 +89,7 @@ impl HostRuntime {
         let runtime = self.runtime.as_ref().expect("it ends when it is dropped");
         let advance = (by > 0).then(|| tokio::time::advance(Duration::from_nanos(by)));
         let advance = std::pin::pin!(advance);
-        runtime.block_on(Step { advance, wakes, is_started: false });
+        runtime.block_on(Step { advance, wakes, is_started: false })
     }
 
     /// Returns the next instant at which a timer of tokio's may fire.
@@ -119,7 +118,7 @@ impl Drop for HostRuntime {
     }
 }
 
-/// Runs a runtime until nothing is runnable: its `on_thread_park` is called only then.
+/// Runs a runtime until nothing is runnable: its `on_thread_park` is called only then. Returns `false` if it never is.
 struct Step<'a, A> {
     advance: Pin<&'a mut Option<A>>,
     wakes: &'a mut Vec<Waker>,
@@ -127,15 +126,17 @@ struct Step<'a, A> {
 }
 
 impl<A: Future<Output = ()>> Future for Step<'_, A> {
-    type Output = ();
+    type Output = bool;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<bool> {
         if self.is_started {
-            return if IS_PARKED.get() { Poll::Ready(()) } else { Poll::Pending };
+            let is_parked = IS_PARKED.get();
+            let is_over = is_parked || watchdog::is_overdue();
+            return if is_over { Poll::Ready(is_parked) } else { Poll::Pending };
         }
         self.is_started = true;
-        STEP.set(Some(context.waker().clone()));
         IS_PARKED.set(false);
+        watchdog::begin(context.waker());
         if let Some(advance) = self.advance.as_mut().as_pin_mut() {
             // Moves the clock, and yields.
             let _ = advance.poll(context);

@@ -48,9 +48,12 @@ impl Cluster {
         let (host, hosts) = (self.world.host(node), Arc::clone(&self.hosts));
         let (code, ends) = (Arc::clone(&self.code), Arc::clone(&self.ends));
         self.world.spawn(node, async move {
-            let end = run(host.clone(), hosts, MAX_DATAGRAM, move || code(node)).await;
-            let now = crate::host::Host::now(&host);
-            ends.lock().unwrap().push((node, now, end));
+            let clock = host.clone();
+            let on_end = |end| {
+                let now = crate::host::Host::now(&clock);
+                ends.lock().unwrap().push((node, now, end));
+            };
+            run(host, hosts, MAX_DATAGRAM, move || code(node), on_end).await;
         });
     }
 
@@ -140,23 +143,27 @@ fn exact_timers_fire_at_their_nanosecond_and_tokios_at_the_next_millisecond() {
 }
 
 #[test]
-fn errors_panics_and_blocking_threads_end_a_host_with_what_they_say() {
-    let mut cluster = Cluster::new(1, 4, |node| async move {
+fn errors_panics_threads_and_livelocks_end_a_host_with_what_they_say() {
+    let mut cluster = Cluster::new(1, 5, |node| async move {
         match node.0 {
             0 => return Err("no luck".into()),
             1 => drop(tokio::spawn(async { panic!("in a task") }).await),
             2 => drop(tokio::task::spawn_blocking(|| {}).await),
+            3 => loop {
+                tokio::task::yield_now().await;
+            },
             _ => {}
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
         Ok(())
     });
-    assert_eq!(cluster.run(Duration::from_millis(500), 3), 3);
+    assert_eq!(cluster.run(Duration::from_millis(500), 4), 4);
     let ends: Vec<_> =
-        (0..3).map(|node| cluster.take_end(NodeId(node)).1.unwrap_err().to_string()).collect();
+        (0..4).map(|node| cluster.take_end(NodeId(node)).1.unwrap_err().to_string()).collect();
     assert_eq!(ends[0], "no luck");
     assert!(ends[1].contains("in a task") && ends[1].contains("tests.rs"), "{}", ends[1]);
     assert!(ends[2].contains("spawn_blocking"), "{}", ends[2]);
+    assert!(ends[3].contains("no time passes"), "{}", ends[3]);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use super::kernel::{Kernel, current};
 use super::nic::{Outgoing, Ports, is_own};
 use crate::id::NodeId;
 
-/// Bytes of datagrams that wait to be received: more are dropped. Linux grants as much to a program that asks.
-const INBOX_BYTES: usize = 4 << 20;
+/// Bytes of datagrams that wait to be received at a socket: more are dropped. Linux grants as much to a program that asks.
+pub const RECEIVE_BYTES: u64 = 4 << 20;
 
 /// A received datagram.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -44,7 +44,7 @@ impl Inbox {
     /// Appends an arrival, unless too much waits.
     pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) {
         let bytes = bytes_of(&arrival);
-        if self.bytes + bytes > INBOX_BYTES {
+        if (self.bytes + bytes) as u64 > RECEIVE_BYTES {
             return;
         }
         self.bytes += bytes;

@@ -1,0 +1,64 @@
+//! The reasons why a run has failed.
+
+use std::fmt;
+use std::time::Duration;
+
+use thiserror::Error;
+
+/// The reason why a run has failed. `Debug` shows the same text as `Display`, for tests that return it.
+#[derive(Error)]
+#[non_exhaustive]
+pub enum SimError {
+    /// A host's code has returned an error, has panicked, or is not deterministic.
+    #[error("{host} at {time:?}: {why}")]
+    Host {
+        /// The host's name.
+        host: String,
+        /// The virtual time.
+        time: Duration,
+        /// The reason, with the place of a panic.
+        why: String,
+    },
+    /// Clients have not ended in time: they may wait for each other, or for what was lost.
+    #[error(
+        "the time of {limit:?} is over, and {} still waits: look for a wait without a timeout, or raise `SimBuilder::limit`",
+        waiting.join(", ")
+    )]
+    Time {
+        /// The limit.
+        limit: Duration,
+        /// Clients whose code has not ended.
+        waiting: Vec<String>,
+    },
+    /// Two runs of one seed have differed.
+    #[error(
+        "two runs of seed {seed} differ: the code depends on more than the seed, such as the order of a `HashMap`, the wall \
+         clock, the system's random numbers, state outside `set_up`, or a `tokio::select!` without `biased;`"
+    )]
+    Nondeterministic {
+        /// The seed.
+        seed: u64,
+    },
+    /// The simulation is not set up as it has to be.
+    #[error("{0}")]
+    SetUp(String),
+    /// A seed of a swarm has failed.
+    #[error(
+        "seed {seed} fails: {error}\nthe faults without which it does not:\n{}replay it with MIDPLANE_SEED={seed}",
+        script.iter().map(|line| format!("    {line}\n")).collect::<String>()
+    )]
+    Swarm {
+        /// The seed.
+        seed: u64,
+        /// The faults that are left of the seed's, one in each line.
+        script: Vec<String>,
+        /// The failure with these faults.
+        error: Box<SimError>,
+    },
+}
+
+impl fmt::Debug for SimError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,228 @@
+//! Whole services in virtual time: restarts, crashes, partitions, and what a run reports.
+#![cfg(target_os = "linux")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane::sim::{Result, SimError};
+use midplane::{Node, Sim, time};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Answers each stream with what it has sent.
+async fn echo(node: Node) -> Result {
+    let mut listener = node.listen("echo").await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        tokio::spawn(async move {
+            let (mut read, mut write) = tokio::io::split(&mut stream);
+            tokio::io::copy(&mut read, &mut write).await
+        });
+    }
+}
+
+/// Sends bytes and reads them back.
+async fn ask(node: &Node, bytes: &[u8]) -> Result {
+    let mut stream = node.connect("echo").await?;
+    stream.write_all(bytes).await?;
+    stream.shutdown().await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    if answer == bytes { Ok(()) } else { Err("another answer".into()) }
+}
+
+#[test]
+fn streams_calls_and_large_bodies_work_as_live_and_every_run_is_the_same() {
+    for (seed, loss) in [(1, 0.0), (2, 0.01)] {
+        let report = Sim::builder().seed(seed).loss(loss).check(|sim| {
+            sim.host("one", echo).host("two", echo);
+            for client in 0..3 {
+                sim.client(move |node| async move {
+                    for round in 0..5 {
+                        ask(&node, &vec![client; 1 << (4 * round)]).await?;
+                    }
+                    Ok(())
+                });
+            }
+        });
+        let report = report.unwrap();
+        assert_eq!(report.ended.len(), 3);
+        assert!(report.time < Duration::from_secs(5), "{report:?}");
+        assert!(report.sent >= report.delivered + report.drops.total(), "{report:?}");
+        assert_eq!(report.drops.total() > 0, loss > 0.0);
+    }
+}
+
+#[test]
+fn a_restarted_service_is_reached_within_a_second_and_a_crash_is_noticed_within_one() {
+    let took = Arc::new(Mutex::new(Vec::new()));
+    let out = Arc::clone(&took);
+    let mut sim = Sim::builder().build();
+    sim.host("echo", echo);
+    sim.client(move |node| {
+        let out = Arc::clone(&out);
+        async move {
+            let mut stream = node.connect("echo").await?;
+            stream.write_all(b"before").await?;
+            let mut answer = [0; 6];
+            stream.read_exact(&mut answer).await?;
+            let start = time::Instant::now();
+            // The host crashes at 100 ms, and is back at 300 ms.
+            assert!(stream.read_exact(&mut answer).await.is_err());
+            out.lock().unwrap().push(start.elapsed());
+            ask(&node, b"after").await?;
+            out.lock().unwrap().push(start.elapsed());
+            Ok(())
+        }
+    });
+    sim.at(100 * MS).crash("echo");
+    sim.at(300 * MS).restart("echo");
+    let report = sim.run().unwrap();
+    let took = took.lock().unwrap();
+    assert!(took[0] < 1_300 * MS && took[1] < 2_300 * MS, "{took:?}");
+    assert!(report.time < Duration::from_secs(3));
+}
+
+#[test]
+fn partitions_pauses_and_slow_links_delay_a_client_and_lose_nothing() {
+    let mut sim = Sim::builder().build();
+    sim.host("echo", echo);
+    sim.client(|node| async move {
+        let start = time::Instant::now();
+        for _ in 0..40 {
+            ask(&node, &[7; 100_000]).await?;
+            time::sleep(10 * MS).await;
+        }
+        assert!(start.elapsed() > 700 * MS, "{:?}", start.elapsed());
+        Ok(())
+    });
+    sim.at(50 * MS).partition("echo", "client-1");
+    sim.at(250 * MS).heal("client-1", "echo");
+    sim.at(300 * MS).pause("echo", 100 * MS);
+    sim.at(410 * MS).slow_link("client-1", 10, 100 * MS).loss("echo", 0.05, 100 * MS);
+    let report = sim.run().unwrap();
+    assert!(report.drops.total() > 0 && !report.faults.is_empty(), "{report:?}");
+}
+
+#[test]
+fn sleeps_are_exact_and_so_are_timeouts_and_intervals() {
+    let mut sim = Sim::builder().build();
+    sim.client(|_| async {
+        let start = time::Instant::now();
+        time::sleep(Duration::from_nanos(1_234_567)).await;
+        assert_eq!(start.elapsed().as_nanos(), 1_234_567);
+        let nothing = std::future::pending::<()>();
+        assert!(time::timeout(Duration::from_nanos(3), nothing).await.is_err());
+        assert_eq!(start.elapsed().as_nanos(), 1_234_570);
+        assert_eq!(time::timeout(MS, async { 5 }).await, Ok(5));
+        let mut interval = time::interval(Duration::from_micros(7));
+        for _ in 0..4 {
+            interval.tick().await;
+        }
+        assert_eq!(start.elapsed().as_nanos(), 1_234_570 + 21_000);
+        Ok(())
+    });
+    sim.run().unwrap();
+}
+
+#[test]
+fn what_fails_is_named_with_its_host_and_time() {
+    let fails = |code: fn() -> Result| {
+        let mut sim = Sim::builder().build();
+        sim.client(move |_| async move {
+            time::sleep(3 * MS).await;
+            code()
+        });
+        sim.run().unwrap_err().to_string()
+    };
+    assert_eq!(fails(|| Err("no luck".into())), "client-1 at 3ms: no luck");
+    let text = fails(|| panic!("this is on purpose"));
+    assert!(text.contains("client-1 at 3ms") && text.contains("on purpose"), "{text}");
+
+    let mut sim = Sim::builder().limit(50 * MS).build();
+    sim.client(|_| std::future::pending());
+    let text = sim.run().unwrap_err().to_string();
+    assert!(text.contains("50ms") && text.contains("client-1"), "{text}");
+
+    let set_up = |sim: &mut Sim| match sim.run() {
+        Err(SimError::SetUp(text)) => text,
+        other => panic!("{other:?}"),
+    };
+    assert!(set_up(&mut Sim::builder().build()).contains("Sim::host"));
+    assert!(set_up(Sim::builder().build().host("a", echo).host("a", echo)).contains("\"a\""));
+    assert!(set_up(Sim::builder().loss(2.0).build().host("a", echo)).contains("0 to 1"));
+    let mut sim = Sim::builder().build();
+    sim.host("a", echo).at(MS).crash("b");
+    assert!(set_up(&mut sim).contains("\"b\""));
+}
+
+#[test]
+fn a_run_that_depends_on_more_than_its_seed_is_an_error() {
+    let runs = AtomicU32::new(0);
+    let checked = Sim::builder().seed(9).check(|sim| {
+        let more = runs.fetch_add(1, Ordering::Relaxed);
+        sim.host("echo", echo);
+        sim.client(
+            move |node| async move { ask(&node, &vec![0; 10 + 5_000 * more as usize]).await },
+        );
+    });
+    assert!(matches!(checked, Err(SimError::Nondeterministic { seed: 9 })), "{checked:?}");
+}
+
+/// A counter that forgets its value when it restarts.
+async fn forgetful(node: Node) -> Result {
+    let total = Arc::new(AtomicU32::new(0));
+    let mut listener = node.listen("counter").await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        let total = total.fetch_add(1, Ordering::Relaxed) + 1;
+        tokio::spawn(async move { stream.write_all(&total.to_le_bytes()).await });
+    }
+}
+
+#[test]
+fn a_swarm_finds_a_bug_that_only_a_restart_shows_and_leaves_one_fault() {
+    let result = Sim::builder().swarm(100, Duration::from_secs(1), |sim| {
+        sim.host("counter", forgetful);
+        sim.client(|node| async move {
+            let mut last = 0;
+            for _ in 0..50 {
+                time::sleep(20 * MS).await;
+                let Ok(mut stream) = node.connect("counter").await else { continue };
+                let mut bytes = [0; 4];
+                if stream.read_exact(&mut bytes).await.is_ok() {
+                    let total = u32::from_le_bytes(bytes);
+                    assert!(total > last, "the counter went back from {last} to {total}");
+                    last = total;
+                }
+            }
+            Ok(())
+        });
+    });
+    let Err(SimError::Swarm { script, error, .. }) = &result else { panic!("{result:?}") };
+    assert!(error.to_string().contains("went back"), "{error}");
+    assert_eq!(script.len(), 1, "{script:?}");
+    let is_restart = ["Crash", "ProcessExit"].iter().any(|kind| script[0].contains(kind));
+    assert!(is_restart && script[0].contains("counter"), "{script:?}");
+}
+
+#[test]
+fn calls_retry_through_a_restart_under_random_faults() {
+    let report = Sim::builder().swarm(20, Duration::from_secs(1), |sim| {
+        sim.host("echo-1", echo).host("echo-2", echo);
+        sim.client(|node| async move {
+            for round in 0..20_u32 {
+                let mut tries = 0;
+                while ask(&node, &round.to_le_bytes()).await.is_err() {
+                    tries += 1;
+                    assert!(tries < 20, "round {round} was never answered");
+                }
+            }
+            Ok(())
+        });
+    });
+    let report = report.unwrap();
+    assert!(report.time < Duration::from_secs(60), "{report:?}");
+}
