@@ -34,7 +34,7 @@ impl NodeBuilder {
         }
         self.transports = Some("udp".to_owned());
         self.name.get_or_insert_with(|| host.name().to_owned());
-        self.bind.get_or_insert(SocketAddr::new(host.ip(), PORT));
+        self.bind.get_or_insert_with(|| SocketAddr::new(host.ip(), PORT));
         self.is_trusted = true;
         if self.discover.is_empty() {
             let places = host.hosts().nodes().map(|node| SocketAddr::new(Hosts::ip(node), PORT));

@@ -53,7 +53,7 @@ pub enum SimError {
         /// The faults that are left of the seed's, one in each line.
         script: Vec<String>,
         /// The failure with these faults.
-        error: Box<SimError>,
+        error: Box<Self>,
     },
 }
 

@@ -35,7 +35,7 @@ pub struct Socket {
 
 #[derive(Debug)]
 enum Io {
-    System(System),
+    System(Box<System>),
     #[cfg(feature = "sim")]
     Modelled(modelled::Modelled),
 }
@@ -75,7 +75,7 @@ impl Socket {
             let io = midplane_simhw::services::UdpSocket::bind(address)?;
             return Ok(Self::over(Io::Modelled(modelled::Modelled::new(io, host))));
         }
-        System::bind(address).map(|io| Self::over(Io::System(io)))
+        System::bind(address).map(|io| Self::over(Io::System(Box::new(io))))
     }
 
     fn over(io: Io) -> Self {
