@@ -1,7 +1,6 @@
 //! Tests of whole services in virtual time: a [`Sim`] runs the code of many hosts on a modelled network, from one seed.
 //!
 //! ```
-//! use std::time::Duration;
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
 //!
 //! midplane::Sim::builder().port_buffer(32 * 1024).loss(0.01).check(|sim| {
@@ -19,8 +18,6 @@
 //!         assert_eq!(answer, "ok");
 //!         Ok(())
 //!     });
-//!     sim.at(Duration::from_millis(1)).crash("orders");
-//!     sim.at(Duration::from_millis(200)).restart("orders");
 //! })?;
 //! # Ok::<_, midplane::sim::SimError>(())
 //! ```
