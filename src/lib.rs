@@ -25,7 +25,6 @@ pub mod prelude;
 pub mod prometheus;
 #[cfg(all(feature = "sim", target_os = "linux"))]
 pub mod sim;
-#[cfg(all(feature = "sim", target_os = "linux"))]
 pub mod time;
 
 #[cfg(feature = "gang")]

@@ -24,7 +24,8 @@
 //!
 //! The code of a host is plain tokio: it spawns tasks, sleeps, selects, and uses its [`Node`] as a live service does. Each
 //! host has a runtime of its own, on one thread. Time passes only where all hosts wait; an hour takes as long as what happens
-//! in it. Tokio's timers fire at whole milliseconds, [`time::sleep`](crate::time::sleep) at its nanosecond.
+//! in it. Tokio's timers fire at whole milliseconds, [`time::sleep`](crate::time::sleep) at its nanosecond. Tasks of a host that run for
+//! 20 s of real time without a wait end the run with an error.
 //!
 //! The same seed gives the same run, as long as the code asks only tokio, its node and [`Sim`]'s seed for what differs from
 //! run to run. Not simulated, and an error or a panic: `tokio::net`, `tokio::fs`, blocking threads. Not simulated, and seen by
@@ -53,7 +54,7 @@ pub use report::{HostEnd, Report};
 pub use script::At;
 use script::{Action, Step};
 
-/// The result of a host's code.
+/// The result of the code of a host.
 pub type Result<T = ()> = std::result::Result<T, BoxError>;
 
 /// The code of a host, which runs anew at each restart.
@@ -75,6 +76,8 @@ pub struct Sim {
     specs: Vec<Spec>,
     script: Vec<Step>,
     cluster: Option<Cluster>,
+    /// Hosts and steps of the script that the cluster was started with.
+    started: (usize, usize),
 }
 
 impl fmt::Debug for Sim {
@@ -168,9 +171,14 @@ impl Sim {
     }
 
     fn cluster(&mut self) -> std::result::Result<&mut Cluster, SimError> {
+        let added = (self.specs.len(), self.script.len());
         if self.cluster.is_none() {
-            self.cluster =
-                Some(Cluster::start(&self.config, self.seed, &self.specs, &self.script)?);
+            let cluster = Cluster::start(&self.config, self.seed, &self.specs, &self.script)?;
+            (self.cluster, self.started) = (Some(cluster), added);
+        }
+        if self.started != added {
+            let text = "hosts, clients and the script are added before the first run";
+            return Err(SimError::SetUp(text.into()));
         }
         Ok(self.cluster.as_mut().expect("it was started"))
     }

@@ -1,13 +1,13 @@
 //! Sleeps that are exact on a simulated host: tokio's own end at whole milliseconds there, as they do live.
 //!
-//! Elsewhere these are tokio's.
+//! Elsewhere these are tokio's. They need no feature: a service uses them as it is, in production and in tests.
 
 use std::future::Future;
 use std::time::Duration;
 
-use thiserror::Error;
-
+#[cfg(feature = "sim")]
 use midplane_simhw::services::VirtualHost;
+use thiserror::Error;
 pub use tokio::time::Instant;
 
 /// A future was not ready in time.
@@ -20,13 +20,12 @@ pub struct Elapsed;
 /// # Cancel safety
 /// Dropped, it wakes no task.
 pub async fn sleep(time: Duration) {
-    match VirtualHost::current() {
-        Some(host) => {
-            let at = host.now() + time;
-            host.alarm(at).await;
-        }
-        None => tokio::time::sleep(time).await,
+    #[cfg(feature = "sim")]
+    if let Some(host) = VirtualHost::current() {
+        let at = host.now() + time;
+        return host.alarm(at).await;
     }
+    tokio::time::sleep(time).await;
 }
 
 /// Waits for a future for this time at most, as exactly as [`sleep`].

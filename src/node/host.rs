@@ -1,4 +1,4 @@
-//! What a node asks of its host: random numbers, the date, and names. A simulated host answers from the simulation.
+//! Random numbers, the date and names, from the system or from the simulation of a simulated host.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ pub(super) fn milliseconds() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Resolves `HOST:PORT`.
+/// Resolves `HOST:PORT` to its addresses.
 pub(super) async fn resolve(place: &str) -> io::Result<Vec<SocketAddr>> {
     #[cfg(feature = "sim")]
     if let Some(host) = VirtualHost::current() {

@@ -1,4 +1,4 @@
-//! Configures a simulation.
+//! The settings of a simulation, and its topology.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub const DEFAULT_LIMIT: Duration = Duration::from_secs(3_600);
 /// The variable of the environment that replays one seed.
 const VARIABLE: &str = "MIDPLANE_SEED";
 
-/// How switches join the hosts.
+/// The way in which switches join the hosts.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     Star,
@@ -104,8 +104,8 @@ impl SimBuilder {
         self
     }
 
-    /// Places the hosts in racks of this many, in the order in which they are added: each rack has a switch, and a link of `trunk_mbps`
-    /// to the one that joins all racks.
+    /// Places the hosts in racks of this many, in the order in which they are added. Each rack has a switch, and a link of
+    /// `trunk_mbps` to the one that joins all racks.
     pub fn two_tier(mut self, hosts_per_rack: u16, trunk_mbps: u64) -> Self {
         self.shape = Shape::TwoTier(hosts_per_rack.max(1), LineRate::mbps(trunk_mbps.max(1)));
         self
@@ -136,6 +136,9 @@ impl SimBuilder {
     }
 
     /// Makes a simulation without hosts.
+    ///
+    /// # Panics
+    /// If `MIDPLANE_SEED` of the environment is no seed; [`SimBuilder::check`] and [`SimBuilder::swarm`] as well.
     #[must_use]
     pub fn build(self) -> Sim {
         let seed = Self::replayed().unwrap_or(self.seed);
@@ -143,13 +146,20 @@ impl SimBuilder {
     }
 
     pub(super) fn build_with(self, seed: u64) -> Sim {
-        Sim { config: self, seed, specs: Vec::new(), script: Vec::new(), cluster: None }
+        Sim {
+            config: self,
+            seed,
+            specs: Vec::new(),
+            script: Vec::new(),
+            cluster: None,
+            started: (0, 0),
+        }
     }
 
     /// Runs what `set_up` adds twice, and compares the digests. `set_up` makes all state that its hosts share.
     ///
     /// # Errors
-    /// [`SimError`] of the first run; [`SimError::Nondeterministic`] if the digests differ.
+    /// [`SimError`] of either run; [`SimError::Nondeterministic`] if the digests differ.
     pub fn check(self, set_up: impl Fn(&mut Sim)) -> Result<Report, SimError> {
         let once = || {
             let mut sim = self.clone().build();
@@ -189,14 +199,13 @@ impl SimBuilder {
                 }
             }
             Shape::TwoTier(of_rack, trunk) => {
+                let mut rack = first;
                 for host in 0..hosts {
-                    let rack = host / of_rack;
                     if host % of_rack == 0 {
-                        let switch = topology.add_switch(profile);
-                        topology.add_trunk(first, switch, link(trunk));
+                        rack = topology.add_switch(profile);
+                        topology.add_trunk(first, rack, link(trunk));
                     }
-                    let switch = midplane_simhw::topology::SwitchId(rack + 1);
-                    topology.add_host(switch, link(self.rate));
+                    topology.add_host(rack, link(self.rate));
                 }
             }
             Shape::Dumbbell(left, trunk) => {

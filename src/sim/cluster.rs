@@ -22,7 +22,7 @@ pub(super) struct Cluster {
     world: World<DatagramNic>,
     hosts: Arc<Hosts>,
     specs: Arc<[Spec]>,
-    /// What is left of the script, the last first.
+    /// The steps of the script that are yet to come, the last first.
     script: Vec<(Instant, Action<NodeId>)>,
     shared: Arc<Shared>,
 }
@@ -187,7 +187,7 @@ impl Cluster {
             sent: traffic.sent,
             delivered: traffic.delivered,
             drops: traffic.drops,
-            faults: self.world.faults_fired().iter().collect(),
+            faults: *self.world.faults_fired(),
             ended: self.shared.ends().ended.iter().map(end).collect(),
         }
     }

@@ -12,9 +12,9 @@ pub enum SimError {
     /// A host's code has returned an error, has panicked, or is not deterministic.
     #[error("{host} at {time:?}: {why}")]
     Host {
-        /// The host's name.
+        /// The name of the host.
         host: String,
-        /// The virtual time.
+        /// The virtual time of the failure.
         time: Duration,
         /// The reason, with the place of a panic.
         why: String,
@@ -25,7 +25,7 @@ pub enum SimError {
         waiting.join(", ")
     )]
     Time {
-        /// The limit.
+        /// The limit of virtual time.
         limit: Duration,
         /// Clients whose code has not ended.
         waiting: Vec<String>,
@@ -36,19 +36,16 @@ pub enum SimError {
          clock, the system's random numbers, state outside `set_up`, or a `tokio::select!` without `biased;`"
     )]
     Nondeterministic {
-        /// The seed.
+        /// The seed of the run.
         seed: u64,
     },
     /// The simulation is not set up as it has to be.
     #[error("{0}")]
     SetUp(String),
     /// A seed of a swarm has failed.
-    #[error(
-        "seed {seed} fails: {error}\nthe faults without which it does not:\n{}replay it with MIDPLANE_SEED={seed}",
-        script.iter().map(|line| format!("    {line}\n")).collect::<String>()
-    )]
+    #[error("seed {seed} fails: {error}\n{}\nreplay it with MIDPLANE_SEED={seed}", needed(script))]
     Swarm {
-        /// The seed.
+        /// The seed of the run.
         seed: u64,
         /// The faults that are left of the seed's, one in each line.
         script: Vec<String>,
@@ -60,5 +57,13 @@ pub enum SimError {
 impl fmt::Debug for SimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// Lists the faults that a failure needs.
+fn needed(script: &[String]) -> String {
+    match script {
+        [] => "it needs no fault to fail".to_owned(),
+        script => format!("it needs these faults to fail:\n    {}", script.join("\n    ")),
     }
 }

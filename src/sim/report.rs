@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use midplane_simhw::drops::Drops;
-use midplane_simhw::fault::FaultKind;
+use midplane_simhw::fault::FaultCounts;
 
-/// What a run has come to.
+/// The result of a run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
@@ -17,12 +17,12 @@ pub struct Report {
     pub events: u64,
     /// Packets that hosts have sent.
     pub sent: u64,
-    /// Packets that have arrived.
+    /// Packets that have arrived at their NIC. A host drops those that find no buffer, or a full socket.
     pub delivered: u64,
     /// Packets that were dropped, by cause.
     pub drops: Drops,
-    /// How often each kind of fault has had an effect.
-    pub faults: Vec<(FaultKind, u64)>,
+    /// Counts the effects of each kind of fault.
+    pub faults: FaultCounts,
     /// The hosts whose code has ended, in that order.
     pub ended: Vec<HostEnd>,
 }
@@ -31,8 +31,8 @@ pub struct Report {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct HostEnd {
-    /// The host's name.
+    /// The name of the host.
     pub host: String,
-    /// The virtual time.
+    /// The virtual time at which it has ended.
     pub time: Duration,
 }

@@ -10,14 +10,14 @@ use midplane_simhw::topology::Topology;
 
 use super::SimError;
 
-/// What happens at a time.
+/// An action and its time.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) time: Duration,
     pub(super) action: Action<String>,
 }
 
-/// What happens to hosts, which are named or numbered.
+/// A change of hosts, which are named or numbered, or of the network.
 #[derive(Clone, Debug)]
 pub(super) enum Action<H> {
     Crash(H),

@@ -37,9 +37,10 @@ const KINDS: [FaultKind; 22] = [
 const MOST: u64 = 8;
 
 impl SimBuilder {
-    /// Runs what `set_up` adds with each of so many seeds, each with other faults that begin within the first `within` of virtual
-    /// time: lost, late and doubled packets, partitions, crashes with a restart, pauses, clocks that drift. `set_up` makes all
-    /// state that its hosts share, and may add faults of its own to the script. Returns the report of the last seed.
+    /// Runs what `set_up` adds with each of so many seeds, each with other faults that begin within the first `within` of
+    /// virtual time: lost, late and doubled packets, partitions, crashes with a restart (of clients as well), pauses, clocks
+    /// that drift. `set_up` makes all state that its hosts share, and may add faults of its own to the script. Returns the
+    /// report of the last seed.
     ///
     /// With `MIDPLANE_SEED` in the environment, only that seed is run.
     ///
@@ -52,8 +53,8 @@ impl SimBuilder {
         set_up: impl Fn(&mut Sim),
     ) -> Result<Report, SimError> {
         let seeds = match Self::replayed() {
-            Some(seed) => seed..seed.saturating_add(1),
-            None => 1..seeds.max(1) + 1,
+            Some(seed) => seed..=seed,
+            None => 1..=seeds.max(1),
         };
         let mut last = None;
         for seed in seeds {

@@ -35,7 +35,8 @@ impl Alarm {
 
     fn remove(&mut self) {
         if let Some(number) = self.number.take() {
-            self.host.0.state().remove_timer(self.at, number);
+            let waker = self.host.0.state().remove_timer(self.at, number);
+            drop(waker);
         }
     }
 }
@@ -48,7 +49,9 @@ impl Future for Alarm {
             self.remove();
             return Poll::Ready(());
         }
-        let number = self.host.0.state().set_timer(self.at, self.number, context.waker());
+        let (number, replaced) =
+            self.host.0.state().set_timer(self.at, self.number, context.waker());
+        drop(replaced);
         self.number = Some(number);
         Poll::Pending
     }

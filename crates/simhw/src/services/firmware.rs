@@ -21,16 +21,9 @@ pub struct DatagramNic {
     /// Datagrams that wait for a transmit slot.
     sends: VecDeque<(PortId, Command)>,
     buffers: VecDeque<(PortId, Command)>,
-    unbuffered: u64,
 }
 
 impl DatagramNic {
-    /// Returns how many datagrams were dropped because the host had posted no buffer.
-    #[must_use]
-    pub const fn unbuffered(&self) -> u64 {
-        self.unbuffered
-    }
-
     fn send(&mut self, hw: &mut impl Hardware) {
         while let Some((port, command)) = self.sends.front().copied() {
             let header = Header {
@@ -81,10 +74,7 @@ impl Firmware for DatagramNic {
             // A switch has sent it the wrong way.
             return;
         }
-        let Some((port, command)) = self.buffers.pop_front() else {
-            self.unbuffered += 1;
-            return;
-        };
+        let Some((port, command)) = self.buffers.pop_front() else { return };
         let length = u32::from(frame.header.length);
         let written = match command.region.part(0, length) {
             Some(region) => hw.write(region, frame.payload).is_ok(),

@@ -132,9 +132,10 @@ impl System {
         !self.wakes.is_empty()
     }
 
-    /// Waits for a completion of the NIC, an exact timer, or the next tick of tokio's timers, if there are any.
+    /// Waits for a completion of the NIC, and with a tick of tokio's timers also for that or an exact timer. Without one,
+    /// the host's code has ended, and no task waits for a timer.
     async fn wait(&mut self, host: &SimHost, tick: Option<Instant>) {
-        let at = tick.into_iter().chain(self.kernel.next_timer()).min();
+        let at = tick.map(|tick| self.kernel.next_timer().map_or(tick, |timer| timer.min(tick)));
         let mut sleep = pin!(host.sleep_until(at.unwrap_or(Instant::FAR_FUTURE)));
         let nic = &mut self.nic;
         let completed: Option<Option<Completion>> = poll_fn(|context| {

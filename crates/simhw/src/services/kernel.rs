@@ -1,4 +1,4 @@
-//! What a host's system does for its code: sockets, timers, random numbers, names.
+//! The system of a simulated host: sockets, timers, random numbers, names.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -53,7 +53,7 @@ impl Hosts {
     /// Returns a node's address: 10.0.0.1 for node 0, and so on.
     #[must_use]
     pub fn ip(node: NodeId) -> IpAddr {
-        let [high, low] = (node.0 + 1).to_be_bytes();
+        let [high, low] = node.0.saturating_add(1).to_be_bytes();
         Ipv4Addr::new(10, 0, high, low).into()
     }
 
@@ -178,18 +178,25 @@ impl Kernel {
 }
 
 impl State {
-    /// Sets or changes a timer; returns its number.
-    pub(super) fn set_timer(&mut self, at: Instant, number: Option<u64>, waker: &Waker) -> u64 {
+    /// Sets or changes a timer; returns its number, and the waker that it had. Dropped under the lock, a waker that is the
+    /// last reference to a task would come back here.
+    pub(super) fn set_timer(
+        &mut self,
+        at: Instant,
+        number: Option<u64>,
+        waker: &Waker,
+    ) -> (u64, Option<Waker>) {
         let number = number.unwrap_or_else(|| {
             self.next_timer += 1;
             self.next_timer
         });
-        self.timers.insert((at, number), waker.clone());
-        number
+        (number, self.timers.insert((at, number), waker.clone()))
     }
 
-    pub(super) fn remove_timer(&mut self, at: Instant, number: u64) {
-        self.timers.remove(&(at, number));
+    /// Removes a timer; returns the waker that it had.
+    #[must_use = "it is dropped without the lock"]
+    pub(super) fn remove_timer(&mut self, at: Instant, number: u64) -> Option<Waker> {
+        self.timers.remove(&(at, number))
     }
 
     /// Binds a port, or any free one for 0.

@@ -1,7 +1,6 @@
 //! A host's use of its NIC: posts datagrams and buffers, and takes what has arrived.
 
 use std::future::Future as _;
-use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
 
 use super::firmware::{RECEIVE, SEND};
@@ -64,6 +63,8 @@ pub(super) struct HostNic {
     slot_bytes: usize,
     /// Slots for sending that are free; their numbers follow those of the receive buffers.
     free: Vec<usize>,
+    /// Slots for sending that are not.
+    is_used: [bool; SLOTS],
     /// Receive buffers posted since the doorbell was rung.
     unrung: usize,
     /// Reminders since a datagram was sent.
@@ -76,7 +77,8 @@ impl HostNic {
         let mut port = host.open_port_with(PortOptions::default().depth(2 * SLOTS)).ok()?;
         let memory = port.register(2 * SLOTS * mtu).ok()?;
         let free = (SLOTS..2 * SLOTS).collect();
-        let mut this = Self { port, memory, slot_bytes: mtu, free, unrung: 0, stalled: 0 };
+        let is_used = [false; SLOTS];
+        let mut this = Self { port, memory, slot_bytes: mtu, free, is_used, unrung: 0, stalled: 0 };
         (0..SLOTS).for_each(|slot| this.post_buffer(slot));
         this.ring();
         Some(this)
@@ -110,6 +112,7 @@ impl HostNic {
     /// Posts a datagram; returns `false` if all slots are in use. [`HostNic::ring`] has the NIC send it.
     pub(super) fn post(&mut self, datagram: &Outgoing) -> bool {
         let Some(slot) = self.free.pop() else { return false };
+        self.is_used[slot - SLOTS] = true;
         let offset = slot * self.slot_bytes;
         self.memory.write(offset, &datagram.bytes).expect("a datagram fits its slot");
         let region = self.memory.range(offset, datagram.bytes.len()).expect("a slot's beginning");
@@ -156,7 +159,7 @@ impl HostNic {
         let slot = usize::try_from(completion.cookie).unwrap_or(usize::MAX);
         if (SLOTS..2 * SLOTS).contains(&slot) {
             self.stalled = 0;
-            if !self.free.contains(&slot) {
+            if std::mem::take(&mut self.is_used[slot - SLOTS]) {
                 self.free.push(slot);
             }
             return None;
@@ -173,10 +176,4 @@ impl HostNic {
             bytes,
         ))
     }
-}
-
-/// Returns whether an address is one that this host may bind: its own, loopback, or any.
-pub(super) fn is_own(address: SocketAddr, own: IpAddr) -> bool {
-    let ip = address.ip();
-    ip == own || ip.is_loopback() || ip.is_unspecified()
 }

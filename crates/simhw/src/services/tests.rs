@@ -97,7 +97,7 @@ async fn echo(node: NodeId, rounds: u32) -> Result<(), BoxError> {
 
 #[test]
 fn a_round_trip_takes_what_the_model_says_and_the_same_seed_gives_the_same_digest() {
-    let once = |seed, loss| {
+    let once = |seed, jitter| {
         let mut cluster = Cluster::new(seed, 3, |node| async move {
             if node.0 == 2 {
                 // Draws of tokio's own timers, at their whole milliseconds.
@@ -107,7 +107,7 @@ fn a_round_trip_takes_what_the_model_says_and_the_same_seed_gives_the_same_diges
             }
             echo(node, 100).await
         });
-        cluster.world.set_faults(Faults { jitter: loss, ..Faults::NONE });
+        cluster.world.set_faults(Faults { jitter, ..Faults::NONE });
         assert_eq!(cluster.run(Duration::from_secs(1), 2), 2);
         (cluster.world.digest(), cluster.take_end(NodeId(1)))
     };

@@ -3,36 +3,35 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::kernel::{Kernel, current};
-use super::nic::{Outgoing, Ports, is_own};
-use crate::id::NodeId;
+use super::nic::{Outgoing, Ports};
 
 /// Bytes of datagrams that wait to be received at a socket: more are dropped. Linux grants as much to a program that asks.
 pub const RECEIVE_BYTES: u64 = 4 << 20;
 
-/// A received datagram.
+/// A datagram that a socket has received.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Datagram {
-    /// The sender's address.
+    /// The address of the socket that has sent it.
     pub peer: SocketAddr,
-    /// Its bytes.
+    /// The bytes, as sent.
     pub bytes: Vec<u8>,
 }
 
-/// What a socket receives.
+/// An event that a socket receives.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Arrival {
-    /// A datagram.
+    /// A datagram has arrived.
     Datagram(Datagram),
     /// The report that no socket is bound to an address that this one has sent to.
     Unreachable(SocketAddr),
 }
 
-/// What has arrived at a socket.
+/// Holds the arrivals of a socket until they are received.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     arrived: VecDeque<Arrival>,
@@ -58,6 +57,12 @@ fn bytes_of(arrival: &Arrival) -> usize {
         Arrival::Datagram(datagram) => datagram.bytes.len() + 64,
         Arrival::Unreachable(_) => 64,
     }
+}
+
+/// Returns whether an address is one that a host of this address may bind: its own, loopback, or any.
+fn is_own(address: SocketAddr, own: IpAddr) -> bool {
+    let ip = address.ip();
+    ip == own || ip.is_loopback() || ip.is_unspecified()
 }
 
 /// A UDP socket of a simulated host.
@@ -98,12 +103,6 @@ impl UdpSocket {
         self.kernel.mtu
     }
 
-    /// Draws a random number from the host's stream of the simulation's seed.
-    #[must_use]
-    pub fn random(&self) -> u64 {
-        super::VirtualHost(Arc::clone(&self.kernel)).random()
-    }
-
     /// Takes the next arrival; if there is none, wakes the task once there is.
     pub fn poll_receive(&self, context: &mut Context<'_>) -> Poll<Arrival> {
         let mut state = self.kernel.state();
@@ -114,7 +113,9 @@ impl UdpSocket {
                 Poll::Ready(arrival)
             }
             None => {
-                inbox.receiver = Some(context.waker().clone());
+                let replaced = inbox.receiver.replace(context.waker().clone());
+                drop(state);
+                drop(replaced);
                 Poll::Pending
             }
         }
@@ -130,13 +131,9 @@ impl UdpSocket {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let node = self.kernel.node_at(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
-        let outgoing = self.outgoing(node, to.port(), bytes);
+        let ports = Ports { from: self.address.port(), to: to.port(), is_unreachable: false };
+        let outgoing = Outgoing { to: node, ports, bytes: bytes.to_vec() };
         self.kernel.state().queue(outgoing).map_err(|_| io::ErrorKind::WouldBlock.into())
-    }
-
-    fn outgoing(&self, to: NodeId, port: u16, bytes: &[u8]) -> Outgoing {
-        let ports = Ports { from: self.address.port(), to: port, is_unreachable: false };
-        Outgoing { to, ports, bytes: bytes.to_vec() }
     }
 
     /// Waits for space before the NIC for the longest datagram.

@@ -7,16 +7,12 @@
 mod modelled;
 mod system;
 
-use std::future::Future as _;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use tokio::time::Sleep;
 
 use super::endpoint::Endpoint;
 use system::System;
@@ -29,8 +25,6 @@ const SENDS_PER_TURN: usize = 64;
 pub struct Socket {
     io: Io,
     clock: Clock,
-    alarm: Pin<Box<Sleep>>,
-    alarm_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -79,8 +73,7 @@ impl Socket {
     }
 
     fn over(io: Io) -> Self {
-        let alarm = Box::pin(tokio::time::sleep(Duration::ZERO));
-        Self { io, clock: Clock::start(), alarm, alarm_at: None }
+        Self { io, clock: Clock::start() }
     }
 
     /// Returns the address that the socket is bound to.
@@ -112,7 +105,7 @@ impl Socket {
         match &self.io {
             Io::System(_) => getrandom::u64().map_err(io::Error::other),
             #[cfg(feature = "sim")]
-            Io::Modelled(modelled) => Ok(modelled.io.random()),
+            Io::Modelled(modelled) => Ok(modelled.random()),
         }
     }
 
@@ -168,7 +161,7 @@ impl Socket {
         }
         let Some(timeout) = lock(endpoint).poll_timeout() else { return Poll::Pending };
         match &mut self.io {
-            Io::System(_) => ready!(self.poll_alarm(context, timeout)),
+            Io::System(io) => ready!(io.poll_alarm(context, clock, timeout)),
             #[cfg(feature = "sim")]
             Io::Modelled(io) => ready!(io.poll_alarm(context, clock, timeout)),
         }
@@ -184,16 +177,5 @@ impl Socket {
             #[cfg(feature = "sim")]
             Io::Modelled(_) => false,
         }
-    }
-
-    /// Waits for the endpoint's next timeout.
-    fn poll_alarm(&mut self, context: &mut Context<'_>, at: Instant) -> Poll<()> {
-        if self.alarm_at != Some(at) {
-            self.alarm_at = Some(at);
-            self.alarm.as_mut().reset(self.clock.0 + Duration::from_nanos(at.as_nanos()));
-        }
-        ready!(self.alarm.as_mut().poll(context));
-        self.alarm_at = None;
-        Poll::Ready(())
     }
 }

@@ -33,6 +33,12 @@ impl Modelled {
         Self { io, host, alarm: None, outbox: Vec::new(), pending: None }
     }
 
+    /// Draws a random number from the host's stream of the simulation's seed.
+    #[cfg(feature = "session")]
+    pub(super) fn random(&self) -> u64 {
+        self.host.random()
+    }
+
     /// Passes arrived datagrams to the endpoint; returns whether there were any.
     pub(super) fn receive(
         &self,

@@ -1,14 +1,19 @@
 //! A socket of the system.
 
+use std::future::Future as _;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Mutex;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use midplane_simhw::time::Instant;
 use midplane_simhw::udp::interface_mtu;
 use quinn_udp::{BATCH_SIZE, RecvMeta, TransportErrorPayload, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
+use tokio::time::Sleep;
 
 use super::{Clock, SENDS_PER_TURN, lock};
 use crate::wire::endpoint::{Endpoint, Outgoing};
@@ -34,6 +39,8 @@ pub(super) struct System {
     outbox: Vec<u8>,
     /// The train in the outbox that the system has not taken yet.
     pending: Option<Outgoing>,
+    alarm: Pin<Box<Sleep>>,
+    alarm_at: Option<Instant>,
 }
 
 /// Has the system report nothing of a datagram but its length. The time of receipt, the destination address and
@@ -78,6 +85,8 @@ impl System {
             meta: [RecvMeta::default(); BUFFERS],
             outbox: Vec::new(),
             pending: None,
+            alarm: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            alarm_at: None,
         })
     }
 
@@ -259,5 +268,21 @@ impl System {
         self.io.try_io(Interest::WRITABLE, || {
             self.state.try_send(UdpSockRef::from(&self.io), &transmit)
         })
+    }
+
+    /// Waits until `at` of the socket's clock.
+    pub(super) fn poll_alarm(
+        &mut self,
+        context: &mut Context<'_>,
+        clock: Clock,
+        at: Instant,
+    ) -> Poll<()> {
+        if self.alarm_at != Some(at) {
+            self.alarm_at = Some(at);
+            self.alarm.as_mut().reset(clock.0 + Duration::from_nanos(at.as_nanos()));
+        }
+        ready!(self.alarm.as_mut().poll(context));
+        self.alarm_at = None;
+        Poll::Ready(())
     }
 }
