@@ -31,6 +31,9 @@
 //! run to run. Not simulated, and an error or a panic: `tokio::net`, `tokio::fs`, blocking threads. Not simulated, and seen by
 //! [`SimBuilder::check`] as another digest if it changes what is sent when: the order of a `HashMap`, the wall clock,
 //! random numbers of the system, and the branch that `tokio::select!` polls first (write `biased;`).
+//!
+//! A run can be [traced](SimBuilder::trace): its packets for Wireshark; its packets, queues, faults, and the spans and logs of
+//! the code for Perfetto. [`SimBuilder::check`] and [`SimBuilder::swarm`] run what fails once more, and leave its trace.
 
 mod builder;
 mod cluster;
@@ -38,6 +41,7 @@ mod error;
 mod report;
 mod script;
 mod swarm;
+mod trace;
 
 use std::fmt;
 use std::future::Future;
@@ -75,6 +79,8 @@ pub struct Sim {
     seed: u64,
     specs: Vec<Spec>,
     script: Vec<Step>,
+    /// The trace to be written, if any.
+    trace: Option<trace::Plan>,
     cluster: Option<Cluster>,
     /// Hosts and steps of the script that the cluster was started with.
     started: (usize, usize),
@@ -157,7 +163,7 @@ impl Sim {
         if !is_over && has_clients {
             return Err(cluster.time_is_over(limit));
         }
-        Ok(cluster.report())
+        Ok(cluster.report(true))
     }
 
     /// Runs for this time, from where the last run has ended, or until the code of all clients has ended.
@@ -166,14 +172,15 @@ impl Sim {
     /// [`SimError`] if a host's code fails.
     pub fn run_for(&mut self, time: Duration) -> std::result::Result<Report, SimError> {
         let cluster = self.cluster()?;
-        cluster.run(cluster.elapsed() + time)?;
-        Ok(cluster.report())
+        let is_over = cluster.run(cluster.elapsed() + time)?;
+        Ok(cluster.report(is_over))
     }
 
     fn cluster(&mut self) -> std::result::Result<&mut Cluster, SimError> {
         let added = (self.specs.len(), self.script.len());
         if self.cluster.is_none() {
-            let cluster = Cluster::start(&self.config, self.seed, &self.specs, &self.script)?;
+            let plan = self.trace.take();
+            let cluster = Cluster::start(&self.config, self.seed, &self.specs, &self.script, plan)?;
             (self.cluster, self.started) = (Some(cluster), added);
         }
         if self.started != added {

@@ -284,3 +284,106 @@ fn calls_retry_through_a_restart_under_random_faults() {
     let report = report.unwrap();
     assert!(report.time < Duration::from_secs(60), "{report:?}");
 }
+
+/// A client that reports what it does, and fails if it is told to.
+fn reports(sim: &mut Sim, fails: bool) {
+    sim.host("echo", echo);
+    sim.client(move |node| async move {
+        let order = tracing::info_span!("order", number = 7);
+        ask(&node, b"tea").await?;
+        tracing::warn!(left = 3, "little tea");
+        drop(order);
+        if fails { Err("no tea".into()) } else { Ok(()) }
+    });
+    sim.at(Duration::from_micros(50)).loss("echo", 0.5, 200 * MS);
+}
+
+/// Returns what the file of a trace contains.
+fn contents(path: &std::path::Path, extension: &str) -> String {
+    let mut name = path.as_os_str().to_owned();
+    name.push(extension);
+    String::from_utf8_lossy(&std::fs::read(&name).unwrap()).into_owned()
+}
+
+#[test]
+fn a_traced_run_shows_packets_hosts_spans_logs_and_faults() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut sim = Sim::builder().seed(5).trace(folder.path()).build();
+    reports(&mut sim, false);
+    let report = sim.run().unwrap();
+    let path = report.trace.unwrap();
+    let name = "a_traced_run_shows_packets_hosts_spans_logs_and_faults-5";
+    assert_eq!(path, folder.path().join(name));
+    let tracks = contents(&path, ".perfetto-trace");
+    let texts =
+        ["echo", "client-1 > switch 0", "order number=7", "WARN little tea left=3", "loss begins"];
+    for text in texts.iter().chain(&["connect node=client-1 service=echo"]) {
+        assert!(tracks.contains(text), "{text:?} is missing");
+    }
+    let frames = contents(&path, ".pcapng");
+    assert!(frames.contains("client-1 > switch 0") && frames.contains("dropped:"));
+
+    // The same run without a trace.
+    let mut sim = Sim::builder().seed(5).build();
+    reports(&mut sim, false);
+    let untraced = sim.run().unwrap();
+    assert_eq!((untraced.digest, untraced.trace), (report.digest, None));
+}
+
+#[test]
+fn a_failed_check_leaves_its_trace() {
+    let failed = Sim::builder().seed(6).check(|sim| reports(sim, true)).unwrap_err();
+    let SimError::Host { trace: Some(path), .. } = &failed else { panic!("{failed}") };
+    assert!(failed.to_string().contains(".perfetto-trace for ui.perfetto.dev"), "{failed}");
+    assert!(contents(path, ".perfetto-trace").contains("order number=7"));
+    assert!(contents(path, ".pcapng").contains("client-1 > switch 0"));
+    for extension in ["pcapng", "perfetto-trace"] {
+        std::fs::remove_file(path.with_extension(extension)).unwrap();
+    }
+}
+
+/// Answers each stream; a stream that asks for it after one of its own to the other host.
+async fn relay(node: Node) -> Result {
+    let other = if node.name() == "left" { "right" } else { "left" };
+    let mut listener = node.listen(node.name()).await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        let node = node.clone();
+        tokio::spawn(async move {
+            if stream.read_u8().await? == 1
+                && let Ok(Ok(mut stream)) = time::timeout(50 * MS, node.connect(other)).await
+            {
+                drop(stream.write_u8(0).await);
+            }
+            stream.write_u8(7).await
+        });
+    }
+}
+
+#[test]
+fn a_host_that_restarts_at_once_draws_other_numbers_and_is_reached() {
+    // With the numbers of its former life, its session with one host had the number of the other's.
+    for down in [0, 5, 11, 20] {
+        let mut sim = Sim::builder().build();
+        sim.host("left", relay).host("right", relay);
+        sim.client(|node| async move {
+            for round in 0..60 {
+                time::sleep(25 * MS).await;
+                let stream = node.connect(["left", "right"][round % 2]);
+                let Ok(Ok(mut stream)) = time::timeout(500 * MS, stream).await else { continue };
+                drop(stream.write_u8(1).await);
+                drop(time::timeout(500 * MS, stream.read_u8()).await);
+            }
+            for name in ["left", "right"] {
+                let mut stream = node.connect(name).await?;
+                stream.write_u8(1).await?;
+                assert_eq!(stream.read_u8().await?, 7);
+            }
+            Ok(())
+        });
+        sim.at(337 * MS).crash("left");
+        sim.at((337 + down) * MS).restart("left");
+        let report = sim.run().unwrap();
+        assert!(report.time < Duration::from_secs(6), "{down} ms: {report:?}");
+    }
+}

@@ -1,5 +1,6 @@
 //! The settings of a simulation, and its topology.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use midplane_simhw::fault::Faults;
@@ -10,6 +11,7 @@ use midplane_simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 
+use super::trace::Plan;
 use super::{Report, Sim, SimError};
 
 /// One hour of virtual time.
@@ -42,6 +44,7 @@ pub struct SimBuilder {
     nic: NicProfile,
     pub(super) host: HostProfile,
     pub(super) limit: Duration,
+    trace: Option<PathBuf>,
 }
 
 impl Default for SimBuilder {
@@ -57,6 +60,7 @@ impl Default for SimBuilder {
             nic: NicProfile::FREE,
             host: HostProfile::FREE,
             limit: DEFAULT_LIMIT,
+            trace: None,
         }
     }
 }
@@ -135,6 +139,13 @@ impl SimBuilder {
         self
     }
 
+    /// Traces each run into files of this folder, named after the test's thread and the seed. `MIDPLANE_TRACE` of the
+    /// environment overrides it. Default: runs are not traced.
+    pub fn trace(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.trace = Some(folder.into());
+        self
+    }
+
     /// Makes a simulation without hosts.
     ///
     /// # Panics
@@ -147,6 +158,7 @@ impl SimBuilder {
 
     pub(super) fn build_with(self, seed: u64) -> Sim {
         Sim {
+            trace: Plan::of_run(seed, self.trace.as_deref()),
             config: self,
             seed,
             specs: Vec::new(),
@@ -156,19 +168,22 @@ impl SimBuilder {
         }
     }
 
-    /// Runs what `set_up` adds twice, and compares the digests. `set_up` makes all state that its hosts share.
+    /// Runs what `set_up` adds twice, and compares the digests. `set_up` makes all state that its hosts share. A run that
+    /// fails is run once more, and its last 10 s are [traced](SimBuilder::trace).
     ///
     /// # Errors
     /// [`SimError`] of either run; [`SimError::Nondeterministic`] if the digests differ.
     pub fn check(self, set_up: impl Fn(&mut Sim)) -> Result<Report, SimError> {
-        let once = || {
+        let once = |plan: Option<Plan>| {
             let mut sim = self.clone().build();
+            sim.trace = plan.or(sim.trace);
             set_up(&mut sim);
-            sim.run()
+            (sim.seed, sim.run())
         };
-        let (first, second) = (once()?, once()?);
-        if first.digest != second.digest {
-            return Err(SimError::Nondeterministic { seed: self.clone().build().seed });
+        let (seed, first) = once(None);
+        let first = first.map_err(|error| error.traced(seed, |plan| once(Some(plan)).1))?;
+        if first.digest != once(None).1?.digest {
+            return Err(SimError::Nondeterministic { seed });
         }
         Ok(first)
     }

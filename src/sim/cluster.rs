@@ -1,6 +1,7 @@
 //! A cluster that runs: hosts on a world.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,8 +10,10 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::services::{self, DatagramNic, HostError, Hosts, MAX_DATAGRAM};
 use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::time::{Instant, nanos};
+use midplane_simhw::topology::Topology;
 
 use super::script::{self, Action, Step};
+use super::trace::{Plan, Trace};
 use super::{HostEnd, Report, SimBuilder, SimError, Spec};
 use crate::Node;
 
@@ -25,6 +28,10 @@ pub(super) struct Cluster {
     /// The steps of the script that are yet to come, the last first.
     script: Vec<(Instant, Action<NodeId>)>,
     shared: Arc<Shared>,
+    topology: Topology,
+    /// The trace that is yet to begin.
+    planned: Option<Plan>,
+    trace: Option<Trace>,
 }
 
 /// State that the cluster and its hosts share.
@@ -75,9 +82,13 @@ impl Cluster {
         seed: u64,
         specs: &[Spec],
         steps: &[Step],
+        planned: Option<Plan>,
     ) -> Result<Self, SimError> {
         check(specs, config)?;
-        let topology = config.topology(specs.len() as u16);
+        let mut topology = config.topology(specs.len() as u16);
+        for (node, spec) in (0..).map(NodeId).zip(specs) {
+            topology.name_host(node, &*spec.name);
+        }
         let hosts = Hosts::new(specs.iter().map(|spec| spec.name.clone()).collect());
         let mut world = World::new(&topology, config.nic(), seed, |_, _| DatagramNic::default());
         world.set_faults(config.faults);
@@ -108,7 +119,7 @@ impl Cluster {
             let (specs, hosts, shared) = &booting;
             boot(&host, hosts, &specs[host.node().index()], shared);
         });
-        Ok(Self { world, hosts, specs, script, shared })
+        Ok(Self { world, hosts, specs, script, shared, topology, planned, trace: None })
     }
 
     /// Returns the virtual time.
@@ -118,6 +129,19 @@ impl Cluster {
 
     /// Runs until this time; returns `true` at once when the code of all clients has ended.
     pub(super) fn run(&mut self, until: Duration) -> Result<bool, SimError> {
+        if let Some(plan) = self.planned.take() {
+            if plan.from > Duration::ZERO && self.advance(plan.from.min(until))? {
+                return Ok(true);
+            }
+            let trace = Trace::create(&plan, &self.topology)?;
+            self.world.observe(trace.observer());
+            self.trace = Some(trace);
+        }
+        let _entered = self.trace.as_ref().map(Trace::enter);
+        self.advance(until)
+    }
+
+    fn advance(&mut self, until: Duration) -> Result<bool, SimError> {
         let until = Instant::from_nanos(nanos(until));
         let has_clients = self.specs.iter().any(|spec| spec.is_client);
         let shared = Arc::clone(&self.shared);
@@ -128,7 +152,8 @@ impl Cluster {
         loop {
             let next = self.script.last().map(|(at, _)| *at).filter(|at| *at <= until);
             let reached = self.world.run_while(next.unwrap_or(until), goes_on) && goes_on();
-            if let Some((node, at, error)) = self.shared.ends().failed.take() {
+            let failed = self.shared.ends().failed.take();
+            if let Some((node, at, error)) = failed {
                 return Err(self.failed(node, at, &error));
             }
             if !reached {
@@ -144,10 +169,16 @@ impl Cluster {
         }
     }
 
-    fn failed(&self, node: NodeId, at: Instant, error: &HostError) -> SimError {
+    /// Completes the trace, if there is one, and returns its path without extensions.
+    fn end_trace(&mut self) -> Option<PathBuf> {
+        let now = self.world.now();
+        self.trace.take().and_then(|trace| trace.finish(now))
+    }
+
+    fn failed(&mut self, node: NodeId, at: Instant, error: &HostError) -> SimError {
         let host = self.specs[node.index()].name.clone();
         let time = Duration::from_nanos(at.as_nanos());
-        SimError::Host { host, time, why: error.to_string() }
+        SimError::Host { host, time, why: error.to_string(), trace: self.end_trace() }
     }
 
     fn act(&mut self, action: Action<NodeId>) {
@@ -167,14 +198,17 @@ impl Cluster {
     }
 
     /// Returns the error of clients that have not ended in time.
-    pub(super) fn time_is_over(&self, limit: Duration) -> SimError {
+    pub(super) fn time_is_over(&mut self, limit: Duration) -> SimError {
+        let trace = self.end_trace();
         let ends = self.shared.ends();
         let name = |node: &NodeId| self.specs[node.index()].name.clone();
         let waiting = ends.waiting.iter().map(name).collect();
-        SimError::Time { limit, waiting }
+        SimError::Time { limit, waiting, trace }
     }
 
-    pub(super) fn report(&self) -> Report {
+    /// Returns the report; completes the trace if the run `is_over`.
+    pub(super) fn report(&mut self, is_over: bool) -> Report {
+        let trace = if is_over { self.end_trace() } else { None };
         let traffic = self.world.traffic();
         let end = |(node, at): &(NodeId, Instant)| HostEnd {
             host: self.specs[node.index()].name.clone(),
@@ -189,6 +223,7 @@ impl Cluster {
             drops: traffic.drops,
             faults: *self.world.faults_fired(),
             ended: self.shared.ends().ended.iter().map(end).collect(),
+            trace,
         }
     }
 }

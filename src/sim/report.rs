@@ -1,5 +1,6 @@
 //! The report of a run.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use midplane_simhw::drops::Drops;
@@ -25,6 +26,9 @@ pub struct Report {
     pub faults: FaultCounts,
     /// The hosts whose code has ended, in that order.
     pub ended: Vec<HostEnd>,
+    /// The path of the [trace](super::SimBuilder::trace), if the run was traced and is over, without the extensions
+    /// `.pcapng` and `.perfetto-trace`.
+    pub trace: Option<PathBuf>,
 }
 
 /// The end of a host's code.

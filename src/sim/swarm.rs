@@ -6,6 +6,7 @@ use midplane_simhw::fault::{Chaos, FaultKind, Incident};
 use midplane_simhw::services::Hosts;
 
 use super::script::Step;
+use super::trace::Plan;
 use super::{Action, Report, Sim, SimBuilder, SimError};
 
 /// The kinds of faults that a swarm draws: those that a service is expected to survive.
@@ -45,7 +46,8 @@ impl SimBuilder {
     /// With `MIDPLANE_SEED` in the environment, only that seed is run.
     ///
     /// # Errors
-    /// [`SimError::Swarm`] for the first seed that fails, with the fewest of its faults that still fail.
+    /// [`SimError::Swarm`] for the first seed that fails, with the fewest of its faults that still fail, and the
+    /// [trace](SimBuilder::trace) of their last 10 s.
     pub fn swarm(
         self,
         seeds: u64,
@@ -59,7 +61,7 @@ impl SimBuilder {
         let mut last = None;
         for seed in seeds {
             let faults = self.draw(seed, within, &set_up)?;
-            match self.run_with(seed, &faults, &set_up) {
+            match self.run_with(seed, &faults, None, &set_up) {
                 Ok(report) => last = Some(report),
                 Err(error @ SimError::SetUp(_)) => return Err(error),
                 Err(error) => return Err(self.minimised(seed, faults, error, &set_up)),
@@ -95,9 +97,11 @@ impl SimBuilder {
         &self,
         seed: u64,
         faults: &[Incident],
+        plan: Option<Plan>,
         set_up: &impl Fn(&mut Sim),
     ) -> Result<Report, SimError> {
         let mut sim = self.clone().build_with(seed);
+        sim.trace = plan.or(sim.trace);
         set_up(&mut sim);
         sim.script.extend(faults.iter().map(|incident| Step {
             time: Duration::from_nanos(incident.at.as_nanos()),
@@ -118,11 +122,12 @@ impl SimBuilder {
         while at < faults.len() {
             let mut fewer = faults.clone();
             fewer.remove(at);
-            match self.run_with(seed, &fewer, set_up) {
+            match self.run_with(seed, &fewer, None, set_up) {
                 Err(other) => (faults, error) = (fewer, other),
                 Ok(_) => at += 1,
             }
         }
+        let error = error.traced(seed, |plan| self.run_with(seed, &faults, Some(plan), set_up));
         let mut sim = self.clone().build_with(seed);
         set_up(&mut sim);
         let hosts = Hosts::new(sim.specs.iter().map(|spec| spec.name.clone()).collect());

@@ -15,6 +15,7 @@ mod host;
 mod kernel;
 mod nic;
 mod runtime;
+mod spans;
 mod udp;
 mod watchdog;
 
@@ -23,6 +24,7 @@ pub use firmware::DatagramNic;
 pub use host::{BoxError, HostError, Main, run};
 pub use kernel::{Hosts, VirtualHost};
 pub use nic::{DATAGRAM_FRAMING, MAX_DATAGRAM};
+pub use spans::Spans;
 pub use udp::{Arrival, Datagram, RECEIVE_BYTES, UdpSocket};
 
 #[cfg(test)]

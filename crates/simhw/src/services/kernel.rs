@@ -113,7 +113,8 @@ pub(super) fn current() -> Option<Arc<Kernel>> {
 
 impl Kernel {
     pub(super) fn new(host: SimHost, hosts: Arc<Hosts>, mtu: usize) -> Arc<Self> {
-        let rng = host.rng("services");
+        // A host that starts again draws other numbers than before: peers know its former ones.
+        let rng = host.rng(&format!("services from {}", host.world_now().as_nanos()));
         let state = State {
             sockets: BTreeMap::new(),
             next_port: FIRST_PORT,
