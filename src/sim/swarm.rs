@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use midplane_simhw::fault::{Chaos, FaultKind, Incident};
-use midplane_simhw::services::Hosts;
+use midplane_simhw::services::{Hosts, without_panic_messages};
 
 use super::script::Step;
 use super::trace::Plan;
@@ -61,7 +61,7 @@ impl SimBuilder {
         let mut last = None;
         for seed in seeds {
             let faults = self.draw(seed, within, &set_up)?;
-            match self.run_with(seed, &faults, None, &set_up) {
+            match without_panic_messages(|| self.run_with(seed, &faults, None, &set_up)) {
                 Ok(report) => last = Some(report),
                 Err(error @ SimError::SetUp(_)) => return Err(error),
                 Err(error) => return Err(self.minimised(seed, faults, error, &set_up)),
@@ -122,7 +122,7 @@ impl SimBuilder {
         while at < faults.len() {
             let mut fewer = faults.clone();
             fewer.remove(at);
-            match self.run_with(seed, &fewer, None, set_up) {
+            match without_panic_messages(|| self.run_with(seed, &fewer, None, set_up)) {
                 Err(other) => (faults, error) = (fewer, other),
                 Ok(_) => at += 1,
             }

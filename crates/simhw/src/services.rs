@@ -24,6 +24,7 @@ pub use firmware::DatagramNic;
 pub use host::{BoxError, HostError, Main, run};
 pub use kernel::{Hosts, VirtualHost};
 pub use nic::{DATAGRAM_FRAMING, MAX_DATAGRAM};
+pub use runtime::without_panic_messages;
 pub use spans::Spans;
 pub use udp::{Arrival, Datagram, RECEIVE_BYTES, UdpSocket};
 

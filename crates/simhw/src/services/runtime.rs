@@ -21,6 +21,8 @@ const TICK_NANOS: u64 = 1_000_000;
 thread_local! {
     /// True once the runtime of the visit that this thread makes has nothing to do.
     static IS_PARKED: Cell<bool> = const { Cell::new(false) };
+    /// Panics of hosts' code are recorded, and not printed.
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
     /// The first panic of a host's code since the last visit.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
@@ -35,10 +37,21 @@ fn record_panics() {
                 PANIC.with_borrow_mut(|panic| {
                     panic.get_or_insert_with(|| info.to_string());
                 });
+                if IS_QUIET.get() {
+                    return;
+                }
             }
             previous(info);
         }));
     });
+}
+
+/// Calls a function, and prints no panics of the code of hosts that this thread runs meanwhile.
+pub fn without_panic_messages<R>(call: impl FnOnce() -> R) -> R {
+    let before = IS_QUIET.replace(true);
+    let result = call();
+    IS_QUIET.set(before);
+    result
 }
 
 /// The runtime of a host.
