@@ -31,7 +31,7 @@ impl DatagramNic {
                 destination: command.node,
                 incarnation: hw.incarnation(),
                 length: u16::try_from(command.region.length).unwrap_or(u16::MAX),
-                words: [command.args[0], 0],
+                words: [command.args[0], command.args[1]],
                 ..Header::default()
             };
             let status = match hw.transmit(&header, Source::Region(command.region)) {
@@ -84,7 +84,7 @@ impl Firmware for DatagramNic {
         let completion = Completion {
             node: frame.header.source,
             length: u64::from(length),
-            args: [frame.header.words[0], 0, 0, 0],
+            args: [frame.header.words[0], frame.header.words[1], 0, 0],
             ..Completion::of(&command, status)
         };
         hw.complete(port, &completion);

@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 
 use thiserror::Error;
 
-use super::kernel::{Hosts, Kernel};
+use super::kernel::{Hosts, Kernel, State};
 use super::nic::HostNic;
 use super::runtime::HostRuntime;
 use crate::host::Host as _;
@@ -86,7 +86,8 @@ pub async fn run(
     on_end(end);
     drop(runtime);
     loop {
-        // Its sockets are closed: nothing waits for space or arrivals.
+        // Its sockets are closed: no task waits for space or arrivals. Connections still send what was written.
+        system.kernel.take_timers(system.kernel.host.now(), &mut system.wakes);
         system.send();
         system.wakes.clear();
         system.wait(&host, None).await;
@@ -117,25 +118,31 @@ impl System {
         }
     }
 
-    /// Posts the queued datagrams; returns whether tasks that wait for space can run.
+    /// Posts what connections and sockets send; returns whether tasks that wait for space can run.
     fn send(&mut self) -> bool {
-        let Some(nic) = &mut self.nic else { return false };
+        let now = self.kernel.host.now();
         let mut state = self.kernel.state();
-        let mut has_posted = false;
-        while state.outbox.front().is_some_and(|datagram| nic.post(datagram)) {
-            state.on_posted(&mut self.wakes);
-            has_posted = true;
-        }
-        if has_posted {
+        let State { tcp, outbox, .. } = &mut *state;
+        loop {
+            tcp.flush(now, outbox, &mut self.wakes);
+            let Some(nic) = &mut self.nic else { break };
+            let mut has_posted = false;
+            while outbox.front().is_some_and(|packet| nic.post(packet)) {
+                outbox.on_posted(&mut self.wakes);
+                has_posted = true;
+            }
+            if !has_posted {
+                break;
+            }
             nic.ring();
         }
         !self.wakes.is_empty()
     }
 
     /// Waits for a completion of the NIC, and with a tick of tokio's timers also for that or an exact timer. Without one,
-    /// the host's code has ended, and no task waits for a timer.
+    /// the host's code has ended.
     async fn wait(&mut self, host: &SimHost, tick: Option<Instant>) {
-        let at = tick.map(|tick| self.kernel.next_timer().map_or(tick, |timer| timer.min(tick)));
+        let at = [tick, self.kernel.next_timer()].into_iter().flatten().min();
         let mut sleep = pin!(host.sleep_until(at.unwrap_or(Instant::FAR_FUTURE)));
         let nic = &mut self.nic;
         let completed: Option<Option<Completion>> = poll_fn(|context| {

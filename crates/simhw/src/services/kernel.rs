@@ -1,13 +1,15 @@
 //! The system of a simulated host: sockets, timers, random numbers, names.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use super::nic::{Outgoing, Ports};
+use super::label::{Arrived, Kind, Label, Outgoing};
+use super::outbox::Outbox;
+use super::tcp::Tcp;
 use super::udp::{Arrival, Datagram, Inbox};
 use crate::host::Host as _;
 use crate::id::NodeId;
@@ -15,8 +17,6 @@ use crate::rng::Rng;
 use crate::sim::SimHost;
 use crate::time::Instant;
 
-/// Bytes of datagrams that wait for the NIC: more wait in their senders.
-const OUTBOX_BYTES: usize = 256 << 10;
 /// The first port that a socket gets which asks for none.
 const FIRST_PORT: u16 = 32_768;
 
@@ -53,11 +53,15 @@ impl Hosts {
     /// Returns a node's address: 10.0.0.1 for node 0, and so on.
     #[must_use]
     pub fn ip(node: NodeId) -> IpAddr {
-        let [high, low] = node.0.saturating_add(1).to_be_bytes();
-        Ipv4Addr::new(10, 0, high, low).into()
+        Self::ipv4(node).into()
     }
 
-    fn node_at(&self, ip: IpAddr) -> Option<NodeId> {
+    pub(super) fn ipv4(node: NodeId) -> Ipv4Addr {
+        let [high, low] = node.0.saturating_add(1).to_be_bytes();
+        Ipv4Addr::new(10, 0, high, low)
+    }
+
+    pub(super) fn node_at(&self, ip: IpAddr) -> Option<NodeId> {
         let IpAddr::V4(ip) = ip.to_canonical() else { return None };
         let [10, 0, high, low] = ip.octets() else { return None };
         let node = u16::from_be_bytes([high, low]).checked_sub(1)?;
@@ -80,10 +84,8 @@ pub(super) struct State {
     next_port: u16,
     timers: BTreeMap<(Instant, u64), Waker>,
     next_timer: u64,
-    pub(super) outbox: VecDeque<Outgoing>,
-    outbox_bytes: usize,
-    /// Tasks that wait for space in the outbox.
-    senders: Vec<Waker>,
+    pub(super) outbox: Outbox,
+    pub(super) tcp: Tcp,
     rng: Rng,
 }
 
@@ -111,18 +113,28 @@ pub(super) fn current() -> Option<Arc<Kernel>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
+/// Returns that kernel, or an error outside a simulation.
+pub(super) fn current_or_unsupported() -> io::Result<Arc<Kernel>> {
+    current().ok_or_else(|| {
+        let text = "a simulated socket needs a simulated host: bind it in the host's code";
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    })
+}
+
 impl Kernel {
     pub(super) fn new(host: SimHost, hosts: Arc<Hosts>, mtu: usize) -> Arc<Self> {
         // A host that starts again draws other numbers than before: peers know its former ones.
-        let rng = host.rng(&format!("services from {}", host.world_now().as_nanos()));
+        let (now, started) = (host.now(), host.world_now().as_nanos());
+        let rng = host.rng(&format!("services from {started}"));
+        let of_tcp = host.rng(&format!("tcp from {started}"));
+        let tcp = Tcp::new(host.node(), Arc::clone(&hosts), mtu, now, of_tcp);
         let state = State {
             sockets: BTreeMap::new(),
             next_port: FIRST_PORT,
             timers: BTreeMap::new(),
             next_timer: 0,
-            outbox: VecDeque::new(),
-            outbox_bytes: 0,
-            senders: Vec::new(),
+            outbox: Outbox::default(),
+            tcp,
             rng,
         };
         Arc::new(Self { host, hosts, mtu, state: Mutex::new(state) })
@@ -141,34 +153,41 @@ impl Kernel {
         if ip.is_loopback() { Some(self.host.node()) } else { self.hosts.node_at(ip) }
     }
 
-    /// Passes an arrived datagram to its socket, and appends the waker of the task that waits for it. A
-    /// datagram to a port that no socket has is answered.
-    pub(super) fn deliver(
-        &self,
-        (from, ports, bytes): (NodeId, Ports, Vec<u8>),
-        wakes: &mut Vec<Waker>,
-    ) {
-        let peer = SocketAddr::new(Hosts::ip(from), ports.from);
+    /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A packet to a
+    /// port that no socket has is answered.
+    pub(super) fn deliver(&self, arrived: Arrived, wakes: &mut Vec<Waker>) {
+        let Label { kind, from, to, ecn, .. } = arrived.label;
+        let peer = SocketAddr::new(Hosts::ip(arrived.from), from);
         let mut state = self.state();
-        match state.sockets.get_mut(&ports.to) {
-            Some(inbox) if ports.is_unreachable => inbox.push(Arrival::Unreachable(peer), wakes),
-            Some(inbox) => inbox.push(Arrival::Datagram(Datagram { peer, bytes }), wakes),
-            None if ports.is_unreachable => {}
-            None => {
-                let ports = Ports { from: ports.to, to: ports.from, is_unreachable: true };
-                let _ = state.queue(Outgoing { to: from, ports, bytes: vec![0; 8] });
+        let state = &mut *state;
+        match (kind, state.sockets.get_mut(&to)) {
+            (Kind::Segment, _) => {
+                state.tcp.on_segment(self.host.now(), &arrived, &mut state.outbox, wakes);
+            }
+            (Kind::Unreachable, Some(inbox)) => inbox.push(Arrival::Unreachable(peer), wakes),
+            (Kind::Unreachable, None) => {}
+            (Kind::Datagram, Some(inbox)) => {
+                inbox.push(Arrival::Datagram(Datagram { peer, bytes: arrived.bytes }), wakes);
+            }
+            (Kind::Datagram, None) => {
+                let label = Label::udp(Kind::Unreachable, to, from, ecn);
+                let bytes = vec![0; 8];
+                let _ = state.outbox.push(Outgoing { to: arrived.from, label, bytes });
             }
         }
     }
 
     /// Returns when the next exact timer is due.
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        self.state().timers.first_key_value().map(|((at, _), _)| *at)
+        let state = self.state();
+        let timer = state.timers.first_key_value().map(|((at, _), _)| *at);
+        [timer, state.tcp.next_timer()].into_iter().flatten().min()
     }
 
-    /// Appends the wakers of the timers that are due.
+    /// Appends the wakers of the timers that are due, and notes those of connections.
     pub(super) fn take_timers(&self, now: Instant, wakes: &mut Vec<Waker>) {
         let mut state = self.state();
+        state.tcp.on_time(now);
         while let Some(entry) = state.timers.first_entry() {
             if entry.key().0 > now {
                 break;
@@ -217,35 +236,6 @@ impl State {
         self.next_port = port.checked_add(1).unwrap_or(FIRST_PORT).max(FIRST_PORT);
         self.sockets.insert(port, Inbox::default());
         Ok(port)
-    }
-
-    /// Queues a datagram for the NIC; returns it if too many wait.
-    pub(super) fn queue(&mut self, outgoing: Outgoing) -> Result<(), Outgoing> {
-        if self.outbox_bytes + outgoing.bytes.len() > OUTBOX_BYTES {
-            return Err(outgoing);
-        }
-        self.outbox_bytes += outgoing.bytes.len();
-        self.outbox.push_back(outgoing);
-        Ok(())
-    }
-
-    /// Returns whether a datagram can be queued; if not, wakes the task once one can.
-    pub(super) fn wait_for_space(&mut self, bytes: usize, waker: &Waker) -> bool {
-        if self.outbox_bytes + bytes <= OUTBOX_BYTES {
-            return true;
-        }
-        if !self.senders.iter().any(|known| known.will_wake(waker)) {
-            self.senders.push(waker.clone());
-        }
-        false
-    }
-
-    /// Removes the first queued datagram, which the NIC has taken.
-    pub(super) fn on_posted(&mut self, wakes: &mut Vec<Waker>) {
-        if let Some(posted) = self.outbox.pop_front() {
-            self.outbox_bytes = self.outbox_bytes.saturating_sub(posted.bytes.len());
-            wakes.append(&mut self.senders);
-        }
     }
 }
 

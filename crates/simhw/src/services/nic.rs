@@ -4,9 +4,9 @@ use std::future::Future as _;
 use std::task::{Context, Poll};
 
 use super::firmware::{RECEIVE, SEND};
+use super::label::{Arrived, Label, Outgoing};
 use crate::frame::HEADER_BYTES;
 use crate::host::Host;
-use crate::id::NodeId;
 use crate::link::Framing;
 use crate::port::{Command, Completion, Port, PortOptions, Status};
 use crate::region::Region;
@@ -28,32 +28,6 @@ const UNRUNG: usize = 64;
 
 /// Reminders after which the host resets its port: a completion may have been lost.
 const STALLED: u32 = 200;
-
-/// The two UDP ports of a datagram, and whether it reports that no socket has the second one.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Ports {
-    pub(super) from: u16,
-    pub(super) to: u16,
-    pub(super) is_unreachable: bool,
-}
-
-impl Ports {
-    fn to_word(self) -> u64 {
-        u64::from(self.from) | u64::from(self.to) << 16 | u64::from(self.is_unreachable) << 32
-    }
-
-    const fn from_word(word: u64) -> Self {
-        Self { from: word as u16, to: (word >> 16) as u16, is_unreachable: word >> 32 & 1 == 1 }
-    }
-}
-
-/// A datagram on its way from a socket to the NIC.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) to: NodeId,
-    pub(super) ports: Ports,
-    pub(super) bytes: Vec<u8>,
-}
 
 /// A port of the host's NIC, with memory for datagrams.
 #[derive(Debug)]
@@ -116,13 +90,13 @@ impl HostNic {
         let offset = slot * self.slot_bytes;
         self.memory.write(offset, &datagram.bytes).expect("a datagram fits its slot");
         let region = self.memory.range(offset, datagram.bytes.len()).expect("a slot's beginning");
-        let word = datagram.ports.to_word();
+        let [ports, sequence] = datagram.label.to_words();
         let command = Command {
             opcode: SEND,
             node: datagram.to,
             cookie: slot as u64,
             region,
-            args: [word, 0, 0],
+            args: [ports, sequence, 0],
             ..Command::default()
         };
         let _ = self.port.post(&command);
@@ -155,7 +129,7 @@ impl HostNic {
     }
 
     /// Handles a completion; returns the received datagram, if it is one's. A damaged command completes with any cookie.
-    pub(super) fn handle(&mut self, completion: &Completion) -> Option<(NodeId, Ports, Vec<u8>)> {
+    pub(super) fn handle(&mut self, completion: &Completion) -> Option<Arrived> {
         let slot = usize::try_from(completion.cookie).unwrap_or(usize::MAX);
         if (SLOTS..2 * SLOTS).contains(&slot) {
             self.stalled = 0;
@@ -170,10 +144,8 @@ impl HostNic {
         let mut bytes = vec![0; completion.length as usize];
         let read = self.memory.read(slot * self.slot_bytes, &mut bytes);
         self.post_buffer(slot);
-        (completion.status == Status::Done && read.is_ok()).then_some((
-            completion.node,
-            Ports::from_word(completion.args[0]),
-            bytes,
-        ))
+        let label = Label::from_words([completion.args[0], completion.args[1]])?;
+        let is_whole = completion.status == Status::Done && read.is_ok();
+        is_whole.then_some(Arrived { from: completion.node, label, bytes })
     }
 }

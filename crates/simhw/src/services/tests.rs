@@ -1,5 +1,7 @@
 //! Two hosts and more in virtual time: the same seed, the same run.
 
+mod tcp;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

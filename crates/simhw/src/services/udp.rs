@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::kernel::{Kernel, current};
-use super::nic::{Outgoing, Ports};
+use super::kernel::{Kernel, current_or_unsupported};
+use super::label::{Kind, Label, Outgoing};
 
 /// Bytes of datagrams that wait to be received at a socket: more are dropped. Linux grants as much to a program that asks.
 pub const RECEIVE_BYTES: u64 = 4 << 20;
@@ -60,7 +60,7 @@ fn bytes_of(arrival: &Arrival) -> usize {
 }
 
 /// Returns whether an address is one that a host of this address may bind: its own, loopback, or any.
-fn is_own(address: SocketAddr, own: IpAddr) -> bool {
+pub(super) fn is_own(address: SocketAddr, own: IpAddr) -> bool {
     let ip = address.ip();
     ip == own || ip.is_loopback() || ip.is_unspecified()
 }
@@ -79,10 +79,7 @@ impl UdpSocket {
     /// [`io::ErrorKind::Unsupported`] outside a simulation, [`io::ErrorKind::AddrInUse`], and
     /// [`io::ErrorKind::AddrNotAvailable`] for the address of another host.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
-        let kernel = current().ok_or_else(|| {
-            let text = "a simulated socket needs a simulated host: bind it in the host's code";
-            io::Error::new(io::ErrorKind::Unsupported, text)
-        })?;
+        let kernel = current_or_unsupported()?;
         if !is_own(address, kernel.ip()) {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
@@ -131,14 +128,17 @@ impl UdpSocket {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let node = self.kernel.node_at(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
-        let ports = Ports { from: self.address.port(), to: to.port(), is_unreachable: false };
-        let outgoing = Outgoing { to: node, ports, bytes: bytes.to_vec() };
-        self.kernel.state().queue(outgoing).map_err(|_| io::ErrorKind::WouldBlock.into())
+        let label = Label::udp(Kind::Datagram, self.address.port(), to.port(), 0);
+        let outgoing = Outgoing { to: node, label, bytes: bytes.to_vec() };
+        match self.kernel.state().outbox.push(outgoing) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 
     /// Waits for space before the NIC for the longest datagram.
     pub fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<()> {
-        match self.kernel.state().wait_for_space(self.kernel.mtu, context.waker()) {
+        match self.kernel.state().outbox.wait_for_space(self.kernel.mtu, context.waker()) {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
