@@ -74,7 +74,7 @@ impl What {
 
     fn ours(self) -> Result<f64, Failure> {
         match self {
-            Self::Requests => rate(web::TOTAL, || ours::requests()),
+            Self::Requests => rate(web::TOTAL, ours::requests),
             Self::Idle100 => ours::idle(100),
             Self::Idle1000 => ours::idle(1_000),
             Self::RoundTrip => ours::round_trip(),
@@ -84,7 +84,7 @@ impl What {
 
     fn theirs(self) -> Result<Option<f64>, Failure> {
         Ok(Some(match self {
-            Self::Requests => rate(web::TOTAL, || theirs::requests())?,
+            Self::Requests => rate(web::TOTAL, theirs::requests)?,
             Self::Idle100 => theirs::idle(100)?,
             Self::Idle1000 => theirs::idle(1_000)?,
             Self::RoundTrip => theirs::round_trip()?,

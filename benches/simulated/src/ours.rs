@@ -54,9 +54,9 @@ pub fn round_trip() -> Result<f64, Failure> {
         let start = time::Instant::now();
         socket.send_to(&[1; 8], "10.0.0.1:7".parse()?).await?;
         socket.recv_from(&mut [0; 8]).await?;
-        *TOOK.lock()? = start.elapsed();
+        *TOOK.lock().expect("no panic") = start.elapsed();
         Ok(())
     });
     sim.run()?;
-    Ok(TOOK.lock()?.as_nanos() as f64)
+    Ok(TOOK.lock().expect("no panic").as_nanos() as f64)
 }

@@ -87,5 +87,5 @@ pub fn round_trip() -> Result<f64, Failure> {
         Ok(())
     });
     sim.run().map_err(|error| error.to_string())?;
-    Ok(TOOK.lock()?.as_nanos() as f64)
+    Ok(TOOK.lock().expect("no panic").as_nanos() as f64)
 }
