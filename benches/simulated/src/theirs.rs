@@ -54,7 +54,8 @@ pub fn requests() -> Result<(), Failure> {
 }
 
 pub fn idle(hosts: u32) -> Result<f64, Failure> {
-    let virtual_time = Duration::from_secs(1);
+    // Its cost of a step grows with the square of the hosts.
+    let virtual_time = Duration::from_millis(u64::from(20_000 / hosts));
     let mut sim = builder(Duration::from_millis(1)).build();
     for host in 0..hosts {
         sim.host(format!("idle-{host}"), std::future::pending::<turmoil::Result>);
