@@ -11,7 +11,6 @@ use midplane::simhw::region::Region;
 use midplane::simhw::sim::SimHost;
 use midplane::simhw::udp::UdpNic;
 use midplane::via::message::communicator::Communicator;
-use midplane::via::message::engine::Engine;
 use midplane::via::message::envelope::Tag;
 use midplane::via::message::group::Rank;
 use midplane::via::nic::Nic;
@@ -21,8 +20,6 @@ use midplane::warp::memory::MemoryHandle;
 
 const fn send<T: Send>() {}
 const fn shared<T: Send + Sync>() {}
-
-type Over = Engine<RdmaCarrier>;
 
 #[test]
 fn what_services_keep_can_move_between_threads() {
@@ -39,7 +36,7 @@ fn what_services_keep_can_move_between_threads() {
         shared::<Gate>();
         shared::<LiveHost>();
         shared::<SimHost>();
-        shared::<Communicator<Over>>();
+        shared::<Communicator>();
     }
 }
 
@@ -48,7 +45,7 @@ fn what_services_keep_can_move_between_threads() {
 fn futures_of_services_can(
     host: impl Host,
     mut port: Port,
-    world: Communicator<Over>,
+    world: Communicator,
     mut memory: MemoryHandle<u64>,
     mut channel: Channel,
 ) {

@@ -11,12 +11,10 @@ use midplane::via::message::carrier::Carrier;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::Peer;
-use midplane::via::message::process::Process;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 /// Messages over any carrier.
-pub type Lower = Engine<Box<dyn Carrier>>;
-pub type World = Communicator<Lower>;
+pub type World = Communicator;
 
 /// Time limit for another process to start.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -42,11 +40,10 @@ pub async fn interfaces(
     (own, ranks): (u16, u16),
     job: u32,
     eager: usize,
-) -> Result<Box<dyn Carrier>, String> {
+) -> Result<RdmaCarrier, String> {
     let config = RdmaConfig::default().job(job).eager(eager);
     let nodes: Vec<NodeId> = (0..ranks).map(NodeId).collect();
-    let carrier = RdmaCarrier::open(host, Peer(own.into()), &nodes, config).await;
-    Ok(Box::new(carrier.map_err(text)?))
+    RdmaCarrier::open(host, Peer(own.into()), &nodes, config).await.map_err(text)
 }
 
 /// Runs `work` over a carrier of `ranks` ranks; messages of up to `eager` bytes leave whole.
@@ -54,14 +51,13 @@ pub async fn interfaces(
 /// # Errors
 /// One line: what failed, or that a process is missing.
 pub async fn over<T>(
-    carrier: Box<dyn Carrier>,
+    carrier: impl Carrier + 'static,
     ranks: u16,
     eager: usize,
     work: impl AsyncFnOnce(World) -> Result<T, String>,
 ) -> Result<T, String> {
     let engine = Engine::new(carrier, Config::default().eager(eager));
-    let (process, scope) = Process::new(engine, ranks.into()).map_err(text)?;
-    let world = Communicator::world(process, scope);
+    let world = Communicator::world(engine, ranks.into()).map_err(text)?;
     let met = tokio::time::timeout(PATIENCE, world.barrier()).await;
     met.map_err(|_| format!("a process did not come up in {PATIENCE:?}"))?.map_err(text)?;
     let result = work(world.clone()).await?;

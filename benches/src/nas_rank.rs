@@ -9,8 +9,6 @@ use midplane::gang::live::snapshot::Snapshots;
 use midplane::gang::nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
-use midplane::via::message::process::Process;
-use midplane::via::message::transport::Transport;
 use serde::{Deserialize, Serialize};
 
 /// Rank 0's result.
@@ -77,17 +75,16 @@ pub async fn run(
         None => ChannelCarrier::new(channel),
     };
     let engine = Engine::new(carrier, Config::default());
-    let (process, scope) = Process::new(engine, ranks).map_err(|error| error.to_string())?;
-    let world = Communicator::world(process, scope);
+    let world = Communicator::world(engine, ranks).map_err(|error| error.to_string())?;
     let mut said: Option<Said> = None;
     for _ in 0..times {
         world.barrier().await.map_err(|error| error.to_string())?;
         let began = now();
         let saved = saved.take();
         let verdict = match name {
-            Name::Ep => kernel::<Ep, _>(class, &world, saved, &mut snapshots, pace).await,
-            Name::Cg => kernel::<Cg, _>(class, &world, saved, &mut snapshots, pace).await,
-            Name::Ft => kernel::<Ft, _>(class, &world, saved, &mut snapshots, pace).await,
+            Name::Ep => kernel::<Ep>(class, &world, saved, &mut snapshots, pace).await,
+            Name::Cg => kernel::<Cg>(class, &world, saved, &mut snapshots, pace).await,
+            Name::Ft => kernel::<Ft>(class, &world, saved, &mut snapshots, pace).await,
         }?;
         pace.work(0).await;
         let seconds = now().nanos_since(began) as f64 / 1e9;
@@ -106,15 +103,15 @@ pub async fn run(
 
 /// Runs a kernel from its beginning, or from a saved state. On request it saves its state between two steps, the same
 /// two on all ranks.
-async fn kernel<K: Kernel, P: Transport>(
+async fn kernel<K: Kernel>(
     class: Class,
-    world: &Communicator<P>,
+    world: &Communicator,
     saved: Option<Vec<u8>>,
     snapshots: &mut Snapshots,
     pace: &impl Pace,
 ) -> Result<Verdict, String>
 where
-    Communicator<P>: Send + Sync,
+    Communicator: Send + Sync,
 {
     let (rank, ranks) = (world.rank().0, world.size());
     let kernel = match saved {

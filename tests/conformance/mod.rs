@@ -96,6 +96,7 @@ conformance! {
         ports_of_two_tasks_do_not_disturb_each_other;
     buffers:
         buffers_are_taken_in_the_order_of_their_posts,
+        buffers_need_no_doorbell,
         a_message_too_long_is_cut_and_the_next_is_not,
         a_port_dropped_with_buffers_harms_nobody,
         a_port_inherits_no_buffers,

@@ -22,7 +22,7 @@ use midplane::via::message::envelope::{Peer, Tag};
 use midplane::via::message::group::{CommHandle, Rank};
 use midplane::via::message::process::Process;
 use midplane::via::message::request::{Load, Mode, Request, State};
-use midplane::via::message::transport::{Transport as _, Wait};
+use midplane::via::message::transport::Wait;
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 use tokio::runtime::{Builder, Runtime};
@@ -68,7 +68,7 @@ pub fn units(both: &Nics) -> impl FnMut() + use<> {
     move || {
         for (from, to) in [(0, 1), (1, 0)] {
             let name = (NodeId(to as u16), ports[to].id());
-            ports[to].submit(&receive(buffers[to].whole(), 1)).expect("room");
+            ports[to].post(&receive(buffers[to].whole(), 1)).expect("room");
             ports[from].submit(&send(name.0, name.1, buffers[from].whole(), 2)).expect("room");
             while ports[to].poll().is_none() {}
             while ports[from].poll().is_none() {}
@@ -175,15 +175,15 @@ fn there_and_back_between(
 }
 
 /// One process of the message layer.
-struct Talker<C> {
-    process: Process<Engine<C>>,
+struct Talker {
+    process: Process,
     scope: CommHandle,
     peer: Rank,
     storage: Vec<u8>,
 }
 
-impl<C: Carrier> Talker<C> {
-    fn over(carrier: C) -> Self {
+impl Talker {
+    fn over(carrier: impl Carrier + 'static) -> Self {
         let peer = Rank(1 - carrier.own().0);
         let engine = Engine::new(carrier, Config::default());
         let (process, scope) = Process::new(engine, 2).expect("two of them");
@@ -204,12 +204,12 @@ impl<C: Carrier> Talker<C> {
 
     /// Returns whether a request is done, and frees it if so.
     fn has_ended(&mut self, request: Request) -> bool {
-        let lower = self.process.lower_mut();
-        if lower.requests().state(request) != Some(State::Done) {
-            lower.advance(Wait::Not);
+        let engine = self.process.engine_mut();
+        if engine.requests().state(request) != Some(State::Done) {
+            engine.advance(Wait::Not);
             return false;
         }
-        let outcome = lower.requests().take(request).expect("it is done");
+        let outcome = engine.requests().take(request).expect("it is done");
         self.process.free(request);
         outcome.result.expect("connected");
         if !outcome.bytes.is_empty() {
@@ -242,9 +242,9 @@ pub fn lanes(both: &Nics) -> impl FnMut() + use<> {
     there_and_back(open(0), open(1))
 }
 
-fn there_and_back<C: Carrier>(a: C, b: C) -> impl FnMut() {
+fn there_and_back<C: Carrier + 'static>(a: C, b: C) -> impl FnMut() + use<C> {
     let (mut a, mut b) = (Talker::over(a), Talker::over(b));
-    let pass = |from: &mut Talker<C>, to: &mut Talker<C>| {
+    let pass = |from: &mut Talker, to: &mut Talker| {
         let (received, sent) = (to.receive(), from.send());
         let (mut is_received, mut is_sent) = (false, false);
         while !(is_received && is_sent) {

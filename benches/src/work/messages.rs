@@ -9,9 +9,7 @@ use midplane::via::message::matching::Pattern;
 use midplane::via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane::via::message::process::{Parker, Process};
 use midplane::via::message::request::{Load, Mode, Operation, State};
-use midplane::via::message::transport::{Transport, Wait};
-
-type Lower = Engine<MemoryCarrier>;
+use midplane::via::message::transport::Wait;
 
 /// Returns a round trip of a message's packets alone: posted, polled, copied out.
 pub fn carrier(bytes: &[u8]) -> impl FnMut() + use<> {
@@ -59,7 +57,7 @@ pub fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
     }
     let (bytes, mut storage) = (bytes.to_vec(), Vec::with_capacity(bytes.len()));
     let context = Context(0);
-    let mut side = move |from: &mut Lower, to: &mut Lower, source, target| {
+    let mut side = move |from: &mut Engine, to: &mut Engine, source, target| {
         let pattern = Pattern { context, source: Some(source), tag: Some(Tag(1)) };
         let receive = to.build(Operation::Receive(pattern)).expect("it is known");
         let room = Load::Room { room: bytes.len(), storage: std::mem::take(&mut storage) };
@@ -83,21 +81,19 @@ pub fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
     }
 }
 
-fn processes() -> [(Process<Lower>, CommHandle); 2] {
+fn engines() -> [Engine; 2] {
     let mut ends = network(2, MemoryConfig::default()).into_iter();
-    [(); 2].map(|()| {
-        let engine = Engine::new(ends.next().expect("two"), Config::default());
-        Process::new(engine, 2).expect("it comes up")
-    })
+    [(); 2].map(|()| Engine::new(ends.next().expect("two"), Config::default()))
 }
 
 /// Returns a round trip with ranks, modes and communicators, polled.
 pub fn process(bytes: &[u8]) -> impl FnMut() + use<> {
-    let [(mut a, at_a), (mut b, at_b)] = processes();
+    let processes = engines().map(|engine| Process::new(engine, 2).expect("it comes up"));
+    let [(mut a, at_a), (mut b, at_b)] = processes;
     let parker = Parker::default();
     let (bytes, mut storage) = (bytes.to_vec(), Vec::with_capacity(bytes.len()));
-    let mut side = move |(from, at_from): (&mut Process<Lower>, &CommHandle),
-                         (to, at_to): (&mut Process<Lower>, &CommHandle)| {
+    let mut side = move |(from, at_from): (&mut Process, &CommHandle),
+                         (to, at_to): (&mut Process, &CommHandle)| {
         let room = Load::Room { room: bytes.len(), storage: std::mem::take(&mut storage) };
         let receive = to.ireceive(at_to, Some(at_from.rank()), Some(Tag(1)), room).expect("known");
         from.send(at_from, Mode::Standard, at_to.rank(), Tag(1), &bytes, &parker)
@@ -117,14 +113,13 @@ pub fn process(bytes: &[u8]) -> impl FnMut() + use<> {
 
 /// Returns a round trip with futures that own the received bytes: they allocate, and take a lock.
 pub fn futures(bytes: &[u8]) -> impl FnMut() + use<> {
-    let [a, b] = processes().map(|(process, scope)| Communicator::world(process, scope));
+    let [a, b] = engines().map(|engine| Communicator::world(engine, 2).expect("it comes up"));
     let message = bytes::Bytes::copy_from_slice(bytes);
-    let side =
-        move |from: &Communicator<Lower>, to: &Communicator<Lower>, source: u32, target: u32| {
-            let mut receive = to.ireceive(Rank(source), Tag(1)).expect("it is known");
-            from.block_on(from.send(Rank(target), Tag(1), message.clone())).expect("it is up");
-            while receive.test().is_none() {}
-        };
+    let side = move |from: &Communicator, to: &Communicator, source: u32, target: u32| {
+        let mut receive = to.ireceive(Rank(source), Tag(1)).expect("it is known");
+        from.block_on(from.send(Rank(target), Tag(1), message.clone())).expect("it is up");
+        while receive.test().is_none() {}
+    };
     move || {
         side(&a, &b, 0, 1);
         side(&b, &a, 1, 0);

@@ -16,7 +16,6 @@ use std::str::FromStr;
 
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::transport::Transport;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -124,13 +123,13 @@ pub trait Kernel: Sized + Send {
     ///
     /// # Errors
     /// [`KernelError::Message`].
-    fn step<P: Transport>(
+    fn step(
         &mut self,
-        world: &Communicator<P>,
+        world: &Communicator,
         pace: &impl Pace,
     ) -> impl Future<Output = Result<bool, KernelError>> + Send
     where
-        Communicator<P>: Send + Sync;
+        Communicator: Send + Sync;
 
     /// Returns the result, after the last step.
     fn verdict(&self) -> Verdict;
@@ -152,13 +151,13 @@ pub trait Kernel: Sized + Send {
 ///
 /// # Cancel safety
 /// None: the other ranks wait for this one.
-pub async fn run<K: Kernel, P: Transport>(
+pub async fn run<K: Kernel>(
     class: Class,
-    world: &Communicator<P>,
+    world: &Communicator,
     pace: &impl Pace,
 ) -> Result<Verdict, KernelError>
 where
-    Communicator<P>: Send + Sync,
+    Communicator: Send + Sync,
 {
     let mut kernel = K::begin(class, world.rank().0, world.size())?;
     while !kernel.step(world, pace).await? {}
@@ -166,12 +165,9 @@ where
 }
 
 /// Sums vectors over all ranks, in the order of the ranks.
-async fn sum<P: Transport>(
-    world: &Communicator<P>,
-    values: &[f64],
-) -> Result<Vec<f64>, MessageError>
+async fn sum(world: &Communicator, values: &[f64]) -> Result<Vec<f64>, MessageError>
 where
-    Communicator<P>: Send + Sync,
+    Communicator: Send + Sync,
 {
     world.all_reduce_slice(values, |a, b| *a += *b).await
 }

@@ -26,7 +26,6 @@ use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
-use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use proptest::prelude::*;
 
@@ -71,8 +70,7 @@ fn echo_under_stops(seed: u64, faults: Faults, one_side: bool) -> u32 {
             let carrier =
                 RdmaCarrier::open(&host, Peer(rank), &places, RdmaConfig::default()).await.unwrap();
             let engine = Engine::new(carrier, Config::default());
-            let (process, scope) = Process::new(engine, 2).unwrap();
-            let all = Communicator::world(process, scope);
+            let all = Communicator::world(engine, 2).unwrap();
             for number in 0..MESSAGES {
                 let bytes = vec![number as u8; (number as usize * 37) % 3000];
                 let receive = all.ireceive(Rank(1 - rank), Tag(number)).unwrap();

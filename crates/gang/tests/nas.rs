@@ -19,16 +19,14 @@ use midplane_simhw::time::Instant;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::memory::{MemoryConfig, network};
-use midplane_via::message::process::Process;
 
 /// Runs a kernel on threads, over memory.
 fn over_memory<K: Kernel + 'static>(class: Class, ranks: u32) -> Verdict {
     let ends = network(ranks as usize, MemoryConfig::default()).into_iter().map(|carrier| {
         std::thread::spawn(move || {
             let engine = Engine::new(carrier, Config::default());
-            let (process, scope) = Process::new(engine, ranks).unwrap();
-            let world = Communicator::world(process, scope);
-            world.block_on(nas::run::<K, _>(class, &world.clone(), &RealTime)).unwrap()
+            let world = Communicator::world(engine, ranks).unwrap();
+            world.block_on(nas::run::<K>(class, &world.clone(), &RealTime)).unwrap()
         })
     });
     let verdicts: Vec<Verdict> =
@@ -93,9 +91,8 @@ fn preempted<K: Kernel + 'static>(
             let program = async move {
                 let channel = Channel::attach(&host, descriptor).await.unwrap();
                 let engine = Engine::new(ChannelCarrier::new(channel), Config::default());
-                let (process, scope) = Process::new(engine, ranks.into()).unwrap();
-                let world = Communicator::world(process, scope);
-                let verdict = nas::run::<K, _>(class, &world, &RealTime).await.unwrap();
+                let world = Communicator::world(engine, ranks.into()).unwrap();
+                let verdict = nas::run::<K>(class, &world, &RealTime).await.unwrap();
                 world.finalize().await;
                 place.lock().unwrap().insert(rank, verdict);
             };
@@ -154,8 +151,7 @@ fn a_kernel_goes_on_from_what_was_saved() {
     let ends = network(2, MemoryConfig::default()).into_iter().map(|carrier| {
         std::thread::spawn(move || {
             let engine = Engine::new(carrier, Config::default());
-            let (process, scope) = Process::new(engine, 2).unwrap();
-            let world = Communicator::world(process, scope);
+            let world = Communicator::world(engine, 2).unwrap();
             let task = async {
                 let mut kernel = Cg::begin(Class::S, world.rank().0, 2).unwrap();
                 while !kernel.step(&world, &RealTime).await.unwrap() {

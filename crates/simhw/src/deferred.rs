@@ -6,27 +6,24 @@ use std::ops::{Deref, DerefMut};
 use std::sync::MutexGuard;
 use std::task::Waker;
 
-/// The wakers that one thread has yet to wake.
-struct Due {
-    /// NIC locks that the thread holds.
-    held: Cell<u32>,
-    wakers: RefCell<Vec<Waker>>,
-}
-
 thread_local! {
-    static DUE: Due = const { Due { held: Cell::new(0), wakers: RefCell::new(Vec::new()) } };
+    /// NIC locks that the thread holds.
+    static HELD: Cell<u32> = const { Cell::new(0) };
+    /// True if `DUE` has wakers. Reading this is cheaper: it has no destructor.
+    static IS_DUE: Cell<bool> = const { Cell::new(false) };
+    /// The wakers that the thread has yet to wake.
+    static DUE: RefCell<Vec<Waker>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Wakes `waker` at once, or after this thread has released its NIC lock.
 pub(crate) fn wake(waker: Option<Waker>) {
     let Some(waker) = waker else { return };
     let mut waker = Some(waker);
-    // This fails only while the thread exits; it holds no lock then.
-    let _ = DUE.try_with(|due| {
-        if due.held.get() > 0 {
-            due.wakers.borrow_mut().extend(waker.take());
-        }
-    });
+    if HELD.get() > 0 {
+        // This fails only while the thread exits; it holds no lock then.
+        let _ = DUE.try_with(|due| due.borrow_mut().extend(waker.take()));
+        IS_DUE.set(waker.is_none());
+    }
     waker.into_iter().for_each(Waker::wake);
 }
 
@@ -75,7 +72,7 @@ struct Deferral;
 impl Deferral {
     #[inline]
     fn begin() -> Self {
-        let _ = DUE.try_with(|due| due.held.set(due.held.get() + 1));
+        HELD.set(HELD.get() + 1);
         Self
     }
 }
@@ -83,11 +80,15 @@ impl Deferral {
 impl Drop for Deferral {
     #[inline]
     fn drop(&mut self) {
-        let wakers = DUE.try_with(|due| {
-            due.held.set(due.held.get().saturating_sub(1));
-            let is_last = due.held.get() == 0 && !due.wakers.borrow().is_empty();
-            if is_last { std::mem::take(&mut *due.wakers.borrow_mut()) } else { Vec::new() }
-        });
-        wakers.into_iter().flatten().for_each(Waker::wake);
+        HELD.set(HELD.get() - 1);
+        if HELD.get() == 0 && IS_DUE.replace(false) {
+            wake_due();
+        }
     }
+}
+
+#[cold]
+fn wake_due() {
+    let wakers = DUE.try_with(RefCell::take);
+    wakers.into_iter().flatten().for_each(Waker::wake);
 }

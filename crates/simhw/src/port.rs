@@ -288,7 +288,8 @@ impl Port {
         Ok(Some(Region { memory, whole, options, shared, file: Some(Arc::new(file)) }))
     }
 
-    /// Puts a command into the submission ring; the NIC takes it after [`Port::ring`].
+    /// Puts a command into the submission ring. The NIC takes it after [`Port::ring`], or when a data frame for this
+    /// port arrives: receive buffers need no doorbell.
     ///
     /// # Errors
     /// [`PostError::QueueFull`] while as many commands as the port is deep are in flight; [`PostError::Closed`]

@@ -25,6 +25,7 @@ struct Place {
 
 impl Place {
     #[expect(clippy::cast_possible_truncation, reason = "below the depth, which is a usize")]
+    #[inline]
     fn slot(&self, number: u64) -> &Line {
         let index = (number & (self.depth - 1)) as usize;
         self.segment.line(self.offset + LINE + index * LINE)
@@ -98,6 +99,7 @@ impl Producer {
     }
 
     /// Publishes all staged entries, the oldest last: the consumer sees all of them or none.
+    #[inline]
     pub(crate) fn publish(&mut self) {
         for number in (self.published..self.staged).rev() {
             self.place.slot(number)[0].store(number + 1, Ordering::Release);
@@ -110,11 +112,13 @@ impl Producer {
         self.staged = self.published;
     }
 
-    /// Publishes one entry. `Err` if there is no free slot.
+    /// Publishes one entry; nothing else may be staged. `Err` if there is no free slot.
     #[inline]
     pub(crate) fn push(&mut self, entry: &Entry) -> Result<(), ()> {
+        debug_assert_eq!(self.staged, self.published, "nothing is staged");
         self.stage(entry)?;
-        self.publish();
+        self.place.slot(self.published)[0].store(self.staged, Ordering::Release);
+        self.published = self.staged;
         Ok(())
     }
 }

@@ -1,13 +1,13 @@
 //! Messages with MPI's matching rules, over any carrier of packets.
 //!
-//! Two layers, as in LAM/MPI: the upper one knows modes, communicators and collectives. The lower one moves
-//! requests forward, behind a trait with LAM's eight functions.
+//! Two layers, as in LAM/MPI: the upper one knows modes, communicators and collectives. The lower one, the
+//! engine, moves requests forward, behind LAM's eight functions.
 //!
 //! - [`communicator`]: start here: messages as futures; [`process`]: the same, polled; [`group`]: ranks and
 //!   contexts
 //! - [`collective`]: operations of all processes together; [`typed`], [`layout`]: values, plain data, strides
-//! - [`transport`], [`request`]: the interface between the layers
-//! - [`engine`]: a lower layer over any [`carrier`]; [`memory`]: a carrier within one process
+//! - [`engine`]: the engine, over any [`carrier`]; [`request`], [`transport`]: what its functions take and return
+//! - [`memory`]: a carrier within one process
 //! - [`envelope`], [`matching`]: the header that precedes a message, and which receive the message matches
 //! - [`explain`]: why no request makes progress
 //!
@@ -16,11 +16,11 @@
 //! use midplane_via::message::engine::{Config, Engine};
 //! use midplane_via::message::envelope::Tag;
 //! use midplane_via::message::group::Rank;
-//! use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
-//! use midplane_via::message::process::{MessageError, Process};
+//! use midplane_via::message::memory::{MemoryConfig, network};
+//! use midplane_via::message::process::MessageError;
 //!
 //! /// Passes a number round all ranks; each adds its own.
-//! async fn round(world: Communicator<Engine<MemoryCarrier>>) -> Result<u32, MessageError> {
+//! async fn round(world: Communicator) -> Result<u32, MessageError> {
 //!     let (own, last) = (world.rank(), Rank(world.size() - 1));
 //!     let mut sum = own.0;
 //!     if own != Rank(0) {
@@ -35,8 +35,7 @@
 //! let ranks = network(3, MemoryConfig::default()).into_iter().map(|carrier| {
 //!     std::thread::spawn(move || {
 //!         let engine = Engine::new(carrier, Config::default());
-//!         let (process, scope) = Process::new(engine, 3).expect("there are three");
-//!         let world = Communicator::world(process, scope);
+//!         let world = Communicator::world(engine, 3).expect("there are three");
 //!         world.block_on(round(world.clone()))
 //!     })
 //! });

@@ -11,10 +11,9 @@ use midplane_via::message::communicator::{Communicator, block_on};
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
-use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
-use midplane_via::message::process::Process;
+use midplane_via::message::memory::{MemoryConfig, network};
 
-type World = Communicator<Engine<MemoryCarrier>>;
+type World = Communicator;
 type Step<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 const RANKS: u32 = 3;
@@ -24,8 +23,7 @@ fn on_each_rank(program: impl Fn(&World) + Clone + Send + 'static) {
         let program = program.clone();
         std::thread::spawn(move || {
             let engine = Engine::new(carrier, Config::default());
-            let (process, scope) = Process::new(engine, RANKS).expect("all ranks are there");
-            program(&Communicator::world(process, scope));
+            program(&Communicator::world(engine, RANKS).expect("all ranks are there"));
         })
     });
     for rank in ranks.collect::<Vec<_>>() {

@@ -20,7 +20,6 @@ use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
-use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use tokio::runtime::Runtime;
 use tokio::sync::Barrier;
@@ -30,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Orders of dropping over each fabric.
 const ORDERS: u64 = 200;
 
-type World = Communicator<Engine<RdmaCarrier>>;
+type World = Communicator;
 
 fn unit() -> Unit {
     // Longer than a busy machine lets a process stand still.
@@ -46,8 +45,7 @@ async fn join(host: &impl Host) -> World {
     let own = Peer(host.node().0.into());
     let nodes = [NodeId(0), NodeId(1)];
     let carrier = RdmaCarrier::open(host, own, &nodes, RdmaConfig::default()).await.unwrap();
-    let (process, scope) = Process::new(Engine::new(carrier, Config::default()), 2).unwrap();
-    Communicator::world(process, scope)
+    Communicator::world(Engine::new(carrier, Config::default()), 2).unwrap()
 }
 
 /// Some messages, after which something may still be under way, and a task may wait.

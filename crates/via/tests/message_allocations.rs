@@ -6,7 +6,7 @@ use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::MemoryConfig;
 use midplane_via::message::request::{Load, Mode, Operation};
-use midplane_via::message::transport::{Transport, Wait};
+use midplane_via::message::transport::Wait;
 
 /// One message from 0 to 1; it comes before its receive if `early`.
 fn pass(pair: &mut [Process], bytes: &[u8], storage: Vec<u8>, mode: Mode, early: bool) -> Vec<u8> {

@@ -1,5 +1,7 @@
 //! What a peer can make an engine keep is bounded, whatever it sends and however little it takes.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 
 use crate::engines::{cluster, message, send, settle};
@@ -9,7 +11,7 @@ use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 use midplane_via::message::memory::MemoryConfig;
 use midplane_via::message::request::Mode;
-use midplane_via::message::transport::{InitError, Transport, Wait};
+use midplane_via::message::transport::{InitError, Wait};
 
 const WINDOW: usize = 64 * 1024;
 const PACKETS: u32 = 100_000;
@@ -17,7 +19,7 @@ const PACKETS: u32 = 100_000;
 /// A peer that sends what `make` makes of the number of each packet.
 struct Flood<M> {
     make: M,
-    next: u32,
+    next: Arc<AtomicU32>,
     bytes: Vec<u8>,
     /// It takes what it is sent, credit above all.
     takes: bool,
@@ -37,11 +39,12 @@ impl<M: FnMut(u32) -> (Envelope, usize) + Send> Carrier for Flood<M> {
         if self.takes { Ok(()) } else { Err(Refusal::Full) }
     }
     fn poll(&mut self) -> Option<Event<'_>> {
-        if self.next == PACKETS {
+        let next = self.next.load(Ordering::Relaxed);
+        if next == PACKETS {
             return None;
         }
-        let (envelope, length) = (self.make)(self.next);
-        self.next += 1;
+        let (envelope, length) = (self.make)(next);
+        self.next.store(next + 1, Ordering::Relaxed);
         let payload = Payload::from(&self.bytes[..length]);
         Some(Event::Packet { from: Peer(1), envelope, payload })
     }
@@ -67,13 +70,14 @@ fn packet(kind: Kind, number: u32) -> Envelope {
 
 /// The most bytes that an engine keeps while it is flooded; whether it still listens afterwards.
 #[track_caller]
-fn flood(takes: bool, make: impl FnMut(u32) -> (Envelope, usize) + Send) -> bool {
-    let flood = Flood { make, next: 0, bytes: vec![7; 4096], takes };
+fn flood(takes: bool, make: impl FnMut(u32) -> (Envelope, usize) + Send + 'static) -> bool {
+    let next = Arc::new(AtomicU32::new(0));
+    let flood = Flood { make, next: Arc::clone(&next), bytes: vec![7; 4096], takes };
     let mut engine = Engine::new(flood, Config::default().window(WINDOW));
     engine.init().unwrap();
     engine.add_processes(&[Peer(1)]).unwrap();
     let counts = allocation_counter::measure(|| {
-        while engine.carrier().next < PACKETS {
+        while next.load(Ordering::Relaxed) < PACKETS {
             engine.advance(Wait::Not);
         }
     });
@@ -102,7 +106,7 @@ fn hints_leave_nothing_behind() {
 #[test]
 fn messages_are_kept_up_to_the_window() {
     for length in [0, 1, 100, 4096] {
-        let eager = |number| {
+        let eager = move |number| {
             let envelope = packet(Kind::Eager, number);
             (Envelope { length: length as u32, ..envelope }, length)
         };
@@ -125,7 +129,7 @@ fn credit_that_a_peer_does_not_take_is_kept_once() {
 #[test]
 fn answers_that_nobody_awaits_end_their_sender() {
     for kind in [Kind::Cts, Kind::Acknowledge, Kind::Withdrawn, Kind::Sought, Kind::Settle] {
-        assert!(!flood(false, |number| (packet(kind, number), 0)), "{kind:?}");
+        assert!(!flood(false, move |number| (packet(kind, number), 0)), "{kind:?}");
     }
 }
 
@@ -159,5 +163,5 @@ fn notices_of_collective_operations_that_were_left_are_kept_up_to_a_bound_and_ta
         from: 0,
         ..packet(Kind::Eager, number)
     };
-    assert!(flood(true, |number| (notice(number), 0)), "it follows the protocol");
+    assert!(flood(true, move |number| (notice(number), 0)), "it follows the protocol");
 }

@@ -7,7 +7,7 @@ use midplane_via::message::engine::{Config, Engine, WhenFull};
 use midplane_via::message::envelope::Peer;
 use midplane_via::message::memory::{MemoryConfig, network};
 use midplane_via::message::request::{Failure, Mode, State};
-use midplane_via::message::transport::{Transport, Wait};
+use midplane_via::message::transport::Wait;
 
 #[test]
 fn a_full_window_announces_waits_or_refuses() {

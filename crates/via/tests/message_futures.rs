@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use crate::scenarios::harness::{Lower, turns, world};
+use crate::scenarios::harness::{turns, world};
 use crate::scenarios::{ANY, ANY_TAG, rank, room, tag, text};
 use midplane_simhw::frame::Frame;
 use midplane_simhw::hardware::{Firmware, Hardware};
@@ -23,7 +23,7 @@ use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Envelope, Peer};
 use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
-use midplane_via::message::process::{MessageError, Process};
+use midplane_via::message::process::MessageError;
 use midplane_via::message::request::Mode;
 use midplane_via::message::transport::InitError;
 
@@ -76,12 +76,7 @@ fn a_receive_that_is_dropped_at_any_poll_loses_nothing() {
     }
 }
 
-async fn drop_receives(
-    world: Communicator<Lower>,
-    length: usize,
-    probe: bool,
-    dropped: Arc<AtomicU32>,
-) {
+async fn drop_receives(world: Communicator, length: usize, probe: bool, dropped: Arc<AtomicU32>) {
     if world.rank() == rank(0) {
         for n in 0..10 {
             world.send(rank(1), tag(1), text(n, length)).await.unwrap();
@@ -109,7 +104,7 @@ async fn drop_receives(
     }
     assert!(world.iprobe(ANY, ANY_TAG).unwrap().is_none());
     world.send(rank(0), tag(2), vec![]).await.unwrap();
-    let unexpected = world.with(|process| process.lower().unexpected_bytes());
+    let unexpected = world.with(|process| process.engine().unexpected_bytes());
     assert_eq!(unexpected, 0, "windows are conserved");
 }
 
@@ -123,7 +118,7 @@ fn a_send_that_is_dropped_is_sent_or_not_as_it_was_polled_or_not() {
     }
 }
 
-async fn drop_sends(world: Communicator<Lower>, length: usize) {
+async fn drop_sends(world: Communicator, length: usize) {
     if world.rank() == rank(0) {
         for polls in 0..4 {
             let send = world.send_as(Mode::Synchronous, rank(1), tag(1), text(polls, length));
@@ -143,7 +138,7 @@ async fn drop_sends(world: Communicator<Lower>, length: usize) {
 #[test]
 fn a_dropped_collective_abandons_its_communicator_only() {
     let views = world(2, MemoryConfig::default(), Config::default());
-    let program = |world: Communicator<Lower>| async move {
+    let program = |world: Communicator| async move {
         let other = world.duplicate().await.unwrap();
         if world.rank() == rank(0) {
             assert!(at_most(1, world.barrier()).await.is_none());
@@ -157,7 +152,7 @@ fn a_dropped_collective_abandons_its_communicator_only() {
 }
 
 /// What both of the following run.
-async fn exchange(world: Communicator<Lower>) -> Outcome {
+async fn exchange(world: Communicator) -> Outcome {
     let size = world.size();
     let own = world.rank().0;
     for n in 0..20 {
@@ -331,8 +326,7 @@ fn while_others_can_run_nobody_waits_for_the_carrier() {
     let ends = network(2, MemoryConfig::default()).into_iter();
     let mut sides = ends.map(|end| {
         let engine = Engine::new(Counting(end, Arc::clone(&waits)), Config::default());
-        let (process, scope) = Process::new(engine, 2).unwrap();
-        Communicator::world(process, scope)
+        Communicator::world(engine, 2).unwrap()
     });
     let (here, there) = (sides.next().unwrap(), sides.next().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -411,8 +405,7 @@ fn a_program_that_only_sends_hears_that_its_peer_has_returned() {
     let ends = network(2, MemoryConfig::default()).into_iter();
     let mut sides = ends.map(|end| {
         let engine = Engine::new(Unreported(end, Arc::clone(&reports)), Config::default());
-        let (process, scope) = Process::new(engine, 2).unwrap();
-        Communicator::world(process, scope)
+        Communicator::world(engine, 2).unwrap()
     });
     let (here, there) = (sides.next().unwrap(), sides.next().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

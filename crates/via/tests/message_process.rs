@@ -5,12 +5,12 @@ use std::thread;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::{CommHandle, Rank};
-use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
+use midplane_via::message::memory::{MemoryConfig, network};
 use midplane_via::message::process::{Found, MessageError, Parker, Process};
 use midplane_via::message::request::{Failure, Load, Mode, Request};
 use midplane_via::message::transport::Claim;
 
-type Own = Process<Engine<MemoryCarrier>>;
+type Own = Process;
 
 const A: Rank = Rank(0);
 const B: Rank = Rank(1);

@@ -13,7 +13,7 @@ use midplane_via::message::envelope::Context;
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::MemoryConfig;
 use midplane_via::message::request::{Mode, Request};
-use midplane_via::message::transport::{Claim, Transport, Wait};
+use midplane_via::message::transport::{Claim, Wait};
 
 const ANYTHING: Pattern = Pattern { context: Context(0), source: None, tag: None };
 

@@ -13,18 +13,16 @@ use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
-use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-type World = Communicator<Engine<RdmaCarrier>>;
+type World = Communicator;
 
 async fn join(host: LiveHost, config: RdmaConfig) -> World {
     use midplane_simhw::host::Host as _;
     let own = Peer(host.node().0.into());
     let carrier = RdmaCarrier::open(&host, own, &[NodeId(0), NodeId(1)], config).await.unwrap();
-    let (process, scope) = Process::new(Engine::new(carrier, Config::default()), 2).unwrap();
-    Communicator::world(process, scope)
+    Communicator::world(Engine::new(carrier, Config::default()), 2).unwrap()
 }
 
 /// Runs both ranks on a runtime with two threads. A wake-up that is lost ends in the time limit.

@@ -23,7 +23,6 @@ use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
-use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 
 /// What a child is told to do: the fabric, its rank, and where the fabric is.
@@ -162,8 +161,7 @@ async fn over(host: &impl Host) {
 /// Rank 0 asks, rank 1 answers, for ever; each says when that begins and why it ends.
 async fn talk<C: Carrier + 'static>(carrier: C) {
     say("started");
-    let (process, scope) = Process::new(Engine::new(carrier, Config::default()), 2).unwrap();
-    let world = Communicator::world(process, scope);
+    let world = Communicator::world(Engine::new(carrier, Config::default()), 2).unwrap();
     let other = Rank(1 - world.rank().0);
     let mut talks = false;
     loop {

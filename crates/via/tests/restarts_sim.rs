@@ -23,11 +23,11 @@ use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
-use midplane_via::message::process::{MessageError, Process};
+use midplane_via::message::process::MessageError;
 use midplane_via::message::request::Failure;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 
-type World = Communicator<Engine<RdmaCarrier>>;
+type World = Communicator;
 
 /// How soon a process that returns is talked to.
 const SOON: Duration = Duration::from_secs(1);
@@ -48,8 +48,7 @@ async fn join(host: &SimHost, nodes: u16) -> World {
     let own = Peer(host.node().0.into());
     let carrier = RdmaCarrier::open(host, own, &all, RdmaConfig::default()).await.unwrap();
     let engine = Engine::new(carrier, Config::default());
-    let (process, scope) = Process::new(engine, nodes.into()).unwrap();
-    Communicator::world(process, scope)
+    Communicator::world(engine, nodes.into()).unwrap()
 }
 
 /// Who has talked with whom, and when.

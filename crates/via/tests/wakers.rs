@@ -12,20 +12,16 @@ use midplane_via::message::communicator::{Communicator, Pending};
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
-use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
-use midplane_via::message::process::Process;
+use midplane_via::message::memory::{MemoryConfig, network};
 
-type Lower = Engine<MemoryCarrier>;
-type World = Communicator<Lower>;
+type World = Communicator;
 
 const TAG: Tag = Tag(1);
 
 fn worlds() -> Vec<World> {
     let carriers = network(2, MemoryConfig::default()).into_iter();
-    let worlds = carriers.map(|carrier| {
-        let (process, scope) = Process::new(Engine::new(carrier, Config::default()), 2).unwrap();
-        Communicator::world(process, scope)
-    });
+    let worlds = carriers
+        .map(|carrier| Communicator::world(Engine::new(carrier, Config::default()), 2).unwrap());
     worlds.collect()
 }
 
@@ -44,7 +40,7 @@ fn ends(work: impl FnOnce() + Send + 'static) {
 /// as soon as it is woken.
 struct Task {
     world: World,
-    owned: Mutex<Option<Pending<Lower>>>,
+    owned: Mutex<Option<Pending>>,
     woken: Arc<AtomicUsize>,
 }
 

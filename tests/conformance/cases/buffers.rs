@@ -31,6 +31,27 @@ pub(crate) async fn buffers_are_taken_in_the_order_of_their_posts<H: Host>(site:
     }
 }
 
+pub(crate) async fn buffers_need_no_doorbell<H: Host>(site: Site<H>) {
+    let (mut port, ports) = open_all(&site).await;
+    if site.is(0) {
+        let region = port.register(16).unwrap();
+        for slot in 0..2 {
+            port.post(&receive(region.range(slot * 8, 8).unwrap(), slot as u64)).unwrap();
+        }
+        site.meet().await;
+        for slot in 0..2 {
+            assert_eq!(next(&mut port).await.cookie, slot);
+        }
+        return;
+    }
+    site.meet().await;
+    for _ in 0..2 {
+        if site.is(1) {
+            send_to_centre(&mut port, ports[0], &[1]).await;
+        }
+    }
+}
+
 pub(crate) async fn a_message_too_long_is_cut_and_the_next_is_not<H: Host>(site: Site<H>) {
     let (mut port, ports) = open_all(&site).await;
     let (long, fitting) = (pattern(1, 3_000), pattern(2, 2_000));

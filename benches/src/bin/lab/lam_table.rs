@@ -21,7 +21,6 @@ use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Peer, Tag};
 use midplane::via::message::group::Rank;
-use midplane::via::message::process::Process;
 use midplane::via::message::request::Mode;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
@@ -149,7 +148,7 @@ fn messages_us(machine: &Machine, nodes: [NodeId; 2], bytes: usize) -> Result<f6
 /// A process with our messages.
 struct Side {
     host: SimHost,
-    all: Communicator<Engine<RdmaCarrier>>,
+    all: Communicator,
     peer: Rank,
     is_local: bool,
     message: Vec<u8>,
@@ -169,8 +168,8 @@ impl Side {
         let config = area.reliability(Reliability::Unreliable);
         let carrier = RdmaCarrier::open(&host, Peer(own), &nodes, config).await.map_err(text)?;
         let config = Config::default().eager(LONGEST).window(4 * LONGEST);
-        let (process, scope) = Process::new(Engine::new(carrier, config), 2).map_err(text)?;
-        let (all, peer) = (Communicator::world(process, scope), Rank(1 - own));
+        let (all, peer) =
+            (Communicator::world(Engine::new(carrier, config), 2).map_err(text)?, Rank(1 - own));
         Ok(Self { host, all, peer, is_local: nodes[0] == nodes[1], message: vec![7; bytes] })
     }
 

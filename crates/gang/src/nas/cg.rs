@@ -8,7 +8,6 @@ use midplane_via::message::communicator::Communicator;
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::transport::Transport;
 use midplane_via::message::typed::{from_bytes, to_bytes};
 use serde::{Deserialize, Serialize};
 
@@ -202,13 +201,9 @@ impl Cg {
     }
 
     /// Sums over a row of the grid. The result is bit-identical on all its ranks.
-    async fn row_sum<P: Transport>(
-        &self,
-        world: &Communicator<P>,
-        values: &mut [f64],
-    ) -> Result<(), MessageError>
+    async fn row_sum(&self, world: &Communicator, values: &mut [f64]) -> Result<(), MessageError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let mut bit = 1;
         while bit < self.grid.columns {
@@ -221,14 +216,9 @@ impl Cg {
         Ok(())
     }
 
-    async fn dot<P: Transport>(
-        &self,
-        world: &Communicator<P>,
-        a: &[f64],
-        b: &[f64],
-    ) -> Result<f64, MessageError>
+    async fn dot(&self, world: &Communicator, a: &[f64], b: &[f64]) -> Result<f64, MessageError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let mut sum = [a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>()];
         self.row_sum(world, &mut sum).await?;
@@ -236,14 +226,14 @@ impl Cg {
     }
 
     /// Multiplies the matrix by a vector; argument and result are divided by columns.
-    async fn product<P: Transport>(
+    async fn product(
         &self,
-        world: &Communicator<P>,
+        world: &Communicator,
         pace: &impl Pace,
         x: &[f64],
     ) -> Result<Vec<f64>, MessageError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let mut rows = vec![0.0; self.block.starts.len() - 1];
         self.block.multiply(x, &mut rows);
@@ -263,13 +253,13 @@ impl Cg {
     }
 
     /// Solves A z = x by 25 steps of conjugate gradients; returns z and the norm of the residual.
-    async fn solve<P: Transport>(
+    async fn solve(
         &self,
-        world: &Communicator<P>,
+        world: &Communicator,
         pace: &impl Pace,
     ) -> Result<(Vec<f64>, f64), MessageError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let x = &self.state.x;
         let mut z = vec![0.0; x.len()];
@@ -297,13 +287,13 @@ impl Cg {
     }
 }
 
-async fn exchange<P: Transport>(
-    world: &Communicator<P>,
+async fn exchange(
+    world: &Communicator,
     with: Rank,
     values: &[f64],
 ) -> Result<Vec<f64>, MessageError>
 where
-    Communicator<P>: Send + Sync,
+    Communicator: Send + Sync,
 {
     let receive = world.ireceive(with, EXCHANGE)?;
     world.send(with, EXCHANGE, to_bytes(values)).await?;
@@ -319,13 +309,9 @@ impl Kernel for Cg {
         Self::with(State { class, rank, ranks, step: 0, zeta: 0.0, residual: 0.0, x })
     }
 
-    async fn step<P: Transport>(
-        &mut self,
-        world: &Communicator<P>,
-        pace: &impl Pace,
-    ) -> Result<bool, KernelError>
+    async fn step(&mut self, world: &Communicator, pace: &impl Pace) -> Result<bool, KernelError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let (z, residual) = self.solve(world, pace).await?;
         let product = self.dot(world, &self.state.x, &z).await?;

@@ -2,7 +2,6 @@
 
 use midplane_simhw::wire;
 use midplane_via::message::communicator::Communicator;
-use midplane_via::message::transport::Transport;
 use serde::{Deserialize, Serialize};
 
 use super::random::Stream;
@@ -95,13 +94,9 @@ impl Kernel for Ep {
         Ok(Self { class, rank, ranks, next, sums, annuli, done: false })
     }
 
-    async fn step<P: Transport>(
-        &mut self,
-        world: &Communicator<P>,
-        pace: &impl Pace,
-    ) -> Result<bool, KernelError>
+    async fn step(&mut self, world: &Communicator, pace: &impl Pace) -> Result<bool, KernelError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         for _ in 0..BLOCKS_A_STEP {
             if self.next < Self::blocks(self.class) {

@@ -6,7 +6,6 @@
 use midplane_simhw::wire;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::transport::Transport;
 use midplane_via::message::typed::{from_bytes, to_bytes};
 use serde::{Deserialize, Serialize};
 
@@ -181,13 +180,13 @@ impl Ft {
     }
 
     /// Sends block r to rank r, and returns the blocks received, by rank.
-    async fn exchange<P: Transport>(
+    async fn exchange(
         &self,
-        world: &Communicator<P>,
+        world: &Communicator,
         blocks: Vec<Vec<Complex>>,
     ) -> Result<Vec<Vec<Complex>>, MessageError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let blocks = blocks.iter().map(|block| to_bytes(block)).collect();
         let received = world.all_to_all(blocks).await?;
@@ -195,13 +194,13 @@ impl Ft {
     }
 
     /// Exchanges planes of equal z for planes of equal y: `[z][y][x]` to `[y][x][z]`.
-    async fn to_y<P: Transport>(
+    async fn to_y(
         &self,
-        world: &Communicator<P>,
+        world: &Communicator,
         data: &[Complex],
     ) -> Result<Vec<Complex>, MessageError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let [nx, ny, nz] = dimensions(self.state.class);
         let ranks = self.state.ranks as usize;
@@ -226,13 +225,13 @@ impl Ft {
     }
 
     /// Exchanges planes of equal y for planes of equal z: `[y][x][z]` to `[z][y][x]`.
-    async fn to_z<P: Transport>(
+    async fn to_z(
         &self,
-        world: &Communicator<P>,
+        world: &Communicator,
         data: &[Complex],
     ) -> Result<Vec<Complex>, MessageError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let [nx, ny, nz] = dimensions(self.state.class);
         let ranks = self.state.ranks as usize;
@@ -262,13 +261,13 @@ impl Ft {
     }
 
     /// Returns the initial field, transformed.
-    async fn begin_field<P: Transport>(
+    async fn begin_field(
         &self,
-        world: &Communicator<P>,
+        world: &Communicator,
         pace: &impl Pace,
     ) -> Result<Vec<Complex>, MessageError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let [nx, ny, nz] = dimensions(self.state.class);
         let own_z = nz / self.state.ranks as usize;
@@ -328,13 +327,9 @@ impl Kernel for Ft {
         Self::with(State { class, rank, ranks, sums: Vec::new(), field: Vec::new() })
     }
 
-    async fn step<P: Transport>(
-        &mut self,
-        world: &Communicator<P>,
-        pace: &impl Pace,
-    ) -> Result<bool, KernelError>
+    async fn step(&mut self, world: &Communicator, pace: &impl Pace) -> Result<bool, KernelError>
     where
-        Communicator<P>: Send + Sync,
+        Communicator: Send + Sync,
     {
         let [nx, ny, nz] = dimensions(self.state.class);
         if self.state.field.is_empty() {

@@ -7,7 +7,7 @@ use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, STOP_TIMEOUT, TIMERS};
 use crate::host::OpenError;
 use crate::id::PortId;
-use crate::port::{Bell, Port, PortNumbers, PortOptions, port};
+use crate::port::{Bell, NicPort, Port, PortNumbers, PortOptions, port};
 use crate::region::Payload;
 use crate::time::Instant;
 
@@ -83,6 +83,14 @@ impl<F: Firmware, L: Link> Engine<F, L> {
             port.sync();
         }
         self.call(|firmware, nic| firmware.on_doorbell(nic, id));
+        if !self.nic.ports.at(id).is_some_and(NicPort::sync) {
+            self.leave(id);
+        }
+    }
+
+    /// Handles that the application of a port is gone: the port closes once its last command is taken.
+    #[cold]
+    fn leave(&mut self, id: PortId) {
         if !self.close(id) && self.nic.is_leaving(id) && !self.leaving.contains(&id) {
             self.leaving.push(id);
         }
@@ -119,7 +127,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
         match Header::parse(frame) {
             Ok((header, payload)) => {
                 let frame = Frame { header, payload: Payload::from(payload) };
-                self.call(|firmware, nic| firmware.on_frame(nic, frame));
+                self.nic.hand(&mut self.firmware, frame);
             }
             Err(_) => self.nic.counters.drops.add(DropCause::Malformed),
         }

@@ -10,8 +10,8 @@ use super::inbound::Inbound;
 use super::link::Link;
 use super::staged::{Staged, Stored};
 use super::turn_time::TurnTime;
-use crate::frame::{HEADER_BYTES, Header};
-use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
+use crate::frame::{Frame, HEADER_BYTES, Header};
+use crate::hardware::{Dma, DmaRefused, Firmware, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion, NicPort, Ports};
 use crate::region::{Access, Payload, RegionError, RegionRef};
@@ -98,6 +98,18 @@ impl<L: Link> Nic<L> {
     pub(crate) fn end_turn(&mut self) {
         self.abort();
         self.link.end_frame();
+    }
+
+    /// Hands the firmware a received frame. It takes the commands first that the frame's port has posted without a
+    /// doorbell, such as the frame's buffer.
+    #[inline]
+    pub(crate) fn hand(&mut self, firmware: &mut impl Firmware, frame: Frame<'_>) {
+        if self.ports.has_posted(&frame.header) {
+            firmware.on_doorbell(self, frame.header.port);
+            self.abort();
+        }
+        firmware.on_frame(self, frame);
+        self.end_turn();
     }
 
     pub(super) fn open_port(&mut self, id: PortId, port: NicPort) {
@@ -334,11 +346,17 @@ impl<L: Link> Hardware for Nic<L> {
         }
         // Frames leave with the bytes that were there before this turn's writes.
         L::gather(self);
-        self.commit_writes();
-        self.commit_copies();
+        if !self.staged.writes.is_empty() {
+            self.commit_writes();
+        }
+        if !self.staged.copies.is_empty() {
+            self.commit_copies();
+        }
         // A peer that sees a frame finds the memory written.
         L::publish(self);
-        self.looped.extend(self.staged.looped.drain(..));
+        if !self.staged.looped.is_empty() {
+            self.looped.extend(self.staged.looped.drain(..));
+        }
         self.publish_completions();
         if let Some(timers) = self.staged.timers.take() {
             self.timers = timers;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::far::FarEnd;
 use super::shared::{PortShared, Registration};
 use super::{Command, Completion};
+use crate::frame::{Header, Kind};
 use crate::id::PortId;
 use crate::region::{Access, Payload, RegionError, RegionRef, RegionTable};
 use crate::ring::{Consumer, Producer};
@@ -227,6 +228,12 @@ impl Ports {
     pub(crate) fn is_closing(&self, id: PortId) -> bool {
         let port = self.0.get(id.index()).and_then(Option::as_ref);
         port.is_some_and(|port| port.backend.is_closing())
+    }
+
+    /// Returns whether the port that a data frame is for has commands that the firmware has yet to take.
+    #[inline]
+    pub(crate) fn has_posted(&mut self, header: &Header) -> bool {
+        header.kind == Kind::Data && self.at(header.port).is_some_and(|port| port.has_command())
     }
 
     /// Wakes all applications that wait for a completion.

@@ -230,8 +230,7 @@ fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: 
         nic.counters.frames_received += 1;
         nic.counters.bytes_received += header.frame_bytes() as u64;
         nic.link.begin_frame(from, extent);
-        firmware.on_frame(nic, Frame { header, payload: receiver.payload(extent) });
-        nic.end_turn();
+        nic.hand(firmware, Frame { header, payload: receiver.payload(extent) });
     }
     receiver.give_back(extent.length);
 }

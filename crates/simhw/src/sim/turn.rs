@@ -148,6 +148,11 @@ fn call<F: Firmware>(
             }
         }
         Work::Frame(_) => {
+            // The frame's buffer may be posted without a doorbell.
+            if hw.nic.ports.has_posted(&current.header) {
+                firmware.on_doorbell(hw, current.header.port);
+                hw.abort();
+            }
             let payload = Payload::from(&current.payload[..]);
             firmware.on_frame(hw, Frame { header: current.header, payload });
         }

@@ -205,8 +205,7 @@ fn hand(
     nic.counters.frames_received += 1;
     nic.counters.bytes_received += bytes as u64;
     nic.link.begin_frame(memory);
-    firmware.on_frame(nic, frame);
-    nic.end_turn();
+    nic.hand(firmware, frame);
 }
 
 /// Joins a piece with those before it, and hands the frame to the firmware if it is whole.

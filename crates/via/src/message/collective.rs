@@ -25,22 +25,21 @@ use super::communicator::{Communicator, Pending, wait_all};
 use super::envelope::{LEFT, Tag};
 use super::group::Rank;
 use super::process::MessageError;
-use super::transport::Transport;
 
 pub use midplane_nicvm::collective::Operation;
 
 pub(super) use nics::Nics;
 
 /// One operation, from its call until its end.
-pub(super) struct Turn<'a, P: Transport> {
-    communicator: &'a Communicator<P>,
+pub(super) struct Turn<'a> {
+    communicator: &'a Communicator,
     tag: Tag,
     /// Its place in the queue for the NICs, until it leaves the queue; `None` if the hosts carry it out.
     place: Option<u32>,
     ended: bool,
 }
 
-impl<P: Transport> Drop for Turn<'_, P> {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.ended {
             if !self.communicator.abandoned.swap(true, Ordering::Relaxed) {
@@ -53,9 +52,9 @@ impl<P: Transport> Drop for Turn<'_, P> {
     }
 }
 
-impl<'a, P: Transport> Turn<'a, P> {
+impl<'a> Turn<'a> {
     /// Claims the operation's place in its communicator's order, before anything is polled.
-    pub(super) fn new(communicator: &'a Communicator<P>) -> Result<Self, MessageError> {
+    pub(super) fn new(communicator: &'a Communicator) -> Result<Self, MessageError> {
         if communicator.abandoned.load(Ordering::Relaxed) {
             return Err(MessageError::Abandoned);
         }
@@ -77,12 +76,12 @@ impl<'a, P: Transport> Turn<'a, P> {
         self.communicator.rank().0
     }
 
-    fn send(&self, to: u32, bytes: Bytes) -> Result<Pending<P>, MessageError> {
+    fn send(&self, to: u32, bytes: Bytes) -> Result<Pending, MessageError> {
         let context = self.communicator.handle().collective();
         self.communicator.isend_in(context, Rank(to), self.tag, bytes)
     }
 
-    fn receive(&self, from: u32) -> Result<Pending<P>, MessageError> {
+    fn receive(&self, from: u32) -> Result<Pending, MessageError> {
         let context = self.communicator.handle().collective();
         self.communicator.ireceive_in(context, Rank(from), self.tag)
     }
@@ -139,12 +138,12 @@ impl<'a, P: Transport> Turn<'a, P> {
     }
 }
 
-async fn all<P: Transport>(pending: Vec<Pending<P>>) -> Result<Vec<Bytes>, MessageError> {
+async fn all(pending: Vec<Pending>) -> Result<Vec<Bytes>, MessageError> {
     let results = wait_all(pending).await.into_iter();
     results.map(|result| result.map(|received| received.bytes.into())).collect()
 }
 
-impl<P: Transport> Communicator<P> {
+impl Communicator {
     fn checked(&self, root: Rank) -> Result<u32, MessageError> {
         self.handle().group().peer(root)?;
         Ok(root.0)

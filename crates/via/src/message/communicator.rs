@@ -22,12 +22,13 @@ use bytes::Bytes;
 
 use super::bell::Deferred;
 use super::collective::Nics;
+use super::engine::Engine;
 use super::envelope::{Context, LEFT, Tag};
 use super::explain::Explanation;
 use super::group::{CommHandle, Rank};
 use super::process::{MessageError, Parker, Process};
 use super::request::{Failure, Load, Mode, Outcome, Request};
-use super::transport::{Transport, Wait};
+use super::transport::{InitError, Wait};
 use waiters::Waiters;
 
 pub use pending::{Pending, wait_all, wait_any, wait_some};
@@ -47,8 +48,8 @@ pub struct Received {
 
 /// The state that all communicators of a process share.
 #[derive(Debug)]
-struct Shared<P> {
-    process: Process<P>,
+struct Shared {
+    process: Process,
     waiters: Waiters,
     /// Consecutive requests that completed within the poll that asked for them.
     turns: u32,
@@ -56,14 +57,14 @@ struct Shared<P> {
     nics: Weak<Nics>,
 }
 
-impl<P: Transport> Shared<P> {
+impl Shared {
     /// Moves requests forward until `request` is done or no more can be done now; the carrier then wakes
     /// `waker`. A task whose request is done stops early: when it leaves, another waiter takes over the
     /// carrier's waker.
     fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
-        advance(process.lower_mut(), waiters.lead(place), request);
+        advance(process.engine_mut(), waiters.lead(place), request);
         self.wake_probes();
     }
 
@@ -71,18 +72,18 @@ impl<P: Transport> Shared<P> {
     fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
-        advance(process.lower_mut(), waiters.lead_kept(place), request);
+        advance(process.engine_mut(), waiters.lead_kept(place), request);
         self.wake_probes();
     }
 
     /// Moves requests forward as far as possible without waiting.
     fn poll_once(&mut self) {
-        self.process.lower_mut().advance(Wait::Not);
+        self.process.engine_mut().advance(Wait::Not);
         self.wake_probes();
     }
 
     fn moves(&mut self) -> u32 {
-        self.process.lower_mut().requests().moves()
+        self.process.engine_mut().requests().moves()
     }
 
     /// Wakes the probes, if anything has moved since they were last woken.
@@ -92,43 +93,43 @@ impl<P: Transport> Shared<P> {
     }
 }
 
-fn advance(lower: &mut impl Transport, waker: &Waker, request: Option<Request>) {
-    while lower.advance(Wait::Wake(waker)) > 0 {
-        if request.is_some_and(|request| lower.requests().peek(request).is_some()) {
+fn advance(engine: &mut Engine, waker: &Waker, request: Option<Request>) {
+    while engine.advance(Wait::Wake(waker)) > 0 {
+        if request.is_some_and(|request| engine.requests().peek(request).is_some()) {
             break;
         }
     }
 }
 
 /// The shared state, locked. Wakers to be woken or dropped meanwhile are woken or dropped after the unlock.
-struct Locked<'a, P: Transport> {
+struct Locked<'a> {
     /// `Some` until this is dropped.
-    shared: Option<MutexGuard<'a, Shared<P>>>,
+    shared: Option<MutexGuard<'a, Shared>>,
 }
 
-impl<P: Transport> Deref for Locked<'_, P> {
-    type Target = Shared<P>;
+impl Deref for Locked<'_> {
+    type Target = Shared;
 
     #[inline]
-    fn deref(&self) -> &Shared<P> {
+    fn deref(&self) -> &Shared {
         self.shared.as_ref().expect("the guard is taken only on drop")
     }
 }
 
-impl<P: Transport> DerefMut for Locked<'_, P> {
+impl DerefMut for Locked<'_> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Shared<P> {
+    fn deref_mut(&mut self) -> &mut Shared {
         self.shared.as_mut().expect("the guard is taken only on drop")
     }
 }
 
-impl<P: Transport> Drop for Locked<'_, P> {
+impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
         let Some(mut shared) = self.shared.take() else { return };
         let rung = shared.waiters.bell().release().then(|| Arc::clone(shared.waiters.bell()));
         let of_waiters = shared.waiters.deferred.take();
-        let of_requests = shared.process.lower_mut().requests().deferred.take();
+        let of_requests = shared.process.engine_mut().requests().deferred.take();
         drop(shared);
         [of_waiters, of_requests].into_iter().flatten().for_each(Deferred::run);
         if let Some(bell) = rung {
@@ -143,8 +144,8 @@ impl<P: Transport> Drop for Locked<'_, P> {
 /// If a send's future is dropped before its first poll, nothing is sent; if it is dropped later, the message is
 /// still sent. A dropped receive has received nothing: a message that it had matched returns to its place in
 /// the queue, unless it was truncated.
-pub struct Communicator<P> {
-    shared: Arc<Mutex<Shared<P>>>,
+pub struct Communicator {
+    shared: Arc<Mutex<Shared>>,
     scope: CommHandle,
     /// Number of the next collective operation.
     pub(super) turn: Arc<AtomicU32>,
@@ -156,7 +157,7 @@ pub struct Communicator<P> {
     pub(super) nics: Option<Arc<Nics>>,
 }
 
-impl<P> Clone for Communicator<P> {
+impl Clone for Communicator {
     fn clone(&self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
@@ -169,22 +170,25 @@ impl<P> Clone for Communicator<P> {
     }
 }
 
-impl<P> fmt::Debug for Communicator<P> {
+impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Communicator").field("scope", &self.scope).finish_non_exhaustive()
     }
 }
 
-impl<P: Transport> Communicator<P> {
-    /// Makes the communicator of all processes, from what [`Process::new`] returns.
-    #[must_use]
-    pub fn world(process: Process<P>, scope: CommHandle) -> Self {
+impl Communicator {
+    /// Makes the communicator of all `processes`, which are numbered from 0.
+    ///
+    /// # Errors
+    /// [`InitError::Unknown`] if the engine's carrier does not reach one of them.
+    pub fn world(engine: Engine, processes: u32) -> Result<Self, InitError> {
+        let (process, scope) = Process::new(engine, processes)?;
         let (waiters, nics) = (Waiters::default(), Weak::new());
         let shared = Shared { process, waiters, turns: 0, nics };
-        Self::of(Arc::new(Mutex::new(shared)), scope, 0)
+        Ok(Self::of(Arc::new(Mutex::new(shared)), scope, 0))
     }
 
-    fn of(shared: Arc<Mutex<Shared<P>>>, scope: CommHandle, losses: u32) -> Self {
+    fn of(shared: Arc<Mutex<Shared>>, scope: CommHandle, losses: u32) -> Self {
         Self { shared, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
     }
 
@@ -193,7 +197,7 @@ impl<P: Transport> Communicator<P> {
     /// unordered, and each tag has its own limit in the receiver's window.
     pub fn assert_no_any_tag(&self) {
         let context = self.scope.context();
-        self.with(|process| process.lower_mut().assert_no_any_tag(context));
+        self.with(|process| process.engine_mut().assert_no_any_tag(context));
     }
 
     /// Makes another communicator of the same process. Its members have been there since this one was made.
@@ -226,12 +230,12 @@ impl<P: Transport> Communicator<P> {
         &self.scope
     }
 
-    fn lock(&self) -> Locked<'_, P> {
+    fn lock(&self) -> Locked<'_> {
         lock(&self.shared)
     }
 
     /// Runs `work` on the process behind this communicator; other tasks wait for the lock meanwhile.
-    pub fn with<T>(&self, work: impl FnOnce(&mut Process<P>) -> T) -> T {
+    pub fn with<T>(&self, work: impl FnOnce(&mut Process) -> T) -> T {
         let mut shared = self.lock();
         let result = work(&mut shared.process);
         shared.wake_probes();
@@ -248,7 +252,7 @@ impl<P: Transport> Communicator<P> {
         to: Rank,
         tag: Tag,
         bytes: impl Into<Bytes>,
-    ) -> Result<Pending<P>, MessageError> {
+    ) -> Result<Pending, MessageError> {
         let load = Load::Bytes(bytes.into());
         let request = self.with(|process| process.isend(&self.scope, mode, to, tag, load))?;
         Ok(Pending::new(self.clone(), request, false))
@@ -262,7 +266,7 @@ impl<P: Transport> Communicator<P> {
         &self,
         source: impl Into<Option<Rank>>,
         tag: impl Into<Option<Tag>>,
-    ) -> Result<Pending<P>, MessageError> {
+    ) -> Result<Pending, MessageError> {
         self.ireceive_into(source, tag, Load::anything())
     }
 
@@ -275,7 +279,7 @@ impl<P: Transport> Communicator<P> {
         source: impl Into<Option<Rank>>,
         tag: impl Into<Option<Tag>>,
         room: Load<'_>,
-    ) -> Result<Pending<P>, MessageError> {
+    ) -> Result<Pending, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         let request = self.with(|process| process.ireceive(&self.scope, source, tag, room))?;
         Ok(Pending::new(self.clone(), request, true))
@@ -405,14 +409,14 @@ impl<P: Transport> Communicator<P> {
         block_on(future)
     }
 
-    /// Shuts the lower layer down once every message of this process has left. All communicators of the process
+    /// Shuts the engine down once every message of this process has left. All communicators of the process
     /// are then closed. Call it when no process will send to this one any more, as after a
     /// [`barrier`](Self::barrier).
     ///
     /// # Cancel safety
     /// If dropped, the next call continues the shutdown.
     pub async fn finalize(&self) {
-        self.watch(|process| match process.lower_mut().finalize() {
+        self.watch(|process| match process.engine_mut().finalize() {
             Poll::Ready(()) => Some(()),
             Poll::Pending => None,
         })
@@ -424,7 +428,7 @@ impl<P: Transport> Communicator<P> {
     }
 
     /// Wraps a request that was built by hand, in either context.
-    pub(super) fn adopt(&self, request: Request, receive: bool) -> Pending<P> {
+    pub(super) fn adopt(&self, request: Request, receive: bool) -> Pending {
         Pending::new(self.clone(), request, receive)
     }
 
@@ -434,7 +438,7 @@ impl<P: Transport> Communicator<P> {
         to: Rank,
         tag: Tag,
         bytes: Bytes,
-    ) -> Result<Pending<P>, MessageError> {
+    ) -> Result<Pending, MessageError> {
         let request = self.with(|process| {
             self.check_member(process, to)?;
             let request = process.build_send(&self.scope, context, Mode::Standard, to, tag)?;
@@ -448,7 +452,7 @@ impl<P: Transport> Communicator<P> {
         context: Context,
         source: Rank,
         tag: Tag,
-    ) -> Result<Pending<P>, MessageError> {
+    ) -> Result<Pending, MessageError> {
         let request = self.with(|process| {
             self.check_member(process, source)?;
             let request = process.build_receive(&self.scope, context, Some(source), Some(tag))?;
@@ -459,12 +463,12 @@ impl<P: Transport> Communicator<P> {
 
     /// Checks that a collective operation can include `rank`: the process must not have been lost since this
     /// communicator was made, and no process may have left an operation.
-    fn check_member(&self, process: &Process<P>, rank: Rank) -> Result<(), MessageError> {
+    fn check_member(&self, process: &Process, rank: Rank) -> Result<(), MessageError> {
         let peer = self.scope.group().peer(rank)?;
-        if process.lower().has_returned(peer, self.losses) {
+        if process.engine().has_returned(peer, self.losses) {
             return Err(Failure::PeerRestarted(peer).into());
         }
-        if process.lower().was_left(self.scope.collective()) {
+        if process.engine().was_left(self.scope.collective()) {
             return Err(Failure::Abandoned.into());
         }
         Ok(())
@@ -493,7 +497,7 @@ impl<P: Transport> Communicator<P> {
 
 /// Locks the shared state. A panic in a caller's closure ([`Communicator::with`]) happens between two calls of
 /// the process, so the state is consistent and poisoning is ignored.
-fn lock<P: Transport>(shared: &Mutex<Shared<P>>) -> Locked<'_, P> {
+fn lock(shared: &Mutex<Shared>) -> Locked<'_> {
     let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     shared.waiters.bell().hold();
     Locked { shared: Some(shared) }

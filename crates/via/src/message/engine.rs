@@ -1,4 +1,4 @@
-//! A lower layer over any carrier of packets: eager and announced (rendezvous) messages, windows, cancellation.
+//! An engine over any carrier of packets: eager and announced (rendezvous) messages, windows, cancellation.
 //!
 //! A message up to a certain size is sent whole (eagerly), with its envelope. A longer one is announced, and so
 //! is one for which the receiver's window for unexpected messages has no room. When the receive has matched,
@@ -10,10 +10,12 @@
 //! that have sent hints. So a message without a receive never blocks one that has a receive, however small the
 //! window.
 
+mod any_carrier;
 mod arrivals;
 mod config;
 mod departures;
 mod endings;
+mod entry_points;
 mod flows;
 mod hinted;
 mod peer;
@@ -24,20 +26,15 @@ mod seeks;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::task::Poll;
 
 use bytes::Bytes;
 use midplane_simhw::region::Payload;
 
 use super::carrier::{Carrier, Event};
-use super::envelope::{Context, Envelope, Peer, Tag};
-use super::explain::Explanation;
-use super::matching::{Key, Matching, Pattern, UnexpectedMessage};
-use super::request::{Failure, Load, Operation, Outcome, Request, Requests, State, Status};
-use super::transport::{
-    BuildError, Claim, InitError, Probe, StartError, Transport, TransportCaps, TryReceive, Wait,
-};
-use departures::Route;
+use super::envelope::{Context, Envelope, Peer};
+use super::matching::{Key, Matching, UnexpectedMessage};
+use super::request::{Failure, Operation, Request, Requests, Status};
+use any_carrier::AnyCarrier;
 use flows::Limits;
 use peer::Link;
 use pool::Pool;
@@ -126,18 +123,24 @@ enum Phase {
     Down,
 }
 
-/// The lower layer over a [`Carrier`].
+/// Moves requests forward over a [`Carrier`]: the layer below the messages. It is polled, and owned by one thread at
+/// a time.
+///
+/// Messages of one process to another with the same context match receives in the order in which they were
+/// started. Receives that match the same message get it in the order in which they were started. A matched pair
+/// completes as long as both processes keep calling [`advance`](Self::advance); requests move only within it
+/// and [`start`](Self::start).
 #[derive(Debug)]
-pub struct Engine<C> {
-    carrier: C,
+pub struct Engine {
+    carrier: AnyCarrier,
     core: Core,
     phase: Phase,
 }
 
-impl<C: Carrier> Engine<C> {
+impl Engine {
     /// Makes an engine that is not initialised yet.
     #[must_use]
-    pub fn new(carrier: C, config: Config) -> Self {
+    pub fn new(carrier: impl Carrier + 'static, config: Config) -> Self {
         // Half a window: one message of the largest size can travel while another waits.
         let eager = config.eager.min(carrier.room()).min(config.window / 2 - ENTRY);
         let core = Core {
@@ -160,7 +163,7 @@ impl<C: Carrier> Engine<C> {
             counters: Counters::default(),
             eager,
         };
-        Self { carrier, core, phase: Phase::New }
+        Self { carrier: AnyCarrier::new(carrier), core, phase: Phase::New }
     }
 
     /// Returns what the engine has counted.
@@ -173,17 +176,6 @@ impl<C: Carrier> Engine<C> {
     #[must_use]
     pub fn unexpected_bytes(&self) -> u64 {
         self.core.links.iter().map(|link| link.arrived - link.freed).sum()
-    }
-
-    /// Returns the carrier of its packets.
-    #[must_use]
-    pub const fn carrier(&self) -> &C {
-        &self.carrier
-    }
-
-    /// Returns the carrier, for operations outside its trait.
-    pub const fn carrier_mut(&mut self) -> &mut C {
-        &mut self.carrier
     }
 
     /// Handles arrived packets, at most a batch. If `stops_early`, stops once a request has completed, so that the
@@ -241,248 +233,6 @@ impl<C: Carrier> Engine<C> {
         let more = self.take_in(stops_early) | self.flush();
         more || !self.core.to_self.is_empty()
     }
-}
-
-impl<C: Carrier> Transport for Engine<C> {
-    fn init(&mut self) -> Result<TransportCaps, InitError> {
-        if self.phase != Phase::New {
-            return Err(InitError::Twice);
-        }
-        self.phase = Phase::Running;
-        self.add_processes(&[self.core.own])?;
-        Ok(TransportCaps {
-            own: self.core.own,
-            max_tag: Tag(u32::MAX),
-            max_context: Context(u32::MAX),
-            max_length: MAX_LENGTH,
-        })
-    }
-
-    fn add_processes(&mut self, peers: &[Peer]) -> Result<(), InitError> {
-        if self.phase != Phase::Running {
-            return Err(InitError::NotInitialised);
-        }
-        let known = |core: &Core, peer| core.link(peer).is_some_and(|link| link.known);
-        let own = self.core.own;
-        let new = peers.iter().filter(|peer| !known(&self.core, **peer) && **peer != own).count();
-        let share = self.core.unshared / new.max(1);
-        for peer in peers.iter().copied() {
-            if known(&self.core, peer) {
-                continue;
-            }
-            if peer != self.core.own {
-                self.carrier.connect(&[peer])?;
-            }
-            self.core.add(peer, share);
-        }
-        self.core.flush(&mut self.carrier);
-        Ok(())
-    }
-
-    #[inline]
-    fn build(&mut self, operation: Operation) -> Result<Request, BuildError> {
-        if self.phase != Phase::Running {
-            return Err(BuildError::NotRunning);
-        }
-        let peer = match operation {
-            Operation::Send { to, .. } => Some(to),
-            Operation::Receive(pattern) => pattern.source,
-            Operation::Claimed(_) | Operation::Nothing => None,
-        };
-        if let Some(peer) = peer {
-            self.core.link(peer).filter(|link| link.known).ok_or(BuildError::Unknown(peer))?;
-        }
-        Ok(self.core.requests.insert(operation))
-    }
-
-    #[inline]
-    fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), StartError> {
-        if self.phase != Phase::Running {
-            return Err(StartError::NotRunning);
-        }
-        if let Some(operation) = self.core.requests.operation(request) {
-            self.poll_if_lost(operation);
-        }
-        let core = &mut self.core;
-        let record = core.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
-        if record.state != State::Built {
-            return Err(StartError::NotBuilt);
-        }
-        match (record.operation, load) {
-            (Operation::Send { mode, to, context, tag }, Load::Copy(bytes)) => {
-                check_length(bytes.len())?;
-                let route = Route { mode, to, context, tag };
-                if !core.send_at_once(&mut self.carrier, request, route, bytes) {
-                    core.queue_send(request, to, Bytes::copy_from_slice(bytes));
-                }
-            }
-            (Operation::Send { mode, to, context, tag }, Load::Bytes(bytes)) => {
-                check_length(bytes.len())?;
-                let route = Route { mode, to, context, tag };
-                if !core.send_at_once(&mut self.carrier, request, route, &bytes) {
-                    core.queue_send(request, to, bytes);
-                }
-            }
-            (Operation::Receive(pattern), Load::Room { room, storage }) => {
-                (record.room, record.storage) = (room, storage);
-                core.receive(request, &pattern);
-            }
-            (Operation::Claimed(_), Load::Room { room, storage }) => {
-                let held = core.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
-                (record.room, record.storage) = (room, storage);
-                core.meet(request, held);
-            }
-            _ => return Err(StartError::WrongLoad),
-        }
-        // A receive may have matched: answer its sender now, not at the next advance.
-        self.flush();
-        Ok(())
-    }
-
-    #[inline]
-    fn destroy(&mut self, request: Request, undo: bool) {
-        if !self.core.claimed.is_empty()
-            && let Some(held) = self.core.claimed.remove(&request)
-        {
-            self.core.unclaim(held);
-        }
-        match self.core.requests.state(request) {
-            Some(State::Done) if undo => self.core.abandon(request, undo),
-            Some(State::Waiting | State::Active) => self.core.abandon(request, undo),
-            _ => {
-                self.core.requests.remove(request);
-            }
-        }
-        self.flush();
-    }
-
-    #[inline]
-    fn send_now(&mut self, operation: Operation, bytes: &[u8]) -> Option<Outcome> {
-        if self.phase != Phase::Running {
-            return None;
-        }
-        let route = Route::of(operation)?;
-        self.poll_if_lost(operation);
-        let (status, result) = self.core.send_alone(&mut self.carrier, route, bytes)?;
-        Some(Outcome { status, result, bytes: Vec::new() })
-    }
-
-    #[inline]
-    fn receive_now(&mut self, pattern: &Pattern, room: usize, storage: &mut Vec<u8>) -> TryReceive {
-        if self.phase != Phase::Running || !self.core.may_receive_alone(pattern) {
-            return TryReceive::Refused;
-        }
-        let event = self.carrier.poll();
-        let taken = match event {
-            Some(Event::Packet { from, envelope, payload }) => {
-                let target = (room, &mut *storage);
-                self.core.on_packet_for(pattern, target, from, &envelope, payload)
-            }
-            Some(Event::Lost(peer)) => {
-                self.core.lose(Failure::PeerLost(peer));
-                None
-            }
-            Some(Event::Restarted(peer)) => {
-                self.core.lose(Failure::PeerRestarted(peer));
-                None
-            }
-            Some(Event::Returned(peer)) => {
-                self.core.regain(peer);
-                None
-            }
-            None => None,
-        };
-        self.flush();
-        match taken {
-            Some((status, result)) => {
-                TryReceive::Here(Outcome { status, result, bytes: std::mem::take(storage) })
-            }
-            None => TryReceive::NotYet,
-        }
-    }
-
-    fn finalize(&mut self) -> Poll<()> {
-        match self.phase {
-            Phase::Down => return Poll::Ready(()),
-            Phase::New => {}
-            Phase::Running | Phase::Closing => {
-                self.phase = Phase::Closing;
-                let drained = self.core.links.iter().all(|link| link.lost || link.is_idle());
-                if !drained || self.core.owes_answers() || !self.carrier.is_flushed() {
-                    return Poll::Pending;
-                }
-                self.carrier.close();
-            }
-        }
-        self.phase = Phase::Down;
-        self.core.fail_all(Failure::Finalized);
-        Poll::Ready(())
-    }
-
-    fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
-        let Some((id, key, arrived)) = self.core.matching.peek(pattern) else {
-            return self.core.probe_hinted(pattern, claim);
-        };
-        let length = arrived.length as usize;
-        let claimed = (claim == Claim::Take).then(|| {
-            let held = self.core.matching.remove(id).expect("the message was just found");
-            let request = self.core.requests.insert(Operation::Claimed(key));
-            self.core.claimed.insert(request, held);
-            request
-        });
-        Some(Probe { key, length, claimed })
-    }
-
-    #[inline]
-    fn advance(&mut self, wait: Wait<'_>) -> usize {
-        loop {
-            let more = self.progress(matches!(wait, Wait::Not));
-            let completed = self.core.requests.take_completed();
-            let Wait::Wake(waker) = wait else { return completed };
-            if completed > 0 {
-                return completed;
-            }
-            if !more && self.carrier.arm_wakeup(waker) {
-                return 0;
-            }
-            if more {
-                // The batch is spent: yield to other tasks on this thread.
-                waker.wake_by_ref();
-                return 0;
-            }
-        }
-    }
-
-    fn requests(&mut self) -> &mut Requests {
-        &mut self.core.requests
-    }
-
-    fn losses(&self) -> u32 {
-        self.core.losses
-    }
-
-    fn was_left(&self, context: Context) -> bool {
-        self.core.has_left && self.core.links.iter().any(|link| link.left.contains(&context))
-    }
-
-    fn has_returned(&self, peer: Peer, losses: u32) -> bool {
-        self.core.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
-    }
-
-    fn assert_no_any_tag(&mut self, context: Context) {
-        self.core.by_tag.insert(context);
-    }
-
-    fn explain(&self) -> Explanation {
-        self.core.explain()
-    }
-}
-
-const fn check_length(length: usize) -> Result<(), StartError> {
-    if length > MAX_LENGTH {
-        return Err(StartError::TooLong { length, most: MAX_LENGTH });
-    }
-    Ok(())
 }
 
 impl Core {

@@ -21,7 +21,7 @@ macro_rules! number {
 }
 
 number!(
-    /// A process, by its number among all that a lower layer reaches; from 0.
+    /// A process, by its number among all that an engine reaches; from 0.
     Peer
 );
 number!(

@@ -12,12 +12,13 @@ use bytes::Bytes;
 use midplane_simhw::port::Status;
 use thiserror::Error;
 
+use super::engine::Engine;
 use super::envelope::{Context, Peer, Tag};
 use super::explain::Explanation;
 use super::group::{CommHandle, Group, NoSuchRank, Rank};
 use super::matching::{Key, Pattern};
 use super::request::{Failure, Load, Mode, NULL_PEER, Operation, Outcome, Request, State};
-use super::transport::{BuildError, Claim, InitError, Probe, StartError, Transport, Wait};
+use super::transport::{BuildError, Claim, InitError, Probe, StartError, Wait};
 
 pub use blocking::{DEFAULT_SPINS, Parker};
 pub use testing::Found;
@@ -97,38 +98,38 @@ pub enum MessageError {
 /// Bytes of the attached buffer that a buffered send takes in addition to its message.
 pub const BUFFER_OVERHEAD: usize = 64;
 
-/// One process's messages over a lower layer.
+/// One process's messages over an engine.
 #[derive(Debug)]
-pub struct Process<P> {
-    lower: P,
+pub struct Process {
+    engine: Engine,
     /// Size of the attached buffer in bytes.
     buffer: usize,
     pub(super) next_number: u32,
 }
 
-impl<P: Transport> Process<P> {
-    /// Initialises the lower layer with `processes` processes in the world, numbered from 0.
+impl Process {
+    /// Initialises the engine with `processes` processes in the world, numbered from 0.
     ///
     /// # Errors
-    /// Those of the lower layer.
-    pub fn new(mut lower: P, processes: u32) -> Result<(Self, CommHandle), InitError> {
-        let own = lower.init()?.own;
+    /// Those of the engine.
+    pub fn new(mut engine: Engine, processes: u32) -> Result<(Self, CommHandle), InitError> {
+        let own = engine.init()?.own;
         let world: Vec<_> = (0..processes).map(Peer).collect();
-        lower.add_processes(&world)?;
+        engine.add_processes(&world)?;
         let group = Arc::new(Group::new(world));
         let scope = CommHandle::new(group, own, 0).ok_or(InitError::Unknown(own))?;
-        Ok((Self { lower, buffer: 0, next_number: 1 }, scope))
+        Ok((Self { engine, buffer: 0, next_number: 1 }, scope))
     }
 
-    /// Returns the lower layer.
+    /// Returns the engine.
     #[must_use]
-    pub const fn lower(&self) -> &P {
-        &self.lower
+    pub const fn engine(&self) -> &Engine {
+        &self.engine
     }
 
-    /// Returns the lower layer, for callers that drive it directly.
-    pub const fn lower_mut(&mut self) -> &mut P {
-        &mut self.lower
+    /// Returns the engine, for callers that drive it directly.
+    pub const fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
     }
 
     /// Builds a send that can be started repeatedly (`MPI_Send_init` and its variants).
@@ -155,10 +156,10 @@ impl<P: Transport> Process<P> {
         tag: Tag,
     ) -> Result<Request, MessageError> {
         if to == Rank::NULL {
-            return Ok(self.lower.requests().insert(Operation::Nothing));
+            return Ok(self.engine.requests().insert(Operation::Nothing));
         }
         let to = scope.group().peer(to)?;
-        Ok(self.lower.build(Operation::Send { mode, to, context, tag })?)
+        Ok(self.engine.build(Operation::Send { mode, to, context, tag })?)
     }
 
     /// Builds a receive that can be started repeatedly; `None` is a wildcard.
@@ -183,10 +184,10 @@ impl<P: Transport> Process<P> {
         tag: Option<Tag>,
     ) -> Result<Request, MessageError> {
         if source == Some(Rank::NULL) {
-            return Ok(self.lower.requests().insert(Operation::Nothing));
+            return Ok(self.engine.requests().insert(Operation::Nothing));
         }
         let source = source.map(|rank| scope.group().peer(rank)).transpose()?;
-        Ok(self.lower.build(Operation::Receive(Pattern { context, source, tag }))?)
+        Ok(self.engine.build(Operation::Receive(Pattern { context, source, tag }))?)
     }
 
     /// Starts a request that was just built, or whose outcome was taken.
@@ -196,18 +197,18 @@ impl<P: Transport> Process<P> {
     /// still unstarted and can be started.
     #[inline]
     pub fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), MessageError> {
-        match self.lower.requests().operation(request) {
+        match self.engine.requests().operation(request) {
             Some(Operation::Nothing) => {
-                if self.lower.requests().state(request) != Some(State::Built) {
+                if self.engine.requests().state(request) != Some(State::Built) {
                     return Err(StartError::NotBuilt.into());
                 }
-                self.lower.requests().finish(request, 0);
+                self.engine.requests().finish(request, 0);
                 Ok(())
             }
             Some(Operation::Send { mode: Mode::Buffered, to, context, tag }) => {
                 self.start_buffered(request, Route { to, context, tag }, load)
             }
-            _ => Ok(self.lower.start(request, load)?),
+            _ => Ok(self.engine.start(request, load)?),
         }
     }
 
@@ -219,7 +220,7 @@ impl<P: Transport> Process<P> {
         Route { to, context, tag }: Route,
         load: Load<'_>,
     ) -> Result<(), MessageError> {
-        if self.lower.requests().state(request) != Some(State::Built) {
+        if self.engine.requests().state(request) != Some(State::Built) {
             return Err(StartError::NotBuilt.into());
         }
         let bytes = match load {
@@ -233,15 +234,15 @@ impl<P: Transport> Process<P> {
             return Err(MessageError::Buffer { needed, free, attached: self.buffer });
         }
         let orphan =
-            self.lower.build(Operation::Send { mode: Mode::Buffered, to, context, tag })?;
-        self.lower.requests().hold_attached(orphan, needed);
-        if let Err(error) = self.lower.start(orphan, Load::Bytes(bytes)) {
-            self.lower.requests().hold_attached(orphan, 0);
-            self.lower.destroy(orphan, false);
+            self.engine.build(Operation::Send { mode: Mode::Buffered, to, context, tag })?;
+        self.engine.requests().hold_attached(orphan, needed);
+        if let Err(error) = self.engine.start(orphan, Load::Bytes(bytes)) {
+            self.engine.requests().hold_attached(orphan, 0);
+            self.engine.destroy(orphan, false);
             return Err(error.into());
         }
-        self.lower.destroy(orphan, false);
-        self.lower.requests().finish(request, length);
+        self.engine.destroy(orphan, false);
+        self.engine.requests().finish(request, length);
         Ok(())
     }
 
@@ -287,7 +288,7 @@ impl<P: Transport> Process<P> {
         match self.start(request, load) {
             Ok(()) => Ok(request),
             Err(error) => {
-                self.lower.destroy(request, false);
+                self.engine.destroy(request, false);
                 Err(error)
             }
         }
@@ -304,7 +305,7 @@ impl<P: Transport> Process<P> {
         tag: Option<Tag>,
         claim: Claim,
     ) -> Result<Option<Probe>, MessageError> {
-        self.lower.advance(Wait::Not);
+        self.engine.advance(Wait::Not);
         self.probe_now(scope, source, tag, claim)
     }
 
@@ -318,31 +319,31 @@ impl<P: Transport> Process<P> {
         let context = scope.context();
         if source == Some(Rank::NULL) {
             let key = Key { context, source: NULL_PEER, tag: Tag(0) };
-            let requests = self.lower.requests();
+            let requests = self.engine.requests();
             let claimed = (claim == Claim::Take).then(|| requests.insert(Operation::Nothing));
             return Ok(Some(Probe { key, length: 0, claimed }));
         }
         let source = source.map(|rank| scope.group().peer(rank)).transpose()?;
-        Ok(self.lower.iprobe(&Pattern { context, source, tag }, claim))
+        Ok(self.engine.iprobe(&Pattern { context, source, tag }, claim))
     }
 
     /// Requests cancellation; wait for the request all the same: it completes normally, or with
     /// [`Failure::Cancelled`]. A receive is decided at once. For a send that has left, its receiver decides.
     pub fn cancel(&mut self, request: Request) {
-        self.lower.requests().cancel(request);
-        self.lower.advance(Wait::Not);
+        self.engine.requests().cancel(request);
+        self.engine.advance(Wait::Not);
     }
 
     /// Frees a request; one that is under way continues (`MPI_Request_free`).
     pub fn free(&mut self, request: Request) {
-        self.lower.destroy(request, false);
+        self.engine.destroy(request, false);
     }
 
     /// Takes an outcome, if there is one, and frees the request.
     #[inline]
     pub(super) fn take(&mut self, request: Request) -> Option<Outcome> {
-        let outcome = self.lower.requests().take(request)?;
-        self.lower.destroy(request, false);
+        let outcome = self.engine.requests().take(request)?;
+        self.engine.destroy(request, false);
         Some(outcome)
     }
 
@@ -353,20 +354,20 @@ impl<P: Transport> Process<P> {
 
     /// Detaches the buffer and returns its size in bytes; `None` while a send occupies part of it.
     pub fn detach(&mut self) -> Option<usize> {
-        self.lower.advance(Wait::Not);
-        (self.lower.requests().attached() == 0).then(|| std::mem::take(&mut self.buffer))
+        self.engine.advance(Wait::Not);
+        (self.engine.requests().attached() == 0).then(|| std::mem::take(&mut self.buffer))
     }
 
     /// Returns the bytes of the attached buffer that no send occupies.
     #[must_use]
     pub fn buffer_free(&mut self) -> usize {
-        self.buffer.saturating_sub(self.lower.requests().attached())
+        self.buffer.saturating_sub(self.engine.requests().attached())
     }
 
     /// Reports what each request waits for.
     #[must_use]
     pub fn explain(&self) -> Explanation {
-        self.lower.explain()
+        self.engine.explain()
     }
 }
 

@@ -4,7 +4,7 @@
 //! Built --start--> Waiting --sent or posted--> Active --> Done --take--> Built
 //! ```
 //!
-//! Both layers share the table: the lower layer moves requests forward; the upper one reads their states, takes
+//! Both layers share the table: the engine moves requests forward; the upper one reads their states, takes
 //! outcomes and marks requests to be cancelled.
 
 use std::task::Waker;
@@ -76,7 +76,7 @@ pub enum Operation {
     /// Receives, once, a message that a probe took out of the queue.
     Claimed(Key),
     /// A send to or a receive from [`Rank::NULL`](super::group::Rank::NULL): done as soon as it is started. The
-    /// upper layer never passes such a request to the lower one.
+    /// upper layer never passes such a request to the engine.
     Nothing,
 }
 
@@ -98,7 +98,7 @@ pub enum Load<'a> {
 }
 
 impl Load<'_> {
-    /// Returns room for a message of any length; the lower layer allocates it.
+    /// Returns room for a message of any length; the engine allocates it.
     #[must_use]
     pub const fn anything() -> Self {
         Self::Room { room: usize::MAX, storage: Vec::new() }
@@ -161,7 +161,7 @@ pub enum Failure {
         "another process has left the collective operation; continue with another communicator"
     )]
     Abandoned,
-    /// The lower layer was finalised first.
+    /// The engine was finalised first.
     #[error("the message layer was finalised")]
     Finalized,
 }
@@ -337,8 +337,8 @@ impl Requests {
         Some(Outcome { status: record.status, result: record.result, bytes })
     }
 
-    /// Marks a request to be cancelled. At its next [`advance`](super::transport::Transport::advance), the
-    /// lower layer decides whether it still can.
+    /// Marks a request to be cancelled. At its next [`advance`](super::engine::Engine::advance), the
+    /// engine decides whether it still can.
     pub fn cancel(&mut self, request: Request) {
         let state = self.state(request);
         if matches!(state, Some(State::Waiting | State::Active)) {

@@ -16,7 +16,6 @@ use super::envelope::Tag;
 use super::group::Rank;
 use super::process::MessageError;
 use super::request::Mode;
-use super::transport::Transport;
 
 /// Copies the bytes of plain values.
 pub fn to_bytes<T: IntoBytes + Immutable>(values: &[T]) -> Bytes {
@@ -36,7 +35,7 @@ pub fn from_bytes<T: FromBytes>(bytes: &[u8]) -> Result<Vec<T>, MessageError> {
     bytes.chunks_exact(each).map(|chunk| T::read_from_bytes(chunk).map_err(|_| uneven)).collect()
 }
 
-impl<P: Transport> Communicator<P> {
+impl Communicator {
     /// Sends a value whose encoding has at most [`wire::LIMIT`] bytes.
     ///
     /// # Errors

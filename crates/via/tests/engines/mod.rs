@@ -3,11 +3,11 @@
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;
-use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
+use midplane_via::message::memory::{MemoryConfig, network};
 use midplane_via::message::request::{Load, Mode, Operation, Outcome, Request};
-use midplane_via::message::transport::{Transport, Wait};
+use midplane_via::message::transport::Wait;
 
-pub(crate) type Process = Engine<MemoryCarrier>;
+pub(crate) type Process = Engine;
 
 pub(crate) fn cluster(processes: usize, memory: MemoryConfig, config: Config) -> Vec<Process> {
     let everyone: Vec<_> = (0..processes).map(|peer| Peer(peer as u32)).collect();

@@ -1,6 +1,7 @@
 //! An engine of messages whose carrier hands in what somebody says that a peer has sent.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use midplane_simhw::region::Payload;
@@ -9,12 +10,15 @@ use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Envelope, LONGEST, Peer, Tag};
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::request::{Load, Mode, Operation, Request};
-use midplane_via::message::transport::{Claim, InitError, Transport, Wait};
+use midplane_via::message::transport::{Claim, InitError, Wait};
+
+/// Packets that peers have sent: who, the envelope, the payload.
+type Packets = Arc<Mutex<VecDeque<(u32, Vec<u8>, Vec<u8>)>>>;
 
 /// Hands in what the test says, and remembers what the engine posts.
 #[derive(Debug, Default)]
 struct Script {
-    packets: VecDeque<(u32, Vec<u8>, Vec<u8>)>,
+    packets: Packets,
     posted: Vec<(Peer, Envelope)>,
     current: Vec<u8>,
 }
@@ -34,13 +38,14 @@ impl Carrier for Script {
         Ok(())
     }
     fn poll(&mut self) -> Option<Event<'_>> {
-        while let Some((from, header, payload)) = self.packets.pop_front() {
+        loop {
+            let next = self.packets.lock().unwrap().pop_front();
+            let (from, header, payload) = next?;
             let Ok(envelope) = Envelope::parse(&header) else { continue };
             self.current = payload;
             let payload = Payload::from(&self.current[..]);
             return Some(Event::Packet { from: Peer(from), envelope, payload });
         }
-        None
     }
     fn arm_wakeup(&mut self, _: &Waker) -> bool {
         true
@@ -63,20 +68,23 @@ const WINDOW: usize = 4096;
 
 struct Run {
     script: Vec<(u32, Vec<u8>, Vec<u8>)>,
-    engine: Engine<Script>,
+    /// Those that the engine's carrier hands in next.
+    packets: Packets,
+    engine: Engine,
     requests: Vec<Request>,
     /// What a well-behaved process 1 and 2 would number next.
     sequences: [u32; 4],
 }
 
 impl Run {
-    fn new(packets: Vec<(u32, Vec<u8>, Vec<u8>)>) -> Self {
-        let script = Script { packets: packets.into(), ..Script::default() };
+    fn new() -> Self {
+        let packets = Packets::default();
+        let script = Script { packets: Arc::clone(&packets), ..Script::default() };
         let config = Config::default().window(WINDOW).eager(200);
         let mut engine = Engine::new(script, config);
         engine.init().unwrap();
         engine.add_processes(&[Peer(1), Peer(2)]).unwrap();
-        Self { script: vec![], engine, requests: vec![], sequences: [0; 4] }
+        Self { script: vec![], packets, engine, requests: vec![], sequences: [0; 4] }
     }
 
     /// A packet as `emit` would write it; mended, it is one that its sender may send.
@@ -136,14 +144,14 @@ impl Run {
 /// may, and still talks with itself at the end.
 pub(crate) fn run(ops: &[Op]) {
     // The packets of the whole run are known first; between them, the program does its part.
-    let mut run = Run::new(vec![]);
+    let mut run = Run::new();
     ops.iter().for_each(|op| run.packet(op));
     let mut packets = std::mem::take(&mut run.script).into_iter();
-    let mut run = Run::new(vec![]);
+    let mut run = Run::new();
     for op in ops {
         if matches!(op, Op::Packet { .. }) {
             let packet = packets.next().expect("one each");
-            run.engine.carrier_mut().packets.push_back(packet);
+            run.packets.lock().unwrap().push_back(packet);
         } else {
             run.apply(op);
         }

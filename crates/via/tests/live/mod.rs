@@ -30,7 +30,6 @@ use midplane_via::message::carrier::Carrier;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
-use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use relay::Relay;
 
@@ -59,33 +58,32 @@ fn unit(ranks: u16) -> Unit {
 /// A process for each host.
 pub(crate) async fn worlds(hosts: &[impl Host], config: RdmaConfig) -> Vec<World> {
     let carriers = carriers(hosts, config).await.into_iter();
-    let processes = carriers.map(|carrier| {
-        Process::new(Engine::new(carrier, Config::default()), hosts.len() as u32).unwrap()
+    let worlds = carriers.map(|carrier| {
+        Communicator::world(Engine::new(carrier, Config::default()), hosts.len() as u32).unwrap()
     });
-    processes.map(|(process, scope)| Communicator::world(process, scope)).collect()
+    worlds.collect()
 }
 
 /// A carrier for each host.
-async fn carriers(hosts: &[impl Host], config: RdmaConfig) -> Vec<Box<dyn Carrier>> {
+async fn carriers(hosts: &[impl Host], config: RdmaConfig) -> Vec<RdmaCarrier> {
     let nodes: Vec<NodeId> = hosts.iter().map(Host::node).collect();
-    let mut carriers: Vec<Box<dyn Carrier>> = Vec::new();
+    let mut carriers = Vec::new();
     for host in hosts {
         let own = Peer(host.node().0.into());
-        carriers.push(Box::new(RdmaCarrier::open(host, own, &nodes, config).await.unwrap()));
+        carriers.push(RdmaCarrier::open(host, own, &nodes, config).await.unwrap());
     }
     carriers
 }
 
 /// Runs one program in each process; one that has come to its end serves the others, as one does
 /// that has not finalised.
-async fn play(carriers: Vec<Box<dyn Carrier>>, program: &Program) {
+async fn play(carriers: Vec<impl Carrier + 'static>, program: &Program) {
     let ranks = carriers.len();
     let at_the_end = Arc::new(Barrier::new(ranks));
     let (mut tasks, mut views) = (JoinSet::new(), Vec::new());
     for carrier in carriers {
         let engine = Engine::new(carrier, Config::default());
-        let (process, scope) = Process::new(engine, ranks as u32).unwrap();
-        let world = Communicator::world(process, scope);
+        let world = Communicator::world(engine, ranks as u32).unwrap();
         views.push(world.clone());
         let (program, at_the_end) = (program(world.clone()), Arc::clone(&at_the_end));
         tasks.spawn(async move {
@@ -133,7 +131,7 @@ pub(crate) fn lanes(ranks: u16, change: impl Fn(ShmConfig) -> ShmConfig, program
     live(async {
         let open = |node| {
             let config = ShmConfig::new(&name, NodeId(node), ranks);
-            Box::new(LaneCarrier::open(&change(config)).unwrap()) as Box<dyn Carrier>
+            LaneCarrier::open(&change(config)).unwrap()
         };
         play((0..ranks).map(open).collect(), program).await;
     });
@@ -144,10 +142,8 @@ pub(crate) fn lanes(ranks: u16, change: impl Fn(ShmConfig) -> ShmConfig, program
 pub(crate) fn alone(within: Duration, program: &Program) {
     live(async {
         let config = ShmConfig::new(fabric_name(), NodeId(0), 2).join_timeout(within);
-        let carrier: Box<dyn Carrier> = Box::new(LaneCarrier::open(&config).unwrap());
-        let engine = Engine::new(carrier, Config::default());
-        let (process, scope) = Process::new(engine, 2).unwrap();
-        let program = program(Communicator::world(process, scope));
+        let engine = Engine::new(LaneCarrier::open(&config).unwrap(), Config::default());
+        let program = program(Communicator::world(engine, 2).unwrap());
         tokio::time::timeout(LIMIT, program).await.expect("it ends");
     });
 }

@@ -4,7 +4,6 @@ use futures_util::future::join_all;
 use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::group::Rank;
-use midplane_via::message::transport::Transport;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -31,7 +30,7 @@ impl Step {
     }
 
     /// What a process has of it.
-    async fn take<P: Transport>(&self, world: &Communicator<P>, at: usize) -> Vec<Vec<u8>> {
+    async fn take(&self, world: &Communicator, at: usize) -> Vec<Vec<u8>> {
         let (own, size) = (world.rank().0, world.size());
         let root_of = |root: u32| Rank(root % size);
         match self {
@@ -71,11 +70,7 @@ impl Step {
 }
 
 /// Takes all of these steps at once.
-pub(crate) async fn take<P: Transport>(
-    world: &Communicator<P>,
-    at: usize,
-    steps: &[Step],
-) -> Vec<Vec<Vec<u8>>> {
+pub(crate) async fn take(world: &Communicator, at: usize, steps: &[Step]) -> Vec<Vec<Vec<u8>>> {
     join_all(steps.iter().map(|step| step.take(world, at))).await
 }
 

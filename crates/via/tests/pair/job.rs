@@ -8,11 +8,9 @@ use std::time::Duration;
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::sim::{SimHost, World as Fabric};
-use midplane_via::message::carrier::Carrier;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
-use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::pair::{Setting, pause, world};
@@ -32,9 +30,8 @@ pub(crate) async fn join_at(
     config: RdmaConfig,
 ) -> World {
     let carrier = RdmaCarrier::open(host, Peer(own.into()), places, config).await.unwrap();
-    let engine = Engine::new(Box::new(carrier) as Box<dyn Carrier>, Config::default());
-    let (process, scope) = Process::new(engine, places.len() as u32).unwrap();
-    Communicator::world(process, scope)
+    let engine = Engine::new(carrier, Config::default());
+    Communicator::world(engine, places.len() as u32).unwrap()
 }
 
 /// Runs one program in each of so many processes; what they return, by rank.

@@ -9,7 +9,7 @@ use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::MemoryConfig;
 use midplane_via::message::request::{Load, Mode, Operation, Request, State};
-use midplane_via::message::transport::{Claim, Transport, Wait};
+use midplane_via::message::transport::{Claim, Wait};
 
 use crate::engines::{Process, cluster, message};
 

@@ -9,15 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use midplane_simhw::rng::Rng;
-use midplane_via::message::carrier::Carrier;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine, WhenFull};
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::memory::{MemoryConfig, network};
-use midplane_via::message::process::Process;
 
 use super::Program;
-pub(crate) use super::{Lower, World};
+pub(crate) use super::World;
 
 /// One rank has been woken.
 #[derive(Default)]
@@ -31,9 +29,7 @@ impl Wake for Flag {
 
 pub(crate) fn world(ranks: u32, memory: MemoryConfig, config: Config) -> Vec<World> {
     let ends = network(ranks as usize, memory).into_iter();
-    let ends = ends.map(|end| Box::new(end) as Box<dyn Carrier>);
-    let processes = ends.map(|end| Process::new(Engine::new(end, config), ranks).unwrap());
-    processes.map(|(process, scope)| Communicator::world(process, scope)).collect()
+    ends.map(|end| Communicator::world(Engine::new(end, config), ranks).unwrap()).collect()
 }
 
 /// Runs `program` over networks in memory: one that is ample, one where everything is announced and

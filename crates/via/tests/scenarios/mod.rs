@@ -1,4 +1,4 @@
-//! The scenarios of MPICH's point-to-point tests under their names, told anew, for any lower layer.
+//! The scenarios of MPICH's point-to-point tests under their names, told anew, for any engine.
 //!
 //! Each is a program that all ranks run; a panic is a failure. Sizes above memory's are scaled down.
 
@@ -18,16 +18,13 @@ pub(crate) mod volume;
 use std::future::Future;
 use std::pin::Pin;
 
-use midplane_via::message::carrier::Carrier;
 use midplane_via::message::communicator::Communicator;
-use midplane_via::message::engine::Engine;
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
 use midplane_via::message::request::Load;
 
 /// One type, whatever carries the packets: for each further one all scenarios are compiled again.
-pub(crate) type Lower = Engine<Box<dyn Carrier>>;
-pub(crate) type World = Communicator<Lower>;
+pub(crate) type World = Communicator;
 /// Program of each process.
 pub(crate) type Program = dyn Fn(World) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 

@@ -6,7 +6,7 @@ use midplane_via::message::group::Rank;
 use midplane_via::message::process::{Found, Parker};
 use midplane_via::message::request::{Load, Mode};
 
-use super::{ANY_TAG, Lower, World, rank, tag, text};
+use super::{ANY_TAG, World, rank, tag, text};
 
 /// A probe of nobody finds a message without bytes at once.
 pub(crate) async fn probenull(world: World) {
@@ -82,9 +82,9 @@ pub(crate) async fn waitany_null(world: World) {
 
 /// Lists of no requests.
 pub(crate) async fn waittestnull(world: World) {
-    assert!(wait_any::<Lower>(&mut []).await.is_none());
-    assert!(wait_some::<Lower>(&mut []).await.is_empty());
-    assert!(wait_all::<Lower>([]).await.is_empty());
+    assert!(wait_any(&mut []).await.is_none());
+    assert!(wait_some(&mut []).await.is_empty());
+    assert!(wait_all([]).await.is_empty());
     world.with(|process| {
         assert!(matches!(process.test_any(&[]), Found::Idle));
         assert!(matches!(process.test_some(&[]), Found::Idle));

@@ -7,7 +7,7 @@ use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::Peer;
 use midplane::via::message::group::Rank;
-use midplane::via::message::process::{MessageError, Process};
+use midplane::via::message::process::MessageError;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::collectives::arguments::{Operation, Where};
@@ -19,8 +19,8 @@ const AREA: usize = 16 << 10;
 
 /// A member with its communicator.
 pub(crate) struct World {
-    all: Communicator<Engine<RdmaCarrier>>,
-    by: Communicator<Engine<RdmaCarrier>>,
+    all: Communicator,
+    by: Communicator,
 }
 
 impl World {
@@ -31,9 +31,8 @@ impl World {
         let own = Peer(host.node().0.into());
         let carrier = RdmaCarrier::open(host, own, &nodes, config).await;
         let carrier = carrier.map_err(text)?;
-        let process = Process::new(Engine::new(carrier, Config::default()), plan.nodes.into());
-        let (process, scope) = process.map_err(text)?;
-        let all = Communicator::world(process, scope);
+        let engine = Engine::new(carrier, Config::default());
+        let all = Communicator::world(engine, plan.nodes.into()).map_err(text)?;
         let by = match plan.place {
             Where::Host => all.clone(),
             Where::Nic => all.on_nics(host).await.map_err(text)?,

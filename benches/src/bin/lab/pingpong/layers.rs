@@ -20,7 +20,7 @@ use midplane::via::message::envelope::{Peer, Tag};
 use midplane::via::message::group::{CommHandle, Rank};
 use midplane::via::message::process::{Parker, Process};
 use midplane::via::message::request::{Load, Mode};
-use midplane::via::message::transport::{Transport as _, Wait as Advance};
+use midplane::via::message::transport::Wait as Advance;
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane::via::rdma::{self, RdmaCarrier, RdmaConfig};
 
@@ -334,14 +334,14 @@ impl Side for Interface {
 }
 
 /// Messages with tags: polled by hand, or as futures.
-pub(crate) enum Messages<C> {
-    Polled(Box<Polled<C>>),
-    Awaited { all: Communicator<Engine<C>>, peer: Rank, wait: Wait, scratch: Bytes },
+pub(crate) enum Messages {
+    Polled(Box<Polled>),
+    Awaited { all: Communicator, peer: Rank, wait: Wait, scratch: Bytes },
 }
 
 /// A process that is polled by hand.
-pub(crate) struct Polled<C> {
-    process: Process<Engine<C>>,
+pub(crate) struct Polled {
+    process: Process,
     scope: CommHandle,
     peer: Rank,
     scratch: Bytes,
@@ -366,23 +366,29 @@ pub(crate) async fn interfaces(
     RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await.map_err(failed)
 }
 
-impl<C: Carrier> Messages<C> {
-    pub(crate) fn new(carrier: C, most: usize, wait: Wait, eager: usize) -> Result<Self, String> {
+impl Messages {
+    pub(crate) fn new(
+        carrier: impl Carrier + 'static,
+        most: usize,
+        wait: Wait,
+        eager: usize,
+    ) -> Result<Self, String> {
         let peer = Rank(1 - carrier.own().0);
         let engine = Engine::new(carrier, Config::default().eager(eager));
-        let (process, scope) = Process::new(engine, 2).map_err(failed)?;
         let scratch = Bytes::from(vec![7; most.max(8)]);
         if wait == Wait::Poll {
+            let (process, scope) = Process::new(engine, 2).map_err(failed)?;
             let storage = scratch.to_vec();
             let parker = Parker::polling();
             let polled = Polled { process, scope, peer, scratch, storage, parker };
             return Ok(Self::Polled(Box::new(polled)));
         }
-        Ok(Self::Awaited { all: Communicator::world(process, scope), peer, wait, scratch })
+        let all = Communicator::world(engine, 2).map_err(failed)?;
+        Ok(Self::Awaited { all, peer, wait, scratch })
     }
 }
 
-impl<C: Carrier> Side for Messages<C> {
+impl Side for Messages {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
         match self {
             Self::Polled(polled) => {
@@ -423,8 +429,8 @@ impl<C: Carrier> Side for Messages<C> {
     async fn finish(&mut self) -> Result<(), String> {
         match self {
             Self::Polled(polled) => {
-                while polled.process.lower_mut().finalize().is_pending() {
-                    polled.process.lower_mut().advance(Advance::Not);
+                while polled.process.engine_mut().finalize().is_pending() {
+                    polled.process.engine_mut().advance(Advance::Not);
                 }
             }
             Self::Awaited { all, wait, .. } => rest(*wait, all.finalize()).await,

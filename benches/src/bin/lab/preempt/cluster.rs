@@ -24,7 +24,6 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::Instant;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
-use midplane::via::message::process::Process;
 
 use crate::nas_rank::Name;
 
@@ -70,9 +69,8 @@ async fn kernel<K: Kernel>(
 ) -> Verdict {
     let channel = Channel::attach(host, descriptor).await.expect("the daemon has opened it");
     let engine = Engine::new(ChannelCarrier::new(channel), Config::default());
-    let (process, scope) = Process::new(engine, ranks.into()).expect("all ranks are there");
-    let world = Communicator::world(process, scope);
-    let verdict = nas::run::<K, _>(class, &world, pace).await.expect("the ranks fit the kernel");
+    let world = Communicator::world(engine, ranks.into()).expect("all ranks are there");
+    let verdict = nas::run::<K>(class, &world, pace).await.expect("the ranks fit the kernel");
     world.finalize().await;
     verdict
 }

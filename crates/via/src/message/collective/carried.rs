@@ -12,19 +12,17 @@ use bytes::Bytes;
 use midplane_nicvm::collective::{self, MAX_BROADCAST, SMALL};
 use midplane_simhw::port::Status;
 
-use super::{Communicator, MessageError, Nics, Operation, Transport, Turn};
+use super::{Communicator, MessageError, Nics, Operation, Turn};
 
 /// Most bytes that fit into the first operation, after their length.
 const WITH_LENGTH: usize = SMALL - 4;
 /// Most processes for which the NICs gather.
 const MAX_GATHERED: u32 = 256;
 
-impl<'a, P: Transport> Turn<'a, P> {
+impl<'a> Turn<'a> {
     /// Begins an operation, with a place in the queue for the NICs if they carry out this communicator's
     /// operations.
-    pub(in crate::message) fn queued(
-        communicator: &'a Communicator<P>,
-    ) -> Result<Self, MessageError> {
+    pub(in crate::message) fn queued(communicator: &'a Communicator) -> Result<Self, MessageError> {
         let mut turn = Self::new(communicator)?;
         turn.place = communicator.nics.as_ref().map(|nics| nics.queue());
         Ok(turn)

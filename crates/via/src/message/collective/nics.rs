@@ -14,7 +14,7 @@ use midplane_simhw::host::Host;
 use midplane_simhw::port::{Command, Completion, Port, PortOptions, Status};
 use midplane_simhw::region::{Region, RegionRef};
 
-use super::{Communicator, MessageError, Rank, Transport};
+use super::{Communicator, MessageError, Rank};
 use crate::message::bell::{Bell, Deferred};
 use crate::message::request::Failure;
 use crate::message::transport::BuildError;
@@ -145,7 +145,7 @@ impl Nics {
     }
 }
 
-impl<P: Transport> Communicator<P> {
+impl Communicator {
     /// Duplicates this communicator and has the NICs carry out what they can, each on its process's node:
     /// barriers, broadcasts of up to [`MAX_BROADCAST`] bytes, all-gathers of up to 84 bytes a process (of up to
     /// 256 processes), and [reductions](Self::all_reduce_words) of up to eleven words. The hosts carry out

@@ -5,10 +5,10 @@ use std::future::Future;
 
 use bytes::Bytes;
 
-use super::{Communicator, Operation, Rank, Transport, Turn, carried};
+use super::{Communicator, Operation, Rank, Turn, carried};
 use crate::message::process::MessageError;
 
-impl<P: Transport> Turn<'_, P> {
+impl Turn<'_> {
     /// Combines up a binomial tree; returns the result at rank 0.
     async fn reduce(
         &self,
@@ -86,7 +86,7 @@ impl<P: Transport> Turn<'_, P> {
     }
 }
 
-impl<P: Transport> Communicator<P> {
+impl Communicator {
     /// Combines the bytes of all processes; returns them at the root, `None` at the others. `combine` joins its
     /// second argument, from higher ranks, to its first.
     ///
@@ -162,7 +162,7 @@ impl<P: Transport> Communicator<P> {
         carried::fits(words) && self.nics.is_some()
     }
 
-    fn turn_for(&self, by_nics: bool) -> Result<Turn<'_, P>, MessageError> {
+    fn turn_for(&self, by_nics: bool) -> Result<Turn<'_>, MessageError> {
         if by_nics { Turn::queued(self) } else { Turn::new(self) }
     }
 

@@ -12,7 +12,6 @@ use super::Communicator;
 use crate::message::collective::Turn;
 use crate::message::group::{CommHandle, Group, NoSuchRank, Rank};
 use crate::message::process::MessageError;
-use crate::message::transport::Transport;
 
 /// A process's proposal to the others: 16 bytes, little-endian.
 #[derive(Clone, Copy)]
@@ -44,7 +43,7 @@ fn wrong_size(bytes: &[u8]) -> MessageError {
     MessageError::Shape { what: "bytes of a process's proposal", expected: 16, found: bytes.len() }
 }
 
-impl<P: Transport> Communicator<P> {
+impl Communicator {
     /// Makes a communicator of the same processes in the same order, with contexts of its own.
     ///
     /// # Errors

@@ -9,7 +9,6 @@ use std::task::{Context, Poll, Waker};
 use super::{Communicator, Received, Shared, lock};
 use crate::message::process::MessageError;
 use crate::message::request::{Failure, Outcome, Request};
-use crate::message::transport::Transport;
 
 /// Requests that may complete in a row within their own poll, before the task yields to others on its thread: a
 /// task that never has to wait would starve them. Each turn of another task may busy-poll for as long as its
@@ -26,8 +25,8 @@ pub(super) const TURNS: u32 = 16;
 /// If dropped, a send continues. A receive is withdrawn; a message that it has matched returns to its place in
 /// the queue, unless it was truncated.
 #[must_use = "a dropped receive receives nothing"]
-pub struct Pending<P: Transport> {
-    communicator: Communicator<P>,
+pub struct Pending {
+    communicator: Communicator,
     request: Option<Request>,
     place: Option<usize>,
     undo: bool,
@@ -37,14 +36,14 @@ pub struct Pending<P: Transport> {
     seen: Option<u32>,
 }
 
-impl<P: Transport> fmt::Debug for Pending<P> {
+impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pending").field("request", &self.request).finish_non_exhaustive()
     }
 }
 
-impl<P: Transport> Pending<P> {
-    pub(super) const fn new(communicator: Communicator<P>, request: Request, undo: bool) -> Self {
+impl Pending {
+    pub(super) const fn new(communicator: Communicator, request: Request, undo: bool) -> Self {
         Self { communicator, request: Some(request), place: None, undo, kept: false, seen: None }
     }
 
@@ -104,7 +103,7 @@ impl<P: Transport> Pending<P> {
         (self.communicator.received(outcome), result)
     }
 
-    fn take(&mut self, shared: &mut Shared<P>, request: Request) -> Option<Outcome> {
+    fn take(&mut self, shared: &mut Shared, request: Request) -> Option<Outcome> {
         let outcome = shared.process.take(request)?;
         self.request = None;
         shared.waiters.leave(&mut self.place);
@@ -128,7 +127,7 @@ impl<P: Transport> Pending<P> {
         if let Some(outcome) = self.take(&mut shared, request) {
             return Poll::Ready(outcome);
         }
-        shared.process.lower_mut().requests().wake_when_done(request, context.waker());
+        shared.process.engine_mut().requests().wake_when_done(request, context.waker());
         if shared.turns == TURNS {
             shared.turns = 0;
             *again = true;
@@ -154,7 +153,7 @@ impl<P: Transport> Pending<P> {
         Poll::Pending
     }
 
-    fn drive(&mut self, shared: &mut Shared<P>, waker: &Waker, request: Request) {
+    fn drive(&mut self, shared: &mut Shared, waker: &Waker, request: Request) {
         if self.kept {
             shared.drive_kept(waker, &mut self.place, Some(request));
         } else {
@@ -168,7 +167,7 @@ impl<P: Transport> Pending<P> {
     }
 }
 
-impl<P: Transport> Future for Pending<P> {
+impl Future for Pending {
     type Output = Result<Received, MessageError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -177,14 +176,14 @@ impl<P: Transport> Future for Pending<P> {
     }
 }
 
-impl<P: Transport> Drop for Pending<P> {
+impl Drop for Pending {
     fn drop(&mut self) {
         if self.request.is_none() && self.place.is_none() {
             return;
         }
         let mut shared = self.communicator.lock();
         if let Some(request) = self.request.take() {
-            shared.process.lower_mut().destroy(request, self.undo);
+            shared.process.engine_mut().destroy(request, self.undo);
         }
         shared.waiters.leave(&mut self.place);
         shared.wake_probes();
@@ -196,9 +195,7 @@ impl<P: Transport> Drop for Pending<P> {
 ///
 /// # Cancel safety
 /// If dropped, no outcome was taken.
-pub async fn wait_any<P: Transport>(
-    pending: &mut [Pending<P>],
-) -> Option<(usize, Result<Received, MessageError>)> {
+pub async fn wait_any(pending: &mut [Pending]) -> Option<(usize, Result<Received, MessageError>)> {
     poll_fn(|context| {
         let mut idle = true;
         for (index, one) in pending.iter_mut().enumerate() {
@@ -219,9 +216,7 @@ pub async fn wait_any<P: Transport>(
 ///
 /// # Cancel safety
 /// If dropped, no outcome was taken.
-pub async fn wait_some<P: Transport>(
-    pending: &mut [Pending<P>],
-) -> Vec<(usize, Result<Received, MessageError>)> {
+pub async fn wait_some(pending: &mut [Pending]) -> Vec<(usize, Result<Received, MessageError>)> {
     let Some(first) = wait_any(pending).await else { return Vec::new() };
     let mut done = vec![first];
     let mut idle = Context::from_waker(Waker::noop());
@@ -241,8 +236,8 @@ pub async fn wait_some<P: Transport>(
 ///
 /// # Cancel safety
 /// If dropped, all of them are dropped.
-pub async fn wait_all<P: Transport>(
-    pending: impl IntoIterator<Item = Pending<P>>,
+pub async fn wait_all(
+    pending: impl IntoIterator<Item = Pending>,
 ) -> Vec<Result<Received, MessageError>> {
     let mut results = Vec::new();
     for one in pending {

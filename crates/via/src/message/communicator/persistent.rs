@@ -9,24 +9,23 @@ use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::request::{Failure, Load, Mode, Request, State};
-use crate::message::transport::Transport;
 
 /// A send or a receive that can be started repeatedly. If dropped while it is under way, it ends as a
 /// [`Pending`](super::Pending) does.
 #[derive(Debug)]
-pub struct Persistent<P: Transport> {
-    communicator: Communicator<P>,
+pub struct Persistent {
+    communicator: Communicator,
     request: Request,
     place: Option<usize>,
     undo: bool,
 }
 
-impl<P: Transport> Communicator<P> {
+impl Communicator {
     /// Builds a send that can be started repeatedly.
     ///
     /// # Errors
     /// Those of [`Process::send_init`](crate::message::process::Process::send_init).
-    pub fn send_init(&self, mode: Mode, to: Rank, tag: Tag) -> Result<Persistent<P>, MessageError> {
+    pub fn send_init(&self, mode: Mode, to: Rank, tag: Tag) -> Result<Persistent, MessageError> {
         let request = self.with(|process| process.send_init(&self.scope, mode, to, tag))?;
         Ok(Persistent { communicator: self.clone(), request, place: None, undo: false })
     }
@@ -39,14 +38,14 @@ impl<P: Transport> Communicator<P> {
         &self,
         source: impl Into<Option<Rank>>,
         tag: impl Into<Option<Tag>>,
-    ) -> Result<Persistent<P>, MessageError> {
+    ) -> Result<Persistent, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         let request = self.with(|process| process.receive_init(&self.scope, source, tag))?;
         Ok(Persistent { communicator: self.clone(), request, place: None, undo: true })
     }
 }
 
-impl<P: Transport> Persistent<P> {
+impl Persistent {
     /// Starts the request: a send with its message, a receive with room.
     ///
     /// # Errors
@@ -58,7 +57,7 @@ impl<P: Transport> Persistent<P> {
     /// Returns whether it was started and its outcome was not taken.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        let state = self.communicator.with(|p| p.lower_mut().requests().state(self.request));
+        let state = self.communicator.with(|p| p.engine_mut().requests().state(self.request));
         !matches!(state, None | Some(State::Built))
     }
 
@@ -75,7 +74,7 @@ impl<P: Transport> Persistent<P> {
         poll_fn(|context| {
             let owner = Arc::clone(&self.communicator.shared);
             let mut shared = lock(&owner);
-            let requests = shared.process.lower_mut().requests();
+            let requests = shared.process.engine_mut().requests();
             if matches!(requests.state(self.request), None | Some(State::Built)) {
                 return Poll::Ready(None);
             }
@@ -83,7 +82,7 @@ impl<P: Transport> Persistent<P> {
             if requests.state(self.request) != Some(State::Done) {
                 shared.drive(context.waker(), &mut self.place, Some(self.request));
             }
-            let Some(outcome) = shared.process.lower_mut().requests().take(self.request) else {
+            let Some(outcome) = shared.process.engine_mut().requests().take(self.request) else {
                 return Poll::Pending;
             };
             shared.waiters.leave(&mut self.place);
@@ -94,10 +93,10 @@ impl<P: Transport> Persistent<P> {
     }
 }
 
-impl<P: Transport> Drop for Persistent<P> {
+impl Drop for Persistent {
     fn drop(&mut self) {
         let mut shared = self.communicator.lock();
-        shared.process.lower_mut().destroy(self.request, self.undo);
+        shared.process.engine_mut().destroy(self.request, self.undo);
         shared.waiters.leave(&mut self.place);
         shared.wake_probes();
     }

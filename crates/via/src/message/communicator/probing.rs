@@ -9,7 +9,7 @@ use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::{MessageError, Process};
 use crate::message::request::{Load, Request};
-use crate::message::transport::{Claim, Probe, Transport, Wait};
+use crate::message::transport::{Claim, Probe, Wait};
 
 /// A message that a probe has found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -25,13 +25,13 @@ pub struct Probed {
 /// A message that a matched probe took out of the queue: no other receive can match it. If dropped, it returns
 /// to its place in the queue.
 #[derive(Debug)]
-pub struct Message<P: Transport> {
-    communicator: Communicator<P>,
+pub struct Message {
+    communicator: Communicator,
     request: Option<Request>,
     probed: Probed,
 }
 
-impl<P: Transport> Message<P> {
+impl Message {
     /// Returns its source, tag and length.
     #[must_use]
     pub const fn probed(&self) -> Probed {
@@ -42,7 +42,7 @@ impl<P: Transport> Message<P> {
     ///
     /// # Errors
     /// [`MessageError::Start`] if the sender exited before the message's bytes arrived.
-    pub fn ireceive(mut self, room: Load<'_>) -> Result<Pending<P>, MessageError> {
+    pub fn ireceive(mut self, room: Load<'_>) -> Result<Pending, MessageError> {
         let request = self.request.take().expect("the request is taken only here");
         self.communicator.with(|process| process.start_or_free(request, room))?;
         Ok(Pending::new(self.communicator.clone(), request, true))
@@ -60,7 +60,7 @@ impl<P: Transport> Message<P> {
     }
 }
 
-impl<P: Transport> Drop for Message<P> {
+impl Drop for Message {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
             self.communicator.with(|process| process.free(request));
@@ -68,7 +68,7 @@ impl<P: Transport> Drop for Message<P> {
     }
 }
 
-impl<P: Transport> Communicator<P> {
+impl Communicator {
     /// Returns the first message that matches, if one has arrived; it stays in the queue.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl<P: Transport> Communicator<P> {
         &self,
         source: impl Into<Option<Rank>>,
         tag: impl Into<Option<Tag>>,
-    ) -> Result<Option<Message<P>>, MessageError> {
+    ) -> Result<Option<Message>, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         let found = self.with(|p| p.iprobe(&self.scope, source, tag, Claim::Take))?;
         Ok(found.map(|probe| self.message(probe)))
@@ -125,18 +125,18 @@ impl<P: Transport> Communicator<P> {
         &self,
         source: impl Into<Option<Rank>>,
         tag: impl Into<Option<Tag>>,
-    ) -> Result<Message<P>, MessageError> {
+    ) -> Result<Message, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         let found = self.watch(|p| p.probe_now(&self.scope, source, tag, Claim::Take).transpose());
         Ok(self.message(found.await?))
     }
 
     /// Calls `ask` until it answers: whenever a message has arrived or another request has moved.
-    pub(super) async fn watch<T>(&self, ask: impl Fn(&mut Process<P>) -> Option<T>) -> T {
+    pub(super) async fn watch<T>(&self, ask: impl Fn(&mut Process) -> Option<T>) -> T {
         let mut place = Registration::new(self);
         poll_fn(|context| {
             let mut shared = self.lock();
-            shared.process.lower_mut().advance(Wait::Not);
+            shared.process.engine_mut().advance(Wait::Not);
             let mut answer = ask(&mut shared.process);
             if answer.is_none() {
                 shared.drive(context.waker(), &mut place.place, None);
@@ -170,25 +170,25 @@ impl<P: Transport> Communicator<P> {
         Probed { source: self.scope.rank_of(key.source), tag: key.tag, length }
     }
 
-    fn message(&self, probe: Probe) -> Message<P> {
+    fn message(&self, probe: Probe) -> Message {
         Message { communicator: self.clone(), request: probe.claimed, probed: self.probed(probe) }
     }
 }
 
 /// A place among the process's waiters, for as long as this lives.
 #[derive(Debug)]
-struct Registration<P: Transport> {
-    shared: Arc<Mutex<Shared<P>>>,
+struct Registration {
+    shared: Arc<Mutex<Shared>>,
     place: Option<usize>,
 }
 
-impl<P: Transport> Registration<P> {
-    fn new(communicator: &Communicator<P>) -> Self {
+impl Registration {
+    fn new(communicator: &Communicator) -> Self {
         Self { shared: Arc::clone(&communicator.shared), place: None }
     }
 }
 
-impl<P: Transport> Drop for Registration<P> {
+impl Drop for Registration {
     fn drop(&mut self) {
         if self.place.is_some() {
             lock(&self.shared).waiters.leave(&mut self.place);

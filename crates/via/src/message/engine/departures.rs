@@ -2,11 +2,12 @@
 
 use bytes::Bytes;
 
+use super::any_carrier::AnyCarrier;
 use super::config::MAX_WITHDRAWALS;
 use super::flows::Class;
 use super::peer::{Link, Stream};
 use super::{Arrived, Core, Counters, ENTRY, WhenFull};
-use crate::message::carrier::{Carrier, Refusal};
+use crate::message::carrier::{Carrier as _, Refusal};
 use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 use crate::message::matching::Key;
 use crate::message::request::{Failure, Mode, Operation, Request, State, Status};
@@ -53,9 +54,9 @@ enum Attempt {
 impl Core {
     /// Sends a message now, if nothing is queued before it; returns `false` if the caller must queue it.
     #[inline]
-    pub(super) fn send_at_once<C: Carrier>(
+    pub(super) fn send_at_once(
         &mut self,
-        carrier: &mut C,
+        carrier: &mut AnyCarrier,
         request: Request,
         route: Route,
         bytes: &[u8],
@@ -69,9 +70,9 @@ impl Core {
 
     /// Does the same without a request; returns `None` if the message can't be sent now or needs an answer.
     #[inline]
-    pub(super) fn send_alone<C: Carrier>(
+    pub(super) fn send_alone(
         &mut self,
-        carrier: &mut C,
+        carrier: &mut AnyCarrier,
         route: Route,
         bytes: &[u8],
     ) -> Option<(Status, Result<(), Failure>)> {
@@ -132,9 +133,9 @@ impl Core {
     }
 
     #[inline]
-    fn attempt<C: Carrier>(
+    fn attempt(
         &mut self,
-        carrier: &mut C,
+        carrier: &mut AnyCarrier,
         handle: u64,
         route: Route,
         bytes: &[u8],
@@ -226,9 +227,9 @@ impl Core {
     }
 
     #[inline]
-    fn post<C: Carrier>(
+    fn post(
         &mut self,
-        carrier: &mut C,
+        carrier: &mut AnyCarrier,
         to: Peer,
         envelope: &Envelope,
         payload: &[u8],
@@ -344,7 +345,7 @@ impl Core {
     }
 
     /// Sends a process its credit; returns `false` if the carrier has no room for a packet.
-    fn send_credit<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) -> bool {
+    fn send_credit(&mut self, carrier: &mut AnyCarrier, peer: Peer) -> bool {
         let limits = self.limits;
         let mut packet = std::mem::take(&mut self.scratch);
         while let Some(link) = self.link(peer).filter(|link| link.owes_credit()) {
@@ -374,7 +375,7 @@ impl Core {
     }
 
     /// Sends all packets that can be sent now; returns whether more could be sent in another turn.
-    pub(super) fn flush<C: Carrier>(&mut self, carrier: &mut C) -> bool {
+    pub(super) fn flush(&mut self, carrier: &mut AnyCarrier) -> bool {
         let mut at = 0;
         let mut more = false;
         while at < self.busy.len() {
@@ -394,7 +395,7 @@ impl Core {
         more
     }
 
-    fn flush_link<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) -> bool {
+    fn flush_link(&mut self, carrier: &mut AnyCarrier, peer: Peer) -> bool {
         while let Some(envelope) = self.link(peer).and_then(|link| link.answers.front().copied()) {
             if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
                 return false;
@@ -432,7 +433,7 @@ impl Core {
     }
 
     /// Sends the next part of an announced message; returns `false` if the carrier has no room for it.
-    fn send_part<C: Carrier>(&mut self, carrier: &mut C, peer: Peer, mut stream: Stream) -> bool {
+    fn send_part(&mut self, carrier: &mut AnyCarrier, peer: Peer, mut stream: Stream) -> bool {
         let record = self.requests.get(stream.send);
         let Some((bytes, status)) = record.map(|r| (r.bytes.clone(), r.status)) else {
             return true;

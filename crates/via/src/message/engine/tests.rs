@@ -6,15 +6,15 @@ use proptest::prelude::*;
 use super::{Config, Engine, Peer};
 use crate::message::envelope::{Context, Tag};
 use crate::message::matching::Pattern;
-use crate::message::memory::{MemoryCarrier, MemoryConfig, network};
+use crate::message::memory::{MemoryConfig, network};
 use crate::message::request::{Load, Mode, Operation, Request};
-use crate::message::transport::{Claim, Transport, Wait};
+use crate::message::transport::{Claim, Wait};
 
 const PROCESSES: u32 = 3;
 /// A context whose messages are ordered only within a tag; context 0 orders them all.
 const BY_TAG: Context = Context(1);
 
-type Process = Engine<MemoryCarrier>;
+type Process = Engine;
 
 fn cluster(memory: MemoryConfig, config: Config) -> Vec<Process> {
     let everyone: Vec<_> = (0..PROCESSES).map(Peer).collect();

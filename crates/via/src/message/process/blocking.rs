@@ -10,7 +10,7 @@ use crate::message::envelope::Tag;
 use crate::message::group::{CommHandle, Rank};
 use crate::message::matching::Pattern;
 use crate::message::request::{Load, Mode, Operation, Outcome, Request, State};
-use crate::message::transport::{Claim, Probe, Transport, TryReceive, Wait};
+use crate::message::transport::{Claim, Probe, TryReceive, Wait};
 
 /// Polls before a waiting thread parks: some 20 us, about the cost of waking it.
 pub const DEFAULT_SPINS: u32 = 400;
@@ -84,11 +84,11 @@ impl Parker {
         Spin { parker: self, made: 0 }
     }
 
-    /// Calls `ask` until it answers. After the spins, moves the lower layer forward and parks between calls.
-    pub(crate) fn until<P: Transport, T>(
+    /// Calls `ask` until it answers. After the spins, moves the engine forward and parks between calls.
+    pub(crate) fn until<T>(
         &self,
-        process: &mut Process<P>,
-        mut ask: impl FnMut(&mut Process<P>) -> Option<T>,
+        process: &mut Process,
+        mut ask: impl FnMut(&mut Process) -> Option<T>,
     ) -> T {
         let mut spin = self.spin();
         while spin.again() {
@@ -97,13 +97,13 @@ impl Parker {
             }
         }
         loop {
-            let before = process.lower.requests().moves();
+            let before = process.engine.requests().moves();
             if let Some(answer) = ask(process) {
                 return answer;
             }
-            let done = process.lower.advance(Wait::Wake(&self.waker));
+            let done = process.engine.advance(Wait::Wake(&self.waker));
             // Progress made by this call wakes no waker: ask again before parking.
-            if done == 0 && process.lower.requests().moves() == before {
+            if done == 0 && process.engine.requests().moves() == before {
                 std::thread::park();
             }
         }
@@ -124,10 +124,10 @@ impl Default for Parker {
     }
 }
 
-impl<P: Transport> Process<P> {
+impl Process {
     /// Waits for a request, which can then be started again. Returns `None` if it is not under way.
     pub fn wait(&mut self, request: Request, parker: &Parker) -> Option<Outcome> {
-        parker.until(self, |process| match process.lower.requests().state(request) {
+        parker.until(self, |process| match process.engine.requests().state(request) {
             None | Some(State::Built) => Some(None),
             _ => process.test(request).map(Some),
         })
@@ -194,7 +194,7 @@ impl<P: Transport> Process<P> {
     ) -> Option<Outcome> {
         let to = scope.group().peer(to).ok()?;
         let operation = Operation::Send { mode, to, context: scope.context(), tag };
-        self.lower.send_now(operation, bytes)
+        self.engine.send_now(operation, bytes)
     }
 
     /// Receives a message and waits for it. If the receive fails, the error is in the outcome.
@@ -232,7 +232,7 @@ impl<P: Transport> Process<P> {
         let pattern = Pattern { context: scope.context(), source, tag };
         let mut spin = parker.spin();
         while spin.again() {
-            match self.lower.receive_now(&pattern, *room, storage) {
+            match self.engine.receive_now(&pattern, *room, storage) {
                 TryReceive::Here(outcome) => return Some(outcome),
                 TryReceive::NotYet => {}
                 TryReceive::Refused => return None,

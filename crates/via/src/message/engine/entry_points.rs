@@ -1,0 +1,307 @@
+//! The entry points of an engine: the eight functions of LAM's request progression interface, and shortcuts.
+//!
+//! LAM/MPI puts everything that depends on the transport behind eight entry points (the LAM over VIA paper,
+//! section 3; Burns, "LAM 6.0 portability", 1996). LAM's layers share state in the request's structure; here they
+//! share it in [`Requests`].
+
+use std::task::Poll;
+
+use bytes::Bytes;
+
+use super::departures::Route;
+use super::{Core, Engine, MAX_LENGTH, Phase};
+use crate::message::carrier::{Carrier as _, Event};
+use crate::message::envelope::{Context, Peer, Tag};
+use crate::message::explain::Explanation;
+use crate::message::matching::Pattern;
+use crate::message::request::{Failure, Load, Operation, Outcome, Request, Requests, State};
+use crate::message::transport::{
+    BuildError, Claim, InitError, Probe, StartError, TransportCaps, TryReceive, Wait,
+};
+
+impl Engine {
+    /// Initialises the layer; call it once, before anything else.
+    ///
+    /// # Errors
+    /// [`InitError`].
+    pub fn init(&mut self) -> Result<TransportCaps, InitError> {
+        if self.phase != Phase::New {
+            return Err(InitError::Twice);
+        }
+        self.phase = Phase::Running;
+        self.add_processes(&[self.core.own])?;
+        Ok(TransportCaps {
+            own: self.core.own,
+            max_tag: Tag(u32::MAX),
+            max_context: Context(u32::MAX),
+            max_length: MAX_LENGTH,
+        })
+    }
+
+    /// Adds processes, with which messages can then be exchanged. Skips those that were added before.
+    ///
+    /// # Errors
+    /// [`InitError`]; the processes before the one that failed were added.
+    pub fn add_processes(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        if self.phase != Phase::Running {
+            return Err(InitError::NotInitialised);
+        }
+        let known = |core: &Core, peer| core.link(peer).is_some_and(|link| link.known);
+        let own = self.core.own;
+        let new = peers.iter().filter(|peer| !known(&self.core, **peer) && **peer != own).count();
+        let share = self.core.unshared / new.max(1);
+        for peer in peers.iter().copied() {
+            if known(&self.core, peer) {
+                continue;
+            }
+            if peer != self.core.own {
+                self.carrier.connect(&[peer])?;
+            }
+            self.core.add(peer, share);
+        }
+        self.core.flush(&mut self.carrier);
+        Ok(())
+    }
+
+    /// Builds the persistent part of a request.
+    ///
+    /// # Errors
+    /// [`BuildError`].
+    #[inline]
+    pub fn build(&mut self, operation: Operation) -> Result<Request, BuildError> {
+        if self.phase != Phase::Running {
+            return Err(BuildError::NotRunning);
+        }
+        let peer = match operation {
+            Operation::Send { to, .. } => Some(to),
+            Operation::Receive(pattern) => pattern.source,
+            Operation::Claimed(_) | Operation::Nothing => None,
+        };
+        if let Some(peer) = peer {
+            self.core.link(peer).filter(|link| link.known).ok_or(BuildError::Unknown(peer))?;
+        }
+        Ok(self.core.requests.insert(operation))
+    }
+
+    /// Starts one communication of a request. It may be done when this returns.
+    ///
+    /// # Errors
+    /// [`StartError`]; the load is dropped.
+    #[inline]
+    pub fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), StartError> {
+        if self.phase != Phase::Running {
+            return Err(StartError::NotRunning);
+        }
+        if let Some(operation) = self.core.requests.operation(request) {
+            self.poll_if_lost(operation);
+        }
+        let core = &mut self.core;
+        let record = core.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
+        if record.state != State::Built {
+            return Err(StartError::NotBuilt);
+        }
+        match (record.operation, load) {
+            (Operation::Send { mode, to, context, tag }, Load::Copy(bytes)) => {
+                check_length(bytes.len())?;
+                let route = Route { mode, to, context, tag };
+                if !core.send_at_once(&mut self.carrier, request, route, bytes) {
+                    core.queue_send(request, to, Bytes::copy_from_slice(bytes));
+                }
+            }
+            (Operation::Send { mode, to, context, tag }, Load::Bytes(bytes)) => {
+                check_length(bytes.len())?;
+                let route = Route { mode, to, context, tag };
+                if !core.send_at_once(&mut self.carrier, request, route, &bytes) {
+                    core.queue_send(request, to, bytes);
+                }
+            }
+            (Operation::Receive(pattern), Load::Room { room, storage }) => {
+                (record.room, record.storage) = (room, storage);
+                core.receive(request, &pattern);
+            }
+            (Operation::Claimed(_), Load::Room { room, storage }) => {
+                let held = core.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
+                (record.room, record.storage) = (room, storage);
+                core.meet(request, held);
+            }
+            _ => return Err(StartError::WrongLoad),
+        }
+        // A receive may have matched: answer its sender now, not at the next advance.
+        self.flush();
+        Ok(())
+    }
+
+    /// Undoes a build. A send that is under way continues without an owner. A receive under way does too, and
+    /// its message is lost, unless `undo`: then the receive is withdrawn, or the message that it matched
+    /// returns to its place in the queue (a truncated one is lost). A claimed message that was not received
+    /// returns to the queue in either case.
+    #[inline]
+    pub fn destroy(&mut self, request: Request, undo: bool) {
+        if !self.core.claimed.is_empty()
+            && let Some(held) = self.core.claimed.remove(&request)
+        {
+            self.core.unclaim(held);
+        }
+        match self.core.requests.state(request) {
+            Some(State::Done) if undo => self.core.abandon(request, undo),
+            Some(State::Waiting | State::Active) => self.core.abandon(request, undo),
+            _ => {
+                self.core.requests.remove(request);
+            }
+        }
+        self.flush();
+    }
+
+    /// Sends without a request: in standard or ready mode, a message that leaves at once and needs no answer.
+    /// Returns `None`, without any effect, if that is not possible.
+    ///
+    /// This and [`receive_now`](Self::receive_now) are the shortcuts for blocking callers that LAM's later
+    /// interface calls fast send and fast receive.
+    #[inline]
+    pub fn send_now(&mut self, operation: Operation, bytes: &[u8]) -> Option<Outcome> {
+        if self.phase != Phase::Running {
+            return None;
+        }
+        let route = Route::of(operation)?;
+        self.poll_if_lost(operation);
+        let (status, result) = self.core.send_alone(&mut self.carrier, route, bytes)?;
+        Some(Outcome { status, result, bytes: Vec::new() })
+    }
+
+    /// Receives without a request: polls once, and puts at most `room` bytes of a matching message straight
+    /// into `storage`. This works only if no other receive and no unexpected message waits. Other packets that
+    /// arrive are handled as usual.
+    #[inline]
+    pub fn receive_now(
+        &mut self,
+        pattern: &Pattern,
+        room: usize,
+        storage: &mut Vec<u8>,
+    ) -> TryReceive {
+        if self.phase != Phase::Running || !self.core.may_receive_alone(pattern) {
+            return TryReceive::Refused;
+        }
+        let event = self.carrier.poll();
+        let taken = match event {
+            Some(Event::Packet { from, envelope, payload }) => {
+                let target = (room, &mut *storage);
+                self.core.on_packet_for(pattern, target, from, &envelope, payload)
+            }
+            Some(Event::Lost(peer)) => {
+                self.core.lose(Failure::PeerLost(peer));
+                None
+            }
+            Some(Event::Restarted(peer)) => {
+                self.core.lose(Failure::PeerRestarted(peer));
+                None
+            }
+            Some(Event::Returned(peer)) => {
+                self.core.regain(peer);
+                None
+            }
+            None => None,
+        };
+        self.flush();
+        match taken {
+            Some((status, result)) => {
+                TryReceive::Here(Outcome { status, result, bytes: std::mem::take(storage) })
+            }
+            None => TryReceive::NotYet,
+        }
+    }
+
+    /// Shuts the layer down: ready once all of this process's packets have left; call
+    /// [`advance`](Self::advance) until then. Requests that are not done fail then.
+    pub fn finalize(&mut self) -> Poll<()> {
+        match self.phase {
+            Phase::Down => return Poll::Ready(()),
+            Phase::New => {}
+            Phase::Running | Phase::Closing => {
+                self.phase = Phase::Closing;
+                let drained = self.core.links.iter().all(|link| link.lost || link.is_idle());
+                if !drained || self.core.owes_answers() || !self.carrier.is_flushed() {
+                    return Poll::Pending;
+                }
+                self.carrier.close();
+            }
+        }
+        self.phase = Phase::Down;
+        self.core.fail_all(Failure::Finalized);
+        Poll::Ready(())
+    }
+
+    /// Returns a message that matches the pattern, if one has arrived; does not advance.
+    pub fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
+        let Some((id, key, arrived)) = self.core.matching.peek(pattern) else {
+            return self.core.probe_hinted(pattern, claim);
+        };
+        let length = arrived.length as usize;
+        let claimed = (claim == Claim::Take).then(|| {
+            let held = self.core.matching.remove(id).expect("the message was just found");
+            let request = self.core.requests.insert(Operation::Claimed(key));
+            self.core.claimed.insert(request, held);
+            request
+        });
+        Some(Probe { key, length, claimed })
+    }
+
+    /// Moves requests forward; returns how many completed since the last call that returned them.
+    #[inline]
+    pub fn advance(&mut self, wait: Wait<'_>) -> usize {
+        loop {
+            let more = self.progress(matches!(wait, Wait::Not));
+            let completed = self.core.requests.take_completed();
+            let Wait::Wake(waker) = wait else { return completed };
+            if completed > 0 {
+                return completed;
+            }
+            if !more && self.carrier.arm_wakeup(waker) {
+                return 0;
+            }
+            if more {
+                // The batch is spent: yield to other tasks on this thread.
+                waker.wake_by_ref();
+                return 0;
+            }
+        }
+    }
+
+    /// Returns the table of requests.
+    pub fn requests(&mut self) -> &mut Requests {
+        &mut self.core.requests
+    }
+
+    /// Returns how many times a process was lost so far.
+    pub fn losses(&self) -> u32 {
+        self.core.losses
+    }
+
+    /// Returns whether another process left a collective operation of this context before its end.
+    pub fn was_left(&self, context: Context) -> bool {
+        self.core.has_left && self.core.links.iter().any(|link| link.left.contains(&context))
+    }
+
+    /// Returns whether a process was lost after the first `losses` losses, and has been replaced since.
+    pub fn has_returned(&self, peer: Peer, losses: u32) -> bool {
+        self.core.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
+    }
+
+    /// Promises that no receive or probe of this context leaves the tag open, here or at the processes that
+    /// this one sends to. Messages of different tags then have no order, and unreceived messages of one tag do
+    /// not hold back other tags.
+    pub fn assert_no_any_tag(&mut self, context: Context) {
+        self.core.by_tag.insert(context);
+    }
+
+    /// Reports what each request waits for.
+    pub fn explain(&self) -> Explanation {
+        self.core.explain()
+    }
+}
+
+const fn check_length(length: usize) -> Result<(), StartError> {
+    if length > MAX_LENGTH {
+        return Err(StartError::TooLong { length, most: MAX_LENGTH });
+    }
+    Ok(())
+}
