@@ -13,6 +13,8 @@ pub(super) const SEND: u8 = 0;
 pub(super) const RECEIVE: u8 = 1;
 
 const LINE: TimerId = TimerId(0);
+/// Datagrams whose completions wait for that of a received one, so that the host is interrupted less often.
+const UNREPORTED: usize = 32;
 
 /// The firmware of a plain NIC: sends the datagrams that its host posts, and writes received ones to the
 /// buffers that the host has posted. A datagram that finds no buffer is dropped.
@@ -21,6 +23,8 @@ pub struct DatagramNic {
     /// Datagrams that wait for a transmit slot.
     sends: VecDeque<(PortId, Command)>,
     buffers: VecDeque<(PortId, Command)>,
+    /// Completions of datagrams that were sent.
+    sent: Vec<(PortId, Completion)>,
 }
 
 impl DatagramNic {
@@ -44,9 +48,19 @@ impl DatagramNic {
                 Err(TransmitRefused::Region(_)) => Status::Region,
             };
             self.sends.pop_front();
-            hw.complete(port, &Completion::of(&command, status));
+            self.sent.push((port, Completion::of(&command, status)));
+            if self.sent.len() == UNREPORTED {
+                self.report(hw);
+            }
         }
         hw.commit();
+    }
+
+    /// Completes the datagrams that were sent.
+    fn report(&mut self, hw: &mut impl Hardware) {
+        for (port, completion) in self.sent.drain(..) {
+            hw.complete(port, &completion);
+        }
     }
 }
 
@@ -54,12 +68,17 @@ impl Firmware for DatagramNic {
     fn on_start(&mut self, _: &mut impl Hardware) {}
 
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
+        let mut is_reminder = true;
         while let Some(command) = hw.next_command(port) {
+            is_reminder = false;
             match command.opcode {
                 SEND => self.sends.push_back((port, command)),
                 RECEIVE => self.buffers.push_back((port, command)),
                 _ => hw.complete(port, &Completion::of(&command, Status::Invalid)),
             }
+        }
+        if is_reminder {
+            self.report(hw);
         }
         self.send(hw);
     }
@@ -67,6 +86,7 @@ impl Firmware for DatagramNic {
     fn on_port_closed(&mut self, _: &mut impl Hardware, port: PortId) {
         self.sends.retain(|(of, _)| *of != port);
         self.buffers.retain(|(of, _)| *of != port);
+        self.sent.retain(|(of, _)| *of != port);
     }
 
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
@@ -87,6 +107,7 @@ impl Firmware for DatagramNic {
             args: [frame.header.words[0], frame.header.words[1], 0, 0],
             ..Completion::of(&command, status)
         };
+        self.report(hw);
         hw.complete(port, &completion);
         hw.commit();
     }

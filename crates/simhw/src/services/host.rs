@@ -144,38 +144,43 @@ impl System {
     async fn wait(&mut self, host: &SimHost, tick: Option<Instant>) {
         let at = [tick, self.kernel.next_timer()].into_iter().flatten().min();
         let mut sleep = pin!(host.sleep_until(at.unwrap_or(Instant::FAR_FUTURE)));
-        let nic = &mut self.nic;
-        let completed: Option<Option<Completion>> = poll_fn(|context| {
-            if let Some(nic) = nic
-                && let Poll::Ready(completion) = nic.poll_completion(context)
-            {
-                return Poll::Ready(Some(completion));
+        let is_due = poll_fn(|context| {
+            while let Some(nic) = &mut self.nic {
+                match nic.poll_completion(context) {
+                    Poll::Pending => break,
+                    Poll::Ready(Some(completion)) if !self.receive(completion) => {}
+                    Poll::Ready(Some(_)) => return Poll::Ready(false),
+                    Poll::Ready(None) => {
+                        self.nic = None;
+                        return Poll::Ready(false);
+                    }
+                }
             }
             match at {
-                Some(_) => sleep.as_mut().poll(context).map(|()| None),
+                Some(_) => sleep.as_mut().poll(context).map(|()| true),
                 None => Poll::Pending,
             }
         })
         .await;
-        match completed {
-            Some(Some(completion)) => self.receive(completion),
-            Some(None) => self.nic = None,
-            None if at == tick => self.on_tick(host),
-            None => {}
+        if is_due && at == tick {
+            self.on_tick(host);
         }
     }
 
-    /// Handles a completion and all that follow it.
-    fn receive(&mut self, first: Completion) {
-        let Some(nic) = &mut self.nic else { return };
-        let mut next = Some(first);
+    /// Handles a completion and all that follow it. Returns whether the host has something to do: a packet has arrived, or
+    /// one that waited can be sent.
+    fn receive(&mut self, first: Completion) -> bool {
+        let Some(nic) = &mut self.nic else { return false };
+        let (mut next, mut has_arrived) = (Some(first), false);
         while let Some(completion) = next {
             if let Some(arrived) = nic.handle(&completion) {
                 self.kernel.deliver(arrived, &mut self.wakes);
+                has_arrived = true;
             }
             next = nic.take();
         }
         nic.ring_for_buffers();
+        has_arrived || self.kernel.state().outbox.front().is_some()
     }
 
     /// Looks after the NIC: it may have been reset, and doorbells and interrupts may be lost.
