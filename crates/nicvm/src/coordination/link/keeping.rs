@@ -5,6 +5,7 @@ use midplane_simhw::time::Instant;
 use super::super::member::{Parties, Party};
 use super::super::message::{Body, Epoch};
 use super::{Link, Request};
+use crate::planted::{self, Bug};
 
 impl Link {
     /// Returns whether a lease is needed: the token is here, and in use or wanted.
@@ -35,8 +36,8 @@ impl Link {
 
     pub(super) fn on_ask(&mut self, now: Instant, from: Party, epoch: Epoch, round: u32) {
         self.learn_epoch(now, epoch, None, None);
-        let ours =
-            epoch == self.epoch && epoch > self.given_up && self.live.contains(self.setup.me);
+        let kept = epoch > self.given_up || planted::is(Bug::GivenUpSupported);
+        let ours = epoch == self.epoch && kept && self.live.contains(self.setup.me);
         if ours && now >= self.setup.quiet_until {
             self.send(from, Body::Support { epoch, round });
         } else if epoch < self.epoch {

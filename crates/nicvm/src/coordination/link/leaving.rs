@@ -5,6 +5,7 @@ use midplane_simhw::time::Instant;
 use super::super::member::Party;
 use super::super::message::{Body, Epoch, Grant, REQUESTERS};
 use super::Link;
+use crate::planted::{self, Bug};
 
 impl Link {
     /// Leaves the link: notifies all parties, and passes a token that is here to a waiting sender, or to the witness.
@@ -41,9 +42,8 @@ impl Link {
             self.live = self.live.without(party);
             self.lease.forget_round();
         }
-        if let Some((_, grant)) =
-            self.given.take_if(|(to, grant)| *to == party && grant.number != taken)
-        {
+        let untaken = |grant: &Grant| grant.number != taken || planted::is(Bug::LeaveReturns);
+        if let Some((_, grant)) = self.given.take_if(|(to, grant)| *to == party && untaken(grant)) {
             // The grant arrived after the sender had left, and the sender did not take it.
             self.on_grant(now, Grant { evidence: 0, ..grant }, self.our_last);
         }
