@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use midplane::nicvm::control::ControlConfig;
-use midplane::nicvm::coordination::{CoordinationConfig, Hold, Lead};
-use midplane::simhw::fault::{Chaos, FaultKind, Incident};
+use midplane::nicvm::coordination::{CoordinationConfig, Hold, Lead, LinkConfig};
+use midplane::simhw::fault::{Chaos, Fault, FaultKind, Incident};
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::profile::NicProfile;
 use midplane::simhw::rng::Rng;
 use midplane::simhw::switch::{Buffer, DiscardPolicy, Forwarding, SwitchProfile};
-use midplane::simhw::time::LineRate;
+use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
 
 /// Receiver of coordinated messages, and witness of its link.
@@ -24,6 +24,10 @@ pub(crate) struct Plan {
     pub(crate) profile: NicProfile,
     pub(crate) control: ControlConfig,
     pub(crate) coordination: Option<CoordinationConfig>,
+    /// Destinations of coordinated messages.
+    pub(crate) receivers: Vec<NodeId>,
+    /// Lease of the tokens.
+    pub(crate) lease: Duration,
     /// Bytes of the longest message.
     pub(crate) longest: u64,
     /// Longest pause of a sender between two commands.
@@ -33,6 +37,10 @@ pub(crate) struct Plan {
     pub(crate) script: Vec<Incident>,
     /// True if accesses to memory may fail, and commands may be damaged.
     pub(crate) damages: bool,
+    /// True if doorbells may be lost. Otherwise nothing rings twice, and a command that is not handled stays so.
+    pub(crate) rings_again: bool,
+    /// True if a frame may leave its NIC much later than the firmware has reckoned.
+    pub(crate) stalls: bool,
 }
 
 /// Returns the kinds of faults that firmware, extensions and applications must survive.
@@ -61,6 +69,16 @@ impl Plan {
         }
         let damages = [FaultKind::DmaError, FaultKind::Unpinned, FaultKind::CommandDamaged];
         let damages = damages.iter().any(|kind| kinds.contains(kind));
+        let doorbells = [FaultKind::DoorbellLost, FaultKind::DoorbellQueue];
+        let rings_again = damages || doorbells.iter().any(|kind| kinds.contains(kind));
+        let stalls = [
+            FaultKind::DmaStall,
+            FaultKind::NicMemory,
+            FaultKind::Overrun,
+            FaultKind::RateChange,
+            FaultKind::SlowClock,
+        ];
+        let stalls = stalls.iter().any(|kind| kinds.contains(kind));
         let chaos = Chaos {
             kinds,
             incidents: rng.between(0, 25) as usize,
@@ -76,7 +94,19 @@ impl Plan {
             [NicProfile::FREE, NicProfile::MODERN, NicProfile::MODERN, NicProfile::SBA_200E];
         let mtu = [800, 1_424, 65_400][rng.below(3) as usize];
         let profile = NicProfile { mtu, ..profiles[rng.below(4) as usize] };
-        let coordination = coordinated.then(|| coordination(&mut rng, topology.hosts()));
+        let long = coordinated && rng.chance(0.4);
+        let lease =
+            Duration::from_millis(if long { rng.between(40, 120) } else { rng.between(5, 30) });
+        let shared = coordinated && topology.hosts() > 2 && rng.chance(0.3);
+        let receivers = [CENTRE, NodeId(1)][..1 + usize::from(shared)].to_vec();
+        let coordination =
+            coordinated.then(|| coordination(&mut rng, topology.hosts(), lease, &receivers));
+        let mut script = chaos.script(&topology, seed);
+        if long {
+            let cuts = cuts(&mut rng, &topology, trouble, lease);
+            script.extend(cuts);
+            script.sort_by_key(|incident| incident.at);
+        }
         Self {
             seed,
             profile,
@@ -85,8 +115,12 @@ impl Plan {
             longest: [64, 2_000, 9_000][rng.below(3) as usize],
             pause: Duration::from_micros([30, 300, 2_000][rng.below(3) as usize]),
             trouble,
-            script: chaos.script(&topology, seed),
+            script,
             damages,
+            rings_again,
+            stalls,
+            receivers,
+            lease,
             topology,
         }
     }
@@ -133,11 +167,44 @@ fn topology(rng: &mut Rng) -> Topology {
     topology
 }
 
-fn coordination(rng: &mut Rng, hosts: u16) -> CoordinationConfig {
-    let senders: Vec<NodeId> = (1..hosts).map(NodeId).collect();
-    let mut config = CoordinationConfig::star(&[CENTRE], &senders);
-    config = config.lease(Duration::from_millis(rng.between(5, 30)));
-    config = config.genesis(rng.chance(0.7)).buffers(rng.chance(0.3));
+/// Draws cuts between two nodes, in one direction or both, that last about as long as a lease: a holder, or a sender
+/// that supports it, misses what the others do meanwhile.
+fn cuts(rng: &mut Rng, topology: &Topology, trouble: Duration, lease: Duration) -> Vec<Incident> {
+    let hosts = u64::from(topology.hosts());
+    let cut = |_| {
+        let from = rng.below(hosts);
+        let to = NodeId(((from + rng.between(1, hosts - 1)) % hosts) as u16);
+        let from = NodeId(from as u16);
+        let fault = if rng.chance(0.4) {
+            Fault::OneWay { from, to }
+        } else {
+            Fault::Partition { from, to }
+        };
+        let at = Instant::from_nanos(rng.below(trouble.as_nanos() as u64));
+        let lasts = Duration::from_nanos(rng.between(1_000_000, lease.as_nanos() as u64 * 2));
+        Incident { at, lasts, fault }
+    };
+    (0..6).map(cut).collect()
+}
+
+/// Draws the settings of senders that share the link to the first receiver. Of two, the second is behind another link.
+fn coordination(
+    rng: &mut Rng,
+    hosts: u16,
+    lease: Duration,
+    receivers: &[NodeId],
+) -> CoordinationConfig {
+    let senders = |but: NodeId| (1..hosts).map(NodeId).filter(|node| *node != but).collect();
+    let mut config = CoordinationConfig::new();
+    let mut links = Vec::new();
+    for receiver in receivers {
+        let link =
+            LinkConfig { number: receiver.0, witness: *receiver, senders: senders(*receiver) };
+        links.push(receiver.0);
+        config = config.link(link).route(*receiver, links.clone());
+    }
+    let buffers = rng.chance(0.3) && receivers.len() == 1;
+    config = config.lease(lease).genesis(rng.chance(0.7)).buffers(buffers);
     config = config.hold([Hold::Message, Hold::Auto, Hold::Bytes(20_000)][rng.below(3) as usize]);
     if rng.chance(0.3) {
         config = config.lead(Lead::Off);
