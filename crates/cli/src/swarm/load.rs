@@ -22,6 +22,9 @@ use super::plan::{CENTRE, Plan};
 
 /// Port on which each node receives.
 const INBOX: PortId = PortId(0);
+/// Ports of senders and of barriers: a free number could be that of a receiver which opens its port again.
+const OUTBOX: PortId = PortId(1);
+const BARRIER: PortId = PortId(2);
 /// Most commands of a sender that have not completed.
 const UNDER_WAY: usize = 4;
 /// Receive buffers of each service.
@@ -198,7 +201,8 @@ pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
     let mut rng = host.rng(&format!("sender {}", host.now()));
     let mut left = habits.rounds.map(|rounds| rounds * habits.others() * 2);
     loop {
-        let memory = host.open_port().ok().and_then(|mut port| {
+        let outbox = PortOptions::default().number(OUTBOX);
+        let memory = host.open_port_with(outbox).ok().and_then(|mut port| {
             let regions = (0..UNDER_WAY).map(|_| port.register(habits.longest() as usize));
             Some((regions.collect::<Result<Vec<_>, _>>().ok()?, port))
         });
@@ -326,7 +330,7 @@ async fn receive_all<H: Host>(host: &H, mut port: Port, oracle: &Shared, plan: &
 pub(crate) async fn barriers<H: Host>(host: H, oracle: Shared, plan: Arc<Plan>) {
     let (me, nodes) = (host.node(), usize::from(plan.topology.hosts()));
     let mut rng = host.rng("barriers");
-    let Ok(mut port) = host.open_port() else {
+    let Ok(mut port) = host.open_port_with(PortOptions::default().number(BARRIER)) else {
         return oracle.lock().complain(format!("node {me} has no port for barriers"));
     };
     for _ in 0..BARRIERS {
