@@ -101,7 +101,7 @@ against_sim() {
     local senders=$1 real=$FOLDER/ours0 simulated=$FOLDER/simulated
     fresh ours none "$senders" >/dev/null
     timeout 60 "$INCAST" --fabric sim --mode none --senders "$senders" --message-bytes "$MESSAGE" \
-        --link-mbps 100 --buffer-bytes 32768 --seconds "$SECONDS_EACH" --json >"$simulated" || true
+        --buffer-bytes 32768 --seconds "$SECONDS_EACH" --json >"$simulated" || true
     if [[ ! -s $real || ! -s $simulated ]]; then
         row "$MESSAGE bytes" "$senders" failed - -
         return

@@ -12,14 +12,11 @@ pub mod anchors;
 pub mod chains;
 #[cfg(target_os = "linux")]
 pub mod daemons;
-pub mod handler;
 pub mod incast;
 pub mod messages;
 #[cfg(target_os = "linux")]
 pub mod nas_rank;
 pub mod nodes;
 pub mod solver;
-pub mod stream;
 pub mod transfer;
-#[cfg(feature = "lab")]
 pub mod work;

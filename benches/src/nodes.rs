@@ -46,7 +46,7 @@ pub struct Nodes {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 
-    /// Rank 0 reports; with --background the last peer sends the background traffic
+    /// Rank 0 reports
     #[command(flatten)]
     ranks: Ranks,
 

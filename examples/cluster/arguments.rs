@@ -1,7 +1,5 @@
 //! Command line of the example.
 
-use std::path::PathBuf;
-
 use clap::Parser;
 
 use crate::ranks::Ranks;
@@ -9,7 +7,6 @@ use crate::ranks::Ranks;
 const EXAMPLES: &str = "\
 Examples:
   cluster                                   four processes and a switch, on this host
-  cluster --plot cluster.svg                the same, with a picture
   cluster --only fresh,fan-in --rounds 1    two of the rows' groups, once each
   cluster --rank 0 --peers hosts.txt        and --rank 1, --rank 2, ... on the other hosts
 
@@ -18,7 +15,7 @@ TCP_NODELAY, or UDP sockets where the row says so. The narrow port is the switch
 32 KiB. UDP frames pass it in a switch in software. TCP passes a relay of the same rate and buffer, which
 loses nothing. A ratio above 1 is ours ahead: the median of the rounds,
 their lowest and their highest. A row that does not hold or is unclear is measured for twice as many rounds
-more; then all of its rounds count, but for the lowest and the highest of each six.
+more; then all of its rounds count, but for the lowest and the highest of each four.
 
 Verdicts, by the same bounds on one host and across several:
   holds          the ratio is at least what is wanted, and ours is ahead
@@ -76,10 +73,6 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draw the ratios of ours to theirs
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
-
     #[command(flatten)]
     pub(crate) ranks: Ranks,
 
@@ -113,19 +106,5 @@ impl Arguments {
     /// Returns true if the question's rows are to be measured.
     pub(crate) fn asks(&self, question: Question) -> bool {
         self.only.is_empty() || self.only.contains(&question)
-    }
-
-    /// Checks that the folder of `--plot` exists.
-    ///
-    /// # Errors
-    /// One line that names the argument.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let folder = self.plot.as_deref().and_then(|path| path.parent().map(|at| (path, at)));
-        match folder {
-            Some((path, at)) if !at.as_os_str().is_empty() && !at.is_dir() => {
-                Err(format!("--plot {}: there is no such folder", path.display()))
-            }
-            _ => Ok(()),
-        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::clock::now;
 use crate::contest::Site;
 use crate::incast::fabrics;
-use crate::incast::setting::{Discard, Mode, Setting};
+use crate::incast::setting::{Mode, Setting};
 use crate::nodes::{Fabric, Place};
 
 /// Bytes of a message.
@@ -33,9 +33,7 @@ pub(crate) async fn ours(site: &Site<'_>, number: u32, mode: Mode) -> Result<Vec
         link_mbps: LINK_MBPS,
         buffer_bytes: PORT_BYTES,
         buffer_cells: None,
-        discard: Discard::Tail,
         etr_lead: None,
-        background_mbps: 0,
         seconds: site.time().as_secs_f64(),
         sealed: false,
         seed: site.cluster.seed,

@@ -8,7 +8,6 @@ use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
 use midplane::gang::live::snapshot::Snapshots;
 use midplane::gang::names::Rank;
-use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -91,11 +90,9 @@ fn measure(folder: &Path) -> Result<(f64, f64), String> {
     let stage = |name, hosts, slots| {
         let folder = folder.join(name);
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let (phases, preempt_when_alone) = (Phases::Two, PreemptWhenAlone::Never);
         let (fabric, mode) = ("shm", "resident");
-        let daemons =
-            Daemons { hosts, slots, slice_ms: SLICE_MS, phases, preempt_when_alone, fabric, mode };
-        Stage::start_in(&folder, daemons)
+        let (slice_ms, stretch) = (SLICE_MS, None);
+        Stage::start_in(&folder, Daemons { hosts, slots, slice_ms, stretch, fabric, mode })
     };
     let (here, there) = (stage("here", 1, RANKS)?, stage("there", 2, RANKS / 2)?);
     let expected = said(here.run(RANKS, &["--be-ring"])?)?;

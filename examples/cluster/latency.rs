@@ -1,21 +1,18 @@
 //! Measures request and reply, by the same code over tokio's TCP and over Midplane's byte streams.
 
-use bytes::Bytes;
 use midplane::simhw::host::Host;
 use midplane::via::message::engine::DEFAULT_EAGER;
 use midplane::via::message::group::Rank;
 use midplane::via::service::Streams;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::claims::median;
 use crate::clock::now;
 use crate::contest::{Fabric, Side, Site, Work};
-use crate::handler::{Reverse, reversed};
 use crate::messages::{self, World};
-use crate::stream;
 
 /// Bytes of a request.
-const BYTES: u8 = 64;
+const BYTES: usize = 64;
 /// Requests before the measured ones; a quarter of the time at most.
 const WARM_UP: u32 = 100;
 
@@ -55,8 +52,14 @@ impl Work for Streamed {
     }
 }
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Vec<f64>, String> {
-    stream::serve(stream, Reverse).await.map_err(text)?;
+/// Answers each request with its bytes in reverse order, until the stream ends.
+async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Vec<f64>, String> {
+    let mut bytes = [0; BYTES];
+    while stream.read_exact(&mut bytes).await.is_ok() {
+        bytes.reverse();
+        stream.write_all(&bytes).await.map_err(text)?;
+    }
+    stream.shutdown().await.map_err(text)?;
     Ok(Vec::new())
 }
 
@@ -65,14 +68,17 @@ async fn ask(
     site: &Site<'_>,
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
 ) -> Result<Vec<f64>, String> {
-    let request: Bytes = (0..BYTES).collect();
-    let expected = reversed(&request);
+    let request: [u8; BYTES] = std::array::from_fn(|at| at as u8);
     let mut took = Vec::new();
     let mut asked = 0;
     let mut begun = now();
     let (warm, end) = (begun + site.time() / 4, begun + site.time());
     while begun < end {
-        if stream::ask(&mut stream, &request).await.map_err(text)? != expected {
+        stream.write_all(&request).await.map_err(text)?;
+        let mut answer = [0; BYTES];
+        stream.read_exact(&mut answer).await.map_err(text)?;
+        answer.reverse();
+        if answer != request {
             return Err("a request has a wrong answer".into());
         }
         let done = now();
@@ -82,6 +88,9 @@ async fn ask(
         }
         begun = done;
     }
-    stream::close(&mut stream).await.map_err(text)?;
-    Ok(vec![median(took)])
+    stream.shutdown().await.map_err(text)?;
+    match stream.read(&mut [0]).await.map_err(text)? {
+        0 => Ok(vec![median(took)]),
+        _ => Err("a request has two answers".into()),
+    }
 }

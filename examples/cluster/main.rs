@@ -18,13 +18,12 @@ mod fresh;
 mod job;
 mod latency;
 mod narrow;
-mod picture;
 mod rows;
 mod together;
 
 #[cfg(target_os = "linux")]
 use midplane_benches::daemons;
-use midplane_benches::{handler, incast, messages, nodes, stream, transfer};
+use midplane_benches::{incast, messages, nodes, transfer};
 use midplane_kit::{claims, command_line, processes, ranks, report};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -43,9 +42,6 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    if let Err(what) = arguments.check() {
-        return report::fail(&what, report::BAD_INPUT);
-    }
     if let Some(target) = arguments.serve_switch {
         let peers = arguments.ranks.peers.read();
         let peers = peers.and_then(|peers| resolve_peers(&peers).map_err(|e| e.to_string()));

@@ -13,7 +13,7 @@ use crate::claims::{self, Compared, Verdict, Watch, median};
 use crate::contest::{Contest, Side, Site};
 use crate::control::{Cluster, Leader};
 use crate::processes::{Peer, free_at};
-use crate::{picture, report};
+use crate::report;
 
 /// One row of the report; a missing number is null in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -290,11 +290,6 @@ struct Document<'a> {
 
 /// Prints the report, and returns the exit code.
 pub(crate) fn finish(arguments: &Arguments, rows: &[Row], watch: &Watch) -> ExitCode {
-    if let Some(path) = &arguments.plot
-        && let Err(what) = picture::draw(path, rows)
-    {
-        return report::fail(&what, report::BAD_INPUT);
-    }
     if arguments.json {
         report::print_json(&Document { rows });
     } else {

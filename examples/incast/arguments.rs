@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use midplane::simhw::link::CELL_BYTES;
 use midplane::simhw::seal::Key;
 
 use crate::command_line::name_of;
-use crate::incast::setting::{Discard, Mode, Setting};
+use crate::incast::setting::{Mode, Setting};
 use crate::nodes::{Fabric, Nodes, seconds};
 
 /// Message sizes of a comparison, in bytes: up to 10 KB, as in the paper's figures.
@@ -25,8 +24,8 @@ Examples:
   # Every mode, 1 to 3 senders, messages up to 10 KB, as processes on this host; a table and a plot
   incast --plot incast.svg
 
-  # One run in virtual time, the same to the last bit each time: 16 senders through 256 cells
-  incast --fabric sim --mode token-etr --senders 16 --message-bytes 10240 --buffer-cells 256 --json
+  # One run in virtual time, the same to the last bit each time: 16 senders through 16 KiB
+  incast --fabric sim --mode token-etr --senders 16 --message-bytes 10240 --buffer-bytes 16384 --json
 
   # On three hosts, with peers.txt holding one host:port a line; rank 0 receives
   incast --fabric udp --rank 0 --peers peers.txt --wait 60 --mode token --message-bytes 10240
@@ -66,24 +65,6 @@ pub(crate) struct Arguments {
     /// Bytes of buffer at each port of the switch, from 256 to 2^30
     #[arg(long, value_name = "BYTES", default_value_t = 32_768, value_parser = RangedU64ValueParser::<u32>::new().range(256..=1 << 30))]
     buffer_bytes: u32,
-
-    /// ATM cells of buffer at each port instead, from 8 to 2^24; links then carry cells
-    #[arg(long, value_name = "CELLS", conflicts_with = "buffer_bytes", value_parser = RangedU64ValueParser::<u32>::new().range(8..=1 << 24))]
-    buffer_cells: Option<u32>,
-
-    /// Choose what a full buffer drops: what does not fit, the rest of the message too, or whole messages
-    /// early
-    #[arg(long, value_enum, default_value = "tail")]
-    discard: Discard,
-
-    /// Cells before the end of a message at which mode token-etr releases the token; unless given, it measures
-    /// hand-overs
-    #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(0..=100_000))]
-    etr_lead: Option<u32>,
-
-    /// Uncoordinated traffic of one more node to the receiver, in 10^6 bit/s
-    #[arg(long, value_name = "MBPS", default_value_t = 0, value_parser = RangedU64ValueParser::<u32>::new().range(0..=100_000))]
-    background: u32,
 
     /// Seconds of the measured part of each run, from 0.01 to 3600
     #[arg(long, default_value_t = 0.5, value_parser = seconds)]
@@ -136,18 +117,15 @@ impl Arguments {
     }
 
     fn setting(&self, mode: Mode, senders: u16, message_bytes: u32) -> Setting {
-        let cells = self.buffer_cells;
         Setting {
             fabric: self.nodes.fabric,
             mode,
             senders,
             message_bytes,
             link_mbps: self.link_mbps,
-            buffer_bytes: cells.map_or(self.buffer_bytes, |n| n.saturating_mul(CELL_BYTES)),
-            buffer_cells: cells,
-            discard: self.discard,
-            etr_lead: self.etr_lead,
-            background_mbps: self.background,
+            buffer_bytes: self.buffer_bytes,
+            buffer_cells: None,
+            etr_lead: None,
             seconds: self.seconds,
             sealed: self.key.is_some(),
             seed: self.nodes.seed,
@@ -159,18 +137,14 @@ impl Arguments {
     /// # Errors
     /// One line, if there is no sender, or fewer than `--senders`.
     pub(crate) fn senders_among(&self, peers: usize) -> Result<u16, String> {
-        let others = 1 + usize::from(self.background > 0);
-        let most = peers.saturating_sub(others).min(MAX_SENDERS as usize);
+        let most = peers.saturating_sub(1).min(MAX_SENDERS as usize);
         let wanted = self.senders.map_or(most, usize::from);
         match u16::try_from(wanted) {
             Ok(0) => {
                 Err(format!("--peers: {peers} peers; list a receiver and at least one sender"))
             }
             Ok(senders) if wanted <= most => Ok(senders),
-            _ => Err(format!(
-                "--senders: {wanted} senders need {} peers, not {peers}",
-                wanted + others
-            )),
+            _ => Err(format!("--senders: {wanted} senders need {} peers, not {peers}", wanted + 1)),
         }
     }
 
@@ -179,18 +153,10 @@ impl Arguments {
         let mut words = self.nodes.for_child();
         let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
         add("--mode", name_of(&setting.mode));
-        add("--discard", name_of(&setting.discard));
         add("--senders", setting.senders.to_string());
         add("--message-bytes", setting.message_bytes.to_string());
         add("--link-mbps", setting.link_mbps.to_string());
-        match setting.buffer_cells {
-            Some(cells) => add("--buffer-cells", cells.to_string()),
-            None => add("--buffer-bytes", setting.buffer_bytes.to_string()),
-        }
-        if let Some(cells) = setting.etr_lead {
-            add("--etr-lead", cells.to_string());
-        }
-        add("--background", setting.background_mbps.to_string());
+        add("--buffer-bytes", setting.buffer_bytes.to_string());
         add("--seconds", setting.seconds.to_string());
         if let Some(path) = &self.key {
             add("--key", path.display().to_string());

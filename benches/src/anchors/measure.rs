@@ -59,35 +59,15 @@ pub fn dvcm() -> Vec<Anchor> {
     ]
 }
 
-/// Measures the SCore-D paper's Tables 2 and 3; messages go through PM's channels.
+/// Measures the SCore-D paper's Table 2; messages go through PM's channels.
 pub fn score_d() -> Vec<Anchor> {
     let machine = Machine::PM_MYRINET;
     let (latency, bandwidth) =
         pm::transfer(&machine, Geometry::BULK, 1).expect("all messages arrive");
-    let mut anchors = vec![
+    vec![
         anchor(&machine, "PM, least latency, one way", "us", 7.5, latency, "SCore-D, Table 2"),
         anchor(&machine, "PM, most bandwidth", "MB/s", 117.6, bandwidth, "SCore-D, Table 2"),
-    ];
-    // Bytes of the two buffers when they are full (section 5). `saved` and `restored` are the rest of a channel,
-    // fitted to the rows with both buffers empty.
-    let (send, receive) = (61_200, 65_408);
-    let (saved, restored) = (27_000, 8_000);
-    let rows = [
-        ("empty, send empty", 0, 0.62, 0.18),
-        ("empty, send full", send, 1.96, 1.56),
-        ("full, send empty", receive, 2.16, 1.59),
-        ("full, send full", send + receive, 3.70, 3.19),
-    ];
-    for (buffers, bytes, save, restore) in rows {
-        let saving = processor_ms(&machine, |host| host.io_read_ns(saved + bytes));
-        let restoring = processor_ms(&machine, |host| host.io_write_ns(restored + bytes));
-        for (verb, published, measured) in [("save", save, saving), ("restore", restore, restoring)]
-        {
-            let what = format!("{verb} a channel, receive {buffers}");
-            anchors.push(anchor(&machine, what, "ms", published, measured, "SCore-D, Table 3"));
-        }
-    }
-    anchors
+    ]
 }
 
 /// Measures the pipelines paper's Table 1: the four stages under Generic Active Messages, by regression over packets
@@ -277,18 +257,6 @@ pub fn stream_mb_per_s(machine: &Machine, bytes: usize) -> f64 {
         host.now().nanos_since(began)
     });
     (FRAMES - 1) as f64 * bytes as f64 / nanos.expect("all arrive") as f64 * 1e3
-}
-
-/// Runs work of `nanos` nanoseconds on one host's processor; returns its milliseconds.
-fn processor_ms(machine: &Machine, nanos: impl Fn(&HostProfile) -> u64) -> f64 {
-    let mut world = raw::world(machine);
-    let (host, work) = (world.host(A), nanos(&machine.host));
-    let nanos = world.block_on(A, async move {
-        let began = host.now();
-        host.compute(work).await;
-        host.now().nanos_since(began)
-    });
-    nanos.expect("it ends") as f64 / 1e6
 }
 
 /// Returns the stages of one packet, in microseconds: copy, DMA into the card, network and DMA out of the card, copy.

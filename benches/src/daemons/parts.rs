@@ -19,11 +19,8 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Environment variable with the key that the daemons of a run share.
 pub(super) const KEY: &str = "STAGE_KEY";
-/// Arguments of a daemon: a job that is alone is never, or always, stopped at the end of its slice.
+/// Argument of a daemon: a job that is alone is never stopped at the end of its slice.
 pub(super) const NEVER: &str = "never";
-pub(super) const ALWAYS: &str = "always";
-pub(super) const FOUR: &str = "four";
-pub(super) const TWO: &str = "two";
 
 /// Plays the part that this process was started for, to its end; returns false if there is none.
 pub fn play_part() -> bool {
@@ -31,8 +28,8 @@ pub fn play_part() -> bool {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let played = match words[..] {
-        ["--be-daemon", socket, host, slots, slice_ms, phases, alone, fabric, mode, peers] => {
-            daemon(socket, (host, slots), (slice_ms, phases, alone), (fabric, mode), peers)
+        ["--be-daemon", socket, host, slots, slice_ms, alone, fabric, mode, peers] => {
+            daemon(socket, (host, slots), (slice_ms, alone), (fabric, mode), peers)
         }
         ["--be-front", socket, ranks, ref command @ ..] => attend(run(socket, ranks, command)),
         ["--be-restored", socket, folder] => attend(restore(socket, folder)),
@@ -62,7 +59,7 @@ pub fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
 fn daemon(
     socket: &str,
     (host, slots): (&str, &str),
-    (slice_ms, phases, alone): (&str, &str, &str),
+    (slice_ms, alone): (&str, &str),
     (fabric, mode): (&str, &str),
     peers: &str,
 ) -> Result<(), String> {
@@ -97,14 +94,12 @@ fn daemon(
         checkpoint_bytes: CHECKPOINT_BYTES,
     };
     let slice = Duration::from_secs_f64(number::<f64>(slice_ms)? / 1e3);
-    let phases = if phases == FOUR { Phases::Four } else { Phases::Two };
     let preempt_when_alone = match alone {
         NEVER => PreemptWhenAlone::Never,
-        ALWAYS => PreemptWhenAlone::Always,
         each => PreemptWhenAlone::Alternately(number(each)?),
     };
-    let scheduler_config =
-        SchedulerConfig { slice, phases, preempt_when_alone, early_wakeup: Duration::ZERO };
+    let (phases, early_wakeup) = (Phases::Two, Duration::ZERO);
+    let scheduler_config = SchedulerConfig { slice, phases, preempt_when_alone, early_wakeup };
     let ready = || println!("ready");
     let served = serve(options, Box::new(RoundRobin::new(hosts * slots)), scheduler_config, ready);
     runtime()?.block_on(served).map_err(|error| error.to_string())

@@ -1,6 +1,7 @@
 //! The daemons of a run, and the jobs under them.
 
 use std::io::{BufRead, BufReader, Read};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -8,9 +9,8 @@ use std::time::Duration;
 use midplane::gang::live::client::{ask, checkpoint};
 use midplane::gang::live::message::{Listing, Reply, Request, Slice};
 use midplane::gang::names::JobId;
-use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone};
 
-use super::parts::{ALWAYS, FOUR, KEY, NEVER, TWO, runtime};
+use super::parts::{KEY, NEVER, runtime};
 use midplane_kit::processes;
 
 /// Time limit for daemons to find each other.
@@ -32,10 +32,8 @@ pub struct Daemons<'a> {
     /// Slots of each host.
     pub slots: u16,
     pub slice_ms: f64,
-    /// Barriers of a switch.
-    pub phases: Phases,
-    /// Decides whether a job that is alone is stopped at the end of its slice, too.
-    pub preempt_when_alone: PreemptWhenAlone,
+    /// A job that is alone is stopped at the end of so many slices, and not of as many others; `None`: of none.
+    pub stretch: Option<NonZeroU32>,
     pub fabric: &'a str,
     pub mode: &'a str,
 }
@@ -76,12 +74,7 @@ impl Stage {
                 .arg("--be-daemon")
                 .arg(folder.join(format!("{host}.socket")))
                 .args([host.to_string(), of.slots.to_string(), of.slice_ms.to_string()])
-                .arg(if of.phases == Phases::Four { FOUR } else { TWO })
-                .arg(match of.preempt_when_alone {
-                    PreemptWhenAlone::Never => NEVER.to_owned(),
-                    PreemptWhenAlone::Always => ALWAYS.to_owned(),
-                    PreemptWhenAlone::Alternately(each) => each.to_string(),
-                })
+                .arg(of.stretch.map_or_else(|| NEVER.to_owned(), |slices| slices.to_string()))
                 .args([of.fabric, of.mode, &peers])
                 .env(KEY, &key)
                 .stdin(Stdio::null())

@@ -39,9 +39,6 @@ fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Fail
         let senders: Vec<NodeId> = (1..=setting.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
         config = config.lead(lead).rate(setting.rate()).genesis(genesis).trim_lead(RECEIVER, trim);
-        if setting.background_mbps > 0 {
-            config = config.reserve(setting.reserve());
-        }
         let coordination = Coordination::new(config)
             .map_err(|error| Failure::Input(format!("--senders: {error}")))?;
         unit.install(COORDINATION, coordination).map_err(Failure::stopped)?;

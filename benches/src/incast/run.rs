@@ -31,8 +31,6 @@ pub struct Run {
     pub drops: BTreeMap<String, u64>,
     /// Digest of all events of the simulation.
     pub digest: Option<String>,
-    /// Goodput of the background node at the receiver, in 10^6 bit/s.
-    pub background_goodput_mbps: f64,
     /// Nodes that were lost during the run.
     pub lost_ranks: Vec<u16>,
 }
@@ -55,7 +53,6 @@ impl Run {
             control_messages: measured.control_messages,
             drops: BTreeMap::new(),
             digest: None,
-            background_goodput_mbps: round(mbps(measured.background_bytes), 3),
             lost_ranks: measured.lost.iter().map(|node| node.0).collect(),
         }
     }

@@ -1,11 +1,11 @@
-//! The application: one receiver, its senders, and one background node. Written once, for every fabric.
+//! The application: one receiver and its senders. Written once, for every fabric.
 
 use std::time::Duration;
 
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 
-use super::setting::{Service, Setting};
+use super::setting::Setting;
 
 mod receiver;
 mod sender;
@@ -21,8 +21,6 @@ pub const POSTED: u32 = 100;
 const STAMP_BYTES: usize = 8;
 /// The bit of a message's tag that marks counted messages; the other bits are the message's number.
 const COUNTS: u32 = 1 << 31;
-/// Bytes of a background message.
-pub const BACKGROUND_BYTES: u32 = 1_000;
 
 /// Parameters of one node in one run.
 #[derive(Clone, Debug)]
@@ -38,21 +36,6 @@ pub struct Part {
 }
 
 impl Part {
-    /// Returns whether `node` is the background node.
-    pub fn is_background(&self, node: NodeId) -> bool {
-        node.0 > self.setting.senders
-    }
-
-    /// Returns the service that `node` sends by.
-    pub fn service(&self, node: NodeId) -> Service {
-        if self.is_background(node) { Service::Messages } else { self.setting.mode.service() }
-    }
-
-    /// Returns the bytes of the messages of `node`.
-    pub fn message_bytes(&self, node: NodeId) -> u32 {
-        if self.is_background(node) { BACKGROUND_BYTES } else { self.setting.message_bytes }
-    }
-
     /// Returns the longest time in which the receiver gets all posted messages.
     pub fn drain(&self) -> Duration {
         let message = self.setting.message_nanos(self.setting.message_bytes);

@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use midplane::nicvm::coordination::{DEFAULT_RESERVE, Lead};
-use midplane::simhw::frame::HEADER_BYTES;
+use midplane::nicvm::coordination::Lead;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::{CELL_BYTES, LinkProfile};
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::warp::firmware::WarpConfig;
-pub use midplane_kit::discard::Discard;
 use serde::{Deserialize, Serialize};
 
-use super::scenario::{BACKGROUND_BYTES, RECEIVER};
+use super::scenario::RECEIVER;
 use crate::nodes::Fabric;
 
 /// Control of the times at which senders may send.
@@ -71,12 +69,8 @@ pub struct Setting {
     pub buffer_bytes: u32,
     /// Cells that each port of the switch holds, if links carry cells.
     pub buffer_cells: Option<u32>,
-    /// Discard policy of a full port buffer.
-    pub discard: Discard,
     /// Cells before a message's end at which mode `token-etr` releases the token; `None`: derived from hand-overs.
     pub etr_lead: Option<u32>,
-    /// Rate of the background node, which takes no part in the coordination, in 10^6 bit/s.
-    pub background_mbps: u32,
     /// Seconds of the measured part.
     pub seconds: f64,
     /// True if frames are sealed with a key; if false, the network is trusted.
@@ -98,7 +92,7 @@ impl Setting {
     /// Returns the switch's model.
     pub fn switch(&self) -> SwitchProfile {
         let buffer = self.buffer_cells.map_or(Buffer::Bytes(self.buffer_bytes), Buffer::Cells);
-        SwitchProfile { discard: self.discard.into(), ..SwitchProfile::new(buffer) }
+        SwitchProfile::new(buffer)
     }
 
     /// Returns the lead of the token release; `None` in modes without one.
@@ -142,20 +136,9 @@ impl Setting {
         LineRate::mbps(self.link_mbps as u64)
     }
 
-    /// Returns the thousandths of time that coordinated messages leave free: the background's share on the wire, and
-    /// a fixed share.
-    pub fn reserve(&self) -> u16 {
-        let frame = BACKGROUND_BYTES + HEADER_BYTES as u32;
-        let beside = self.message_nanos(frame) * u64::from(self.background_mbps);
-        // Nanoseconds between two background messages, times their rate in 10^6 bit/s.
-        let whole = u64::from(BACKGROUND_BYTES) * 8_000;
-        let share = beside * 1_000 / whole.saturating_sub(beside).max(1);
-        u16::try_from(share).unwrap_or(u16::MAX).saturating_add(DEFAULT_RESERVE)
-    }
-
-    /// Returns the number of nodes: receiver, senders, and the background node.
-    pub fn nodes(&self) -> u16 {
-        1 + self.senders + u16::from(self.background_mbps > 0)
+    /// Returns the number of nodes: receiver and senders.
+    pub const fn nodes(&self) -> u16 {
+        1 + self.senders
     }
 
     /// Returns the nanoseconds of one message of `bytes` on a link.

@@ -26,8 +26,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
             What::Run(options) => run::run(socket, options, json).await,
             What::Checkpoint(options) => run::checkpoint(socket, options, json).await,
             What::Restore(options) => run::restore(socket, options, json).await,
-            What::List => listing::once(socket, json).await,
-            What::Top { times } => listing::top(socket, *times, json).await,
+            What::List => listing::print(socket, json).await,
             What::Kill { job, signal } => {
                 let request = Request::Kill { job: JobId(*job), signal: *signal };
                 ask(socket, &request).await.map(|_| 0)

@@ -6,7 +6,6 @@ mod doctor;
 mod gang;
 #[cfg(target_os = "linux")]
 mod nic;
-mod path;
 mod plan;
 mod recorder;
 mod swarm;
@@ -31,7 +30,7 @@ Start here:
 
 Exit code: 0 done; 1 something failed; 2 bad input; more in each command's --help.";
 
-/// Run, measure and test Midplane's fabric: NICs, switches, jobs, paths, plans.
+/// Run, measure and test Midplane's fabric: NICs, switches, jobs, plans.
 ///
 /// Each command has --help with examples. Most have --json, which prints one JSON document.
 #[derive(Debug, Parser)]
@@ -49,7 +48,6 @@ enum Command {
     #[cfg(target_os = "linux")]
     Gang(gang::Arguments),
     Plan(plan::Arguments),
-    Path(path::Arguments),
     #[cfg(target_os = "linux")]
     Top(top::Arguments),
     Trace(trace::Arguments),
@@ -74,7 +72,6 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         Command::Gang(arguments) => gang::main(arguments),
         Command::Plan(arguments) => plan::main(arguments),
-        Command::Path(arguments) => path::main(arguments),
         #[cfg(target_os = "linux")]
         Command::Top(arguments) => top::main(arguments),
         Command::Trace(arguments) => trace::main(arguments),

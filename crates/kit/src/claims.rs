@@ -18,8 +18,8 @@ const TOO_BUSY: u8 = 3;
 const MIN_ROUNDS: usize = 3;
 /// Largest ratio of theirs' best round to its worst one that counts as steady; above it, all rounds must agree.
 const MAX_SPREAD: f64 = 1.5;
-/// Of this many rounds, one at each end is left out of the spread; of twice as many, two.
-const ROUNDS_PER_OUTLIER: usize = 6;
+/// Of each this many rounds, one at each end is an outlier: the spread and the agreement of rounds leave it out.
+const ROUNDS_PER_OUTLIER: usize = 4;
 /// Largest shares of processor time that the hypervisor, and other programs, may take from a run.
 const MAX_STOLEN: f64 = 0.02;
 const MAX_OTHERS: f64 = 0.1;
@@ -76,11 +76,11 @@ impl Verdict {
 pub struct Compared {
     /// The ratio of ours to theirs, above 1 if ours is faster: the median over the rounds.
     pub ratio: f64,
-    /// The lowest ratio of a round, and the highest one. Of each six rounds, one at each end is left out.
+    /// The lowest ratio of a round. Of each four rounds, the lowest one is left out.
     pub lowest_ratio: f64,
-    /// See `lowest_ratio`.
+    /// The highest ratio of a round. Of each four rounds, the highest one is left out.
     pub highest_ratio: f64,
-    /// Theirs in its best round over theirs in its worst one, of the same number of rounds.
+    /// Theirs in its best round over theirs in its worst one. Of each four rounds, one at each end is left out.
     pub anchor_spread: f64,
     #[serde(skip)]
     rounds: usize,

@@ -22,6 +22,10 @@ use crate::unit::ExtensionCounters;
 
 pub(crate) use services::{Change, Effect, LocalEffect, PortEvent, UnitServices};
 
+/// Most effects within the own unit that wait before it refuses further control messages to itself. A handler that
+/// sends several for each one would otherwise fill the memory within a turn.
+const MOST_OWN: usize = 64;
+
 /// Why a control message was not taken.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
@@ -29,7 +33,7 @@ pub enum ControlRefused {
     /// The message is longer than [`MAX_MESSAGE`] bytes.
     #[error("a control message has at most {MAX_MESSAGE} bytes, not {0}: send it in parts")]
     TooLong(usize),
-    /// The peer is slow, or dead and not declared down yet.
+    /// The peer is slow, or dead and not declared down yet; or it is this node, and its unit sends itself too many.
     #[error(
         "{waiting} control messages to node {to} wait already: send this when some have arrived"
     )]
@@ -165,7 +169,8 @@ impl Context<'_> {
     }
 
     /// Sends a control message to the same extension of another node: reliable, in order. A message to this node is
-    /// handled in the same turn, after this handler has returned.
+    /// handled in the same turn, after this handler has returned; while 64 such messages or commands wait, it is
+    /// refused.
     ///
     /// The queue to a peer is sized for bursts, not for the messages that a disconnected peer misses (see
     /// [`ControlConfig::queue`](crate::control::ControlConfig::queue)).
@@ -179,6 +184,11 @@ impl Context<'_> {
         };
         part.copy_from_slice(message);
         if to == self.node() {
+            let waiting = self.own_waiting();
+            if waiting >= MOST_OWN {
+                self.services.control_refused += 1;
+                return Err(ControlRefused::QueueFull { to, waiting });
+            }
             let body = Body::new(message).expect("its length is checked");
             self.services
                 .effects
@@ -194,6 +204,12 @@ impl Context<'_> {
         let length = message.len() as u8;
         self.services.effects.push(Effect::Control { to, length, body });
         Ok(())
+    }
+
+    /// Returns how many effects within the own unit wait, those of this handler among them.
+    fn own_waiting(&self) -> usize {
+        let staged = |effect: &&Effect| matches!(effect, Effect::Local(_));
+        self.services.own.len() + self.services.effects.iter().filter(staged).count()
     }
 
     /// Returns how many control messages of this handler to `to` wait for its end.
@@ -216,7 +232,12 @@ impl Context<'_> {
 
     /// Sends a message; its frames leave when every admission allows it.
     pub fn send(&mut self, message: Message) {
-        self.services.effects.push(Effect::Send(message));
+        let UnitServices { effects, control, transmit, .. } = &mut *self.services;
+        // Control messages go first, and the effects of a handler in their order.
+        let may_bypass = effects.is_empty() && control.is_idle();
+        if !(may_bypass && transmit.send_at_once(self.hw, &message)) {
+            effects.push(Effect::Send(message));
+        }
     }
 
     /// Sends one frame. If nothing waits and no admission applies, it bypasses the queue and leaves at once.
@@ -231,7 +252,7 @@ impl Context<'_> {
         if is_open
             && let Sending::Now(at) = Transmit::send_directly(self.hw, self.extension, packet)?
         {
-            self.services.effects.push(Effect::SentDirectly(at));
+            self.services.transmit.on_sent_directly(at);
             return Ok(Sending::Now(at));
         }
         let waiting = Transmit::waiting(self.hw, self.extension, packet)?;

@@ -89,8 +89,8 @@ type StreamKey = (NodeId, PortId, bool);
 /// The default service.
 #[derive(Debug)]
 pub struct Messages {
-    /// The commands that have posted buffers.
-    buffers: BTreeMap<PortId, VecDeque<Command>>,
+    /// The commands that have posted buffers, by port; `None` for ports on which none was ever posted.
+    buffers: Vec<Option<VecDeque<Command>>>,
     /// Each stream assembles one message at a time.
     streams: BTreeMap<StreamKey, Stream>,
     most_streams: usize,
@@ -114,7 +114,7 @@ impl Messages {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            buffers: BTreeMap::new(),
+            buffers: Vec::new(),
             streams: BTreeMap::new(),
             most_streams: DEFAULT_STREAMS,
             frames: 0,
@@ -152,7 +152,7 @@ impl Messages {
     /// Returns how many buffers are posted, on all ports, and not taken by a message that has begun.
     #[must_use]
     pub fn free_buffers(&self) -> u32 {
-        self.buffers.values().map(|buffers| buffers.len() as u32).sum()
+        self.buffers.iter().flatten().map(|buffers| buffers.len() as u32).sum()
     }
 
     /// Returns how many messages under flow control have begun to arrive, or found no buffer; wraps around.
@@ -166,59 +166,62 @@ impl Messages {
         self.counters
     }
 
-    fn take_buffer(&mut self, port: PortId) -> Option<Command> {
-        let buffer = self.buffers.get_mut(&port).and_then(VecDeque::pop_front);
-        self.counters.without_buffer += u64::from(buffer.is_none());
-        buffer
+    /// Returns the buffers of a port, for another one.
+    fn buffers_of(&mut self, port: PortId) -> &mut VecDeque<Command> {
+        if port.index() >= self.buffers.len() {
+            self.buffers.resize_with(port.index() + 1, || None);
+        }
+        self.buffers[port.index()].get_or_insert_default()
     }
 
-    /// Takes out the assembly that a frame belongs to; `None` if the frame is void or no buffer is posted.
-    fn assembly(&mut self, header: &Header, fragment: Fragment, length: u32) -> Option<Assembly> {
+    /// Returns whether a buffer was ever posted on a port.
+    fn has_posted(&self, port: PortId) -> bool {
+        self.buffers.get(port.index()).is_some_and(Option::is_some)
+    }
+
+    /// Takes the message that a frame belongs to; `None` if the frame is void or no buffer is posted.
+    #[inline]
+    fn message(&mut self, header: &Header, fragment: Fragment, length: u32) -> Option<Taken> {
         let port = header.port;
         let controlled = header.flags & CONTROLLED != 0;
-        if !self.buffers.contains_key(&port) {
+        let key = (header.source, port, controlled);
+        if self.streams.len() >= self.most_streams
+            && self.has_posted(port)
+            && !self.streams.contains_key(&key)
+        {
+            self.prune();
+        }
+        let Some(Some(buffers)) = self.buffers.get_mut(port.index()) else {
             // No buffer was ever posted on this port, so no stream state is kept for it.
             self.counters.without_buffer += u64::from(fragment.offset == 0);
             self.arrived = self.arrived.wrapping_add(controlled.into());
             return None;
-        }
+        };
         let (incarnation, message) = (header.incarnation, fragment.message);
-        let key = (header.source, port, controlled);
-        if self.streams.len() >= self.most_streams && !self.streams.contains_key(&key) {
-            self.prune();
-        }
         self.frames += 1;
         let stream = self.streams.entry(key).or_insert_with(|| Stream::new(incarnation, message));
-        let former = stream.on_incarnation(incarnation, message);
-        stream.touched = self.frames;
-        let place = stream.place(incarnation, fragment, length);
-        let open = match place {
-            Place::Open | Place::Newer => stream.open.take(),
-            Place::Overtaken | Place::Void => None,
-        };
-        if let Some(buffer) = former {
+        if let Some(former) = stream.on_incarnation(incarnation, message) {
             self.counters.incomplete += 1;
             if !planted::is(Bug::RestartLeaks) {
-                self.buffers.entry(port).or_default().push_front(buffer);
+                buffers.push_front(former);
             }
         }
-        if place == Place::Void {
-            self.counters.void_frames += 1;
-            return None;
-        }
-        if place == Place::Open {
-            return open;
-        }
-        self.arrived = self.arrived.wrapping_add(controlled.into());
-        let buffer = match open {
-            // The rest of the previous message was lost: its buffer takes this one.
-            Some(abandoned) => {
-                self.counters.incomplete += 1;
-                abandoned.buffer
+        stream.touched = self.frames;
+        let open = match stream.place(incarnation, fragment, length) {
+            Place::Open => return stream.open.take().map(Taken::Open),
+            Place::Void => {
+                self.counters.void_frames += 1;
+                return None;
             }
-            None => self.take_buffer(port)?,
+            Place::Newer => stream.open.take(),
+            Place::Overtaken => None,
         };
-        Some(Assembly::new(fragment, buffer))
+        self.arrived = self.arrived.wrapping_add(controlled.into());
+        // The rest of the previous message was lost: its buffer takes this one.
+        self.counters.incomplete += u64::from(open.is_some());
+        let buffer = open.map(|open| open.buffer).or_else(|| buffers.pop_front());
+        self.counters.without_buffer += u64::from(buffer.is_none());
+        buffer.map(Taken::New)
     }
 
     fn keep(&mut self, header: &Header, assembly: Assembly) {
@@ -249,11 +252,34 @@ impl Messages {
         }
     }
 
+    /// Delivers a message of one frame.
+    #[inline]
+    fn deliver(
+        &mut self,
+        nic: &mut Context<'_>,
+        payload: &Payload<'_>,
+        buffer: Command,
+        completion: &Completion,
+    ) {
+        match write(nic, payload, 0, buffer) {
+            true => self.complete(nic, completion),
+            false => nic.complete(completion.port, &memory_gone(completion)),
+        }
+    }
+
     /// Completes the buffer of a whole message.
-    fn deliver(&mut self, nic: &mut Context<'_>, completion: &Completion) {
+    fn complete(&mut self, nic: &mut Context<'_>, completion: &Completion) {
         self.counters.delivered += 1;
         nic.complete(completion.port, completion);
     }
+}
+
+/// The message that a frame belongs to.
+enum Taken {
+    /// One that has begun with this frame, and the buffer that it takes.
+    New(Command),
+    /// One that was begun.
+    Open(Assembly),
 }
 
 /// Writes bytes at their offset, as far as the buffer goes. Returns `false` if the memory is no longer registered.
@@ -304,7 +330,7 @@ impl Extension for Messages {
         match command.opcode {
             SEND => nic.send(outgoing(&command)),
             RECEIVE if command.region.length > 0 => {
-                self.buffers.entry(command.region.port).or_default().push_back(command);
+                self.buffers_of(command.region.port).push_back(command);
             }
             _ => nic.refuse(&command, Status::Invalid),
         }
@@ -320,7 +346,17 @@ impl Extension for Messages {
             self.counters.malformed += 1;
             return;
         }
-        let Some(mut assembly) = self.assembly(header, fragment, length) else { return };
+        let mut assembly = match self.message(header, fragment, length) {
+            Some(Taken::New(buffer))
+                if length == fragment.total && !nic.is_suspended(header.port) =>
+            {
+                let completion = received(from, header.port, fragment, buffer);
+                return self.deliver(nic, &frame.payload, buffer, &completion);
+            }
+            Some(Taken::New(buffer)) => Assembly::new(fragment, buffer),
+            Some(Taken::Open(assembly)) => assembly,
+            None => return,
+        };
         if !assembly.take(fragment, length) {
             self.counters.void_frames += 1;
             self.keep(header, assembly);
@@ -333,7 +369,7 @@ impl Extension for Messages {
         } else if !write(nic, &frame.payload, fragment.offset, buffer) {
             nic.complete(header.port, &memory_gone(&completion));
         } else if assembly.is_whole() {
-            self.deliver(nic, &completion);
+            self.complete(nic, &completion);
         } else {
             self.keep(header, assembly);
         }
@@ -343,7 +379,9 @@ impl Extension for Messages {
         if planted::is(Bug::BuffersSurvive) {
             return;
         }
-        self.buffers.remove(&port);
+        if let Some(buffers) = self.buffers.get_mut(port.index()) {
+            *buffers = None;
+        }
         self.unread.remove(&port);
         for ((_, to, _), stream) in &mut self.streams {
             if *to == port {
@@ -355,7 +393,7 @@ impl Extension for Messages {
     fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, _: Duration) {
         for (mut assembly, completion) in self.unread.remove(&port).unwrap_or_default() {
             if catch_up(nic, &mut assembly) {
-                self.deliver(nic, &completion);
+                self.complete(nic, &completion);
             } else {
                 nic.complete(port, &memory_gone(&completion));
             }
@@ -374,7 +412,7 @@ impl Extension for Messages {
         let unread = unread.map(|(assembly, _)| assembly.buffer);
         let streams = std::mem::take(&mut self.streams).into_values();
         let begun = streams.filter_map(|stream| stream.open.map(|assembly| assembly.buffer));
-        let posted = std::mem::take(&mut self.buffers).into_values().flatten();
+        let posted = std::mem::take(&mut self.buffers).into_iter().flatten().flatten();
         unread.chain(begun).chain(posted).collect()
     }
 

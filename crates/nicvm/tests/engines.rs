@@ -49,3 +49,17 @@ fn a_module_whose_timeout_comes_at_once_for_ever_ends_its_commands() {
     );
     assert_eq!(compare(text.as_bytes()), Some(4));
 }
+
+/// Found by a run that never ended: a module that sent itself more messages for each that it got.
+#[test]
+fn a_module_that_sends_itself_ever_more_messages_ends_its_commands() {
+    let send = "(drop (call $send_control (i32.const 1) (i32.const 0) (i32.const 1)))";
+    let text = generator::text(&[]).replace(
+        "(func (export \"on_control\") (param i32 i32)",
+        &format!(
+            "(func (export \"on_control\") (param i32 i32) {send} {send})
+        (func (export \"nothing\") (param i32 i32)"
+        ),
+    );
+    assert_eq!(compare(text.as_bytes()), Some(4));
+}

@@ -11,6 +11,7 @@ mod injector;
 mod link;
 mod staged;
 mod start_error;
+mod turn_time;
 
 use crate::drops::Drops;
 
@@ -23,6 +24,7 @@ pub(crate) use engine::Engine;
 pub(crate) use handle::{NicHandle, PortOpener};
 pub(crate) use hardware::{Nic, payload};
 pub(crate) use link::Link;
+pub(crate) use turn_time::TurnTime;
 
 /// Counters of a NIC on a live fabric.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

@@ -18,10 +18,12 @@ mod config;
 mod core;
 mod driver;
 mod engine;
+mod inlets;
 mod lane;
 pub mod lanes;
 mod link;
 #[doc(hidden)]
+#[cfg(feature = "unstable")]
 pub mod measure;
 mod rendezvous;
 mod retry;

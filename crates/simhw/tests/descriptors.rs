@@ -64,6 +64,8 @@ fn child_without_descriptors() {
         drop(taken);
         tokio::time::timeout(PATIENCE, nic.meet()).await.expect("its peer is taken in");
         println!("\nmet");
+        // Its peer may not have noticed yet that the two have met.
+        std::io::stdin().read_line(&mut String::new()).unwrap();
         nic.shutdown().await;
     });
 }
@@ -94,6 +96,7 @@ fn a_nic_without_descriptors_rests_and_then_takes_its_peer() {
         let spent = until(&|line| line.parse::<u64>().is_ok());
         tokio::time::timeout(PATIENCE, nic.meet()).await.expect("its peer takes it in");
         until(&|line| line == "met");
+        child.stdin.as_ref().unwrap().write_all(b"end\n").unwrap();
         nic.shutdown().await;
         Duration::from_micros(spent.parse().unwrap())
     });

@@ -4,7 +4,7 @@
 //! cargo run --release -p midplane-benches -- figures
 //! ```
 //!
-//! Draws into `target/figures` and prints one table: the paper's number, the measured one, and the deviation.
+//! Draws into `target/figures` and prints one table of Markdown: the paper's number, the measured one, and the deviation.
 
 mod dvcm;
 mod lam_via;
@@ -42,11 +42,8 @@ pub(crate) struct Arguments {
     /// Only these papers, separated by commas
     #[arg(long, value_enum, value_delimiter = ',')]
     paper: Vec<Paper>,
-    /// Print a table of Markdown
-    #[arg(long)]
-    markdown: bool,
     /// Print one JSON document
-    #[arg(long, conflicts_with = "markdown")]
+    #[arg(long)]
     json: bool,
 }
 
@@ -90,11 +87,8 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     bar.finish_and_clear();
     if arguments.json {
         report::print_json(&rows::Document { rows });
-    } else if arguments.markdown {
-        report::print(&rows::markdown(&rows));
     } else {
-        report::print(&rows::table(&rows));
-        report::print(&format!("The pictures are in {}\n", arguments.directory.display()));
+        report::print(&rows::markdown(&rows));
     }
     ExitCode::SUCCESS
 }

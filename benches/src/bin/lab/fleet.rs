@@ -9,13 +9,12 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use midplane::nicvm::collective::{COLLECTIVES, Collectives};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::profile::Machine;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
@@ -24,15 +23,11 @@ use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
 use serde::Serialize;
 
-use crate::processes::{Peer, end_with_parent, free_addresses};
-use crate::ranks::{self, Ranks};
 use crate::report;
 pub(crate) use meeting::Meeting;
 
 /// Time limit for processes to start, and for resolving names.
 pub(crate) const COME_UP: Duration = Duration::from_secs(20);
-/// Time that a run may take beyond what it measures.
-const LOST: Duration = Duration::from_secs(30);
 
 /// The fabric between the nodes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
@@ -189,128 +184,4 @@ pub(crate) fn live<T>(
             _ = tokio::signal::ctrl_c() => Err("stopped".into()),
         }
     })
-}
-
-/// Flags of questions whose nodes are processes.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct Fleet {
-    /// The fabric between the nodes: a process per node, or 25 Gb/s Ethernet in virtual time
-    #[arg(long, value_enum, default_value_t = Fabric::Udp)]
-    pub(crate) fabric: Fabric,
-    /// Nodes, from 3 to 16; with --peers, as many as there are peers
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(3..=16))]
-    pub(crate) nodes: u16,
-    /// Seconds of each measured part, from 0.01 to 60
-    #[arg(long, default_value_t = 1.0)]
-    seconds: f64,
-    /// Seed of all random numbers
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Print one JSON document
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    ranks: Ranks,
-    /// Name of the shared memory, for the processes that a process alone starts
-    #[arg(long, hide = true)]
-    name: Option<String>,
-}
-
-/// A question whose nodes are processes; the outcome of rank 0 are the rows of its report.
-pub(crate) trait Question: Part<Outcome = Vec<Self::Run>> {
-    type Run: Serialize;
-
-    fn fleet(&mut self) -> &mut Fleet;
-
-    /// Returns whether the rows show what the question claims.
-    fn holds(runs: &[Self::Run]) -> bool;
-}
-
-#[derive(Serialize)]
-struct Document<'a, R> {
-    fabric: Fabric,
-    nodes: u16,
-    runs: &'a [R],
-    holds: bool,
-}
-
-/// Runs a question at every node. Rank 0 passes its rows to `finish`, and prints them.
-pub(crate) fn conduct<Q: Question>(
-    mut question: Q,
-    finish: impl FnOnce(&[Q::Run]) -> Result<(), String>,
-) -> ExitCode {
-    let ended = run(&mut question).and_then(|runs| {
-        let Some(runs) = runs else { return Ok(ExitCode::SUCCESS) };
-        finish(&runs).map_err(Failure::Input)?;
-        let (holds, &mut Fleet { fabric, nodes, json, .. }) = (Q::holds(&runs), question.fleet());
-        Ok(report::conclude(json, &Document { fabric, nodes, runs: &runs, holds }, holds))
-    });
-    ended.unwrap_or_else(Failure::exit)
-}
-
-/// Runs a question; returns its rows if this process is rank 0.
-fn run<Q: Question>(question: &mut Q) -> Result<Option<Vec<Q::Run>>, Failure> {
-    let place = question.fleet().place().map_err(Failure::Input)?;
-    let Fleet { fabric, nodes, seed, name, .. } = question.fleet().clone();
-    if name.is_some() {
-        end_with_parent();
-    }
-    let (limit, question) = (question.fleet().time() * 4 + COME_UP + LOST, question.clone());
-    match place {
-        None if fabric == Fabric::Sim => {
-            let runs = simulate(Machine::ETHERNET_25G, nodes, seed, question)?;
-            Ok(runs.into_iter().next())
-        }
-        None => {
-            let peers = free_addresses(nodes.into())?;
-            let name = format!("midplane-fleet-{}", std::process::id());
-            let others = (1..nodes).map(|rank| Peer::start(&arguments_of(rank, &name), &peers));
-            let mut others = others.collect::<Result<Vec<_>, _>>()?;
-            let node = Node { fabric, rank: 0, peers, name, seed };
-            live(limit, take_part(node, question)).map(Some).map_err(|what| {
-                // The failed process names the cause; the others only miss it.
-                let said = others.iter_mut().find_map(Peer::complaint);
-                Failure::Lost(said.unwrap_or(what))
-            })
-        }
-        Some(place) => {
-            let peers = ranks::addresses(&place, COME_UP).map_err(Failure::Input)?;
-            let (rank, name) = (place.rank, name.unwrap_or_default());
-            let runs = live(limit, take_part(Node { fabric, rank, peers, name, seed }, question))?;
-            Ok((rank == 0).then_some(runs))
-        }
-    }
-}
-
-/// Returns this process's arguments, and those of another rank.
-fn arguments_of(rank: u16, name: &str) -> Vec<String> {
-    let own = std::env::args().skip(1);
-    let more = [format!("--rank={rank}"), "--peers=-".into(), format!("--name={name}")];
-    own.chain(more).collect()
-}
-
-impl Fleet {
-    /// Checks the flags; returns this process's place, or `None` if it is alone.
-    ///
-    /// # Errors
-    /// One line that names the argument.
-    fn place(&mut self) -> Result<Option<ProcessGroup>, String> {
-        if !(0.01..=60.0).contains(&self.seconds) {
-            return Err(format!("--seconds {}: from 0.01 to 60", self.seconds));
-        }
-        let Some(place) = self.ranks.place()? else { return Ok(None) };
-        if self.name.is_none() && self.fabric != Fabric::Udp {
-            return Err(format!("--fabric {}: hosts are joined by udp", self.fabric));
-        }
-        if !(3..=16).contains(&place.size()) {
-            return Err(format!("--peers: from 3 to 16 take part, not {}", place.size()));
-        }
-        self.nodes = place.size() as u16;
-        Ok(Some(place))
-    }
-
-    /// Returns the time of each measured part.
-    pub(crate) fn time(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds)
-    }
 }

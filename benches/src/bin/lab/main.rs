@@ -11,33 +11,25 @@ macro_rules! display {
     };
 }
 
-mod cache;
-mod calls;
 mod collectives;
 mod detector;
 mod figures;
 mod fleet;
-mod handlers;
 mod kernel_peer;
 mod lam_table;
-mod limiter;
-mod loopback;
 #[cfg(target_os = "linux")]
 mod nas;
 #[cfg(target_os = "linux")]
-mod nicd;
+mod nic;
 mod peers;
 mod pingpong;
-mod plan;
 mod preempt;
-mod quorum;
-mod service;
 mod transfer;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use midplane_benches::{daemons, handler, incast, messages, nas_rank, solver, stream};
+use midplane_benches::{daemons, incast, nas_rank, solver};
 use midplane_kit::{claims, command_line, plot, processes, ranks, report};
 
 /// Measure what Midplane does and what it costs
@@ -53,24 +45,17 @@ struct Lab {
 
 #[derive(Debug, Subcommand)]
 enum Question {
-    Cache(cache::Arguments),
     Collectives(collectives::Arguments),
     Detector(detector::Arguments),
     Figures(figures::Arguments),
-    Handlers(handlers::Arguments),
     KernelPeer(kernel_peer::Arguments),
-    Limiter(limiter::Arguments),
-    Loopback(loopback::Arguments),
     #[cfg(target_os = "linux")]
     Nas(nas::Arguments),
     #[cfg(target_os = "linux")]
-    Nicd(nicd::Arguments),
+    Nic(nic::Arguments),
     Peers(peers::Arguments),
     Pingpong(pingpong::Arguments),
-    Plan(plan::Arguments),
     Preempt(preempt::Arguments),
-    Quorum(quorum::Arguments),
-    Service(service::Arguments),
     Transfer(transfer::Arguments),
 }
 
@@ -84,24 +69,17 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match lab.question {
-        Question::Cache(arguments) => cache::main(arguments),
         Question::Collectives(arguments) => collectives::main(arguments),
         Question::Detector(arguments) => detector::main(arguments),
         Question::Figures(arguments) => figures::main(arguments),
-        Question::Handlers(arguments) => handlers::main(arguments),
         Question::KernelPeer(arguments) => kernel_peer::main(arguments),
-        Question::Limiter(arguments) => limiter::main(arguments),
-        Question::Loopback(arguments) => loopback::main(arguments),
         #[cfg(target_os = "linux")]
         Question::Nas(arguments) => nas::main(arguments),
         #[cfg(target_os = "linux")]
-        Question::Nicd(arguments) => nicd::main(arguments),
+        Question::Nic(arguments) => nic::main(arguments),
         Question::Peers(arguments) => peers::main(arguments),
         Question::Pingpong(arguments) => pingpong::main(arguments),
-        Question::Plan(arguments) => plan::main(arguments),
         Question::Preempt(arguments) => preempt::main(arguments),
-        Question::Quorum(arguments) => quorum::main(arguments),
-        Question::Service(arguments) => service::main(arguments),
         Question::Transfer(arguments) => transfer::main(arguments),
     }
 }

@@ -4,18 +4,19 @@
 //! cargo run --release -p midplane-benches -- pingpong
 //! ```
 
-mod arguments;
+pub(crate) mod arguments;
 mod baseline;
 mod fabric;
-mod layers;
+pub(crate) mod layers;
 mod libraries;
-mod measure;
-mod slots;
+pub(crate) mod measure;
+pub(crate) mod slots;
 mod writes;
 
 use crate::{lam_table, processes, report};
 use std::process::ExitCode;
 
+use clap::Parser as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -74,6 +75,21 @@ pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
         Ok(runs) => finish(&arguments, skipped, runs),
         Err(what) => report::fail(&what, report::FAILED),
     }
+}
+
+/// Returns the microseconds of one way of a message of 64 bytes over shared memory, while both processes busy-poll.
+#[cfg(target_os = "linux")]
+pub(crate) fn one_way_us(layer: &str, milliseconds: u32) -> Result<f64, String> {
+    let words = [
+        "pingpong".into(),
+        "--wait=poll".into(),
+        "--sizes=64".into(),
+        format!("--layer={layer}"),
+        format!("--milliseconds={milliseconds}"),
+    ];
+    let arguments = Arguments::parse_from(words);
+    let figures = fabric::ask(&arguments, &arguments.contests()[0])?;
+    Ok(figures[0].median_us)
 }
 
 /// Measures every contestant at every size; rounds of the contestants alternate, so that other work on the machine

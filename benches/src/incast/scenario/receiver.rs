@@ -14,7 +14,7 @@ use midplane::warp::firmware;
 
 use super::super::mailbox::{Either, Mailbox, Note, Sent, Word, by, either, later};
 use super::super::setting::{Mode, Service};
-use super::{BACKGROUND_BYTES, COUNTS, Part, STAMP_BYTES};
+use super::{COUNTS, Part, STAMP_BYTES};
 use crate::nodes::Failure;
 
 /// Bytes of posted buffers for each kind of message: a third of a second at 100 Mb/s.
@@ -54,8 +54,6 @@ pub struct Measured {
     pub received: u64,
     /// Bytes from each sender during the measured part.
     pub bytes: Vec<u64>,
-    /// Bytes from the background node.
-    pub background_bytes: u64,
     /// Nanoseconds from post to arrival.
     pub latency: Histogram<u64>,
     /// Control messages of all senders.
@@ -87,8 +85,6 @@ struct Receiver<'a> {
     part: &'a Part,
     port: Port,
     buffers: Vec<Region>,
-    /// Buffers for each kind of message.
-    each: usize,
     sources: BTreeMap<NodeId, Source>,
     phase: Phase,
     /// End of the measured part.
@@ -100,19 +96,16 @@ impl<'a> Receiver<'a> {
     fn new<H: Host>(host: &H, part: &'a Part) -> Result<Self, Failure> {
         let mut port = host.open_port().map_err(Failure::stopped)?;
         let setting = &part.setting;
-        let bytes = setting.message_bytes.max(BACKGROUND_BYTES) as usize;
-        // The senders' buffers come first, then those of the background node.
-        let lots = if setting.background_mbps > 0 { 2 } else { 1 };
-        let each = (BUFFER_BYTES / bytes).clamp(BUFFERS, port.depth() / lots);
+        let bytes = setting.message_bytes as usize;
         let mut buffers = Vec::new();
-        for _ in 0..lots * each {
+        for _ in 0..(BUFFER_BYTES / bytes).clamp(BUFFERS, port.depth()) {
             buffers.push(port.register(bytes).map_err(Failure::stopped)?);
         }
         let sources = (1..setting.nodes()).map(|n| (NodeId(n), Source::default())).collect();
         let latency = Histogram::new(3).expect("three digits are few");
         let phase = Phase::Gathering;
         let until = Instant::ZERO;
-        let mut receiver = Self { part, port, buffers, each, sources, phase, until, latency };
+        let mut receiver = Self { part, port, buffers, sources, phase, until, latency };
         for slot in 0..receiver.buffers.len() {
             receiver.lend(slot)?;
         }
@@ -243,9 +236,7 @@ impl<'a> Receiver<'a> {
             }
             if tag & COUNTS != 0 {
                 source.messages += 1;
-                if !self.part.is_background(node) {
-                    self.record_latency(host, slot, completion.length);
-                }
+                self.record_latency(host, slot, completion.length);
             }
         }
         self.lend(slot)
@@ -263,9 +254,7 @@ impl<'a> Receiver<'a> {
     }
 
     fn lend(&mut self, slot: usize) -> Result<(), Failure> {
-        let service =
-            if slot < self.each { self.part.setting.mode.service() } else { Service::Messages };
-        let receive = match service {
+        let receive = match self.part.setting.mode.service() {
             Service::Messages => messages::receive,
             Service::Coordination => coordination::receive,
             Service::Warp => firmware::receive,
@@ -280,24 +269,20 @@ impl<'a> Receiver<'a> {
     }
 
     fn result(self) -> Measured {
-        let part = self.part;
-        let (beside, senders): (Vec<_>, Vec<_>) =
-            self.sources.iter().partition(|(node, _)| part.is_background(**node));
-        let sent = senders.iter().filter_map(|(_, source)| source.sent);
+        let senders = &self.sources;
+        let sent = senders.values().filter_map(|source| source.sent);
         Measured {
             sent: sent.clone().map(|sent| sent.messages).sum(),
             // The number of messages that a lost sender sent is unknown.
             received: senders
-                .iter()
-                .filter(|(_, source)| source.sent.is_some())
-                .map(|(_, source)| source.messages)
+                .values()
+                .filter(|source| source.sent.is_some())
+                .map(|source| source.messages)
                 .sum(),
-            bytes: senders.iter().map(|(_, source)| source.bytes).collect(),
-            background_bytes: beside.iter().map(|(_, source)| source.bytes).sum(),
+            bytes: senders.values().map(|source| source.bytes).collect(),
             control_messages: sent.map(|sent| sent.control_messages).sum(),
             latency: self.latency,
-            lost: self
-                .sources
+            lost: senders
                 .iter()
                 .filter(|(_, source)| source.sent.is_none())
                 .map(|(node, _)| *node)

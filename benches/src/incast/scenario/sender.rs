@@ -7,7 +7,6 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::PortId;
 use midplane::simhw::port::{Command, Completion, Port};
 use midplane::simhw::region::Region;
-use midplane::simhw::rng::Rng;
 use midplane::simhw::time::Instant;
 use midplane::warp::firmware;
 
@@ -98,16 +97,12 @@ struct Pump<'a> {
     sent: Sent,
     /// Control messages at the begin of counting, once known.
     counters: Vec<u64>,
-    /// Due time of a paced sender's next message.
-    due: Option<Instant>,
-    rng: Rng,
 }
 
 impl<'a> Pump<'a> {
     fn new<H: Host>(host: &H, part: &'a Part, target: PortId) -> Result<Self, Failure> {
         let mut port = host.open_port().map_err(Failure::stopped)?;
-        let node = host.node();
-        let message_bytes = part.message_bytes(node) as usize;
+        let message_bytes = part.setting.message_bytes as usize;
         let memory = port.register(message_bytes * POSTED as usize).map_err(Failure::stopped)?;
         Ok(Self {
             part,
@@ -115,21 +110,19 @@ impl<'a> Pump<'a> {
             target,
             memory,
             message_bytes,
-            service: part.service(node),
+            service: part.setting.mode.service(),
             free: (0..POSTED).collect(),
             next: 0,
             counts: false,
             sent: Sent::default(),
             counters: Vec::new(),
-            due: part.is_background(node).then(|| host.now()),
-            rng: host.rng("sender"),
         })
     }
 
     /// Waits a random time, so that senders do not begin in step.
-    async fn begin<H: Host>(&mut self, host: &H) {
+    async fn begin<H: Host>(&self, host: &H) {
         let message = self.part.setting.message_nanos(self.part.setting.message_bytes);
-        let delay = self.rng.below(message);
+        let delay = host.rng("sender").below(message);
         host.sleep_until(host.now().plus_nanos(delay)).await;
     }
 
@@ -185,7 +178,6 @@ impl<'a> Pump<'a> {
     /// Fills the port, then waits until a message has left, or until `until`.
     async fn turn<H: Host>(&mut self, host: &H, until: Instant) -> Result<(), Failure> {
         self.fill(host)?;
-        let until = self.due.map_or(until, |due| until.min(due.max(host.now())));
         if let Some(completion) = by(host, until, self.port.completion()).await {
             self.reap(completion.map_err(Failure::stopped)?);
             while let Some(completion) = self.port.poll() {
@@ -196,18 +188,10 @@ impl<'a> Pump<'a> {
     }
 
     fn fill<H: Host>(&mut self, host: &H) -> Result<(), Failure> {
-        let now = host.now();
         let mut posted = false;
-        while self.due.is_none_or(|due| due <= now) {
-            let Some(slot) = self.free.pop() else { break };
+        while let Some(slot) = self.free.pop() {
             self.post(host, slot)?;
             posted = true;
-            if let Some(due) = &mut self.due {
-                let bits = u64::from(self.part.message_bytes(host.node())) * 8_000;
-                let interval = bits / u64::from(self.part.setting.background_mbps);
-                // Background traffic has random gaps.
-                *due = due.plus_nanos(self.rng.between(interval / 2, interval * 3 / 2));
-            }
         }
         if posted {
             self.port.ring();

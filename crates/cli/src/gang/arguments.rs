@@ -22,8 +22,8 @@ Examples:
   midplane gang checkpoint 1 saved --end
   midplane gang --socket other.socket restore saved
 
-  # The jobs, twice a second; and the slices of the last seconds, for a browser or for Perfetto
-  midplane gang top
+  # The jobs; and the slices of the last seconds, for a browser or for Perfetto
+  midplane gang list
   midplane gang trace slices.svg
   midplane gang trace slices.json
 
@@ -64,13 +64,6 @@ pub(crate) enum What {
         /// Send the signal of this number, and do not end the job
         #[arg(long, value_parser = clap::value_parser!(i32).range(1..=64))]
         signal: Option<i32>,
-    },
-    /// List the jobs twice a second, until Ctrl-C
-    #[command(after_help = "Example: midplane gang top --times 10")]
-    Top {
-        /// End after this many lists
-        #[arg(long, value_name = "COUNT")]
-        times: Option<u32>,
     },
     /// Draw the last slices: as a Gantt chart (.svg) or a trace for Perfetto (.json)
     #[command(after_help = "Example: midplane gang trace slices.svg")]

@@ -1,19 +1,13 @@
-//! `midplane gang list` and `midplane gang top`.
+//! `midplane gang list`.
 
-use std::io::IsTerminal;
 use std::path::Path;
-use std::time::Duration;
 
 use midplane::gang::live::client::ClientError;
 use midplane::gang::live::message::{Line, Listing, Reply, Request};
-use midplane_kit::processes::asked_to_end;
 use midplane_kit::report::{self, Failure};
 use serde::Serialize;
 
 use super::{ask, failure};
-
-/// Interval between two lists of `midplane gang top`.
-const RENEWED: Duration = Duration::from_millis(500);
 
 #[derive(Serialize)]
 struct Job {
@@ -114,33 +108,10 @@ fn text(of: &Document) -> String {
     )
 }
 
-async fn listing(socket: &Path) -> Result<Document, Failure> {
+pub(crate) async fn print(socket: &Path, json: bool) -> Result<u8, Failure> {
     match ask(socket, &Request::List).await? {
-        Reply::Listing(listing) => Ok(document(&listing)),
-        _ => Err(failure(ClientError::Gone)),
+        Reply::Listing(listing) => report::print_document(json, &document(&listing), text),
+        _ => return Err(failure(ClientError::Gone)),
     }
-}
-
-pub(crate) async fn once(socket: &Path, json: bool) -> Result<u8, Failure> {
-    report::print_document(json, &listing(socket).await?, text);
-    Ok(0)
-}
-
-/// Prints the list every [`RENEWED`]: in place on a terminal, otherwise one list or JSON document after another.
-pub(crate) async fn top(socket: &Path, times: Option<u32>, json: bool) -> Result<u8, Failure> {
-    let in_place = std::io::stdout().is_terminal();
-    let screen = |document: &Document| match in_place {
-        // Moves the cursor home, overwrites each line to its end, and clears the lines below.
-        true => format!("\x1b[H{}\x1b[J", text(document).replace('\n', "\x1b[K\n")),
-        false => text(document),
-    };
-    for _ in 1..times.unwrap_or(u32::MAX) {
-        report::print_document(json, &listing(socket).await?, screen);
-        tokio::select! {
-            () = tokio::time::sleep(RENEWED) => {}
-            () = asked_to_end() => return Ok(0),
-        }
-    }
-    report::print_document(json, &listing(socket).await?, screen);
     Ok(0)
 }

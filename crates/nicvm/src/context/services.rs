@@ -23,7 +23,6 @@ pub(crate) enum Effect {
     CancelTimeout(TimeoutId),
     Send(Message),
     SendPacket(WaitingPacket),
-    SentDirectly(Instant),
     Install(Box<dyn Admission>),
     Admission(AdmissionUpdate),
     Allow { destination: NodeId, bytes: u64 },
@@ -87,6 +86,7 @@ impl UnitServices {
         if !self.effects.is_empty() {
             self.carry_out(hw, extension, epoch);
         }
+        self.transmit.commit();
         hw.commit();
     }
 
@@ -95,10 +95,6 @@ impl UnitServices {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
             match effect {
-                Effect::SentDirectly(leaves) => {
-                    self.transmit.on_sent_directly(leaves);
-                    continue;
-                }
                 // Control messages go first.
                 Effect::Send(message)
                     if self.control.is_idle() && self.transmit.send_at_once(hw, &message) =>
@@ -162,6 +158,7 @@ impl UnitServices {
     /// Drops all effects of a handler that has panicked or refused.
     pub(crate) fn abort(&mut self, hw: &mut dyn Hardware) {
         self.effects.clear();
+        self.transmit.abort();
         hw.abort();
     }
 }

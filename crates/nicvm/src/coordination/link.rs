@@ -421,9 +421,13 @@ impl Link {
             self.epoch = epoch;
             self.token = None;
             self.suspected = None;
-        }
-        if let Some(live) = live {
-            self.live = if newer { live } else { self.live.and(live) };
+            // Any sender may be a member until one that knows says so. A sender that was excluded asks the witness until
+            // it is asked for support.
+            let me = self.setup.me;
+            let any = if self.live.contains(me) { self.all } else { self.all.without(me) };
+            self.live = live.unwrap_or(any);
+        } else if let Some(live) = live {
+            self.live = self.live.and(live);
         }
         if let Some(holder) = holder
             && self.token.is_none()

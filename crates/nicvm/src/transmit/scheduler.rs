@@ -49,6 +49,8 @@ pub(crate) struct Transmit {
     retry: Instant,
     /// When the last data frame that was handed to the line leaves it.
     line_free_at: Instant,
+    /// Frames that bypassed the queue since the last commit.
+    direct: Direct,
     news: VecDeque<News>,
     /// Suspended ports: none of their frames leaves.
     stopped: BTreeSet<PortId>,
@@ -58,6 +60,13 @@ impl std::fmt::Debug for Transmit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Transmit").field("flows", &self.flows).finish_non_exhaustive()
     }
+}
+
+/// Frames that were handed to the line bypassing the queue; they count once their handler has returned.
+#[derive(Default)]
+struct Direct {
+    messages: u32,
+    leaves: Instant,
 }
 
 /// The combined decision of the admissions.
@@ -115,6 +124,8 @@ impl Transmit {
     }
 
     pub(crate) fn enqueue(&mut self, message: Message) {
+        // Its number follows those of the messages that were sent directly before it.
+        self.commit();
         let number = self.next_number;
         self.next_number = number.wrapping_add(1);
         self.flows.push(key_of(&message), Outgoing::message(message, number));
@@ -140,7 +151,8 @@ impl Transmit {
 
     /// Sends a message of one frame at once, if it may bypass the queue and the line takes it now.
     pub(crate) fn send_at_once(&mut self, hw: &mut dyn Hardware, message: &Message) -> bool {
-        let outgoing = Outgoing::message(*message, self.next_number);
+        let number = self.next_number.wrapping_add(self.direct.messages);
+        let outgoing = Outgoing::message(*message, number);
         let is_one = outgoing.next_length(hw.mtu_to(message.node) as u32) == message.source.length;
         if !is_one || !self.is_free(&key_of(message)) || self.is_parked(&outgoing) {
             return false;
@@ -156,7 +168,7 @@ impl Transmit {
             // The application has deregistered the memory.
             Err(_) => Status::Region,
         };
-        self.next_number = self.next_number.wrapping_add(1);
+        self.direct.messages += 1;
         outgoing.complete(hw, status);
         true
     }
@@ -178,7 +190,19 @@ impl Transmit {
     }
 
     pub(crate) fn on_sent_directly(&mut self, leaves: Instant) {
+        self.direct.leaves = self.direct.leaves.max(leaves);
+    }
+
+    /// Counts the frames that a handler has sent directly, because it has returned.
+    pub(crate) fn commit(&mut self) {
+        let Direct { messages, leaves } = std::mem::take(&mut self.direct);
+        self.next_number = self.next_number.wrapping_add(messages);
         self.line_free_at = self.line_free_at.max(leaves);
+    }
+
+    /// Forgets the frames that a handler has sent directly, because it has failed.
+    pub(crate) fn abort(&mut self) {
+        self.direct = Direct::default();
     }
 
     /// Prepares a packet for waiting in its flow.

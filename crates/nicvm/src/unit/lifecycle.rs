@@ -119,11 +119,7 @@ impl Unit {
         services.effects.retain(|effect| {
             matches!(
                 effect,
-                Effect::Control { .. }
-                    | Effect::Local(_)
-                    | Effect::Send(_)
-                    | Effect::SendPacket(_)
-                    | Effect::SentDirectly(_)
+                Effect::Control { .. } | Effect::Local(_) | Effect::Send(_) | Effect::SendPacket(_)
             )
         });
         services.commit(hw, number, epoch);

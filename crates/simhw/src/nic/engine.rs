@@ -78,7 +78,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
 
     /// Handles the doorbell of a port.
     pub(crate) fn ring(&mut self, id: PortId) {
-        self.nic.read_clock();
+        self.nic.time.renew();
         if let Some(port) = self.nic.ports.at(id) {
             port.sync();
         }
@@ -127,7 +127,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
 
     /// Handles frames to the own node, ends of transfers, and due alarms.
     pub(crate) fn work(&mut self) {
-        self.nic.read_clock();
+        self.nic.time.renew();
         for _ in 0..WORK_PER_TURN {
             let Some(frame) = self.nic.looped_frame() else { break };
             self.hand(&frame);
@@ -151,8 +151,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
 
     /// Stops the firmware when first called. Returns until when its peers are waited for, or `None` if they are not.
     pub(crate) fn stop(&mut self) -> Option<Instant> {
-        self.nic.read_clock();
-        let now = self.nic.now;
+        let now = self.nic.time.read();
         let until = match self.stopping {
             Some(until) => until,
             None => {

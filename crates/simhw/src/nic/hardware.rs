@@ -9,10 +9,10 @@ use super::NicCounters;
 use super::inbound::Inbound;
 use super::link::Link;
 use super::staged::{Staged, Stored};
+use super::turn_time::TurnTime;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
-use crate::live::clock::Clock;
 use crate::port::{Command, Completion, NicPort, Ports};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::segment::View;
@@ -28,8 +28,7 @@ pub(crate) struct Nic<L> {
     pub(crate) node: NodeId,
     pub(crate) incarnation: Incarnation,
     pub(crate) mtu: usize,
-    /// The time of this turn.
-    pub(crate) now: Instant,
+    pub(crate) time: TurnTime,
     pub(crate) ports: Ports,
     pub(crate) counters: NicCounters,
     pub(crate) link: L,
@@ -39,6 +38,8 @@ pub(crate) struct Nic<L> {
     open: BTreeSet<PortId>,
     /// Ports with published completions whose applications were not woken.
     completed: Vec<PortId>,
+    /// True if one of those applications may park without taking the NIC's lock.
+    must_fence: bool,
     timers: [Instant; TIMERS],
     /// The earliest of the timers and of the frames that faults delay.
     next_alarm: Instant,
@@ -75,13 +76,14 @@ impl<L: Link> Nic<L> {
             node,
             incarnation,
             mtu,
-            now: Clock::now(),
+            time: TurnTime::new(),
             ports: Ports::default(),
             counters: NicCounters::default(),
             link,
             faults: None,
             open: BTreeSet::new(),
             completed: Vec::new(),
+            must_fence: false,
             timers: [Instant::FAR_FUTURE; TIMERS],
             next_alarm: Instant::FAR_FUTURE,
             looped: VecDeque::new(),
@@ -89,11 +91,6 @@ impl<L: Link> Nic<L> {
             next_dma: 0,
             staged: Staged::default(),
         }
-    }
-
-    /// Reads the clock; the NIC's time is constant until the next reading.
-    pub(crate) fn read_clock(&mut self) {
-        self.now = Clock::now();
     }
 
     /// Ends a turn: discards what it did not commit.
@@ -125,7 +122,7 @@ impl<L: Link> Nic<L> {
 
     /// Takes an alarm that is due, and turns it off.
     pub(super) fn expired_timer(&mut self) -> Option<TimerId> {
-        let now = self.now;
+        let now = self.time.get();
         let index = self.timers.iter().position(|at| *at <= now)?;
         self.timers[index] = Instant::FAR_FUTURE;
         self.find_next_alarm();
@@ -143,7 +140,7 @@ impl<L: Link> Nic<L> {
     /// Returns whether there is work that waits for nothing.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        !self.looped.is_empty() || !self.dma_done.is_empty() || self.next_alarm <= self.now
+        !self.looped.is_empty() || !self.dma_done.is_empty() || self.next_alarm <= self.time.last()
     }
 
     /// Returns when the next alarm of the firmware is due, or the next frame that faults delay.
@@ -160,12 +157,15 @@ impl<L: Link> Nic<L> {
     /// Wakes the peers and applications that sleep and were sent something.
     #[inline]
     pub(crate) fn wake(&mut self) {
-        if self.completed.is_empty() && !self.link.owes_wake() {
+        let owes_wake = self.link.owes_wake();
+        if self.completed.is_empty() && !owes_wake {
             return;
         }
         // Between publishing and reading who sleeps; the sleepers fence between announcing their sleep and their last
         // poll.
-        fence(Ordering::SeqCst);
+        if std::mem::take(&mut self.must_fence) | owes_wake {
+            fence(Ordering::SeqCst);
+        }
         self.link.wake();
         for id in self.completed.drain(..) {
             if let Some(port) = self.ports.at(id) {
@@ -177,7 +177,7 @@ impl<L: Link> Nic<L> {
     /// Stages a frame to the own node.
     fn stage_looped(&mut self, header: &Header, source: Source<'_>) -> Result<(), TransmitRefused> {
         if self.looped.len() + self.staged.looped.len() >= LOOP_DEPTH {
-            return Err(TransmitRefused::Busy { until: self.now.plus_nanos(1) });
+            return Err(TransmitRefused::Busy { until: self.time.get().plus_nanos(1) });
         }
         let payload = payload(&self.ports, self.mtu, header, source)?;
         let mut frame = vec![0; header.frame_bytes()];
@@ -226,6 +226,7 @@ impl<L: Link> Nic<L> {
         for port in self.staged.completed.drain(..) {
             if let Some(to) = self.ports.at(port) {
                 to.publish();
+                self.must_fence |= !L::PARKING_LOCKS || to.is_far();
             }
             if self.completed.last() != Some(&port) {
                 self.completed.push(port);
@@ -244,7 +245,7 @@ impl<L: Link> Hardware for Nic<L> {
     }
 
     fn now(&self) -> Instant {
-        self.now
+        self.time.get()
     }
 
     fn mtu(&self) -> usize {
@@ -264,7 +265,7 @@ impl<L: Link> Hardware for Nic<L> {
     }
 
     fn line_lag(&self) -> u64 {
-        self.link.line_lag(self.now)
+        self.link.line_lag(self.time.get())
     }
 
     fn charge(&mut self, _: u64) {}
@@ -278,7 +279,7 @@ impl<L: Link> Hardware for Nic<L> {
         self.staged.is_any = true;
         if header.destination == self.node {
             self.stage_looped(header, source)?;
-            return Ok(self.now);
+            return Ok(self.time.last());
         }
         L::transmit(self, header, source)
     }

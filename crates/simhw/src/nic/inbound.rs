@@ -67,8 +67,7 @@ impl<L: Link> Nic<L> {
     /// [`Nic::delayed_frame`].
     #[cold]
     pub(crate) fn passes_faults(&mut self, from: NodeId, bytes: impl Fn() -> Vec<u8>) -> bool {
-        self.read_clock();
-        let (now, node) = (self.now, self.node);
+        let (now, node) = (self.time.read(), self.node);
         let Some(faults) = &mut self.faults else { return true };
         let Fate { frame, copy } = faults.injector.judge(now, from, node);
         let mut arrive = |arrival: Arrival, is_copy: bool| match arrival {
@@ -90,7 +89,7 @@ impl<L: Link> Nic<L> {
 
     /// Takes a frame that faults had delayed until now: its sender and its bytes.
     pub(crate) fn delayed_frame(&mut self) -> Option<(NodeId, Vec<u8>)> {
-        let now = self.now;
+        let now = self.time.get();
         let faults = self.faults.as_mut().filter(|faults| faults.next_arrival() <= now)?;
         let Reverse((_, _, from, bytes)) = faults.delayed.pop()?;
         faults.bytes -= bytes.len();

@@ -11,6 +11,9 @@ use crate::time::{Instant, LineRate};
 ///
 /// A receiving half hands frames to [`Engine::deliver`](super::Engine::deliver).
 pub(crate) trait Link: Sized {
+    /// True if an application of this process takes the NIC's lock between announcing that it parks and its last poll.
+    const PARKING_LOCKS: bool = false;
+
     /// Returns the most bytes that one frame to `to` carries and still crosses its path as one packet.
     fn mtu_to(&self, mtu: usize, _to: NodeId) -> usize {
         mtu

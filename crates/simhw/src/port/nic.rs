@@ -114,6 +114,11 @@ impl NicPort {
         self.completions.unstage();
     }
 
+    /// Returns whether the application is in another process.
+    pub(crate) const fn is_far(&self) -> bool {
+        !matches!(self.backend, PortBackend::Near(_))
+    }
+
     /// Wakes the application if it waits. The caller must fence between publishing and this call.
     pub(crate) fn wake(&self) {
         self.backend.wake_waiting();

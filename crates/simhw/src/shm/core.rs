@@ -190,7 +190,7 @@ impl<F: Firmware> Core<F> {
             *guard = None;
             return Next::End;
         }
-        engine.unit.nic.read_clock();
+        engine.unit.nic.time.read();
         if engine.turn() {
             return Next::Again;
         }

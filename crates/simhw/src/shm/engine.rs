@@ -1,5 +1,6 @@
 //! A NIC and its firmware, and one turn of them: whoever has the engine's lock runs it.
 
+use super::inlets::{Inlet, Inlets};
 use super::lane::{Extent, Receiver};
 use super::link::ShmLink;
 use super::rendezvous::Link;
@@ -15,6 +16,8 @@ type Nic = nic::Nic<ShmLink>;
 
 /// Frames of one peer that one turn handles: other peers wait no longer than they take.
 const FRAMES_PER_TURN: usize = 32;
+/// Frames and doorbells between two readings of the clock: they take some 10 us.
+const EVENTS_PER_READING: u32 = 64;
 /// Polls of one visit.
 const LOOKS: u32 = 4;
 /// Visits in vain between two readings of the clock: they take half a microsecond.
@@ -22,29 +25,31 @@ const LOOKS_PER_READING: u32 = 8;
 /// Visits in vain after which whoever looks is taken to go on looking.
 const LOOKS_OF_A_POLLER: u32 = 8;
 
-/// The receiving side of a peer.
-#[derive(Debug)]
-struct Inlet {
-    from: NodeId,
-    receiver: Receiver,
-}
-
 /// A NIC with its firmware and the receiving halves of its links.
 pub(super) struct Engine<F> {
     pub(super) unit: nic::Engine<F, ShmLink>,
-    inlets: Vec<Inlet>,
+    inlets: Inlets,
     /// Peers wake this NIC: no thread polls for it.
     is_asleep: bool,
     /// Polls without a result since the last that had one.
     vain_looks: u32,
     /// Turns that applications have given the NIC.
     pub(super) visits: u64,
+    /// Frames and doorbells since the last reading of the clock for their sake.
+    events: u32,
 }
 
 impl<F: Firmware> Engine<F> {
     pub(super) fn new(firmware: F, nic: Nic, port_depth: usize) -> Self {
         let unit = nic::Engine::new(firmware, nic, port_depth);
-        Self { unit, inlets: Vec::new(), is_asleep: false, vain_looks: 0, visits: 0 }
+        Self {
+            unit,
+            inlets: Inlets::default(),
+            is_asleep: false,
+            vain_looks: 0,
+            visits: 0,
+            events: 0,
+        }
     }
 
     pub(super) fn join(&mut self, link: Link) {
@@ -56,7 +61,7 @@ impl<F: Firmware> Engine<F> {
             receiver.fall_asleep();
             fence(Ordering::SeqCst);
         }
-        self.inlets.push(Inlet { from, receiver });
+        self.inlets.add(from, receiver);
     }
 
     pub(super) fn leave(&mut self, node: NodeId) {
@@ -67,16 +72,13 @@ impl<F: Firmware> Engine<F> {
     /// The inlet of `node` ends, after what it holds is handled: its sender is gone.
     fn end(&mut self, node: NodeId) {
         let Self { unit: nic::Engine { firmware, nic, .. }, inlets, .. } = self;
-        for Inlet { from, receiver } in inlets.iter_mut().filter(|inlet| inlet.from == node) {
+        if let Some(mut inlet) = inlets.remove(node)
+            && inlet.receiver.has_frame()
+        {
             // No more than it can hold: whoever still writes is no peer.
-            for _ in 0..receiver.slots() {
-                if !receiver.has_frame() {
-                    break;
-                }
-                deliver(firmware, nic, *from, receiver);
-            }
+            let slots = inlet.receiver.slots();
+            receive(firmware, nic, &mut inlet, slots);
         }
-        inlets.retain(|inlet| inlet.from != node);
         nic.wake();
     }
 
@@ -84,6 +86,17 @@ impl<F: Firmware> Engine<F> {
     pub(super) fn ring(&mut self, id: PortId) {
         self.unit.ring(id);
         self.unit.nic.wake();
+        self.count(1);
+    }
+
+    /// Counts events; reads the clock once there were enough, because the NIC's own alarms must not wait for a pause.
+    #[inline]
+    fn count(&mut self, events: u32) {
+        self.events += events;
+        if self.events >= EVENTS_PER_READING {
+            self.events = 0;
+            self.unit.nic.time.read();
+        }
     }
 
     /// Handles what has arrived and what is due. Whether there was anything.
@@ -119,7 +132,7 @@ impl<F: Firmware> Engine<F> {
         self.vain_looks = self.vain_looks.saturating_add(1);
         // Read when nothing hurries, and not at every look: frames and alarms find it read.
         if self.vain_looks.is_multiple_of(LOOKS_PER_READING) {
-            self.unit.nic.read_clock();
+            self.unit.nic.time.read();
         }
         false
     }
@@ -133,29 +146,22 @@ impl<F: Firmware> Engine<F> {
     #[inline]
     fn receive(&mut self) -> bool {
         let Self { unit: nic::Engine { firmware, nic, .. }, inlets, .. } = self;
-        let mut was_any = false;
-        for Inlet { from, receiver } in inlets {
-            for _ in 0..FRAMES_PER_TURN {
-                if !receiver.has_frame() {
-                    break;
-                }
-                was_any = true;
-                deliver(firmware, nic, *from, receiver);
-            }
-        }
+        let mut frames = 0;
+        let was_any = inlets.poll(|inlet| frames += receive(firmware, nic, inlet, FRAMES_PER_TURN));
+        self.count(frames);
         was_any
     }
 
     /// Peers wake this NIC from now on; `false` if something has come meanwhile, and they do not.
     pub(super) fn fall_asleep(&mut self) -> bool {
-        for inlet in &self.inlets {
+        for inlet in self.inlets.iter() {
             inlet.receiver.fall_asleep();
         }
         fence(Ordering::SeqCst);
         self.is_asleep = true;
         self.vain_looks = 0;
-        self.unit.nic.read_clock();
-        if self.inlets.iter().any(|inlet| inlet.receiver.has_frame()) || self.unit.nic.has_work() {
+        self.unit.nic.time.read();
+        if self.inlets.has_frame() || self.unit.nic.has_work() {
             self.stay_awake();
             return false;
         }
@@ -165,7 +171,7 @@ impl<F: Firmware> Engine<F> {
     /// Peers need not wake this NIC: somebody looks.
     pub(super) fn stay_awake(&mut self) {
         if std::mem::take(&mut self.is_asleep) {
-            for inlet in &self.inlets {
+            for inlet in self.inlets.iter() {
                 inlet.receiver.stay_awake();
             }
         }
@@ -190,6 +196,19 @@ impl<F: Firmware> Engine<F> {
 impl<F> std::fmt::Debug for Engine<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("nic", &self.unit.nic).finish_non_exhaustive()
+    }
+}
+
+/// Handles the frames of a peer that has one, up to `most`; returns how many there were.
+#[inline]
+fn receive(firmware: &mut impl Firmware, nic: &mut Nic, inlet: &mut Inlet, most: usize) -> u32 {
+    let mut frames = 0;
+    loop {
+        deliver(firmware, nic, inlet.from, &mut inlet.receiver);
+        frames += 1;
+        if frames as usize == most || !inlet.receiver.has_frame() {
+            return frames;
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::drops::DropCause;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::hardware::{Source, TransmitRefused};
 use crate::id::NodeId;
-use crate::nic::{Link, Nic, payload};
+use crate::nic::{Link, Nic, TurnTime, payload};
 use crate::passing::Socket;
 use crate::region::Payload;
 use crate::segment::{Segment, View};
@@ -84,7 +84,7 @@ impl ShmLink {
     /// Puts a frame into an unpublished slot. A frame for which there is no peer is counted.
     fn stage(
         &mut self,
-        now: Instant,
+        time: &TurnTime,
         header: &Header,
         payload: &Payload<'_>,
     ) -> Result<(), TransmitRefused> {
@@ -100,7 +100,7 @@ impl ShmLink {
             }
         };
         if peer.sender.stage(&header.emit(), payload.view()).is_err() {
-            return Err(TransmitRefused::Busy { until: peer.retry.on_full(now) });
+            return Err(TransmitRefused::Busy { until: peer.retry.on_full(time.get()) });
         }
         peer.retry.on_room();
         self.staged.frames += 1;
@@ -113,6 +113,8 @@ impl ShmLink {
 }
 
 impl Link for ShmLink {
+    const PARKING_LOCKS: bool = true;
+
     fn line_rate(&self) -> LineRate {
         self.rate
     }
@@ -127,18 +129,18 @@ impl Link for ShmLink {
         header: &Header,
         source: Source<'_>,
     ) -> Result<Instant, TransmitRefused> {
-        let Nic { link, ports, node, mtu, now, .. } = nic;
+        let Nic { link, ports, node, mtu, time, .. } = nic;
         let payload = payload(ports, *mtu, header, source)?;
         if header.destination != NodeId::BROADCAST {
-            link.stage(*now, header, &payload)?;
-            return Ok(*now);
+            link.stage(time, header, &payload)?;
+            return Ok(time.last());
         }
         let nodes = (0..link.peers.len() as u16).map(NodeId);
         for destination in nodes.filter(|other| other != node) {
             // A peer that has no space for its copy misses it: the others have theirs already.
-            let _ = link.stage(*now, &Header { destination, ..*header }, &payload);
+            let _ = link.stage(time, &Header { destination, ..*header }, &payload);
         }
-        Ok(*now)
+        Ok(time.last())
     }
 
     fn publish(nic: &mut Nic<Self>) {

@@ -57,6 +57,7 @@ impl<F: Firmware> Engine<F> {
         // Bells first: what was posted before a frame arrived is there when it is handled.
         bells.take(|port| self.unit.ring(port));
         if received {
+            self.unit.nic.time.renew();
             self.deliver();
         }
         if self.unit.nic.has_faults() {
@@ -136,10 +137,10 @@ impl<F: Firmware> Engine<F> {
     #[cold]
     fn deliver_delayed(&mut self) {
         let Self { unit: nic::Engine { nic, firmware, .. }, plain, .. } = self;
-        nic.read_clock();
+        nic.time.renew();
         while let Some((from, bytes)) = nic.delayed_frame() {
             let (from, memory) = (nic.link.address_of(from), Arc::new(bytes));
-            let datagram = Datagram { from, at: nic.now, bytes: &memory };
+            let datagram = Datagram { from, at: nic.time.get(), bytes: &memory };
             deliver_datagram(nic, firmware, (plain, &memory), datagram);
         }
     }
@@ -203,7 +204,6 @@ fn hand(
 ) {
     nic.counters.frames_received += 1;
     nic.counters.bytes_received += bytes as u64;
-    nic.read_clock();
     nic.link.begin_frame(memory);
     firmware.on_frame(nic, frame);
     nic.end_turn();

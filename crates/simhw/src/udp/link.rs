@@ -132,9 +132,8 @@ pub(super) fn open(
     body: &[u8],
     plain: &mut [u8],
 ) -> Result<Opened, DropCause> {
-    nic.read_clock();
     let Some(seals) = &mut nic.link.seals else { return Err(DropCause::Malformed) };
-    let opened = seals.open(nic.now, envelope, body, plain);
+    let opened = seals.open(nic.time.get(), envelope, body, plain);
     send_about_keys(nic);
     opened
 }
@@ -142,15 +141,15 @@ pub(super) fn open(
 /// Handles what is due about keys. No effect may be staged.
 fn run_keys(nic: &mut Nic) {
     let Some(seals) = &mut nic.link.seals else { return };
-    if seals.poll_timeout() <= nic.now {
-        seals.handle_timeout(nic.now);
+    if seals.poll_timeout() <= nic.time.get() {
+        seals.handle_timeout(nic.time.get());
         send_about_keys(nic);
     }
 }
 
 /// Puts handshakes on the line, and frames that have waited for keys. No effect may be staged.
 fn send_about_keys(nic: &mut Nic) {
-    let Nic { link, counters, now, .. } = nic;
+    let Nic { link, counters, time, .. } = nic;
     let UdpLink { seals: Some(seals), line, peers, via, framing, .. } = link else { return };
     loop {
         let mut bytes = line.buffer();
@@ -162,9 +161,9 @@ fn send_about_keys(nic: &mut Nic) {
         let to = via.unwrap_or(peers[to.index()]);
         let wire_bytes = framing.wire_bytes(u32::try_from(bytes.len()).expect("a datagram"));
         if urgent {
-            line.put_urgent(*now, wire_bytes, to, bytes);
+            line.put_urgent(time.get(), wire_bytes, to, bytes);
         } else {
-            line.put(*now, wire_bytes, to, (bytes, None));
+            line.put(time.get(), wire_bytes, to, (bytes, None));
         }
     }
     line.commit();
@@ -195,7 +194,7 @@ impl Link for UdpLink {
         header: &Header,
         source: Source<'_>,
     ) -> Result<Instant, TransmitRefused> {
-        let until = nic.link.line.busy_until(nic.now);
+        let until = nic.link.line.busy_until(nic.time.get());
         if let Some(until) = until.filter(|_| !header.is_urgent()) {
             return Err(TransmitRefused::Busy { until });
         }
@@ -203,20 +202,21 @@ impl Link for UdpLink {
             return nic.lend(header, at);
         }
         let frame = nic.gather(header, source)?;
-        let Nic { link, now, .. } = nic;
+        let Nic { link, time, .. } = nic;
+        let now = time.get();
         // A switch copies what it can read.
         if header.destination == NodeId::BROADCAST && (link.via.is_none() || link.is_sealed()) {
-            return Ok(link.send_to_each(*now, header, &frame));
+            return Ok(link.send_to_each(now, header, &frame));
         }
-        Ok(link.send(*now, header, frame))
+        Ok(link.send(now, header, frame))
     }
 
     fn gather(nic: &mut Nic) {
         nic.link.line.commit();
         nic.settle_loans();
-        let Nic { link, counters, now, .. } = nic;
+        let Nic { link, counters, time, .. } = nic;
         for (to, urgent, frame) in link.held.drain(..) {
-            let held = link.seals.as_mut().is_some_and(|s| s.hold(*now, to, urgent, frame));
+            let held = link.seals.as_mut().is_some_and(|s| s.hold(time.get(), to, urgent, frame));
             if !held {
                 counters.drops.add(DropCause::NoKeys);
             }

@@ -150,3 +150,82 @@ fn tasks_that_never_let_time_pass_are_told_so() {
     );
     world.run();
 }
+
+#[test]
+fn a_world_that_a_task_runs_leaves_the_outer_one_as_it_was() {
+    let mut outer = idle_world();
+    let (host, log) = (outer.host(A), Log::new());
+    let out = log.clone();
+    outer.spawn(A, async move {
+        host.sleep_until(at(10)).await;
+        let mut inner = idle_world();
+        let (near, far) = (inner.host(A), host.clone());
+        inner.spawn(A, async move {
+            near.sleep_until(at(1_000)).await;
+            // A request to the world that waits meanwhile.
+            let host = far.clone();
+            far.spawn(async move {
+                host.sleep_until(at(20)).await;
+                log.add(("spawned", host.now().as_nanos()));
+            });
+        });
+        let waker = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
+        inner.spawn(B, async move { waker.wake() });
+        inner.run();
+        assert_eq!((inner.now(), inner.tasks()), (at(1_000), 0));
+        host.sleep_until(at(30)).await;
+    });
+    outer.run();
+    assert_eq!(out.entries(), [("spawned", 20)]);
+    assert_eq!((outer.now(), outer.tasks()), (at(30), 0));
+}
+
+#[test]
+fn a_task_that_panics_leaves_its_thread_to_other_worlds() {
+    let mut world = idle_world();
+    let host = world.host(A);
+    let spawns = host.clone();
+    world.spawn(B, async move {
+        host.sleep_until(at(10)).await;
+        panic!("of the task");
+    });
+    let run = std::panic::AssertUnwindSafe(|| world.run());
+    assert!(std::panic::catch_unwind(run).is_err());
+    spawns.spawn(async {});
+    let mut other = idle_world();
+    let host = other.host(A);
+    other.block_on(A, async move { host.sleep_until(at(50)).await }).unwrap();
+    assert_eq!(other.now(), at(50));
+    drop(world);
+}
+
+#[test]
+fn a_world_moves_between_threads_and_hears_other_threads() {
+    let mut world = idle_world();
+    let (host, log) = (world.host(A), Log::new());
+    let (out, wakers) = (log.clone(), Log::new());
+    let waker = wakers.clone();
+    world.spawn(A, async move {
+        let mut turns = 0;
+        poll_fn(|context| {
+            turns += 1;
+            waker.add(context.waker().clone());
+            if turns == 2 { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        host.sleep_until(at(100)).await;
+        log.add(host.now().as_nanos());
+    });
+    let mut world = std::thread::spawn(move || {
+        world.run_until(at(10));
+        world
+    })
+    .join()
+    .unwrap();
+    let waker = wakers.entries().remove(0);
+    std::thread::spawn(move || (0..1_000).for_each(|_| waker.wake_by_ref())).join().unwrap();
+    world.run_until(at(50));
+    assert_eq!((world.tasks(), wakers.entries().len()), (1, 2));
+    std::thread::spawn(move || world.run()).join().unwrap();
+    assert_eq!(out.entries(), [100]);
+}

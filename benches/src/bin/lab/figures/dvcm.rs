@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::figures::rows::Row;
 use crate::incast::fabrics::simulate;
 use crate::incast::run::Run;
-use crate::incast::setting::{Discard, Mode, Setting};
+use crate::incast::setting::{Mode, Setting};
 use crate::plot::{self, Line, Panel};
 use midplane_benches::anchors::measure;
 use midplane_benches::nodes::Fabric;
@@ -72,9 +72,7 @@ fn senders(mode: Mode, senders: u16) -> Result<Vec<Run>, String> {
             link_mbps: LINK_MBPS,
             buffer_bytes: BUFFER_CELLS * 53,
             buffer_cells: Some(BUFFER_CELLS),
-            discard: Discard::Tail,
             etr_lead: Some(LEAD_CELLS),
-            background_mbps: 0,
             seconds: SECONDS,
             sealed: false,
             seed: 1,

@@ -82,22 +82,6 @@ impl Row {
     }
 }
 
-/// Formats the table for a terminal.
-pub(crate) fn table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "{:<10}{:<58}{:>10}{:>10} {:<10}{:>10}\n",
-        "paper", "what", "paper's", "ours", "", "off"
-    );
-    for row in rows {
-        let [published, ours, unit, off] = row.cells();
-        let (paper, what, note) = (row.paper, &row.what, &row.note);
-        text += &format!(
-            "{paper:<10}{what:<58}{published:>10}{ours:>10} {unit:<10}{off:>10}  {note}\n"
-        );
-    }
-    text
-}
-
 /// Formats the table as Markdown.
 pub(crate) fn markdown(rows: &[Row]) -> String {
     let mut text = String::from(

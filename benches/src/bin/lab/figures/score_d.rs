@@ -7,7 +7,6 @@ use crate::plot::{self, Line, Panel};
 
 use crate::preempt::paper;
 use crate::preempt::slowdown::Run;
-use midplane_benches::anchors::measure;
 
 const PAPER: &str = "score-d";
 const KERNELS: [&str; 3] = ["ep", "ft", "cg"];
@@ -29,10 +28,6 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
             new
         }
     }));
-    // `paper::tables` has the rows of Table 2.
-    let of_profile =
-        measure::score_d().into_iter().filter(|anchor| anchor.source.ends_with("Table 3"));
-    rows.extend(of_profile.map(|anchor| Row::of(PAPER, "Table 3, profile alone", anchor)));
     rows.push(Row::missing(
         PAPER,
         "Table 2: MPI latency and bandwidth",

@@ -26,20 +26,13 @@ pub(crate) struct Row {
     pub(crate) ratio: Option<f64>,
 }
 
-pub(crate) const COMPARISONS: [Comparison; 7] = [
+pub(crate) const COMPARISONS: [Comparison; 6] = [
     Comparison {
         name: "cluster",
         program: "cluster",
         words: "",
         brief: "--rounds 1 --milliseconds 60",
         read: cluster,
-    },
-    Comparison {
-        name: "service",
-        program: "service",
-        words: "--rounds 3 --milliseconds 200",
-        brief: "--bytes 64 --concurrency 1 --rounds 1 --milliseconds 20",
-        read: service,
     },
     Comparison {
         name: "pingpong",
@@ -58,10 +51,10 @@ pub(crate) const COMPARISONS: [Comparison; 7] = [
     },
     Comparison {
         name: "loopback",
-        program: "loopback",
-        words: "",
-        brief: "--rounds 1 --milliseconds 20",
-        read: loopback,
+        program: "pingpong",
+        words: "--fabric udp --layer vi,message --peer tcp --sizes 64,65536 --rounds 3 --milliseconds 100",
+        brief: "--fabric udp --layer vi --peer tcp --sizes 64 --rounds 1 --milliseconds 10",
+        read: pingpong,
     },
     Comparison {
         name: "collectives",
@@ -93,6 +86,7 @@ pub(crate) fn absent() -> Vec<String> {
             .into(),
         "Slurm's own gang scheduling: `benches/launchers/turns.sh`, which needs root".into(),
         "bach's simulator: `cargo bench -p midplane-benches --bench sim -- --report`".into(),
+        "tokio's TCP under services: `benches/services`".into(),
         "quinn: `cargo bench -p midplane-warp --bench c_send`".into(),
     ]
 }
@@ -134,25 +128,6 @@ fn cluster(comparison: &Comparison, document: &Value) -> Vec<Row> {
     list(document, "rows").map(row).collect()
 }
 
-fn service(comparison: &Comparison, document: &Value) -> Vec<Row> {
-    let runs: Vec<&Value> = list(document, "runs").collect();
-    let ours = runs.iter().filter(|run| run["fabric"] != "tcp");
-    let row = |run: &&Value| {
-        let same = |other: &&&Value| other["fabric"] == "tcp" && other["bytes"] == run["bytes"];
-        let (fabric, way, bytes) = (text(run, "fabric"), text(run, "way"), text(run, "bytes"));
-        Row {
-            comparison: comparison.name,
-            what: format!("{fabric} {way}, {bytes} B, {} callers", text(run, "concurrency")),
-            unit: "requests/s".into(),
-            ours: run["requests_per_s"].as_f64(),
-            peer: "tokio TCP".into(),
-            theirs: runs.iter().find(same).and_then(|tcp| tcp["requests_per_s"].as_f64()),
-            ratio: run["ratio"].as_f64(),
-        }
-    };
-    ours.map(row).collect()
-}
-
 fn pingpong(comparison: &Comparison, document: &Value) -> Vec<Row> {
     let runs: Vec<&Value> = list(document, "runs").collect();
     let (peers, ours): (Vec<&Value>, Vec<&Value>) =
@@ -177,19 +152,6 @@ fn pingpong(comparison: &Comparison, document: &Value) -> Vec<Row> {
         }
     }
     rows
-}
-
-fn loopback(comparison: &Comparison, document: &Value) -> Vec<Row> {
-    let row = |row: &Value| Row {
-        comparison: comparison.name,
-        what: text(row, "what"),
-        unit: text(row, "unit"),
-        ours: row["ours"].as_f64(),
-        peer: "tokio TCP".into(),
-        theirs: row["tokio_tcp"].as_f64(),
-        ratio: row["ratio"].as_f64(),
-    };
-    list(document, "rows").map(row).collect()
 }
 
 fn collectives(comparison: &Comparison, document: &Value) -> Vec<Row> {

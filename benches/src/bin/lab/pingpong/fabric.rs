@@ -6,7 +6,7 @@ use std::time::Duration;
 use midplane::nicvm::messages::{MESSAGES, Messages as Service};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
-use midplane::simhw::id::NodeId;
+use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::shm::lanes::Lanes;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
@@ -191,7 +191,8 @@ async fn play<G: Game>(
 ) -> Result<G::Result, String> {
     match layer {
         Layer::Raw => {
-            let mut side = Raw::new(host, peer, most, wait)?;
+            let port = PortId(1);
+            let mut side = Raw::new(host, port, (peer, port), most, wait)?;
             // Both sides must have posted buffers before the first send; the other process is still starting.
             host.sleep_until(host.now() + Duration::from_millis(300)).await;
             game.play(&mut side).await

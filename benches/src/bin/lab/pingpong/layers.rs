@@ -93,7 +93,7 @@ pub(crate) fn lost() -> String {
 /// The unit's message service: posted buffers, and sends.
 pub(crate) struct Raw {
     port: Port,
-    node: NodeId,
+    peer: (NodeId, PortId),
     wait: Wait,
     receives: Region,
     room: usize,
@@ -104,25 +104,24 @@ pub(crate) struct Raw {
     scratch: Vec<u8>,
 }
 
-/// Port number on both sides.
-const PORT: PortId = PortId(1);
 const SENT: u64 = u64::MAX;
 
 impl Raw {
     pub(crate) fn new(
         host: &impl Host,
-        node: NodeId,
+        own: PortId,
+        peer: (NodeId, PortId),
         most: usize,
         wait: Wait,
     ) -> Result<Self, String> {
-        let mut port = host.open_port_with(PortOptions::default().number(PORT)).map_err(failed)?;
+        let mut port = host.open_port_with(PortOptions::default().number(own)).map_err(failed)?;
         let room = stride(most);
         let receives = port.register(RECEIVES * room).map_err(failed)?;
         let sends = port.register(room).map_err(failed)?;
         sends.write(0, &vec![7; room]).map_err(failed)?;
         let mut raw = Self {
             port,
-            node,
+            peer,
             wait,
             receives,
             room,
@@ -146,7 +145,7 @@ impl Raw {
 impl Side for Raw {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
         let range = self.sends.range(0, bytes).expect("it is that long");
-        let command = messages::send(self.node, PORT, range, SENT);
+        let command = messages::send(self.peer.0, self.peer.1, range, SENT);
         while self.port.submit(&command).is_err() {
             let completion = self.port.completion().await.map_err(failed)?;
             if completion.cookie != SENT {

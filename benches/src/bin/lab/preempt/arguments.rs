@@ -22,11 +22,8 @@ use crate::nas_rank::Name;
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Examples:\n  lab preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
-    lab preempt --soak 1000000                      check messages over a million preemptions\n  \
     lab preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
-    lab preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n  \
-    lab preempt --fabric shm --freeze               freezing 64 processes, blocked and spinning\n  \
-    lab preempt --channel                           saving and restoring a real channel\n\n\
+    lab preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n\n\
     Exit code: 0 all results are the official ones, with the same bits preempted or not; 1 some are not; 2 bad input."
 )]
 pub(crate) struct Arguments {
@@ -60,29 +57,9 @@ pub(crate) struct Arguments {
     /// The first seed
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
-    /// Measure the time of freezing 64 processes of this host
-    #[arg(long, group = "question")]
-    pub(crate) freeze: bool,
-    /// Measure saving and restoring one real channel, both of its FIFOs full
-    #[arg(long, group = "question")]
-    pub(crate) channel: bool,
-    /// Preempt jobs in random clusters so often (default: 20,000), in virtual time, and count lost, duplicated and
-    /// reordered messages
-    #[arg(
-        long,
-        group = "question",
-        value_name = "COUNT",
-        num_args = 0..=1,
-        default_missing_value = "20000",
-        value_parser = clap::value_parser!(u64).range(1..=1_000_000_000)
-    )]
-    pub(crate) soak: Option<u64>,
-    /// Measure a channel on the paper's machine with FIFOs of 8 to 256 KiB, and with up to 15 other open channels
-    #[arg(long, group = "question")]
-    pub(crate) sweep: bool,
     /// Report when jobs ran under each scheduler, from the notes of their ranks in this folder; a rank writes them as
     /// `lab --be-ticker FOLDER SCHEDULER.JOB.RANK SECONDS`
-    #[arg(long, group = "question", value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER")]
     pub(crate) turns: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]

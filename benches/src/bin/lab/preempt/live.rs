@@ -3,7 +3,6 @@
 use std::num::NonZeroU32;
 
 use midplane::gang::live::message::Slice;
-use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone};
 
 use super::arguments::{Arguments, mode_name};
 use super::laps::{self, Loss, Report};
@@ -63,10 +62,8 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     // few daemons.
     let hosts = if arguments.fabric == Fabric::Udp { case.ranks.min(MAX_HOSTS) } else { 1 };
     let (slots, fabric, mode) = (case.ranks / hosts, arguments.fabric.name(), mode_name(case.mode));
-    let (phases, preempt_when_alone) = (Phases::Two, PreemptWhenAlone::Alternately(stretch(case)));
-    let start = |slice_ms| {
-        Stage::start(Daemons { hosts, slots, slice_ms, phases, preempt_when_alone, fabric, mode })
-    };
+    let stretch = Some(stretch(case));
+    let start = |slice_ms| Stage::start(Daemons { hosts, slots, slice_ms, stretch, fabric, mode });
     Ok([start(FOR_EVER)?, start(case.slice_ms)?])
 }
 

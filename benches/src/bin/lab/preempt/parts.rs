@@ -1,7 +1,5 @@
 //! Parts that this program plays when it has started itself: a daemon, a front end, a rank.
 
-use std::time::Duration;
-
 use crate::daemons::parts::{self, number, runtime};
 use crate::nas_rank;
 use crate::preempt::laps::Stopwatch;
@@ -16,7 +14,6 @@ pub(crate) fn play_part() -> bool {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let played = match words[..] {
         ["--be-rank", kernel, class, times] => rank(kernel, class, times),
-        ["--be-idle", how, seconds] => idle(how, seconds),
         ["--be-ticker", folder, name, seconds] => {
             number(seconds).and_then(|seconds| turns::tick(folder, name, seconds))
         }
@@ -37,20 +34,6 @@ fn rank(kernel: &str, class: &str, times: &str) -> Result<(), String> {
     if let Some(said) = said {
         println!("{}", serde_json::to_string(&said).expect("plain data"));
         println!("{}", serde_json::to_string(&watch.into_reports()).expect("plain data"));
-    }
-    Ok(())
-}
-
-/// Runs a process that waits, or one that computes.
-fn idle(how: &str, seconds: &str) -> Result<(), String> {
-    let time = Duration::from_secs_f64(number(seconds)?);
-    if how == "blocked" {
-        std::thread::park_timeout(time);
-        return Ok(());
-    }
-    let began = midplane::gang::live::clock::now();
-    while midplane::gang::live::clock::now() < began + time {
-        std::hint::spin_loop();
     }
     Ok(())
 }

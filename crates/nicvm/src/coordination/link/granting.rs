@@ -141,8 +141,9 @@ impl Link {
         self.counters.grants += 1;
         self.given = None;
         self.before_us = last;
-        // Within an epoch senders may leave, and none joins.
-        self.live = if grant.epoch == self.epoch { self.live.and(grant.live) } else { grant.live };
+        // Within an epoch senders may leave, and none joins. Members alone are granted the token.
+        let known = self.live.with(self.setup.me);
+        self.live = if grant.epoch == self.epoch { known.and(grant.live) } else { grant.live };
         self.epoch = grant.epoch;
         self.suspected = None;
         self.request = None;

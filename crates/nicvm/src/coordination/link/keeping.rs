@@ -37,7 +37,11 @@ impl Link {
     pub(super) fn on_ask(&mut self, now: Instant, from: Party, epoch: Epoch, round: u32) {
         self.learn_epoch(now, epoch, None, None);
         let kept = epoch > self.given_up || planted::is(Bug::GivenUpSupported);
-        let ours = epoch == self.epoch && kept && self.live.contains(self.setup.me);
+        let ours = epoch == self.epoch && kept;
+        if ours {
+            // Holders ask members alone.
+            self.live = self.live.with(self.setup.me);
+        }
         if ours && now >= self.setup.quiet_until {
             self.send(from, Body::Support { epoch, round });
         } else if epoch < self.epoch {

@@ -82,3 +82,8 @@ proptest! {
         scenario(seed);
     }
 }
+
+#[test]
+fn a_sender_that_was_excluded_supports_the_next_epoch_that_it_is_asked_in() {
+    scenario(5_922_529_755_107_685_612);
+}

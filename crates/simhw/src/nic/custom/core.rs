@@ -77,7 +77,7 @@ impl<F: Firmware, L: FrameLink> Core<F, L> {
         self.driver.register(context.waker());
         let mut guard = self.engine();
         let engine = guard.as_mut()?;
-        engine.nic.read_clock();
+        engine.nic.time.renew();
         self.bells.take(|port| engine.ring(port));
         let is_all = receive(engine, context);
         engine.deliver_delayed();

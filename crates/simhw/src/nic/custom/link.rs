@@ -63,18 +63,19 @@ impl<L: FrameLink> Link for StagingLink<L> {
         header: &Header,
         source: Source<'_>,
     ) -> Result<Instant, TransmitRefused> {
-        let Nic { link, ports, node, mtu, now, .. } = nic;
+        let Nic { link, ports, node, mtu, time, .. } = nic;
+        let now = time.get();
         let payload = payload(ports, *mtu, header, source)?;
         if header.destination != NodeId::BROADCAST {
-            link.stage(*now, header, &payload)?;
-            return Ok(*now);
+            link.stage(now, header, &payload)?;
+            return Ok(now);
         }
         let nodes = (0..link.carrier.nodes()).map(NodeId);
         for destination in nodes.filter(|other| other != node) {
             // A peer that has no room for its copy misses it: the others have theirs already.
-            let _ = link.stage(*now, &Header { destination, ..*header }, &payload);
+            let _ = link.stage(now, &Header { destination, ..*header }, &payload);
         }
-        Ok(*now)
+        Ok(now)
     }
 
     fn publish(nic: &mut Nic<Self>) {

@@ -78,19 +78,19 @@ impl Nic {
         at: RegionRef,
     ) -> Result<Instant, TransmitRefused> {
         payload(&self.ports, self.mtu, header, Source::Region(at))?;
-        let Self { link, now, .. } = self;
+        let Self { link, time, .. } = self;
         let peer = link.peers.get(header.destination.index()).copied();
         let Some(peer) = peer else {
             link.unroutable += 1;
-            return Ok(*now);
+            return Ok(time.get());
         };
         let wire_bytes = link.wire_bytes(usize::from(header.length));
         let mut head = link.line.buffer();
         head.clear();
         head.extend_from_slice(&header.emit());
         let to = link.via.unwrap_or(peer);
-        link.paths.on_sent(*now, header.destination, to, header.frame_bytes());
-        Ok(link.line.put(*now, wire_bytes, to, (head, Some(at))))
+        link.paths.on_sent(time.get(), header.destination, to, header.frame_bytes());
+        Ok(link.line.put(time.get(), wire_bytes, to, (head, Some(at))))
     }
 }
 

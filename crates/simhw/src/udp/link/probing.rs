@@ -10,9 +10,8 @@ use crate::time::Instant;
 impl Nic {
     /// Takes in a piece of a frame; the bytes of the frame if nothing is missing any more.
     pub(in crate::udp) fn join(&mut self, piece: &Frame<'_>) -> Result<Option<Vec<u8>>, DropCause> {
-        self.read_clock();
         let mut given_up = 0;
-        let joined = self.link.joiner.take(self.now, piece, &mut given_up);
+        let joined = self.link.joiner.take(self.time.get(), piece, &mut given_up);
         self.counters.drops.add_many(DropCause::Incomplete, given_up);
         joined
     }
@@ -24,9 +23,8 @@ impl Nic {
 
     /// Handles a probe, or the answer to one. Nothing may be staged.
     pub(in crate::udp) fn on_probe(&mut self, header: &Header) {
-        self.read_clock();
         if header.kind == Kind::Probed {
-            self.link.paths.handle_probed(self.now, header.source, header.sequence);
+            self.link.paths.handle_probed(self.time.get(), header.source, header.sequence);
             return self.send_probes();
         }
         let answer = Header {
@@ -37,14 +35,14 @@ impl Nic {
             sequence: header.sequence,
             ..Header::default()
         };
-        self.link.put_bare(self.now, &answer);
+        self.link.put_bare(self.time.get(), &answer);
         self.link.line.commit();
     }
 
     /// Sends due probes. No effect may be staged.
     pub(super) fn run_paths(&mut self) {
-        if self.link.paths.poll_timeout() <= self.now {
-            self.link.paths.handle_timeout(self.now);
+        if self.link.paths.poll_timeout() <= self.time.get() {
+            self.link.paths.handle_timeout(self.time.get());
         }
         self.send_probes();
     }
@@ -52,7 +50,7 @@ impl Nic {
     /// Puts the probes that are due on the line. Nothing may be staged.
     fn send_probes(&mut self) {
         let around = HEADER_BYTES + if self.link.is_sealed() { SEAL_BYTES } else { 0 };
-        while let Some((to, number, bytes)) = self.link.paths.poll_transmit(self.now) {
+        while let Some((to, number, bytes)) = self.link.paths.poll_transmit(self.time.get()) {
             let probe = Header {
                 kind: Kind::Probe,
                 source: self.node,
@@ -62,7 +60,7 @@ impl Nic {
                 length: bytes.saturating_sub(around) as u16,
                 ..Header::default()
             };
-            self.link.put_bare(self.now, &probe);
+            self.link.put_bare(self.time.get(), &probe);
         }
         self.link.line.commit();
     }

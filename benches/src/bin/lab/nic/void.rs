@@ -1,4 +1,4 @@
-//! A NIC with an endless supply of commands and frames, which does none of the requested work.
+//! A NIC without commands, which does none of the requested work.
 
 use midplane::simhw::frame::HEADER_BYTES;
 use midplane::simhw::hardware::{Dma, DmaRefused, Hardware, Source, TransmitRefused};
@@ -7,15 +7,9 @@ use midplane::simhw::port::{Command, Completion};
 use midplane::simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane::simhw::time::{Instant, LineRate};
 
-/// Counts staged completions, and drops them on a commit or an abort.
-#[derive(Debug, Default)]
-pub(crate) struct Void {
-    pub(crate) command: Command,
-    /// Remaining commands.
-    pub(crate) left: u32,
-    /// Completions staged since the last commit.
-    staged: u64,
-}
+/// Drops all effects.
+#[derive(Debug)]
+pub(crate) struct Void;
 
 const NOW: Instant = Instant::from_nanos(1);
 
@@ -70,26 +64,18 @@ impl Hardware for Void {
         Err(RegionError::Stale)
     }
 
-    fn complete(&mut self, _: PortId, _: &Completion) {
-        self.staged += 1;
-    }
+    fn complete(&mut self, _: PortId, _: &Completion) {}
 
     fn dma(&mut self, _: Dma) -> Result<DmaId, DmaRefused> {
         Err(RegionError::Stale.into())
     }
 
     fn next_command(&mut self, _: PortId) -> Option<Command> {
-        self.left = self.left.checked_sub(1)?;
-        Some(self.command)
+        None
     }
 
     fn set_timer(&mut self, _: TimerId, _: Instant) {}
 
-    fn commit(&mut self) {
-        self.staged = 0;
-    }
-
-    fn abort(&mut self) {
-        self.staged = 0;
-    }
+    fn commit(&mut self) {}
+    fn abort(&mut self) {}
 }

@@ -1,0 +1,271 @@
+//! The cost of a raw message through a live NIC and its unit, compared with the same without them.
+//!
+//! ```text
+//! cargo run --release -p midplane-benches -- nic
+//! ```
+
+mod callers;
+mod crowd;
+mod dispatch;
+mod instructions;
+mod relay;
+mod stream;
+mod void;
+
+use crate::pingpong::one_way_us;
+use crate::{processes, report};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use midplane::nicvm::messages::{MESSAGES, Messages};
+use midplane::nicvm::unit::Unit;
+use serde::Serialize;
+use tokio::runtime::{Builder, Runtime};
+
+/// Bytes of every message.
+const BYTES: usize = 64;
+
+const EXAMPLES: &str = "\
+Examples:
+  lab nic                          every row but instructions
+  lab nic --only raw,rate --json   two of them, as JSON
+
+Rounds of ours and theirs alternate. Numbers are medians over the rounds; the ratio is ours divided by theirs. Lowest and
+highest are those of the rounds: of their ratios, or of ours where there is nothing to compare. \"Reach\" is the target.
+All processes busy-poll, and need a core each: three in the row daemon, at most two in the others. In the row udp, ours
+busy-polls for up to 200 us, its default, and tokio's sockets sleep. The row instructions needs valgrind and a build with RUSTFLAGS='--cfg rustix_use_libc'; the row sandboxed needs a build
+with --features wasm.
+
+Exit code: 0 it ran; 1 a process was lost, or messages did not arrive; 2 bad input.";
+
+/// Measure a raw message of 64 bytes through a live NIC and its unit
+#[derive(Debug, Parser)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Rows, separated by commas; default: all but instructions
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Row>,
+    /// Rounds, from 1 to 1000; each measures every row once
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Approximate milliseconds of each measurement, from 10 to 10000
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+    milliseconds: u32,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// Part of a process that a row starts
+    #[arg(long, hide = true, value_enum, requires = "place")]
+    part: Option<Part>,
+    /// Names or addresses by which that process finds the others
+    #[arg(long, hide = true)]
+    place: Option<String>,
+}
+
+/// A row of the report.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Row {
+    /// One way between two processes over shared memory, compared with the bare slots
+    Raw,
+    /// Instructions of a message in one process: its buffer, the send, both completions
+    Instructions,
+    /// One way between two clients of a NIC daemon, compared with a process that relays slots
+    Daemon,
+    /// Messages a second in one direction over shared memory, 64 in flight, compared with the bare slots
+    Rate,
+    /// A call of an empty handler of a native extension, for a frame
+    Dispatch,
+    /// A call of an empty handler of a sandboxed extension, for a frame
+    #[cfg(feature = "wasm")]
+    Sandboxed,
+    /// Requests a second of 8 callers over UDP, compared with tokio's sockets and batched system calls
+    Udp,
+    /// A turn with a frame from each of 2 peers of 1,024, compared with 2 peers in all
+    Peers,
+}
+
+/// A process that a row starts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Part {
+    Daemon,
+    Client,
+    Relay,
+    Slots,
+    Receiver,
+    BareReceiver,
+    Echo,
+    SocketEcho,
+    Counted,
+}
+
+display!(Row, Part);
+
+/// Ours and, if the row compares, theirs.
+type Sample = (f64, Option<f64>);
+
+impl Row {
+    /// Returns the unit and the target.
+    const fn terms(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Raw => ("us", "ratio <= 2.2"),
+            Self::Instructions => ("instructions", "ours <= 1200"),
+            Self::Daemon => ("us", "ratio <= 1.5"),
+            Self::Rate => ("million/s", "ours >= 10"),
+            Self::Dispatch => ("ns", "ours <= 10"),
+            #[cfg(feature = "wasm")]
+            Self::Sandboxed => ("ns", "ours <= 60"),
+            Self::Udp => ("thousand/s", "ratio >= 0.8"),
+            Self::Peers => ("ns", "ratio <= 1.1"),
+        }
+    }
+
+    /// Measures the row once.
+    fn sample(self, milliseconds: u32) -> Result<Sample, String> {
+        let time = Duration::from_millis(milliseconds.into());
+        Ok(match self {
+            Self::Raw => {
+                (one_way_us("raw", milliseconds)?, Some(one_way_us("slots", milliseconds)?))
+            }
+            Self::Instructions => (instructions::count()?, None),
+            Self::Daemon => (relay::daemon_us(milliseconds)?, Some(relay::slots_us(milliseconds)?)),
+            Self::Rate => (stream::messages(time)?, Some(stream::slots(time)?)),
+            Self::Dispatch => (dispatch::native_ns(time), None),
+            #[cfg(feature = "wasm")]
+            Self::Sandboxed => (dispatch::sandboxed_ns(time), None),
+            Self::Udp => (callers::ours(time)?, Some(callers::sockets(time)?)),
+            Self::Peers => (crowd::turn_ns(1_024, time), Some(crowd::turn_ns(2, time))),
+        })
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Run {
+    what: String,
+    unit: &'static str,
+    ours: f64,
+    theirs: Option<f64>,
+    ratio: Option<f64>,
+    lowest: f64,
+    highest: f64,
+    reach: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Document {
+    runs: Vec<Run>,
+}
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let done = match (arguments.part, &arguments.place) {
+        (Some(part), Some(place)) => play(part, place, arguments.milliseconds),
+        _ => measure(&arguments).map(|runs| {
+            report::print_tables(arguments.json, &Document { runs });
+        }),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => report::fail(&what, report::FAILED),
+    }
+}
+
+/// Runs a process that a row has started, until it has done its part or its parent exits.
+fn play(part: Part, place: &str, milliseconds: u32) -> Result<(), String> {
+    // Valgrind, which starts that part, closes its input, and it ends by itself.
+    if part != Part::Counted {
+        processes::end_with_parent();
+    }
+    match part {
+        Part::Daemon => relay::serve(place),
+        Part::Client => relay::answer(place, milliseconds),
+        Part::Relay => relay::relay(place),
+        Part::Slots => relay::answer_slots(place, milliseconds),
+        Part::Receiver => stream::receive(place),
+        Part::BareReceiver => stream::receive_slots(place),
+        Part::Echo => callers::echo(place),
+        Part::SocketEcho => callers::echo_socket(place),
+        Part::Counted => instructions::work(),
+    }
+}
+
+/// Starts a part as a process.
+fn start(part: Part, place: &str, milliseconds: u32) -> Result<processes::Peer, String> {
+    let words = [
+        "nic".into(),
+        format!("--part={part}"),
+        format!("--place={place}"),
+        format!("--milliseconds={milliseconds}"),
+    ];
+    processes::Peer::start(&words, &[])
+}
+
+fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
+    let all = Row::value_variants().iter().copied();
+    let rows: Vec<Row> = all.filter(|row| is_chosen(*row, &arguments.only)).collect();
+    let bar = ProgressBar::new(u64::from(arguments.rounds) * rows.len() as u64);
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").expect("a constant"));
+    let mut samples = vec![Vec::new(); rows.len()];
+    for _ in 0..arguments.rounds {
+        for (row, samples) in rows.iter().zip(&mut samples) {
+            bar.set_message(row.to_string());
+            let sample = row.sample(arguments.milliseconds);
+            samples.push(sample.map_err(|what| format!("row {row}: {what}"))?);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(rows.iter().zip(samples).map(|(row, samples)| run(*row, &samples)).collect())
+}
+
+fn is_chosen(row: Row, only: &[Row]) -> bool {
+    // Valgrind needs a special build.
+    if only.is_empty() { row != Row::Instructions } else { only.contains(&row) }
+}
+
+/// Returns the report of a row: medians and extremes over its rounds.
+fn run(row: Row, samples: &[Sample]) -> Run {
+    let median = |values: Vec<f64>| report::quantile(values, 0.5);
+    let ours: Vec<f64> = samples.iter().map(|(ours, _)| *ours).collect();
+    let theirs: Option<Vec<f64>> = samples.iter().map(|(_, theirs)| *theirs).collect();
+    let ratios: Option<Vec<f64>> =
+        samples.iter().map(|(ours, theirs)| Some(ours / (*theirs)?)).collect();
+    let spread = ratios.as_ref().unwrap_or(&ours);
+    let value = row.to_possible_value().expect("no row is hidden");
+    let help = value.get_help().map(ToString::to_string).unwrap_or_default();
+    let (unit, reach) = row.terms();
+    Run {
+        what: format!("{row}: {help}"),
+        unit,
+        lowest: spread.iter().copied().fold(f64::INFINITY, f64::min),
+        highest: spread.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        ours: median(ours),
+        theirs: theirs.map(median),
+        ratio: ratios.map(median),
+        reach,
+    }
+}
+
+/// Creates firmware with the message service alone.
+fn unit() -> Unit {
+    let mut unit = Unit::default();
+    unit.install(MESSAGES, Messages::new()).expect("the unit is empty");
+    unit
+}
+
+fn runtime() -> Result<Runtime, String> {
+    Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("no runtime: {error}"))
+}
+
+/// Returns a name that no other process uses.
+fn name(purpose: &str) -> String {
+    format!("lab-nic-{purpose}-{}", std::process::id())
+}
+
+#[expect(clippy::disallowed_methods, reason = "it measures the machine")]
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,205 @@
+//! Requests over UDP, each of which is answered: 8 are always in flight, those of 8 callers.
+
+use std::io::IoSliceMut;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use midplane::nicvm::messages::{receive, send};
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::port::{Port, PortOptions};
+use midplane::simhw::region::Region;
+use midplane::simhw::time::LineRate;
+use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
+use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
+
+use super::{BYTES, Part, now, runtime, start, unit};
+use crate::pingpong::layers::{LOST, failed, lost};
+use crate::processes;
+
+const CALLERS: usize = 8;
+/// Posted buffers: more than there are requests in flight.
+const BUFFERS: usize = 2 * CALLERS;
+const PORT: PortId = PortId(1);
+const SENT: u64 = u64::MAX;
+/// Bytes of one receive buffer of a socket: as many as the system joins.
+const BUFFER_BYTES: usize = 1 << 16;
+
+/// A NIC with a port.
+struct End {
+    _nic: UdpNic,
+    port: Port,
+    region: Region,
+    peer: NodeId,
+}
+
+impl End {
+    fn open(place: &str, node: u16) -> Result<Self, String> {
+        let addresses: Result<Vec<SocketAddr>, _> = place.split(',').map(str::parse).collect();
+        // A line faster than any loopback: frames are not paced.
+        let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
+        let config = UdpConfig::new(NodeId(node), addresses.map_err(failed)?).line(line);
+        let nic = UdpNic::start(config.coprocessor(Coprocessor::Task), unit()).map_err(failed)?;
+        let options = PortOptions::default().number(PORT);
+        let mut port = nic.host().open_port_with(options).map_err(failed)?;
+        let region = port.register(BUFFERS * BYTES).map_err(failed)?;
+        let mut end = Self { _nic: nic, port, region, peer: NodeId(1 - node) };
+        for slot in 0..BUFFERS as u64 {
+            end.post_buffer(slot)?;
+        }
+        end.port.ring();
+        Ok(end)
+    }
+
+    fn post_buffer(&mut self, slot: u64) -> Result<(), String> {
+        let range = self.region.range(slot as usize * BYTES, BYTES).expect("a slot of it");
+        self.port.post(&receive(range, slot)).map_err(failed)
+    }
+
+    fn post_message(&mut self) -> Result<(), String> {
+        let range = self.region.range(0, BYTES).expect("a slot of it");
+        self.port.post(&send(self.peer, PORT, range, SENT)).map_err(failed)
+    }
+
+    /// Waits for messages, and sends as many; returns their number.
+    async fn exchange(&mut self) -> Result<u64, String> {
+        let mut next = Some(self.port.completion().await.map_err(failed)?);
+        let mut count = 0;
+        while let Some(done) = next {
+            if done.cookie != SENT {
+                self.post_buffer(done.cookie)?;
+                self.post_message()?;
+                count += 1;
+            }
+            next = self.port.take();
+        }
+        if count > 0 {
+            self.port.ring();
+        }
+        Ok(count)
+    }
+}
+
+/// Returns the thousands of requests a second through two NICs.
+pub(crate) fn ours(time: Duration) -> Result<f64, String> {
+    let addresses = processes::free_addresses(2)?;
+    let place = format!("{},{}", addresses[0], addresses[1]);
+    runtime()?.block_on(async {
+        let mut end = End::open(&place, 0)?;
+        let mut other = start(Part::Echo, &place, 10)?;
+        let asked = async {
+            // The other side has posted its buffers before it sends.
+            end.port.completion().await.map_err(failed)?;
+            for _ in 0..CALLERS {
+                end.post_message()?;
+            }
+            end.port.ring();
+            let (begin, mut answers) = (now(), 0);
+            while begin.elapsed() < time {
+                answers += timeout(LOST, end.exchange()).await.map_err(|_| lost())??;
+            }
+            Ok(answers as f64 / begin.elapsed().as_secs_f64() / 1e3)
+        };
+        other.beside(asked).await
+    })
+}
+
+/// Answers the requests of a NIC.
+pub(crate) fn echo(place: &str) -> Result<(), String> {
+    runtime()?.block_on(async {
+        let mut end = End::open(place, 1)?;
+        end.post_message()?;
+        end.port.ring();
+        loop {
+            end.exchange().await?;
+        }
+    })
+}
+
+/// A socket with batched system calls, and the memory of a batch.
+struct Batched {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    memory: Vec<u8>,
+    metas: [RecvMeta; BATCH_SIZE],
+}
+
+impl Batched {
+    fn bind(own: SocketAddr) -> Result<Self, String> {
+        let socket = std::net::UdpSocket::bind(own).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(failed)?;
+        let socket = UdpSocket::from_std(socket).map_err(failed)?;
+        let memory = vec![0; BATCH_SIZE * BUFFER_BYTES];
+        Ok(Self { socket, state, memory, metas: [RecvMeta::default(); BATCH_SIZE] })
+    }
+
+    /// Sends `count` datagrams of [`BYTES`] in one call.
+    async fn send(&self, to: SocketAddr, count: usize) -> Result<(), String> {
+        let transmit = Transmit {
+            destination: to,
+            ecn: None,
+            contents: &[7; BUFFERS * BYTES][..count.min(BUFFERS) * BYTES],
+            segment_size: Some(BYTES),
+            src_ip: None,
+        };
+        let send = || self.state.try_send(UdpSockRef::from(&self.socket), &transmit);
+        self.socket.async_io(Interest::WRITABLE, send).await.map_err(failed)
+    }
+
+    /// Waits for datagrams, and sends as many to `peer`; returns their number.
+    async fn exchange(&mut self, peer: SocketAddr) -> Result<u64, String> {
+        let Self { socket, state, memory, metas } = self;
+        let receive = || {
+            let mut chunks = memory.chunks_exact_mut(BUFFER_BYTES);
+            let mut buffers: [IoSliceMut<'_>; BATCH_SIZE] = std::array::from_fn(|_| {
+                IoSliceMut::new(chunks.next().expect("memory for every buffer"))
+            });
+            state.recv(UdpSockRef::from(&*socket), &mut buffers, metas)
+        };
+        let filled = socket.async_io(Interest::READABLE, receive).await.map_err(failed)?;
+        let count: usize = metas[..filled].iter().map(|meta| meta.len / BYTES).sum();
+        self.send(peer, count).await?;
+        Ok(count as u64)
+    }
+}
+
+/// Returns the thousands of requests a second between two of tokio's sockets.
+pub(crate) fn sockets(time: Duration) -> Result<f64, String> {
+    let addresses = processes::free_addresses(2)?;
+    let place = format!("{},{}", addresses[1], addresses[0]);
+    runtime()?.block_on(async {
+        let mut socket = Batched::bind(addresses[0])?;
+        let mut other = start(Part::SocketEcho, &place, 10)?;
+        let asked = async {
+            socket.socket.readable().await.map_err(failed)?;
+            let mut first = [0; BYTES];
+            socket.socket.recv(&mut first).await.map_err(failed)?;
+            socket.send(addresses[1], CALLERS).await?;
+            let (begin, mut answers) = (now(), 0);
+            while begin.elapsed() < time {
+                let done = timeout(LOST, socket.exchange(addresses[1])).await;
+                answers += done.map_err(|_| lost())??;
+            }
+            Ok(answers as f64 / begin.elapsed().as_secs_f64() / 1e3)
+        };
+        other.beside(asked).await
+    })
+}
+
+/// Answers the requests of a socket.
+pub(crate) fn echo_socket(place: &str) -> Result<(), String> {
+    let (own, peer) = place.split_once(',').ok_or("--place takes two addresses")?;
+    let (own, peer) = (own.parse().map_err(failed)?, peer.parse().map_err(failed)?);
+    runtime()?.block_on(async {
+        let mut socket = Batched::bind(own)?;
+        socket.send(peer, 1).await?;
+        loop {
+            socket.exchange(peer).await?;
+        }
+    })
+}
