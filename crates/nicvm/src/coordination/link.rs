@@ -103,6 +103,9 @@ pub(crate) struct Link {
     taken: Vec<u32>,
     /// Parties that did not answer and have sent nothing since.
     down: Parties,
+    /// All senders but those that have left: an epoch of which the witness learned of that too late still has them as
+    /// members.
+    present: Parties,
     /// True once this sender has left.
     left: bool,
     outbox: Outbox,
@@ -136,6 +139,7 @@ impl Link {
             given_before: 0,
             taken: vec![0; setup.senders],
             down: Parties::default(),
+            present: all,
             left: false,
             outbox: VecDeque::new(),
             counters: LinkCounters::default(),
@@ -281,6 +285,7 @@ impl Link {
         }
         self.lease.on_clock(now, from, clock);
         self.down = self.down.without(from);
+        self.present = self.present.with(from);
         match body {
             Body::UniReqLink { epoch, requesters } => {
                 self.learn_epoch(now, epoch, None, None);
@@ -318,7 +323,7 @@ impl Link {
                 }
             }
             Body::GiveUp { epoch } => self.on_give_up(now, epoch),
-            Body::Leave { epoch, taken } => self.on_leave(now, from, epoch, taken),
+            Body::Leave { taken, .. } => self.on_leave(now, from, taken),
             // These are for the witness alone.
             Body::RecoverLink { .. } | Body::NeedBuffers { .. } => {}
         }

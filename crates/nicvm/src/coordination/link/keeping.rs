@@ -15,8 +15,9 @@ impl Link {
 
     /// Returns the parties, other than this one, that must support the epoch.
     pub(super) fn supporters(&self) -> Parties {
-        let others = self.live.without(self.setup.me);
-        if self.live == self.all { others } else { others.with(Party::WITNESS) }
+        let live = self.live.and(self.present);
+        let others = live.without(self.setup.me);
+        if live == self.all { others } else { others.with(Party::WITNESS) }
     }
 
     pub(super) fn keep_lease(&mut self, now: Instant) {

@@ -3,7 +3,7 @@
 use midplane_simhw::time::Instant;
 
 use super::super::member::Party;
-use super::super::message::{Body, Epoch, Grant, REQUESTERS};
+use super::super::message::{Body, Grant, REQUESTERS};
 use super::Link;
 use crate::planted::{self, Bug};
 
@@ -36,9 +36,10 @@ impl Link {
 
     /// Handles the orderly departure of a sender. Its support is no longer needed; instead the witness's is, so that it
     /// makes no new token without knowing the epoch's holder.
-    pub(super) fn on_leave(&mut self, now: Instant, party: Party, epoch: Epoch, taken: u32) {
+    pub(super) fn on_leave(&mut self, now: Instant, party: Party, taken: u32) {
         self.forget_request(party);
-        if epoch == self.epoch && self.live.contains(party) {
+        self.present = self.present.without(party);
+        if self.live.contains(party) {
             self.live = self.live.without(party);
             self.lease.forget_round();
         }
