@@ -16,7 +16,7 @@ use midplane::simhw::port::{Command, Completion, Port, PortClosed, PortOptions, 
 use midplane::simhw::region::Region;
 use midplane::simhw::rng::Rng;
 
-use super::firmware::{BOMB, TALK};
+use super::firmware::{BOMB, LEAVE, NOTHING, TALK};
 use super::oracle::{Shared, pattern};
 use super::plan::{CENTRE, Plan};
 
@@ -39,6 +39,8 @@ const BARRIERS: u32 = 3;
 const COORDINATED: u64 = 1 << 32;
 /// Time without a completion after which a host that may lose doorbells rings again.
 const TIMEOUT: Duration = Duration::from_millis(2);
+/// Time within which a unit that has nothing else to do completes its next command.
+const QUIET: Duration = Duration::from_millis(50);
 /// Pause before a failed step is tried again.
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -122,6 +124,8 @@ impl<H: Host> Sender<'_, H> {
         let draw = left.map_or_else(|| rng.below(100), |left| u64::from(left % 2) * 39 + 1);
         let (command, fails) = if self.habits.is_random() && draw < 1 {
             (Command { extension: BOMB, ..Command::default() }, true)
+        } else if self.may_leave() && rng.chance(0.01) {
+            (Command { extension: TALK, opcode: LEAVE, ..Command::default() }, false)
         } else if draw < 40 {
             let args = [bursts, 0, 0];
             (Command { extension: TALK, node: to, args, ..Command::default() }, false)
@@ -134,6 +138,11 @@ impl<H: Host> Sender<'_, H> {
         };
         self.submit(slot, command, fails);
         self.port.ring();
+    }
+
+    fn may_leave(&self) -> bool {
+        let Habits { plan, .. } = self.habits;
+        plan.leaves && self.habits.is_random() && !plan.receivers.contains(&self.host.node())
     }
 
     /// Posts many commands with one doorbell, and lets nothing else wake the unit until they have completed.
@@ -188,7 +197,7 @@ impl<H: Host> Sender<'_, H> {
         };
         let fine = match completion.status {
             Status::Done | Status::Refused | Status::PeerLost => !fails,
-            Status::ExtensionDown => fails,
+            Status::ExtensionDown => fails || self.may_leave(),
             Status::Region | Status::Invalid => self.habits.is_random() && self.habits.plan.damages,
             _ => false,
         };
@@ -348,6 +357,24 @@ pub(crate) async fn barriers<H: Host>(host: H, oracle: Shared, plan: Arc<Plan>) 
             return oracle.complain(format!("node {me}: barrier {number} ends with {ended:?}"));
         }
         oracle.on_barrier_end(me, number, nodes);
+    }
+}
+
+/// Posts many commands with one doorbell while nothing else wakes the unit, and checks that all complete.
+pub(crate) async fn burst<H: Host>(host: H, oracle: Shared) {
+    let Ok(mut port) = host.open_port_with(PortOptions::default().number(BARRIER)) else {
+        return oracle.lock().complain(format!("node {} has no port for a burst", host.node()));
+    };
+    for cookie in 0..BURST {
+        let command = Command { extension: TALK, opcode: NOTHING, cookie, ..Command::default() };
+        port.post(&command).expect("the port is deep enough");
+    }
+    port.ring();
+    for done in 0..BURST {
+        if !matches!(next(&host, &mut port, QUIET).await, Some(Ok(_))) {
+            let what = format!("node {}: {done} of {BURST} commands complete", host.node());
+            return oracle.lock().complain(what);
+        }
     }
 }
 

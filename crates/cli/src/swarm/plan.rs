@@ -1,5 +1,6 @@
 //! Draws a topology, settings of the firmware, a load and faults from a seed.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use midplane::nicvm::control::ControlConfig;
@@ -41,6 +42,8 @@ pub(crate) struct Plan {
     pub(crate) rings_again: bool,
     /// True if a frame may leave its NIC much later than the firmware has reckoned.
     pub(crate) stalls: bool,
+    /// True if coordinated senders may leave.
+    pub(crate) leaves: bool,
 }
 
 /// Returns the kinds of faults that firmware, extensions and applications must survive.
@@ -61,7 +64,11 @@ impl Plan {
         let mut rng = Rng::new(seed, "swarm");
         let topology = topology(&mut rng);
         let coordinated = rng.chance(0.6);
-        let trouble = Duration::from_millis(rng.between(40, 200));
+        let mut trouble = Duration::from_millis(rng.between(40, 200));
+        // In a calm cluster senders leave; in a split one, little else happens.
+        let calm = coordinated && rng.chance(0.15);
+        let splits = coordinated && !calm && rng.chance(0.5);
+        let few = splits && rng.chance(0.5);
         let mut kinds = survivable(coordinated);
         // A run with few kinds of faults reaches deeper states than one with all kinds.
         for _ in 0..kinds.len() - rng.between(1, 12) as usize {
@@ -81,15 +88,19 @@ impl Plan {
         let stalls = stalls.iter().any(|kind| kinds.contains(kind));
         let chaos = Chaos {
             kinds,
-            incidents: rng.between(0, 25) as usize,
+            incidents: if calm || few { 0 } else { rng.between(0, 25) as usize },
             within: trouble,
             longest: Duration::from_millis(rng.between(1, 80)),
             delay: Duration::from_micros([10, 200, 3_000][rng.below(3) as usize]),
             ppm: 400,
         };
         let mut control = ControlConfig::default();
-        control = control.dead_after(Duration::from_millis(rng.between(30, 120)));
-        control = control.window(rng.between(1, 32) as u16).queue(rng.between(4, 200) as usize);
+        let (least, most) = if splits { (15, 80) } else { (30, 120) };
+        let dead_after = Duration::from_millis(rng.between(least, most));
+        control = control.dead_after(dead_after);
+        // A sender that leaves says so once: a full queue would refuse that message.
+        let queue = if calm { 4_096 } else { rng.between(4, 200) as usize };
+        control = control.window(rng.between(1, 32) as u16).queue(queue);
         let profiles =
             [NicProfile::FREE, NicProfile::MODERN, NicProfile::MODERN, NicProfile::SBA_200E];
         let mtu = [800, 1_424, 65_400][rng.below(3) as usize];
@@ -102,11 +113,21 @@ impl Plan {
         let coordination =
             coordinated.then(|| coordination(&mut rng, topology.hosts(), lease, &receivers));
         let mut script = chaos.script(&topology, seed);
-        if long {
-            let cuts = cuts(&mut rng, &topology, trouble, lease);
-            script.extend(cuts);
-            script.sort_by_key(|incident| incident.at);
+        if long && !calm {
+            script.extend(cuts(&mut rng, &topology, trouble, lease));
         }
+        if splits {
+            for _ in 0..2 {
+                script.extend(split(
+                    &mut rng,
+                    &topology,
+                    trouble,
+                    dead_after..dead_after + lease * 2,
+                ));
+                trouble += dead_after + lease * 2;
+            }
+        }
+        script.sort_by_key(|incident| incident.at);
         Self {
             seed,
             profile,
@@ -119,6 +140,7 @@ impl Plan {
             damages,
             rings_again,
             stalls,
+            leaves: calm,
             receivers,
             lease,
             topology,
@@ -187,6 +209,37 @@ fn cuts(rng: &mut Rng, topology: &Topology, trouble: Duration, lease: Duration) 
     (0..6).map(cut).collect()
 }
 
+/// Draws a split at `at` of the nodes into two groups, which lasts long enough that they give each other up. Half of the
+/// splits end for all pairs of nodes at once, the others for each at a time of its own: a sender may then hear from a
+/// holder that it has given up.
+fn split(
+    rng: &mut Rng,
+    topology: &Topology,
+    at: Duration,
+    lasts: Range<Duration>,
+) -> Vec<Incident> {
+    let nodes: Vec<NodeId> = (0..topology.hosts()).map(NodeId).collect();
+    let alone = rng.chance(0.5).then(|| rng.below(nodes.len() as u64) as usize);
+    let is_apart =
+        |at: usize, rng: &mut Rng| alone.map_or_else(|| rng.chance(0.5), |one| one == at);
+    let apart: Vec<bool> = (0..nodes.len()).map(|at| is_apart(at, rng)).collect();
+    let draw = |rng: &mut Rng| {
+        Duration::from_nanos(
+            rng.between(lasts.start.as_nanos() as u64, lasts.end.as_nanos() as u64),
+        )
+    };
+    let shared = rng.chance(0.5).then(|| draw(rng));
+    let mut incidents = Vec::new();
+    for (from, to) in nodes.iter().flat_map(|from| nodes.iter().map(move |to| (*from, *to))) {
+        if apart[from.index()] && !apart[to.index()] {
+            let lasts = shared.unwrap_or_else(|| draw(rng));
+            let at = Instant::ZERO + at;
+            incidents.push(Incident { at, lasts, fault: Fault::Partition { from, to } });
+        }
+    }
+    incidents
+}
+
 /// Draws the settings of senders that share the link to the first receiver. Of two, the second is behind another link.
 fn coordination(
     rng: &mut Rng,
@@ -203,7 +256,7 @@ fn coordination(
         links.push(receiver.0);
         config = config.link(link).route(*receiver, links.clone());
     }
-    let buffers = rng.chance(0.3) && receivers.len() == 1;
+    let buffers = rng.chance(0.5) && receivers.len() == 1;
     config = config.lease(lease).genesis(rng.chance(0.7)).buffers(buffers);
     config = config.hold([Hold::Message, Hold::Auto, Hold::Bytes(20_000)][rng.below(3) as usize]);
     if rng.chance(0.3) {

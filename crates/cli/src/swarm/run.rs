@@ -124,7 +124,7 @@ impl Run {
             self.step();
         }
         self.world.heal_all();
-        if self.holds() && self.drain() && self.probe() && self.disturb() {
+        if self.holds() && self.drain() && self.probe() && self.disturb() && self.burst() {
             self.end();
         }
         let complaints = std::mem::take(&mut self.oracle.lock().complaints);
@@ -318,6 +318,16 @@ impl Run {
                 format!("{arrived} of {sent} control messages arrive, {losses} connections end");
             self.complain(format!("after lost frames {what}"));
         }
+        self.holds()
+    }
+
+    /// Checks that commands complete if nothing but their one doorbell wakes the unit.
+    fn burst(&mut self) -> bool {
+        for node in self.plan.nodes() {
+            let host = self.world.host(node);
+            self.world.spawn(node, load::burst(host, self.oracle.clone()));
+        }
+        self.finish_senders();
         self.holds()
     }
 
