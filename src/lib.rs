@@ -16,11 +16,16 @@ pub mod latest;
 mod member;
 #[cfg(target_os = "linux")]
 pub mod message;
+#[cfg(all(feature = "sim", target_os = "linux"))]
+pub mod net;
 #[cfg(target_os = "linux")]
 mod node;
 pub mod prelude;
 #[cfg(all(feature = "prometheus", target_os = "linux"))]
 pub mod prometheus;
+#[cfg(all(feature = "sim", target_os = "linux"))]
+pub mod sim;
+pub mod time;
 
 #[cfg(feature = "gang")]
 pub use midplane_gang as gang;
@@ -47,3 +52,5 @@ pub use node::{
 };
 #[cfg(all(feature = "tonic", target_os = "linux"))]
 pub use node::{Incoming, NamedStream};
+#[cfg(all(feature = "sim", target_os = "linux"))]
+pub use sim::Sim;

@@ -370,9 +370,8 @@ impl Members {
 
     /// Dials the places that may be dialed now, as far as this node searches.
     fn dial_due(&mut self, now: Instant) {
-        if now >= self.seek_until {
-            return;
-        }
+        // A timer may be late: what was due before the search ended is dialed after it.
+        let seek_until = self.seek_until;
         let mut under_way = self.undescribed().count();
         let peers = &self.peers;
         let id = self.id;
@@ -381,7 +380,8 @@ impl Members {
             if under_way >= MAX_DIALS || self.links.len() >= MOST {
                 return;
             }
-            if place.is_free() && place.again_at <= now && !place.peer.is_some_and(is_known) {
+            let is_due = place.again_at <= now && place.again_at < seek_until;
+            if place.is_free() && is_due && !place.peer.is_some_and(is_known) {
                 place.is_dialing = true;
                 under_way += 1;
                 self.effects.push_back(Effect::Dial(*target));
@@ -473,7 +473,7 @@ impl Members {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let known = |peer: u64| peer == self.id || self.peers.contains_key(&peer);
         let is_due = |place: &&Place| place.is_free() && !place.peer.is_some_and(known);
-        let is_crowded = self.undescribed().count() >= MAX_DIALS;
+        let is_crowded = self.undescribed().count() >= MAX_DIALS || self.links.len() >= MOST;
         let dials = self.places.values().filter(is_due).map(|place| place.again_at);
         let dials = dials.filter(|at| *at < self.seek_until && !is_crowded).min();
         let trials = self.peers.values().flat_map(|peer| [peer.trial, peer.challenge]);

@@ -220,8 +220,9 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
     let mut senders: BTreeMap<u64, Sender> = BTreeMap::new();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            biased;
             () = peers.left() => return,
+            accepted = listener.accept() => accepted,
         };
         let Ok((stream, from)) = accepted else { return };
         // A sender that has no stream any more holds nothing.
@@ -236,8 +237,9 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
         tokio::spawn(async move {
             let receiving = sender.receive(stream, &from, &all, &outbox);
             let ended = tokio::select! {
-                ended = receiving => ended,
+                biased;
                 () = peers.left() => return,
+                ended = receiving => ended,
             };
             if let Err(error) = ended {
                 tracing::debug!(%from, %error, "a peer's messages have ended");

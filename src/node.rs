@@ -6,6 +6,7 @@ mod dials;
 mod explain;
 #[cfg(feature = "discovery-gossip")]
 mod gossip;
+pub(crate) mod host;
 mod key;
 pub(crate) mod links;
 mod listener;
@@ -14,6 +15,8 @@ pub(crate) mod mailbox;
 pub(crate) mod meter;
 mod network;
 mod places;
+#[cfg(feature = "sim")]
+mod simulated;
 mod sockets;
 mod state;
 pub mod top;
@@ -124,13 +127,13 @@ impl Node {
         let (own, is_kept) = builder.own.as_ref().map(|(own, kept)| (own, *kept)).unzip();
         let (public, is_kept) = (own.map(SecretKey::public), is_kept == Some(true));
         let (sessions, driver) = make_sessions(&builder, udp, tcp.is_some()).map_err(failed)?;
-        let id = key::random().map_err(failed)?.max(1);
+        let id = host::random().map_err(failed)?.max(1);
         let name = builder.resolved_name(id);
         let hello = Hello {
             version: VERSION,
             cluster: builder.cluster.clone(),
             id,
-            incarnation: builder::milliseconds(),
+            incarnation: host::milliseconds(),
             name: name.clone(),
             services: Vec::new(),
             rival: 0,
@@ -221,7 +224,7 @@ impl Node {
         loop {
             let candidates = self.find(service, &mut refused, until, |_| true).await?;
             let choices: Vec<_> = candidates.iter().map(|candidate| candidate.choice).collect();
-            let at = member::choose(&choices, key::random().unwrap_or(0));
+            let at = member::choose(&choices, host::random().unwrap_or(0));
             let chosen = &candidates[at.expect("it has found one")];
             if let Some(stream) = self.open_at(chosen, service).await {
                 return Ok(stream);

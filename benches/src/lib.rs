@@ -8,15 +8,19 @@
     reason = "not published: callers stand in this workspace"
 )]
 
+#[cfg(feature = "lab")]
 pub mod anchors;
+#[cfg(feature = "lab")]
 pub mod chains;
 #[cfg(target_os = "linux")]
 pub mod daemons;
 pub mod incast;
 pub mod messages;
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "lab", target_os = "linux"))]
 pub mod nas_rank;
 pub mod nodes;
+#[cfg(feature = "lab")]
 pub mod solver;
 pub mod transfer;
+#[cfg(feature = "lab")]
 pub mod work;

@@ -24,6 +24,7 @@ use super::pool::{self, Lease, Pipe, Pool};
 use super::{CallError, Limits};
 use crate::framing::{read_body, write_parts};
 use crate::node::Node;
+use crate::node::host;
 use crate::node::links::{Candidate, Kind};
 use crate::node::meter::Calls;
 
@@ -290,7 +291,7 @@ impl Call {
                 Ok(candidates) => candidates,
                 Err(error) => return Err(last.unwrap_or(CallError::Node(error))),
             };
-            let random = getrandom::u64().unwrap_or(0);
+            let random = host::random().unwrap_or(0);
             let leased = self.shared.pool.lease(&candidates, random);
             let (candidate, lease) = leased.expect("a candidate was found");
             let session = candidate.session.number();

@@ -145,6 +145,7 @@ pub(super) async fn keep(pool: Weak<Pool>, service: String, mut peers: Peers) {
             }
         }
         tokio::select! {
+            biased;
             () = changed => {}
             () = tokio::time::sleep(IDLE / 2) => {}
             () = peers.left() => {}

@@ -134,10 +134,11 @@ pub(super) fn start(
             shared.flushed().await;
         };
         tokio::select! {
+            biased;
+            () = left => {}
             () = accept(listener, &shared) => {}
             () = connect(&peers, &service, &shared) => {}
             () = search(&peers, &service, &shared) => {}
-            () = left => {}
         }
         // Readers learn that nothing comes any more.
         shared.changed.notify_waiters();
@@ -201,11 +202,12 @@ async fn send_batches(mut stream: Stream, peer: u64, shared: &Shared) -> io::Res
     loop {
         // A peer that is gone, or leaves, ends the stream; it sends nothing while nothing is under way.
         tokio::select! {
-            () = shared.due(observer) => {}
+            biased;
             read = stream.read_exact(&mut ack) => {
                 read?;
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to nothing"));
             }
+            () = shared.due(observer) => {}
         }
         shared.set_under_way(peer, true);
         let updates = shared.take(observer, BATCH);

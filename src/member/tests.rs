@@ -6,7 +6,9 @@ use proptest::prelude::*;
 
 use network::{Network, SECOND};
 
-use super::{Choice, Load, Members, choose};
+use midplane_simhw::time::Instant;
+
+use super::{Choice, Effect, Load, Members, Target, choose};
 
 /// Seconds within which all is as it should be once nothing happens any more: the silence after which a peer counts as
 /// lost, what a dial waits at most, and two attempts to retire duplicates.
@@ -81,6 +83,22 @@ fn choices_take_the_best_rank_and_of_two_the_less_loaded() {
     assert_eq!(choose(&choices, 1), Some(2));
     assert_eq!(choose(&choices[..1], 7), Some(0), "a doubted one is better than none");
     assert_eq!(choose(&[], 7), None);
+}
+
+// The timer of the last dial before the end of a search was late: the node asked for the past time over and over.
+#[test]
+fn a_late_timer_after_the_end_of_a_search_leaves_nothing_that_is_due() {
+    let target = Target::Address(([10, 0, 0, 7], 1).into());
+    let mut members = Members::new(&names::hello(9, 50, "client"), None);
+    members.handle_places(Instant::ZERO, &[target].into());
+    members.seek(Instant::ZERO, Instant::from_nanos(60_000_000));
+    assert_eq!(members.poll_effect(), Some(Effect::Dial(target)));
+    members.handle_refused(Instant::ZERO, target);
+    let due = members.poll_timeout().expect("it is dialed again");
+    assert!(due < Instant::from_nanos(60_000_000));
+    let late = Instant::from_nanos(60_000_001);
+    members.handle_timeout(late, |_| Load::default());
+    assert!(members.poll_timeout().is_none_or(|at| at > late));
 }
 
 /// The links of a node's service, of a load that is the same for all.

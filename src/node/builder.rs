@@ -28,10 +28,10 @@ pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 #[must_use = "a node runs once `start` was awaited"]
 pub struct NodeBuilder {
-    name: Option<String>,
+    pub(super) name: Option<String>,
     pub(super) cluster: String,
     pub(super) bind: Option<SocketAddr>,
-    discover: Vec<Arc<dyn AnyDiscovery>>,
+    pub(super) discover: Vec<Arc<dyn AnyDiscovery>>,
     /// The text of the error for the first place that is none.
     wrong_place: Option<String>,
     pub(super) key: Option<Key>,
@@ -40,8 +40,8 @@ pub struct NodeBuilder {
     /// The node's own key, with a key of the cluster's; whether it is kept.
     pub(super) own: Option<(SecretKey, bool)>,
     pub(super) is_trusted: bool,
-    is_gossiping: bool,
-    transports: Option<String>,
+    pub(super) is_gossiping: bool,
+    pub(super) transports: Option<String>,
     pub(super) port_buffer: Option<u64>,
     allows_top: bool,
     pub(super) connect_timeout: Duration,
@@ -246,6 +246,8 @@ impl NodeBuilder {
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
     pub async fn start(mut self) -> Result<Node, Error> {
+        #[cfg(feature = "sim")]
+        self.on_simulated_host()?;
         if let Some(name) = &self.name {
             check_name("a node's name", name)?;
         }
@@ -387,14 +389,4 @@ fn no_cluster_key(what: &str) -> Error {
         "{what}: nodes prove their keys under the cluster's: give the node one (`NodeBuilder::key_file`)"
     );
     Error::new(ErrorKind::Config, text)
-}
-
-/// Returns the milliseconds of the system's clock.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a node's start is told from that of its former self by the clock"
-)]
-pub(super) fn milliseconds() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

@@ -19,7 +19,7 @@ use midplane_via::session::Gossip as Datagrams;
 use midplane_via::wire::gossip::Counters;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::key::random;
+use super::host::random;
 use super::places::{Places, reachable};
 use super::state::Shared;
 use carrier::Carrier;

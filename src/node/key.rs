@@ -36,7 +36,7 @@ pub(super) fn read_or_make(path: &Path) -> Result<SecretKey, Error> {
 fn make(path: &Path) -> io::Result<()> {
     let secret = SecretKey::generate().map_err(io::Error::other)?;
     let mut draft = path.as_os_str().to_owned();
-    draft.push(format!(".{:016x}", random()?));
+    draft.push(format!(".{:016x}", super::host::random()?));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
     let text = format!("{}\n", secret.to_text());
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
@@ -46,13 +46,6 @@ fn make(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,
     }
-}
-
-/// Draws a number from the system's randomness.
-pub(super) fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// Reads a key of any kind from a file that other users can't read.

@@ -14,6 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
+use super::host;
 use super::network::{Network, Resolving};
 use super::state::Shared;
 use crate::member::Target;
@@ -90,7 +91,7 @@ impl Network for System {
     }
 
     fn resolve<'a>(&'a self, place: &'a str) -> Resolving<'a> {
-        Box::pin(async move { Ok(tokio::net::lookup_host(place).await?.collect()) })
+        Box::pin(host::resolve(place))
     }
 }
 

@@ -3,7 +3,7 @@
 mod cases;
 mod fabrics;
 #[expect(dead_code, reason = "the guide's program")]
-#[path = "../../docs/guide/15-a-fabric.rs"]
+#[path = "../../docs/guide/16-a-fabric.rs"]
 mod guide_fabric;
 
 /// Makes a test of each case on each fabric.

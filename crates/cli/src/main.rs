@@ -7,7 +7,6 @@ mod gang;
 #[cfg(target_os = "linux")]
 mod nic;
 mod plan;
-mod recorder;
 mod swarm;
 mod switch;
 #[cfg(target_os = "linux")]

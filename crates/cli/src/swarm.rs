@@ -21,9 +21,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use clap::Args;
+use midplane::simhw::trace::Recorder;
 use midplane_kit::report::{FAILED, Failure};
 
-use crate::recorder::Recorder;
 use run::Outcome;
 use summary::Summary;
 
@@ -103,7 +103,9 @@ fn one(arguments: &Arguments, seed: u64) -> Result<Summary, Failure> {
         summary.add(run::run(seed, None));
         return Ok(summary);
     }
-    let recorder = Recorder::create(pcapng, perfetto, &plan::Plan::new(seed).topology)?;
+    let topology = &plan::Plan::new(seed).topology;
+    let recorder =
+        Recorder::create(pcapng, perfetto, topology).map_err(|error| error.to_string())?;
     let sink = recorder.clone();
     summary.add(run::run(seed, Some(Box::new(move |record| sink.record(record)))));
     recorder.finish().map_err(|error| Failure::of_run(format!("the files of {seed}: {error}")))?;

@@ -21,10 +21,10 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::PortOptions;
 use midplane::simhw::sim::{SimHost, World};
+use midplane::simhw::trace::Recorder;
 use midplane_kit::report::{Failure, print_document};
 use serde::Serialize;
 
-use crate::recorder::Recorder;
 use picture::Picture;
 use scenario::{Messages, Scenario};
 

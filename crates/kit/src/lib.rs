@@ -12,6 +12,7 @@ pub mod claims;
 pub mod command_line;
 pub mod discard;
 pub mod gantt;
+#[cfg(feature = "plot")]
 pub mod plot;
 pub mod processes;
 pub mod ranks;

@@ -7,6 +7,7 @@
 //! - [`hardware`], [`host`], [`port`]: start here: the interfaces of firmware and applications
 //! - [`sim`]: the fabric in virtual time; [`topology`] and [`profile`] describe it, [`fault`] injects faults;
 //!   [`kernel`] models a kernel's TCP on it
+//! - `services`: whole services on tokio, on the hosts of that fabric (feature `services`)
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and the causes of
 //!   lost frames
@@ -54,6 +55,8 @@ mod ring;
 pub mod rng;
 pub mod seal;
 mod segment;
+#[cfg(feature = "services")]
+pub mod services;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub mod shm;
 pub mod sim;

@@ -163,6 +163,17 @@ impl<F: Firmware> World<F> {
         self.advance(until.max(self.now));
     }
 
+    /// Runs while `goes_on` returns `true`, asked before each event, and events are left that are due by `until`. Returns
+    /// whether it has stopped because none is left.
+    pub fn run_while(&mut self, until: Instant, mut goes_on: impl FnMut() -> bool) -> bool {
+        while goes_on() {
+            if !self.step(until) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Runs until no event is left.
     pub fn run(&mut self) {
         while self.step(Instant::FAR_FUTURE) {}

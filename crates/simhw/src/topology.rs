@@ -1,6 +1,6 @@
 //! The connections of hosts, switches, trunks and shared media, and the routes between hosts.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::id::NodeId;
 use crate::link::LinkProfile;
@@ -52,6 +52,8 @@ pub struct Topology {
     pub(crate) links: Vec<Link>,
     /// For each host, its links to and from the switch or medium.
     pub(crate) hosts: Vec<(LinkId, LinkId)>,
+    /// The names of hosts that have one.
+    names: BTreeMap<NodeId, String>,
 }
 
 impl Topology {
@@ -162,6 +164,17 @@ impl Topology {
         LinkId(u32::try_from(self.links.len() - 1).expect("fewer links than 2^32"))
     }
 
+    /// Names a host, for traces.
+    pub fn name_host(&mut self, node: NodeId, name: impl Into<String>) {
+        self.names.insert(node, name.into());
+    }
+
+    /// Returns the name of a host in traces: `node` and its number, unless it was [named](Self::name_host).
+    #[must_use]
+    pub fn host_name(&self, node: NodeId) -> String {
+        self.names.get(&node).cloned().unwrap_or_else(|| format!("node {node}"))
+    }
+
     /// Iterates over all links.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
         (0..self.links.len() as u32).map(LinkId)
@@ -190,6 +203,15 @@ impl Topology {
         self.hosts[node.index()].1
     }
 
+    /// Returns the link from `node`.
+    ///
+    /// # Panics
+    /// If there is no such host.
+    #[must_use]
+    pub fn uplink(&self, node: NodeId) -> LinkId {
+        self.hosts[node.index()].0
+    }
+
     /// Returns the name of a link in traces and scripts, made of the names of its ends.
     ///
     /// # Panics
@@ -197,7 +219,7 @@ impl Topology {
     #[must_use]
     pub fn link_name(&self, link: LinkId) -> String {
         let name = |end| match end {
-            End::Nic(node) => format!("node {node}"),
+            End::Nic(node) => self.host_name(node),
             End::Switch(switch) => format!("switch {}", switch.0),
             End::Medium(medium) => format!("medium {}", medium.0),
         };

@@ -1,13 +1,15 @@
 //! Records of a run, for observers; observing does not affect the run.
 //!
 //! [`World::observe`](crate::sim::World::observe) passes every [`Record`] of a run to a closure. With the
-//! feature `trace`, two writers make files: `PcapngWriter` for Wireshark, with the dissector in
+//! feature `trace`, a `Recorder` makes files by two writers: `PcapngWriter` for Wireshark, with the dissector in
 //! `docs/wireshark/midplane.lua`, and `PerfettoWriter` for the Perfetto viewer.
 
 #[cfg(feature = "trace")]
 mod pcapng;
 #[cfg(feature = "trace")]
 mod perfetto;
+#[cfg(feature = "trace")]
+mod recorder;
 
 use crate::drops::DropCause;
 use crate::fault::FaultKind;
@@ -20,6 +22,8 @@ use crate::topology::LinkId;
 pub use pcapng::PcapngWriter;
 #[cfg(feature = "trace")]
 pub use perfetto::PerfettoWriter;
+#[cfg(feature = "trace")]
+pub use recorder::Recorder;
 
 /// A frame as a record shows it.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +123,26 @@ pub enum Record<'a> {
         node: NodeId,
         /// The port of the completion.
         port: PortId,
+    },
+    /// A span of the code of a host has ended.
+    Span {
+        /// The node.
+        node: NodeId,
+        /// When it began.
+        begins: Instant,
+        /// When it ended.
+        ends: Instant,
+        /// Its name and fields.
+        name: &'a str,
+    },
+    /// The code of a host has logged an event.
+    Log {
+        /// When it happened.
+        at: Instant,
+        /// The node.
+        node: NodeId,
+        /// The message and fields.
+        text: &'a str,
     },
     /// An incident begins or ends.
     Fault {

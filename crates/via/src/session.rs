@@ -63,7 +63,8 @@ pub struct SharedState {
     /// Sessions that are new or have something to flush; `None` once the driver has ended.
     dirty: Mutex<Option<Vec<Arc<Session>>>>,
     driver: AtomicWaker,
-    wakes: WakeSet,
+    /// Wakes the driver for sessions over shared memory; `None` without any.
+    wakes: Option<WakeSet>,
     pipes: Option<Arc<Pipes>>,
     tcp: Option<tcp::Config>,
     /// The number of the next session.
@@ -72,6 +73,13 @@ pub struct SharedState {
 }
 
 impl SharedState {
+    /// Forgets a session over shared memory that has ended.
+    fn unwatch(&self, number: u64) {
+        if let Some(wakes) = &self.wakes {
+            wakes.remove(number);
+        }
+    }
+
     fn dirty(&self) -> MutexGuard<'_, Option<Vec<Arc<Session>>>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -374,7 +382,8 @@ pub struct Sessions(Arc<SharedState>);
 
 impl Sessions {
     /// Makes the sessions of a process, and the driver that must [run](Driver::run) for them. Over shared
-    /// memory; with a socket and a configuration, also over UDP; with a configuration of TCP, also over TCP.
+    /// memory, but on a simulated host; with a socket and a configuration, also over UDP; with a configuration of TCP, also
+    /// over TCP.
     ///
     /// # Errors
     /// The system's error: there are no file descriptors left, or no random numbers.
@@ -385,11 +394,12 @@ impl Sessions {
         udp: Option<(Socket, Config)>,
         tcp: Option<tcp::Config>,
     ) -> io::Result<(Self, Driver)> {
-        let wakes = WakeSet::new()?;
+        let is_live = udp.as_ref().is_none_or(|(socket, _)| socket.is_live());
+        let wakes = is_live.then(WakeSet::new).transpose()?;
         let (socket, pipes) = match udp {
             None => (None, None),
             Some((socket, config)) => {
-                let seed = getrandom::u64().map_err(io::Error::other)?;
+                let seed = socket.random()?;
                 let config = config.socket_bytes(socket.receive_bytes());
                 let pipes = Pipes::new(Endpoint::new(config, seed), socket.clock());
                 (Some(socket), Some(pipes))
@@ -398,13 +408,13 @@ impl Sessions {
         let shared = Arc::new(SharedState {
             dirty: Mutex::new(Some(Vec::new())),
             driver: AtomicWaker::new(),
-            wakes: wakes.clone(),
+            wakes,
             pipes,
             tcp,
             next: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
         });
-        let driver = Driver::new(Arc::clone(&shared), wakes, socket)?;
+        let driver = Driver::new(Arc::clone(&shared), socket)?;
         Ok((Self(shared), driver))
     }
 
@@ -419,7 +429,10 @@ impl Sessions {
         let session = Session::new(Arc::clone(&self.0), number, wire, is_first);
         // The driver knows the session before its first wake-up arrives.
         session.with(|core| core.is_dirty = true);
-        let watched = session.lock().watch(&self.0.wakes, number);
+        let watched = match &self.0.wakes {
+            Some(wakes) => session.lock().watch(wakes, number),
+            None => Err(io::ErrorKind::Unsupported.into()),
+        };
         watched.inspect_err(|_| session.end())?;
         Ok(session)
     }

@@ -349,7 +349,9 @@ impl Network {
                 let loads = self.loads(node);
                 let load = |link: u64| loads.get(&link).copied().unwrap_or_default();
                 self.with(node, |members, now| members.handle_timeout(now, load));
-                assert!(self.nodes[&node].timer.is_none_or(|at| at > self.now), "all is done");
+                let life = self.nodes[&node].life.as_ref();
+                let next = life.and_then(|life| life.members.poll_timeout()).map(Instant::as_nanos);
+                assert!(next.is_none_or(|at| at > self.now), "all that is due is done");
             }
             Event::Timeout(_) => {}
             Event::Attempt { conn, wait } => self.attempt(conn, wait),
@@ -475,7 +477,9 @@ impl Network {
         self.check_names(node);
         let members = &self.nodes[&node].life.as_ref().unwrap().members;
         if let Some(at) = members.poll_timeout() {
-            let at = at.as_nanos().max(self.now);
+            // Timers round up to a millisecond.
+            let late = self.rng.below(1_000_000) * self.rng.below(2);
+            let at = at.as_nanos().max(self.now) + late;
             let timer = &mut self.nodes.get_mut(&node).unwrap().timer;
             if timer.is_none_or(|timer| timer > at) {
                 *timer = Some(at);

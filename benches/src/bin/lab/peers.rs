@@ -26,7 +26,7 @@ use serde_json::Value;
 #[derive(Debug, Parser)]
 #[command(
     after_help = "Exit code: 0 all comparisons ran, whatever their ratios; 1 one could not be run; 2 bad input.\n\n\
-                  Takes two minutes. Build the example cluster first: cargo build --release --example cluster."
+                  Takes two minutes. Build the example cluster first: cargo build --release -p cluster."
 )]
 pub(crate) struct Arguments {
     /// Only comparisons whose name contains this
@@ -104,8 +104,7 @@ fn run(comparison: &Comparison, brief: bool) -> Result<Value, String> {
         .map_err(|_| format!("{} printed no report", comparison.program))
 }
 
-/// Returns the command of a question, or of the example `cluster`, which cargo builds into a folder next to this
-/// program.
+/// Returns the command of a question, or of the example `cluster`, which cargo builds next to this program.
 fn program(name: &str) -> Result<Command, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     if name != "cluster" {
@@ -113,13 +112,9 @@ fn program(name: &str) -> Result<Command, String> {
         command.arg(name);
         return Ok(command);
     }
-    let program =
-        own.with_file_name("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
+    let program = own.with_file_name(name).with_extension(std::env::consts::EXE_EXTENSION);
     if !program.is_file() {
-        return Err(format!(
-            "{} is missing: cargo build --release --example {name}",
-            program.display()
-        ));
+        return Err(format!("{} is missing: cargo build --release -p {name}", program.display()));
     }
     Ok(Command::new(program))
 }

@@ -374,6 +374,12 @@ impl SimHost {
     pub(super) const fn new(node: NodeId, shared: Arc<Shared>) -> Self {
         Self { node, shared }
     }
+
+    /// Returns the time of the network, whatever the node's clock shows.
+    #[cfg(feature = "services")]
+    pub(crate) fn world_now(&self) -> Instant {
+        self.shared.now()
+    }
 }
 
 impl Host for SimHost {

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use prost::Message;
 
 use super::{Engine, Record, TracedFrame};
+use crate::id::NodeId;
 use crate::time::Instant;
 use crate::topology::{End, LinkId, Topology};
 
@@ -92,12 +93,15 @@ enum Track {
     /// A node's completions, as its applications see them.
     Completions(u16),
     Queue(u32),
+    /// Spans of a node's code; those of one track follow each other.
+    Spans(u16, u16),
+    Logs(u16),
     Drops,
     Faults,
 }
 
-/// Writes tracks: one process for each node, with its engines and its uplink, and one for the network, with the
-/// switches' links and queues, the drops and the faults.
+/// Writes tracks: one process for each node, with its engines, its uplink, and the spans and logs of its code, and one for
+/// the network, with the switches' links and queues, the drops and the faults.
 pub struct PerfettoWriter<W: Write> {
     out: W,
     /// For each link, its name, and the node that it leaves if it begins at one.
@@ -105,6 +109,8 @@ pub struct PerfettoWriter<W: Write> {
     /// For each track, its number and the end of its last slice.
     tracks: BTreeMap<Track, (u64, Instant)>,
     processes: BTreeMap<Option<u16>, u64>,
+    /// The names of the nodes.
+    hosts: Vec<String>,
     next: u64,
     /// Names of frames in flight.
     names: BTreeMap<u64, String>,
@@ -132,6 +138,7 @@ impl<W: Write> PerfettoWriter<W> {
             links: links.collect(),
             tracks: BTreeMap::new(),
             processes: BTreeMap::new(),
+            hosts: (0..topology.hosts()).map(|node| topology.host_name(NodeId(node))).collect(),
             next: 1,
             names: BTreeMap::new(),
         }
@@ -173,8 +180,44 @@ impl<W: Write> PerfettoWriter<W> {
                 let what = if begins { "begins" } else { "ends" };
                 self.instant(Track::Faults, at, format!("{kind} {what}"), None)
             }
+            Record::Span { node, begins, ends, name } => {
+                let track = self.free_track(node.0, begins)?;
+                let begin = TrackEvent {
+                    kind: Some(SLICE_BEGIN),
+                    name: Some(name.to_owned()),
+                    ..TrackEvent::default()
+                };
+                self.between(track, begins, ends, begin)
+            }
+            Record::Log { at, node, text } => {
+                self.instant(Track::Logs(node.0), at, text.to_owned(), None)
+            }
             Record::Passed { .. } => Ok(()),
         }
+    }
+
+    /// Returns the first track of a node's spans that is free from `begins` on.
+    fn free_track(&mut self, node: u16, begins: Instant) -> io::Result<Track> {
+        for number in 0.. {
+            let track = Track::Spans(node, number);
+            if self.track(track)?.1 <= begins {
+                return Ok(track);
+            }
+        }
+        Ok(Track::Spans(node, u16::MAX))
+    }
+
+    /// Writes a slice of a track.
+    fn between(
+        &mut self,
+        track: Track,
+        begins: Instant,
+        ends: Instant,
+        begin: TrackEvent,
+    ) -> io::Result<()> {
+        self.event(track, begins, begin)?;
+        self.tracks.get_mut(&track).expect("the event created it").1 = ends;
+        self.event(track, ends, TrackEvent { kind: Some(SLICE_END), ..TrackEvent::default() })
     }
 
     fn slice(
@@ -191,7 +234,6 @@ impl<W: Write> PerfettoWriter<W> {
         // rounded.
         let begins = begins.max(free);
         let ends = ends.max(begins);
-        self.tracks.get_mut(&track).expect("created above").1 = ends;
         let known = frame.and_then(|number| self.names.get(&number));
         let name = known.map_or_else(|| what.to_owned(), |name| format!("{what} {name}"));
         let annotate =
@@ -203,8 +245,7 @@ impl<W: Write> PerfettoWriter<W> {
             debug_annotations: frame.into_iter().map(annotate).collect(),
             ..TrackEvent::default()
         };
-        self.event(track, begins, begin)?;
-        self.event(track, ends, TrackEvent { kind: Some(SLICE_END), ..TrackEvent::default() })
+        self.between(track, begins, ends, begin)
     }
 
     fn instant(
@@ -260,6 +301,8 @@ impl<W: Write> PerfettoWriter<W> {
             Track::Completions(node) => ("completions".to_owned(), Some(node)),
             Track::Engine(Engine::Link(LinkId(number))) => link(number),
             Track::Queue(number) => (format!("queue before {}", link(number).0), None),
+            Track::Spans(node, _) => ("spans".to_owned(), Some(node)),
+            Track::Logs(node) => ("logs".to_owned(), Some(node)),
             Track::Drops => ("drops".to_owned(), None),
             Track::Faults => ("faults".to_owned(), None),
         };
@@ -285,7 +328,10 @@ impl<W: Write> PerfettoWriter<W> {
             return Ok(*uuid);
         }
         let uuid = self.number();
-        let name = node.map_or_else(|| "network".to_owned(), |node| format!("node {node}"));
+        let name = match node {
+            None => "network".to_owned(),
+            Some(node) => self.hosts.get(usize::from(node)).cloned().unwrap_or_default(),
+        };
         let pid = node.map_or(1 << 17, |node| i32::from(node) + 1);
         let process = ProcessDescriptor { pid: Some(pid), process_name: Some(name) };
         self.packet(TracePacket {

@@ -6,12 +6,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use midplane_simhw::shm::rings::WakeSet;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::time::Instant;
 
 use super::below::Pipes;
 use super::core::Event;
@@ -88,7 +89,8 @@ struct Active {
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<SharedState>,
-    io: AsyncFd<WakeSet>,
+    /// Wakes the driver for sessions over shared memory; `None` without any.
+    io: Option<AsyncFd<WakeSet>>,
     socket: Option<Socket>,
     /// Numbers of the sessions over UDP, by connection.
     by_pipe: BTreeMap<PipeId, u64>,
@@ -98,6 +100,8 @@ pub struct Driver {
     /// Vain polls in a row.
     vain: u32,
     is_current_thread: bool,
+    /// True on a simulated host, where no time passes while a task polls.
+    is_simulated: bool,
     /// Decides whether to poll the socket.
     spin: AdaptiveSpin,
     polls: Polls,
@@ -148,16 +152,15 @@ enum Polls {
 }
 
 impl Driver {
-    pub(super) fn new(
-        shared: Arc<SharedState>,
-        wakes: WakeSet,
-        socket: Option<Socket>,
-    ) -> io::Result<Self> {
+    pub(super) fn new(shared: Arc<SharedState>, socket: Option<Socket>) -> io::Result<Self> {
+        let wakes = shared.wakes.clone();
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
-        let io = AsyncFd::with_interest(wakes, Interest::READABLE)?;
+        let io =
+            wakes.map(|wakes| AsyncFd::with_interest(wakes, Interest::READABLE)).transpose()?;
         let flavor = Handle::current().runtime_flavor();
         let is_current_thread = flavor == RuntimeFlavor::CurrentThread;
         let all = BTreeMap::new();
+        let is_simulated = socket.as_ref().is_some_and(|socket| !socket.is_live());
         Ok(Self {
             shared,
             io,
@@ -167,6 +170,7 @@ impl Driver {
             all,
             vain: 0,
             is_current_thread,
+            is_simulated,
             spin: AdaptiveSpin::new(),
             polls: Polls::No,
             lets_peer_run: false,
@@ -204,14 +208,14 @@ impl Driver {
 
     /// Returns how the next turn polls the socket; [`Polls::No`] lets the driver park.
     fn next_polls(&mut self, found: Found) -> Polls {
-        if self.by_pipe.is_empty() {
+        if self.by_pipe.is_empty() || self.is_simulated {
             return Polls::No;
         }
         if found > Found::Nothing {
-            self.spin.on_work(now());
+            self.spin.on_work(Instant::now());
             return Polls::No;
         }
-        match (self.spin.polls_on(now()), self.polls) {
+        match (self.spin.polls_on(Instant::now()), self.polls) {
             (false, _) => Polls::No,
             (true, Polls::No) => Polls::Soon,
             (true, _) => Polls::Now,
@@ -222,7 +226,7 @@ impl Driver {
     fn end_sessions(&mut self) {
         self.take_dirty();
         for session in std::mem::take(&mut self.all).into_values() {
-            self.shared.wakes.remove(session.number);
+            self.shared.unwatch(session.number);
             session.end();
         }
     }
@@ -333,9 +337,9 @@ impl Driver {
 
     /// Yields the processor to a peer that waits for it: then neither side needs a wake-up.
     fn let_peer_run(&mut self) {
-        let start = now();
+        let start = Instant::now();
         rustix::thread::sched_yield();
-        let end = now();
+        let end = Instant::now();
         if end > start + CROWDED {
             self.crowded_until = Some(end + CROWDED_FOR);
         }
@@ -345,7 +349,7 @@ impl Driver {
     fn turn(&mut self, handler: &mut impl Handler) -> Found {
         self.take_dirty();
         self.take_wakes();
-        let Some(now) = (!self.active.is_empty()).then(now) else { return Found::Nothing };
+        let Some(now) = (!self.active.is_empty()).then(Instant::now) else { return Found::Nothing };
         let processor = rustix::thread::sched_getcpu();
         let mut all = Found::Nothing;
         self.lets_peer_run = false;
@@ -383,7 +387,7 @@ impl Driver {
         let before = std::mem::replace(&mut active.handled, core.handled);
         if is_woken || before != core.handled {
             active.read = now;
-        } else if !any && now >= active.read + GRACE {
+        } else if !any && (self.is_simulated || now >= active.read + GRACE) {
             core.leave_no_frame();
             any = core.pump(None);
         }
@@ -432,7 +436,7 @@ impl Driver {
             Event::Goodbye => handler.on_goodbye(session),
             Event::Ended(why) => {
                 self.all.remove(&session.number);
-                self.shared.wakes.remove(session.number);
+                self.shared.unwatch(session.number);
                 handler.on_ended(session, why);
             }
             Event::Opened { stream, service } => {
@@ -470,7 +474,7 @@ impl Driver {
         match self.active.iter_mut().find(|active| active.session.number == number) {
             Some(active) => active.vain = 0,
             None => {
-                let now = now();
+                let now = Instant::now();
                 self.active.push(Active { session, last: now, vain: 0, read: now, handled: 0 });
             }
         }
@@ -478,8 +482,9 @@ impl Driver {
 
     /// Takes the wake-ups that the runtime has reported.
     fn take_wakes(&mut self) {
+        let Some(io) = &self.io else { return };
         let mut context = Context::from_waker(std::task::Waker::noop());
-        if let Poll::Ready(Ok(mut ready)) = self.io.poll_read_ready(&mut context) {
+        if let Poll::Ready(Ok(mut ready)) = io.poll_read_ready(&mut context) {
             ready.clear_ready();
             self.on_wakes();
         }
@@ -487,7 +492,9 @@ impl Driver {
 
     fn on_wakes(&mut self) {
         let mut reported = Vec::new();
-        self.io.get_ref().take(|number, is_gone| reported.push((number, is_gone)));
+        if let Some(wakes) = &self.shared.wakes {
+            wakes.take(|number, is_gone| reported.push((number, is_gone)));
+        }
         self.take_dirty();
         for (number, is_gone) in reported {
             let Some(session) = self.all.get(&number).cloned() else { continue };
@@ -507,7 +514,8 @@ impl Driver {
         if self.poll_socket(context, handler) {
             return Poll::Ready(());
         }
-        match self.io.poll_read_ready(context) {
+        let Some(io) = &self.io else { return Poll::Pending };
+        match io.poll_read_ready(context) {
             Poll::Ready(Ok(mut ready)) => {
                 ready.clear_ready();
                 self.on_wakes();
@@ -528,9 +536,4 @@ fn close_pipes(socket: &Socket, pipes: &Pipes) {
             pipe.close(now);
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a driver reads the clock")]
-fn now() -> Instant {
-    Instant::now()
 }

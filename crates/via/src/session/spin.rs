@@ -4,7 +4,9 @@
 //! polled or was parked meanwhile. On a processor that both processes share, the driver yields between two
 //! polls, so that the peer can answer.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// Limits one bout of polling: where this was measured, a wake-up on another processor takes 31 to 60 us, and
 /// the answer follows it.
@@ -88,7 +90,6 @@ mod tests {
         polled
     }
 
-    #[expect(clippy::disallowed_methods, reason = "there is no other way to make one")]
     fn start() -> Instant {
         Instant::now()
     }

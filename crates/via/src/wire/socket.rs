@@ -1,105 +1,62 @@
-//! Moves an endpoint's datagrams through a UDP socket of tokio's.
+//! Moves an endpoint's datagrams through a UDP socket of tokio's, or of a simulated host.
 //!
 //! If the system supports it, datagrams are sent in trains and received in batches, each with one system call
 //! (UDP segmentation and receive offload, `recvmmsg`). Don't-fragment is set: IP fragments none of them.
 
-use std::future::Future as _;
-use std::io::{self, IoSlice, IoSliceMut};
+#[cfg(feature = "sim")]
+mod modelled;
+mod system;
+
+use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use midplane_simhw::udp::interface_mtu;
-use quinn_udp::{BATCH_SIZE, RecvMeta, TransportErrorPayload, UdpSockRef, UdpSocketState};
-use tokio::io::Interest;
-use tokio::net::UdpSocket;
-use tokio::time::Sleep;
 
-use super::endpoint::{Endpoint, Outgoing};
+use super::endpoint::Endpoint;
+use system::System;
 
-/// Bytes of one receive buffer: the largest datagram, and the most that receive offload joins.
-const BUFFER_BYTES: usize = 65_536;
-/// Buffers of one receive call: 1 MiB of memory.
-const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
-/// Most receive calls of one turn, so that other tasks run.
-const RECEIVES_PER_TURN: usize = 8;
-/// Most network errors handled in one turn.
-const ERRORS_PER_TURN: usize = 64;
 /// Most trains sent in one turn.
 const SENDS_PER_TURN: usize = 64;
-/// Bytes requested for the system's socket buffers; the system grants less if its own limit is lower.
-const SOCKET_BYTES: usize = 4 << 20;
 
-/// A UDP socket on a tokio runtime, with its clock.
+/// A UDP socket with its clock.
 #[derive(Debug)]
 pub struct Socket {
-    io: UdpSocket,
-    state: UdpSocketState,
-    inbox: Vec<Box<[u8]>>,
-    meta: [RecvMeta; BUFFERS],
-    outbox: Vec<u8>,
-    /// The train in the outbox that the system has not taken yet.
-    pending: Option<Outgoing>,
-    alarm: Pin<Box<Sleep>>,
-    alarm_at: Option<Instant>,
-    started: std::time::Instant,
+    io: Io,
+    clock: Clock,
+}
+
+#[derive(Debug)]
+enum Io {
+    System(Box<System>),
+    #[cfg(feature = "sim")]
+    Modelled(modelled::Modelled),
 }
 
 /// A socket's clock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock(std::time::Instant);
+pub(crate) struct Clock(tokio::time::Instant);
 
 impl Clock {
     /// Starts a clock.
     pub(crate) fn start() -> Self {
-        Self(real_now())
+        Self(tokio::time::Instant::now())
     }
 
     pub(crate) fn now(self) -> Instant {
-        let elapsed = real_now().duration_since(self.0);
+        let elapsed = self.0.elapsed();
         // Not zero: that marks a timer that was never set.
         Instant::from_nanos(1).plus_nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the driver has the clock")]
-fn real_now() -> std::time::Instant {
-    std::time::Instant::now()
-}
-
-/// Has the system report nothing of a datagram but its length. The time of receipt, the destination address and
-/// the ECN bits, which are not used here, would cost a fifth of a receive call.
-fn receive_bare(socket: &std::net::UdpSocket) {
-    #[cfg(target_os = "linux")]
-    {
-        use nix::sys::socket::{setsockopt, sockopt};
-        let _ = setsockopt(socket, sockopt::ReceiveTimestampns, &false);
-        let _ = setsockopt(socket, sockopt::Ipv4PacketInfo, &false);
-        let _ = setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &false);
-    }
-    let options = socket2::SockRef::from(socket);
-    let _ = options.set_recv_tos_v4(false);
-    let _ = options.set_recv_tclass_v6(false);
 }
 
 fn lock(endpoint: &Mutex<Endpoint>) -> MutexGuard<'_, Endpoint> {
     endpoint.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the bytes from which on the system refuses datagrams, as it has refused one of these.
-fn refused_bytes(outgoing: &Outgoing) -> usize {
-    let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
-    let bytes = outgoing.transmit.segment_bytes;
-    let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
-    // If the system does not tell, tries half next.
-    fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
-}
-
 impl Socket {
-    /// Binds a socket; for port 0, the system chooses a port.
+    /// Binds a socket; for port 0, the system chooses a port. On a simulated host, it is one of that host.
     ///
     /// # Errors
     /// The system's error: the address is in use, or not one of this host.
@@ -107,26 +64,16 @@ impl Socket {
     /// # Panics
     /// Outside of a tokio runtime, or if the runtime's I/O or time is not enabled.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
-        let socket = std::net::UdpSocket::bind(address)?;
-        let options = socket2::SockRef::from(&socket);
-        let _ = options.set_recv_buffer_size(SOCKET_BYTES);
-        let _ = options.set_send_buffer_size(SOCKET_BYTES);
-        socket.set_nonblocking(true)?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        receive_bare(&socket);
-        // Without them, a process that exited is noticed only by its silence.
-        let _ = state.enable_transport_errors(UdpSockRef::from(&socket));
-        Ok(Self {
-            io: UdpSocket::from_std(socket)?,
-            state,
-            inbox: vec![vec![0; BUFFER_BYTES].into(); BUFFERS],
-            meta: [RecvMeta::default(); BUFFERS],
-            outbox: Vec::new(),
-            pending: None,
-            alarm: Box::pin(tokio::time::sleep(Duration::ZERO)),
-            alarm_at: None,
-            started: Clock::start().0,
-        })
+        #[cfg(feature = "sim")]
+        if let Some(host) = midplane_simhw::services::VirtualHost::current() {
+            let io = midplane_simhw::services::UdpSocket::bind(address)?;
+            return Ok(Self::over(Io::Modelled(modelled::Modelled::new(io, host))));
+        }
+        System::bind(address).map(|io| Self::over(Io::System(Box::new(io))))
+    }
+
+    fn over(io: Io) -> Self {
+        Self { io, clock: Clock::start() }
     }
 
     /// Returns the address that the socket is bound to.
@@ -134,25 +81,50 @@ impl Socket {
     /// # Errors
     /// The system's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.io.local_addr()
+        match &self.io {
+            Io::System(io) => io.local_addr(),
+            #[cfg(feature = "sim")]
+            Io::Modelled(modelled) => Ok(modelled.io.local_addr()),
+        }
     }
 
     /// Returns the size in bytes of the system's receive buffer for this socket, for
     /// [`Config::socket_bytes`](super::pipe::Config::socket_bytes).
     #[must_use]
     pub fn receive_bytes(&self) -> u64 {
-        socket2::SockRef::from(&self.io).recv_buffer_size().map_or(u64::MAX, |bytes| bytes as u64)
+        match &self.io {
+            Io::System(io) => io.receive_bytes(),
+            #[cfg(feature = "sim")]
+            Io::Modelled(_) => midplane_simhw::services::RECEIVE_BYTES,
+        }
+    }
+
+    /// Draws a random number: from the system, or on a simulated host from its seed.
+    #[cfg(feature = "session")]
+    pub(crate) fn random(&self) -> io::Result<u64> {
+        match &self.io {
+            Io::System(_) => getrandom::u64().map_err(io::Error::other),
+            #[cfg(feature = "sim")]
+            Io::Modelled(modelled) => Ok(modelled.random()),
+        }
+    }
+
+    /// Returns whether the socket is one of the system. On a simulated host, no time passes while a task polls, and
+    /// no other process shares memory.
+    #[cfg(feature = "session")]
+    pub(crate) const fn is_live(&self) -> bool {
+        matches!(self.io, Io::System(_))
     }
 
     /// Returns the time by this socket's clock, for calls of its endpoint.
     #[must_use]
     pub fn now(&self) -> Instant {
-        self.clock().now()
+        self.clock.now()
     }
 
     /// Returns the clock alone.
     pub(crate) const fn clock(&self) -> Clock {
-        Clock(self.started)
+        self.clock
     }
 
     /// Receives datagrams, handles timeouts that are due, and sends what can be sent.
@@ -166,203 +138,44 @@ impl Socket {
         context: &mut Context<'_>,
         endpoint: &Mutex<Endpoint>,
     ) -> Poll<io::Result<()>> {
-        let mut is_busy = self.receive(context, endpoint)?;
-        let now = self.now();
+        let clock = self.clock;
+        let mut is_busy = match &mut self.io {
+            Io::System(io) => io.receive(context, clock, endpoint)?,
+            #[cfg(feature = "sim")]
+            Io::Modelled(io) => io.receive(context, clock, endpoint),
+        };
+        let now = clock.now();
         let mut held = lock(endpoint);
         if held.poll_timeout().is_some_and(|at| at <= now) {
             held.handle_timeout(now);
             is_busy = true;
         }
         drop(held);
-        is_busy |= self.transmit(context, now, endpoint)?;
+        is_busy |= match &mut self.io {
+            Io::System(io) => io.transmit(context, clock, endpoint)?,
+            #[cfg(feature = "sim")]
+            Io::Modelled(io) => io.transmit(context, clock, endpoint),
+        };
         if is_busy {
             return Poll::Ready(Ok(()));
         }
-        let timeout = lock(endpoint).poll_timeout();
-        ready!(self.poll_alarm(context, timeout));
-        Poll::Ready(Ok(()))
-    }
-
-    /// Passes arrived datagrams to the endpoint; returns whether there were any.
-    fn receive(
-        &mut self,
-        context: &mut Context<'_>,
-        endpoint: &Mutex<Endpoint>,
-    ) -> io::Result<bool> {
-        let mut has_received = false;
-        for _ in 0..RECEIVES_PER_TURN {
-            let Poll::Ready(ready) = self.io.poll_recv_ready(context) else { break };
-            ready?;
-            let filled = self.fill(true);
-            self.feed(filled, endpoint);
-            has_received |= filled > 0;
-            if filled == 0 {
-                has_received |= self.receive_errors(endpoint);
-            }
+        let Some(timeout) = lock(endpoint).poll_timeout() else { return Poll::Pending };
+        match &mut self.io {
+            Io::System(io) => ready!(io.poll_alarm(context, clock, timeout)),
+            #[cfg(feature = "sim")]
+            Io::Modelled(io) => ready!(io.poll_alarm(context, clock, timeout)),
         }
-        Ok(has_received)
+        Poll::Ready(Ok(()))
     }
 
     /// Passes a batch of datagrams to the endpoint without asking the runtime whether there are any; returns
     /// whether there were. For a task that polls: nothing wakes it.
     #[cfg(feature = "session")]
     pub(crate) fn receive_now(&mut self, endpoint: &Mutex<Endpoint>) -> bool {
-        let filled = self.fill(false);
-        self.feed(filled, endpoint);
-        filled > 0
-    }
-
-    /// Passes the datagrams in the first `filled` buffers to the endpoint.
-    fn feed(&mut self, filled: usize, endpoint: &Mutex<Endpoint>) {
-        if filled == 0 {
-            return;
+        match &mut self.io {
+            Io::System(io) => io.receive_now(self.clock, endpoint),
+            #[cfg(feature = "sim")]
+            Io::Modelled(_) => false,
         }
-        let now = self.now();
-        let mut endpoint = lock(endpoint);
-        for (buffer, meta) in self.inbox.iter_mut().zip(&self.meta[..filled]) {
-            let (length, stride) = (meta.len.min(BUFFER_BYTES), meta.stride.max(1));
-            if length <= stride {
-                endpoint.handle_buffer(now, meta.addr, buffer, length);
-                continue;
-            }
-            for datagram in buffer[..length].chunks_mut(stride) {
-                endpoint.handle_datagram(now, meta.addr, datagram);
-            }
-        }
-    }
-
-    /// Passes the network's reports about peers to the endpoint; returns whether there were any.
-    fn receive_errors(&self, endpoint: &Mutex<Endpoint>) -> bool {
-        let mut has_received = false;
-        for _ in 0..ERRORS_PER_TURN {
-            let received = self.state.recv_transport_error(UdpSockRef::from(&self.io));
-            let Ok(Some(error)) = received else { break };
-            if let (Some(peer), TransportErrorPayload::Unreachable) = (error.addr, error.payload) {
-                lock(endpoint).handle_unreachable(self.now(), peer);
-                has_received = true;
-            }
-        }
-        has_received
-    }
-
-    /// Receives a batch; with `is_ready`, only if the runtime believes that there is one. Returns the number of
-    /// buffers filled.
-    fn fill(&mut self, is_ready: bool) -> usize {
-        let mut inbox = self.inbox.iter_mut();
-        let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
-            IoSliceMut::new(inbox.next().expect("memory for every buffer"))
-        });
-        let mut filled = 0;
-        let mut receive = || {
-            filled = self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut self.meta)?;
-            // A batch that is not full holds all there are: this saves a call that would find none.
-            let is_all = cfg!(target_os = "linux") && filled < BUFFERS;
-            if is_all { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-        };
-        // Errors here concern datagrams sent before, or are transient.
-        let _ = if is_ready { self.io.try_io(Interest::READABLE, receive) } else { receive() };
-        filled
-    }
-
-    /// Sends trains; returns whether more can be sent.
-    fn transmit(
-        &mut self,
-        context: &mut Context<'_>,
-        mut now: Instant,
-        endpoint: &Mutex<Endpoint>,
-    ) -> io::Result<bool> {
-        for _ in 0..SENDS_PER_TURN {
-            let outgoing = match self.pending.take() {
-                Some(pending) => pending,
-                None => {
-                    self.outbox.clear();
-                    let most = self.state.max_gso_segments();
-                    let mut held = lock(endpoint);
-                    let polled = held.poll_transmit_apart(now, &mut self.outbox, most);
-                    let Some(outgoing) = polled else { return Ok(false) };
-                    let parts = held.parts(&outgoing);
-                    if !parts[0].is_empty() {
-                        if self.send_apart(outgoing.to, parts).is_ok() {
-                            drop(held);
-                            now = self.now();
-                            continue;
-                        }
-                        parts.into_iter().for_each(|part| self.outbox.extend_from_slice(part));
-                    }
-                    outgoing
-                }
-            };
-            if let Poll::Ready(ready) = self.io.poll_send_ready(context) {
-                ready?;
-            } else {
-                self.pending = Some(outgoing);
-                return Ok(false);
-            }
-            match self.send(outgoing) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.pending = Some(outgoing);
-                }
-                Err(error) if quinn_udp::is_msg_size_err(&error) => {
-                    if let Some(id) = outgoing.pipe {
-                        lock(endpoint).handle_refused(now, id, refused_bytes(&outgoing));
-                    }
-                    self.receive_errors(endpoint);
-                }
-                // The error may concern another train: tries again, then counts this one as lost.
-                Err(_) => {
-                    self.receive_errors(endpoint);
-                    let _ = self.send(outgoing);
-                }
-                Ok(()) => {}
-            }
-            now = self.now();
-        }
-        Ok(true)
-    }
-
-    /// Sends a long datagram without copying its bytes into the outbox, which saves one copy. The lock is held
-    /// meanwhile.
-    #[cfg(target_os = "linux")]
-    fn send_apart(&self, to: SocketAddr, [first, second]: [&[u8]; 2]) -> io::Result<()> {
-        use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg_addr};
-        let parts = [&self.outbox, first, second].map(IoSlice::new);
-        self.io.try_io(Interest::WRITABLE, || {
-            let mut control = SendAncillaryBuffer::default();
-            sendmsg_addr(&self.io, &to, &parts, &mut control, SendFlags::DONTWAIT)?;
-            Ok(())
-        })
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn send_apart(&self, _: SocketAddr, _: [&[u8]; 2]) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn send(&self, outgoing: Outgoing) -> io::Result<()> {
-        let transmit = outgoing.transmit;
-        let segments = transmit.bytes > transmit.segment_bytes;
-        let transmit = quinn_udp::Transmit {
-            destination: outgoing.to,
-            ecn: None,
-            contents: &self.outbox[..transmit.bytes],
-            segment_size: segments.then_some(transmit.segment_bytes),
-            src_ip: None,
-        };
-        self.io.try_io(Interest::WRITABLE, || {
-            self.state.try_send(UdpSockRef::from(&self.io), &transmit)
-        })
-    }
-
-    /// Waits for the endpoint's next timeout.
-    fn poll_alarm(&mut self, context: &mut Context<'_>, at: Option<Instant>) -> Poll<()> {
-        let Some(at) = at else { return Poll::Pending };
-        if self.alarm_at != Some(at) {
-            self.alarm_at = Some(at);
-            let deadline = self.started + Duration::from_nanos(at.as_nanos());
-            self.alarm.as_mut().reset(deadline.into());
-        }
-        ready!(self.alarm.as_mut().poll(context));
-        self.alarm_at = None;
-        Poll::Ready(())
     }
 }

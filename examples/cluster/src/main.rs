@@ -1,7 +1,7 @@
 //! Compares the crates with plain TCP and UDP, in the same run on one small cluster.
 //!
 //! ```text
-//! cargo run --release --example cluster
+//! cargo run --release -p cluster
 //! ```
 //!
 //! Without `--rank` this process starts a switch with a narrow port and three more ranks on this host. Across hosts, run

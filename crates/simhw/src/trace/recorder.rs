@@ -1,19 +1,20 @@
-//! Writes a simulated run to files for Wireshark and Perfetto.
+//! Writes a run to files for Wireshark and Perfetto.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use midplane::simhw::topology::Topology;
-use midplane::simhw::trace::{PcapngWriter, PerfettoWriter, Record};
+use super::{PcapngWriter, PerfettoWriter, Record};
+use crate::topology::Topology;
 
 type Sink = BufWriter<File>;
 
-/// Handle to the writers of a run.
-#[derive(Clone)]
-pub(crate) struct Recorder(Arc<Mutex<Writers>>);
+/// A handle to the files of a run.
+#[derive(Clone, Debug)]
+pub struct Recorder(Arc<Mutex<Writers>>);
 
+#[derive(Debug)]
 struct Writers {
     frames: Option<PcapngWriter<Sink>>,
     tracks: Option<PerfettoWriter<Sink>>,
@@ -22,24 +23,26 @@ struct Writers {
 }
 
 impl Recorder {
-    /// Creates the files.
+    /// Creates the files that are asked for.
     ///
     /// # Errors
-    /// One line that names the file.
-    pub(crate) fn create(
+    /// An error that names the file.
+    pub fn create(
         pcapng: Option<&Path>,
         perfetto: Option<&Path>,
         topology: &Topology,
-    ) -> Result<Self, String> {
+    ) -> io::Result<Self> {
         let create = |path: &Path| File::create(path).map(BufWriter::new);
-        let named = |path: &Path, error| format!("{}: {error}", path.display());
+        let named = |path: &Path, error: io::Error| {
+            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
         let frames = pcapng.map(|path| {
             let writer = create(path).and_then(|file| PcapngWriter::new(file, topology));
             writer.map_err(|error| named(path, error))
         });
         let tracks = perfetto.map(|path| {
             let file = create(path).map_err(|error| named(path, error))?;
-            Ok::<_, String>(PerfettoWriter::new(file, topology))
+            io::Result::Ok(PerfettoWriter::new(file, topology))
         });
         let (frames, tracks) = (frames.transpose()?, tracks.transpose()?);
         Ok(Self(Arc::new(Mutex::new(Writers { frames, tracks, error: None }))))
@@ -49,8 +52,8 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a record to both files.
-    pub(crate) fn record(&self, record: &Record<'_>) {
+    /// Writes a record to the files.
+    pub fn record(&self, record: &Record<'_>) {
         let Writers { frames, tracks, error } = &mut *self.lock();
         if error.is_none() {
             let wrote = frames.as_mut().map_or(Ok(()), |writer| writer.record(record));
@@ -59,11 +62,11 @@ impl Recorder {
         }
     }
 
-    /// Completes the files.
+    /// Completes the files; later records are dropped.
     ///
     /// # Errors
     /// The first error of a write.
-    pub(crate) fn finish(&self) -> io::Result<()> {
+    pub fn finish(&self) -> io::Result<()> {
         let mut writers = self.lock();
         writers.error.take().map_or(Ok(()), Err)?;
         writers.frames.take().map_or(Ok(()), |writer| writer.into_inner().flush())?;

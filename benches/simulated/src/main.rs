@@ -1,0 +1,180 @@
+//! Measures services in virtual time, beside turmoil: see `--help`.
+
+mod cluster;
+mod ours;
+mod theirs;
+mod web;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+enum What {
+    /// GET requests to an axum service on another host, 4 connections: requests a second of wall time
+    Requests,
+    /// Hosts whose code only waits: nanoseconds of wall time for a host's millisecond
+    Idle100,
+    /// The same with 1,000 hosts
+    Idle1000,
+    /// A round trip of 8 bytes over links of 2 us: nanoseconds of virtual time
+    RoundTrip,
+    /// 100 hosts that hold keys, 10 s of requests and crashes: seconds of wall time
+    Cluster,
+}
+
+/// Compares services in virtual time with turmoil: how much of a service's life a second of wall time tests.
+///
+/// Both sides run the same code of a service, on one thread. turmoil has its defaults, except that a message takes the same
+/// time each time. Rows without a second number are of what turmoil does not do.
+#[derive(Parser)]
+#[command(after_help = "Exit code: 0 it ran; 1 a run failed; 2 bad input.\n\n\
+    Example: cargo run --release -- --what requests --rounds 5 --json")]
+struct Arguments {
+    /// Rows to measure; all if none is named
+    #[arg(long, value_delimiter = ',')]
+    what: Vec<What>,
+    /// Rounds, in which the two sides take turns
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// A row of the table; the numbers are medians of the rounds.
+#[derive(Serialize)]
+struct Run {
+    what: What,
+    unit: &'static str,
+    ours: f64,
+    theirs: Option<f64>,
+    /// Median of the rounds' ratios, and their range over it.
+    ratio: Option<f64>,
+    spread: Option<f64>,
+}
+
+impl What {
+    const fn unit(self) -> &'static str {
+        match self {
+            Self::Requests => "requests_per_s",
+            Self::Idle100 | Self::Idle1000 => "ns_per_host_ms",
+            Self::RoundTrip => "virtual_ns",
+            Self::Cluster => "s",
+        }
+    }
+
+    fn ours(self) -> Result<f64, Failure> {
+        match self {
+            Self::Requests => rate(web::TOTAL, ours::requests),
+            Self::Idle100 => ours::idle(100),
+            Self::Idle1000 => ours::idle(1_000),
+            Self::RoundTrip => ours::round_trip(),
+            Self::Cluster => seconds(cluster::run),
+        }
+    }
+
+    fn theirs(self) -> Result<Option<f64>, Failure> {
+        Ok(Some(match self {
+            Self::Requests => rate(web::TOTAL, theirs::requests)?,
+            Self::Idle100 => theirs::idle(100)?,
+            Self::Idle1000 => theirs::idle(1_000)?,
+            Self::RoundTrip => theirs::round_trip()?,
+            Self::Cluster => return Ok(None),
+        }))
+    }
+}
+
+/// Returns the seconds of wall time that a run takes.
+fn seconds(run: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let start = Instant::now();
+    run()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn rate(count: u64, run: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    Ok(count as f64 / seconds(run)?)
+}
+
+/// Returns the nanoseconds of wall time for a millisecond of one of so many hosts.
+fn for_host_ms(hosts: u32, virtual_time: Duration, wall_seconds: f64) -> f64 {
+    wall_seconds * 1e9 / f64::from(hosts) / (virtual_time.as_secs_f64() * 1e3)
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("simulated: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let rows = if arguments.what.is_empty() { What::value_variants() } else { &arguments.what };
+    let progress = ProgressBar::new(rows.len() as u64 * u64::from(arguments.rounds));
+    progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} rounds")?);
+    let mut runs = Vec::new();
+    for &what in rows {
+        let mut rounds = Vec::new();
+        for _ in 0..arguments.rounds {
+            rounds.push((what.ours()?, what.theirs()?));
+            progress.inc(1);
+        }
+        runs.push(Run::new(what, &rounds));
+    }
+    progress.finish_and_clear();
+    if arguments.json {
+        println!("{}", serde_json::json!({ "runs": runs }));
+    } else {
+        println!(
+            "{:10} {:>15} {:>12} {:>12} {:>8} {:>7}",
+            "what", "unit", "ours", "turmoil", "ratio", "spread"
+        );
+        runs.iter().for_each(Run::show);
+    }
+    Ok(())
+}
+
+impl Run {
+    fn new(what: What, rounds: &[(f64, Option<f64>)]) -> Self {
+        let theirs: Vec<_> = rounds.iter().filter_map(|round| round.1).collect();
+        let ratios: Vec<_> =
+            rounds.iter().filter_map(|(ours, theirs)| Some(ours / (*theirs)?)).collect();
+        let ratio = median(&ratios);
+        let range =
+            ratios.iter().copied().reduce(f64::max).zip(ratios.iter().copied().reduce(f64::min));
+        let spread = range.zip(ratio).map(|((most, least), ratio)| (most - least) / ratio);
+        let ours: Vec<_> = rounds.iter().map(|round| round.0).collect();
+        let ours = median(&ours).expect("there is a round");
+        Self { what, unit: what.unit(), ours, theirs: median(&theirs), ratio, spread }
+    }
+
+    fn show(&self) {
+        let name = self.what.to_possible_value().expect("no value is skipped");
+        let shown = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
+        let (ours, theirs) = (shown(Some(self.ours)), shown(self.theirs));
+        let (ratio, spread) = (shown(self.ratio), shown(self.spread));
+        println!(
+            "{:10} {:>15} {ours:>12} {theirs:>12} {ratio:>8} {spread:>7}",
+            name.get_name(),
+            self.unit
+        );
+    }
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}

@@ -1,0 +1,62 @@
+//! Our side.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use midplane::{Node, Sim, net::UdpSocket, sim, time};
+use tokio::task::JoinSet;
+
+use crate::{Failure, for_host_ms, seconds, web};
+
+async fn serve(node: Node) -> sim::Result {
+    axum::serve(node.listen("web").await?, web::app()).await?;
+    Ok(())
+}
+
+pub fn requests() -> Result<(), Failure> {
+    let mut sim = Sim::builder().build();
+    sim.host("web", serve);
+    sim.client(|node| async move {
+        let mut connections = JoinSet::new();
+        for _ in 0..web::CONNECTIONS {
+            connections.spawn(web::ask(node.connect("web").await?));
+        }
+        connections.join_all().await.into_iter().collect()
+    });
+    sim.run()?;
+    Ok(())
+}
+
+pub fn idle(hosts: u32) -> Result<f64, Failure> {
+    let virtual_time = Duration::from_secs(2);
+    let mut sim = Sim::builder().build();
+    for host in 0..hosts {
+        sim.host(format!("idle-{host}"), |_| std::future::pending());
+    }
+    // Starts the hosts.
+    sim.run_for(Duration::from_millis(10))?;
+    let seconds = seconds(|| Ok(sim.run_for(virtual_time).map(drop)?))?;
+    Ok(for_host_ms(hosts, virtual_time, seconds))
+}
+
+pub fn round_trip() -> Result<f64, Failure> {
+    static TOOK: Mutex<Duration> = Mutex::new(Duration::ZERO);
+    let mut sim = Sim::builder().latency(Duration::from_micros(2)).link_mbps(100_000).build();
+    sim.host("echo", |_| async {
+        let socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
+        loop {
+            let (_, peer) = socket.recv_from(&mut [0; 8]).await?;
+            socket.send_to(&[2; 8], peer).await?;
+        }
+    });
+    sim.client(|_| async {
+        let socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
+        let start = time::Instant::now();
+        socket.send_to(&[1; 8], "10.0.0.1:7".parse()?).await?;
+        socket.recv_from(&mut [0; 8]).await?;
+        *TOOK.lock().expect("no panic") = start.elapsed();
+        Ok(())
+    });
+    sim.run()?;
+    Ok(TOOK.lock().expect("no panic").as_nanos() as f64)
+}

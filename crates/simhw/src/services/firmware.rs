@@ -1,0 +1,99 @@
+//! The firmware of a plain NIC: sends and receives datagrams, one in each frame.
+
+use std::collections::VecDeque;
+
+use crate::frame::{Frame, Header};
+use crate::hardware::{Firmware, Hardware, Source, TransmitRefused};
+use crate::id::{DmaId, PortId, TimerId};
+use crate::port::{Command, Completion, Status};
+
+/// Opcode of a command that sends its region as a datagram to its node.
+pub(super) const SEND: u8 = 0;
+/// Opcode of a command whose region receives a datagram.
+pub(super) const RECEIVE: u8 = 1;
+
+const LINE: TimerId = TimerId(0);
+
+/// The firmware of a plain NIC: sends the datagrams that its host posts, and writes received ones to the
+/// buffers that the host has posted. A datagram that finds no buffer is dropped.
+#[derive(Debug, Default)]
+pub struct DatagramNic {
+    /// Datagrams that wait for a transmit slot.
+    sends: VecDeque<(PortId, Command)>,
+    buffers: VecDeque<(PortId, Command)>,
+}
+
+impl DatagramNic {
+    fn send(&mut self, hw: &mut impl Hardware) {
+        while let Some((port, command)) = self.sends.front().copied() {
+            let header = Header {
+                source: hw.node(),
+                destination: command.node,
+                incarnation: hw.incarnation(),
+                length: u16::try_from(command.region.length).unwrap_or(u16::MAX),
+                words: [command.args[0], command.args[1]],
+                ..Header::default()
+            };
+            let status = match hw.transmit(&header, Source::Region(command.region)) {
+                Ok(_) => Status::Done,
+                Err(TransmitRefused::Busy { until }) => {
+                    hw.set_timer(LINE, until);
+                    break;
+                }
+                Err(TransmitRefused::Length { .. }) => Status::Invalid,
+                Err(TransmitRefused::Region(_)) => Status::Region,
+            };
+            self.sends.pop_front();
+            hw.complete(port, &Completion::of(&command, status));
+        }
+        hw.commit();
+    }
+}
+
+impl Firmware for DatagramNic {
+    fn on_start(&mut self, _: &mut impl Hardware) {}
+
+    fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
+        while let Some(command) = hw.next_command(port) {
+            match command.opcode {
+                SEND => self.sends.push_back((port, command)),
+                RECEIVE => self.buffers.push_back((port, command)),
+                _ => hw.complete(port, &Completion::of(&command, Status::Invalid)),
+            }
+        }
+        self.send(hw);
+    }
+
+    fn on_port_closed(&mut self, _: &mut impl Hardware, port: PortId) {
+        self.sends.retain(|(of, _)| *of != port);
+        self.buffers.retain(|(of, _)| *of != port);
+    }
+
+    fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
+        if frame.header.destination != hw.node() {
+            // A switch has sent it the wrong way.
+            return;
+        }
+        let Some((port, command)) = self.buffers.pop_front() else { return };
+        let length = u32::from(frame.header.length);
+        let written = match command.region.part(0, length) {
+            Some(region) => hw.write(region, frame.payload).is_ok(),
+            None => false,
+        };
+        let status = if written { Status::Done } else { Status::Truncated };
+        let completion = Completion {
+            node: frame.header.source,
+            length: u64::from(length),
+            args: [frame.header.words[0], frame.header.words[1], 0, 0],
+            ..Completion::of(&command, status)
+        };
+        hw.complete(port, &completion);
+        hw.commit();
+    }
+
+    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
+
+    fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
+        self.send(hw);
+    }
+}

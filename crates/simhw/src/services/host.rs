@@ -1,0 +1,192 @@
+//! Runs the code of a simulated host, as a task of its world.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+use thiserror::Error;
+
+use super::kernel::{Hosts, Kernel, State};
+use super::nic::HostNic;
+use super::runtime::HostRuntime;
+use crate::host::Host as _;
+use crate::port::Completion;
+use crate::sim::SimHost;
+use crate::time::Instant;
+
+/// Any error of a host's code.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The code of a host.
+pub type Main = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
+
+/// The reason why a host's code has ended before its time.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// The code has returned an error.
+    #[error("{0}")]
+    Failed(BoxError),
+    /// A task has panicked; the text has the place and the message.
+    #[error("{0}")]
+    Panicked(String),
+    /// A task wakes itself for ever: no time passes.
+    #[error("no time passes: a task wakes itself for ever, or polls without waiting for anything")]
+    Livelock,
+    /// The code has used the pool of blocking threads.
+    #[error(
+        "the host's code uses blocking threads (`spawn_blocking`, `tokio::fs`, `lookup_host`): their order is not \
+         that of the seed"
+    )]
+    Threads,
+}
+
+/// Runs a host's code, and calls `on_end` when it ends; the host then answers that it has no sockets. `start` makes the
+/// code's future, within the host's runtime; `mtu` is the longest datagram that the host's interface sends.
+///
+/// Spawn it on a world whose firmware is [`DatagramNic`](super::DatagramNic), once for each host.
+///
+/// # Cancel safety
+/// Dropping the future ends the host's code at once, as a crash does.
+pub async fn run(
+    host: SimHost,
+    hosts: Arc<Hosts>,
+    mtu: usize,
+    start: impl FnOnce() -> Main + Send + 'static,
+    on_end: impl FnOnce(Result<(), HostError>) + Send,
+) {
+    let kernel = Kernel::new(host.clone(), hosts, mtu);
+    let ended = Arc::new(Mutex::new(None));
+    let mut runtime = HostRuntime::new(&kernel);
+    let nic = HostNic::open(&host, mtu);
+    let mut system = System { kernel, nic, wakes: Vec::new() };
+    let out = Arc::clone(&ended);
+    runtime.spawn(async move {
+        let result = start().await;
+        *out.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+    });
+    let end = loop {
+        let is_livelock = !system.run_tasks(&mut runtime);
+        if let Some(panic) = HostRuntime::take_panic() {
+            break Err(HostError::Panicked(panic));
+        }
+        if is_livelock {
+            break Err(HostError::Livelock);
+        }
+        if runtime.has_threads() {
+            break Err(HostError::Threads);
+        }
+        let result = ended.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(result) = result {
+            break result.map_err(HostError::Failed);
+        }
+        system.wait(&host, Some(runtime.next_tick())).await;
+    };
+    on_end(end);
+    drop(runtime);
+    loop {
+        // Its sockets are closed: no task waits for space or arrivals. Connections still send what was written.
+        system.kernel.take_timers(system.kernel.host.now(), &mut system.wakes);
+        system.send();
+        system.wakes.clear();
+        system.wait(&host, None).await;
+    }
+}
+
+/// A host's system and NIC.
+struct System {
+    kernel: Arc<Kernel>,
+    /// `None` while the NIC is down.
+    nic: Option<HostNic>,
+    wakes: Vec<Waker>,
+}
+
+impl System {
+    /// Runs the host's tasks with what has arrived, and sends what they send. Returns `false` if a task wakes itself for
+    /// ever.
+    fn run_tasks(&mut self, runtime: &mut HostRuntime) -> bool {
+        self.kernel.take_timers(self.kernel.host.now(), &mut self.wakes);
+        loop {
+            if !runtime.visit(&mut self.wakes) {
+                return false;
+            }
+            // Space before the NIC wakes senders.
+            if !self.send() {
+                return true;
+            }
+        }
+    }
+
+    /// Posts what connections and sockets send; returns whether tasks that wait for space can run.
+    fn send(&mut self) -> bool {
+        let now = self.kernel.host.now();
+        let mut state = self.kernel.state();
+        let State { tcp, outbox, .. } = &mut *state;
+        loop {
+            tcp.flush(now, outbox, &mut self.wakes);
+            let Some(nic) = &mut self.nic else { break };
+            let mut has_posted = false;
+            while outbox.front().is_some_and(|packet| nic.post(packet)) {
+                outbox.on_posted(&mut self.wakes);
+                has_posted = true;
+            }
+            if !has_posted {
+                break;
+            }
+            nic.ring();
+        }
+        !self.wakes.is_empty()
+    }
+
+    /// Waits for a completion of the NIC, and with a tick of tokio's timers also for that or an exact timer. Without one,
+    /// the host's code has ended.
+    async fn wait(&mut self, host: &SimHost, tick: Option<Instant>) {
+        let at = [tick, self.kernel.next_timer()].into_iter().flatten().min();
+        let mut sleep = pin!(host.sleep_until(at.unwrap_or(Instant::FAR_FUTURE)));
+        let nic = &mut self.nic;
+        let completed: Option<Option<Completion>> = poll_fn(|context| {
+            if let Some(nic) = nic
+                && let Poll::Ready(completion) = nic.poll_completion(context)
+            {
+                return Poll::Ready(Some(completion));
+            }
+            match at {
+                Some(_) => sleep.as_mut().poll(context).map(|()| None),
+                None => Poll::Pending,
+            }
+        })
+        .await;
+        match completed {
+            Some(Some(completion)) => self.receive(completion),
+            Some(None) => self.nic = None,
+            None if at == tick => self.on_tick(host),
+            None => {}
+        }
+    }
+
+    /// Handles a completion and all that follow it.
+    fn receive(&mut self, first: Completion) {
+        let Some(nic) = &mut self.nic else { return };
+        let mut next = Some(first);
+        while let Some(completion) = next {
+            if let Some(arrived) = nic.handle(&completion) {
+                self.kernel.deliver(arrived, &mut self.wakes);
+            }
+            next = nic.take();
+        }
+        nic.ring_for_buffers();
+    }
+
+    /// Looks after the NIC: it may have been reset, and doorbells and interrupts may be lost.
+    fn on_tick(&mut self, host: &SimHost) {
+        let is_lost = |nic: &mut HostNic| nic.is_closed() || !nic.remind();
+        if self.nic.as_mut().is_none_or(is_lost) {
+            self.nic = None;
+            self.nic = HostNic::open(host, self.kernel.mtu);
+        }
+        if let Some(completion) = self.nic.as_mut().and_then(HostNic::take) {
+            self.receive(completion);
+        }
+    }
+}

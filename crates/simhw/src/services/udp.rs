@@ -1,0 +1,188 @@
+//! UDP sockets of a simulated host.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use super::kernel::{Kernel, current_or_unsupported};
+use super::label::{Kind, Label, Outgoing};
+
+/// Bytes of datagrams that wait to be received at a socket: more are dropped. Linux grants as much to a program that asks.
+pub const RECEIVE_BYTES: u64 = 4 << 20;
+
+/// A datagram that a socket has received.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Datagram {
+    /// The address of the socket that has sent it.
+    pub peer: SocketAddr,
+    /// The bytes, as sent.
+    pub bytes: Vec<u8>,
+}
+
+/// An event that a socket receives.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Arrival {
+    /// A datagram has arrived.
+    Datagram(Datagram),
+    /// The report that no socket is bound to an address that this one has sent to.
+    Unreachable(SocketAddr),
+}
+
+/// Holds the arrivals of a socket until they are received.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    arrived: VecDeque<Arrival>,
+    bytes: usize,
+    receiver: Option<Waker>,
+}
+
+impl Inbox {
+    /// Appends an arrival, unless too much waits.
+    pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) {
+        let bytes = bytes_of(&arrival);
+        if (self.bytes + bytes) as u64 > RECEIVE_BYTES {
+            return;
+        }
+        self.bytes += bytes;
+        self.arrived.push_back(arrival);
+        wakes.extend(self.receiver.take());
+    }
+}
+
+fn bytes_of(arrival: &Arrival) -> usize {
+    match arrival {
+        Arrival::Datagram(datagram) => datagram.bytes.len() + 64,
+        Arrival::Unreachable(_) => 64,
+    }
+}
+
+/// Returns whether an address is one that a host of this address may bind: its own, loopback, or any.
+pub(super) fn is_own(address: SocketAddr, own: IpAddr) -> bool {
+    let ip = address.ip();
+    ip == own || ip.is_loopback() || ip.is_unspecified()
+}
+
+/// A UDP socket of a simulated host.
+#[derive(Debug)]
+pub struct UdpSocket {
+    kernel: Arc<Kernel>,
+    address: SocketAddr,
+}
+
+impl UdpSocket {
+    /// Binds a socket of the host whose code runs on this thread; for port 0, any free one.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] outside a simulation, [`io::ErrorKind::AddrInUse`], and
+    /// [`io::ErrorKind::AddrNotAvailable`] for the address of another host.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let kernel = current_or_unsupported()?;
+        if !is_own(address, kernel.ip()) {
+            return Err(io::ErrorKind::AddrNotAvailable.into());
+        }
+        let port = kernel.state().bind(address.port())?;
+        let address = SocketAddr::new(address.ip(), port);
+        Ok(Self { kernel, address })
+    }
+
+    /// Returns the address that the socket is bound to.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the most bytes of a datagram that the host's interface sends.
+    #[must_use]
+    pub fn max_datagram(&self) -> usize {
+        self.kernel.mtu
+    }
+
+    /// Takes the next arrival; if there is none, wakes the task once there is.
+    pub fn poll_receive(&self, context: &mut Context<'_>) -> Poll<Arrival> {
+        let mut state = self.kernel.state();
+        let inbox = state.sockets.get_mut(&self.address.port()).expect("a socket is bound");
+        match inbox.arrived.pop_front() {
+            Some(arrival) => {
+                inbox.bytes -= bytes_of(&arrival);
+                Poll::Ready(arrival)
+            }
+            None => {
+                let replaced = inbox.receiver.replace(context.waker().clone());
+                drop(state);
+                drop(replaced);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Sends a datagram, if it finds space before the NIC.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is no space, [`io::ErrorKind::InvalidInput`] if the datagram is longer than
+    /// [`UdpSocket::max_datagram`], [`io::ErrorKind::HostUnreachable`] if no host has the address.
+    pub fn try_send(&self, to: SocketAddr, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.kernel.mtu {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let node = self.kernel.node_at(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
+        let label = Label::udp(Kind::Datagram, self.address.port(), to.port(), 0);
+        let outgoing = Outgoing { to: node, label, bytes: bytes.to_vec() };
+        match self.kernel.state().outbox.push(outgoing) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// Waits for space before the NIC for the longest datagram.
+    pub fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.kernel.state().outbox.wait_for_space(self.kernel.mtu, context.waker()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+
+    /// Sends a datagram once there is space before the NIC.
+    ///
+    /// # Errors
+    /// Those of [`UdpSocket::try_send`], but for [`io::ErrorKind::WouldBlock`].
+    ///
+    /// # Cancel safety
+    /// Dropped before it is ready, it has sent nothing.
+    pub async fn send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
+        loop {
+            poll_fn(|context| self.poll_send_ready(context)).await;
+            match self.try_send(to, bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                sent => return sent.map(|()| bytes.len()),
+            }
+        }
+    }
+
+    /// Receives a datagram; the bytes that do not fit `out` are lost.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ConnectionRefused`] if no socket has an address that this one has sent to.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is ready, it has received nothing.
+    pub async fn recv_from(&self, out: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        match poll_fn(|context| self.poll_receive(context)).await {
+            Arrival::Unreachable(_) => Err(io::ErrorKind::ConnectionRefused.into()),
+            Arrival::Datagram(datagram) => {
+                let length = datagram.bytes.len().min(out.len());
+                out[..length].copy_from_slice(&datagram.bytes[..length]);
+                Ok((length, datagram.peer))
+            }
+        }
+    }
+}
+
+impl Drop for UdpSocket {
+    fn drop(&mut self) {
+        let inbox = self.kernel.state().sockets.remove(&self.address.port());
+        drop(inbox);
+    }
+}

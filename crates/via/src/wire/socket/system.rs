@@ -1,0 +1,288 @@
+//! A socket of the system.
+
+use std::future::Future as _;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+use midplane_simhw::udp::interface_mtu;
+use quinn_udp::{BATCH_SIZE, RecvMeta, TransportErrorPayload, UdpSockRef, UdpSocketState};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::time::Sleep;
+
+use super::{Clock, SENDS_PER_TURN, lock};
+use crate::wire::endpoint::{Endpoint, Outgoing};
+
+/// Bytes of one receive buffer: the largest datagram, and the most that receive offload joins.
+const BUFFER_BYTES: usize = 65_536;
+/// Buffers of one receive call: 1 MiB of memory.
+const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
+/// Most receive calls of one turn, so that other tasks run.
+const RECEIVES_PER_TURN: usize = 8;
+/// Most network errors handled in one turn.
+const ERRORS_PER_TURN: usize = 64;
+/// Bytes requested for the system's socket buffers; the system grants less if its own limit is lower.
+const SOCKET_BYTES: usize = 4 << 20;
+
+/// A UDP socket on a tokio runtime.
+#[derive(Debug)]
+pub(super) struct System {
+    io: UdpSocket,
+    state: UdpSocketState,
+    inbox: Vec<Box<[u8]>>,
+    meta: [RecvMeta; BUFFERS],
+    outbox: Vec<u8>,
+    /// The train in the outbox that the system has not taken yet.
+    pending: Option<Outgoing>,
+    alarm: Pin<Box<Sleep>>,
+    alarm_at: Option<Instant>,
+}
+
+/// Has the system report nothing of a datagram but its length. The time of receipt, the destination address and
+/// the ECN bits, which are not used here, would cost a fifth of a receive call.
+fn receive_bare(socket: &std::net::UdpSocket) {
+    #[cfg(target_os = "linux")]
+    {
+        use nix::sys::socket::{setsockopt, sockopt};
+        let _ = setsockopt(socket, sockopt::ReceiveTimestampns, &false);
+        let _ = setsockopt(socket, sockopt::Ipv4PacketInfo, &false);
+        let _ = setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &false);
+    }
+    let options = socket2::SockRef::from(socket);
+    let _ = options.set_recv_tos_v4(false);
+    let _ = options.set_recv_tclass_v6(false);
+}
+
+/// Returns the bytes from which on the system refuses datagrams, as it has refused one of these.
+fn refused_bytes(outgoing: &Outgoing) -> usize {
+    let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
+    let bytes = outgoing.transmit.segment_bytes;
+    let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
+    // If the system does not tell, tries half next.
+    fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
+}
+
+impl System {
+    pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
+        let socket = std::net::UdpSocket::bind(address)?;
+        let options = socket2::SockRef::from(&socket);
+        let _ = options.set_recv_buffer_size(SOCKET_BYTES);
+        let _ = options.set_send_buffer_size(SOCKET_BYTES);
+        socket.set_nonblocking(true)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        receive_bare(&socket);
+        // Without them, a process that exited is noticed only by its silence.
+        let _ = state.enable_transport_errors(UdpSockRef::from(&socket));
+        Ok(Self {
+            io: UdpSocket::from_std(socket)?,
+            state,
+            inbox: vec![vec![0; BUFFER_BYTES].into(); BUFFERS],
+            meta: [RecvMeta::default(); BUFFERS],
+            outbox: Vec::new(),
+            pending: None,
+            alarm: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            alarm_at: None,
+        })
+    }
+
+    pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.io.local_addr()
+    }
+
+    pub(super) fn receive_bytes(&self) -> u64 {
+        socket2::SockRef::from(&self.io).recv_buffer_size().map_or(u64::MAX, |bytes| bytes as u64)
+    }
+
+    /// Passes arrived datagrams to the endpoint; returns whether there were any.
+    pub(super) fn receive(
+        &mut self,
+        context: &mut Context<'_>,
+        clock: Clock,
+        endpoint: &Mutex<Endpoint>,
+    ) -> io::Result<bool> {
+        let mut has_received = false;
+        for _ in 0..RECEIVES_PER_TURN {
+            let Poll::Ready(ready) = self.io.poll_recv_ready(context) else { break };
+            ready?;
+            let filled = self.fill(true);
+            self.feed(filled, clock, endpoint);
+            has_received |= filled > 0;
+            if filled == 0 {
+                has_received |= self.receive_errors(clock, endpoint);
+            }
+        }
+        Ok(has_received)
+    }
+
+    /// Passes a batch of datagrams to the endpoint without asking the runtime whether there are any; returns
+    /// whether there were. For a task that polls: nothing wakes it.
+    #[cfg(feature = "session")]
+    pub(super) fn receive_now(&mut self, clock: Clock, endpoint: &Mutex<Endpoint>) -> bool {
+        let filled = self.fill(false);
+        self.feed(filled, clock, endpoint);
+        filled > 0
+    }
+
+    /// Passes the datagrams in the first `filled` buffers to the endpoint.
+    fn feed(&mut self, filled: usize, clock: Clock, endpoint: &Mutex<Endpoint>) {
+        if filled == 0 {
+            return;
+        }
+        let now = clock.now();
+        let mut endpoint = lock(endpoint);
+        for (buffer, meta) in self.inbox.iter_mut().zip(&self.meta[..filled]) {
+            let (length, stride) = (meta.len.min(BUFFER_BYTES), meta.stride.max(1));
+            if length <= stride {
+                endpoint.handle_buffer(now, meta.addr, buffer, length);
+                continue;
+            }
+            for datagram in buffer[..length].chunks_mut(stride) {
+                endpoint.handle_datagram(now, meta.addr, datagram);
+            }
+        }
+    }
+
+    /// Passes the network's reports about peers to the endpoint; returns whether there were any.
+    fn receive_errors(&self, clock: Clock, endpoint: &Mutex<Endpoint>) -> bool {
+        let mut has_received = false;
+        for _ in 0..ERRORS_PER_TURN {
+            let received = self.state.recv_transport_error(UdpSockRef::from(&self.io));
+            let Ok(Some(error)) = received else { break };
+            if let (Some(peer), TransportErrorPayload::Unreachable) = (error.addr, error.payload) {
+                lock(endpoint).handle_unreachable(clock.now(), peer);
+                has_received = true;
+            }
+        }
+        has_received
+    }
+
+    /// Receives a batch; with `is_ready`, only if the runtime believes that there is one. Returns the number of
+    /// buffers filled.
+    fn fill(&mut self, is_ready: bool) -> usize {
+        let mut inbox = self.inbox.iter_mut();
+        let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
+            IoSliceMut::new(inbox.next().expect("memory for every buffer"))
+        });
+        let mut filled = 0;
+        let mut receive = || {
+            filled = self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut self.meta)?;
+            // A batch that is not full holds all there are: this saves a call that would find none.
+            let is_all = cfg!(target_os = "linux") && filled < BUFFERS;
+            if is_all { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        };
+        // Errors here concern datagrams sent before, or are transient.
+        let _ = if is_ready { self.io.try_io(Interest::READABLE, receive) } else { receive() };
+        filled
+    }
+
+    /// Sends trains; returns whether more can be sent.
+    pub(super) fn transmit(
+        &mut self,
+        context: &mut Context<'_>,
+        clock: Clock,
+        endpoint: &Mutex<Endpoint>,
+    ) -> io::Result<bool> {
+        let mut now = clock.now();
+        for _ in 0..SENDS_PER_TURN {
+            let outgoing = match self.pending.take() {
+                Some(pending) => pending,
+                None => {
+                    self.outbox.clear();
+                    let most = self.state.max_gso_segments();
+                    let mut held = lock(endpoint);
+                    let polled = held.poll_transmit_apart(now, &mut self.outbox, most);
+                    let Some(outgoing) = polled else { return Ok(false) };
+                    let parts = held.parts(&outgoing);
+                    if !parts[0].is_empty() {
+                        if self.send_apart(outgoing.to, parts).is_ok() {
+                            drop(held);
+                            now = clock.now();
+                            continue;
+                        }
+                        parts.into_iter().for_each(|part| self.outbox.extend_from_slice(part));
+                    }
+                    outgoing
+                }
+            };
+            if let Poll::Ready(ready) = self.io.poll_send_ready(context) {
+                ready?;
+            } else {
+                self.pending = Some(outgoing);
+                return Ok(false);
+            }
+            match self.send(outgoing) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.pending = Some(outgoing);
+                }
+                Err(error) if quinn_udp::is_msg_size_err(&error) => {
+                    if let Some(id) = outgoing.pipe {
+                        lock(endpoint).handle_refused(now, id, refused_bytes(&outgoing));
+                    }
+                    self.receive_errors(clock, endpoint);
+                }
+                // The error may concern another train: tries again, then counts this one as lost.
+                Err(_) => {
+                    self.receive_errors(clock, endpoint);
+                    let _ = self.send(outgoing);
+                }
+                Ok(()) => {}
+            }
+            now = clock.now();
+        }
+        Ok(true)
+    }
+
+    /// Sends a long datagram without copying its bytes into the outbox, which saves one copy. The lock is held
+    /// meanwhile.
+    #[cfg(target_os = "linux")]
+    fn send_apart(&self, to: SocketAddr, [first, second]: [&[u8]; 2]) -> io::Result<()> {
+        use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg_addr};
+        let parts = [&self.outbox, first, second].map(IoSlice::new);
+        self.io.try_io(Interest::WRITABLE, || {
+            let mut control = SendAncillaryBuffer::default();
+            sendmsg_addr(&self.io, &to, &parts, &mut control, SendFlags::DONTWAIT)?;
+            Ok(())
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn send_apart(&self, _: SocketAddr, _: [&[u8]; 2]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn send(&self, outgoing: Outgoing) -> io::Result<()> {
+        let transmit = outgoing.transmit;
+        let segments = transmit.bytes > transmit.segment_bytes;
+        let transmit = quinn_udp::Transmit {
+            destination: outgoing.to,
+            ecn: None,
+            contents: &self.outbox[..transmit.bytes],
+            segment_size: segments.then_some(transmit.segment_bytes),
+            src_ip: None,
+        };
+        self.io.try_io(Interest::WRITABLE, || {
+            self.state.try_send(UdpSockRef::from(&self.io), &transmit)
+        })
+    }
+
+    /// Waits until `at` of the socket's clock.
+    pub(super) fn poll_alarm(
+        &mut self,
+        context: &mut Context<'_>,
+        clock: Clock,
+        at: Instant,
+    ) -> Poll<()> {
+        if self.alarm_at != Some(at) {
+            self.alarm_at = Some(at);
+            self.alarm.as_mut().reset(clock.0 + Duration::from_nanos(at.as_nanos()));
+        }
+        ready!(self.alarm.as_mut().poll(context));
+        self.alarm_at = None;
+        Poll::Ready(())
+    }
+}

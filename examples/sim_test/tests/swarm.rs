@@ -1,0 +1,43 @@
+use std::time::Duration;
+
+use midplane::{Sim, sim::SimError, time};
+use sim_test::{Disk, request, serve};
+
+/// Two replicas, and a client that at last finds each number that one has taken in both of them.
+fn cluster(sim: &mut Sim, forgets: bool) {
+    for (name, other) in [("left", "right"), ("right", "left")] {
+        let disk = Disk::default();
+        sim.host(name, move |node| serve(node, other, disk.clone(), forgets));
+    }
+    sim.client(|node| async move {
+        let mut taken = Vec::new();
+        for number in 0..40 {
+            time::sleep(Duration::from_millis(25)).await;
+            let sent = request(&node, ["left", "right"][number % 2], format!("PUT /{number}"));
+            if let Ok(Ok(_)) = time::timeout(Duration::from_millis(500), sent).await {
+                taken.push(number.to_string());
+            }
+        }
+        time::sleep(Duration::from_secs(4)).await;
+        for name in ["left", "right"] {
+            let all = request(&node, name, "GET /".into()).await?;
+            let held: Vec<_> = all.trim_matches(['{', '}']).split(", ").collect();
+            taken.iter().for_each(|n| assert!(held.contains(&&**n), "{name} lacks {n}"));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_swarm_finds_a_crash_during_a_partition() {
+    let found = Sim::builder().swarm(500, Duration::from_secs(1), |sim| cluster(sim, true));
+    println!("{found:?}");
+    let Err(SimError::Swarm { script, .. }) = found else { panic!("nothing was found") };
+    let has = |kind| script.iter().any(|fault| fault.contains(kind));
+    assert!(script.len() <= 3 && has("Crash") && has("Partition"));
+}
+
+#[test]
+fn a_replica_that_goes_on_with_its_copies_loses_nothing() {
+    Sim::builder().swarm(500, Duration::from_secs(1), |sim| cluster(sim, false)).unwrap();
+}

@@ -1,0 +1,39 @@
+//! Random numbers, the date and names, from the system or from the simulation of a simulated host.
+
+use std::io;
+use std::net::SocketAddr;
+
+#[cfg(feature = "sim")]
+use midplane_simhw::services::VirtualHost;
+
+/// Draws a random number.
+pub(crate) fn random() -> io::Result<u64> {
+    #[cfg(feature = "sim")]
+    if let Some(host) = VirtualHost::current() {
+        return Ok(host.random());
+    }
+    getrandom::u64().map_err(io::Error::other)
+}
+
+/// Returns the milliseconds of the host's clock. In a simulation it started with the simulation.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a node's start is told from that of its former self by the clock"
+)]
+pub(super) fn milliseconds() -> u64 {
+    #[cfg(feature = "sim")]
+    if let Some(host) = VirtualHost::current() {
+        return host.now().as_nanos() / 1_000_000;
+    }
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Resolves `HOST:PORT` to its addresses.
+pub(super) async fn resolve(place: &str) -> io::Result<Vec<SocketAddr>> {
+    #[cfg(feature = "sim")]
+    if let Some(host) = VirtualHost::current() {
+        return host.resolve(place).map(|address| vec![address]);
+    }
+    Ok(tokio::net::lookup_host(place).await?.collect())
+}

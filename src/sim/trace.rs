@@ -1,0 +1,114 @@
+//! The files of a run's trace, and where they are put.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use midplane_simhw::services::Spans;
+use midplane_simhw::time::Instant;
+use midplane_simhw::topology::Topology;
+use midplane_simhw::trace::{Record, Recorder};
+
+use super::{Report, SimError};
+
+/// The variable of the environment that has every run traced, into the folder that it names.
+const VARIABLE: &str = "MIDPLANE_TRACE";
+
+/// The trace of a failed run begins so long before the failure.
+pub(super) const LAST: Duration = Duration::from_secs(10);
+
+/// The place of a trace, and when it begins.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// The path of the files, without their extensions.
+    pub(super) path: PathBuf,
+    pub(super) from: Duration,
+}
+
+impl Plan {
+    /// Returns the plan of any run: the whole of it, if that is asked for.
+    pub(super) fn of_run(seed: u64, folder: Option<&Path>) -> Option<Self> {
+        let asked = std::env::var_os(VARIABLE).map(PathBuf::from);
+        let folder = asked.as_deref().or(folder)?;
+        Some(Self { path: path(folder, seed), from: Duration::ZERO })
+    }
+
+    /// Returns the plan of a run that is known to fail at `fails`: the end of it.
+    pub(super) fn of_failure(seed: u64, fails: Duration) -> Self {
+        let folder = std::env::temp_dir().join("midplane-sim");
+        Self { path: path(&folder, seed), from: fails.saturating_sub(LAST) }
+    }
+}
+
+/// Returns the path of the trace of this thread's test and seed.
+fn path(folder: &Path, seed: u64) -> PathBuf {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("sim").replace("::", ".");
+    folder.join(format!("{test}-{seed}"))
+}
+
+/// A trace that is written.
+pub(super) struct Trace {
+    path: PathBuf,
+    recorder: Recorder,
+    spans: Spans,
+}
+
+impl Trace {
+    /// Creates the files, and their folder.
+    pub(super) fn create(plan: &Plan, topology: &Topology) -> Result<Self, SimError> {
+        let [pcapng, perfetto] = files(&plan.path);
+        let folder = plan.path.parent().unwrap_or_else(|| Path::new("."));
+        let recorder = std::fs::create_dir_all(folder)
+            .and_then(|()| Recorder::create(Some(&pcapng), Some(&perfetto), topology))
+            .map_err(|error| {
+                SimError::SetUp(format!("no trace can be written in {}: {error}", folder.display()))
+            })?;
+        Ok(Self { path: plan.path.clone(), spans: Spans::new(recorder.clone()), recorder })
+    }
+
+    /// Returns what receives the records of the network.
+    pub(super) fn observer(&self) -> impl FnMut(&Record<'_>) + Send + use<> {
+        let recorder = self.recorder.clone();
+        move |record| recorder.record(record)
+    }
+
+    /// Has the spans and events of this thread's code recorded, until the guard is dropped.
+    pub(super) fn enter(&self) -> tracing::subscriber::DefaultGuard {
+        tracing::subscriber::set_default(self.spans.clone())
+    }
+
+    /// Completes the files, and returns their path without extensions.
+    pub(super) fn finish(self, now: Instant) -> Option<PathBuf> {
+        self.spans.end(now);
+        self.recorder.finish().is_ok().then_some(self.path)
+    }
+}
+
+/// Returns the paths of a trace's files: one for Wireshark, one for Perfetto.
+pub(super) fn files(path: &Path) -> [PathBuf; 2] {
+    [".pcapng", ".perfetto-trace"].map(|extension| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(extension);
+        name.into()
+    })
+}
+
+impl SimError {
+    /// Runs what has failed once more with a trace, and returns the failure with it. A failure that has a trace, and one that
+    /// does not happen again, stays as it is.
+    pub(super) fn traced(
+        self,
+        seed: u64,
+        again: impl FnOnce(Plan) -> Result<Report, Self>,
+    ) -> Self {
+        let fails = match &self {
+            Self::Host { time, trace: None, .. } => *time,
+            Self::Time { limit, trace: None, .. } => *limit,
+            _ => return self,
+        };
+        match again(Plan::of_failure(seed, fails)) {
+            Err(error @ (Self::Host { .. } | Self::Time { .. })) => error,
+            _ => self,
+        }
+    }
+}
