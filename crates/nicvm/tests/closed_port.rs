@@ -7,6 +7,7 @@ use midplane_nicvm::coordination;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, PortOptions, Status};
+use midplane_simhw::profile::NicProfile;
 
 #[test]
 fn a_message_is_sent_after_one_that_waited_for_the_token_was_withdrawn() {
@@ -46,4 +47,26 @@ fn a_port_that_leaves_much_behind_closes() {
         host.open_port_with(numbered).is_ok()
     });
     assert_eq!(is_free, Some(true));
+}
+
+/// More commands than a NIC takes at once are rung for, and the port goes at any time while they are taken.
+#[test]
+fn a_port_that_goes_in_the_middle_of_a_burst_closes() {
+    let mut world = Cluster { profile: NicProfile::SBA_200E, ..Cluster::ethernet(2) }.world();
+    let host = world.host(NodeId(2));
+    let taken = world.block_on(NodeId(2), async move {
+        let numbered = |number| PortOptions::default().number(PortId(number)).depth(256);
+        for after in 1..40 {
+            let mut port = host.open_port_with(numbered(after)).unwrap();
+            for cookie in 0..200 {
+                port.post(&Command { opcode: 99, cookie, ..Command::default() }).unwrap();
+            }
+            port.ring();
+            host.sleep_until(host.now() + Duration::from_micros(after.into())).await;
+            drop(port);
+            host.sleep_until(host.now() + Duration::from_millis(2)).await;
+        }
+        (1..40).filter(|number| host.open_port_with(numbered(*number)).is_err()).collect()
+    });
+    assert_eq!(taken, Some(Vec::<u16>::new()));
 }

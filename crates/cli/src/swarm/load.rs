@@ -22,11 +22,9 @@ use super::plan::{CENTRE, Plan};
 
 /// Port on which each node receives.
 const INBOX: PortId = PortId(0);
-/// Port of barriers. All have numbers, because a free one could be that of a receiver which opens its port again.
-const BARRIER: PortId = PortId(1);
-/// Ports of senders, which open one after another: the simulator gives the number of a port that closes in the middle of
-/// a burst to no other.
-const OUTBOXES: std::ops::Range<u16> = 2..1_000;
+/// Ports of senders and of barriers: a free number could be that of a receiver which opens its port again.
+const OUTBOX: PortId = PortId(1);
+const BARRIER: PortId = PortId(2);
 /// Most commands of a sender that have not completed.
 const UNDER_WAY: usize = 4;
 /// Receive buffers of each service.
@@ -211,8 +209,8 @@ impl<H: Host> Sender<'_, H> {
 pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
     let mut rng = host.rng(&format!("sender {}", host.now()));
     let mut left = habits.rounds.map(|rounds| rounds * habits.others() * 2);
-    for number in OUTBOXES.cycle() {
-        let outbox = PortOptions::default().number(PortId(number));
+    loop {
+        let outbox = PortOptions::default().number(OUTBOX);
         let memory = host.open_port_with(outbox).ok().and_then(|mut port| {
             let regions = (0..UNDER_WAY).map(|_| port.register(habits.longest() as usize));
             Some((regions.collect::<Result<Vec<_>, _>>().ok()?, port))
