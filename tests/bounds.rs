@@ -16,7 +16,6 @@ use midplane::via::message::envelope::Tag;
 use midplane::via::message::group::Rank;
 use midplane::via::nic::Nic;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
-use midplane::via::service::{ByteStream, Client, Server};
 use midplane::warp::gate::{Gate, GateKeeper};
 use midplane::warp::memory::MemoryHandle;
 
@@ -35,9 +34,6 @@ fn what_services_keep_can_move_between_threads() {
         send::<Planner>();
         send::<GateKeeper>();
         send::<MemoryHandle<u64>>();
-        send::<Client<Over>>();
-        send::<Server<Over>>();
-        send::<ByteStream<Over>>();
         send::<UdpNic>();
         shared::<Region>();
         shared::<Gate>();

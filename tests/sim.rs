@@ -242,7 +242,9 @@ async fn forgetful(node: Node) -> Result {
 
 #[test]
 fn a_swarm_finds_a_bug_that_only_a_restart_shows_and_leaves_one_fault() {
-    let result = Sim::builder().swarm(100, Duration::from_secs(1), |sim| {
+    let folder = tempfile::tempdir().unwrap();
+    let sims = Sim::builder().trace(folder.path());
+    let result = sims.swarm(100, Duration::from_secs(1), |sim| {
         sim.host("counter", forgetful);
         sim.client(|node| async move {
             let mut last = 0;
@@ -264,6 +266,10 @@ fn a_swarm_finds_a_bug_that_only_a_restart_shows_and_leaves_one_fault() {
     assert_eq!(script.len(), 1, "{script:?}");
     let is_restart = ["Crash", "ProcessExit"].iter().any(|kind| script[0].contains(kind));
     assert!(is_restart && script[0].contains("counter"), "{script:?}");
+    // The trace is that of the failure, not of a later run that did not fail.
+    let SimError::Host { trace: Some(path), .. } = &**error else { panic!("{error}") };
+    let tracks = contents(path, ".perfetto-trace");
+    assert!(["crash begins", "process-exit begins"].iter().any(|text| tracks.contains(text)));
 }
 
 #[test]
@@ -285,7 +291,7 @@ fn calls_retry_through_a_restart_under_random_faults() {
     assert!(report.time < Duration::from_secs(60), "{report:?}");
 }
 
-/// A client that reports what it does, and fails if it is told to.
+/// Adds a service, and a client that logs its request; with `fails`, the client then returns an error.
 fn reports(sim: &mut Sim, fails: bool) {
     sim.host("echo", echo);
     sim.client(move |node| async move {

@@ -176,7 +176,7 @@ impl SimBuilder {
     pub fn check(self, set_up: impl Fn(&mut Sim)) -> Result<Report, SimError> {
         let once = |plan: Option<Plan>| {
             let mut sim = self.clone().build();
-            sim.trace = plan.or(sim.trace);
+            sim.trace = sim.trace.or(plan);
             set_up(&mut sim);
             (sim.seed, sim.run())
         };

@@ -101,7 +101,7 @@ impl SimBuilder {
         set_up: &impl Fn(&mut Sim),
     ) -> Result<Report, SimError> {
         let mut sim = self.clone().build_with(seed);
-        sim.trace = plan.or(sim.trace);
+        sim.trace = sim.trace.or(plan);
         set_up(&mut sim);
         sim.script.extend(faults.iter().map(|incident| Step {
             time: Duration::from_nanos(incident.at.as_nanos()),

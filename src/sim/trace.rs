@@ -14,7 +14,7 @@ use super::{Report, SimError};
 const VARIABLE: &str = "MIDPLANE_TRACE";
 
 /// The trace of a failed run begins so long before the failure.
-pub(super) const LAST: Duration = Duration::from_secs(10);
+const LAST: Duration = Duration::from_secs(10);
 
 /// The place of a trace, and when it begins.
 #[derive(Clone, Debug)]
@@ -94,16 +94,16 @@ pub(super) fn files(path: &Path) -> [PathBuf; 2] {
 }
 
 impl SimError {
-    /// Runs what has failed once more with a trace, and returns the failure with it. A failure that has a trace, and one that
-    /// does not happen again, stays as it is.
+    /// Runs what has failed once more with a trace, and returns the failure with it: runs since then may have overwritten an
+    /// earlier trace. A failure that does not happen again stays as it is.
     pub(super) fn traced(
         self,
         seed: u64,
         again: impl FnOnce(Plan) -> Result<Report, Self>,
     ) -> Self {
         let fails = match &self {
-            Self::Host { time, trace: None, .. } => *time,
-            Self::Time { limit, trace: None, .. } => *limit,
+            Self::Host { time, .. } => *time,
+            Self::Time { limit, .. } => *limit,
             _ => return self,
         };
         match again(Plan::of_failure(seed, fails)) {

@@ -1,4 +1,4 @@
-//! Our side.
+//! Runs the rows in midplane's `Sim`.
 
 use std::sync::Mutex;
 use std::time::Duration;

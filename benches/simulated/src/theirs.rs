@@ -1,4 +1,4 @@
-//! turmoil's side.
+//! Runs the rows in turmoil.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -54,7 +54,7 @@ pub fn requests() -> Result<(), Failure> {
 }
 
 pub fn idle(hosts: u32) -> Result<f64, Failure> {
-    let virtual_time = Duration::from_secs(1);
+    let virtual_time = Duration::from_millis(200);
     let mut sim = builder(Duration::from_millis(1)).build();
     for host in 0..hosts {
         sim.host(format!("idle-{host}"), std::future::pending::<turmoil::Result>);

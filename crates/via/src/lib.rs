@@ -1,6 +1,6 @@
 //! Virtual Interface queues, MPI-grade messages over them, and byte streams between processes.
 //!
-//! Everything except `service`, `session` and `wire` needs the feature `interfaces`, which is on by default.
+//! Everything except `session` and `wire` needs the feature `interfaces`, which is on by default.
 //!
 //! - [`message`]: start here: messages with MPI's matching rules, over any carrier of packets
 //! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
@@ -8,15 +8,11 @@
 //! - [`nic`]: the host's half: opens a NIC, creates interfaces, connects them, posts descriptors
 //! - [`descriptor`]: what is posted: sends, receives, remote writes and reads; [`memory`]: registered memory
 //! - [`direct`]: interfaces whose data goes from process to process, bypassing the NIC
-//! - [`slots`]: messages in and out of registered slots over one connection, without matching; they arrive as
-//!   `Bytes`, whose last drop releases the slot
 //! - [`context`]: the saved state of a process's interfaces; [`checkpointer`]: a daemon that saves interfaces,
 //!   removes them from the NIC, and restores them on this host or another
 //! - [`attributes`], [`outcome`]: how interfaces are configured, and how descriptors end
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
 //!   reliability
-//! - `service`, with the feature of that name: byte streams, message streams and request-reply for
-//!   services that know tokio, futures and tower
 //! - `wire`, with the feature of that name: reliable byte pipes between processes, over UDP datagrams
 //! - `session`, with the feature of that name, on Linux: byte streams between processes, over shared memory,
 //!   UDP and TCP; needs no NIC
@@ -51,12 +47,8 @@ pub mod nic;
 pub mod outcome;
 #[cfg(feature = "interfaces")]
 pub mod rdma;
-#[cfg(feature = "service")]
-pub mod service;
 #[cfg(all(feature = "session", target_os = "linux"))]
 pub mod session;
-#[cfg(feature = "interfaces")]
-pub mod slots;
 #[cfg(feature = "wire")]
 pub mod wire;
 

@@ -22,8 +22,6 @@ use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
-use midplane_via::service::Streams;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::Barrier;
 
@@ -66,31 +64,25 @@ async fn talk(world: &World, rng: &mut Rng) {
         let all = world.clone();
         tokio::spawn(async move { all.send(other, Tag(108), vec![1; 1 << 20]).await });
     }
-    let (all, count) = (world.clone(), rng.below(4));
-    tokio::spawn(async move { streams(&all, count).await });
+    exchange(world, rng.below(4));
     for _ in 0..4 {
         // They go on meanwhile.
         world.send_receive((other, Tag(103)), vec![1], other, Tag(103)).await.unwrap();
     }
 }
 
-/// Streams of bytes whose tasks read and write until they are dropped, as those of a server do.
-async fn streams(world: &World, count: u64) -> std::io::Result<()> {
-    let all = Streams::new(world.clone());
-    // The other one accepts for as long as it lives: what nobody reads would be in the way of all else.
-    let last = if world.rank() == Rank(0) { count } else { u64::MAX };
-    for _ in 0..last {
-        let stream = match world.rank() {
-            Rank(0) => all.connect(Rank(1)).await,
-            _ => all.accept().await,
-        };
-        let (mut reader, mut writer) = tokio::io::split(stream.map_err(std::io::Error::other)?);
+/// Starts tasks that send and receive until they are dropped, as those of a server do.
+fn exchange(world: &World, senders: u64) {
+    let other = Rank(1 - world.rank().0);
+    let all = world.clone();
+    // The other one's messages are received for as long as this one lives: unread ones would block all else.
+    tokio::spawn(async move { while all.receive(other, Tag(109)).await.is_ok() {} });
+    for _ in 0..senders {
+        let all = world.clone();
         tokio::spawn(
-            async move { while reader.read(&mut [0; 5_000]).await.is_ok_and(|n| n > 0) {} },
+            async move { while all.send(other, Tag(109), vec![2; 5_000]).await.is_ok() {} },
         );
-        tokio::spawn(async move { while writer.write_all(&[2; 5_000]).await.is_ok() {} });
     }
-    Ok(())
 }
 
 /// Drops all in an order of its own, within the runtime or outside of it, as long as there is one.

@@ -5,7 +5,7 @@ mod connecting;
 mod death;
 mod descriptor_allocations;
 mod direct;
-#[cfg(all(target_os = "linux", feature = "service"))]
+#[cfg(target_os = "linux")]
 mod dropping;
 mod engines;
 mod errors;
@@ -34,14 +34,7 @@ mod rdma_shm;
 mod restarts;
 mod restarts_sim;
 mod scenarios;
-#[cfg(feature = "service")]
-mod service;
-#[cfg(feature = "service")]
-mod service_bounds;
-mod slots;
 mod transfers;
-#[cfg(feature = "service")]
-mod unread_streams;
 mod vi_states;
 mod wakers;
 #[cfg(feature = "wire")]

@@ -26,7 +26,7 @@ Verdicts, by the same bounds on one host and across several:
   not judged     fewer than 3 rounds, or a build without optimization
   no number      it could not be measured in some round
 
-  latency   64 bytes there and back in a stream of bytes: shared memory on one host, UDP across hosts
+  latency   64 bytes there and back: shared memory on one host, UDP across hosts
   fan-in    all others send messages of 10 KB to rank 0: with tokens between the senders'
             NICs, and each at the rate that Warp finds
   bulk      4 MiB from disk to link to disk (rates of a small cloud machine), cut by the planner, which

@@ -1,10 +1,11 @@
-//! Measures request and reply, by the same code over tokio's TCP and over Midplane's byte streams.
+//! Measures request and reply over tokio's TCP, and over messages between ranks.
 
 use midplane::simhw::host::Host;
 use midplane::via::message::engine::DEFAULT_EAGER;
+use midplane::via::message::envelope::Tag;
 use midplane::via::message::group::Rank;
-use midplane::via::service::Streams;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::claims::median;
 use crate::clock::now;
@@ -15,6 +16,9 @@ use crate::messages::{self, World};
 const BYTES: usize = 64;
 /// Requests before the measured ones; a quarter of the time at most.
 const WARM_UP: u32 = 100;
+const TAG: Tag = Tag(0);
+
+type Request = [u8; BYTES];
 
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
@@ -25,58 +29,84 @@ pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<
     match (side, site.rank) {
         (Side::Ours, 0 | 1) => {
             let joined = (Fabric::Close, 2);
-            site.with_nic(joined, number, messages::unit()?, Streamed { number }).await
+            site.with_nic(joined, number, messages::unit()?, Messages { number }).await
         }
-        (Side::Theirs, 0) => ask(site, site.connect(site.cluster.listeners[1]).await?).await,
-        (Side::Theirs, 1) => serve(site.accept().await?).await,
+        (Side::Theirs, 0) => {
+            let mut stream = site.connect(site.cluster.listeners[1]).await?;
+            ask(site, async |request| over_tcp(&mut stream, request).await).await
+        }
+        (Side::Theirs, 1) => serve_tcp(site.accept().await?).await,
         (_, _) => Ok(Vec::new()),
     }
 }
 
-struct Streamed {
+struct Messages {
     number: u32,
 }
 
-impl Work for Streamed {
+impl Work for Messages {
     async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
         let carrier =
             messages::interfaces(&host, (site.rank, 2), self.number, DEFAULT_EAGER).await?;
         messages::over(carrier, 2, DEFAULT_EAGER, async |world: World| {
-            let streams = Streams::new(world.duplicate().await.map_err(text)?);
-            match site.rank {
-                0 => ask(site, streams.connect(Rank(1)).await.map_err(text)?).await,
-                _ => serve(streams.accept().await.map_err(text)?).await,
+            if site.rank != 0 {
+                return serve_messages(&world).await;
             }
+            let took = ask(site, async |request| over_messages(&world, request).await).await?;
+            world.send(Rank(1), TAG, Vec::new()).await.map_err(text)?;
+            Ok(took)
         })
         .await
     }
 }
 
+async fn over_tcp(stream: &mut TcpStream, request: Request) -> Result<Request, String> {
+    stream.write_all(&request).await.map_err(text)?;
+    let mut answer = [0; BYTES];
+    stream.read_exact(&mut answer).await.map_err(text)?;
+    Ok(answer)
+}
+
+async fn over_messages(world: &World, request: Request) -> Result<Request, String> {
+    world.send(Rank(1), TAG, request.to_vec()).await.map_err(text)?;
+    let answer = world.receive(Rank(1), TAG).await.map_err(text)?;
+    answer.bytes[..].try_into().map_err(text)
+}
+
 /// Answers each request with its bytes in reverse order, until the stream ends.
-async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Vec<f64>, String> {
+async fn serve_tcp(mut stream: TcpStream) -> Result<Vec<f64>, String> {
     let mut bytes = [0; BYTES];
     while stream.read_exact(&mut bytes).await.is_ok() {
         bytes.reverse();
         stream.write_all(&bytes).await.map_err(text)?;
     }
-    stream.shutdown().await.map_err(text)?;
     Ok(Vec::new())
 }
 
-/// Sends requests, and returns the median of their times, in us.
+/// Answers each request with its bytes in reverse order, until an empty message arrives.
+async fn serve_messages(world: &World) -> Result<Vec<f64>, String> {
+    loop {
+        let mut bytes = world.receive(Rank(0), TAG).await.map_err(text)?.bytes.to_vec();
+        if bytes.is_empty() {
+            return Ok(Vec::new());
+        }
+        bytes.reverse();
+        world.send(Rank(0), TAG, bytes).await.map_err(text)?;
+    }
+}
+
+/// Sends requests by `call`, and returns the median of their times, in us.
 async fn ask(
     site: &Site<'_>,
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    mut call: impl AsyncFnMut(Request) -> Result<Request, String>,
 ) -> Result<Vec<f64>, String> {
-    let request: [u8; BYTES] = std::array::from_fn(|at| at as u8);
+    let request: Request = std::array::from_fn(|at| at as u8);
     let mut took = Vec::new();
     let mut asked = 0;
     let mut begun = now();
     let (warm, end) = (begun + site.time() / 4, begun + site.time());
     while begun < end {
-        stream.write_all(&request).await.map_err(text)?;
-        let mut answer = [0; BYTES];
-        stream.read_exact(&mut answer).await.map_err(text)?;
+        let mut answer = call(request).await?;
         answer.reverse();
         if answer != request {
             return Err("a request has a wrong answer".into());
@@ -88,9 +118,5 @@ async fn ask(
         }
         begun = done;
     }
-    stream.shutdown().await.map_err(text)?;
-    match stream.read(&mut [0]).await.map_err(text)? {
-        0 => Ok(vec![median(took)]),
-        _ => Err("a request has two answers".into()),
-    }
+    Ok(vec![median(took)])
 }

@@ -1,5 +1,4 @@
 //! Two replicas of a set of numbers. Each takes numbers over HTTP, and copies them to the other one.
-
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,12 +11,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// What survives a crash: all numbers, and those that the other replica may lack.
+/// Holds what survives a crash: all numbers, and those that the other replica may lack.
 #[derive(Clone, Default)]
 pub struct Disk(Arc<Mutex<[BTreeSet<u32>; 2]>>);
 
-#[derive(Clone)]
-struct Replica(Node, &'static str, Disk);
+type Replica = (Node, &'static str, Disk);
 
 /// Sends a request to a node, and returns the body of the answer.
 pub async fn request(node: &Node, to: &str, head: String) -> Result<String> {
@@ -28,38 +26,33 @@ pub async fn request(node: &Node, to: &str, head: String) -> Result<String> {
     Ok(answer.split_once("\r\n\r\n").ok_or("the answer was cut")?.1.into())
 }
 
-/// Copies a number to the other replica; `false` if that takes longer than 50 ms.
-async fn copy(Replica(node, other, disk): &Replica, number: u32) -> bool {
-    let sent = request(node, other, format!("PUT /copy/{number}"));
-    let is_copied = matches!(time::timeout(Duration::from_millis(50), sent).await, Ok(Ok(_)));
-    is_copied && disk.0.lock().unwrap()[1].remove(&number)
-}
-
-async fn copy_at_last(replica: Replica, number: u32) {
-    while !copy(&replica, number).await {
+/// Copies a number to the other replica, which may take several attempts.
+async fn copy((node, other, disk): Replica, number: u32) {
+    loop {
+        let sent = request(&node, other, format!("PUT /copy/{number}"));
+        if let Ok(Ok(_)) = time::timeout(Duration::from_millis(50), sent).await {
+            break disk.0.lock().unwrap()[1].retain(|lacking| *lacking != number);
+        }
         time::sleep(Duration::from_millis(200)).await;
     }
 }
 
 async fn store(State(replica): State<Replica>, Path(number): Path<u32>) {
     replica.2.0.lock().unwrap().iter_mut().for_each(|set| set.extend([number]));
-    if !copy(&replica, number).await {
-        tokio::spawn(copy_at_last(replica, number));
-    }
+    let _ = time::timeout(Duration::from_millis(50), tokio::spawn(copy(replica, number))).await;
 }
 
 /// Serves one replica. The bug: one that `forgets` doesn't go on with its copies after a restart.
 pub async fn serve(node: Node, other: &'static str, disk: Disk, forgets: bool) -> Result<()> {
     let listener = node.listen(node.name()).await?;
     let lacking = disk.0.lock().unwrap()[1].clone();
-    let replica = Replica(node, other, disk);
+    let replica = (node, other, disk);
     for number in lacking.into_iter().filter(|_| !forgets) {
-        tokio::spawn(copy_at_last(replica.clone(), number));
+        tokio::spawn(copy(replica.clone(), number));
     }
-    let all =
-        async |State(replica): State<Replica>| format!("{:?}", replica.2.0.lock().unwrap()[0]);
-    let copied = async |State(replica): State<Replica>, Path(number)| {
-        replica.2.0.lock().unwrap()[0].insert(number);
+    let all = async |State(own): State<Replica>| format!("{:?}", own.2.0.lock().unwrap()[0]);
+    let copied = async |State(own): State<Replica>, Path(number)| {
+        own.2.0.lock().unwrap()[0].insert(number);
     };
     let routes = Router::new().route("/", get(all)).route("/{number}", put(store));
     let routes = routes.route("/copy/{number}", put(copied)).with_state(replica);

@@ -30,8 +30,8 @@ struct Open {
 
 #[derive(Debug)]
 struct Span {
-    node: Option<NodeId>,
-    begins: Instant,
+    /// Its host and its begin; `None` if the code of no host has begun it.
+    begin: Option<(NodeId, Instant)>,
     text: String,
     handles: usize,
 }
@@ -57,10 +57,8 @@ impl Spans {
 
 impl Span {
     fn record(&self, recorder: &Recorder, ends: Instant) {
-        if let Some(node) = self.node {
-            let Self { begins, text, .. } = self;
-            let begins = (*begins).min(ends);
-            recorder.record(&Record::Span { node, begins, ends, name: text });
+        if let Some((node, begins)) = self.begin {
+            recorder.record(&Record::Span { node, begins, ends, name: &self.text });
         }
     }
 }
@@ -102,12 +100,11 @@ impl Subscriber for Spans {
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         let mut text = span.metadata().name().to_owned();
         span.record(&mut Fields(&mut text));
-        let place = place();
-        let (node, begins) = (place.map(|at| at.0), place.map_or(Instant::ZERO, |at| at.1));
+        let begin = place();
         let mut open = self.open();
         open.next += 1;
         let id = open.next;
-        open.spans.insert(id, Span { node, begins, text, handles: 1 });
+        open.spans.insert(id, Span { begin, text, handles: 1 });
         Id::from_u64(id)
     }
 

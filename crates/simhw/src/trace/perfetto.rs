@@ -198,7 +198,7 @@ impl<W: Write> PerfettoWriter<W> {
 
     /// Returns the first track of a node's spans that is free from `begins` on.
     fn free_track(&mut self, node: u16, begins: Instant) -> io::Result<Track> {
-        for number in 0.. {
+        for number in 0..u16::MAX {
             let track = Track::Spans(node, number);
             if self.track(track)?.1 <= begins {
                 return Ok(track);

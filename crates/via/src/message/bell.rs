@@ -1,22 +1,17 @@
 //! Deferred wakes and drops of the program's wakers: none is woken or dropped while a lock is held. Each may
 //! run any code, such as dropping a future that takes the same lock.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Wake, Waker};
-
-/// A value that a request keeps alive until it has ended and its outcome was taken or discarded.
-pub(super) type Guard = Arc<dyn fmt::Debug + Send + Sync>;
 
 #[derive(Debug)]
 enum Task {
     Wake(Waker),
     Drop(#[expect(dead_code, reason = "its drop is all")] Waker),
-    Release(#[expect(dead_code, reason = "its drop is all")] Guard),
 }
 
-/// Wakers to be woken, and wakers and guards to be dropped, once no lock is held.
+/// Wakers to be woken, and wakers to be dropped, once no lock is held.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
     /// The first of them: most often the only one, which needs no allocation.
@@ -31,10 +26,6 @@ impl Deferred {
 
     pub(super) fn discard(&mut self, wakers: impl IntoIterator<Item = Waker>) {
         wakers.into_iter().for_each(|waker| self.push(Task::Drop(waker)));
-    }
-
-    pub(super) fn release(&mut self, guard: Option<Guard>) {
-        guard.into_iter().for_each(|guard| self.push(Task::Release(guard)));
     }
 
     fn push(&mut self, task: Task) {

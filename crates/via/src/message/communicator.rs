@@ -32,8 +32,6 @@ use waiters::Waiters;
 
 pub use pending::{Pending, wait_all, wait_any, wait_some};
 pub use persistent::Persistent;
-#[cfg(feature = "service")]
-pub(crate) use probing::Registration;
 pub use probing::{Message, Probed};
 
 /// A message that was received.

@@ -12,7 +12,7 @@ use std::task::Waker;
 use bytes::Bytes;
 use thiserror::Error;
 
-use super::bell::{Deferred, Guard};
+use super::bell::Deferred;
 use super::envelope::{Context, Peer, Tag};
 use super::matching::{Arrival, Key, Pattern, PostedId};
 
@@ -208,8 +208,6 @@ pub(super) struct Record {
     /// Bytes of the attached buffer that it occupies until it is done.
     pub(super) attached: usize,
     waker: Option<Waker>,
-    /// Released once the request has ended and its outcome will not be taken.
-    guard: Option<Guard>,
 }
 
 #[derive(Debug)]
@@ -270,7 +268,6 @@ impl Requests {
             undo: false,
             attached: 0,
             waker: None,
-            guard: None,
         };
         self.slots.push(Slot { generation: 1, live: false, record });
         u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 requests")
@@ -287,7 +284,6 @@ impl Requests {
         slot.generation = slot.generation.wrapping_add(1).max(1);
         let record = &mut slot.record;
         self.deferred.discard(record.waker.take());
-        self.deferred.release(record.guard.take());
         if !record.bytes.is_empty() {
             record.bytes = Bytes::new();
         }
@@ -359,15 +355,6 @@ impl Requests {
         if !record.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
             let former = record.waker.replace(waker.clone());
             self.deferred.discard(former);
-        }
-    }
-
-    /// Attaches a guard that is released when the request is removed.
-    #[cfg(feature = "service")]
-    pub(super) fn guard(&mut self, request: Request, guard: Guard) {
-        match self.get_mut(request) {
-            Some(record) => record.guard = Some(guard),
-            None => self.deferred.release(Some(guard)),
         }
     }
 

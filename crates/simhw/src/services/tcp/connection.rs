@@ -124,7 +124,7 @@ impl Connection {
             });
         }
         if self.holder == Holder::Nobody && self.socket().recv_queue() > 0 {
-            // Nobody reads it: the peer learns that, as from Linux.
+            // No stream is left to read it: the peer is reset, as by Linux.
             self.socket().abort();
         }
     }

@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::{Communicator, Received, Shared, lock};
-#[cfg(feature = "service")]
-use crate::message::bell::Guard;
 use crate::message::process::MessageError;
 use crate::message::request::{Failure, Outcome, Request};
 use crate::message::transport::Transport;
@@ -93,17 +91,6 @@ impl<P: Transport> Pending<P> {
     pub fn free(mut self) {
         if let Some(request) = self.request.take() {
             self.communicator.with(|process| process.free(request));
-        }
-    }
-
-    /// Does the same as `free`, and drops `guard` once the request has ended.
-    #[cfg(feature = "service")]
-    pub(crate) fn free_with(mut self, guard: Guard) {
-        if let Some(request) = self.request.take() {
-            self.communicator.with(|process| {
-                process.lower_mut().requests().guard(request, guard);
-                process.free(request);
-            });
         }
     }
 

@@ -2,8 +2,6 @@
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
-#[cfg(feature = "service")]
-use std::task::Waker;
 use std::task::{Context, Poll};
 
 use super::{Communicator, Pending, Received, Shared, lock};
@@ -179,21 +177,14 @@ impl<P: Transport> Communicator<P> {
 
 /// A place among the process's waiters, for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Registration<P: Transport> {
+struct Registration<P: Transport> {
     shared: Arc<Mutex<Shared<P>>>,
     place: Option<usize>,
 }
 
 impl<P: Transport> Registration<P> {
-    pub(crate) fn new(communicator: &Communicator<P>) -> Self {
+    fn new(communicator: &Communicator<P>) -> Self {
         Self { shared: Arc::clone(&communicator.shared), place: None }
-    }
-
-    /// Moves messages forward, and has `waker` woken when there is more to do. The caller may keep this without
-    /// polling it.
-    #[cfg(feature = "service")]
-    pub(crate) fn drive(&mut self, waker: &Waker) {
-        lock(&self.shared).drive_kept(waker, &mut self.place, None);
     }
 }
 
