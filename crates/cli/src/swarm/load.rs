@@ -112,8 +112,9 @@ impl<H: Host> Sender<'_, H> {
         let others = u64::from(self.habits.others());
         let which = left.map_or_else(|| rng.below(others), |left| u64::from(left / 2) % others);
         let to = NodeId(((u64::from(me.0) + 1 + which) % (others + 1)) as u16);
+        let terse = self.habits.plan.terse && left.is_none() && me != CENTRE;
         let coordinated =
-            self.habits.plan.coordination.is_some() && me != CENTRE && rng.chance(0.5);
+            self.habits.plan.coordination.is_some() && me != CENTRE && (terse || rng.chance(0.5));
         let bursts = if left.is_some() {
             1 + u64::from(self.habits.long) * 3
         } else {
@@ -124,7 +125,7 @@ impl<H: Host> Sender<'_, H> {
             (Command { extension: BOMB, ..Command::default() }, true)
         } else if self.may_leave() && rng.chance(0.01) {
             (Command { extension: TALK, opcode: LEAVE, ..Command::default() }, false)
-        } else if draw < 40 {
+        } else if draw < 40 && !terse {
             let args = [bursts, 0, 0];
             (Command { extension: TALK, node: to, args, ..Command::default() }, false)
         } else {

@@ -44,6 +44,8 @@ pub(crate) struct Plan {
     pub(crate) stalls: bool,
     /// True if coordinated senders may leave.
     pub(crate) leaves: bool,
+    /// True if senders post coordinated messages only: peers then notice late that they are cut off.
+    pub(crate) terse: bool,
 }
 
 /// Returns the kinds of faults that firmware, extensions and applications must survive.
@@ -107,7 +109,8 @@ impl Plan {
         let profile = NicProfile { mtu, ..profiles[rng.below(4) as usize] };
         let long = coordinated && rng.chance(0.4);
         let lease =
-            Duration::from_millis(if long { rng.between(40, 120) } else { rng.between(5, 30) });
+            Duration::from_millis(if long { rng.between(40, 200) } else { rng.between(5, 30) });
+        let terse = coordinated && rng.chance(0.3);
         let shared = coordinated && topology.hosts() > 2 && rng.chance(0.3);
         let receivers = [CENTRE, NodeId(1)][..1 + usize::from(shared)].to_vec();
         let coordination =
@@ -134,13 +137,18 @@ impl Plan {
             control,
             coordination,
             longest: [64, 2_000, 9_000][rng.below(3) as usize],
-            pause: Duration::from_micros([30, 300, 2_000][rng.below(3) as usize]),
+            pause: Duration::from_micros(if terse {
+                [300, 2_000, 40_000][rng.below(3) as usize]
+            } else {
+                [30, 300, 2_000][rng.below(3) as usize]
+            }),
             trouble,
             script,
             damages,
             rings_again,
             stalls,
             leaves: calm,
+            terse,
             receivers,
             lease,
             topology,
@@ -261,6 +269,10 @@ fn coordination(
     config = config.hold([Hold::Message, Hold::Auto, Hold::Bytes(20_000)][rng.below(3) as usize]);
     if rng.chance(0.3) {
         config = config.lead(Lead::Off);
+    }
+    // Senders then report tokens lost of which they have only not heard, and peers long before those are declared dead.
+    if rng.chance(0.5) {
+        config = config.request_timeout(Duration::from_millis(rng.between(2, 12)));
     }
     config
 }
