@@ -17,6 +17,15 @@ use midplane::simhw::topology::Topology;
 /// Receiver of coordinated messages, and witness of its link.
 pub(crate) const CENTRE: NodeId = NodeId(0);
 
+/// Faults after which a frame may leave its NIC much later than the firmware has reckoned.
+const STALLS: [FaultKind; 5] = [
+    FaultKind::DmaStall,
+    FaultKind::NicMemory,
+    FaultKind::Overrun,
+    FaultKind::RateChange,
+    FaultKind::SlowClock,
+];
+
 /// Everything that a seed decides.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -71,23 +80,11 @@ impl Plan {
         let calm = coordinated && rng.chance(0.15);
         let splits = coordinated && !calm && rng.chance(0.5);
         let few = splits && rng.chance(0.5);
-        let mut kinds = survivable(coordinated);
-        // A run with few kinds of faults reaches deeper states than one with all kinds.
-        for _ in 0..kinds.len() - rng.between(1, 12) as usize {
-            kinds.swap_remove(rng.below(kinds.len() as u64) as usize);
-        }
-        let damages = [FaultKind::DmaError, FaultKind::Unpinned, FaultKind::CommandDamaged];
-        let damages = damages.iter().any(|kind| kinds.contains(kind));
-        let doorbells = [FaultKind::DoorbellLost, FaultKind::DoorbellQueue];
-        let rings_again = damages || doorbells.iter().any(|kind| kinds.contains(kind));
-        let stalls = [
-            FaultKind::DmaStall,
-            FaultKind::NicMemory,
-            FaultKind::Overrun,
-            FaultKind::RateChange,
-            FaultKind::SlowClock,
-        ];
-        let stalls = stalls.iter().any(|kind| kinds.contains(kind));
+        let kinds = kinds(&mut rng, coordinated);
+        let has = |of: &[FaultKind]| of.iter().any(|kind| kinds.contains(kind));
+        let damages = has(&[FaultKind::DmaError, FaultKind::Unpinned, FaultKind::CommandDamaged]);
+        let rings_again = damages || has(&[FaultKind::DoorbellLost, FaultKind::DoorbellQueue]);
+        let stalls = has(&STALLS);
         let chaos = Chaos {
             kinds,
             incidents: if calm || few { 0 } else { rng.between(0, 25) as usize },
@@ -96,17 +93,10 @@ impl Plan {
             delay: Duration::from_micros([10, 200, 3_000][rng.below(3) as usize]),
             ppm: 400,
         };
-        let mut control = ControlConfig::default();
         let (least, most) = if splits { (15, 80) } else { (30, 120) };
         let dead_after = Duration::from_millis(rng.between(least, most));
-        control = control.dead_after(dead_after);
-        // A sender that leaves says so once: a full queue would refuse that message.
-        let queue = if calm { 4_096 } else { rng.between(4, 200) as usize };
-        control = control.window(rng.between(1, 32) as u16).queue(queue);
-        let profiles =
-            [NicProfile::FREE, NicProfile::MODERN, NicProfile::MODERN, NicProfile::SBA_200E];
-        let mtu = [800, 1_424, 65_400][rng.below(3) as usize];
-        let profile = NicProfile { mtu, ..profiles[rng.below(4) as usize] };
+        let control = control(&mut rng, dead_after, calm);
+        let profile = profile(&mut rng);
         let long = coordinated && rng.chance(0.4);
         let lease =
             Duration::from_millis(if long { rng.between(40, 200) } else { rng.between(5, 30) });
@@ -119,16 +109,10 @@ impl Plan {
         if long && !calm {
             script.extend(cuts(&mut rng, &topology, trouble, lease));
         }
-        if splits {
-            for _ in 0..2 {
-                script.extend(split(
-                    &mut rng,
-                    &topology,
-                    trouble,
-                    dead_after..dead_after + lease * 2,
-                ));
-                trouble += dead_after + lease * 2;
-            }
+        for _ in 0..2 * u32::from(splits) {
+            let lasts = dead_after..dead_after + lease * 2;
+            script.extend(split(&mut rng, &topology, trouble, lasts));
+            trouble += dead_after + lease * 2;
         }
         script.sort_by_key(|incident| incident.at);
         Self {
@@ -137,11 +121,7 @@ impl Plan {
             control,
             coordination,
             longest: [64, 2_000, 9_000][rng.below(3) as usize],
-            pause: Duration::from_micros(if terse {
-                [300, 2_000, 40_000][rng.below(3) as usize]
-            } else {
-                [30, 300, 2_000][rng.below(3) as usize]
-            }),
+            pause: pause(&mut rng, terse),
             trouble,
             script,
             damages,
@@ -158,6 +138,35 @@ impl Plan {
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
         (0..self.topology.hosts()).map(NodeId)
     }
+}
+
+/// Draws up to 12 of the survivable kinds: a run with few kinds of faults reaches deeper states than one with all.
+fn kinds(rng: &mut Rng, coordinated: bool) -> Vec<FaultKind> {
+    let mut kinds = survivable(coordinated);
+    for _ in 0..kinds.len() - rng.between(1, 12) as usize {
+        kinds.swap_remove(rng.below(kinds.len() as u64) as usize);
+    }
+    kinds
+}
+
+/// Draws the settings of control messages.
+fn control(rng: &mut Rng, dead_after: Duration, calm: bool) -> ControlConfig {
+    // A sender that leaves says so once: a full queue would refuse that message.
+    let queue = if calm { 4_096 } else { rng.between(4, 200) as usize };
+    let window = rng.between(1, 32) as u16;
+    ControlConfig::default().dead_after(dead_after).window(window).queue(queue)
+}
+
+fn profile(rng: &mut Rng) -> NicProfile {
+    let profiles = [NicProfile::FREE, NicProfile::MODERN, NicProfile::MODERN, NicProfile::SBA_200E];
+    let mtu = [800, 1_424, 65_400][rng.below(3) as usize];
+    NicProfile { mtu, ..profiles[rng.below(4) as usize] }
+}
+
+/// Draws the longest pause of a sender.
+fn pause(rng: &mut Rng, terse: bool) -> Duration {
+    let micros = if terse { [300, 2_000, 40_000] } else { [30, 300, 2_000] };
+    Duration::from_micros(micros[rng.below(3) as usize])
 }
 
 fn topology(rng: &mut Rng) -> Topology {
