@@ -6,6 +6,8 @@ use midplane_simhw::frame::{HEADER_BYTES, Header};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::Instant;
 
+use crate::planted::{self, Bug};
+
 /// Flag of a data frame that is under flow control: the gate decides when it leaves.
 pub const CONTROLLED: u8 = 0x80;
 
@@ -110,7 +112,8 @@ impl Gate {
 
     /// Notes that no frame is held: the next held frame is reported anew.
     pub(crate) fn forget_held(&mut self, destination: NodeId) {
-        self.destinations.entry(destination).or_default().is_reported = false;
+        let state = self.destinations.entry(destination).or_default();
+        state.is_reported &= planted::is(Bug::HeldRemembered);
     }
 
     /// Ends a period of the allowance. Returns when its first and last bits leave the line, if any frame left.

@@ -309,7 +309,7 @@ impl Unit {
             self.counters.commands += 1;
             self.command(hw, port, &mut command);
         }
-        if !self.unfinished.contains(&port) {
+        if !self.unfinished.contains(&port) && !planted::is(Bug::CommandsLeft) {
             self.unfinished.push(port);
         }
     }
@@ -409,7 +409,8 @@ impl Unit {
     /// Returns whether a data frame is for this incarnation of this unit.
     fn is_for(&self, node: NodeId, incarnation: Incarnation, header: &Header) -> bool {
         let meant = header.destination_incarnation;
-        header.destination == node && (meant == Incarnation::UNKNOWN || meant == incarnation)
+        let any = meant == Incarnation::UNKNOWN || planted::is(Bug::StaleAccepted);
+        header.destination == node && (any || meant == incarnation)
     }
 
     /// Deactivates every extension and sends the messages that their `deactivate` handlers asked for. Messages that
@@ -501,7 +502,9 @@ impl Firmware for Unit {
     }
 
     fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
-        self.alarm = Instant::FAR_FUTURE;
+        if !planted::is(Bug::AlarmAssumed) {
+            self.alarm = Instant::FAR_FUTURE;
+        }
         self.expire(hw);
         self.finish(hw);
     }

@@ -1,12 +1,17 @@
 //! A port that is closed takes what it had waiting with it, and nothing of anybody else's.
 
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use crate::cluster::{Cluster, RECEIVER};
 use midplane_nicvm::coordination;
+use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, PortOptions, Status};
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::shm::{ShmConfig, ShmNic};
+use midplane_simhw::udp::{UdpConfig, UdpNic};
 
 #[test]
 fn a_message_is_sent_after_one_that_waited_for_the_token_was_withdrawn() {
@@ -46,4 +51,49 @@ fn a_port_that_leaves_much_behind_closes() {
         host.open_port_with(numbered).is_ok()
     });
     assert_eq!(is_free, Some(true));
+}
+
+/// Drops ports at different times while the NIC takes more commands of them than it takes in one turn. Returns the
+/// numbers of those that do not close.
+async fn ports_that_stay(host: impl Host) -> Vec<u16> {
+    let numbered = |number| PortOptions::default().number(PortId(number)).depth(256);
+    let mut stay = Vec::new();
+    for after in 1..40 {
+        let mut port = host.open_port_with(numbered(after)).unwrap();
+        for cookie in 0..200 {
+            port.post(&Command { opcode: 99, cookie, ..Command::default() }).unwrap();
+        }
+        port.ring();
+        host.sleep_until(host.now() + Duration::from_micros(after.into())).await;
+        drop(port);
+        let end = host.now() + Duration::from_secs(5);
+        while host.open_port_with(numbered(after)).is_err() {
+            if host.now() > end {
+                stay.push(after);
+                break;
+            }
+            host.sleep_until(host.now() + Duration::from_millis(2)).await;
+        }
+    }
+    stay
+}
+
+#[test]
+fn a_port_that_goes_in_the_middle_of_a_burst_closes() {
+    let mut world = Cluster { profile: NicProfile::SBA_200E, ..Cluster::ethernet(2) }.world();
+    let host = world.host(NodeId(2));
+    assert_eq!(world.block_on(NodeId(2), ports_that_stay(host)), Some(vec![]));
+}
+
+#[test]
+fn a_port_that_goes_in_the_middle_of_a_burst_closes_on_live_nics() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let name = format!("burst-{}", std::process::id());
+        let shm = ShmNic::start(ShmConfig::new(&name, NodeId(0), 1), Unit::default()).unwrap();
+        assert_eq!(ports_that_stay(shm.host()).await, []);
+        let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let udp = UdpNic::start(UdpConfig::new(NodeId(0), vec![address]), Unit::default()).unwrap();
+        assert_eq!(ports_that_stay(udp.host()).await, []);
+    });
 }

@@ -3,11 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use midplane::nicvm::collective::{COLLECTIVES, Collectives};
 use midplane::nicvm::context::Context;
 use midplane::nicvm::coordination::{COORDINATION, Coordination};
-use midplane::nicvm::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use midplane::nicvm::extension::{
+    Epoch, Extension, InitError, PeerEvent, TimeoutId, TransmitEvent,
+};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::timeout::Service;
+use midplane::nicvm::transmit::Packet;
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::frame::Frame;
 use midplane::simhw::id::{ExtensionId, Incarnation, NodeId};
@@ -22,6 +26,10 @@ use super::plan::Plan;
 pub(crate) const TALK: ExtensionId = ExtensionId(16);
 /// Extension that fails: its handler panics, or it refuses to start.
 pub(crate) const BOMB: ExtensionId = ExtensionId(17);
+/// Opcodes of `TALK`: to send control messages, to do nothing, and to leave the links of coordinated senders.
+pub(crate) const SAY: u8 = 0;
+pub(crate) const NOTHING: u8 = 1;
+pub(crate) const LEAVE: u8 = 2;
 /// Most timeouts that are set at once.
 const TIMEOUTS: u32 = 8;
 
@@ -30,20 +38,25 @@ pub(crate) fn unit(plan: &Plan, oracle: &Shared, node: NodeId, incarnation: Inca
     let mut rng = Rng::new(plan.seed, &format!("firmware {node} {}", incarnation.0));
     let mut unit = Unit::new(plan.control);
     let refuses = rng.chance(0.2);
-    let talk = Talk { oracle: oracle.clone(), epochs: BTreeMap::new(), due: BTreeMap::new(), rng };
+    let (oracle, receivers) = (oracle.clone(), plan.receivers.clone());
+    let talk = Talk { oracle, receivers, epochs: BTreeMap::new(), due: BTreeMap::new(), rng };
     let installed = "no two have one number";
     unit.install(MESSAGES, Messages::new()).expect(installed);
     if let Some(config) = &plan.coordination {
         let coordination = Coordination::new(config.clone()).expect("a star fits together");
         unit.install(COORDINATION, coordination).expect(installed);
     }
+    unit.install(COLLECTIVES, Collectives::new(plan.nodes().collect())).expect(installed);
     unit.install(TALK, talk).expect(installed);
     unit.install(BOMB, Bomb { refuses }).expect(installed);
     unit
 }
 
-struct Talk {
+#[derive(Debug)]
+pub(crate) struct Talk {
     oracle: Shared,
+    /// Destinations of coordinated messages.
+    receivers: Vec<NodeId>,
     /// For each peer: the number of its losses of messages in flight, and of messages sent since the last one.
     epochs: BTreeMap<NodeId, (u32, u32)>,
     /// Times at which timeouts are due.
@@ -52,6 +65,11 @@ struct Talk {
 }
 
 impl Talk {
+    /// Returns when a timeout that has not gone off was due, if one was before `now`.
+    pub(crate) fn overdue(&self, now: Instant) -> Option<Instant> {
+        self.due.values().copied().filter(|due| *due < now).min()
+    }
+
     fn send(&mut self, nic: &mut Context<'_>, to: NodeId) -> Status {
         let (epoch, number) = *self.epochs.entry(to).or_default();
         let message = ControlMessage { incarnation: nic.incarnation().0, epoch, number };
@@ -63,10 +81,25 @@ impl Talk {
         Status::Done
     }
 
+    /// Sends the command's number of control messages and a packet, and sets a timeout.
+    fn say(&mut self, nic: &mut Context<'_>, command: &Command) -> Status {
+        let mut status = self.send(nic, command.node);
+        for _ in 1..command.args[0] {
+            status = self.send(nic, command.node);
+        }
+        // A packet for the known incarnation of the node: another one must not get it.
+        if let Some(incarnation) = nic.peer_incarnation(command.node) {
+            let _ = nic.send_packet(&Packet { incarnation, ..Packet::to(command.node) });
+        }
+        self.set_timeout(nic);
+        status
+    }
+
     /// Sets a random timeout, which replaces the former one of its number.
     fn set_timeout(&mut self, nic: &mut Context<'_>) {
         let which = self.rng.below(u64::from(TIMEOUTS)) as u32;
-        let after = Duration::from_nanos(self.rng.below(5_000_000));
+        let most = if self.rng.chance(0.1) { 600_000_000 } else { 5_000_000 };
+        let after = Duration::from_nanos(self.rng.below(most));
         let service = if self.rng.chance(0.5) { Service::Exact } else { Service::Coarse };
         nic.set_timeout(TimeoutId(which), service, after);
         self.due.insert(which, nic.now() + after);
@@ -79,8 +112,15 @@ impl Extension for Talk {
     }
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
-        let status = self.send(nic, command.node);
-        self.set_timeout(nic);
+        let status = match command.opcode {
+            SAY => self.say(nic, &command),
+            LEAVE => {
+                let receivers = self.receivers.clone();
+                nic.replace(COORDINATION, Epoch::FIRST.next(), Box::new(Departed { receivers }));
+                Status::Done
+            }
+            _ => Status::Done,
+        };
         let completion = Completion { status, cookie: command.cookie, ..Completion::default() };
         nic.complete(command.region.port, &completion);
     }
@@ -89,10 +129,13 @@ impl Extension for Talk {
         self.oracle.lock().on_control(from, nic.node(), message);
     }
 
-    fn on_data(&mut self, nic: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {
-        self.oracle
-            .lock()
-            .complain(format!("node {}: data for an extension that sends none", nic.node()));
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        let (meant, own) = (frame.header.destination_incarnation, nic.incarnation());
+        if meant != own {
+            let what =
+                format!("node {}: a packet from {from} for {meant:?}, not {own:?}", nic.node());
+            self.oracle.lock().complain(what);
+        }
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
@@ -105,11 +148,45 @@ impl Extension for Talk {
 
     fn on_peer(&mut self, _: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Restarted(node, _) | PeerEvent::Down(node) = event {
+            self.oracle.lock().losses += 1;
             let (epoch, _) = self.epochs.get(&node).copied().unwrap_or_default();
             self.epochs.insert(node, (epoch + 1, 0));
         }
     }
 
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
+
+/// Successor of the coordination at a node that takes part in it no more: the former version leaves its links.
+struct Departed {
+    receivers: Vec<NodeId>,
+}
+
+impl Departed {
+    fn cancel(&self, nic: &mut Context<'_>) {
+        for receiver in &self.receivers {
+            nic.cancel_sends(*receiver, Status::ExtensionDown);
+        }
+    }
+}
+
+impl Extension for Departed {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        self.cancel(nic);
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        nic.refuse(&command, Status::ExtensionDown);
+    }
+
+    fn on_transmit(&mut self, nic: &mut Context<'_>, _: TransmitEvent) {
+        self.cancel(nic);
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use midplane::nicvm::collective;
 use midplane::nicvm::coordination;
 use midplane::nicvm::messages;
 use midplane::simhw::host::Host;
@@ -15,20 +16,29 @@ use midplane::simhw::port::{Command, Completion, Port, PortClosed, PortOptions, 
 use midplane::simhw::region::Region;
 use midplane::simhw::rng::Rng;
 
-use super::firmware::{BOMB, TALK};
+use super::firmware::{BOMB, LEAVE, NOTHING, TALK};
 use super::oracle::{Shared, pattern};
 use super::plan::{CENTRE, Plan};
 
 /// Port on which each node receives.
 const INBOX: PortId = PortId(0);
+/// Ports of senders and of barriers: a free number could be that of a receiver which opens its port again.
+const OUTBOX: PortId = PortId(1);
+const BARRIER: PortId = PortId(2);
 /// Most commands of a sender that have not completed.
 const UNDER_WAY: usize = 4;
 /// Receive buffers of each service.
-const BUFFERS: u64 = 24;
+pub(crate) const BUFFERS: u64 = 24;
+/// Most commands that share one doorbell: more than a unit takes at once.
+const BURST: u64 = 220;
+/// Barriers of each node after all faults have ended.
+const BARRIERS: u32 = 3;
 /// First cookie of buffers for coordinated messages.
 const COORDINATED: u64 = 1 << 32;
-/// Time without a completion after which the doorbell is rung again, in case it was lost.
+/// Time without a completion after which a host that may lose doorbells rings again.
 const TIMEOUT: Duration = Duration::from_millis(2);
+/// Time within which a unit that has nothing else to do completes its next command.
+const QUIET: Duration = Duration::from_millis(50);
 /// Pause before a failed step is tried again.
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -39,6 +49,8 @@ pub(crate) struct Habits {
     /// Number of rounds, in each of which every other node is sent a short message and a control message, after all faults
     /// have ended. `None`: random commands, also those that make an extension fail, until the senders are stopped.
     pub(crate) rounds: Option<u32>,
+    /// True if the messages of the rounds are as long as the random ones.
+    pub(crate) long: bool,
 }
 
 impl Habits {
@@ -52,7 +64,7 @@ impl Habits {
     }
 
     fn longest(&self) -> u64 {
-        if self.is_random() { self.plan.longest } else { self.plan.longest.min(500) }
+        if self.is_random() || self.long { self.plan.longest } else { self.plan.longest.min(500) }
     }
 
     fn pause(&self) -> Duration {
@@ -87,6 +99,8 @@ struct Sender<'a, H> {
     /// By cookie: the index of the memory in use, and true if the command is meant to fail.
     under_way: BTreeMap<u64, (usize, bool)>,
     cookie: u64,
+    /// True until a burst has completed: nothing else is sent, which could wake the unit.
+    waits: bool,
 }
 
 impl<H: Host> Sender<'_, H> {
@@ -98,21 +112,55 @@ impl<H: Host> Sender<'_, H> {
         let others = u64::from(self.habits.others());
         let which = left.map_or_else(|| rng.below(others), |left| u64::from(left / 2) % others);
         let to = NodeId(((u64::from(me.0) + 1 + which) % (others + 1)) as u16);
+        let terse = self.habits.plan.terse && left.is_none() && me != CENTRE;
         let coordinated =
-            self.habits.plan.coordination.is_some() && me != CENTRE && rng.chance(0.5);
+            self.habits.plan.coordination.is_some() && me != CENTRE && (terse || rng.chance(0.5));
+        let bursts = if left.is_some() {
+            1 + u64::from(self.habits.long) * 3
+        } else {
+            [1, 1, 1, 8][rng.below(4) as usize]
+        };
         let draw = left.map_or_else(|| rng.below(100), |left| u64::from(left % 2) * 39 + 1);
         let (command, fails) = if self.habits.is_random() && draw < 1 {
             (Command { extension: BOMB, ..Command::default() }, true)
-        } else if draw < 40 {
-            (Command { extension: TALK, node: to, ..Command::default() }, false)
+        } else if self.may_leave() && rng.chance(0.01) {
+            (Command { extension: TALK, opcode: LEAVE, ..Command::default() }, false)
+        } else if draw < 40 && !terse {
+            let args = [bursts, 0, 0];
+            (Command { extension: TALK, node: to, args, ..Command::default() }, false)
         } else {
-            let to = if coordinated && left.is_none() { CENTRE } else { to };
-            let coordinated = coordinated && to == CENTRE;
+            let receivers = &self.habits.plan.receivers;
+            let receiver = receivers[rng.below(receivers.len() as u64) as usize];
+            let coordinated = coordinated && left.is_none() && receiver != me;
+            let to = if coordinated { receiver } else { to };
             (self.message(rng, slot, to, coordinated), false)
         };
+        self.submit(slot, command, fails);
+        self.port.ring();
+    }
+
+    fn may_leave(&self) -> bool {
+        let Habits { plan, .. } = self.habits;
+        plan.leaves && self.habits.is_random() && !plan.receivers.contains(&self.host.node())
+    }
+
+    /// Posts many commands with one doorbell, and lets nothing else wake the unit until they have completed.
+    fn burst(&mut self, rng: &mut Rng) {
+        let to = u64::from(self.host.node().0) + 1 + rng.below(u64::from(self.habits.others()));
+        let node = NodeId((to % u64::from(self.habits.plan.topology.hosts())) as u16);
+        for _ in 0..rng.between(2, BURST) {
+            let command = Command { extension: TALK, node, ..Command::default() };
+            self.submit(UNDER_WAY, command, false);
+        }
+        self.port.ring();
+        self.waits = true;
+    }
+
+    fn submit(&mut self, slot: usize, command: Command, fails: bool) {
+        let me = self.host.node();
         self.cookie += 1;
         let command = Command { cookie: self.cookie, ..command };
-        if self.port.submit(&command).is_ok() {
+        if self.port.post(&command).is_ok() {
             self.under_way.insert(self.cookie, (slot, fails));
             let what = format!(
                 "command {}.{} to node {} of {} bytes at {}",
@@ -148,7 +196,7 @@ impl<H: Host> Sender<'_, H> {
         };
         let fine = match completion.status {
             Status::Done | Status::Refused | Status::PeerLost => !fails,
-            Status::ExtensionDown => fails,
+            Status::ExtensionDown => fails || self.may_leave(),
             Status::Region | Status::Invalid => self.habits.is_random() && self.habits.plan.damages,
             _ => false,
         };
@@ -163,7 +211,8 @@ pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
     let mut rng = host.rng(&format!("sender {}", host.now()));
     let mut left = habits.rounds.map(|rounds| rounds * habits.others() * 2);
     loop {
-        let memory = host.open_port().ok().and_then(|mut port| {
+        let outbox = PortOptions::default().number(OUTBOX);
+        let memory = host.open_port_with(outbox).ok().and_then(|mut port| {
             let regions = (0..UNDER_WAY).map(|_| port.register(habits.longest() as usize));
             Some((regions.collect::<Result<Vec<_>, _>>().ok()?, port))
         });
@@ -176,7 +225,8 @@ pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
         if let Some((memory, port)) = memory {
             let (under_way, cookie) = (BTreeMap::new(), 0);
             let (host, oracle, habits) = (&host, &oracle, &habits);
-            let sender = Sender { host, oracle, habits, port, memory, under_way, cookie };
+            let waits = false;
+            let sender = Sender { host, oracle, habits, port, memory, under_way, cookie, waits };
             if send_all(sender, &mut rng, &mut left).await {
                 oracle.lock().under_way.retain(|(node, _), _| *node != host.node());
                 return;
@@ -197,41 +247,46 @@ async fn send_all<H: Host>(
         if done && sender.under_way.is_empty() {
             return true;
         }
-        if !done && sender.under_way.len() < UNDER_WAY {
+        sender.waits &= !sender.under_way.is_empty();
+        let random = sender.habits.is_random() && !done;
+        if random && rng.chance(0.004) {
+            // The process exits, whatever is under way.
+            return false;
+        }
+        if random && !sender.waits && !sender.habits.plan.rings_again && rng.chance(0.01) {
+            sender.burst(rng);
+        } else if !done && !sender.waits && sender.under_way.len() < UNDER_WAY {
             *left = left.map(|left| left - 1);
             sender.post(rng, *left);
         }
         let pause =
             Duration::from_nanos(rng.between(1_000, sender.habits.pause().as_nanos() as u64));
-        let limit = if done { TIMEOUT } else { pause };
+        let limit = if done || sender.waits { TIMEOUT } else { pause };
         match next(sender.host, &mut sender.port, limit).await {
             Some(Ok(completion)) => sender.on_completion(&completion),
             Some(Err(PortClosed)) => return false,
-            None => sender.port.ring(),
+            None if sender.habits.plan.rings_again => sender.port.ring(),
+            None => {}
         }
-        if !done && sender.habits.is_random() {
+        if random && !sender.waits {
             sender.host.sleep_until(sender.host.now() + pause).await;
         }
     }
 }
 
 /// Receives until the oracle stops the receivers.
-pub(crate) async fn receive<H: Host>(host: H, oracle: Shared, longest: usize, coordinated: bool) {
+pub(crate) async fn receive<H: Host>(host: H, oracle: Shared, plan: Arc<Plan>) {
     while !oracle.lock().stop_receivers {
         if let Ok(port) = host.open_port_with(PortOptions::default().number(INBOX)) {
-            receive_all(&host, port, &oracle, longest, coordinated).await;
+            receive_all(&host, port, &oracle, &plan).await;
         }
         host.sleep_until(host.now() + PAUSE).await;
     }
 }
 
-async fn receive_all<H: Host>(
-    host: &H,
-    mut port: Port,
-    oracle: &Shared,
-    longest: usize,
-    coordinated: bool,
-) {
+async fn receive_all<H: Host>(host: &H, mut port: Port, oracle: &Shared, plan: &Plan) {
+    let longest = plan.longest as usize;
+    let coordinated = plan.coordination.is_some() && plan.receivers.contains(&host.node());
     let mut buffers = BTreeMap::new();
     let services = if coordinated { 2 } else { 1 };
     for cookie in
@@ -256,7 +311,9 @@ async fn receive_all<H: Host>(
             Some(Ok(completion)) => completion,
             Some(Err(PortClosed)) => return,
             None => {
-                port.ring();
+                if plan.rings_again {
+                    port.ring();
+                }
                 continue;
             }
         };
@@ -275,6 +332,47 @@ async fn receive_all<H: Host>(
         }
         if post_receive(&mut port, buffer, completion.cookie).is_none() {
             return;
+        }
+    }
+}
+
+/// Enters some barriers with all other nodes, each at a time of its own, and checks that none ends before all are in it.
+pub(crate) async fn barriers<H: Host>(host: H, oracle: Shared, plan: Arc<Plan>) {
+    let (me, nodes) = (host.node(), usize::from(plan.topology.hosts()));
+    let mut rng = host.rng("barriers");
+    let Ok(mut port) = host.open_port_with(PortOptions::default().number(BARRIER)) else {
+        return oracle.lock().complain(format!("node {me} has no port for barriers"));
+    };
+    for _ in 0..BARRIERS {
+        let pause = Duration::from_nanos(rng.below(400_000));
+        host.sleep_until(host.now() + pause).await;
+        let number = oracle.lock().on_barrier(me);
+        let ended = match port.submit(&collective::barrier(number.into())) {
+            Ok(()) => port.completion().await.ok(),
+            Err(_) => None,
+        };
+        let mut oracle = oracle.lock();
+        if ended.is_none_or(|completion| completion.status != Status::Done) {
+            return oracle.complain(format!("node {me}: barrier {number} ends with {ended:?}"));
+        }
+        oracle.on_barrier_end(me, number, nodes);
+    }
+}
+
+/// Posts many commands with one doorbell while nothing else wakes the unit, and checks that all complete.
+pub(crate) async fn burst<H: Host>(host: H, oracle: Shared) {
+    let Ok(mut port) = host.open_port_with(PortOptions::default().number(BARRIER)) else {
+        return oracle.lock().complain(format!("node {} has no port for a burst", host.node()));
+    };
+    for cookie in 0..BURST {
+        let command = Command { extension: TALK, opcode: NOTHING, cookie, ..Command::default() };
+        port.post(&command).expect("the port is deep enough");
+    }
+    port.ring();
+    for done in 0..BURST {
+        if !matches!(next(&host, &mut port, QUIET).await, Some(Ok(_))) {
+            let what = format!("node {}: {done} of {BURST} commands complete", host.node());
+            return oracle.lock().complain(what);
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use midplane::simhw::id::NodeId;
+use midplane::simhw::time::Instant;
 
 /// Handle to the oracle, for extensions and applications.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +59,12 @@ pub(crate) struct Oracle {
     pub(crate) control_sent: u64,
     pub(crate) control_delivered: u64,
     pub(crate) delivered: u64,
+    /// Ended connections between two units.
+    pub(crate) losses: u64,
+    /// Frames that needed a token, since the last check: when and where they left, and their destinations.
+    pub(crate) controlled: Vec<(Instant, NodeId, NodeId)>,
+    /// By node: the number of barriers that it has entered.
+    barriers: BTreeMap<NodeId, u32>,
     /// Commands that have not completed, by node and cookie.
     pub(crate) under_way: BTreeMap<(NodeId, u64), String>,
     /// True if senders send nothing new.
@@ -83,6 +90,23 @@ impl Oracle {
     pub(crate) fn lost_after(&self, first: u64) -> Vec<(u16, u16)> {
         let late = self.messages.iter().skip(first as usize).filter(|sent| !sent.delivered);
         late.map(|sent| (sent.from.0, sent.to.0)).collect()
+    }
+
+    /// Records that a node enters its next barrier, and returns the barrier's number.
+    pub(crate) fn on_barrier(&mut self, node: NodeId) -> u32 {
+        let entered = self.barriers.entry(node).or_default();
+        *entered += 1;
+        *entered
+    }
+
+    /// Checks that all `nodes` have entered a barrier that has ended at one of them.
+    pub(crate) fn on_barrier_end(&mut self, node: NodeId, number: u32, nodes: usize) {
+        let entered = self.barriers.values().filter(|entered| **entered >= number).count();
+        if entered < nodes {
+            self.complain(format!(
+                "node {node}: barrier {number} ends, but {entered} of {nodes} are in it"
+            ));
+        }
     }
 
     /// Records a message that is about to be sent, and returns its tag.

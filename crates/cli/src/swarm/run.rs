@@ -6,10 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use midplane::nicvm::coordination::{COORDINATION, Coordination};
+use midplane::nicvm::admission::CONTROLLED;
+use midplane::nicvm::coordination::{COORDINATION, Coordination, Holding};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
-use midplane::simhw::fault::FaultCounts;
+use midplane::simhw::fault::{FaultCounts, Faults};
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::sim::{SimHost, World};
@@ -17,10 +18,10 @@ use midplane::simhw::switch::Buffer;
 use midplane::simhw::time::Instant;
 use midplane::simhw::trace::Record;
 
-use super::firmware::unit;
+use super::firmware::{TALK, Talk, unit};
 use super::load::{self, Habits};
 use super::oracle::Shared;
-use super::plan::{CENTRE, Plan};
+use super::plan::Plan;
 
 /// Virtual time between two checks of the invariants.
 const SLICE: Duration = Duration::from_micros(250);
@@ -29,6 +30,18 @@ const SLICE: Duration = Duration::from_micros(250);
 const DRAIN: Duration = Duration::from_secs(4);
 /// Virtual time after that within which new messages arrive.
 const PROBE: Duration = Duration::from_millis(500);
+/// Virtual time within which the last messages arrive once all senders are done.
+const SETTLE: Duration = Duration::from_millis(10);
+/// Virtual time after which the longest timeout has gone off.
+const TIMEOUTS_OVER: Duration = Duration::from_millis(610);
+/// Time for which frames are lost while nothing else is wrong: far shorter than the time after which a peer is dead.
+const LOSSES: Duration = Duration::from_millis(2);
+/// Time by which the last frames of a message may leave after the instant that the firmware has reckoned.
+const LATE: Duration = Duration::from_millis(1);
+/// Longest delay of a duplicated frame.
+const PAUSE: Duration = Duration::from_micros(200);
+/// Time by which a timeout may be late: two ticks of the coarse service.
+const TICKS: Duration = Duration::from_millis(2);
 
 /// Result of one seed.
 #[derive(Debug, Default)]
@@ -78,6 +91,8 @@ struct Run {
     plan: Arc<Plan>,
     oracle: Shared,
     world: World<Unit>,
+    /// The tokens at the last check, by node and link.
+    tokens: BTreeMap<(NodeId, u16), Holding>,
 }
 
 impl Run {
@@ -88,8 +103,9 @@ impl Run {
         let mut world = World::new(&plan.topology, plan.profile, plan.seed, move |node, life| {
             unit(&for_firmware, &for_units, node, life)
         });
-        if let Some(observer) = observer {
-            world.observe(observer);
+        let frames = (plan.coordination.is_some() && !plan.stalls).then(|| oracle.clone());
+        if observer.is_some() || frames.is_some() {
+            world.observe(watch(observer, frames));
         }
         for incident in &plan.script {
             world.schedule(*incident);
@@ -99,7 +115,7 @@ impl Run {
         for node in plan.nodes() {
             boot(&plan, &oracle, &world.host(node));
         }
-        Self { plan, oracle, world }
+        Self { plan, oracle, world, tokens: BTreeMap::new() }
     }
 
     fn through(mut self) -> Outcome {
@@ -108,7 +124,7 @@ impl Run {
             self.step();
         }
         self.world.heal_all();
-        if self.holds() && self.drain() && self.probe() {
+        if self.holds() && self.drain() && self.probe() && self.disturb() && self.burst() {
             self.end();
         }
         let complaints = std::mem::take(&mut self.oracle.lock().complaints);
@@ -165,7 +181,8 @@ impl Run {
     }
 
     /// Checks that each link's token has at most one holder in each epoch, and at most one that may send.
-    fn check_tokens(&self) {
+    fn check_tokens(&mut self) {
+        let mut tokens = BTreeMap::new();
         let mut holders = BTreeMap::new();
         let mut valid = BTreeMap::new();
         for node in self.plan.nodes().filter(|node| self.world.is_up(*node)) {
@@ -174,6 +191,7 @@ impl Run {
             let Some(coordination) = unit.extension::<Coordination>(COORDINATION) else { continue };
             for token in coordination.tokens() {
                 let (link, epoch) = (token.link, token.epoch);
+                tokens.insert((node, link), token);
                 if let Some(other) = holders.insert((link, epoch), node) {
                     self.complain(format!("{other} and {node} hold {epoch:?} of link {link}"));
                 }
@@ -185,6 +203,25 @@ impl Run {
                 }
             }
         }
+        self.check_leases(tokens);
+    }
+
+    /// Checks that no frame left its node with a token whose lease was over. `tokens`: those of the end of this slice; a
+    /// token that came or went in it is not judged.
+    fn check_leases(&mut self, tokens: BTreeMap<(NodeId, u16), Holding>) {
+        let before = std::mem::replace(&mut self.tokens, tokens);
+        let frames = std::mem::take(&mut self.oracle.lock().controlled);
+        for (at, node, to) in frames {
+            let key = (node, to.0);
+            let (Some(token), Some(then)) = (self.tokens.get(&key), before.get(&key)) else {
+                continue;
+            };
+            let ago = self.world.now().nanos_since(at);
+            let left = self.world.host(node).now().as_nanos() - ago;
+            if token.epoch == then.epoch && left > (token.valid_until + LATE).as_nanos() {
+                self.complain(format!("{node} sends to {to} at {left} ns with {token:?}"));
+            }
+        }
     }
 
     // ---- liveness ----
@@ -192,7 +229,8 @@ impl Run {
     /// Stops the senders, and checks that all their commands complete.
     fn drain(&mut self) -> bool {
         self.oracle.lock().stop_senders = true;
-        let end = self.world.now() + DRAIN;
+        // The backoff of an excluded sender grows to 64 leases.
+        let end = self.world.now() + DRAIN.max(self.plan.lease * 70);
         let receivers = usize::from(self.plan.topology.hosts());
         // Tasks that the end of the faults has started are counted only once they run.
         self.step();
@@ -208,14 +246,39 @@ impl Run {
 
     /// Checks that new messages arrive: peers find each other in two exchanges; in a third one nothing may be lost.
     fn probe(&mut self) -> bool {
+        for _ in 0..2 {
+            self.exchange(1, false);
+        }
+        self.check_buffers();
         // Receivers reopen their ports: a handle that was damaged when a buffer was posted stays damaged.
         self.oracle.lock().renewals += 1;
+        let end = self.world.now() + PROBE * 3;
+        self.world.run_until(end);
         for _ in 0..2 {
-            self.exchange(1);
+            self.exchange(1, false);
         }
+        let before = self.drops();
+        self.check_arrivals(false);
+        if self.holds() && self.drops() != before {
+            self.complain(format!("frames are dropped after healing: {:?}", self.world.traffic()));
+        }
+        self.world.set_faults(Faults { duplicate: 0.3, delay: PAUSE, ..Faults::NONE });
+        for node in self.plan.nodes() {
+            let host = self.world.host(node);
+            self.world
+                .spawn(node, load::barriers(host, self.oracle.clone(), Arc::clone(&self.plan)));
+        }
+        self.finish_senders();
+        self.check_arrivals(true);
+        self.world.set_faults(Faults::NONE);
+        self.holds()
+    }
+
+    /// Checks that all messages of an exchange arrive, unless a frame is dropped.
+    fn check_arrivals(&mut self, long: bool) {
         let before = (self.counts(), self.drops());
         let first = self.oracle.lock().sent();
-        self.exchange(2);
+        self.exchange(2, long);
         let (sent, arrived) = self.counts();
         let (sent, arrived) = (sent - before.0.0, arrived - before.0.1);
         if self.holds() && self.drops() == before.1 && sent != arrived {
@@ -228,25 +291,105 @@ impl Run {
             let what = format!("{arrived} of {sent} messages arrive after healing");
             self.complain(format!("{what}; not {lost:?}; {counters:?}"));
         }
-        if self.holds() && self.drops() != before.1 {
-            self.complain(format!("frames are dropped after healing: {:?}", self.world.traffic()));
+    }
+
+    /// Loses some frames for a short time, from which no connection may end, and no control message be lost.
+    fn disturb(&mut self) -> bool {
+        let (sent, arrived, losses) = {
+            let oracle = self.oracle.lock();
+            (oracle.control_sent, oracle.control_delivered, oracle.losses)
+        };
+        self.world.set_faults(Faults { loss: 0.3, duplicate: 0.1, delay: PAUSE, ..Faults::NONE });
+        self.spawn_senders(2, true);
+        let end = self.world.now() + LOSSES;
+        while self.world.now() < end && self.holds() {
+            self.step();
+        }
+        self.world.set_faults(Faults::NONE);
+        self.finish_senders();
+        let end = self.world.now() + TIMEOUTS_OVER;
+        self.world.run_until(end);
+        let oracle = self.oracle.lock();
+        let (sent, arrived) = (oracle.control_sent - sent, oracle.control_delivered - arrived);
+        let losses = oracle.losses - losses;
+        drop(oracle);
+        if self.holds() && (arrived < sent || losses > 0) {
+            let what =
+                format!("{arrived} of {sent} control messages arrive, {losses} connections end");
+            self.complain(format!("after lost frames {what}"));
         }
         self.holds()
     }
 
-    /// Has each node send small messages to every other.
-    fn exchange(&mut self, rounds: u32) {
+    /// Checks that commands complete if nothing but their one doorbell wakes the unit.
+    fn burst(&mut self) -> bool {
+        for node in self.plan.nodes() {
+            let host = self.world.host(node);
+            self.world.spawn(node, load::burst(host, self.oracle.clone()));
+        }
+        self.finish_senders();
+        self.holds()
+    }
+
+    /// Checks that each receiver's buffers are all there: no message of which a part is missing keeps one, because each
+    /// node has sent whole messages since.
+    fn check_buffers(&mut self) {
+        if self.plan.rings_again {
+            return;
+        }
+        // A slow NIC may have yet to handle the last of what has arrived.
+        let end = self.world.now() + PROBE;
+        while self.lacking().is_some() && self.world.now() < end && self.holds() {
+            self.step();
+        }
+        if self.holds()
+            && let Some((node, free)) = self.lacking()
+        {
+            let all = load::BUFFERS;
+            self.complain(format!("node {node} has {free} free buffers, not {all}"));
+        }
+    }
+
+    /// Returns a node that lacks receive buffers, and how many it has.
+    fn lacking(&self) -> Option<(NodeId, u64)> {
+        let mut free = self.plan.nodes().map(|node| {
+            let messages = self.world.firmware(node).extension::<Messages>(MESSAGES);
+            (node, messages.map_or(0, |messages| u64::from(messages.free_buffers())))
+        });
+        free.find(|(_, free)| *free != load::BUFFERS)
+    }
+
+    fn settle(&mut self) {
+        let end = self.world.now() + SETTLE;
+        while self.world.now() < end && self.holds() {
+            self.step();
+        }
+    }
+
+    /// Has each node send messages to every other.
+    fn exchange(&mut self, rounds: u32, long: bool) {
+        self.spawn_senders(rounds, long);
+        self.finish_senders();
+        self.settle();
+    }
+
+    fn spawn_senders(&mut self, rounds: u32, long: bool) {
         self.oracle.lock().stop_senders = false;
-        let habits = Habits { plan: Arc::clone(&self.plan), rounds: Some(rounds) };
+        let habits = Habits { plan: Arc::clone(&self.plan), rounds: Some(rounds), long };
         for node in self.plan.nodes() {
             let host = self.world.host(node);
             self.world.spawn(node, load::send(host, self.oracle.clone(), habits.clone()));
         }
+    }
+
+    /// Waits until all senders are done.
+    fn finish_senders(&mut self) {
+        let receivers = usize::from(self.plan.topology.hosts());
         let end = self.world.now() + PROBE;
-        while self.world.now() < end && self.holds() {
+        self.step();
+        while self.world.tasks() > receivers && self.world.now() < end && self.holds() {
             self.step();
         }
-        let receivers = usize::from(self.plan.topology.hosts());
         if self.holds() && self.world.tasks() > receivers {
             let senders = self.world.tasks() - receivers;
             self.complain(format!("{senders} senders wait after healing: {}", self.under_way()));
@@ -285,6 +428,14 @@ impl Run {
         }
         for node in self.plan.nodes() {
             let unit = self.world.firmware(node);
+            let now = self.world.host(node).now();
+            if let Some(due) =
+                unit.extension::<Talk>(TALK).and_then(|talk| talk.overdue(now - TICKS))
+            {
+                self.complain(format!(
+                    "node {node}: a timeout that was due at {due} has not gone off at {now}"
+                ));
+            }
             left.insert(format!("ports of node {node}"), self.world.open_ports(node));
             let pending = self.plan.nodes().map(|peer| unit.pending(peer)).sum();
             left.insert(format!("messages that wait at node {node}"), pending);
@@ -300,11 +451,23 @@ impl Run {
     }
 }
 
+/// Passes each record to `observer`, and notes in `frames` those that needed a token.
+fn watch(mut observer: Option<Observer>, frames: Option<Shared>) -> Observer {
+    Box::new(move |record| {
+        if let (Record::Sent { at, node, frame }, Some(frames)) = (record, &frames)
+            && frame.header.flags & CONTROLLED != 0
+        {
+            frames.lock().controlled.push((*at, *node, frame.header.destination));
+        }
+        if let Some(observer) = &mut observer {
+            observer(record);
+        }
+    })
+}
+
 /// Starts the tasks of a host.
 fn boot(plan: &Arc<Plan>, oracle: &Shared, host: &SimHost) {
-    let node: NodeId = host.node();
-    let coordinated = plan.coordination.is_some() && node == CENTRE;
-    host.spawn(load::receive(host.clone(), oracle.clone(), plan.longest as usize, coordinated));
-    let habits = Habits { plan: Arc::clone(plan), rounds: None };
+    host.spawn(load::receive(host.clone(), oracle.clone(), Arc::clone(plan)));
+    let habits = Habits { plan: Arc::clone(plan), rounds: None, long: false };
     host.spawn(load::send(host.clone(), oracle.clone(), habits));
 }

@@ -323,7 +323,7 @@ impl Peer {
         }
         self.restart_death(now, setting);
         self.timers.stop(Timer::Resend);
-        if self.sending.is_under_way() {
+        if self.sending.is_under_way() && !planted::is(Bug::ResendStopped) {
             self.start_resend(now, setting);
         }
     }
@@ -377,7 +377,9 @@ impl Peer {
         }
         self.receiving.reset();
         self.up = false;
-        self.own = self.own.wrapping_add(1).max(1);
+        if !planted::is(Bug::NumberKept) {
+            self.own = self.own.wrapping_add(1).max(1);
+        }
         self.hello_due = false;
         self.hellos = 0;
         self.timers = Timers::default();

@@ -3,6 +3,7 @@
 use midplane_simhw::time::Instant;
 
 use super::message::{Address, Body};
+use crate::planted::{self, Bug};
 
 /// Messages that one acknowledgement tells apart, and so the most that may be under way.
 pub(super) const MAX_WINDOW: u16 = 32;
@@ -53,7 +54,8 @@ impl ReceiveWindow {
     pub(super) fn reset(&mut self) {
         self.kept.fill(None);
         let kept = std::mem::take(&mut self.kept);
-        *self = Self { kept, ..Self::default() };
+        let beyond = if planted::is(Bug::EarlySurvives) { self.beyond } else { 0 };
+        *self = Self { kept, beyond, ..Self::default() };
     }
 
     /// Classifies message `sequence`, which has arrived, and keeps it if it is early.
@@ -108,9 +110,10 @@ impl ReceiveWindow {
         self.due = false;
         self.unacknowledged = 0;
         let delay = self.highest.map_or(0, |(_, at)| now.nanos_since(at));
+        let skipped = u32::from(self.beyond != 0 && planted::is(Bug::AckMissing));
         Acknowledgement {
-            expected: self.expected,
-            beyond: self.beyond,
+            expected: self.expected.wrapping_add(skipped),
+            beyond: self.beyond >> skipped,
             delay: u32::try_from(delay).unwrap_or(u32::MAX),
         }
     }

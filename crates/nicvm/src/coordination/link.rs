@@ -20,6 +20,7 @@ use midplane_simhw::time::Instant;
 use super::lease::Lease;
 use super::member::{Parties, Party};
 use super::message::{Body, Epoch, Grant};
+use crate::planted::{self, Bug};
 
 /// The token, while it is held here.
 #[derive(Debug)]
@@ -102,6 +103,9 @@ pub(crate) struct Link {
     taken: Vec<u32>,
     /// Parties that did not answer and have sent nothing since.
     down: Parties,
+    /// All senders but those that have left: an epoch of which the witness learned of that too late still has them as
+    /// members.
+    present: Parties,
     /// True once this sender has left.
     left: bool,
     outbox: Outbox,
@@ -135,6 +139,7 @@ impl Link {
             given_before: 0,
             taken: vec![0; setup.senders],
             down: Parties::default(),
+            present: all,
             left: false,
             outbox: VecDeque::new(),
             counters: LinkCounters::default(),
@@ -167,7 +172,8 @@ impl Link {
             return false;
         }
         self.keep_lease(now);
-        self.lease.valid_until(self.epoch) >= until && now >= self.line_due()
+        let valid = self.lease.valid_until(self.epoch) >= until || planted::is(Bug::LeaseIgnored);
+        valid && now >= self.line_due()
     }
 
     /// Marks the token as in use: it stays until [`Link::release`].
@@ -279,6 +285,7 @@ impl Link {
         }
         self.lease.on_clock(now, from, clock);
         self.down = self.down.without(from);
+        self.present = self.present.with(from);
         match body {
             Body::UniReqLink { epoch, requesters } => {
                 self.learn_epoch(now, epoch, None, None);
@@ -316,7 +323,7 @@ impl Link {
                 }
             }
             Body::GiveUp { epoch } => self.on_give_up(now, epoch),
-            Body::Leave { epoch, taken } => self.on_leave(now, from, epoch, taken),
+            Body::Leave { taken, .. } => self.on_leave(now, from, taken),
             // These are for the witness alone.
             Body::RecoverLink { .. } | Body::NeedBuffers { .. } => {}
         }

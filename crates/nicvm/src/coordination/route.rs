@@ -12,6 +12,7 @@ use super::config::{DEFAULT_RESERVE, Hold, Uncontrolled};
 use super::lead::{Lead, LeadEstimator};
 use crate::context::Context;
 use crate::extension::TimeoutId;
+use crate::planted::{self, Bug};
 use crate::timeout::Service;
 use crate::transmit::BacklogLimit;
 
@@ -362,7 +363,9 @@ impl Coordination {
                 };
             }
         }
-        self.wake_others(nic, at);
+        if !planted::is(Bug::RouteUnwoken) {
+            self.wake_others(nic, at);
+        }
         if more {
             self.begin(nic, at);
         }

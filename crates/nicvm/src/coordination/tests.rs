@@ -473,6 +473,55 @@ fn who_has_left_comes_back_in_another_life() {
 }
 
 #[test]
+fn who_has_left_is_in_no_later_epoch() {
+    let at = |leases: u64| Instant::from_nanos(leases * LEASE_NS);
+    let mut witness = Witness::new(3, LEASE_NS, Incarnation::FIRST, true, Instant::ZERO);
+    let (epoch, left) = (Epoch::base(Incarnation::FIRST), Party(1));
+    witness.handle(at(1), left, Body::Leave { epoch, taken: 0 });
+    witness.handle(at(3), Party(0), Body::RecoverLink { epoch, suspect: None, gave_up: true });
+    witness.handle_timeout(at(5));
+    let live = std::iter::from_fn(|| witness.poll_send()).find_map(|(_, body)| match body {
+        Body::GrantLink(grant) => Some(grant.live),
+        _ => None,
+    });
+    assert_eq!(live, Some(Parties::first(3).without(left)));
+}
+
+#[test]
+fn who_has_left_is_asked_for_no_support_even_by_an_epoch_that_has_it_as_a_member() {
+    let (now, all) = (Instant::from_nanos(2 * LEASE_NS), Parties::first(2));
+    let mut link = Link::new(LinkSetup {
+        me: Party(1),
+        senders: 2,
+        lease_ns: LEASE_NS,
+        request_timeout_ns: PATIENCE_NS,
+        genesis: true,
+        quiet_until: Instant::ZERO,
+    });
+    link.want(now);
+    link.handle(now, Party(0), 0, 0, Body::Leave { epoch: Epoch::GENESIS, taken: 0 });
+    let grant = Grant {
+        epoch: Epoch(7),
+        number: 0,
+        evidence: 0,
+        asked_us: u32::MAX,
+        live: all,
+        buffers: 0,
+        consumed: 0,
+        quantum: 0,
+        line_busy_ns: 0,
+        queue: Vec::new(),
+    };
+    link.handle(now, Party::WITNESS, 0, 0, Body::GrantLink(grant));
+    let asked = std::iter::from_fn(|| link.poll_send());
+    let asked: Vec<Party> = asked
+        .filter(|(_, body)| matches!(body, Body::AskSupport { .. }))
+        .map(|(party, _)| party)
+        .collect();
+    assert_eq!(asked, [Party::WITNESS]);
+}
+
+#[test]
 fn a_holder_that_is_cut_off_stops_before_another_starts() {
     let mut net = Net::new(4, 2, true);
     net.nodes[0].wanted = 1_000_000;

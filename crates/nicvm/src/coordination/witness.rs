@@ -10,6 +10,7 @@ use midplane_simhw::time::Instant;
 use super::link::Outbox;
 use super::member::{Parties, Party};
 use super::message::{Body, Epoch, Grant};
+use crate::planted::{self, Bug};
 
 /// The exclusion of a sender from the epochs.
 #[derive(Clone, Copy, Debug)]
@@ -79,10 +80,14 @@ impl Witness {
             }
             Body::GrantLink(grant) => self.on_return(now, from, grant),
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
-            // In its next incarnation it returns as an excluded sender does.
+            // In its next incarnation it returns as an excluded sender does. Its unit may stay, so nobody would find that
+            // it is gone if a later epoch had it as a member.
             Body::Leave { .. } => {
                 self.live = self.live.without(from);
                 self.exclude(now, from);
+                if let Some(Some(out)) = self.excluded.get_mut(usize::from(from.0)) {
+                    out.until = Instant::FAR_FUTURE;
+                }
             }
             Body::UniReqLink { requesters, .. } => {
                 for requester in requesters {
@@ -191,7 +196,7 @@ impl Witness {
         let lease_ns = self.lease_ns;
         if let Some(entry) = self.excluded.get_mut(usize::from(suspect.0)) {
             let backoff_ns = entry.map_or(lease_ns, |out| out.backoff_ns);
-            let until = now.plus_nanos(backoff_ns);
+            let until = now.plus_nanos(backoff_ns).max(entry.map_or(now, |out| out.until));
             *entry = Some(Exclusion { until, backoff_ns: (backoff_ns * 2).min(lease_ns * 64) });
         }
         self.wanting.retain(|party| *party != suspect);
@@ -205,7 +210,8 @@ impl Witness {
             return;
         }
         // A thousandth more, because clocks drift.
-        let due = now.plus_nanos(self.lease_ns + self.lease_ns / 1000 + 1);
+        let wait = self.lease_ns + self.lease_ns / 1000 + 1;
+        let due = now.plus_nanos(if planted::is(Bug::TokenEarly) { wait / 4 } else { wait });
         self.due = Some(due.max(self.quiet_until));
         let body = Body::BcastReqLink { epoch: self.epoch, requester: Party::WITNESS };
         for party in self.live.iter() {

@@ -3,7 +3,7 @@
 //! Completions are staged in the unpublished slots of their port's ring, and frames where their link stages them. Only
 //! writes into registered memory wait in a list until the commit, because applications see that memory at any time.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use super::NicCounters;
 use super::inbound::Inbound;
@@ -34,8 +34,6 @@ pub(crate) struct Nic<L> {
     pub(crate) link: L,
     /// The faults of the links that lead to the NIC, if any are injected.
     pub(super) faults: Option<Box<Inbound>>,
-    /// Ports that are open or closing.
-    open: BTreeSet<PortId>,
     /// Ports with published completions whose applications were not woken.
     completed: Vec<PortId>,
     /// True if one of those applications may park without taking the NIC's lock.
@@ -81,7 +79,6 @@ impl<L: Link> Nic<L> {
             counters: NicCounters::default(),
             link,
             faults: None,
-            open: BTreeSet::new(),
             completed: Vec::new(),
             must_fence: false,
             timers: [Instant::FAR_FUTURE; TIMERS],
@@ -114,7 +111,6 @@ impl<L: Link> Nic<L> {
 
     pub(super) fn open_port(&mut self, id: PortId, port: NicPort) {
         self.ports.insert(id, port);
-        self.open.insert(id);
     }
 
     /// Returns whether the application's end of a port is gone, and commands of it are left.
@@ -125,11 +121,8 @@ impl<L: Link> Nic<L> {
     /// Removes a port that was dropped and whose last command is taken. Returns whether it did: the doorbell of a
     /// port may still be rung when its number is already another's.
     pub(super) fn has_closed(&mut self, id: PortId) -> bool {
-        if self.ports.at(id).is_some_and(NicPort::sync) {
-            return false;
-        }
         self.ports.sync(id);
-        self.ports.at(id).is_none() && self.open.remove(&id)
+        self.ports.take_closed(Some(id)).is_some()
     }
 
     /// Takes an alarm that is due, and turns it off.

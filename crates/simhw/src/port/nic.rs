@@ -197,36 +197,47 @@ impl PortBackend {
 
 /// The ports of one NIC.
 #[derive(Debug, Default)]
-pub(crate) struct Ports(Vec<Option<NicPort>>);
+pub(crate) struct Ports {
+    by_number: Vec<Option<NicPort>>,
+    /// Ports that were removed, and whose close the firmware has yet to handle.
+    closed: Vec<PortId>,
+}
 
 impl Ports {
     pub(crate) fn insert(&mut self, id: PortId, port: NicPort) {
-        if id.index() >= self.0.len() {
-            self.0.resize_with(id.index() + 1, || None);
+        if id.index() >= self.by_number.len() {
+            self.by_number.resize_with(id.index() + 1, || None);
         }
-        self.0[id.index()] = Some(port);
+        self.by_number[id.index()] = Some(port);
     }
 
     #[inline]
     pub(crate) fn at(&mut self, id: PortId) -> Option<&mut NicPort> {
-        self.0.get_mut(id.index())?.as_mut()
+        self.by_number.get_mut(id.index())?.as_mut()
     }
 
     /// Applies pending registrations; removes a port that was dropped.
     pub(crate) fn sync(&mut self, id: PortId) {
         if self.at(id).is_some_and(|port| !port.sync() && !port.has_command()) {
-            self.0[id.index()] = None;
+            self.by_number[id.index()] = None;
+            self.closed.push(id);
         }
+    }
+
+    /// Takes a port that was removed, whose close the firmware is to handle now: `id`, or any.
+    pub(crate) fn take_closed(&mut self, id: Option<PortId>) -> Option<PortId> {
+        let at = self.closed.iter().position(|closed| id.is_none_or(|id| id == *closed))?;
+        Some(self.closed.swap_remove(at))
     }
 
     /// Returns the number of open ports.
     pub(crate) fn open(&self) -> usize {
-        self.0.iter().flatten().count()
+        self.by_number.iter().flatten().count()
     }
 
     /// Returns whether a port's application has closed its end.
     pub(crate) fn is_closing(&self, id: PortId) -> bool {
-        let port = self.0.get(id.index()).and_then(Option::as_ref);
+        let port = self.by_number.get(id.index()).and_then(Option::as_ref);
         port.is_some_and(|port| port.backend.is_closing())
     }
 
@@ -238,7 +249,7 @@ impl Ports {
 
     /// Wakes all applications that wait for a completion.
     pub(crate) fn wake_all(&self) {
-        self.0.iter().flatten().for_each(|port| port.backend.wake());
+        self.by_number.iter().flatten().for_each(|port| port.backend.wake());
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {
@@ -274,7 +285,7 @@ impl Ports {
     }
 
     fn table(&self, at: RegionRef) -> Result<&RegionTable, RegionError> {
-        match self.0.get(at.port.index()) {
+        match self.by_number.get(at.port.index()) {
             Some(Some(port)) => Ok(port.regions()),
             _ => Err(RegionError::Stale),
         }

@@ -75,8 +75,6 @@ pub(super) struct Nic {
     pub(super) offered: bool,
     /// For each port: whether it was rung and the firmware has not looked since.
     rung: Vec<bool>,
-    /// Ports that close once the firmware has taken what was posted.
-    pub(super) leaving: Vec<PortId>,
     engines: Engines,
     alarms: [Alarm; TIMERS],
     /// To be seen at the instants that were scheduled for them; `None` is one of a port that is gone.
@@ -152,7 +150,6 @@ impl Nic {
             on_link: VecDeque::new(),
             offered: false,
             rung: Vec::new(),
-            leaving: Vec::new(),
             engines: Engines {
                 gather_free: Instant::ZERO,
                 scatter_free: Instant::ZERO,

@@ -5,7 +5,7 @@ use super::event_queue::Event;
 use super::nic::{SimHardware, Work};
 use crate::frame::{Frame, HEADER_BYTES, Header};
 use crate::hardware::{Firmware, Hardware};
-use crate::id::{NodeId, PortId};
+use crate::id::NodeId;
 use crate::region::Payload;
 use crate::time::Instant;
 use crate::trace::Engine;
@@ -83,14 +83,17 @@ impl<F: Firmware> World<F> {
             left: false,
         };
         hw.begin_event(idle && !matches!(work, Work::Start | Work::Doorbell(_)));
-        let closed = call(&mut self.firmware[node.index()], &mut hw, work, &current);
+        let firmware = &mut self.firmware[node.index()];
+        call(firmware, &mut hw, work, &current);
         hw.abort();
-        let (left, reached) = (hw.left, hw.reached());
-        self.keep_busy(node, work, reached, current.number);
-        if let Some(port) = closed {
-            self.nics[node.index()].forget_completions(port);
+        while let Some(port) = hw.nic.ports.take_closed(None) {
+            firmware.on_port_closed(&mut hw, port);
+            hw.abort();
+            hw.nic.forget_completions(port);
             self.shared.release_port(node, port);
         }
+        let (left, reached) = (hw.left, hw.reached());
+        self.keep_busy(node, work, reached, current.number);
         if let Work::Frame(key) = work {
             self.network.frames.at(key).payload = current.payload;
             if left {
@@ -124,28 +127,13 @@ impl<F: Firmware> World<F> {
     }
 }
 
-/// Calls the handler for `work`; returns the port that it has closed, if any.
-fn call<F: Firmware>(
-    firmware: &mut F,
-    hw: &mut SimHardware<'_>,
-    work: Work,
-    current: &Current,
-) -> Option<PortId> {
+/// Calls the handler for `work`.
+fn call<F: Firmware>(firmware: &mut F, hw: &mut SimHardware<'_>, work: Work, current: &Current) {
     match work {
         Work::Start => firmware.on_start(hw),
         Work::Doorbell(port) => {
-            let open = hw.nic.ports.at(port).is_some();
             firmware.on_doorbell(hw, port);
             hw.nic.ports.sync(port);
-            if open && hw.nic.ports.at(port).is_none() {
-                hw.abort();
-                firmware.on_port_closed(hw, port);
-                return Some(port);
-            }
-            let is_leaving = hw.nic.ports.at(port).is_some_and(|port| !port.sync());
-            if is_leaving && !hw.nic.leaving.contains(&port) {
-                hw.nic.leaving.push(port);
-            }
         }
         Work::Frame(_) => {
             // The frame's buffer may be posted without a doorbell.
@@ -157,17 +145,6 @@ fn call<F: Firmware>(
             firmware.on_frame(hw, Frame { header: current.header, payload });
         }
         Work::DmaDone(dma) => firmware.on_dma_done(hw, dma),
-        Work::Timer(timer) => {
-            firmware.on_timer(hw, timer);
-            // The firmware may just have taken a closed port's last command.
-            let nic = &mut hw.nic;
-            let gone = (0..nic.leaving.len()).find(|at| nic.ports.at(nic.leaving[*at]).is_none());
-            if let Some(port) = gone.map(|at| nic.leaving.swap_remove(at)) {
-                hw.abort();
-                firmware.on_port_closed(hw, port);
-                return Some(port);
-            }
-        }
+        Work::Timer(timer) => firmware.on_timer(hw, timer),
     }
-    None
 }

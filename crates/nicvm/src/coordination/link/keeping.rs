@@ -5,6 +5,7 @@ use midplane_simhw::time::Instant;
 use super::super::member::{Parties, Party};
 use super::super::message::{Body, Epoch};
 use super::{Link, Request};
+use crate::planted::{self, Bug};
 
 impl Link {
     /// Returns whether a lease is needed: the token is here, and in use or wanted.
@@ -14,8 +15,9 @@ impl Link {
 
     /// Returns the parties, other than this one, that must support the epoch.
     pub(super) fn supporters(&self) -> Parties {
-        let others = self.live.without(self.setup.me);
-        if self.live == self.all { others } else { others.with(Party::WITNESS) }
+        let live = self.live.and(self.present);
+        let others = live.without(self.setup.me);
+        if live == self.all { others } else { others.with(Party::WITNESS) }
     }
 
     pub(super) fn keep_lease(&mut self, now: Instant) {
@@ -35,7 +37,8 @@ impl Link {
 
     pub(super) fn on_ask(&mut self, now: Instant, from: Party, epoch: Epoch, round: u32) {
         self.learn_epoch(now, epoch, None, None);
-        let ours = epoch == self.epoch && epoch > self.given_up;
+        let kept = epoch > self.given_up || planted::is(Bug::GivenUpSupported);
+        let ours = epoch == self.epoch && kept;
         if ours {
             // Holders ask members alone.
             self.live = self.live.with(self.setup.me);

@@ -3,8 +3,9 @@
 use midplane_simhw::time::Instant;
 
 use super::super::member::Party;
-use super::super::message::{Body, Epoch, Grant, REQUESTERS};
+use super::super::message::{Body, Grant, REQUESTERS};
 use super::Link;
+use crate::planted::{self, Bug};
 
 impl Link {
     /// Leaves the link: notifies all parties, and passes a token that is here to a waiting sender, or to the witness.
@@ -35,15 +36,15 @@ impl Link {
 
     /// Handles the orderly departure of a sender. Its support is no longer needed; instead the witness's is, so that it
     /// makes no new token without knowing the epoch's holder.
-    pub(super) fn on_leave(&mut self, now: Instant, party: Party, epoch: Epoch, taken: u32) {
+    pub(super) fn on_leave(&mut self, now: Instant, party: Party, taken: u32) {
         self.forget_request(party);
-        if epoch == self.epoch && self.live.contains(party) {
+        self.present = self.present.without(party);
+        if self.live.contains(party) {
             self.live = self.live.without(party);
             self.lease.forget_round();
         }
-        if let Some((_, grant)) =
-            self.given.take_if(|(to, grant)| *to == party && grant.number != taken)
-        {
+        let untaken = |grant: &Grant| grant.number != taken || planted::is(Bug::LeaveReturns);
+        if let Some((_, grant)) = self.given.take_if(|(to, grant)| *to == party && untaken(grant)) {
             // The grant arrived after the sender had left, and the sender did not take it.
             self.on_grant(now, Grant { evidence: 0, ..grant }, self.our_last);
         }
