@@ -40,15 +40,16 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Appends an arrival, unless too much waits.
-    pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) {
+    /// Appends an arrival; returns `false` if too much waits.
+    pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) -> bool {
         let bytes = bytes_of(&arrival);
         if (self.bytes + bytes) as u64 > RECEIVE_BYTES {
-            return;
+            return false;
         }
         self.bytes += bytes;
         self.arrived.push_back(arrival);
         wakes.extend(self.receiver.take());
+        true
     }
 }
 
