@@ -1,5 +1,6 @@
 //! Two hosts and more in virtual time: the same seed, the same run.
 
+mod load;
 mod tcp;
 
 use std::sync::{Arc, Mutex};
