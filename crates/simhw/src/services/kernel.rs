@@ -179,7 +179,7 @@ impl Kernel {
             (Kind::Unreachable, Some(inbox)) => inbox.push(Arrival::Unreachable(peer), wakes),
             (Kind::Unreachable, None) => true,
             (Kind::Datagram, Some(inbox)) => {
-                inbox.push(Arrival::Datagram(Datagram { peer, bytes: arrived.bytes }), wakes)
+                inbox.push(Arrival::Datagram(Datagram { peer, ecn, bytes: arrived.bytes }), wakes)
             }
             (Kind::Datagram, None) => {
                 let label = Label::udp(Kind::Unreachable, to, from, ecn);

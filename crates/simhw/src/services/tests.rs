@@ -3,6 +3,7 @@
 mod load;
 mod tcp;
 
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -319,4 +320,40 @@ fn a_datagram_that_finds_its_socket_full_or_no_buffer_is_counted_by_its_cause() 
     // 1,066 bytes at 1 Gb/s: about 117 in the first millisecond, then the buffers that are posted.
     assert!((300..400).contains(&received), "{received}");
     assert_eq!(drops.iter().collect::<Vec<_>>(), [(DropCause::NoBuffer, 2_000 - received)]);
+}
+
+#[test]
+fn a_train_is_sent_whole_or_not_at_all_and_its_datagrams_carry_its_ecn_bits() {
+    let mut cluster = Cluster::new(1, 2, |node| async move {
+        let socket = UdpSocket::bind(address(node.0))?;
+        if node.0 == 1 {
+            let kind = |result: std::io::Result<()>| result.unwrap_err().kind();
+            let send =
+                |length, segment| socket.try_send(address(0), &[7; 70_000][..length], segment, 2);
+            assert_eq!(kind(send(3_000, MAX_DATAGRAM + 1)), ErrorKind::InvalidInput);
+            assert_eq!(kind(send(65_536, 1_000)), ErrorKind::InvalidInput);
+            send(0, 0)?;
+            let mut trains = 0;
+            while send(3_000, 1_400).is_ok() {
+                trains += 1;
+            }
+            assert_eq!(trains, (256 << 10) / 3_000);
+            assert_eq!(kind(send(3_000, 1_400)), ErrorKind::WouldBlock);
+            std::future::poll_fn(|context| socket.poll_send_ready(context, 3_000)).await;
+            send(3_000, 1_400)?;
+            return std::future::pending().await;
+        }
+        let mut lengths = Vec::new();
+        while lengths.len() < 1 + 3 * ((256 << 10) / 3_000 + 1) {
+            let arrived = std::future::poll_fn(|context| socket.poll_receive(context)).await;
+            let Arrival::Datagram(datagram) = arrived else { panic!("{arrived:?}") };
+            assert_eq!(datagram.ecn, 2);
+            lengths.push(datagram.bytes.len());
+        }
+        assert_eq!(lengths.remove(0), 0);
+        assert!(lengths.chunks(3).all(|train| train == [1_400, 1_400, 200]), "{lengths:?}");
+        Ok(())
+    });
+    assert_eq!(cluster.run(Duration::from_secs(1), 1), 1);
+    cluster.take_end(NodeId(0)).1.unwrap();
 }
