@@ -168,8 +168,9 @@ impl Kernel {
     /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A packet to a
     /// port that no socket has is answered.
     pub(super) fn deliver(&self, arrived: Arrived, wakes: &mut Vec<Waker>) {
-        let Label { kind, from, to, ecn, .. } = arrived.label;
-        let peer = SocketAddr::new(Hosts::ip(arrived.from), from);
+        let Label { kind, from, to, ecn, is_loopback, .. } = arrived.label;
+        let ip = if is_loopback { Ipv4Addr::LOCALHOST.into() } else { Hosts::ip(arrived.from) };
+        let peer = SocketAddr::new(ip, from);
         let mut state = self.state();
         let state = &mut *state;
         let is_taken = match (kind, state.sockets.get_mut(&to)) {
@@ -182,7 +183,7 @@ impl Kernel {
                 inbox.push(Arrival::Datagram(Datagram { peer, ecn, bytes: arrived.bytes }), wakes)
             }
             (Kind::Datagram, None) => {
-                let label = Label::udp(Kind::Unreachable, to, from, ecn);
+                let label = Label { kind: Kind::Unreachable, from: to, to: from, ..arrived.label };
                 let bytes = vec![0; 8];
                 let _ = state.outbox.push(Outgoing { to: arrived.from, label, bytes });
                 true

@@ -357,3 +357,19 @@ fn a_train_is_sent_whole_or_not_at_all_and_its_datagrams_carry_its_ecn_bits() {
     assert_eq!(cluster.run(Duration::from_secs(1), 1), 1);
     cluster.take_end(NodeId(0)).1.unwrap();
 }
+
+#[test]
+fn a_datagram_to_the_own_host_comes_from_its_loopback_address() {
+    let mut cluster = Cluster::new(1, 1, |_| async move {
+        let socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
+        socket.send_to(b"loop", "127.0.0.1:7".parse()?).await?;
+        let (length, peer) = socket.recv_from(&mut [0; 8]).await?;
+        assert_eq!((length, peer.to_string()), (4, "127.0.0.1:7".to_owned()));
+        socket.send_to(b"loop", "127.0.0.1:8".parse()?).await?;
+        let refused = std::future::poll_fn(|context| socket.poll_receive(context)).await;
+        assert_eq!(refused, Arrival::Unreachable("127.0.0.1:8".parse()?));
+        Ok(())
+    });
+    assert_eq!(cluster.run(Duration::from_secs(1), 1), 1);
+    cluster.take_end(NodeId(0)).1.unwrap();
+}

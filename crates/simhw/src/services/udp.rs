@@ -143,7 +143,14 @@ impl UdpSocket {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let node = self.kernel.node_at(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
-        let label = Label::udp(Kind::Datagram, self.address.port(), to.port(), ecn);
+        let label = Label {
+            kind: Kind::Datagram,
+            from: self.address.port(),
+            to: to.port(),
+            ecn,
+            is_loopback: to.ip().is_loopback(),
+            sequence: 0,
+        };
         let outbox = &mut self.kernel.state().outbox;
         if !outbox.has_space(Kind::Datagram, bytes.len()) {
             return Err(io::ErrorKind::WouldBlock.into());
