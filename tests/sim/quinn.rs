@@ -1,5 +1,6 @@
 //! quinn in virtual time: every byte arrives, at the rate of the link, and every run is the same.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,8 +96,9 @@ fn lost_packets_are_sent_again_and_a_seed_gives_one_run() {
         assert!(report.drops.total() > 5, "{report:?}");
         report.digest
     };
-    assert_ne!(digest(1), digest(2));
-    assert_eq!(digest(1), digest(1));
+    let digests: BTreeSet<u64> = (0..10).map(digest).collect();
+    assert_eq!(digests.len(), 10);
+    assert!(digests.contains(&digest(1)));
 }
 
 #[test]

@@ -26,8 +26,9 @@ impl QuinnRuntime {
     /// Makes an endpoint at an address of the host whose code runs on this thread; for port 0, at any free one. With a
     /// server's configuration, it accepts connections. The endpoint's random numbers are drawn from the host's.
     ///
-    /// The keys of TLS come from the system's random numbers, which changes no length if the server's key is of Ed25519. An
-    /// ECDSA signature has 70 to 72 bytes: with such a key, two runs of one seed may differ.
+    /// Two runs of one seed are the same if each makes configurations of its own, since a client's keeps sessions and tokens
+    /// for its next connections, and if the server's key is of Ed25519. The keys of TLS come from the system's random numbers;
+    /// what is encrypted by them has the same length, but an ECDSA signature has 70 to 72 bytes.
     ///
     /// # Errors
     /// Those of [`UdpSocket::bind`].
