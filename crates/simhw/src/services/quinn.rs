@@ -71,11 +71,11 @@ struct Timer(Pin<Box<Sleep>>);
 
 impl AsyncTimer for Timer {
     fn reset(mut self: Pin<&mut Self>, at: Instant) {
-        self.0.as_mut().reset(at.into());
+        Sleep::reset(self.0.as_mut(), at.into());
     }
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(context)
+        Future::poll(self.0.as_mut(), context)
     }
 }
 
