@@ -1,4 +1,5 @@
-//! Sockets of simulated hosts, for protocols of your own in a [`Sim`](crate::Sim).
+//! Sockets of simulated hosts, for protocols of your own in a [`Sim`](crate::Sim). With the feature `axum`, axum serves a
+//! [`TcpListener`]; with `sim-quinn`, `QuinnRuntime` makes endpoints of quinn.
 //!
 //! [`TcpListener`] and [`TcpStream`] are used as tokio's are, by names of hosts or by addresses:
 //!
@@ -25,6 +26,10 @@
 //! # Ok::<_, midplane::sim::SimError>(())
 //! ```
 
+#[cfg(feature = "axum")]
+pub use midplane_simhw::services::PeerAddress;
+#[cfg(feature = "sim-quinn")]
+pub use midplane_simhw::services::QuinnRuntime;
 pub use midplane_simhw::services::{
     Arrival, BACKLOG, Datagram, TCP_BUFFER_BYTES, TcpListener, TcpStream, ToAddress, UdpSocket,
 };

@@ -90,7 +90,9 @@ impl Cluster {
             topology.name_host(node, &*spec.name);
         }
         let hosts = Hosts::new(specs.iter().map(|spec| spec.name.clone()).collect());
-        let mut world = World::new(&topology, config.nic(), seed, |_, _| DatagramNic::default());
+        let of_nics = Arc::clone(&hosts);
+        let nic = move |_, _| DatagramNic::new(Arc::clone(&of_nics));
+        let mut world = World::new(&topology, config.nic(), seed, nic);
         world.set_faults(config.faults);
         if config.host != midplane_simhw::profile::HostProfile::FREE {
             world.set_hosts(config.host);
@@ -210,6 +212,9 @@ impl Cluster {
     pub(super) fn report(&mut self, is_over: bool) -> Report {
         let trace = if is_over { self.end_trace() } else { None };
         let traffic = self.world.traffic();
+        let of_hosts = self.hosts.drops();
+        let mut drops = traffic.drops;
+        drops += of_hosts;
         let end = |(node, at): &(NodeId, Instant)| HostEnd {
             host: self.specs[node.index()].name.clone(),
             time: Duration::from_nanos(at.as_nanos()),
@@ -219,8 +224,8 @@ impl Cluster {
             digest: self.world.digest(),
             events: self.world.events(),
             sent: traffic.sent,
-            delivered: traffic.delivered,
-            drops: traffic.drops,
+            delivered: traffic.delivered - of_hosts.total(),
+            drops,
             faults: *self.world.faults_fired(),
             ended: self.shared.ends().ended.iter().map(end).collect(),
             trace,

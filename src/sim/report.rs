@@ -18,9 +18,9 @@ pub struct Report {
     pub events: u64,
     /// Packets that hosts have sent.
     pub sent: u64,
-    /// Packets that have arrived at their NIC. A host drops those that find no buffer, or a full socket.
+    /// Packets that have arrived at their host, without those that it has dropped.
     pub delivered: u64,
-    /// Packets that were dropped, by cause.
+    /// Packets that were dropped, by cause: on the network, at a NIC that had no buffer, at a full socket.
     pub drops: Drops,
     /// Counts the effects of each kind of fault.
     pub faults: FaultCounts,

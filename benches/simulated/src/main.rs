@@ -2,6 +2,7 @@
 
 mod cluster;
 mod ours;
+mod quic;
 mod theirs;
 mod web;
 
@@ -27,6 +28,8 @@ enum What {
     Idle1000,
     /// A round trip of 8 bytes over links of 2 us: nanoseconds of virtual time
     RoundTrip,
+    /// 20 MB over a connection of quinn at 1 Gb/s: megabytes of payload in a second of wall time
+    Quic,
     /// 100 hosts that hold keys, 10 s of requests and crashes: seconds of wall time
     Cluster,
 }
@@ -68,6 +71,7 @@ impl What {
             Self::Requests => "requests_per_s",
             Self::Idle100 | Self::Idle1000 => "ns_per_host_ms",
             Self::RoundTrip => "virtual_ns",
+            Self::Quic => "mb_per_s",
             Self::Cluster => "s",
         }
     }
@@ -78,6 +82,7 @@ impl What {
             Self::Idle100 => ours::idle(100),
             Self::Idle1000 => ours::idle(1_000),
             Self::RoundTrip => ours::round_trip(),
+            Self::Quic => Ok(rate(quic::BYTES as u64, quic::transfer)? / 1e6),
             Self::Cluster => seconds(cluster::run),
         }
     }
@@ -87,8 +92,8 @@ impl What {
             Self::Requests => rate(web::TOTAL, theirs::requests)?,
             Self::Idle100 => theirs::idle(100)?,
             Self::RoundTrip => theirs::round_trip()?,
-            // turmoil takes minutes for 1,000 hosts; the cluster is a program for `Sim` only.
-            Self::Idle1000 | Self::Cluster => return Ok(None),
+            // turmoil takes minutes for 1,000 hosts; the others are programs for `Sim` only.
+            Self::Idle1000 | Self::Quic | Self::Cluster => return Ok(None),
         }))
     }
 }

@@ -35,6 +35,10 @@ pub enum DropCause {
     NicDown,
     /// The receiving NIC's memory was full.
     NicMemory,
+    /// The receiving host had posted no buffer for the packet.
+    NoBuffer,
+    /// The receiving socket was full, or the backlog of the listener.
+    SocketFull,
     /// No route leads to the destination.
     NoRoute,
     /// The frame's hop limit reached zero.
@@ -59,7 +63,7 @@ pub enum DropCause {
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
@@ -74,6 +78,8 @@ impl DropCause {
         Self::Partition,
         Self::NicDown,
         Self::NicMemory,
+        Self::NoBuffer,
+        Self::SocketFull,
         Self::NoRoute,
         Self::HopLimit,
         Self::Collisions,
@@ -104,6 +110,8 @@ impl DropCause {
             Self::Partition => "partition",
             Self::NicDown => "nic_down",
             Self::NicMemory => "nic_memory",
+            Self::NoBuffer => "no_buffer",
+            Self::SocketFull => "socket_full",
             Self::NoRoute => "no_route",
             Self::HopLimit => "hop_limit",
             Self::Collisions => "collisions",

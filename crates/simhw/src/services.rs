@@ -11,18 +11,26 @@
 
 mod address;
 mod alarm;
+#[cfg(feature = "axum")]
+mod axum;
 mod firmware;
 mod host;
 mod kernel;
 mod label;
 mod nic;
 mod outbox;
+#[cfg(feature = "quinn")]
+mod quinn;
 mod runtime;
 mod spans;
 mod tcp;
 mod udp;
 mod watchdog;
 
+#[cfg(feature = "axum")]
+pub use self::axum::PeerAddress;
+#[cfg(feature = "quinn")]
+pub use self::quinn::QuinnRuntime;
 pub use address::ToAddress;
 pub use alarm::Alarm;
 pub use firmware::DatagramNic;

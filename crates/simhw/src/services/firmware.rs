@@ -1,7 +1,10 @@
 //! The firmware of a plain NIC: sends and receives datagrams, one in each frame.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use super::kernel::Hosts;
+use crate::drops::DropCause;
 use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, Source, TransmitRefused};
 use crate::id::{DmaId, PortId, TimerId};
@@ -17,9 +20,10 @@ const LINE: TimerId = TimerId(0);
 const UNREPORTED: usize = 32;
 
 /// The firmware of a plain NIC: sends the datagrams that its host posts, and writes received ones to the
-/// buffers that the host has posted. A datagram that finds no buffer is dropped.
-#[derive(Debug, Default)]
+/// buffers that the host has posted. A datagram that finds no buffer is dropped ([`DropCause::NoBuffer`]).
+#[derive(Debug)]
 pub struct DatagramNic {
+    hosts: Arc<Hosts>,
     /// Datagrams that wait for a transmit slot.
     sends: VecDeque<(PortId, Command)>,
     buffers: VecDeque<(PortId, Command)>,
@@ -28,6 +32,12 @@ pub struct DatagramNic {
 }
 
 impl DatagramNic {
+    /// Makes the firmware of a NIC of these hosts, which count what it drops.
+    #[must_use]
+    pub const fn new(hosts: Arc<Hosts>) -> Self {
+        Self { hosts, sends: VecDeque::new(), buffers: VecDeque::new(), sent: Vec::new() }
+    }
+
     fn send(&mut self, hw: &mut impl Hardware) {
         while let Some((port, command)) = self.sends.front().copied() {
             let header = Header {
@@ -94,7 +104,9 @@ impl Firmware for DatagramNic {
             // A switch has sent it the wrong way.
             return;
         }
-        let Some((port, command)) = self.buffers.pop_front() else { return };
+        let Some((port, command)) = self.buffers.pop_front() else {
+            return self.hosts.count_drop(DropCause::NoBuffer);
+        };
         let length = u32::from(frame.header.length);
         let written = match command.region.part(0, length) {
             Some(region) => hw.write(region, frame.payload).is_ok(),

@@ -11,6 +11,7 @@ use super::label::{Arrived, Kind, Label, Outgoing};
 use super::outbox::Outbox;
 use super::tcp::Tcp;
 use super::udp::{Arrival, Datagram, Inbox};
+use crate::drops::{DropCause, Drops};
 use crate::host::Host as _;
 use crate::id::NodeId;
 use crate::rng::Rng;
@@ -20,22 +21,33 @@ use crate::time::Instant;
 /// The first port that a socket gets which asks for none.
 const FIRST_PORT: u16 = 32_768;
 
-/// The names and addresses of all hosts.
+/// The names and addresses of all hosts, and the packets that they have dropped.
 #[derive(Debug, Default)]
 pub struct Hosts {
     names: Vec<String>,
+    drops: Mutex<Drops>,
 }
 
 impl Hosts {
     /// Names the hosts: the first name is that of node 0.
     #[must_use]
     pub fn new(names: Vec<String>) -> Arc<Self> {
-        Arc::new(Self { names })
+        Arc::new(Self { names, drops: Mutex::default() })
     }
 
     /// Returns the names, in the order of the nodes.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(String::as_str)
+    }
+
+    /// Returns the packets that arrived at their NICs and that the hosts dropped, by cause.
+    #[must_use]
+    pub fn drops(&self) -> Drops {
+        *self.drops.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn count_drop(&self, cause: DropCause) {
+        self.drops.lock().unwrap_or_else(PoisonError::into_inner).add(cause);
     }
 
     /// Returns the nodes of all hosts.
@@ -156,24 +168,29 @@ impl Kernel {
     /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A packet to a
     /// port that no socket has is answered.
     pub(super) fn deliver(&self, arrived: Arrived, wakes: &mut Vec<Waker>) {
-        let Label { kind, from, to, ecn, .. } = arrived.label;
-        let peer = SocketAddr::new(Hosts::ip(arrived.from), from);
+        let Label { kind, from, to, ecn, is_loopback, .. } = arrived.label;
+        let ip = if is_loopback { Ipv4Addr::LOCALHOST.into() } else { Hosts::ip(arrived.from) };
+        let peer = SocketAddr::new(ip, from);
         let mut state = self.state();
         let state = &mut *state;
-        match (kind, state.sockets.get_mut(&to)) {
+        let is_taken = match (kind, state.sockets.get_mut(&to)) {
             (Kind::Segment, _) => {
-                state.tcp.on_segment(self.host.now(), &arrived, &mut state.outbox, wakes);
+                state.tcp.on_segment(self.host.now(), &arrived, &mut state.outbox, wakes)
             }
             (Kind::Unreachable, Some(inbox)) => inbox.push(Arrival::Unreachable(peer), wakes),
-            (Kind::Unreachable, None) => {}
+            (Kind::Unreachable, None) => true,
             (Kind::Datagram, Some(inbox)) => {
-                inbox.push(Arrival::Datagram(Datagram { peer, bytes: arrived.bytes }), wakes);
+                inbox.push(Arrival::Datagram(Datagram { peer, ecn, bytes: arrived.bytes }), wakes)
             }
             (Kind::Datagram, None) => {
-                let label = Label::udp(Kind::Unreachable, to, from, ecn);
+                let label = Label { kind: Kind::Unreachable, from: to, to: from, ..arrived.label };
                 let bytes = vec![0; 8];
                 let _ = state.outbox.push(Outgoing { to: arrived.from, label, bytes });
+                true
             }
+        };
+        if !is_taken {
+            self.hosts.count_drop(DropCause::SocketFull);
         }
     }
 

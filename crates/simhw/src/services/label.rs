@@ -29,11 +29,6 @@ pub(super) struct Label {
 }
 
 impl Label {
-    /// Labels a datagram, or the report that one was not received.
-    pub(super) const fn udp(kind: Kind, from: u16, to: u16, ecn: u8) -> Self {
-        Self { kind, from, to, ecn, is_loopback: false, sequence: 0 }
-    }
-
     /// Returns the label as the words of a frame.
     pub(super) fn to_words(self) -> [u64; 2] {
         let kind = match self.kind {

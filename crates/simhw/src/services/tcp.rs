@@ -117,21 +117,21 @@ impl Tcp {
         }
     }
 
-    /// Handles a segment that has arrived.
+    /// Handles a segment that has arrived; returns `false` if it asks for a connection and the backlog is full.
     pub(super) fn on_segment(
         &mut self,
         now: Instant,
         arrived: &Arrived,
         outbox: &mut Outbox,
         wakes: &mut Vec<Waker>,
-    ) {
-        let Some(packet) = Packet::parse(arrived, self.ip) else { return };
+    ) -> bool {
+        let Some(packet) = Packet::parse(arrived, self.ip) else { return true };
         let known = self.by_ends.get(&packet.ends).copied();
         let id = match known {
             None if packet.is_request() => match self.admit(&packet) {
                 Ok(id) => id,
                 // A full backlog drops the request, which comes again.
-                Err(()) => return,
+                Err(()) => return false,
             },
             known => known,
         };
@@ -152,6 +152,7 @@ impl Tcp {
             self.offer(id, wakes);
             self.activate(id);
         }
+        true
     }
 
     /// Makes a connection for a request, if its port is listened at; an error if too many wait there.

@@ -1,14 +1,17 @@
 //! Two hosts and more in virtual time: the same seed, the same run.
 
+mod load;
 mod tcp;
 
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{
     Arrival, BoxError, DATAGRAM_FRAMING, DatagramNic, HostError, Hosts, MAX_DATAGRAM, Main,
-    UdpSocket, VirtualHost, run,
+    RECEIVE_BYTES, UdpSocket, VirtualHost, run,
 };
+use crate::drops::{DropCause, Drops};
 use crate::fault::{Fault, Faults, Incident};
 use crate::id::NodeId;
 use crate::link::LinkProfile;
@@ -38,10 +41,13 @@ impl Cluster {
         link.framing = DATAGRAM_FRAMING;
         let switch = SwitchProfile::new(Buffer::Bytes(64 << 10));
         let topology = Topology::star(hosts, link, switch);
-        let world = World::new(&topology, NicProfile::FREE, seed, |_, _| DatagramNic::default());
         let names = (0..hosts).map(|host| format!("host-{host}")).collect();
+        let known = Hosts::new(names);
+        let of_nics = Arc::clone(&known);
+        let nic = move |_, _| DatagramNic::new(Arc::clone(&of_nics));
+        let world = World::new(&topology, NicProfile::FREE, seed, nic);
         let code: Code = Arc::new(move |node| Box::pin(code(node)));
-        let mut this = Self { world, ends: Ends::default(), code, hosts: Hosts::new(names) };
+        let mut this = Self { world, ends: Ends::default(), code, hosts: known };
         (0..hosts).map(NodeId).for_each(|node| this.start(node));
         this
     }
@@ -269,4 +275,101 @@ fn a_sender_that_is_faster_than_its_line_waits_and_loses_nothing_before_it() {
     let line = 5_000 * 12_304;
     assert!((line..line + 50_000).contains(&took.as_nanos()), "{took:?}");
     assert_eq!(cluster.world.traffic().drops.total(), 0);
+}
+
+/// Node 1 sends so many datagrams of 1,000 bytes to node 0, which has a socket and does not receive for 100 ms. Returns the
+/// number that node 0 then receives, and the drops of the hosts.
+fn unread(datagrams: u64, incident: Option<Incident>) -> (u64, Drops) {
+    let received = Arc::new(Mutex::new(0));
+    let out = Arc::clone(&received);
+    let mut cluster = Cluster::new(1, 2, move |node| {
+        let out = Arc::clone(&out);
+        async move {
+            let socket = UdpSocket::bind(address(node.0))?;
+            if node.0 == 1 {
+                for _ in 0..datagrams {
+                    socket.send_to(&[0; 1_000], address(0)).await?;
+                }
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let mut bytes = [0; 1_000];
+            let within = Duration::from_millis(1);
+            while tokio::time::timeout(within, socket.recv_from(&mut bytes)).await.is_ok() {
+                *out.lock().unwrap() += 1;
+            }
+            Ok(())
+        }
+    });
+    incident.into_iter().for_each(|incident| cluster.world.schedule(incident));
+    assert_eq!(cluster.run(Duration::from_secs(1), 2), 2);
+    assert_eq!(cluster.world.traffic().delivered, datagrams);
+    let received = *received.lock().unwrap();
+    (received, cluster.hosts.drops())
+}
+
+#[test]
+fn a_datagram_that_finds_its_socket_full_or_no_buffer_is_counted_by_its_cause() {
+    let (received, drops) = unread(5_000, None);
+    assert_eq!(received, RECEIVE_BYTES / 1_064);
+    assert_eq!(drops.iter().collect::<Vec<_>>(), [(DropCause::SocketFull, 5_000 - received)]);
+    let fault = Fault::Pause { node: NodeId(0) };
+    let at = Instant::from_nanos(1_000_000);
+    let lasts = Duration::from_millis(50);
+    let (received, drops) = unread(2_000, Some(Incident { at, lasts, fault }));
+    // 1,066 bytes at 1 Gb/s: about 117 in the first millisecond, then the buffers that are posted.
+    assert!((300..400).contains(&received), "{received}");
+    assert_eq!(drops.iter().collect::<Vec<_>>(), [(DropCause::NoBuffer, 2_000 - received)]);
+}
+
+#[test]
+fn a_train_is_sent_whole_or_not_at_all_and_its_datagrams_carry_its_ecn_bits() {
+    let mut cluster = Cluster::new(1, 2, |node| async move {
+        let socket = UdpSocket::bind(address(node.0))?;
+        if node.0 == 1 {
+            let kind = |result: std::io::Result<()>| result.unwrap_err().kind();
+            let send =
+                |length, segment| socket.try_send(address(0), &[7; 70_000][..length], segment, 2);
+            assert_eq!(kind(send(3_000, MAX_DATAGRAM + 1)), ErrorKind::InvalidInput);
+            assert_eq!(kind(send(65_536, 1_000)), ErrorKind::InvalidInput);
+            send(0, 0)?;
+            let mut trains = 0;
+            while send(3_000, 1_400).is_ok() {
+                trains += 1;
+            }
+            assert_eq!(trains, (256 << 10) / 3_000);
+            assert_eq!(kind(send(3_000, 1_400)), ErrorKind::WouldBlock);
+            std::future::poll_fn(|context| socket.poll_send_ready(context, 3_000)).await;
+            send(3_000, 1_400)?;
+            return std::future::pending().await;
+        }
+        let mut lengths = Vec::new();
+        while lengths.len() < 1 + 3 * ((256 << 10) / 3_000 + 1) {
+            let arrived = std::future::poll_fn(|context| socket.poll_receive(context)).await;
+            let Arrival::Datagram(datagram) = arrived else { panic!("{arrived:?}") };
+            assert_eq!(datagram.ecn, 2);
+            lengths.push(datagram.bytes.len());
+        }
+        assert_eq!(lengths.remove(0), 0);
+        assert!(lengths.chunks(3).all(|train| train == [1_400, 1_400, 200]), "{lengths:?}");
+        Ok(())
+    });
+    assert_eq!(cluster.run(Duration::from_secs(1), 1), 1);
+    cluster.take_end(NodeId(0)).1.unwrap();
+}
+
+#[test]
+fn a_datagram_to_the_own_host_comes_from_its_loopback_address() {
+    let mut cluster = Cluster::new(1, 1, |_| async move {
+        let socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
+        socket.send_to(b"loop", "127.0.0.1:7".parse()?).await?;
+        let (length, peer) = socket.recv_from(&mut [0; 8]).await?;
+        assert_eq!((length, peer.to_string()), (4, "127.0.0.1:7".to_owned()));
+        socket.send_to(b"loop", "127.0.0.1:8".parse()?).await?;
+        let refused = std::future::poll_fn(|context| socket.poll_receive(context)).await;
+        assert_eq!(refused, Arrival::Unreachable("127.0.0.1:8".parse()?));
+        Ok(())
+    });
+    assert_eq!(cluster.run(Duration::from_secs(1), 1), 1);
+    cluster.take_end(NodeId(0)).1.unwrap();
 }

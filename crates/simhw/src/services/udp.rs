@@ -13,11 +13,16 @@ use super::label::{Kind, Label, Outgoing};
 /// Bytes of datagrams that wait to be received at a socket: more are dropped. Linux grants as much to a program that asks.
 pub const RECEIVE_BYTES: u64 = 4 << 20;
 
+/// Most bytes of datagrams that are sent together, as by Linux's segmentation offload.
+pub(super) const TRAIN_BYTES: usize = 65_535;
+
 /// A datagram that a socket has received.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Datagram {
     /// The address of the socket that has sent it.
     pub peer: SocketAddr,
+    /// The two bits of explicit congestion notification in its IP header (RFC 3168, section 5).
+    pub ecn: u8,
     /// The bytes, as sent.
     pub bytes: Vec<u8>,
 }
@@ -40,15 +45,16 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Appends an arrival, unless too much waits.
-    pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) {
+    /// Appends an arrival; returns `false` if too much waits.
+    pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) -> bool {
         let bytes = bytes_of(&arrival);
         if (self.bytes + bytes) as u64 > RECEIVE_BYTES {
-            return;
+            return false;
         }
         self.bytes += bytes;
         self.arrived.push_back(arrival);
         wakes.extend(self.receiver.take());
+        true
     }
 }
 
@@ -118,27 +124,48 @@ impl UdpSocket {
         }
     }
 
-    /// Sends a datagram, if it finds space before the NIC.
+    /// Sends bytes as datagrams of `segment` bytes, of which the last one may be shorter, if all of them find space before
+    /// the NIC. `ecn` are the two bits of explicit congestion notification in their IP headers: 0 for none.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is no space, [`io::ErrorKind::InvalidInput`] if the datagram is longer than
-    /// [`UdpSocket::max_datagram`], [`io::ErrorKind::HostUnreachable`] if no host has the address.
-    pub fn try_send(&self, to: SocketAddr, bytes: &[u8]) -> io::Result<()> {
-        if bytes.len() > self.kernel.mtu {
+    /// [`io::ErrorKind::WouldBlock`] if there is no space, [`io::ErrorKind::InvalidInput`] if a datagram is longer than
+    /// [`UdpSocket::max_datagram`], or all together are than 65,535 bytes, [`io::ErrorKind::HostUnreachable`] if no host has
+    /// the address. With each of them, nothing was sent.
+    pub fn try_send(
+        &self,
+        to: SocketAddr,
+        bytes: &[u8],
+        segment: usize,
+        ecn: u8,
+    ) -> io::Result<()> {
+        let segment = segment.max(1).min(bytes.len());
+        if segment > self.kernel.mtu || bytes.len() > TRAIN_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let node = self.kernel.node_at(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
-        let label = Label::udp(Kind::Datagram, self.address.port(), to.port(), 0);
-        let outgoing = Outgoing { to: node, label, bytes: bytes.to_vec() };
-        match self.kernel.state().outbox.push(outgoing) {
-            true => Ok(()),
-            false => Err(io::ErrorKind::WouldBlock.into()),
+        let label = Label {
+            kind: Kind::Datagram,
+            from: self.address.port(),
+            to: to.port(),
+            ecn,
+            is_loopback: to.ip().is_loopback(),
+            sequence: 0,
+        };
+        let outbox = &mut self.kernel.state().outbox;
+        if !outbox.has_space(Kind::Datagram, bytes.len()) {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
+        let (first, others) = bytes.split_at(segment);
+        for bytes in std::iter::once(first).chain(others.chunks(segment.max(1))) {
+            let has_space = outbox.push(Outgoing { to: node, label, bytes: bytes.to_vec() });
+            debug_assert!(has_space, "there is space for all");
+        }
+        Ok(())
     }
 
-    /// Waits for space before the NIC for the longest datagram.
-    pub fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<()> {
-        match self.kernel.state().outbox.wait_for_space(self.kernel.mtu, context.waker()) {
+    /// Waits for space before the NIC for so many bytes of datagrams.
+    pub fn poll_send_ready(&self, context: &mut Context<'_>, bytes: usize) -> Poll<()> {
+        match self.kernel.state().outbox.wait_for_space(bytes, context.waker()) {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
@@ -153,8 +180,8 @@ impl UdpSocket {
     /// Dropped before it is ready, it has sent nothing.
     pub async fn send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
         loop {
-            poll_fn(|context| self.poll_send_ready(context)).await;
-            match self.try_send(to, bytes) {
+            poll_fn(|context| self.poll_send_ready(context, bytes.len())).await;
+            match self.try_send(to, bytes, bytes.len(), 0) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => return sent.map(|()| bytes.len()),
             }

@@ -14,7 +14,7 @@ use crate::wire::endpoint::{Endpoint, Outgoing};
 
 /// Most datagrams received in one turn, so that other tasks run.
 const RECEIVES_PER_TURN: usize = 128;
-/// Datagrams of one train: the simulated system sends each by itself.
+/// Most datagrams of one train.
 const SEGMENTS: usize = 16;
 
 /// A UDP socket of a simulated host, with its timer, which is exact.
@@ -24,8 +24,8 @@ pub(super) struct Modelled {
     host: VirtualHost,
     alarm: Option<Alarm>,
     outbox: Vec<u8>,
-    /// The train in the outbox that has not found space yet, and how many of its bytes have.
-    pending: Option<(Outgoing, usize)>,
+    /// The train in the outbox, if it has not found space yet.
+    pending: Option<Outgoing>,
 }
 
 impl Modelled {
@@ -70,28 +70,25 @@ impl Modelled {
     ) -> bool {
         let now = clock.now();
         for _ in 0..SENDS_PER_TURN {
-            let (outgoing, mut sent) = match self.pending.take() {
+            let outgoing = match self.pending.take() {
                 Some(pending) => pending,
                 None => {
                     self.outbox.clear();
                     let polled = lock(endpoint).poll_transmit(now, &mut self.outbox, SEGMENTS);
                     let Some(outgoing) = polled else { return false };
-                    (outgoing, 0)
+                    outgoing
                 }
             };
-            while sent < outgoing.transmit.bytes {
-                if self.io.poll_send_ready(context).is_pending() {
-                    self.pending = Some((outgoing, sent));
-                    return false;
-                }
-                let end = (sent + outgoing.transmit.segment_bytes).min(outgoing.transmit.bytes);
-                let sending = self.io.try_send(outgoing.to, &self.outbox[sent..end]);
-                let is_too_long =
-                    sending.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput);
-                if let (true, Some(id)) = (is_too_long, outgoing.pipe) {
-                    lock(endpoint).handle_refused(now, id, self.io.max_datagram() + 1);
-                }
-                sent = end;
+            let (bytes, segment) = (outgoing.transmit.bytes, outgoing.transmit.segment_bytes);
+            if self.io.poll_send_ready(context, bytes).is_pending() {
+                self.pending = Some(outgoing);
+                return false;
+            }
+            let sending = self.io.try_send(outgoing.to, &self.outbox[..bytes], segment, 0);
+            let is_too_long =
+                sending.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput);
+            if let (true, Some(id)) = (is_too_long, outgoing.pipe) {
+                lock(endpoint).handle_refused(now, id, self.io.max_datagram() + 1);
             }
         }
         true

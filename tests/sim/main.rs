@@ -1,13 +1,19 @@
 //! Whole services in virtual time: restarts, crashes, partitions, and what a run reports.
 #![cfg(target_os = "linux")]
 
+mod quinn;
+#[cfg(feature = "axum")]
+mod web;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane::net::UdpSocket;
 use midplane::sim::{Result, SimError};
+use midplane::simhw::drops::DropCause;
 use midplane::simhw::profile::NicProfile;
+use midplane::simhw::services::RECEIVE_BYTES;
 use midplane::{Node, Sim, time};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -392,4 +398,25 @@ fn a_host_that_restarts_at_once_draws_other_numbers_and_is_reached() {
         let report = sim.run().unwrap();
         assert!(report.time < Duration::from_secs(6), "{down} ms: {report:?}");
     }
+}
+
+#[test]
+fn a_report_counts_what_finds_its_socket_full() {
+    let mut sim = Sim::builder().build();
+    sim.host("deaf", |_| async {
+        let _socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
+        std::future::pending().await
+    });
+    sim.client(|_| async {
+        let socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
+        for _ in 0..5_000 {
+            socket.send_to(&[0; 1_000], "10.0.0.1:7".parse()?).await?;
+        }
+        time::sleep(10 * MS).await;
+        Ok(())
+    });
+    let report = sim.run().unwrap();
+    let full = report.drops.of(DropCause::SocketFull);
+    assert_eq!(full, 5_000 - RECEIVE_BYTES / 1_064, "{report:?}");
+    assert_eq!(report.sent, report.delivered + report.drops.total());
 }
