@@ -280,7 +280,9 @@ impl Memory {
                 (command.region, theirs)
             };
             let bytes = nic.read(from).ok()?.to_vec();
-            nic.write(to, Payload::from(&bytes[..])).ok()
+            nic.write(to, Payload::from(&bytes[..])).ok()?;
+            self.words.overwrite(to, Payload::from(&bytes[..]));
+            Some(())
         });
         if copied.is_some() {
             self.counters.served += 1;
@@ -324,7 +326,11 @@ impl Memory {
         let to = region.part(0, length).expect("no longer than it");
         let word =
             bytes.get(..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
-        let landed = length == 0 || nic.write(to, Payload::from(&bytes[..length as usize])).is_ok();
+        let bytes = Payload::from(&bytes[..length as usize]);
+        let landed = length == 0 || nic.write(to, bytes).is_ok();
+        if landed {
+            self.words.overwrite(to, bytes);
+        }
         let word = if matches!(pending.command.opcode, READ | WRITE) { 0 } else { word };
         self.end(nic, number, if landed { Status::Done } else { Status::Region }, word);
     }
@@ -366,7 +372,7 @@ impl Memory {
         let number = frame.header.sequence;
         if frame.header.flags & bulk::OF_READ == 0 {
             let incoming = self.arriving.get_mut(&(from, number))?;
-            incoming.take(nic, frame)?;
+            incoming.take(nic, &mut self.words, frame)?;
             if incoming.is_whole() {
                 self.end_arriving(nic, from, number);
             }
@@ -374,7 +380,7 @@ impl Memory {
         }
         let pending = self.pending.get_mut(&number).filter(|pending| pending.owner == from)?;
         let incoming = pending.incoming.as_mut()?;
-        incoming.take(nic, frame)?;
+        incoming.take(nic, &mut self.words, frame)?;
         if incoming.is_whole() {
             self.end(nic, number, Status::Done, 0);
         }

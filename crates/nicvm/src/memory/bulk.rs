@@ -6,6 +6,7 @@ use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::region::RegionRef;
 
 use super::wire::{Access, Message};
+use super::words::RecentWords;
 use super::{Capability, Context, INLINE, Memory, RETRY, RETRY_AFTER, Service};
 use crate::transmit::Packet;
 
@@ -96,7 +97,12 @@ impl Incoming {
     }
 
     /// Writes a frame into memory; returns `None` if it does not fit.
-    pub(super) fn take(&mut self, nic: &mut Context<'_>, frame: &Frame<'_>) -> Option<()> {
+    pub(super) fn take(
+        &mut self,
+        nic: &mut Context<'_>,
+        words: &mut RecentWords,
+        frame: &Frame<'_>,
+    ) -> Option<()> {
         let [place, total] = frame.header.words;
         let (at, chunk) = (place as u32, (place >> 32) as u32);
         let length = self.region.length;
@@ -114,7 +120,9 @@ impl Incoming {
         }
         let has = self.has.get_mut((at / chunk) as usize)?;
         if !std::mem::replace(has, true) {
-            nic.write(self.region.part(at, bytes)?, frame.payload).ok()?;
+            let part = self.region.part(at, bytes)?;
+            nic.write(part, frame.payload).ok()?;
+            words.overwrite(part, frame.payload);
             self.lacks -= 1;
         }
         Some(())

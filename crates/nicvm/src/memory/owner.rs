@@ -107,6 +107,7 @@ impl Memory {
             return None;
         }
         nic.write(region, Payload::from(bytes)).ok()?;
+        self.words.overwrite(region, Payload::from(bytes));
         for (at, part) in bytes.chunks_exact(8).enumerate() {
             let value = u64::from_le_bytes(part.try_into().expect("eight bytes"));
             self.words.remember(nic.now(), region, at as u32 * 8, value);

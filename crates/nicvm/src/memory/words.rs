@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use midplane_simhw::id::PortId;
-use midplane_simhw::region::RegionRef;
+use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
 use super::{REMEMBERED, WORDS};
@@ -56,6 +56,21 @@ impl RecentWords {
             let (key, until) = ((region.port, region.slot, region.offset + at), now + REMEMBERED);
             self.words.insert(key, Word { value, until });
             self.changes.push_back((until, key));
+        }
+    }
+
+    /// Applies a write of `bytes` at the start of a region to the remembered words that it overlaps.
+    pub(super) fn overwrite(&mut self, region: RegionRef, bytes: Payload<'_>) {
+        let start = region.offset;
+        let end = start.saturating_add(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        let key = |at| (region.port, region.slot, at);
+        for ((.., at), word) in self.words.range_mut(key(start & !7)..key(end)) {
+            let (first, last) = (start.max(*at), end.min(at.saturating_add(8)));
+            let mut value = word.value.to_le_bytes();
+            if let Some(part) = bytes.slice((first - start) as usize..(last - start) as usize) {
+                part.copy_to(&mut value[(first - at) as usize..(last - at) as usize]);
+            }
+            word.value = u64::from_le_bytes(value);
         }
     }
 
