@@ -80,8 +80,8 @@ impl Witness {
             }
             Body::GrantLink(grant) => self.on_return(now, from, grant),
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
-            // In its next incarnation it returns as an excluded sender does. Its unit may stay, so nobody would find that
-            // it is gone if a later epoch had it as a member.
+            // In its next incarnation it returns as an excluded sender does. Until then no epoch may have it as a member:
+            // its unit may stay up, and peers would wait for its answers.
             Body::Leave { .. } => {
                 self.live = self.live.without(from);
                 self.exclude(now, from);

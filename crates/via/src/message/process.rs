@@ -121,7 +121,7 @@ impl Process {
         Ok((Self { engine, buffer: 0, next_number: 1 }, scope))
     }
 
-    /// Returns the engine.
+    /// Returns the engine that moves its requests.
     #[must_use]
     pub const fn engine(&self) -> &Engine {
         &self.engine

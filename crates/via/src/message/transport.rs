@@ -1,4 +1,4 @@
-//! What an [`Engine`](super::engine::Engine)'s entry points take and return.
+//! Types of the entry points of an [`Engine`](super::engine::Engine): arguments, results and errors.
 
 use std::task::Waker;
 
