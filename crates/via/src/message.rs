@@ -7,7 +7,7 @@
 //!   contexts
 //! - [`collective`]: operations of all processes together; [`typed`], [`layout`]: values, plain data, strides
 //! - [`engine`]: the engine, over any [`carrier`]; [`request`], [`transport`]: what its functions take and return
-//! - [`memory`]: a carrier within one process
+//! - [`memory`]: a carrier within one process; [`wires`]: several carriers as one
 //! - [`envelope`], [`matching`]: the header that precedes a message, and which receive the message matches
 //! - [`explain`]: why no request makes progress
 //!
@@ -59,3 +59,4 @@ pub mod process;
 pub mod request;
 pub mod transport;
 pub mod typed;
+pub mod wires;

@@ -21,10 +21,16 @@ pub enum Event<'a> {
     },
     /// A process was lost: nothing more arrives from it until [`Event::Returned`].
     Lost(Peer),
+    /// The connection to a process was lost, with packets that were under way. The process may still run: either
+    /// [`Event::Lost`] or [`Event::Returned`] follows. Only [`Wires`](super::wires::Wires) lose nothing then; for an
+    /// engine the process was lost.
+    Broken(Peer),
     /// A process was lost, and the carrier knows that it was started again.
     Restarted(Peer),
     /// A new process has replaced one that was lost: packets can be exchanged with it.
     Returned(Peer),
+    /// The carrier has handled an event of its own: poll it again.
+    Handled,
 }
 
 /// Why a packet was refused.
@@ -40,6 +46,8 @@ pub enum Refusal {
 /// process was lost. A lost process may return as another process with its number: nothing posted for the
 /// former one reaches it. Packets of different senders have no order.
 ///
+/// Once packets to a process were lost, further ones are refused until [`Carrier::poll`] has returned the loss.
+///
 /// An engine posts no packet to its own process.
 pub trait Carrier: Send {
     /// Returns the number of this process.
@@ -50,6 +58,11 @@ pub trait Carrier: Send {
     /// # Errors
     /// [`InitError::Unknown`].
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError>;
+
+    /// Returns whether it reaches processes of this host only, and loses a process only if that has ended.
+    fn is_local(&self) -> bool {
+        false
+    }
 
     /// Returns the most bytes of a packet's payload, at least 16.
     fn room(&self) -> usize;

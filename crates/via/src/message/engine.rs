@@ -192,12 +192,7 @@ impl Engine {
                 continue;
             }
             match self.carrier.poll() {
-                Some(Event::Packet { from, envelope, payload }) => {
-                    self.core.on_packet(from, &envelope, payload);
-                }
-                Some(Event::Lost(peer)) => self.core.lose(Failure::PeerLost(peer)),
-                Some(Event::Restarted(peer)) => self.core.lose(Failure::PeerRestarted(peer)),
-                Some(Event::Returned(peer)) => self.core.regain(peer),
+                Some(event) => self.core.on_event(&event),
                 None => return false,
             }
         }
@@ -236,6 +231,17 @@ impl Engine {
 }
 
 impl Core {
+    #[inline]
+    fn on_event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Packet { from, envelope, payload } => self.on_packet(*from, envelope, *payload),
+            Event::Lost(peer) | Event::Broken(peer) => self.lose(Failure::PeerLost(*peer)),
+            Event::Restarted(peer) => self.lose(Failure::PeerRestarted(*peer)),
+            Event::Returned(peer) => self.regain(*peer),
+            Event::Handled => {}
+        }
+    }
+
     #[inline]
     fn link(&self, peer: Peer) -> Option<&Link> {
         self.links.get(peer.0 as usize)

@@ -84,10 +84,13 @@ pub enum Kind {
     /// Ends a search. Marked [`Marks::GRANTED`], the receiver stores the message's announcement; otherwise the
     /// message waits with its sender as before.
     Settle = 12,
+    /// A packet of [`Wires`](super::wires::Wires), which choose the carrier of a process's packets. No engine receives
+    /// it.
+    Wire = 13,
 }
 
 impl Kind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Eager,
         Self::Rts,
         Self::Cts,
@@ -100,6 +103,7 @@ impl Kind {
         Self::Seek,
         Self::Sought,
         Self::Settle,
+        Self::Wire,
     ];
 
     fn of(number: u32) -> Option<Self> {
@@ -322,7 +326,7 @@ mod tests {
             words[1] = kind | marks << 8;
             match Envelope::of_words(Peer(3), words) {
                 Ok(envelope) => prop_assert_eq!((envelope.words(), envelope.source), (words, Peer(3))),
-                Err(Malformed) => prop_assert!(!(1..=12).contains(&kind) || marks > 15),
+                Err(Malformed) => prop_assert!(!(1..=13).contains(&kind) || marks > 15),
             }
         }
 
@@ -338,7 +342,7 @@ mod tests {
                 let size = envelope.emit(&mut out);
                 prop_assert_eq!(&out[..size], &bytes[..size]);
             } else {
-                prop_assert!(bytes.len() < LONGEST || !(1..=12).contains(&kind) || marks > 15);
+                prop_assert!(bytes.len() < LONGEST || !(1..=13).contains(&kind) || marks > 15);
             }
         }
     }

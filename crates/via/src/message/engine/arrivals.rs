@@ -39,7 +39,7 @@ impl Core {
             Kind::Seek => self.on_seek(from, envelope),
             Kind::Sought => self.on_sought(from, envelope),
             Kind::Settle => self.on_settle(from, envelope),
-            Kind::Eager | Kind::Rts | Kind::Hint => Err(Breach),
+            Kind::Eager | Kind::Rts | Kind::Hint | Kind::Wire => Err(Breach),
         };
         if done.is_err() {
             self.counters.malformed += 1;

@@ -187,16 +187,8 @@ impl Engine {
                 let target = (room, &mut *storage);
                 self.core.on_packet_for(pattern, target, from, &envelope, payload)
             }
-            Some(Event::Lost(peer)) => {
-                self.core.lose(Failure::PeerLost(peer));
-                None
-            }
-            Some(Event::Restarted(peer)) => {
-                self.core.lose(Failure::PeerRestarted(peer));
-                None
-            }
-            Some(Event::Returned(peer)) => {
-                self.core.regain(peer);
+            Some(event) => {
+                self.core.on_event(&event);
                 None
             }
             None => None,

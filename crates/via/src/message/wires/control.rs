@@ -1,0 +1,78 @@
+//! The packets that two processes exchange about their wires.
+
+use midplane_simhw::region::Payload;
+
+use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
+
+/// Bytes of a control packet's payload.
+pub(super) const BYTES: usize = 16;
+
+/// What a control packet asks for or reports.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub(super) enum Operation {
+    /// Asks for a `Seen` on the same wire.
+    Probe = 1,
+    /// Answers a `Probe`: packets pass this wire in both directions.
+    Seen = 2,
+    /// The sender's next packets come by this wire, in the epoch `epoch`.
+    Begin = 3,
+    /// Answers a `Begin`: `count` packets were received; none that was sent in an earlier epoch is accepted any more.
+    Go = 4,
+    /// `count` packets were received.
+    Taken = 5,
+    /// The sender leaves the network.
+    Leave = 6,
+    /// The sender has lost the process of the identity `to`, and accepts nothing of it any more.
+    Refused = 7,
+}
+
+/// A control packet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Control {
+    pub(super) operation: Operation,
+    /// The sender's identity towards this receiver.
+    pub(super) from: u64,
+    /// The receiver's identity, as far as the sender knows it; 0 if it does not.
+    pub(super) to: u64,
+    pub(super) epoch: u32,
+    pub(super) count: u64,
+    /// The sender's host; 0 if it is unknown.
+    pub(super) host: u64,
+}
+
+impl Control {
+    /// Returns the packet's envelope and payload.
+    pub(super) fn to_packet(self, source: Peer) -> (Envelope, [u8; BYTES]) {
+        let mut payload = [0; BYTES];
+        payload[..8].copy_from_slice(&self.count.to_le_bytes());
+        payload[8..].copy_from_slice(&self.host.to_le_bytes());
+        let envelope = Envelope {
+            length: BYTES as u32,
+            tag: Tag(self.operation as u32),
+            kind: Kind::Wire,
+            marks: Marks::NONE,
+            source,
+            context: Context(0),
+            sequence: self.epoch,
+            to: self.to,
+            from: self.from,
+        };
+        (envelope, payload)
+    }
+
+    /// Reads a packet; `None` if it is no valid control packet.
+    pub(super) fn parse(envelope: &Envelope, payload: Payload<'_>) -> Option<Self> {
+        use Operation::{Begin, Go, Leave, Probe, Refused, Seen, Taken};
+        let operation = [Probe, Seen, Begin, Go, Taken, Leave, Refused];
+        let operation = operation.into_iter().find(|one| *one as u32 == envelope.tag.0)?;
+        if envelope.from == 0 || payload.len() != BYTES {
+            return None;
+        }
+        let bytes = payload.to_vec();
+        let (words, _) = bytes.as_chunks::<8>();
+        let [count, host] = [words[0], words[1]].map(u64::from_le_bytes);
+        let Envelope { from, to, sequence: epoch, .. } = *envelope;
+        Some(Self { operation, from, to, epoch, count, host })
+    }
+}

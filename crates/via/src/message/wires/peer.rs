@@ -1,0 +1,506 @@
+//! The wires to one process, as a state machine: it decides which wire carries packets, and counts them.
+//!
+//! Each direction is its sender's. The sender asks the receiver to accept packets from one wire only (`Begin`), and
+//! the answer (`Go`) says how many packets have arrived: the sender repeats those that have not.
+//!
+//! Identities tell processes apart, and also the life of a process before a loss from that after it: once either
+//! side has lost the other, it takes a new identity, and so neither accepts anything of the time before.
+
+use std::collections::VecDeque;
+
+use super::control::{BYTES, Control, Operation};
+use crate::message::carrier::{Event, Refusal};
+use crate::message::envelope::{Envelope, Peer};
+
+/// Most bytes of packets, each with [`OVERHEAD`], that are stored until the receiver has acknowledged them.
+pub(super) const KEPT: usize = if cfg!(test) { 1 << 10 } else { 1 << 20 };
+/// Bytes that a stored packet counts in addition to its payload.
+const OVERHEAD: usize = 64;
+/// Bytes of packets, counted alike, after which the receiver acknowledges them.
+const REPORT: usize = KEPT / 8;
+/// Buffers of stored packets that are used again.
+const MAX_SPARE: usize = 64;
+/// Former identities of a process of which nothing is accepted.
+const FORMER: usize = 16;
+
+/// The state of a wire to the process.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Wire {
+    /// It does not reach the process, or not any more.
+    Absent,
+    /// It may reach the process.
+    Trying,
+    /// It does.
+    Up,
+}
+
+#[derive(Debug)]
+struct Line {
+    state: Wire,
+    /// True if it reaches processes of this host only, and loses one only if that has ended.
+    is_local: bool,
+    owes_probe: bool,
+    owes_seen: bool,
+    /// A former identity whose owner is to be told.
+    owes_refusal: Option<u64>,
+}
+
+impl Line {
+    const fn has_work(&self) -> bool {
+        self.owes_probe || self.owes_seen || self.owes_refusal.is_some()
+    }
+}
+
+/// The direction from this process to the other.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Out {
+    /// There is no wire.
+    Idle,
+    /// The receiver was asked, or is to be, to accept packets from a wire only.
+    Asked { wire: usize, is_posted: bool },
+    /// The wire carries packets.
+    Open(usize),
+}
+
+/// A packet that the receiver has not acknowledged.
+#[derive(Debug)]
+struct Kept {
+    envelope: Envelope,
+    payload: Vec<u8>,
+}
+
+/// Posts a packet by the wire with that number.
+pub(super) type Post<'a> = dyn FnMut(usize, &Envelope, &[u8]) -> Result<(), Refusal> + 'a;
+
+/// The wires to one process.
+#[derive(Debug)]
+pub(super) struct PeerWires {
+    own: Peer,
+    peer: Peer,
+    /// This process's identity towards the other.
+    identity: u64,
+    /// The other's; `None` if it is unknown.
+    known: Option<u64>,
+    /// True once the other has shown that it knows `identity`.
+    is_met: bool,
+    former: VecDeque<u64>,
+    /// True if the process was lost, and its loss reported.
+    is_lost: bool,
+    host: u64,
+    /// True once the other is known to run on this host.
+    pub(super) is_here: bool,
+    lines: Vec<Line>,
+    /// True if packets are stored until they are acknowledged.
+    keeps: bool,
+
+    out: Out,
+    epoch: u32,
+    sent: u64,
+    /// The packets that follow the first `acknowledged` ones.
+    kept: VecDeque<Kept>,
+    acknowledged: u64,
+    kept_bytes: usize,
+    /// Packets of `kept` that the current wire has carried, or does not have to.
+    carried: usize,
+    spare: Vec<Vec<u8>>,
+
+    from: Option<usize>,
+    from_epoch: u32,
+    received: u64,
+    /// Bytes received since the last acknowledgement.
+    unreported: usize,
+    owes_go: bool,
+    owes_taken: bool,
+    leaves: bool,
+}
+
+impl PeerWires {
+    /// Makes the state of as many wires as `local` has entries: `true` for those that are local. `identity` is random
+    /// and not 0.
+    pub(super) fn new((own, peer): (Peer, Peer), identity: u64, host: u64, local: &[bool]) -> Self {
+        let line = |is_local: &bool| Line {
+            state: Wire::Absent,
+            is_local: *is_local,
+            owes_probe: false,
+            owes_seen: false,
+            owes_refusal: None,
+        };
+        Self {
+            own,
+            peer,
+            identity,
+            known: None,
+            is_met: false,
+            former: VecDeque::new(),
+            is_lost: false,
+            host,
+            is_here: false,
+            lines: local.iter().map(line).collect(),
+            keeps: local.contains(&false),
+            out: Out::Idle,
+            epoch: 0,
+            sent: 0,
+            kept: VecDeque::new(),
+            acknowledged: 0,
+            kept_bytes: 0,
+            carried: 0,
+            spare: Vec::new(),
+            from: None,
+            from_epoch: 0,
+            received: 0,
+            unreported: 0,
+            owes_go: false,
+            owes_taken: false,
+            leaves: false,
+        }
+    }
+
+    /// Tries a wire: it may reach the process now.
+    pub(super) fn on_reachable(&mut self, wire: usize) {
+        self.set(wire, Wire::Trying);
+        self.decide();
+    }
+
+    /// Handles the loss of a wire that may work again.
+    pub(super) fn on_broken(&mut self, wire: usize) {
+        if self.lines[wire].state != Wire::Absent {
+            self.on_reachable(wire);
+        }
+    }
+
+    /// Handles the loss of the process on a wire: it does not work again unless `on_reachable` says so.
+    pub(super) fn on_lost(&mut self, wire: usize, news: &mut VecDeque<Event<'static>>) {
+        let has_ended = self.lines[wire].is_local && self.lines[wire].state == Wire::Up;
+        self.set(wire, Wire::Absent);
+        let has_hope = self.lines.iter().any(|line| match line.state {
+            Wire::Up => true,
+            Wire::Trying => !line.is_local,
+            Wire::Absent => false,
+        });
+        if has_ended || !has_hope {
+            self.lose(news);
+        } else {
+            self.decide();
+        }
+    }
+
+    /// Begins anew with a wire: what is under way on it is lost.
+    fn set(&mut self, wire: usize, state: Wire) {
+        let line = &mut self.lines[wire];
+        (line.state, line.owes_probe, line.owes_seen) = (state, state == Wire::Trying, false);
+        line.owes_refusal = None;
+    }
+
+    /// Gives the process up, and all that was sent to it.
+    fn lose(&mut self, news: &mut VecDeque<Event<'static>>) {
+        if !std::mem::replace(&mut self.is_lost, true) {
+            news.push_back(Event::Lost(self.peer));
+        }
+        self.renew(None);
+        self.retry();
+    }
+
+    /// Tries the wires anew that worked: the other process may be there with a new identity.
+    fn retry(&mut self) {
+        for line in self.lines.iter_mut().filter(|line| line.state != Wire::Absent) {
+            (line.state, line.owes_probe) = (Wire::Trying, true);
+        }
+    }
+
+    /// Takes a new identity towards the other process, and forgets all but that of `known`.
+    fn renew(&mut self, known: Option<u64>) {
+        if let Some(former) =
+            std::mem::replace(&mut self.known, known).filter(|one| known != Some(*one))
+        {
+            self.former.truncate(FORMER - 1);
+            self.former.push_front(former);
+        }
+        // Consecutive numbers of a random start: nobody else has them.
+        self.identity = self.identity.wrapping_add(1).max(1);
+        (self.is_met, self.is_here) = (false, false);
+        (self.out, self.sent, self.acknowledged, self.carried) = (Out::Idle, 0, 0, 0);
+        self.kept.clear();
+        self.kept_bytes = 0;
+        (self.from, self.from_epoch, self.received, self.unreported) = (None, 0, 0, 0);
+        (self.owes_go, self.owes_taken) = (false, false);
+    }
+
+    /// Handles the other process's end, or its loss of this one, after which both take new identities.
+    fn restart(&mut self, known: u64, news: &mut VecDeque<Event<'static>>) {
+        if self.is_met && !std::mem::replace(&mut self.is_lost, true) {
+            news.push_back(Event::Restarted(self.peer));
+        }
+        self.renew(Some(known));
+        self.retry();
+    }
+
+    /// Learns the sender's identity.
+    fn learn(&mut self, control: &Control, news: &mut VecDeque<Event<'static>>) {
+        if self.known != Some(control.from) {
+            if self.is_met {
+                self.restart(control.from, news);
+            }
+            self.known = Some(control.from);
+            // Answers of a former identity to probes were refused.
+            self.retry();
+        }
+        if control.to == self.identity && !std::mem::replace(&mut self.is_met, true) {
+            if std::mem::take(&mut self.is_lost) {
+                news.push_back(Event::Returned(self.peer));
+            }
+        }
+    }
+
+    /// Handles a control packet.
+    pub(super) fn on_control(
+        &mut self,
+        wire: usize,
+        control: &Control,
+        news: &mut VecDeque<Event<'static>>,
+    ) {
+        if control.operation == Operation::Refused {
+            if control.to == self.identity && !self.former.contains(&control.from) {
+                self.restart(control.from, news);
+            }
+            return;
+        }
+        if self.former.contains(&control.from) {
+            self.lines[wire].owes_refusal = Some(control.from);
+            return;
+        }
+        self.learn(control, news);
+        let line = &mut self.lines[wire];
+        if line.state == Wire::Absent {
+            // The process sends by a wire that this one does not know to reach it.
+            (line.state, line.owes_probe) = (Wire::Trying, true);
+        }
+        let is_meant = control.to == self.identity;
+        match control.operation {
+            Operation::Probe => {
+                line.owes_seen = true;
+                self.meet(control.host);
+            }
+            Operation::Seen if is_meant => {
+                line.state = Wire::Up;
+                self.meet(control.host);
+            }
+            Operation::Begin if is_meant => {
+                if control.epoch > self.from_epoch {
+                    (self.from, self.from_epoch) = (Some(wire), control.epoch);
+                    self.owes_go = true;
+                }
+            }
+            Operation::Go if is_meant => self.on_go(control, news),
+            Operation::Taken if is_meant => self.on_taken(control.count, news),
+            Operation::Leave if is_meant => {
+                (0..self.lines.len()).for_each(|wire| self.set(wire, Wire::Absent));
+                self.lose(news);
+            }
+            // It was meant for a former identity: the answer to a probe tells the present one.
+            _ => line.owes_seen = true,
+        }
+        self.decide();
+    }
+
+    fn meet(&mut self, host: u64) {
+        self.is_here = host != 0 && host == self.host;
+    }
+
+    fn on_go(&mut self, control: &Control, news: &mut VecDeque<Event<'static>>) {
+        let Out::Asked { wire, is_posted: true } = self.out else { return };
+        if control.epoch != self.epoch {
+            return;
+        }
+        self.on_taken(control.count, news);
+        if self.known.is_some() {
+            self.out = Out::Open(wire);
+            self.carried = 0;
+            if self.acknowledged + self.kept.len() as u64 != self.sent {
+                // A wire that stores nothing has lost packets.
+                self.lose(news);
+            }
+        }
+    }
+
+    /// The receiver has the first `count` packets.
+    fn on_taken(&mut self, count: u64, news: &mut VecDeque<Event<'static>>) {
+        if count > self.sent {
+            // It claims packets that were never sent: nothing of it can be believed.
+            self.lose(news);
+            return;
+        }
+        while self.acknowledged < count {
+            self.carried = self.carried.saturating_sub(1);
+            self.acknowledge_next();
+        }
+    }
+
+    /// The next packet needs to be stored no longer.
+    fn acknowledge_next(&mut self) {
+        self.acknowledged += 1;
+        let Some(kept) = self.kept.pop_front() else { return };
+        self.kept_bytes -= kept.payload.len() + OVERHEAD;
+        if self.spare.len() < MAX_SPARE {
+            self.spare.push(kept.payload);
+        }
+    }
+
+    /// Chooses the first wire that works, and asks the receiver to accept packets from it.
+    fn decide(&mut self) {
+        let is_up = |wire: usize| self.lines[wire].state == Wire::Up;
+        let best = (0..self.lines.len()).find(|wire| is_up(*wire));
+        let Some(best) = best.filter(|_| self.is_met) else {
+            self.out = Out::Idle;
+            return;
+        };
+        if matches!(self.out, Out::Open(wire) | Out::Asked { wire, .. } if wire == best) {
+            return;
+        }
+        self.epoch = self.epoch.wrapping_add(1).max(1);
+        self.out = Out::Asked { wire: best, is_posted: false };
+    }
+
+    /// Handles a packet that is no control packet; returns whether it is the next one of the process.
+    #[inline]
+    pub(super) fn on_packet(&mut self, wire: usize, bytes: usize) -> bool {
+        if self.from != Some(wire) {
+            return false;
+        }
+        self.received += 1;
+        self.unreported += bytes + OVERHEAD;
+        if self.unreported >= REPORT {
+            self.owes_taken = self.keeps;
+            self.unreported = 0;
+        }
+        true
+    }
+
+    /// Posts a packet.
+    #[inline]
+    pub(super) fn post(
+        &mut self,
+        envelope: &Envelope,
+        payload: &[u8],
+        post: &mut Post<'_>,
+    ) -> Result<(), Refusal> {
+        let Out::Open(wire) = self.out else {
+            return Err(if self.is_lost { Refusal::Lost } else { Refusal::Full });
+        };
+        let is_kept = self.keeps_on(wire);
+        let size = payload.len() + OVERHEAD;
+        if self.carried < self.kept.len() || is_kept && self.kept_bytes + size > KEPT {
+            return Err(Refusal::Full);
+        }
+        match post(wire, envelope, payload) {
+            // The carrier reports the loss with its next events.
+            Err(Refusal::Lost) => return Err(Refusal::Full),
+            posted => posted?,
+        }
+        self.sent += 1;
+        if is_kept {
+            let mut copy = self.spare.pop().unwrap_or_default();
+            copy.clear();
+            copy.extend_from_slice(payload);
+            self.kept.push_back(Kept { envelope: *envelope, payload: copy });
+            self.kept_bytes += size;
+            self.carried += 1;
+        } else {
+            self.acknowledged += 1;
+        }
+        Ok(())
+    }
+
+    /// Has the process told that this one leaves.
+    pub(super) fn leave(&mut self) {
+        self.leaves = true;
+    }
+
+    /// Returns whether [`pump`](Self::pump) has something to post.
+    pub(super) fn has_work(&self) -> bool {
+        let is_asking = matches!(self.out, Out::Asked { is_posted: false, .. });
+        is_asking
+            || self.owes_go
+            || self.owes_taken
+            || self.leaves
+            || self.carried < self.kept.len() && matches!(self.out, Out::Open(_))
+            || self.lines.iter().any(Line::has_work)
+    }
+
+    /// Posts what is owed, as far as the wires have room.
+    pub(super) fn pump(&mut self, post: &mut Post<'_>) {
+        for wire in 0..self.lines.len() {
+            if let Some(refused) = self.lines[wire].owes_refusal
+                && self.tell_to(refused, Operation::Refused, wire, post)
+            {
+                self.lines[wire].owes_refusal = None;
+            }
+            if self.lines[wire].owes_probe {
+                self.lines[wire].owes_probe = !self.tell(Operation::Probe, wire, post);
+            }
+            if self.lines[wire].owes_seen {
+                self.lines[wire].owes_seen = !self.tell(Operation::Seen, wire, post);
+            }
+        }
+        if let Some(wire) = self.from {
+            self.owes_go = self.owes_go && !self.tell(Operation::Go, wire, post);
+            self.owes_taken = self.owes_taken && !self.tell(Operation::Taken, wire, post);
+        }
+        if let Out::Asked { wire, is_posted: false } = self.out {
+            let is_posted = self.tell(Operation::Begin, wire, post);
+            self.out = Out::Asked { wire, is_posted };
+        }
+        self.repeat(post);
+        self.leaves = match self.out {
+            Out::Open(wire) if self.leaves => {
+                self.carried < self.kept.len() || !self.tell(Operation::Leave, wire, post)
+            }
+            _ => false,
+        };
+    }
+
+    /// Repeats packets that a former wire may have lost.
+    fn repeat(&mut self, post: &mut Post<'_>) {
+        let Out::Open(wire) = self.out else { return };
+        let is_kept = self.keeps_on(wire);
+        while let Some(kept) = self.kept.get(self.carried)
+            && post(wire, &kept.envelope, &kept.payload).is_ok()
+        {
+            if is_kept {
+                self.carried += 1;
+            } else {
+                self.acknowledge_next();
+            }
+        }
+    }
+
+    /// Returns whether packets on that wire are stored until they are acknowledged.
+    fn keeps_on(&self, wire: usize) -> bool {
+        self.keeps && !self.lines[wire].is_local
+    }
+
+    /// Posts a control packet; returns false if it is still to be posted.
+    fn tell(&self, operation: Operation, wire: usize, post: &mut Post<'_>) -> bool {
+        self.tell_to(self.known.unwrap_or(0), operation, wire, post)
+    }
+
+    fn tell_to(&self, to: u64, operation: Operation, wire: usize, post: &mut Post<'_>) -> bool {
+        let epoch = if operation == Operation::Go { self.from_epoch } else { self.epoch };
+        let control = Control {
+            operation,
+            from: self.identity,
+            to,
+            epoch,
+            count: self.received,
+            host: self.host,
+        };
+        let (envelope, payload): (_, [u8; BYTES]) = control.to_packet(self.own);
+        // The carrier reports a loss with its next events.
+        post(wire, &envelope, &payload) != Err(Refusal::Full)
+    }
+
+    /// Returns whether everything has been carried to the process, or can't be.
+    pub(super) fn is_flushed(&self) -> bool {
+        let is_carried = self.carried >= self.kept.len() && matches!(self.out, Out::Open(_));
+        self.is_lost || !self.leaves && (is_carried || self.sent == self.acknowledged)
+    }
+}

@@ -1,0 +1,400 @@
+//! Wires that die and return at any step, and processes that do.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use midplane_simhw::region::Payload;
+use midplane_simhw::rng::Rng;
+use proptest::prelude::*;
+
+use super::*;
+use crate::message::envelope::{Context, Marks, Tag};
+
+/// Packets that a queue of a test's carrier holds.
+const DEPTH: usize = 5;
+const HOST: u64 = 7;
+
+#[derive(Clone, Debug)]
+enum Item {
+    Packet(Envelope, Vec<u8>),
+    Lost,
+    Broken,
+    Returned,
+}
+
+/// The queues of one carrier: from sender `s` to receiver `r` at `s * processes + r`.
+#[derive(Debug)]
+struct Net {
+    processes: usize,
+    queues: Vec<VecDeque<Item>>,
+    /// False while the carrier carries nothing between two processes.
+    works: Vec<bool>,
+}
+
+impl Net {
+    fn at(&self, from: usize, to: usize) -> usize {
+        from * self.processes + to
+    }
+
+    /// Drops what is under way between two processes, and has both told.
+    fn cut(&mut self, one: usize, other: usize, item: &Item) {
+        for (from, to) in [(one, other), (other, one)] {
+            let at = self.at(from, to);
+            self.works[at] = false;
+            self.queues[at].clear();
+            self.queues[at].push_back(item.clone());
+        }
+    }
+
+    fn mend(&mut self, one: usize, other: usize) {
+        for (from, to) in [(one, other), (other, one)] {
+            let at = self.at(from, to);
+            if !std::mem::replace(&mut self.works[at], true) {
+                self.queues[at].push_back(Item::Returned);
+            }
+        }
+    }
+}
+
+/// A carrier whose connections a test cuts.
+#[derive(Debug)]
+struct Cut {
+    own: usize,
+    net: Arc<Mutex<Net>>,
+    is_local: bool,
+    turn: usize,
+    current: Vec<u8>,
+}
+
+impl Carrier for Cut {
+    fn own(&self) -> Peer {
+        Peer(self.own as u32)
+    }
+
+    fn connect(&mut self, _: &[Peer]) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    fn room(&self) -> usize {
+        64
+    }
+
+    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        let mut net = self.net.lock().unwrap();
+        let at = net.at(self.own, to.0 as usize);
+        let is_loss = |item: &Item| matches!(item, Item::Lost | Item::Broken);
+        let inbox = net.at(to.0 as usize, self.own);
+        if !net.works[at] || net.queues[inbox].iter().any(is_loss) {
+            return Err(Refusal::Lost);
+        }
+        if net.queues[at].len() >= DEPTH {
+            return Err(Refusal::Full);
+        }
+        net.queues[at].push_back(Item::Packet(*envelope, payload.to_vec()));
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<Event<'_>> {
+        let mut net = self.net.lock().unwrap();
+        for _ in 0..net.processes {
+            self.turn = (self.turn + 1) % net.processes;
+            let (at, peer) = (net.at(self.turn, self.own), Peer(self.turn as u32));
+            match net.queues[at].pop_front() {
+                None => {}
+                Some(Item::Packet(envelope, payload)) => {
+                    self.current = payload;
+                    let payload = Payload::from(&self.current[..]);
+                    return Some(Event::Packet { from: peer, envelope, payload });
+                }
+                Some(Item::Lost) => return Some(Event::Lost(peer)),
+                Some(Item::Broken) => return Some(Event::Broken(peer)),
+                Some(Item::Returned) => return Some(Event::Returned(peer)),
+            }
+        }
+        None
+    }
+
+    fn arm_wakeup(&mut self, _: &Waker) -> bool {
+        unreachable!("the test polls")
+    }
+
+    fn close(&mut self) {}
+}
+
+/// One process of a test, and what it has sent to and received from each other one.
+struct Process {
+    wires: Wires,
+    /// How often this process was started.
+    life: u8,
+    /// Each other process: times that it was lost and returned, packets sent since then.
+    sent: Vec<(u8, u32)>,
+    /// Each other process: what the next packet must say; `None` if it may begin anything.
+    due: Vec<Option<(u8, u8, u32)>>,
+    received: Vec<u32>,
+    losses: u32,
+}
+
+struct World {
+    rng: Rng,
+    nets: Vec<Arc<Mutex<Net>>>,
+    locals: usize,
+    processes: Vec<Process>,
+}
+
+impl World {
+    fn new(seed: u64, processes: usize, locals: usize, remotes: usize) -> Self {
+        let net = || {
+            let queues = vec![VecDeque::new(); processes * processes];
+            let works = vec![true; processes * processes];
+            Arc::new(Mutex::new(Net { processes, queues, works }))
+        };
+        let nets: Vec<_> = (0..locals + remotes).map(|_| net()).collect();
+        let mut world = Self { rng: Rng::new(seed, "wires"), nets, locals, processes: Vec::new() };
+        for own in 0..processes {
+            let process = world.start(own, 0, processes);
+            world.processes.push(process);
+        }
+        world
+    }
+
+    fn start(&mut self, own: usize, life: u8, processes: usize) -> Process {
+        let carrier = |(number, net): (usize, &Arc<Mutex<Net>>)| -> Box<dyn Carrier> {
+            let (net, is_local) = (Arc::clone(net), number < self.locals);
+            Box::new(Cut { own, net, is_local, turn: 0, current: Vec::new() })
+        };
+        let carriers = self.nets.iter().enumerate().map(carrier).collect();
+        let mut wires = Wires::new(self.rng.next_u64(), HOST, carriers);
+        let others: Vec<_> =
+            (0..processes).filter(|one| *one != own).map(|one| Peer(one as u32)).collect();
+        wires.connect(&others).unwrap();
+        Process {
+            wires,
+            life,
+            sent: vec![(0, 0); processes],
+            due: vec![None; processes],
+            received: vec![0; processes],
+            losses: 0,
+        }
+    }
+
+    fn any(&mut self) -> usize {
+        self.rng.below(self.processes.len() as u64) as usize
+    }
+
+    /// Two processes that differ.
+    fn pair(&mut self) -> (usize, usize) {
+        let one = self.any();
+        let other = (one + 1 + self.rng.below(self.processes.len() as u64 - 1) as usize)
+            % self.processes.len();
+        (one, other)
+    }
+
+    fn send(&mut self, from: usize, to: usize) -> bool {
+        let Process { wires, sent, life, .. } = &mut self.processes[from];
+        let (session, number) = &mut sent[to];
+        let mut payload = vec![*life, *session];
+        payload.extend_from_slice(&number.to_le_bytes());
+        let envelope = Envelope {
+            length: payload.len() as u32,
+            tag: Tag(*number),
+            kind: Kind::Eager,
+            marks: Marks::NONE,
+            source: Peer(from as u32),
+            context: Context(0),
+            sequence: *number,
+            to: 0,
+            from: 0,
+        };
+        let is_sent = wires.post(Peer(to as u32), &envelope, &payload).is_ok();
+        *number += u32::from(is_sent);
+        is_sent
+    }
+
+    /// Polls a process once; returns false if it has nothing to do.
+    fn poll(&mut self, own: usize) -> Result<bool, TestCaseError> {
+        let Process { wires, due, received, sent, losses, .. } = &mut self.processes[own];
+        match wires.poll() {
+            None => return Ok(false),
+            Some(Event::Packet { from, envelope, payload }) => {
+                let bytes = payload.to_vec();
+                let number = u32::from_le_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
+                let came = (bytes[0], bytes[1], number);
+                prop_assert_eq!(envelope.tag, Tag(number));
+                let from = from.0 as usize;
+                match due[from] {
+                    Some(due) => prop_assert_eq!(came, due, "{} -> {}", from, own),
+                    None => prop_assert_eq!(number, 0, "{} -> {}", from, own),
+                }
+                due[from] = Some((came.0, came.1, number + 1));
+                received[from] += 1;
+            }
+            Some(Event::Lost(peer) | Event::Restarted(peer)) => {
+                due[peer.0 as usize] = None;
+                *losses += 1;
+            }
+            Some(Event::Returned(peer)) => {
+                let (session, number) = &mut sent[peer.0 as usize];
+                (*session, *number) = (*session + 1, 0);
+            }
+            Some(Event::Broken(_)) => prop_assert!(false, "wires report no breaks"),
+            Some(Event::Handled) => {}
+        }
+        Ok(true)
+    }
+
+    /// Repairs all wires, and polls until nothing happens any more.
+    fn settle(&mut self) -> Result<(), TestCaseError> {
+        for net in self.nets.clone() {
+            for one in 0..self.processes.len() {
+                for other in 0..one {
+                    net.lock().unwrap().mend(one, other);
+                }
+            }
+        }
+        let mut quiet = 0;
+        for _ in 0..10_000 {
+            for own in 0..self.processes.len() {
+                while self.poll(own)? {}
+            }
+            let is_empty =
+                |net: &Arc<Mutex<Net>>| net.lock().unwrap().queues.iter().all(VecDeque::is_empty);
+            quiet = if self.nets.iter().all(is_empty) { quiet + 1 } else { 0 };
+            // What found a queue full is posted with the next poll.
+            if quiet > 1 {
+                return Ok(());
+            }
+        }
+        prop_assert!(false, "control packets are exchanged without end");
+        Ok(())
+    }
+
+    /// Sends one packet each way between all, which must arrive.
+    fn check_that_all_meet(&mut self) -> Result<(), TestCaseError> {
+        self.settle()?;
+        let before: Vec<_> = self.processes.iter().map(|one| one.received.clone()).collect();
+        for from in 0..self.processes.len() {
+            for to in (0..self.processes.len()).filter(|to| *to != from) {
+                prop_assert!(
+                    self.send(from, to),
+                    "{} can't send to {}: {:?} {:?}",
+                    from,
+                    to,
+                    self.processes[from].wires.state.peers[to],
+                    self.processes[to].wires.state.peers[from]
+                );
+            }
+        }
+        self.settle()?;
+        for (own, before) in before.iter().enumerate() {
+            for from in (0..self.processes.len()).filter(|from| *from != own) {
+                prop_assert_eq!(
+                    self.processes[own].received[from],
+                    before[from] + 1,
+                    "{} -> {}",
+                    from,
+                    own
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, own: usize) {
+        let processes = self.processes.len();
+        for net in self.nets.clone() {
+            for other in (0..processes).filter(|other| *other != own) {
+                let mut net = net.lock().unwrap();
+                net.cut(own, other, &Item::Lost);
+                // The new process has no news of the former one's connections.
+                let at = net.at(other, own);
+                net.queues[at].clear();
+                net.works[at] = true;
+                let at = net.at(own, other);
+                net.works[at] = true;
+                net.queues[at].push_back(Item::Returned);
+            }
+        }
+        let life = self.processes[own].life + 1;
+        self.processes[own] = self.start(own, life, processes);
+    }
+}
+
+proptest! {
+    #[test]
+    fn packets_arrive_once_and_in_order_whichever_wires_fail(
+        seed: u64, processes in 2_usize..4, locals in 0_usize..2, remotes in 1_usize..4, steps in 0_usize..400,
+    ) {
+        let mut world = World::new(seed, processes, locals, remotes);
+        for _ in 0..steps {
+            match world.rng.below(20) {
+                0 => {
+                    let (one, other) = world.pair();
+                    // Memory fails with its process only.
+                    let net = locals + world.rng.below(remotes as u64) as usize;
+                    world.nets[net].lock().unwrap().cut(one, other, &Item::Broken);
+                }
+                1 => {
+                    let (one, other) = world.pair();
+                    let net = world.rng.below(world.nets.len() as u64) as usize;
+                    world.nets[net].lock().unwrap().mend(one, other);
+                }
+                2..10 => {
+                    let (from, to) = world.pair();
+                    world.send(from, to);
+                }
+                _ => {
+                    let own = world.any();
+                    world.poll(own)?;
+                }
+            }
+        }
+        world.check_that_all_meet()?;
+        for own in 0..processes {
+            prop_assert_eq!(world.processes[own].losses, 0);
+            for from in (0..processes).filter(|from| *from != own) {
+                prop_assert_eq!(world.processes[own].received[from], world.processes[from].sent[own].1);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_former_process_arrives(
+        seed: u64, processes in 2_usize..4, locals in 0_usize..2, remotes in 1_usize..3, steps in 0_usize..400,
+    ) {
+        let mut world = World::new(seed, processes, locals, remotes);
+        for _ in 0..steps {
+            match world.rng.below(40) {
+                0 => {
+                    let own = world.any();
+                    world.kill(own);
+                }
+                // The process still runs, but no carrier reaches it any more.
+                1 => {
+                    let (one, other) = world.pair();
+                    for net in &world.nets[locals..] {
+                        net.lock().unwrap().cut(one, other, &Item::Lost);
+                    }
+                }
+                2..4 => {
+                    let (one, other) = world.pair();
+                    for net in &world.nets {
+                        net.lock().unwrap().mend(one, other);
+                    }
+                }
+                4..18 => {
+                    let (from, to) = world.pair();
+                    world.send(from, to);
+                }
+                _ => {
+                    let own = world.any();
+                    world.poll(own)?;
+                }
+            }
+        }
+        world.check_that_all_meet()?;
+    }
+}
