@@ -57,6 +57,8 @@ pub mod matching;
 pub mod memory;
 pub mod process;
 pub mod request;
+#[cfg(feature = "session")]
+pub mod streams;
 pub mod transport;
 pub mod typed;
 pub mod wires;
