@@ -26,6 +26,8 @@ pub mod prometheus;
 #[cfg(all(feature = "sim", target_os = "linux"))]
 pub mod sim;
 pub mod time;
+#[cfg(all(feature = "fabric", target_os = "linux"))]
+pub mod world;
 
 #[cfg(feature = "gang")]
 pub use midplane_gang as gang;

@@ -29,3 +29,5 @@ mod top;
 mod transports;
 #[cfg(target_os = "linux")]
 mod upgrades;
+#[cfg(target_os = "linux")]
+mod world;

@@ -6,6 +6,15 @@ use std::net::SocketAddr;
 #[cfg(feature = "sim")]
 use midplane_simhw::services::VirtualHost;
 
+/// Returns whether this code runs on a simulated host.
+#[cfg(feature = "fabric")]
+pub(super) fn is_simulated() -> bool {
+    #[cfg(feature = "sim")]
+    return VirtualHost::current().is_some();
+    #[cfg(not(feature = "sim"))]
+    false
+}
+
 /// Draws a random number.
 pub(crate) fn random() -> io::Result<u64> {
     #[cfg(feature = "sim")]
@@ -20,7 +29,7 @@ pub(crate) fn random() -> io::Result<u64> {
     clippy::disallowed_methods,
     reason = "a node's start is told from that of its former self by the clock"
 )]
-pub(super) fn milliseconds() -> u64 {
+pub(crate) fn milliseconds() -> u64 {
     #[cfg(feature = "sim")]
     if let Some(host) = VirtualHost::current() {
         return host.now().as_nanos() / 1_000_000;

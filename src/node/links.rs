@@ -42,6 +42,8 @@ impl Links {
 pub(crate) enum Kind {
     Calls,
     Map,
+    #[cfg(feature = "fabric")]
+    World,
 }
 
 impl Kind {
@@ -49,6 +51,8 @@ impl Kind {
         match self {
             Self::Calls => "midplane:call:",
             Self::Map => "midplane:map:",
+            #[cfg(feature = "fabric")]
+            Self::World => "midplane:world:",
         }
     }
 
@@ -64,7 +68,13 @@ impl Kind {
 
 /// Shows the name of a service to people.
 pub(super) fn shown(service: &str) -> String {
-    for (kind, what) in [(Kind::Calls, "calls"), (Kind::Map, "a map")] {
+    let kinds = [
+        (Kind::Calls, "calls"),
+        (Kind::Map, "a map"),
+        #[cfg(feature = "fabric")]
+        (Kind::World, "a rank"),
+    ];
+    for (kind, what) in kinds {
         if let Some(name) = service.strip_prefix(kind.prefix()) {
             return format!("{name} ({what})");
         }
@@ -144,6 +154,18 @@ impl Node {
     pub(crate) fn links(&self) -> Peers {
         let leaving = self.0.links.leaving.subscribe();
         Peers { shared: Arc::clone(&self.0.shared), node: Arc::downgrade(&self.0), leaving }
+    }
+
+    /// Returns whether the node may share memory with others of its host; a simulated one never does.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.0.allowed.shm() && !super::host::is_simulated()
+    }
+
+    /// Returns the name of the node's cluster.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn cluster(&self) -> String {
+        self.0.shared.cluster()
     }
 
     /// Returns what the node keeps for messages.

@@ -356,6 +356,12 @@ impl Shared {
         self.state().hello.id
     }
 
+    /// Returns the name of the node's cluster.
+    #[cfg(feature = "fabric")]
+    pub(super) fn cluster(&self) -> String {
+        self.state().hello.cluster.clone()
+    }
+
     /// Peers that offer a service now.
     pub(super) fn candidates(&self, service: &str) -> Vec<Candidate> {
         let state = self.state();

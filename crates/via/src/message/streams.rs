@@ -53,6 +53,14 @@ impl<S> StreamSource<S> {
         self.0.send(News::Connected(peer, stream)).is_ok()
     }
 
+    /// Waits until the carrier is closed.
+    ///
+    /// # Cancel safety
+    /// If dropped, nothing is lost.
+    pub async fn closed(&self) {
+        self.0.closed().await;
+    }
+
     /// Reports a process as lost, unless it has a stream. Returns false if the carrier is closed.
     pub fn lose(&self, peer: Peer) -> bool {
         self.0.send(News::Lost(peer)).is_ok()

@@ -60,8 +60,8 @@ impl fmt::Debug for Wires {
 impl Wires {
     /// Makes one carrier of several, the preferred one first.
     ///
-    /// `identity` is random and not 0: it tells this process from another one with its number. `host` is the same in
-    /// all processes that [local](Carrier::is_local) carriers can reach, and 0 if there are none.
+    /// `identity` tells this process from others with its number. It should be higher than theirs if they were started
+    /// before: the time will do, in any unit, below 2^62. `host` is the same in all processes that [local](Carrier::is_local) carriers can reach, and 0 if there are none.
     ///
     /// # Panics
     /// If there is no carrier, or the carriers differ in the number of this process.
@@ -70,7 +70,7 @@ impl Wires {
         let own = carriers.first().expect("there is a carrier").own();
         let is_own = |carrier: &Box<dyn Carrier>| carrier.own() == own;
         assert!(carriers.iter().all(is_own), "all carriers are of one process");
-        let identity = identity.max(1);
+        let identity = identity.clamp(1, 1 << 62);
         Self { carriers, own, identity, host, state: State::default(), has_left: false }
     }
 
@@ -80,7 +80,7 @@ impl Wires {
         for peer in std::mem::take(&mut state.found) {
             for (number, carrier) in carriers.iter_mut().enumerate() {
                 if carrier.is_local() && carrier.connect(&[peer]).is_ok() {
-                    state.handle(peer, |wires, _| wires.on_reachable(number));
+                    state.handle(peer, |wires, _| wires.on_found(number));
                 }
             }
         }

@@ -23,7 +23,7 @@ pub(super) enum Operation {
     Taken = 5,
     /// The sender leaves the network.
     Leave = 6,
-    /// The sender has lost the process of the identity `to`, and accepts nothing of it any more.
+    /// The sender accepts nothing of the identity `to`, only of those above `count`.
     Refused = 7,
 }
 
@@ -66,7 +66,7 @@ impl Control {
         use Operation::{Begin, Go, Leave, Probe, Refused, Seen, Taken};
         let operation = [Probe, Seen, Begin, Go, Taken, Leave, Refused];
         let operation = operation.into_iter().find(|one| *one as u32 == envelope.tag.0)?;
-        if envelope.from == 0 || payload.len() != BYTES {
+        if envelope.from == 0 || envelope.from > u64::MAX / 2 || payload.len() != BYTES {
             return None;
         }
         let bytes = payload.to_vec();

@@ -3,8 +3,10 @@
 //! Each direction is its sender's. The sender asks the receiver to accept packets from one wire only (`Begin`), and
 //! the answer (`Go`) says how many packets have arrived: the sender repeats those that have not.
 //!
-//! Identities tell processes apart, and also the life of a process before a loss from that after it: once either
-//! side has lost the other, it takes a new identity, and so neither accepts anything of the time before.
+//! Identities tell processes apart, and also the time before a loss of the other process from that after it: once
+//! either side has lost the other, it takes a higher identity. Nothing is accepted of a lower identity than was seen
+//! before: wires differ in how late packets of an ended process arrive. A process whose identity is too low, since the
+//! clock was set back, is told so, and takes a higher one.
 
 use std::collections::VecDeque;
 
@@ -20,9 +22,6 @@ const OVERHEAD: usize = 64;
 const REPORT: usize = KEPT / 8;
 /// Buffers of stored packets that are used again.
 const MAX_SPARE: usize = 64;
-/// Former identities of a process of which nothing is accepted.
-const FORMER: usize = 16;
-
 /// The state of a wire to the process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Wire {
@@ -39,6 +38,8 @@ struct Line {
     state: Wire,
     /// True if it reaches processes of this host only, and loses one only if that has ended.
     is_local: bool,
+    /// True once the present process has sent a packet by it.
+    is_heard: bool,
     owes_probe: bool,
     owes_seen: bool,
     /// A former identity whose owner is to be told.
@@ -83,7 +84,8 @@ pub(super) struct PeerWires {
     known: Option<u64>,
     /// True once the other has shown that it knows `identity`.
     is_met: bool,
-    former: VecDeque<u64>,
+    /// Of identities up to this one nothing is accepted.
+    floor: u64,
     /// True if the process was lost, and its loss reported.
     is_lost: bool,
     host: u64,
@@ -115,12 +117,12 @@ pub(super) struct PeerWires {
 }
 
 impl PeerWires {
-    /// Makes the state of as many wires as `local` has entries: `true` for those that are local. `identity` is random
-    /// and not 0.
+    /// Makes the state of as many wires as `local` has entries: `true` for those that are local.
     pub(super) fn new((own, peer): (Peer, Peer), identity: u64, host: u64, local: &[bool]) -> Self {
         let line = |is_local: &bool| Line {
             state: Wire::Absent,
             is_local: *is_local,
+            is_heard: false,
             owes_probe: false,
             owes_seen: false,
             owes_refusal: None,
@@ -131,7 +133,7 @@ impl PeerWires {
             identity,
             known: None,
             is_met: false,
-            former: VecDeque::new(),
+            floor: 0,
             is_lost: false,
             host,
             is_here: false,
@@ -161,6 +163,13 @@ impl PeerWires {
         self.decide();
     }
 
+    /// Tries a local wire once the process is known to run on this host.
+    pub(super) fn on_found(&mut self, wire: usize) {
+        if self.lines[wire].state == Wire::Absent {
+            self.on_reachable(wire);
+        }
+    }
+
     /// Handles the loss of a wire that may work again.
     pub(super) fn on_broken(&mut self, wire: usize) {
         if self.lines[wire].state != Wire::Absent {
@@ -174,7 +183,8 @@ impl PeerWires {
         self.set(wire, Wire::Absent);
         let has_hope = self.lines.iter().any(|line| match line.state {
             Wire::Up => true,
-            Wire::Trying => !line.is_local,
+            // A local wire may never reach it.
+            Wire::Trying => !line.is_local || line.is_heard,
             Wire::Absent => false,
         });
         if has_ended || !has_hope {
@@ -188,35 +198,36 @@ impl PeerWires {
     fn set(&mut self, wire: usize, state: Wire) {
         let line = &mut self.lines[wire];
         (line.state, line.owes_probe, line.owes_seen) = (state, state == Wire::Trying, false);
-        line.owes_refusal = None;
+        (line.is_heard, line.owes_refusal) = (false, None);
+        if self.from == Some(wire) {
+            self.owes_go = false;
+        }
     }
 
     /// Gives the process up, and all that was sent to it.
     fn lose(&mut self, news: &mut VecDeque<Event<'static>>) {
         if !std::mem::replace(&mut self.is_lost, true) {
             news.push_back(Event::Lost(self.peer));
+            self.renew(self.identity + 1, None);
+            self.retry();
         }
-        self.renew(None);
-        self.retry();
     }
 
     /// Tries the wires anew that worked: the other process may be there with a new identity.
     fn retry(&mut self) {
         for line in self.lines.iter_mut().filter(|line| line.state != Wire::Absent) {
-            (line.state, line.owes_probe) = (Wire::Trying, true);
+            (line.state, line.is_heard, line.owes_probe) = (Wire::Trying, false, true);
         }
     }
 
-    /// Takes a new identity towards the other process, and forgets all but that of `known`.
-    fn renew(&mut self, known: Option<u64>) {
-        if let Some(former) =
-            std::mem::replace(&mut self.known, known).filter(|one| known != Some(*one))
+    /// Takes the identity `own` towards the other process, and forgets all but that of `known`.
+    fn renew(&mut self, own: u64, known: Option<u64>) {
+        if let Some(former) = std::mem::replace(&mut self.known, known)
+            && known != Some(former)
         {
-            self.former.truncate(FORMER - 1);
-            self.former.push_front(former);
+            self.floor = self.floor.max(former);
         }
-        // Consecutive numbers of a random start: nobody else has them.
-        self.identity = self.identity.wrapping_add(1).max(1);
+        self.identity = own;
         (self.is_met, self.is_here) = (false, false);
         (self.out, self.sent, self.acknowledged, self.carried) = (Out::Idle, 0, 0, 0);
         self.kept.clear();
@@ -226,11 +237,11 @@ impl PeerWires {
     }
 
     /// Handles the other process's end, or its loss of this one, after which both take new identities.
-    fn restart(&mut self, known: u64, news: &mut VecDeque<Event<'static>>) {
+    fn restart(&mut self, own: u64, known: Option<u64>, news: &mut VecDeque<Event<'static>>) {
         if self.is_met && !std::mem::replace(&mut self.is_lost, true) {
             news.push_back(Event::Restarted(self.peer));
         }
-        self.renew(Some(known));
+        self.renew(own, known);
         self.retry();
     }
 
@@ -238,7 +249,7 @@ impl PeerWires {
     fn learn(&mut self, control: &Control, news: &mut VecDeque<Event<'static>>) {
         if self.known != Some(control.from) {
             if self.is_met {
-                self.restart(control.from, news);
+                self.restart(self.identity + 1, Some(control.from), news);
             }
             self.known = Some(control.from);
             // Answers of a former identity to probes were refused.
@@ -259,12 +270,14 @@ impl PeerWires {
         news: &mut VecDeque<Event<'static>>,
     ) {
         if control.operation == Operation::Refused {
-            if control.to == self.identity && !self.former.contains(&control.from) {
-                self.restart(control.from, news);
+            if control.to == self.identity {
+                let own = self.identity.max(control.count) + 1;
+                let known = Some(control.from).filter(|from| *from > self.floor).or(self.known);
+                self.restart(own, known, news);
             }
             return;
         }
-        if self.former.contains(&control.from) {
+        if control.from <= self.floor || self.known.is_some_and(|known| control.from < known) {
             self.lines[wire].owes_refusal = Some(control.from);
             return;
         }
@@ -274,6 +287,7 @@ impl PeerWires {
             // The process sends by a wire that this one does not know to reach it.
             (line.state, line.owes_probe) = (Wire::Trying, true);
         }
+        line.is_heard = true;
         let is_meant = control.to == self.identity;
         match control.operation {
             Operation::Probe => {
@@ -485,17 +499,11 @@ impl PeerWires {
 
     fn tell_to(&self, to: u64, operation: Operation, wire: usize, post: &mut Post<'_>) -> bool {
         let epoch = if operation == Operation::Go { self.from_epoch } else { self.epoch };
-        let control = Control {
-            operation,
-            from: self.identity,
-            to,
-            epoch,
-            count: self.received,
-            host: self.host,
-        };
+        let highest = self.floor.max(self.known.unwrap_or(0));
+        let count = if operation == Operation::Refused { highest } else { self.received };
+        let control = Control { operation, from: self.identity, to, epoch, count, host: self.host };
         let (envelope, payload): (_, [u8; BYTES]) = control.to_packet(self.own);
-        // The carrier reports a loss with its next events.
-        post(wire, &envelope, &payload) != Err(Refusal::Full)
+        post(wire, &envelope, &payload).is_ok()
     }
 
     /// Returns whether everything has been carried to the process, or can't be.

@@ -1,0 +1,133 @@
+//! Ranks on nodes: messages and collective operations over each transport, and ranks that join anew.
+
+use std::time::Duration;
+
+use midplane::{ErrorKind, Node};
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::envelope::Tag;
+use midplane_via::message::group::Rank;
+use midplane_via::message::process::MessageError;
+use midplane_via::message::request::Failure;
+use tokio::time::timeout;
+
+use crate::node::{Over, nodes, over_each};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Messages of many sizes between two ranks, under several tags at once, and a sum.
+async fn exchange(world: Communicator) {
+    let other = Rank(1 - world.rank().0);
+    let bytes = |round: u32, from: Rank| {
+        vec![(round + from.0) as u8; (7_919 * round as usize * round as usize) % 300_000]
+    };
+    for round in 0..40 {
+        let own = world.rank();
+        let (even, odd) = ((other, Tag(2 * round)), (other, Tag(2 * round + 1)));
+        let (even, odd) = tokio::join!(
+            world.send_receive(even, bytes(round, own), even.0, even.1),
+            world.send_receive(odd, bytes(round + 1, own), odd.0, odd.1),
+        );
+        assert!(even.unwrap().bytes == bytes(round, other));
+        assert!(odd.unwrap().bytes == bytes(round + 1, other));
+    }
+    assert_eq!(world.all_gather_value(&world.rank().0).await.unwrap(), [0, 1]);
+}
+
+over_each! {
+    async fn two_ranks_exchange_messages_of_any_size(over) {
+        let (first, second) = nodes("world", over);
+        let ranks = [first, second].into_iter().zip(0..).map(|(builder, rank)| {
+            tokio::spawn(async move {
+                let node = builder.start().await.unwrap();
+                let world = node.world("exchange", rank, 2).await.unwrap();
+                exchange(world.clone()).await;
+                world.finalize().await;
+                node.shutdown().await;
+            })
+        });
+        for rank in ranks.collect::<Vec<_>>() {
+            timeout(SOON, rank).await.expect("it ends").unwrap();
+        }
+    }
+
+    async fn a_rank_that_has_ended_is_reported_and_may_be_replaced(over) {
+        let (first, second) = nodes("world", over);
+        let node = first.start().await.unwrap();
+        let join = async |life: u8| {
+            let node = second.clone().name(format!("life-{life}")).start().await.unwrap();
+            let world = node.world("lives", 1, 2).await.unwrap();
+            world.send(Rank(0), Tag(1), vec![life]).await.unwrap();
+            let answer = world.receive(Rank(0), Tag(2)).await.unwrap();
+            assert_eq!(answer.bytes, [life]);
+            // Without a word: as a process that is killed.
+            drop((world, node));
+        };
+        let serve = async {
+            let world = node.world("lives", 0, 2).await.unwrap();
+            let (mut lives, mut losses) = (Vec::new(), 0);
+            while lives.len() < 3 {
+                match world.receive(Rank(1), Tag(1)).await {
+                    Ok(message) => {
+                        world.send(Rank(1), Tag(2), message.bytes.clone()).await.unwrap();
+                        lives.extend(message.bytes);
+                    }
+                    Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {
+                        losses += 1;
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert_eq!(lives, [0, 1, 2]);
+            assert!(losses >= 2, "{losses}");
+        };
+        let lives = async {
+            for life in 0..3 {
+                join(life).await;
+            }
+        };
+        timeout(2 * SOON, async { tokio::join!(serve, lives) }).await.expect("it ends");
+    }
+}
+
+#[tokio::test]
+async fn many_ranks_of_a_host_share_their_values() {
+    const RANKS: u32 = 5;
+    let builder = Node::builder().cluster(format!("ranks-{}", std::process::id()));
+    let ranks = (0..RANKS).map(|rank| {
+        let builder = builder.clone();
+        tokio::spawn(async move {
+            let node = builder.start().await.unwrap();
+            let world = node.world("gather", rank, RANKS).await.unwrap();
+            for round in 0..50 {
+                let values = world.all_gather_value(&(rank + round)).await.unwrap();
+                assert_eq!(values, (round..round + RANKS).collect::<Vec<_>>());
+            }
+            world.finalize().await;
+        })
+    });
+    for rank in ranks.collect::<Vec<_>>() {
+        timeout(SOON, rank).await.expect("it ends").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_world_is_said() {
+    let builder = Node::builder().cluster(format!("wrong-{}", std::process::id()));
+    let node = builder.connect_timeout(Duration::from_millis(100)).start().await.unwrap();
+    let error = node.world("x", 2, 2).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let error = node.world("x", 1, 4).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoService);
+    assert!(error.to_string().contains("0, 2, 3"), "{error}");
+    // It has left the world, and may join again.
+    let world = loop {
+        match node.world("x", 0, 1).await {
+            Err(error) => assert_eq!(error.kind(), ErrorKind::InUse),
+            Ok(world) => break world,
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(node.world("x", 0, 1).await.unwrap_err().kind(), ErrorKind::InUse);
+    assert_eq!(world.size(), 1);
+}
