@@ -15,6 +15,7 @@ mod interfaces;
 mod live;
 mod message_allocations;
 mod message_bounds;
+mod message_collectives;
 mod message_engine;
 mod message_futures;
 mod message_hostile;

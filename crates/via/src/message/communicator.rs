@@ -28,7 +28,7 @@ use super::explain::Explanation;
 use super::group::{CommHandle, Rank};
 use super::process::{MessageError, Parker, Process};
 use super::request::{Failure, Load, Mode, Outcome, Request};
-use super::transport::{InitError, Wait};
+use super::transport::{InitError, StartError, Wait};
 use waiters::Waiters;
 
 pub use pending::{Pending, wait_all, wait_any, wait_some};
@@ -253,7 +253,16 @@ impl Communicator {
         tag: Tag,
         bytes: impl Into<Bytes>,
     ) -> Result<Pending, MessageError> {
-        let load = Load::Bytes(bytes.into());
+        self.isend_load(mode, to, tag, Load::Bytes(bytes.into()))
+    }
+
+    fn isend_load(
+        &self,
+        mode: Mode,
+        to: Rank,
+        tag: Tag,
+        load: Load<'_>,
+    ) -> Result<Pending, MessageError> {
         let request = self.with(|process| process.isend(&self.scope, mode, to, tag, load))?;
         Ok(Pending::new(self.clone(), request, false))
     }
@@ -315,11 +324,25 @@ impl Communicator {
         tag: Tag,
         bytes: impl Into<Bytes>,
     ) -> Result<(), MessageError> {
-        let bytes = bytes.into();
-        let sent = self.with(|process| process.send_now(&self.scope, mode, to, tag, &bytes));
+        self.send_load(mode, to, tag, Load::Bytes(bytes.into())).await
+    }
+
+    pub(super) async fn send_load(
+        &self,
+        mode: Mode,
+        to: Rank,
+        tag: Tag,
+        load: Load<'_>,
+    ) -> Result<(), MessageError> {
+        let bytes = match &load {
+            Load::Copy(bytes) => bytes,
+            Load::Bytes(bytes) => &bytes[..],
+            Load::Room { .. } => return Err(StartError::WrongLoad.into()),
+        };
+        let sent = self.with(|process| process.send_now(&self.scope, mode, to, tag, bytes));
         match sent {
             Some(outcome) => Ok(outcome.result?),
-            None => self.isend(mode, to, tag, bytes)?.await.map(drop),
+            None => self.isend_load(mode, to, tag, load)?.await.map(drop),
         }
     }
 
@@ -437,12 +460,12 @@ impl Communicator {
         context: Context,
         to: Rank,
         tag: Tag,
-        bytes: Bytes,
+        load: Load<'_>,
     ) -> Result<Pending, MessageError> {
         let request = self.with(|process| {
             self.check_member(process, to)?;
             let request = process.build_send(&self.scope, context, Mode::Standard, to, tag)?;
-            process.start_or_free(request, Load::Bytes(bytes))
+            process.start_or_free(request, load)
         })?;
         Ok(self.adopt(request, false))
     }

@@ -51,11 +51,11 @@ impl Communicator {
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn duplicate(&self) -> impl Future<Output = Result<Self, MessageError>> {
-        let agreed = self.agree(None, 0);
+    pub fn duplicate(&self) -> impl Future<Output = Result<Self, MessageError>> + use<> {
+        let (agreed, old) = (self.propose(None, 0), self.clone());
         async move {
             let (number, _) = agreed.await?;
-            self.with_number(Arc::clone(self.scope.group()), number)
+            old.with_number(Arc::clone(old.scope.group()), number)
         }
     }
 
@@ -71,8 +71,8 @@ impl Communicator {
         &self,
         color: Option<u32>,
         key: i32,
-    ) -> impl Future<Output = Result<Option<Self>, MessageError>> {
-        let agreed = self.agree(color, key);
+    ) -> impl Future<Output = Result<Option<Self>, MessageError>> + use<> {
+        let (agreed, old) = (self.propose(color, key), self.clone());
         async move {
             let (number, proposals) = agreed.await?;
             if color.is_none() {
@@ -86,7 +86,7 @@ impl Communicator {
                 .collect();
             members.sort_unstable();
             let ranks: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
-            self.with_number(self.group_of(&ranks)?, number).map(Some)
+            old.with_number(old.group_of(&ranks)?, number).map(Some)
         }
     }
 
@@ -101,13 +101,13 @@ impl Communicator {
     pub fn create(
         &self,
         ranks: &[Rank],
-    ) -> impl Future<Output = Result<Option<Self>, MessageError>> {
-        let is_member = ranks.contains(&self.rank());
-        let agreed = self.group_of(ranks).map(|group| (group, self.agree(None, 0)));
+    ) -> impl Future<Output = Result<Option<Self>, MessageError>> + use<> {
+        let (is_member, old) = (ranks.contains(&self.rank()), self.clone());
+        let agreed = self.group_of(ranks).map(|group| (group, self.propose(None, 0)));
         async move {
             let (group, agreed) = agreed?;
             let (number, _) = agreed.await?;
-            if is_member { self.with_number(group, number).map(Some) } else { Ok(None) }
+            if is_member { old.with_number(group, number).map(Some) } else { Ok(None) }
         }
     }
 
@@ -125,17 +125,17 @@ impl Communicator {
 
     /// Returns a number that no process here has used, and each process's proposal. The call claims the number
     /// that this process proposes, so calls that run at once end with different numbers.
-    fn agree(
+    fn propose(
         &self,
         color: Option<u32>,
         key: i32,
-    ) -> impl Future<Output = Result<(u32, Vec<SplitProposal>), MessageError>> {
+    ) -> impl Future<Output = Result<(u32, Vec<SplitProposal>), MessageError>> + use<> {
         let number = self.with(|process| {
             let number = process.next_number;
             process.next_number = number.saturating_add(1);
             number
         });
-        let turn = Turn::queued(self);
+        let (turn, old) = (Turn::queued(self), self.clone());
         async move {
             let proposals = turn?.all_gather(SplitProposal { number, color, key }.emit()).await?;
             let proposals: Result<Vec<_>, _> =
@@ -145,7 +145,7 @@ impl Communicator {
             if number > CommHandle::MAX_NUMBER {
                 return Err(MessageError::NoContext);
             }
-            self.with(|process| process.next_number = process.next_number.max(number + 1));
+            old.with(|process| process.next_number = process.next_number.max(number + 1));
             Ok((number, proposals))
         }
     }

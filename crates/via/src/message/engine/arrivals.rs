@@ -413,8 +413,10 @@ impl Core {
         }
         let send = self.answered(from, envelope.to)?;
         self.link_mut(from).ok_or(Breach)?.hinted.remove(send);
-        let status = self.requests.get(send).ok_or(Breach)?.status;
-        self.complete(send, Status { length: 0, ..status }, Err(Failure::Cancelled));
+        let record = self.requests.get(send).ok_or(Breach)?;
+        let failure = record.result.err().unwrap_or(Failure::Cancelled);
+        let status = Status { length: 0, ..record.status };
+        self.complete(send, status, Err(failure));
         Ok(())
     }
 }

@@ -151,9 +151,26 @@ impl Core {
                 link.left.pop_first();
             }
         }
-        self.fail(Failure::Abandoned, |record| match record.operation {
-            Operation::Send { context: at, .. } => at == context,
-            Operation::Receive(pattern) => pattern.context == context,
+        self.fail_context(context, Failure::Abandoned);
+    }
+
+    /// Ends every request of a context. A transfer under way continues to its end: the other process may know of
+    /// no failure. An announced send ends once its receiver has returned it.
+    fn fail_context(&mut self, context: Context, failure: Failure) {
+        let is_announced = |record: &Record| {
+            matches!(record.operation, Operation::Send { context: at, .. } if at == context)
+                && record.state == State::Active
+        };
+        let announced = self.requests.iter().filter(|(_, record)| is_announced(record));
+        for request in announced.map(|(request, _)| request).collect::<Vec<_>>() {
+            if let Some(record) = self.requests.get_mut(request) {
+                record.result = Err(failure);
+            }
+            self.cancel(request);
+        }
+        self.fail(failure, |record| match record.operation {
+            Operation::Send { context: at, .. } => at == context && record.state == State::Waiting,
+            Operation::Receive(pattern) => pattern.context == context && record.transfer.is_none(),
             Operation::Claimed(_) | Operation::Nothing => false,
         });
     }

@@ -100,6 +100,7 @@ impl Engine {
         if record.state != State::Built {
             return Err(StartError::NotBuilt);
         }
+        record.result = Ok(());
         match (record.operation, load) {
             (Operation::Send { mode, to, context, tag }, Load::Copy(bytes)) => {
                 check_length(bytes.len())?;
@@ -264,6 +265,11 @@ impl Engine {
                 return 0;
             }
         }
+    }
+
+    /// Keeps the buffer of a received message for later ones.
+    pub(in crate::message) fn recycle(&mut self, buffer: Vec<u8>) {
+        self.core.pool.put(buffer);
     }
 
     /// Returns the table of requests.
