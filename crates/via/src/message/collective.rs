@@ -111,6 +111,11 @@ impl Turn {
         self.communicator.ireceive_in(context, Rank(from), self.tag)
     }
 
+    /// Keeps the buffer of a received message for later ones.
+    fn recycle(&self, buffer: Vec<u8>) {
+        self.communicator.with(|process| process.engine_mut().recycle(buffer));
+    }
+
     async fn exchange(&self, to: u32, bytes: Bytes, from: u32) -> Result<Bytes, MessageError> {
         let receive = self.receive(from)?;
         let send = self.send(to, bytes)?;

@@ -5,6 +5,7 @@
 //! since it still leaves if its future is dropped ([`into_bytes`] avoids that copy). A receive copies once from
 //! the engine's buffer, since no dropped future may leave a borrowed slice in the engine.
 
+use std::borrow::Cow;
 use std::future::Future;
 
 use bytes::Bytes;
@@ -50,14 +51,35 @@ fn count_of<T>(bytes: usize) -> Result<usize, MessageError> {
     if each == 0 || !bytes.is_multiple_of(each) { Err(uneven) } else { Ok(bytes / each) }
 }
 
+/// Returns the values that these bytes are: in place if they are aligned, else copied.
+fn values_in<T: Plain>(bytes: &[u8]) -> Result<Cow<'_, [T]>, MessageError> {
+    let count = count_of::<T>(bytes.len())?;
+    if let Ok(values) = <[T]>::ref_from_bytes(bytes) {
+        return Ok(values.into());
+    }
+    let mut values = vec![T::new_zeroed(); count];
+    values.as_mut_bytes().copy_from_slice(bytes);
+    Ok(values.into())
+}
+
+/// Returns the values of another process, which must be `count`.
+pub(super) fn values_of<T: Plain>(
+    count: usize,
+    bytes: &[u8],
+) -> Result<Cow<'_, [T]>, MessageError> {
+    if bytes.len() == count * size_of::<T>() {
+        return values_in(bytes);
+    }
+    let (expected, found) = (count, bytes.len() / size_of::<T>().max(1));
+    Err(MessageError::Shape { what: "values of another process", expected, found })
+}
+
 /// Reads plain values from their bytes, at any alignment.
 ///
 /// # Errors
-/// [`MessageError::Uneven`] if the bytes are no whole number of values, or the type has no bytes.
+/// [`MessageError::Uneven`] if the bytes are no whole number of values.
 pub fn from_bytes<T: Plain>(bytes: &[u8]) -> Result<Vec<T>, MessageError> {
-    let mut values = vec![T::new_zeroed(); count_of::<T>(bytes.len())?];
-    values.as_mut_bytes().copy_from_slice(bytes);
-    Ok(values)
+    values_in(bytes).map(Cow::into_owned)
 }
 
 impl Communicator {

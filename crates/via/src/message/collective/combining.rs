@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::costs::{HOST, Reducing};
 use super::operation::Reduction;
 use super::{MessageError, Turn, all};
 use crate::message::communicator::Pending;
 use crate::message::request::Load;
-use crate::message::typed::{Plain, from_bytes, into_bytes};
+use crate::message::typed::{Plain, from_bytes, into_bytes, values_of};
 
 impl Turn {
     pub(super) async fn all_reduce<T: Plain>(
@@ -22,8 +22,7 @@ impl Turn {
                 self.combine_up(&mut values, by).await?;
                 let count = values.len();
                 let combined = self.broadcast(0, into_bytes(values)).await?;
-                check(count, size_of::<T>(), &combined)?;
-                from_bytes(&combined)
+                Ok(values_of::<T>(count, &combined)?.into_owned())
             }
             Reducing::Doubling => {
                 self.double(&mut values, by).await?;
@@ -36,10 +35,7 @@ impl Turn {
             Reducing::Blocks => {
                 let bounds = self.even_bounds(values.len());
                 let block = self.combine_blocks(values, &bounds, by).await?;
-                let mut values = vec![T::new_zeroed(); bounds[self.size() as usize]];
-                let bounds: Vec<_> = bounds.iter().map(|at| at * size_of::<T>()).collect();
-                self.share(0, into_bytes(block), &bounds, values.as_mut_bytes()).await?;
-                Ok(values)
+                self.share::<T>(0, into_bytes(block), &bounds).await
             }
         }
     }
@@ -67,8 +63,8 @@ impl Turn {
         }
         if !first {
             let bytes = self.receive(0)?.await?.bytes;
-            check(count, size_of::<T>(), &bytes)?;
-            values = from_bytes(&bytes)?;
+            values = values_of(count, &bytes)?.into_owned();
+            self.recycle(bytes);
         }
         Ok(Some(values))
     }
@@ -96,6 +92,7 @@ impl Turn {
                     Some(lower) => join_before(by, lower, &earlier)?,
                     None => lower = Some(from_bytes(&earlier)?),
                 }
+                self.recycle(earlier);
             }
             if let Some(send) = send {
                 send.await?;
@@ -119,8 +116,9 @@ impl Turn {
                 return Ok(false);
             }
             if rank + bit < size {
-                let later = self.receive(rank + bit)?.await?;
-                join_after(by, values, &later.bytes)?;
+                let later = self.receive(rank + bit)?.await?.bytes;
+                join_after(by, values, &later)?;
+                self.recycle(later);
             }
             bit <<= 1;
         }
@@ -138,6 +136,7 @@ impl Turn {
             let partner = self.rank() ^ bit;
             let other = self.exchange_values(partner, values).await?;
             join(by, values, &other, partner < self.rank())?;
+            self.recycle(other);
             bit <<= 1;
         }
         Ok(())
@@ -160,14 +159,15 @@ impl Turn {
             let (keep, give) = if rank & bit == 0 { (low, high) } else { (high, low) };
             let other = self.exchange_values(partner, &values[give.clone()]).await?;
             join(by, &mut values[keep.clone()], &other, partner < rank)?;
+            self.recycle(other);
             given.push((partner, give));
             kept = keep;
             bit <<= 1;
         }
         for (partner, gave) in given.into_iter().rev() {
             let other = self.exchange_values(partner, &values[kept.clone()]).await?;
-            check(gave.len(), size_of::<T>(), &other)?;
-            values[gave.clone()].as_mut_bytes().copy_from_slice(&other);
+            values[gave.clone()].copy_from_slice(&values_of(gave.len(), &other)?);
+            self.recycle(other);
             kept = kept.start.min(gave.start)..kept.end.max(gave.end);
         }
         Ok(())
@@ -197,11 +197,11 @@ impl Turn {
         let mut first: Option<Vec<T>> = None;
         for receive in lower {
             let bytes = receive.await?.bytes;
-            check(own.len(), each, &bytes)?;
             match &mut first {
                 Some(first) => join_after(by, first, &bytes)?,
-                None => first = Some(from_bytes(&bytes)?),
+                None => first = Some(values_of(own.len(), &bytes)?.into_owned()),
             }
+            self.recycle(bytes);
         }
         let mut combined = match first {
             Some(mut first) => {
@@ -211,7 +211,9 @@ impl Turn {
             None => own,
         };
         for receive in higher {
-            join_after(by, &mut combined, &receive.await?.bytes)?;
+            let bytes = receive.await?.bytes;
+            join_after(by, &mut combined, &bytes)?;
+            self.recycle(bytes);
         }
         all(sends).await?;
         Ok(combined)
@@ -229,16 +231,12 @@ impl Turn {
             return Ok(None);
         }
         let receives: Result<Vec<_>, _> = self.others().map(|from| self.receive(from)).collect();
-        let mut values = vec![T::new_zeroed(); bounds[self.size() as usize]];
-        let own = &mut values[bounds[root as usize]..bounds[root as usize + 1]];
-        own.copy_from_slice(&block);
-        for (from, receive) in self.others().zip(receives?) {
-            let bytes = receive.await?.bytes;
-            let place = &mut values[bounds[from as usize]..bounds[from as usize + 1]];
-            check(place.len(), size_of::<T>(), &bytes)?;
-            place.as_mut_bytes().copy_from_slice(&bytes);
+        let mut blocks = Vec::new();
+        for receive in receives? {
+            blocks.push(receive.await?.bytes);
         }
-        Ok(Some(values))
+        blocks.insert(root as usize, block.as_bytes().to_vec());
+        self.joined(blocks, bounds).map(Some)
     }
 
     fn send_values<T: Plain>(&self, to: u32, values: &[T]) -> Result<Pending, MessageError> {
@@ -274,12 +272,7 @@ fn join_after<T: Plain>(
     first: &mut [T],
     received: &[u8],
 ) -> Result<(), MessageError> {
-    check(first.len(), size_of::<T>(), received)?;
-    match <[T]>::ref_from_bytes(received) {
-        Ok(second) => by.join(first, second),
-        // The buffer is not aligned for the values.
-        Err(_) => by.join(first, &from_bytes(received)?),
-    }
+    by.join(first, &values_of(first.len(), received)?);
     Ok(())
 }
 
@@ -289,18 +282,8 @@ fn join_before<T: Plain>(
     second: &mut [T],
     received: &[u8],
 ) -> Result<(), MessageError> {
-    check(second.len(), size_of::<T>(), received)?;
-    let mut first = from_bytes(received)?;
+    let mut first = values_of(second.len(), received)?.into_owned();
     by.join(&mut first, second);
     second.copy_from_slice(&first);
     Ok(())
-}
-
-/// Checks that another process has contributed as many values.
-fn check(expected: usize, each: usize, received: &[u8]) -> Result<(), MessageError> {
-    if received.len() == expected * each {
-        return Ok(());
-    }
-    let found = received.len() / each.max(1);
-    Err(MessageError::Shape { what: "values of another process", expected, found })
 }

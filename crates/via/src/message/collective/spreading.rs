@@ -4,6 +4,7 @@ use bytes::{Buf, Bytes};
 
 use super::costs::{HOST, Spreading};
 use super::{MessageError, Turn, all};
+use crate::message::typed::{Plain, values_of};
 
 /// Most bytes of a block that travels with the lengths of all blocks; longer ones follow, from their process
 /// to each other one.
@@ -52,9 +53,7 @@ impl Turn {
         };
         self.send_below(root, bit, blocks).await?;
         let own = part.slice(..bounds[place as usize + 1] - start);
-        let mut whole = vec![0; length];
-        self.share(root, own, &bounds, &mut whole).await?;
-        Ok(whole.into())
+        Ok(self.share::<u8>(root, own, &bounds).await?.into())
     }
 
     /// Sends what `of` returns to each child in the tree of `root`, below the given bit; it gets the places
@@ -79,30 +78,33 @@ impl Turn {
         all(sends).await.map(drop)
     }
 
-    /// Exchanges blocks with all other processes, and copies all of them to `whole`. `bounds` are the ends of
-    /// the blocks in it; the first block is the root's.
-    pub(super) async fn share(
+    /// Exchanges blocks with all other processes; returns the values of all blocks. `bounds` are the places of
+    /// the blocks in them; the first block is the root's.
+    pub(super) async fn share<T: Plain>(
         &self,
         root: u32,
         own: Bytes,
         bounds: &[usize],
-        whole: &mut [u8],
-    ) -> Result<(), MessageError> {
-        let size = self.size();
-        let block = |rank: u32| {
-            let place = ((rank + size - root) % size) as usize;
-            bounds[place]..bounds[place + 1]
-        };
+    ) -> Result<Vec<T>, MessageError> {
         let received = self.swap(|_| true, Some(&own)).await?;
-        whole[block(self.rank())].copy_from_slice(&own);
-        for (from, bytes) in received {
-            let place = &mut whole[block(from)];
-            if bytes.len() != place.len() {
-                return Err(odd(bytes.len()));
-            }
-            place.copy_from_slice(&bytes);
+        let mut blocks: Vec<_> = received.into_iter().map(|(_, bytes)| bytes).collect();
+        blocks.insert(self.rank() as usize, own.into());
+        blocks.rotate_left(root as usize);
+        self.joined(blocks, bounds)
+    }
+
+    /// Returns the values of blocks, one after another. `bounds` are their places.
+    pub(super) fn joined<T: Plain>(
+        &self,
+        blocks: Vec<Vec<u8>>,
+        bounds: &[usize],
+    ) -> Result<Vec<T>, MessageError> {
+        let mut values = Vec::with_capacity(bounds[blocks.len()]);
+        for (block, ends) in blocks.into_iter().zip(bounds.windows(2)) {
+            values.extend_from_slice(&values_of(ends[1] - ends[0], &block)?);
+            self.recycle(block);
         }
-        Ok(())
+        Ok(values)
     }
 
     /// Sends `own`, if there is any, to all other processes, and receives from those for which `sends` returns
@@ -111,7 +113,7 @@ impl Turn {
         &self,
         sends: impl Fn(u32) -> bool,
         own: Option<&Bytes>,
-    ) -> Result<Vec<(u32, Bytes)>, MessageError> {
+    ) -> Result<Vec<(u32, Vec<u8>)>, MessageError> {
         let (size, rank) = (self.size(), self.rank());
         let mut receives = Vec::new();
         for from in self.others().filter(|from| sends(*from)) {
@@ -125,7 +127,7 @@ impl Turn {
         }
         let mut received = Vec::new();
         for (from, receive) in receives {
-            received.push((from, receive.await?.bytes.into()));
+            received.push((from, receive.await?.bytes));
         }
         all(sent).await?;
         Ok(received)
@@ -154,7 +156,7 @@ impl Turn {
             if bytes.len() != *length {
                 return Err(odd(bytes.len()));
             }
-            *block = Some(bytes);
+            *block = Some(bytes.into());
         }
         Ok(blocks.into_iter().map(|(_, block)| block.unwrap_or_else(|| bytes.clone())).collect())
     }

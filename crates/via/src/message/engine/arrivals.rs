@@ -232,6 +232,10 @@ impl Core {
         let handles = (message.sender, receive.to_handle());
         self.answer(key.source, Kind::Cts, Marks::NONE, handles, wanted as u32);
         let record = self.requests.get_mut(receive).expect("the receive was just found");
+        if record.storage.capacity() < wanted {
+            let former = std::mem::replace(&mut record.storage, self.pool.take(wanted));
+            self.pool.put(former);
+        }
         record.storage.resize(wanted, 0);
         if wanted == 0 {
             return self.received(receive, key, length, room);
