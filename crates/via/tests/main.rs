@@ -22,6 +22,7 @@ mod message_hostile;
 mod message_process;
 mod message_progress;
 mod message_random;
+mod message_recovery;
 mod message_scenarios;
 mod message_scenarios_live;
 mod message_scenarios_vis;

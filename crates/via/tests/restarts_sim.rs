@@ -157,7 +157,10 @@ async fn together(world: &World, which: u64) -> Result<(), MessageError> {
     match which {
         0 => world.duplicate().await.map(drop),
         1 => world.split(Some(0), 0).await.map(drop),
-        2 => world.create(&[Rank(0), Rank(2), Rank(3)]).await.map(drop),
+        2 => {
+            let some = world.handle().group().include(&[Rank(0), Rank(2), Rank(3)])?;
+            world.create(&some).await.map(drop)
+        }
         3 => world.barrier().await,
         4 => world.all_gather(vec![1; 30_000]).await.map(drop),
         5 => world.all_reduce(&[1_u8], Operation::Sum).await.map(drop),

@@ -19,6 +19,10 @@ pub(super) struct Costs {
 /// (`layers`), a few microseconds to wake a thread, 4 to 6 GB/s.
 pub(super) const HOST: Costs = Costs { latency: 3_000.0, overhead: 300.0, byte: 0.2 };
 
+/// Fewest bytes that are reduced in blocks. The sums of shorter values are those of the NICs' trees, to the last
+/// bit.
+const LEAST_IN_BLOCKS: usize = 1024;
+
 /// How values are reduced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Reducing {
@@ -46,7 +50,7 @@ impl Costs {
     pub(super) fn all_reduce(self, ranks: u32, bytes: usize) -> Reducing {
         let rounds = rounds(ranks);
         let (whole, halved) = (self.byte * bytes as f64, self.parts(ranks, bytes));
-        let blocks = (Reducing::Blocks, 2.0 * (self.at_once(ranks) + halved));
+        let blocks = (Reducing::Blocks, 2.0 * self.in_blocks(ranks, bytes));
         let others = if ranks.is_power_of_two() {
             let halving = 2.0 * (rounds * self.latency + halved);
             [(Reducing::Doubling, rounds * (self.latency + whole)), (Reducing::Halving, halving)]
@@ -58,9 +62,8 @@ impl Costs {
 
     /// Returns how they are reduced to one process: up a tree, or in blocks.
     pub(super) fn reduce(self, ranks: u32, bytes: usize) -> Reducing {
-        let (whole, halved) = (self.byte * bytes as f64, self.parts(ranks, bytes));
-        let tree = rounds(ranks) * (self.latency + whole);
-        let blocks = 2.0 * (self.at_once(ranks) + halved);
+        let tree = rounds(ranks) * (self.latency + self.byte * bytes as f64);
+        let blocks = 2.0 * self.in_blocks(ranks, bytes);
         cheapest([(Reducing::Tree, tree), (Reducing::Blocks, blocks)])
     }
 
@@ -70,6 +73,14 @@ impl Costs {
         let tree = rounds(ranks) * (self.latency + whole);
         let blocks = rounds(ranks) * self.latency + self.at_once(ranks) + 2.0 * halved;
         cheapest([(Spreading::Tree, tree), (Spreading::Blocks, blocks)])
+    }
+
+    /// Returns the time of one half of a reduction in blocks, if the values are long enough for them.
+    fn in_blocks(self, ranks: u32, bytes: usize) -> f64 {
+        if bytes < LEAST_IN_BLOCKS {
+            return f64::INFINITY;
+        }
+        self.at_once(ranks) + self.parts(ranks, bytes)
     }
 
     /// Returns the time to send a message to each of the others.

@@ -52,6 +52,7 @@ impl Core {
     #[inline]
     pub(super) fn may_receive_alone(&self, pattern: &Pattern) -> bool {
         self.matching.is_empty()
+            && !self.has_left
             && self.hinting.is_empty()
             && self.to_self.is_empty()
             && !self.requests.has_marked()
@@ -119,7 +120,7 @@ impl Core {
     ) -> Result<(), Breach> {
         let charge = self.admit(from, envelope, payload.len())?;
         let key = Key::of(envelope);
-        if key.tag == LEFT && key.context.is_collective() {
+        if key.tag == LEFT && (key.context.is_collective() || key.context.is_recovery()) {
             self.free(key, charge);
             self.leave(key);
             if envelope.kind == Kind::Rts {

@@ -140,18 +140,33 @@ impl Core {
         });
     }
 
-    /// Ends a collective operation that a process has left before its end. Stores as many such notices of a
-    /// process as its window holds messages, and forgets those of the oldest communicators first.
+    /// Ends a collective operation that a process has left before its end, or all operations of a communicator
+    /// that a process has revoked. Stores as many such notices of a process as its window holds messages, and
+    /// forgets those of the oldest communicators first.
     pub(super) fn leave(&mut self, Key { context, source, .. }: Key) {
         self.has_left = true;
         let most = self.config.window / ENTRY;
-        if let Some(link) = self.link_mut(source) {
+        // A communicator stays revoked whoever returns.
+        let holder = if context.is_recovery() { self.own } else { source };
+        if let Some(link) = self.link_mut(holder) {
             link.left.insert(context);
             if link.left.len() > most {
                 link.left.pop_first();
             }
         }
-        self.fail_context(context, Failure::Abandoned);
+        if context.is_recovery() {
+            self.fail_context(Context(context.0 - 2), Failure::Revoked);
+            self.fail_context(Context(context.0 - 1), Failure::Revoked);
+        } else {
+            self.fail_context(context, Failure::Abandoned);
+        }
+    }
+
+    /// Returns whether the communicator of this context was revoked, and the context's operations end with it.
+    pub(super) fn is_revoked(&self, context: Context) -> bool {
+        self.has_left
+            && !context.is_recovery()
+            && self.link(self.own).is_some_and(|link| link.left.contains(&context.recovery()))
     }
 
     /// Ends every request of a context. A transfer under way continues to its end: the other process may know of
