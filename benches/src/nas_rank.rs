@@ -7,6 +7,7 @@ use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
 use midplane::gang::live::snapshot::Snapshots;
 use midplane::gang::nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
+use midplane::via::message::collective::Operation;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use serde::{Deserialize, Serialize};
@@ -121,7 +122,7 @@ where
     let mut kernel = kernel.map_err(|error| error.to_string())?;
     while !kernel.step(world, pace).await.map_err(|error| error.to_string())? {
         let asked = [u32::from(snapshots.is_asked())];
-        let all = world.all_reduce_slice(&asked, |sum, more| *sum += *more).await;
+        let all = world.all_reduce(&asked, Operation::Sum).await;
         if all.map_err(|error| error.to_string())?[0] > 0 {
             snapshots.save(&kernel.save()).map_err(|error| error.to_string())?;
         }

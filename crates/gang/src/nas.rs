@@ -14,6 +14,7 @@ use std::fmt;
 use std::future::Future;
 use std::str::FromStr;
 
+use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::process::MessageError;
 use serde::{Deserialize, Serialize};
@@ -169,7 +170,7 @@ async fn sum(world: &Communicator, values: &[f64]) -> Result<Vec<f64>, MessageEr
 where
     Communicator: Send + Sync,
 {
-    world.all_reduce_slice(values, |a, b| *a += *b).await
+    world.all_reduce(values, Operation::Sum).await
 }
 
 /// Parses a list of numbers such as "1, 2 or 4".

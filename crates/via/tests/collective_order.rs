@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::{Communicator, block_on};
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::Tag;
@@ -31,11 +32,6 @@ fn on_each_rank(program: impl Fn(&World) + Clone + Send + 'static) {
     }
 }
 
-#[expect(clippy::ptr_arg, reason = "so are operators given what they join")]
-fn add(first: &mut Vec<u8>, second: &[u8]) {
-    first[0] += second[0];
-}
-
 /// One future of each operation, called in this order. Each expects its own result.
 fn every_operation(world: &World) -> Vec<Step<'_>> {
     let own = world.rank().0;
@@ -46,13 +42,13 @@ fn every_operation(world: &World) -> Vec<Step<'_>> {
     let (gather, all_gather) = (world.gather(Rank(0), letter(1)), world.all_gather(letter(2)));
     let (broadcast, barrier) = (world.broadcast(Rank(1), letter(3)), world.barrier());
     let (scatter, exchange) = (world.scatter(Rank(2), blocks(4)), world.all_to_all(blocks(5)));
-    let reduce = world.reduce(Rank(0), vec![own as u8], add);
-    let all_reduce = world.all_reduce(vec![own as u8], add);
-    let scan = world.scan(vec![own as u8], add);
-    let words = world.all_reduce_words(&[1], midplane_via::message::collective::Operation::Sum);
+    let reduce = world.reduce(Rank(0), &[own as u8], Operation::Sum);
+    let all_reduce = world.all_reduce(&[own as u8], Operation::Sum);
+    let scan = world.scan(&[own as u8], Operation::Sum);
+    let lower = world.exclusive_scan(&[1_u8], Operation::Sum);
+    let block = world.reduce_scatter(&[1_u32, 2, 3], &[1; 3], Operation::Sum);
     let value = world.broadcast_value(Rank(0), &7_u64);
     let values = world.all_gather_value(&7_u64);
-    let slice = world.all_reduce_slice(&[2_u32], |a, b| *a += b);
     let expected: Vec<Bytes> = letters(1);
     vec![
         Box::pin(async move {
@@ -70,10 +66,12 @@ fn every_operation(world: &World) -> Vec<Step<'_>> {
         }),
         Box::pin(async move { assert_eq!(all_reduce.await.unwrap(), vec![sum]) }),
         Box::pin(async move { assert_eq!(scan.await.unwrap(), vec![(0..=own as u8).sum()]) }),
-        Box::pin(async move { assert_eq!(words.await.unwrap(), [RANKS.into()]) }),
+        Box::pin(async move {
+            assert_eq!(lower.await.unwrap(), (own > 0).then(|| vec![own as u8]));
+        }),
+        Box::pin(async move { assert_eq!(block.await.unwrap(), [RANKS * (own + 1)]) }),
         Box::pin(async move { assert_eq!(value.await.unwrap(), 7) }),
         Box::pin(async move { assert_eq!(values.await.unwrap(), [7; RANKS as usize]) }),
-        Box::pin(async move { assert_eq!(slice.await.unwrap(), [2 * RANKS]) }),
     ]
 }
 

@@ -159,7 +159,7 @@ const LEFT: Tag = Tag(1 << 31);
 fn notices_of_collective_operations_that_were_left_are_kept_up_to_a_bound_and_take_no_window() {
     let notice = |number: u32| Envelope {
         tag: LEFT,
-        context: Context(2 * number + 1),
+        context: Context(4 * number + 1 + number % 2),
         from: 0,
         ..packet(Kind::Eager, number)
     };

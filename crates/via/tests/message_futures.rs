@@ -19,6 +19,7 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 use midplane_via::message::carrier::{Carrier, Event, Refusal};
+use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Envelope, Peer};
@@ -160,7 +161,7 @@ async fn exchange(world: Communicator) -> Outcome {
         let to = (next, tag(n));
         let got = world.send_receive(to, text(own, 100 * n as usize), before, tag(n)).await?;
         assert_eq!(got.bytes, text(before.0, 100 * n as usize));
-        let sum = world.all_reduce_slice(&[own], |a, b| *a += b).await?;
+        let sum = world.all_reduce(&[own], Operation::Sum).await?;
         assert_eq!(sum, [size * (size - 1) / 2]);
     }
     Ok(())

@@ -8,6 +8,7 @@ use crate::pair::job::{join, join_at, run};
 use crate::pair::{Setting, pattern, pause, world};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::id::NodeId;
+use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::wait_all;
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
@@ -156,7 +157,7 @@ fn all_to_all_and_all_reduce_over_five_nodes() {
             assert_eq!(block[..], vec![from as u8 * 16 + own as u8; 2000]);
         }
         all.barrier().await.unwrap();
-        let sum = all.all_reduce_slice(&[own, own * own], |a, b| *a += *b).await.unwrap();
+        let sum = all.all_reduce(&[own, own * own], Operation::Sum).await.unwrap();
         (sum[0], sum[1])
     });
     assert!(sums.values().all(|sum| *sum == (10, 30)), "{sums:?}");

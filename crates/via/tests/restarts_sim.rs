@@ -19,6 +19,7 @@ use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
+use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
@@ -156,12 +157,15 @@ async fn together(world: &World, which: u64) -> Result<(), MessageError> {
     match which {
         0 => world.duplicate().await.map(drop),
         1 => world.split(Some(0), 0).await.map(drop),
-        2 => world.create(&[Rank(0), Rank(2), Rank(3)]).await.map(drop),
+        2 => {
+            let some = world.handle().group().include(&[Rank(0), Rank(2), Rank(3)])?;
+            world.create(&some).await.map(drop)
+        }
         3 => world.barrier().await,
         4 => world.all_gather(vec![1; 30_000]).await.map(drop),
-        5 => world.all_reduce(vec![1], |_, _| {}).await.map(drop),
+        5 => world.all_reduce(&[1_u8], Operation::Sum).await.map(drop),
         6 => world.broadcast(Rank(2), vec![1; 30_000]).await.map(drop),
-        _ => world.scan(vec![1], |_, _| {}).await.map(drop),
+        _ => world.scan(&[1_u8], Operation::Sum).await.map(drop),
     }
 }
 

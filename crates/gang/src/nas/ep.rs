@@ -1,6 +1,7 @@
 //! EP: pairs of Gaussian deviates, counted in square annuli. Ranks exchange messages only at the end.
 
 use midplane_simhw::wire;
+use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::Communicator;
 use serde::{Deserialize, Serialize};
 
@@ -113,7 +114,7 @@ impl Kernel for Ep {
         }
         let sums = sum(world, &self.sums).await?;
         self.sums.copy_from_slice(&sums);
-        let annuli = world.all_reduce_slice(&self.annuli, |a, b| *a += *b).await;
+        let annuli = world.all_reduce(&self.annuli, Operation::Sum).await;
         self.annuli.copy_from_slice(&annuli?);
         self.done = true;
         Ok(true)

@@ -1,8 +1,11 @@
 //! Collective operations: each is called by all processes of a communicator.
 //!
-//! All processes call the same operations in the same order. Contributions may have any lengths, so each
-//! operation is also its own v form (such as `MPI_Gatherv`). Their messages have a context of their own, and
-//! each operation a tag of its own.
+//! All processes call the same operations in the same order. Contributions that are not combined may have any
+//! lengths, so each operation is also its own v form (such as `MPI_Gatherv`). Their messages have a context of
+//! their own, and each operation a tag of its own.
+//!
+//! The call itself takes the operation's place in the order, and returns a future that borrows nothing: several
+//! may be under way, in any tasks, and end in any order. An operation moves only while its future is polled.
 //!
 //! A communicator [on NICs](Communicator::on_nics) has the NICs carry out what they can.
 //!
@@ -13,8 +16,12 @@
 //! [`Failure::Abandoned`](super::request::Failure::Abandoned). Other communicators are unaffected.
 
 mod carried;
+mod combining;
+mod costs;
 mod nics;
+mod operation;
 mod reductions;
+mod spreading;
 
 use std::future::Future;
 use std::sync::atomic::Ordering;
@@ -25,21 +32,22 @@ use super::communicator::{Communicator, Pending, wait_all};
 use super::envelope::{LEFT, Tag};
 use super::group::Rank;
 use super::process::MessageError;
+use super::request::Load;
 
-pub use midplane_nicvm::collective::Operation;
+pub use operation::{Number, Operation, Reduction, max_location, min_location};
 
 pub(super) use nics::Nics;
 
 /// One operation, from its call until its end.
-pub(super) struct Turn<'a> {
-    communicator: &'a Communicator,
+pub(super) struct Turn {
+    communicator: Communicator,
     tag: Tag,
     /// Its place in the queue for the NICs, until it leaves the queue; `None` if the hosts carry it out.
     place: Option<u32>,
     ended: bool,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
         if !self.ended {
             if !self.communicator.abandoned.swap(true, Ordering::Relaxed) {
@@ -52,14 +60,14 @@ impl Drop for Turn<'_> {
     }
 }
 
-impl<'a> Turn<'a> {
+impl Turn {
     /// Claims the operation's place in its communicator's order, before anything is polled.
-    pub(super) fn new(communicator: &'a Communicator) -> Result<Self, MessageError> {
+    pub(super) fn new(communicator: &Communicator) -> Result<Self, MessageError> {
         if communicator.abandoned.load(Ordering::Relaxed) {
             return Err(MessageError::Abandoned);
         }
         let tag = Tag(communicator.turn.fetch_add(1, Ordering::Relaxed) % LEFT.0);
-        Ok(Self { communicator, tag, place: None, ended: false })
+        Ok(Self { communicator: communicator.clone(), tag, place: None, ended: false })
     }
 
     fn end<T>(mut self, value: T) -> Result<T, MessageError> {
@@ -76,14 +84,36 @@ impl<'a> Turn<'a> {
         self.communicator.rank().0
     }
 
+    /// Returns the other processes, by rank.
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let own = self.rank();
+        (0..self.size()).filter(move |rank| *rank != own)
+    }
+
+    /// Returns the bounds of blocks of about equally many of `count` values, one for each process.
+    fn even_bounds(&self, count: usize) -> Vec<usize> {
+        let size = self.size() as usize;
+        let (each, more) = (count / size, count % size);
+        (0..=size).map(|at| at * each + at.min(more)).collect()
+    }
+
     fn send(&self, to: u32, bytes: Bytes) -> Result<Pending, MessageError> {
+        self.send_load(to, Load::Bytes(bytes))
+    }
+
+    fn send_load(&self, to: u32, load: Load<'_>) -> Result<Pending, MessageError> {
         let context = self.communicator.handle().collective();
-        self.communicator.isend_in(context, Rank(to), self.tag, bytes)
+        self.communicator.isend_in(context, Rank(to), self.tag, load)
     }
 
     fn receive(&self, from: u32) -> Result<Pending, MessageError> {
         let context = self.communicator.handle().collective();
         self.communicator.ireceive_in(context, Rank(from), self.tag)
+    }
+
+    /// Keeps the buffer of a received message for later ones.
+    fn recycle(&self, buffer: Vec<u8>) {
+        self.communicator.with(|process| process.engine_mut().recycle(buffer));
     }
 
     async fn exchange(&self, to: u32, bytes: Bytes, from: u32) -> Result<Bytes, MessageError> {
@@ -94,46 +124,15 @@ impl<'a> Turn<'a> {
         Ok(received.bytes.into())
     }
 
-    /// Broadcasts down a binomial tree whose root is `root` (ranks are counted from it).
-    async fn broadcast(&self, root: u32, mut bytes: Bytes) -> Result<Bytes, MessageError> {
-        let size = self.size();
-        let place = (self.rank() + size - root) % size;
-        let mut bit = 1;
-        while bit < size && place & bit == 0 {
-            bit <<= 1;
-        }
-        if place != 0 {
-            let parent = (place - bit + root) % size;
-            bytes = self.receive(parent)?.await?.bytes.into();
-        }
-        let mut sends = Vec::new();
-        while bit > 1 {
-            bit >>= 1;
-            if place + bit < size {
-                sends.push(self.send((place + bit + root) % size, bytes.clone())?);
-            }
-        }
-        all(sends).await?;
-        Ok(bytes)
-    }
-
-    /// Gathers every process's bytes, by rank: through the NICs if they take them, otherwise round a ring.
+    /// Gathers every process's bytes, by rank: through the NICs if they take them.
     pub(super) async fn all_gather(mut self, bytes: Bytes) -> Result<Vec<Bytes>, MessageError> {
         if let Some(nics) = self.nics().await?
-            && let Some(blocks) = self.all_gather_by(nics, &bytes).await?
+            && let Some(blocks) = self.all_gather_by(&nics, &bytes).await?
         {
             return self.end(blocks);
         }
         self.leave_nics();
-        let (size, rank) = (self.size(), self.rank());
-        let mut blocks = vec![Bytes::new(); size as usize];
-        blocks[rank as usize] = bytes;
-        let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
-        for step in 0..size - 1 {
-            let (out, comes) = ((rank + size - step) % size, (rank + 2 * size - step - 1) % size);
-            let block = blocks[out as usize].clone();
-            blocks[comes as usize] = self.exchange(to, block, from).await?;
-        }
+        let blocks = self.gather_all(bytes).await?;
         self.end(blocks)
     }
 }
@@ -149,12 +148,13 @@ impl Communicator {
         Ok(root.0)
     }
 
+    fn check_count(&self, what: &'static str, found: usize) -> Result<(), MessageError> {
+        let expected = self.size() as usize;
+        if expected == found { Ok(()) } else { Err(MessageError::Shape { what, expected, found }) }
+    }
+
     fn check_blocks(&self, blocks: &[Bytes]) -> Result<(), MessageError> {
-        let (expected, found) = (self.size() as usize, blocks.len());
-        if expected != found {
-            return Err(MessageError::Shape { what: "blocks, one a process", expected, found });
-        }
-        Ok(())
+        self.check_count("blocks, one a process", blocks.len())
     }
 
     /// Waits until all processes have called it. Uses dissemination, in ceil(log2 n) rounds (Hensgen, Finkel
@@ -165,12 +165,12 @@ impl Communicator {
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn barrier(&self) -> impl Future<Output = Result<(), MessageError>> {
+    pub fn barrier(&self) -> impl Future<Output = Result<(), MessageError>> + use<> {
         let turn = Turn::queued(self);
         async move {
             let turn = turn?;
             if let Some(nics) = turn.nics().await? {
-                turn.barrier_by(nics).await?;
+                turn.barrier_by(&nics).await?;
                 return turn.end(());
             }
             let (size, rank) = (turn.size(), turn.rank());
@@ -184,25 +184,25 @@ impl Communicator {
         }
     }
 
-    /// Sends the root's bytes to every process, down a binomial tree, and returns them at each. `bytes` of
-    /// other processes are ignored.
+    /// Sends the root's bytes to every process, and returns them at each; `bytes` of other processes are ignored.
+    /// Short ones go down a binomial tree; of long ones, each process gets a block, and sends it to all others.
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn broadcast(
+    pub fn broadcast<B: Into<Bytes>>(
         &self,
         root: Rank,
-        bytes: impl Into<Bytes>,
-    ) -> impl Future<Output = Result<Bytes, MessageError>> {
+        bytes: B,
+    ) -> impl Future<Output = Result<Bytes, MessageError>> + use<B> {
         let turn = self.checked(root).and_then(|root| Ok((Turn::queued(self)?, root)));
         let bytes = bytes.into();
         async move {
             let (mut turn, root) = turn?;
             if let Some(nics) = turn.nics().await?
-                && let Some(bytes) = turn.broadcast_by(nics, root, &bytes).await?
+                && let Some(bytes) = turn.broadcast_by(&nics, root, &bytes).await?
             {
                 return turn.end(bytes);
             }
@@ -219,11 +219,11 @@ impl Communicator {
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn gather(
+    pub fn gather<B: Into<Bytes>>(
         &self,
         root: Rank,
-        bytes: impl Into<Bytes>,
-    ) -> impl Future<Output = Result<Option<Vec<Bytes>>, MessageError>> {
+        bytes: B,
+    ) -> impl Future<Output = Result<Option<Vec<Bytes>>, MessageError>> + use<B> {
         let turn = self.checked(root).and_then(|root| Ok((Turn::new(self)?, root)));
         let bytes = bytes.into();
         async move {
@@ -253,7 +253,7 @@ impl Communicator {
         &self,
         root: Rank,
         blocks: Vec<Bytes>,
-    ) -> impl Future<Output = Result<Bytes, MessageError>> {
+    ) -> impl Future<Output = Result<Bytes, MessageError>> + use<> {
         let turn = self.checked(root).and_then(|root| {
             if self.rank().0 == root {
                 self.check_blocks(&blocks)?;
@@ -280,17 +280,18 @@ impl Communicator {
         }
     }
 
-    /// Gathers every process's bytes, by rank, at every process: round a ring, in n - 1 steps.
+    /// Gathers every process's bytes, by rank, at every process. Blocks of at most 1 KiB take ceil(log2 n) steps
+    /// (Bruck, 1997); longer ones go from their process to each other one.
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn all_gather(
+    pub fn all_gather<B: Into<Bytes>>(
         &self,
-        bytes: impl Into<Bytes>,
-    ) -> impl Future<Output = Result<Vec<Bytes>, MessageError>> {
+        bytes: B,
+    ) -> impl Future<Output = Result<Vec<Bytes>, MessageError>> + use<B> {
         let turn = Turn::queued(self);
         let bytes = bytes.into();
         async move { turn?.all_gather(bytes).await }
@@ -308,7 +309,7 @@ impl Communicator {
     pub fn all_to_all(
         &self,
         mut blocks: Vec<Bytes>,
-    ) -> impl Future<Output = Result<Vec<Bytes>, MessageError>> {
+    ) -> impl Future<Output = Result<Vec<Bytes>, MessageError>> + use<> {
         let turn = self.check_blocks(&blocks).and_then(|()| Turn::new(self));
         async move {
             let turn = turn?;

@@ -8,6 +8,7 @@ mod making;
 mod pending;
 mod persistent;
 mod probing;
+mod recovery;
 mod waiters;
 
 use std::fmt;
@@ -28,7 +29,7 @@ use super::explain::Explanation;
 use super::group::{CommHandle, Rank};
 use super::process::{MessageError, Parker, Process};
 use super::request::{Failure, Load, Mode, Outcome, Request};
-use super::transport::{InitError, Wait};
+use super::transport::{InitError, StartError, Wait};
 use waiters::Waiters;
 
 pub use pending::{Pending, wait_all, wait_any, wait_some};
@@ -150,6 +151,10 @@ pub struct Communicator {
     /// Number of the next collective operation.
     pub(super) turn: Arc<AtomicU32>,
     pub(super) abandoned: Arc<AtomicBool>,
+    /// Number of the next agreement.
+    recoveries: Arc<AtomicU32>,
+    /// True once this process has notified the others that the communicator is revoked.
+    revoked: Arc<AtomicBool>,
     /// Number of losses of processes when this was made. Collective operations fail that need a process lost
     /// later.
     losses: u32,
@@ -164,6 +169,8 @@ impl Clone for Communicator {
             scope: self.scope.clone(),
             turn: Arc::clone(&self.turn),
             abandoned: Arc::clone(&self.abandoned),
+            recoveries: Arc::clone(&self.recoveries),
+            revoked: Arc::clone(&self.revoked),
             losses: self.losses,
             nics: self.nics.clone(),
         }
@@ -189,7 +196,9 @@ impl Communicator {
     }
 
     fn of(shared: Arc<Mutex<Shared>>, scope: CommHandle, losses: u32) -> Self {
-        Self { shared, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
+        let (turn, abandoned) = (Arc::default(), Arc::default());
+        let (recoveries, revoked) = (Arc::default(), Arc::default());
+        Self { shared, scope, turn, abandoned, recoveries, revoked, losses, nics: None }
     }
 
     /// Promises that no process receives or probes on this communicator with the tag left open (MPI's
@@ -253,7 +262,16 @@ impl Communicator {
         tag: Tag,
         bytes: impl Into<Bytes>,
     ) -> Result<Pending, MessageError> {
-        let load = Load::Bytes(bytes.into());
+        self.isend_load(mode, to, tag, Load::Bytes(bytes.into()))
+    }
+
+    fn isend_load(
+        &self,
+        mode: Mode,
+        to: Rank,
+        tag: Tag,
+        load: Load<'_>,
+    ) -> Result<Pending, MessageError> {
         let request = self.with(|process| process.isend(&self.scope, mode, to, tag, load))?;
         Ok(Pending::new(self.clone(), request, false))
     }
@@ -315,11 +333,25 @@ impl Communicator {
         tag: Tag,
         bytes: impl Into<Bytes>,
     ) -> Result<(), MessageError> {
-        let bytes = bytes.into();
-        let sent = self.with(|process| process.send_now(&self.scope, mode, to, tag, &bytes));
+        self.send_load(mode, to, tag, Load::Bytes(bytes.into())).await
+    }
+
+    pub(super) async fn send_load(
+        &self,
+        mode: Mode,
+        to: Rank,
+        tag: Tag,
+        load: Load<'_>,
+    ) -> Result<(), MessageError> {
+        let bytes = match &load {
+            Load::Copy(bytes) => bytes,
+            Load::Bytes(bytes) => &bytes[..],
+            Load::Room { .. } => return Err(StartError::WrongLoad.into()),
+        };
+        let sent = self.with(|process| process.send_now(&self.scope, mode, to, tag, bytes));
         match sent {
             Some(outcome) => Ok(outcome.result?),
-            None => self.isend(mode, to, tag, bytes)?.await.map(drop),
+            None => self.isend_load(mode, to, tag, load)?.await.map(drop),
         }
     }
 
@@ -437,12 +469,12 @@ impl Communicator {
         context: Context,
         to: Rank,
         tag: Tag,
-        bytes: Bytes,
+        load: Load<'_>,
     ) -> Result<Pending, MessageError> {
         let request = self.with(|process| {
             self.check_member(process, to)?;
             let request = process.build_send(&self.scope, context, Mode::Standard, to, tag)?;
-            process.start_or_free(request, Load::Bytes(bytes))
+            process.start_or_free(request, load)
         })?;
         Ok(self.adopt(request, false))
     }
@@ -476,10 +508,14 @@ impl Communicator {
 
     /// Notifies all other members that this process left a collective operation before its end.
     pub(super) fn notify_left(&self) {
+        self.notify_others(self.scope.collective());
+    }
+
+    fn notify_others(&self, context: Context) {
         let scope = &self.scope;
         self.with(|process| {
             for to in (0..self.size()).map(Rank).filter(|to| *to != self.rank()) {
-                let sent = process.build_send(scope, scope.collective(), Mode::Standard, to, LEFT);
+                let sent = process.build_send(scope, context, Mode::Standard, to, LEFT);
                 let sent = sent.and_then(|sent| process.start_or_free(sent, Load::Copy(&[])));
                 // A member that cannot be notified is gone.
                 if let Ok(request) = sent {
@@ -487,6 +523,13 @@ impl Communicator {
                 }
             }
         });
+    }
+
+    /// Passes it on that the communicator is revoked, if an operation has ended so. The caller holds no lock.
+    fn note_result(&self, result: Result<(), Failure>) {
+        if result == Err(Failure::Revoked) {
+            self.revoke();
+        }
     }
 
     fn received(&self, outcome: Outcome) -> Received {

@@ -33,14 +33,25 @@ number!(
     Context
 );
 
-/// The tag with which a process tells the others of a communicator that it left a collective operation before
-/// its end. Collective operations use the tags below it.
+/// The tag with which a process notifies the others of a communicator that it left a collective operation before
+/// its end, or, in the context of recovery, that it has revoked the communicator. Collective operations and
+/// recovery use the tags below it.
 pub(super) const LEFT: Tag = Tag(1 << 31);
 
 impl Context {
     /// Returns whether it is a context of collective operations.
     pub(super) const fn is_collective(self) -> bool {
-        self.0 % 2 == 1
+        self.0 % 4 == 1
+    }
+
+    /// Returns the context in which the processes of the same communicator recover from losses.
+    pub(super) const fn recovery(self) -> Self {
+        Self(self.0 - self.0 % 4 + 2)
+    }
+
+    /// Returns whether it is such a context.
+    pub(super) const fn is_recovery(self) -> bool {
+        self.0 % 4 == 2
     }
 }
 

@@ -34,7 +34,7 @@ pub struct NoSuchRank {
 }
 
 /// An ordered list of processes: each one's position is its rank.
-#[derive(Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Group {
     members: Vec<Peer>,
     /// Members and their ranks, sorted by member; `None` if ranks equal the processes' numbers.
@@ -57,6 +57,53 @@ impl Group {
         }
         let plain = members.iter().enumerate().all(|(rank, peer)| peer.0 as usize == rank);
         Self { members, by_peer: (!plain).then_some(by_peer) }
+    }
+
+    /// Returns the group of this one's members, then those that only `other` has.
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        Self::new([&self.members[..], &other.members].concat())
+    }
+
+    /// Returns the group of the members that `other` has, too, in the order of this one.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        self.filtered(|peer| other.rank(peer).is_some())
+    }
+
+    /// Returns the group of the members that `other` does not have, in the order of this one.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        self.filtered(|peer| other.rank(peer).is_none())
+    }
+
+    /// Returns the group of the members with these ranks, in this order.
+    ///
+    /// # Errors
+    /// [`NoSuchRank`] if the group does not have one of them.
+    pub fn include(&self, ranks: &[Rank]) -> Result<Self, NoSuchRank> {
+        let members: Result<Vec<_>, _> = ranks.iter().map(|rank| self.peer(*rank)).collect();
+        Ok(Self::new(members?))
+    }
+
+    /// Returns the group of all members except those with these ranks.
+    ///
+    /// # Errors
+    /// [`NoSuchRank`] if the group does not have one of them.
+    pub fn exclude(&self, ranks: &[Rank]) -> Result<Self, NoSuchRank> {
+        Ok(self.difference(&self.include(ranks)?))
+    }
+
+    fn filtered(&self, keeps: impl Fn(Peer) -> bool) -> Self {
+        Self::new(self.members.iter().copied().filter(|peer| keeps(*peer)).collect())
+    }
+
+    /// Returns the rank in `other` of the member with this rank here; `None` if `other` does not have it.
+    ///
+    /// # Errors
+    /// [`NoSuchRank`] if this group has no such rank.
+    pub fn translate(&self, rank: Rank, other: &Self) -> Result<Option<Rank>, NoSuchRank> {
+        Ok(other.rank(self.peer(rank)?))
     }
 
     /// Returns the number of processes in the group.
@@ -95,8 +142,8 @@ impl Group {
     }
 }
 
-/// A group, this process's rank in it, and two contexts: one for the program's messages, one for those of
-/// collective operations.
+/// A group, this process's rank in it, and contexts: one for the program's messages, one for those of collective
+/// operations, one for those by which processes recover from losses.
 #[derive(Clone, Debug)]
 pub struct CommHandle {
     group: Arc<Group>,
@@ -106,7 +153,7 @@ pub struct CommHandle {
 
 impl CommHandle {
     /// Highest number of a communicator.
-    pub const MAX_NUMBER: u32 = u32::MAX / 2;
+    pub const MAX_NUMBER: u32 = u32::MAX / 4;
 
     /// Makes the handle of communicator `number`. Returns `None` unless `own` is a member and the number is at
     /// most [`CommHandle::MAX_NUMBER`].
@@ -137,13 +184,18 @@ impl CommHandle {
     /// Returns the context of the program's messages.
     #[must_use]
     pub const fn context(&self) -> Context {
-        Context(self.number * 2)
+        Context(self.number * 4)
     }
 
     /// Returns the context of the messages of collective operations.
     #[must_use]
     pub const fn collective(&self) -> Context {
-        Context(self.number * 2 + 1)
+        Context(self.number * 4 + 1)
+    }
+
+    /// Returns the context of the messages by which processes recover from losses.
+    pub(super) const fn recovery(&self) -> Context {
+        self.context().recovery()
     }
 
     /// Returns the rank of a message's sender; [`Rank::NULL`] for [`NULL_PEER`] and for processes outside the
@@ -158,6 +210,37 @@ impl CommHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn group(members: &[u32]) -> Group {
+        Group::new(members.iter().copied().map(Peer).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn groups_are_combined_as_lists_of_different_members(
+            a in proptest::collection::vec(0_u32..12, 0..10),
+            b in proptest::collection::vec(0_u32..12, 0..10),
+        ) {
+            let (a, b) = (group(&a), group(&b));
+            let all = a.union(&b);
+            let both = a.intersection(&b);
+            prop_assert_eq!(&all.members()[..a.members().len()], a.members());
+            for peer in (0..12).map(Peer) {
+                let (of_a, of_b) = (a.rank(peer).is_some(), b.rank(peer).is_some());
+                prop_assert_eq!(all.rank(peer).is_some(), of_a || of_b);
+                prop_assert_eq!(both.rank(peer).is_some(), of_a && of_b);
+                prop_assert_eq!(a.difference(&b).rank(peer).is_some(), of_a && !of_b);
+            }
+            prop_assert_eq!(a.difference(&b).union(&both).size(), a.size());
+            let ranks: Vec<_> = (0..a.size()).map(Rank).filter(|rank| {
+                a.translate(*rank, &b).unwrap().is_some()
+            }).collect();
+            prop_assert_eq!(a.include(&ranks).unwrap(), both);
+            prop_assert_eq!(a.exclude(&ranks).unwrap(), a.difference(&b));
+            prop_assert!(a.include(&[Rank(a.size())]).is_err());
+        }
+    }
 
     #[test]
     fn ranks_and_processes_name_each_other() {

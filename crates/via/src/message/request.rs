@@ -161,6 +161,11 @@ pub enum Failure {
         "another process has left the collective operation; continue with another communicator"
     )]
     Abandoned,
+    /// A process has revoked the communicator, since another one was lost.
+    #[error(
+        "the communicator was revoked after a loss; agree and shrink it, and continue with the new one"
+    )]
+    Revoked,
     /// The engine was finalised first.
     #[error("the message layer was finalised")]
     Finalized,

@@ -1,7 +1,11 @@
 //! Typed messages: values in the crates' one encoding, and slices of plain data as they lie in memory.
 //!
-//! Plain data is sent in the sender's byte order: sender and receiver must have the same one.
+//! Plain data is sent in the sender's byte order: sender and receiver must have the same one. Of plain data, the
+//! carrier copies what leaves at once straight from the caller's slice; a longer message is copied once more,
+//! since it still leaves if its future is dropped ([`into_bytes`] avoids that copy). A receive copies once from
+//! the engine's buffer, since no dropped future may leave a borrowed slice in the engine.
 
+use std::borrow::Cow;
 use std::future::Future;
 
 use bytes::Bytes;
@@ -10,29 +14,72 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::collective::Turn;
 use super::communicator::{Communicator, Received};
 use super::envelope::Tag;
 use super::group::Rank;
 use super::process::MessageError;
-use super::request::Mode;
+use super::request::{Load, Mode};
+
+/// A value that is its bytes: any bytes are such a value, and it has no padding. Numbers, arrays of them, and
+/// structures that derive `zerocopy`'s `FromBytes`, `IntoBytes` and `Immutable`.
+pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
+
+impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Plain for T {}
 
 /// Copies the bytes of plain values.
-pub fn to_bytes<T: IntoBytes + Immutable>(values: &[T]) -> Bytes {
+pub fn to_bytes<T: Plain>(values: &[T]) -> Bytes {
     Bytes::copy_from_slice(values.as_bytes())
+}
+
+/// Returns the bytes of plain values without a copy.
+pub fn into_bytes<T: Plain>(values: Vec<T>) -> Bytes {
+    Bytes::from_owner(PlainValues(values))
+}
+
+struct PlainValues<T>(Vec<T>);
+
+impl<T: Plain> AsRef<[u8]> for PlainValues<T> {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+/// Returns how many values have this many bytes.
+fn count_of<T>(bytes: usize) -> Result<usize, MessageError> {
+    let each = size_of::<T>();
+    let uneven = MessageError::Uneven { bytes, each };
+    if each == 0 || !bytes.is_multiple_of(each) { Err(uneven) } else { Ok(bytes / each) }
+}
+
+/// Returns the values that these bytes are: in place if they are aligned, else copied.
+fn values_in<T: Plain>(bytes: &[u8]) -> Result<Cow<'_, [T]>, MessageError> {
+    let count = count_of::<T>(bytes.len())?;
+    if let Ok(values) = <[T]>::ref_from_bytes(bytes) {
+        return Ok(values.into());
+    }
+    let mut values = vec![T::new_zeroed(); count];
+    values.as_mut_bytes().copy_from_slice(bytes);
+    Ok(values.into())
+}
+
+/// Returns the values of another process, which must be `count`.
+pub(super) fn values_of<T: Plain>(
+    count: usize,
+    bytes: &[u8],
+) -> Result<Cow<'_, [T]>, MessageError> {
+    if bytes.len() == count * size_of::<T>() {
+        return values_in(bytes);
+    }
+    let (expected, found) = (count, bytes.len() / size_of::<T>().max(1));
+    Err(MessageError::Shape { what: "values of another process", expected, found })
 }
 
 /// Reads plain values from their bytes, at any alignment.
 ///
 /// # Errors
-/// [`MessageError::Uneven`] if the bytes are no whole number of values, or the type has no bytes.
-pub fn from_bytes<T: FromBytes>(bytes: &[u8]) -> Result<Vec<T>, MessageError> {
-    let each = size_of::<T>();
-    let uneven = MessageError::Uneven { bytes: bytes.len(), each };
-    if each == 0 || !bytes.len().is_multiple_of(each) {
-        return Err(uneven);
-    }
-    bytes.chunks_exact(each).map(|chunk| T::read_from_bytes(chunk).map_err(|_| uneven)).collect()
+/// [`MessageError::Uneven`] if the bytes are no whole number of values.
+pub fn from_bytes<T: Plain>(bytes: &[u8]) -> Result<Vec<T>, MessageError> {
+    values_in(bytes).map(Cow::into_owned)
 }
 
 impl Communicator {
@@ -75,13 +122,13 @@ impl Communicator {
     ///
     /// # Cancel safety
     /// If dropped before its first poll, nothing is sent; if dropped later, the message is still sent.
-    pub async fn send_slice<T: IntoBytes + Immutable + Sync>(
+    pub async fn send_slice<T: Plain>(
         &self,
         to: Rank,
         tag: Tag,
         values: &[T],
     ) -> Result<(), MessageError> {
-        self.send_as(Mode::Standard, to, tag, to_bytes(values)).await
+        self.send_load(Mode::Standard, to, tag, Load::Copy(values.as_bytes())).await
     }
 
     /// Receives plain values; returns them with their sender.
@@ -91,13 +138,39 @@ impl Communicator {
     ///
     /// # Cancel safety
     /// If dropped, the receive is withdrawn; a message that it had matched returns to its place in the queue.
-    pub async fn receive_slice<T: FromBytes>(
+    pub async fn receive_slice<T: Plain>(
         &self,
         source: impl Into<Option<Rank>>,
         tag: impl Into<Option<Tag>>,
     ) -> Result<(Vec<T>, Rank), MessageError> {
         let Received { source, bytes, .. } = self.receive(source, tag).await?;
         Ok((from_bytes(&bytes)?, source))
+    }
+
+    /// Receives plain values into the beginning of `values`; returns their number and their sender. Of a message
+    /// that is too long, `values` then holds the beginning.
+    ///
+    /// # Errors
+    /// [`Failure::Truncated`](super::request::Failure::Truncated) if the message is longer than `values`;
+    /// [`MessageError::Uneven`], and those of [`receive`](Self::receive).
+    ///
+    /// # Cancel safety
+    /// If dropped, the receive is withdrawn, and `values` is unchanged; a message that it had matched returns to
+    /// its place in the queue, unless it was truncated.
+    pub async fn receive_slice_into<T: Plain>(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+        values: &mut [T],
+    ) -> Result<(usize, Rank), MessageError> {
+        let room = Load::Room { room: size_of_val(values), storage: Vec::new() };
+        let (Received { source, bytes, .. }, result) =
+            self.ireceive_into(source, tag, room)?.outcome().await;
+        values.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
+        let length = bytes.len();
+        self.with(|process| process.engine_mut().recycle(bytes));
+        result?;
+        Ok((count_of::<T>(length)?, source))
     }
 
     /// Sends the root's value to every process, and returns it at each.
@@ -111,7 +184,7 @@ impl Communicator {
         &self,
         root: Rank,
         value: &T,
-    ) -> impl Future<Output = Result<T, MessageError>> {
+    ) -> impl Future<Output = Result<T, MessageError>> + use<T> {
         let own = if self.rank() == root { wire::encode(value) } else { Ok(Vec::new()) };
         let spread = own.map(|own| self.broadcast(root, own));
         async move { Ok(wire::decode(&spread?.await?)?) }
@@ -127,48 +200,11 @@ impl Communicator {
     pub fn all_gather_value<T: Serialize + DeserializeOwned + Sync>(
         &self,
         value: &T,
-    ) -> impl Future<Output = Result<Vec<T>, MessageError>> {
+    ) -> impl Future<Output = Result<Vec<T>, MessageError>> + use<T> {
         let gathered = wire::encode(value).map(|own| self.all_gather(own));
         async move {
             let blocks = gathered?.await?;
             blocks.iter().map(|block| Ok(wire::decode(block)?)).collect()
-        }
-    }
-
-    /// Combines the plain values of all processes element by element, at every process. All must pass equally
-    /// many.
-    ///
-    /// # Errors
-    /// [`MessageError::Shape`] if they do not; those of [`all_reduce`](Self::all_reduce).
-    ///
-    /// # Cancel safety
-    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn all_reduce_slice<T: FromBytes + IntoBytes + Immutable + Sync>(
-        &self,
-        values: &[T],
-        mut combine: impl FnMut(&mut T, &T),
-    ) -> impl Future<Output = Result<Vec<T>, MessageError>> {
-        let (turn, expected) = (Turn::new(self), values.len());
-        let bytes = values.as_bytes().to_vec();
-        async move {
-            let mut odd = None;
-            let join = |first: &mut Vec<u8>, second: &[u8]| match (
-                from_bytes::<T>(first),
-                from_bytes::<T>(second),
-            ) {
-                (Ok(mut a), Ok(b)) if a.len() == b.len() => {
-                    a.iter_mut().zip(&b).for_each(|(a, b)| combine(a, b));
-                    *first = a.as_bytes().to_vec();
-                }
-                _ => odd = Some(second.len() / size_of::<T>().max(1)),
-            };
-            let combined = turn?.all_reduce(bytes, join).await?;
-            let values = from_bytes::<T>(&combined)?;
-            let found = odd.unwrap_or(values.len());
-            if found == expected {
-                return Ok(values);
-            }
-            Err(MessageError::Shape { what: "values of another process", expected, found })
         }
     }
 }

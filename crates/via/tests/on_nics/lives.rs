@@ -16,10 +16,11 @@ use crate::on_nics::steps::{Step, take};
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn groups() -> Vec<Vec<Step>> {
-    let operation = Operation::SumFloat;
+    let operation = Operation::Sum;
     vec![
         vec![Step::Barrier],
         vec![Step::AllReduce { operation, words: 11 }, Step::Barrier],
+        vec![Step::AddFloats { root: 1, words: 11 }],
         vec![
             Step::Broadcast { root: 2, length: 30_000 },
             Step::AllGather { lengths: vec![0, 84, 7] },
@@ -39,7 +40,7 @@ async fn compare<H: Host>(world: World, host: H) {
         }
     }
     // Whoever hears of its end first leaves first.
-    let sum = nics.all_reduce_words(&[1], Operation::Sum).await.unwrap();
+    let sum = nics.all_reduce(&[1_u64], Operation::Sum).await.unwrap();
     assert_eq!(sum, [u64::from(world.size())]);
     drop(nics);
     world.barrier().await.unwrap();

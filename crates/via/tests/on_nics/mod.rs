@@ -95,6 +95,7 @@ fn what_just_fits_goes_by_the_nics_at_once() {
     for words in [0, 11, 12] {
         let operation = Operation::Sum;
         check(3, &[vec![Step::AllReduce { operation, words }]], 1, Faults::NONE, 1_000);
+        check(5, &[vec![Step::AddFloats { root: 1, words }]], 1, Faults::NONE, 1_000);
     }
 }
 

@@ -1,16 +1,16 @@
 //! Collective operations, each against what it should give.
 
 use bytes::Bytes;
+use midplane_via::message::collective::Operation;
+use midplane_via::message::request::Failure;
+use midplane_via::message::typed::into_bytes;
 
 use super::{World, rank, tag, text};
 
-/// Joins in the order of ranks: not commutative.
-fn join(first: &mut Vec<u8>, second: &[u8]) {
-    first.extend_from_slice(second);
-}
-
-fn letters(ranks: impl Iterator<Item = u32>) -> Vec<u8> {
-    ranks.map(|rank| b'a' + rank as u8).collect()
+/// Joins ranges of ranks that follow one another: not commutative.
+fn join(first: &mut [u32; 2], second: &[u32; 2]) {
+    assert_eq!(first[1], second[0]);
+    first[1] = second[1];
 }
 
 /// A block whose length says who it is from and for.
@@ -30,14 +30,19 @@ pub(crate) async fn broadcasts(world: World) {
 
 pub(crate) async fn reductions(world: World) {
     let (own, size) = (world.rank().0, world.size());
+    let ranges = [[own, own + 1]; 3];
     for root in 0..size {
-        let got = world.reduce(rank(root), letters(own..own + 1), join).await.unwrap();
-        assert_eq!(got, (own == root).then(|| letters(0..size)));
+        let got = world.reduce(rank(root), &ranges, join).await.unwrap();
+        assert_eq!(got, (own == root).then(|| vec![[0, size]; 3]));
     }
-    let all = world.all_reduce(letters(own..own + 1), join).await.unwrap();
-    assert_eq!(all, letters(0..size));
-    let up_to = world.scan(letters(own..own + 1), join).await.unwrap();
-    assert_eq!(up_to, letters(0..own + 1));
+    assert_eq!(world.all_reduce(&ranges, join).await.unwrap(), [[0, size]; 3]);
+    assert_eq!(world.scan(&ranges, join).await.unwrap(), [[0, own + 1]; 3]);
+    let lower = world.exclusive_scan(&ranges, join).await.unwrap();
+    assert_eq!(lower, (own > 0).then(|| vec![[0, own]; 3]));
+    let counts: Vec<_> = (0..size as usize).collect();
+    let ranges = vec![[own, own + 1]; counts.iter().sum()];
+    let block = world.reduce_scatter(&ranges, &counts, join).await.unwrap();
+    assert_eq!(block, vec![[0, size]; own as usize]);
 }
 
 pub(crate) async fn gathers(world: World) {
@@ -59,7 +64,7 @@ pub(crate) async fn gathers(world: World) {
 
 pub(crate) async fn typed(world: World) {
     let (own, size) = (world.rank().0, world.size());
-    let sums = world.all_reduce_slice(&[own, 1, 7 * own], |a, b| *a += b).await.unwrap();
+    let sums = world.all_reduce(&[own, 1, 7 * own], Operation::Sum).await.unwrap();
     let ranks = size * (size - 1) / 2;
     assert_eq!(sums, [ranks, size, 7 * ranks]);
     let value = (own, format!("rank {own}"), vec![Some(1.5_f64), None]);
@@ -68,16 +73,29 @@ pub(crate) async fn typed(world: World) {
     assert_eq!((got.0, got.1), (size - 1, format!("rank {}", size - 1)));
     let all = world.all_gather_value(&value).await.unwrap();
     assert!((0..).zip(&all).all(|(rank, value)| value.0 == rank));
-    let odd = vec![1_u8; own as usize + 1];
-    assert!(world.all_reduce_slice(&odd, |_, _| ()).await.is_err() || size == 1);
     if own == 0 && size > 1 {
         world.send_value(rank(1), tag(1), &value).await.unwrap();
         world.send_slice(rank(1), tag(2), &[7_u16, 500]).await.unwrap();
+        for n in [1_u32, 5_000] {
+            let numbers: Vec<_> = (0..n).collect();
+            world.send_slice(rank(1), tag(3), &numbers).await.unwrap();
+            world.send(rank(1), tag(4), into_bytes(numbers)).await.unwrap();
+        }
     } else if own == 1 {
         let (got, _) = world.receive_value(rank(0), tag(1)).await.unwrap();
         assert_eq!((0, "rank 0".to_owned(), value.2), got);
         let (numbers, from) = world.receive_slice::<u16>(None, tag(2)).await.unwrap();
         assert_eq!((numbers, from), (vec![7, 500], rank(0)));
+        for n in [1, 5_000] {
+            let expected: Vec<u32> = (0..n).collect();
+            let mut into = vec![0; 5_001];
+            let got = world.receive_slice_into(rank(0), tag(3), &mut into).await.unwrap();
+            assert_eq!((got, &into[..n as usize]), ((n as usize, rank(0)), &expected[..]));
+            let cut = world.receive_slice_into(rank(0), tag(4), &mut into[..n as usize - 1]).await;
+            let (length, room) = (4 * n as usize, 4 * n as usize - 4);
+            assert_eq!(cut, Err(Failure::Truncated { length, room }.into()));
+            assert_eq!(into[..n as usize - 1], expected[..n as usize - 1]);
+        }
     }
 }
 

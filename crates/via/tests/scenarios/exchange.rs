@@ -1,6 +1,6 @@
 //! Two sides exchange messages: `sendrecv*`, `isendirecv`, `pingping`, `eagerdt`, `large_tag`, ...
 
-use midplane_via::message::communicator::wait_all;
+use midplane_via::message::communicator::{Persistent, wait_all};
 use midplane_via::message::layout::Strided;
 use midplane_via::message::request::{Load, Mode};
 
@@ -209,10 +209,9 @@ pub(crate) async fn multi_psend_derived(world: World) {
         let mut sends: Vec<_> =
             (0..4).map(|n| world.send_init(Mode::Standard, rank(1), tag(n)).unwrap()).collect();
         for round in 0..3 {
-            for (n, send) in (0..).zip(&mut sends) {
-                let memory = text(round * 10 + n, layout.extent());
-                send.start(Load::Bytes(layout.pack(&memory).unwrap())).unwrap();
-            }
+            let memories = (0..4).map(|n| text(round * 10 + n, layout.extent()));
+            let loads = memories.map(|memory| Load::Bytes(layout.pack(&memory).unwrap()));
+            Persistent::start_all(sends.iter_mut().zip(loads)).unwrap();
             for send in &mut sends {
                 send.wait().await.unwrap().1.unwrap();
             }

@@ -80,7 +80,10 @@ pub(crate) async fn comm_split(world: World) {
     let named: Vec<_> = all.iter().map(|n| u32::from(n[0])).collect();
     assert_eq!(named, (0..size).filter(|n| n % 2 == own % 2).rev().collect::<Vec<_>>());
     assert!(world.split(None, 0).await.unwrap().is_none());
-    let some = world.create(&[rank(2), rank(0)]).await.unwrap();
+    let some = world.handle().group().include(&[rank(2), rank(0)]).unwrap();
+    let some = world.create(&some).await.unwrap();
+    let here = world.split_shared().await.unwrap();
+    assert_eq!((here.size(), here.rank()), (world.size(), world.rank()));
     let expected = [Some(1), None, Some(0)].get(own as usize).copied().flatten();
     assert_eq!(some.as_ref().map(|some| some.rank().0), expected);
     if let Some(some) = some {

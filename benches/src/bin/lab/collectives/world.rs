@@ -1,8 +1,8 @@
 //! A group whose members are ranks of a communicator, over Virtual Interfaces.
 
-use midplane::nicvm::collective::Operation as Combine;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
+use midplane::via::message::collective::Operation as Combine;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::Peer;
@@ -47,10 +47,8 @@ impl World {
         let ended: Result<(), MessageError> = match operation {
             Operation::Barrier => self.by.barrier().await,
             Operation::Broadcast => self.by.broadcast(Rank(0), bytes).await.map(drop),
-            Operation::Reduce => {
-                self.by.reduce_words(Rank(0), &words, Combine::Sum).await.map(drop)
-            }
-            Operation::AllReduce => self.by.all_reduce_words(&words, Combine::Sum).await.map(drop),
+            Operation::Reduce => self.by.reduce(Rank(0), &words, Combine::Sum).await.map(drop),
+            Operation::AllReduce => self.by.all_reduce(&words, Combine::Sum).await.map(drop),
             Operation::AllGather => self.by.all_gather(bytes).await.map(drop),
         };
         ended.map_err(text)

@@ -5,42 +5,54 @@
 //! are the length, little-endian.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use bytes::Bytes;
-use midplane_nicvm::collective::{self, MAX_BROADCAST, SMALL};
+use midplane_nicvm::collective::{self, MAX_BROADCAST, Operation as WordOperation, SMALL};
 use midplane_simhw::port::Status;
+use zerocopy::IntoBytes;
 
-use super::{Communicator, MessageError, Nics, Operation, Turn};
+use super::operation::Reduction;
+use super::{Communicator, MessageError, Nics, Turn};
+use crate::message::typed::{Plain, from_bytes};
 
 /// Most bytes that fit into the first operation, after their length.
 const WITH_LENGTH: usize = SMALL - 4;
 /// Most processes for which the NICs gather.
 const MAX_GATHERED: u32 = 256;
 
-impl<'a> Turn<'a> {
+impl Turn {
     /// Begins an operation, with a place in the queue for the NICs if they carry out this communicator's
     /// operations.
-    pub(in crate::message) fn queued(communicator: &'a Communicator) -> Result<Self, MessageError> {
+    pub(in crate::message) fn queued(communicator: &Communicator) -> Result<Self, MessageError> {
         let mut turn = Self::new(communicator)?;
         turn.place = communicator.nics.as_ref().map(|nics| nics.queue());
         Ok(turn)
     }
 
+    /// Begins an operation, with a place in that queue if `by_nics`.
+    pub(super) fn queued_if(
+        communicator: &Communicator,
+        by_nics: bool,
+    ) -> Result<Self, MessageError> {
+        if by_nics { Self::queued(communicator) } else { Self::new(communicator) }
+    }
+
     /// Waits until it is this operation's turn and returns the NICs; `None` if the hosts carry it out.
-    pub(super) async fn nics(&self) -> Result<Option<&'a Nics>, MessageError> {
-        let (Some(nics), Some(place)) = (&self.communicator.nics, self.place) else {
+    pub(super) async fn nics(&self) -> Result<Option<Arc<Nics>>, MessageError> {
+        let communicator = &self.communicator;
+        let (Some(nics), Some(place)) = (&communicator.nics, self.place) else {
             return Ok(None);
         };
-        let communicator = self.communicator;
         communicator
             .meanwhile(|context| match communicator.abandoned.load(Ordering::Relaxed) {
                 true => Poll::Ready(Err(MessageError::Abandoned)),
                 false => nics.poll_turn(place, context).map(Ok),
             })
             .await?;
-        Ok(Some(nics))
+        Ok(Some(Arc::clone(nics)))
     }
 
     /// Passes the NICs on to the next operation.
@@ -110,28 +122,41 @@ impl<'a> Turn<'a> {
         Ok(blocks.map(|block| Some(Bytes::copy_from_slice(&block[taken(block).1?]))).collect())
     }
 
-    /// Combines every process's words, at the root, or everywhere if that is `None`. Other processes get
-    /// arbitrary words.
-    pub(super) async fn reduce_by_nics(
+    /// Combines every process's values, at the root, or everywhere if that is `None`; returns their bytes. Other
+    /// processes get arbitrary bytes.
+    pub(super) async fn reduce_by_nics<T: Plain>(
         &self,
         root: Option<u32>,
-        bytes: &[u8],
-        operation: Operation,
+        values: &[T],
+        operation: WordOperation,
     ) -> Result<Vec<u8>, MessageError> {
+        let bytes = values.as_bytes();
         let Some(nics) = self.nics().await? else { return Err(MessageError::Abandoned) };
         nics.write(0, bytes)?;
         let region = nics.room(bytes.len())?;
         // The NICs add from the root on, hosts from rank 0: floating-point sums would differ.
-        let root = root.filter(|root| operation != Operation::SumFloat || *root == 0);
+        let root = root.filter(|root| operation != WordOperation::SumFloat || *root == 0);
         let command = match root {
             Some(root) => collective::reduce(rank_of(root), operation, region, 0),
             None => collective::all_reduce(operation, region, 0),
         };
-        let ended = self.communicator.carry_out(nics, command).await?;
+        let ended = self.communicator.carry_out(&nics, command).await?;
         match ended.status {
             Status::Truncated => Ok(vec![0; ended.length as usize]),
             _ => nics.read(bytes.len()),
         }
+    }
+}
+
+impl Communicator {
+    /// Returns the operation by which the NICs reduce these values; `None` if the hosts do.
+    pub(super) fn by_nics<T: Plain>(
+        &self,
+        values: &[T],
+        by: &impl Reduction<T>,
+    ) -> Option<WordOperation> {
+        let takes = self.nics.is_some() && size_of_val(values) <= SMALL;
+        if takes { by.on_nics() } else { None }
     }
 }
 
@@ -156,20 +181,11 @@ fn taken(first: &[u8]) -> (usize, Option<Range<usize>>) {
     (length, (length <= WITH_LENGTH).then_some(4..4 + length))
 }
 
-/// Returns whether the NICs take so many words.
-pub(super) const fn fits(words: &[u64]) -> bool {
-    words.len() * 8 <= SMALL
-}
-
-pub(super) fn bytes_of(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-/// Returns the words of a result, if all processes passed equally many.
-pub(super) fn words_of(joined: &[u8], words: usize) -> Result<Vec<u64>, MessageError> {
-    if let Some(found) = Operation::differs(joined, words * 8) {
-        let what = "words of another process";
-        return Err(MessageError::Shape { what, expected: words, found: found / 8 });
+/// Returns the values of a result, if all processes passed as many as `own`.
+pub(super) fn values_of<T: Plain>(combined: &[u8], own: &[T]) -> Result<Vec<T>, MessageError> {
+    if let Some(found) = WordOperation::differs(combined, size_of_val(own)) {
+        let (expected, found) = (own.len(), found / size_of::<T>().max(1));
+        return Err(MessageError::Shape { what: "values of another process", expected, found });
     }
-    Ok(joined.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
+    from_bytes(combined)
 }

@@ -148,7 +148,7 @@ impl Nics {
 impl Communicator {
     /// Duplicates this communicator and has the NICs carry out what they can, each on its process's node:
     /// barriers, broadcasts of up to [`MAX_BROADCAST`] bytes, all-gathers of up to 84 bytes a process (of up to
-    /// 256 processes), and [reductions](Self::all_reduce_words) of up to eleven words. The hosts carry out
+    /// 256 processes), and [reductions](Self::all_reduce) of up to eleven words by operations that they know. The hosts carry out
     /// everything else. They also serve communicators made from this one, and any of a single process.
     ///
     /// The NICs' group ([`Collectives`](midplane_nicvm::collective::Collectives)) lists the processes' nodes in

@@ -1,215 +1,161 @@
-//! Reductions: operations that combine the contributions of all processes, always in the order of ranks. The
-//! operator must be associative and need not be commutative.
+//! Reductions: operations that combine the contributions of all processes, always in the order of ranks.
 
 use std::future::Future;
 
-use bytes::Bytes;
-
-use super::{Communicator, Operation, Rank, Turn, carried};
+use super::carried;
+use super::operation::Reduction;
+use super::{Communicator, Rank, Turn};
 use crate::message::process::MessageError;
+use crate::message::typed::Plain;
 
-impl Turn<'_> {
-    /// Combines up a binomial tree; returns the result at rank 0.
-    async fn reduce(
+impl Communicator {
+    /// Combines the values of all processes position by position; returns them at the root, `None` at the
+    /// others. All must pass equally many.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce), and [`MessageError::Rank`].
+    ///
+    /// # Cancel safety
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    pub fn reduce<T: Plain, R: Reduction<T>>(
         &self,
-        mut bytes: Vec<u8>,
-        combine: &mut impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> Result<Option<Vec<u8>>, MessageError> {
-        let (size, rank) = (self.size(), self.rank());
-        let mut bit = 1;
-        while bit < size {
-            if rank & bit != 0 {
-                self.send(rank - bit, bytes.into())?.await?;
-                return Ok(None);
-            }
-            if rank + bit < size {
-                let later = self.receive(rank + bit)?.await?;
-                combine(&mut bytes, &later.bytes);
-            }
-            bit <<= 1;
+        root: Rank,
+        values: &[T],
+        mut by: R,
+    ) -> impl Future<Output = Result<Option<Vec<T>>, MessageError>> + use<T, R> {
+        let by_nics = self.by_nics(values, &by);
+        let turn = self
+            .checked(root)
+            .and_then(|root| Ok((Turn::queued_if(self, by_nics.is_some())?, root)));
+        let values = values.to_vec();
+        async move {
+            let (turn, root) = turn?;
+            let combined = match by_nics {
+                Some(operation) => {
+                    let combined = turn.reduce_by_nics(Some(root), &values, operation).await?;
+                    let is_root = turn.rank() == root;
+                    let combined = turn.end(is_root.then_some(combined))?;
+                    return combined.map(|bytes| carried::values_of(&bytes, &values)).transpose();
+                }
+                None => turn.reduce(root, values, &mut by).await?,
+            };
+            turn.end(combined)
         }
-        Ok(Some(bytes))
     }
 
-    async fn reduce_to(
-        self,
-        root: u32,
-        bytes: Vec<u8>,
-        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> Result<Option<Vec<u8>>, MessageError> {
-        let combined = self.reduce(bytes, &mut combine).await?;
-        let combined = match (combined, root) {
-            (combined, 0) => combined,
-            (Some(bytes), root) => {
-                self.send(root, bytes.into())?.await?;
-                None
+    /// Combines the values of all processes position by position; returns them at every process. All must pass
+    /// equally many. `by` is an [`Operation`](super::Operation), or a function that combines its second argument,
+    /// from higher ranks, with its first.
+    ///
+    /// The algorithm follows from the number of bytes and processes: recursive doubling, or a tree if the
+    /// processes are no power of two; recursive halving and doubling; or one block for each process. Where
+    /// functions differ with the association, as sums of floating-point numbers do, all processes still get the
+    /// same.
+    ///
+    /// # Errors
+    /// [`MessageError::Failed`], [`MessageError::Abandoned`]. If the processes do not pass equally many,
+    /// [`MessageError::Shape`] at one that detects it; the others may end with
+    /// [`Failure::Abandoned`](crate::message::request::Failure::Abandoned). On a communicator
+    /// [on NICs](Self::on_nics), if some pass more bytes than the NICs take and others do not, all wait for ever.
+    ///
+    /// # Cancel safety
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    pub fn all_reduce<T: Plain, R: Reduction<T>>(
+        &self,
+        values: &[T],
+        mut by: R,
+    ) -> impl Future<Output = Result<Vec<T>, MessageError>> + use<T, R> {
+        let by_nics = self.by_nics(values, &by);
+        let turn = Turn::queued_if(self, by_nics.is_some());
+        let values = values.to_vec();
+        async move {
+            let turn = turn?;
+            if let Some(operation) = by_nics {
+                let combined = turn.reduce_by_nics(None, &values, operation).await?;
+                return carried::values_of(&turn.end(combined)?, &values);
             }
-            (None, root) if root == self.rank() => Some(self.receive(0)?.await?.bytes),
-            (None, _) => None,
-        };
-        self.end(combined)
-    }
-
-    pub(in crate::message) async fn all_reduce(
-        self,
-        bytes: Vec<u8>,
-        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> Result<Bytes, MessageError> {
-        let combined = self.reduce(bytes, &mut combine).await?.unwrap_or_default();
-        let combined = self.broadcast(0, combined.into()).await?;
-        self.end(combined)
-    }
-
-    async fn scan(
-        self,
-        mut bytes: Vec<u8>,
-        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> Result<Vec<u8>, MessageError> {
-        let (size, rank) = (self.size(), self.rank());
-        let mut distance = 1;
-        while distance < size {
-            let earlier = (rank >= distance).then(|| self.receive(rank - distance)).transpose()?;
-            let later = rank + distance;
-            let send =
-                (later < size).then(|| self.send(later, bytes.clone().into())).transpose()?;
-            if let Some(earlier) = earlier {
-                let mut combined = earlier.await?.bytes;
-                combine(&mut combined, &bytes);
-                bytes = combined;
-            }
-            if let Some(send) = send {
-                send.await?;
-            }
-            distance *= 2;
+            let combined = turn.all_reduce(values, &mut by).await?;
+            turn.end(combined)
         }
-        self.end(bytes)
+    }
+
+    /// Combines the values of all processes position by position, and returns to each its block of the result,
+    /// of `counts[rank]` values. All must pass the same counts, and as many values as these are together.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce); [`MessageError::Shape`] if there is not one count a process,
+    /// or the values are not as many.
+    ///
+    /// # Cancel safety
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    pub fn reduce_scatter<T: Plain, R: Reduction<T>>(
+        &self,
+        values: &[T],
+        counts: &[usize],
+        mut by: R,
+    ) -> impl Future<Output = Result<Vec<T>, MessageError>> + use<T, R> {
+        let mut bounds = vec![0];
+        bounds.extend(counts.iter().scan(0_usize, |end, count| {
+            *end = end.saturating_add(*count);
+            Some(*end)
+        }));
+        let turn = self
+            .check_count("counts, one a process", counts.len())
+            .and_then(|()| check_whole(values.len(), bounds[counts.len()]))
+            .and_then(|()| Turn::new(self));
+        let values = values.to_vec();
+        async move {
+            let turn = turn?;
+            let block = turn.combine_blocks(values, &bounds, &mut by).await?;
+            turn.end(block)
+        }
+    }
+
+    /// Combines the values of all ranks up to and including this one position by position, in ceil(log2 n)
+    /// rounds (Hillis and Steele, 1986).
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Cancel safety
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    pub fn scan<T: Plain, R: Reduction<T>>(
+        &self,
+        values: &[T],
+        mut by: R,
+    ) -> impl Future<Output = Result<Vec<T>, MessageError>> + use<T, R> {
+        let turn = Turn::new(self);
+        let values = values.to_vec();
+        async move {
+            let turn = turn?;
+            let combined = turn.scan(values, &mut by, true).await?.unwrap_or_default();
+            turn.end(combined)
+        }
+    }
+
+    /// Combines the values of all ranks below this one position by position; returns `None` at rank 0.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Cancel safety
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    pub fn exclusive_scan<T: Plain, R: Reduction<T>>(
+        &self,
+        values: &[T],
+        mut by: R,
+    ) -> impl Future<Output = Result<Option<Vec<T>>, MessageError>> + use<T, R> {
+        let turn = Turn::new(self);
+        let values = values.to_vec();
+        async move {
+            let turn = turn?;
+            let lower = turn.scan(values, &mut by, false).await?;
+            turn.end(lower)
+        }
     }
 }
 
-impl Communicator {
-    /// Combines the bytes of all processes; returns them at the root, `None` at the others. `combine` joins its
-    /// second argument, from higher ranks, to its first.
-    ///
-    /// # Errors
-    /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
-    ///
-    /// # Cancel safety
-    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn reduce(
-        &self,
-        root: Rank,
-        bytes: impl Into<Vec<u8>>,
-        combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> impl Future<Output = Result<Option<Vec<u8>>, MessageError>> {
-        let turn = self.checked(root).and_then(|root| Ok((Turn::new(self)?, root)));
-        let bytes = bytes.into();
-        async move {
-            let (turn, root) = turn?;
-            turn.reduce_to(root, bytes, combine).await
-        }
-    }
-
-    /// Combines the bytes of all processes; returns them at every process.
-    ///
-    /// # Errors
-    /// [`MessageError::Failed`], [`MessageError::Abandoned`].
-    ///
-    /// # Cancel safety
-    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn all_reduce(
-        &self,
-        bytes: impl Into<Vec<u8>>,
-        combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> impl Future<Output = Result<Bytes, MessageError>> {
-        let turn = Turn::new(self);
-        let bytes = bytes.into();
-        async move { turn?.all_reduce(bytes, combine).await }
-    }
-
-    /// Combines the words of all processes element by element; returns them at the root, `None` at the others.
-    /// All must pass equally many.
-    ///
-    /// # Errors
-    /// [`MessageError::Shape`] at the root if they do not; [`MessageError::Rank`], [`MessageError::Failed`],
-    /// [`MessageError::Abandoned`].
-    ///
-    /// # Cancel safety
-    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn reduce_words(
-        &self,
-        root: Rank,
-        words: &[u64],
-        operation: Operation,
-    ) -> impl Future<Output = Result<Option<Vec<u64>>, MessageError>> {
-        let (by_nics, bytes) = (self.words_by_nics(words), carried::bytes_of(words));
-        let words = words.len();
-        let turn = self.checked(root).and_then(|root| Ok((self.turn_for(by_nics)?, root)));
-        async move {
-            let (turn, root) = turn?;
-            let combined = if by_nics {
-                let combined = turn.reduce_by_nics(Some(root), &bytes, operation).await?;
-                let is_root = turn.rank() == root;
-                turn.end(is_root.then_some(combined))?
-            } else {
-                turn.reduce_to(root, bytes, |first, second| operation.join(first, second)).await?
-            };
-            combined.map(|combined| carried::words_of(&combined, words)).transpose()
-        }
-    }
-
-    /// Returns whether the NICs carry out a reduction of these words.
-    fn words_by_nics(&self, words: &[u64]) -> bool {
-        carried::fits(words) && self.nics.is_some()
-    }
-
-    fn turn_for(&self, by_nics: bool) -> Result<Turn<'_>, MessageError> {
-        if by_nics { Turn::queued(self) } else { Turn::new(self) }
-    }
-
-    /// Combines the words of all processes element by element; returns them at every process. All must pass
-    /// equally many. On a communicator [on NICs](Self::on_nics), if some pass more words than the NICs take and
-    /// others do not, all wait for ever.
-    ///
-    /// # Errors
-    /// [`MessageError::Shape`] if they do not pass equally many; [`MessageError::Failed`],
-    /// [`MessageError::Abandoned`].
-    ///
-    /// # Cancel safety
-    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn all_reduce_words(
-        &self,
-        words: &[u64],
-        operation: Operation,
-    ) -> impl Future<Output = Result<Vec<u64>, MessageError>> {
-        let (by_nics, bytes) = (self.words_by_nics(words), carried::bytes_of(words));
-        let (turn, words) = (self.turn_for(by_nics), words.len());
-        async move {
-            let turn = turn?;
-            let combined = if by_nics {
-                let combined = turn.reduce_by_nics(None, &bytes, operation).await?;
-                turn.end(combined)?
-            } else {
-                turn.all_reduce(bytes, |first, second| operation.join(first, second)).await?.into()
-            };
-            carried::words_of(&combined, words)
-        }
-    }
-
-    /// Combines the bytes of all ranks up to and including this one (Hillis and Steele, 1986), in ceil(log2 n)
-    /// rounds.
-    ///
-    /// # Errors
-    /// [`MessageError::Failed`], [`MessageError::Abandoned`].
-    ///
-    /// # Cancel safety
-    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn scan(
-        &self,
-        bytes: impl Into<Vec<u8>>,
-        combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> impl Future<Output = Result<Vec<u8>, MessageError>> {
-        let turn = Turn::new(self);
-        let bytes = bytes.into();
-        async move { turn?.scan(bytes, combine).await }
-    }
+fn check_whole(found: usize, expected: usize) -> Result<(), MessageError> {
+    let what = "values, as many as the counts together";
+    if found == expected { Ok(()) } else { Err(MessageError::Shape { what, expected, found }) }
 }

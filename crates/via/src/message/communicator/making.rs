@@ -7,40 +7,45 @@ use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use zerocopy::little_endian::{I32, U32, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::Communicator;
 use crate::message::collective::Turn;
-use crate::message::group::{CommHandle, Group, NoSuchRank, Rank};
+use crate::message::group::{CommHandle, Group, Rank};
 use crate::message::process::MessageError;
+use crate::message::transport::BuildError;
 
-/// A process's proposal to the others: 16 bytes, little-endian.
-#[derive(Clone, Copy)]
+/// A process's proposal to the others: 28 bytes, little-endian.
+#[derive(
+    Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq, Unaligned,
+)]
+#[repr(C)]
 struct SplitProposal {
-    number: u32,
-    color: Option<u32>,
-    key: i32,
+    number: U32,
+    colored: U32,
+    color: U128,
+    key: I32,
 }
 
 impl SplitProposal {
-    fn emit(self) -> Bytes {
-        let mut bytes = Vec::with_capacity(16);
-        bytes.extend_from_slice(&self.number.to_le_bytes());
-        bytes.extend_from_slice(&u32::from(self.color.is_some()).to_le_bytes());
-        bytes.extend_from_slice(&self.color.unwrap_or_default().to_le_bytes());
-        bytes.extend_from_slice(&self.key.to_le_bytes());
-        bytes.into()
+    fn new(number: u32, color: Option<u128>, key: i32) -> Self {
+        let colored = u32::from(color.is_some()).into();
+        let color = color.unwrap_or_default().into();
+        Self { number: number.into(), colored, color, key: key.into() }
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, MessageError> {
-        let (words, []) = bytes.as_chunks::<4>() else { return Err(wrong_size(bytes)) };
-        let [number, colored, color, key] = words else { return Err(wrong_size(bytes)) };
-        let color = (u32::from_le_bytes(*colored) != 0).then(|| u32::from_le_bytes(*color));
-        Ok(Self { number: u32::from_le_bytes(*number), color, key: i32::from_le_bytes(*key) })
+        let (what, expected) = ("bytes of a process's proposal", size_of::<Self>());
+        let wrong = |_| MessageError::Shape { what, expected, found: bytes.len() };
+        Self::read_from_bytes(bytes).map_err(wrong)
     }
 }
 
-fn wrong_size(bytes: &[u8]) -> MessageError {
-    MessageError::Shape { what: "bytes of a process's proposal", expected: 16, found: bytes.len() }
+/// Returns a number of this host's running kernel that no other has; `None` if it has none.
+fn host() -> Option<u128> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    u128::from_str_radix(&id.trim().replace('-', ""), 16).ok()
 }
 
 impl Communicator {
@@ -51,11 +56,11 @@ impl Communicator {
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub fn duplicate(&self) -> impl Future<Output = Result<Self, MessageError>> {
-        let agreed = self.agree(None, 0);
+    pub fn duplicate(&self) -> impl Future<Output = Result<Self, MessageError>> + use<> {
+        let (agreed, old) = (self.propose(None, 0), self.clone());
         async move {
             let (number, _) = agreed.await?;
-            self.with_number(Arc::clone(self.scope.group()), number)
+            old.with_number(Arc::clone(old.scope.group()), number)
         }
     }
 
@@ -71,53 +76,78 @@ impl Communicator {
         &self,
         color: Option<u32>,
         key: i32,
-    ) -> impl Future<Output = Result<Option<Self>, MessageError>> {
-        let agreed = self.agree(color, key);
+    ) -> impl Future<Output = Result<Option<Self>, MessageError>> + use<> {
+        self.split_by(color.map(u128::from), key)
+    }
+
+    /// Makes one communicator for each host, of its processes, in the order of the ranks here
+    /// (`MPI_COMM_TYPE_SHARED`). Processes of one host have the same Linux kernel, as containers of one host do;
+    /// on another system, each process gets a communicator of its own.
+    ///
+    /// # Errors
+    /// Those of [`split`](Self::split).
+    ///
+    /// # Cancel safety
+    /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    pub fn split_shared(&self) -> impl Future<Output = Result<Self, MessageError>> + use<> {
+        let split = self.split_by(Some(host().unwrap_or_else(|| self.rank().0.into())), 0);
+        async move { split.await?.ok_or(MessageError::NoContext) }
+    }
+
+    fn split_by(
+        &self,
+        color: Option<u128>,
+        key: i32,
+    ) -> impl Future<Output = Result<Option<Self>, MessageError>> + use<> {
+        let (agreed, old) = (self.propose(color, key), self.clone());
         async move {
             let (number, proposals) = agreed.await?;
             if color.is_none() {
                 return Ok(None);
             }
+            let own = proposals[old.rank().0 as usize].color;
             let mut members: Vec<_> = (0..)
                 .map(Rank)
                 .zip(&proposals)
-                .filter(|(_, proposal)| proposal.color == color)
-                .map(|(rank, proposal)| (proposal.key, rank))
+                .filter(|(_, proposal)| proposal.colored.get() != 0 && proposal.color == own)
+                .map(|(rank, proposal)| (proposal.key.get(), rank))
                 .collect();
             members.sort_unstable();
             let ranks: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
-            self.with_number(self.group_of(&ranks)?, number).map(Some)
+            old.with_number(Arc::new(old.scope.group().include(&ranks)?), number).map(Some)
         }
     }
 
-    /// Makes a communicator of the processes with these ranks, in this order; returns `None` to the other
-    /// processes. All processes must pass the same ranks.
+    /// Makes a communicator of a group of this one's processes; returns `None` to the other processes. All
+    /// processes must pass the same group.
     ///
     /// # Errors
-    /// [`MessageError::Rank`], [`MessageError::NoContext`], and those of collective operations.
+    /// [`BuildError::Unknown`] for a process that is not in this communicator, [`MessageError::NoContext`], and
+    /// those of collective operations.
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub fn create(
         &self,
-        ranks: &[Rank],
-    ) -> impl Future<Output = Result<Option<Self>, MessageError>> {
-        let is_member = ranks.contains(&self.rank());
-        let agreed = self.group_of(ranks).map(|group| (group, self.agree(None, 0)));
+        group: &Group,
+    ) -> impl Future<Output = Result<Option<Self>, MessageError>> + use<> {
+        let own = self.scope.group();
+        let checked = match group.difference(own).members().first() {
+            Some(stranger) => Err(BuildError::Unknown(*stranger)),
+            None => Ok(self.propose(None, 0)),
+        };
+        let (group, old) = (Arc::new(group.clone()), self.clone());
         async move {
-            let (group, agreed) = agreed?;
-            let (number, _) = agreed.await?;
-            if is_member { self.with_number(group, number).map(Some) } else { Ok(None) }
+            let (number, _) = checked?.await?;
+            if old.scope.group().translate(old.rank(), &group)?.is_some() {
+                old.with_number(group, number).map(Some)
+            } else {
+                Ok(None)
+            }
         }
     }
 
-    fn group_of(&self, ranks: &[Rank]) -> Result<Arc<Group>, NoSuchRank> {
-        let members: Result<Vec<_>, _> =
-            ranks.iter().map(|rank| self.scope.group().peer(*rank)).collect();
-        Ok(Arc::new(Group::new(members?)))
-    }
-
-    fn with_number(&self, group: Arc<Group>, number: u32) -> Result<Self, MessageError> {
+    pub(super) fn with_number(&self, group: Arc<Group>, number: u32) -> Result<Self, MessageError> {
         let own = self.scope.group().peer(self.rank())?;
         let scope = CommHandle::new(group, own, number).ok_or(MessageError::NoContext)?;
         Ok(self.sibling(scope))
@@ -125,28 +155,41 @@ impl Communicator {
 
     /// Returns a number that no process here has used, and each process's proposal. The call claims the number
     /// that this process proposes, so calls that run at once end with different numbers.
-    fn agree(
+    fn propose(
         &self,
-        color: Option<u32>,
+        color: Option<u128>,
         key: i32,
-    ) -> impl Future<Output = Result<(u32, Vec<SplitProposal>), MessageError>> {
-        let number = self.with(|process| {
-            let number = process.next_number;
-            process.next_number = number.saturating_add(1);
-            number
-        });
-        let turn = Turn::queued(self);
+    ) -> impl Future<Output = Result<(u32, Vec<SplitProposal>), MessageError>> + use<> {
+        let number = self.claim_number();
+        let own = SplitProposal::new(number, color, key);
+        let (turn, old) = (Turn::queued(self), self.clone());
         async move {
-            let proposals = turn?.all_gather(SplitProposal { number, color, key }.emit()).await?;
+            let proposals = turn?.all_gather(Bytes::copy_from_slice(own.as_bytes())).await?;
             let proposals: Result<Vec<_>, _> =
                 proposals.iter().map(|proposal| SplitProposal::parse(proposal)).collect();
             let proposals = proposals?;
-            let number = proposals.iter().map(|proposal| proposal.number).max().unwrap_or(number);
-            if number > CommHandle::MAX_NUMBER {
-                return Err(MessageError::NoContext);
-            }
-            self.with(|process| process.next_number = process.next_number.max(number + 1));
+            let number =
+                proposals.iter().map(|proposal| proposal.number.get()).max().unwrap_or(number);
+            old.use_number(number)?;
             Ok((number, proposals))
         }
+    }
+
+    /// Claims a number that this process has not used.
+    pub(super) fn claim_number(&self) -> u32 {
+        self.with(|process| {
+            let number = process.next_number;
+            process.next_number = number.saturating_add(1);
+            number
+        })
+    }
+
+    /// Marks the number that all have agreed on as used.
+    pub(super) fn use_number(&self, number: u32) -> Result<(), MessageError> {
+        if number > CommHandle::MAX_NUMBER {
+            return Err(MessageError::NoContext);
+        }
+        self.with(|process| process.next_number = process.next_number.max(number + 1));
+        Ok(())
     }
 }

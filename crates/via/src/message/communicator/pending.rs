@@ -68,6 +68,7 @@ impl Pending {
         let mut shared = lock(&owner);
         shared.poll_once();
         let outcome = self.take(&mut shared, request)?;
+        drop(shared);
         Some(self.result(outcome))
     }
 
@@ -100,6 +101,7 @@ impl Pending {
     pub async fn outcome(mut self) -> (Received, Result<(), Failure>) {
         let outcome = poll_fn(|context| self.poll_outcome(context)).await;
         let result = outcome.result;
+        self.communicator.note_result(result);
         (self.communicator.received(outcome), result)
     }
 
@@ -162,6 +164,7 @@ impl Pending {
     }
 
     fn result(&self, outcome: Outcome) -> Result<Received, MessageError> {
+        self.communicator.note_result(outcome.result);
         outcome.result?;
         Ok(self.communicator.received(outcome))
     }

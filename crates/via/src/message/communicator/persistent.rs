@@ -54,6 +54,17 @@ impl Persistent {
         self.communicator.with(|process| process.start(self.request, load))
     }
 
+    /// Starts several requests, in this order.
+    ///
+    /// # Errors
+    /// [`MessageError::Start`] for the first that is under way, or whose outcome was not taken; those before it
+    /// were started.
+    pub fn start_all<'a>(
+        requests: impl IntoIterator<Item = (&'a mut Self, Load<'a>)>,
+    ) -> Result<(), MessageError> {
+        requests.into_iter().try_for_each(|(request, load)| request.start(load))
+    }
+
     /// Returns whether it was started and its outcome was not taken.
     #[must_use]
     pub fn is_active(&self) -> bool {
@@ -86,7 +97,9 @@ impl Persistent {
                 return Poll::Pending;
             };
             shared.waiters.leave(&mut self.place);
+            drop(shared);
             let result = outcome.result;
+            self.communicator.note_result(result);
             Poll::Ready(Some((self.communicator.received(outcome), result)))
         })
         .await

@@ -52,6 +52,7 @@ impl Core {
     #[inline]
     pub(super) fn may_receive_alone(&self, pattern: &Pattern) -> bool {
         self.matching.is_empty()
+            && !self.has_left
             && self.hinting.is_empty()
             && self.to_self.is_empty()
             && !self.requests.has_marked()
@@ -119,7 +120,7 @@ impl Core {
     ) -> Result<(), Breach> {
         let charge = self.admit(from, envelope, payload.len())?;
         let key = Key::of(envelope);
-        if key.tag == LEFT && key.context.is_collective() {
+        if key.tag == LEFT && (key.context.is_collective() || key.context.is_recovery()) {
             self.free(key, charge);
             self.leave(key);
             if envelope.kind == Kind::Rts {
@@ -232,6 +233,10 @@ impl Core {
         let handles = (message.sender, receive.to_handle());
         self.answer(key.source, Kind::Cts, Marks::NONE, handles, wanted as u32);
         let record = self.requests.get_mut(receive).expect("the receive was just found");
+        if record.storage.capacity() < wanted {
+            let former = std::mem::replace(&mut record.storage, self.pool.take(wanted));
+            self.pool.put(former);
+        }
         record.storage.resize(wanted, 0);
         if wanted == 0 {
             return self.received(receive, key, length, room);
@@ -413,8 +418,10 @@ impl Core {
         }
         let send = self.answered(from, envelope.to)?;
         self.link_mut(from).ok_or(Breach)?.hinted.remove(send);
-        let status = self.requests.get(send).ok_or(Breach)?.status;
-        self.complete(send, Status { length: 0, ..status }, Err(Failure::Cancelled));
+        let record = self.requests.get(send).ok_or(Breach)?;
+        let failure = record.result.err().unwrap_or(Failure::Cancelled);
+        let status = Status { length: 0, ..record.status };
+        self.complete(send, status, Err(failure));
         Ok(())
     }
 }

@@ -140,20 +140,52 @@ impl Core {
         });
     }
 
-    /// Ends a collective operation that a process has left before its end. Stores as many such notices of a
-    /// process as its window holds messages, and forgets those of the oldest communicators first.
+    /// Ends a collective operation that a process has left before its end, or all operations of a communicator
+    /// that a process has revoked. Stores as many such notices of a process as its window holds messages, and
+    /// forgets those of the oldest communicators first.
     pub(super) fn leave(&mut self, Key { context, source, .. }: Key) {
         self.has_left = true;
         let most = self.config.window / ENTRY;
-        if let Some(link) = self.link_mut(source) {
+        // A communicator stays revoked whoever returns.
+        let holder = if context.is_recovery() { self.own } else { source };
+        if let Some(link) = self.link_mut(holder) {
             link.left.insert(context);
             if link.left.len() > most {
                 link.left.pop_first();
             }
         }
-        self.fail(Failure::Abandoned, |record| match record.operation {
-            Operation::Send { context: at, .. } => at == context,
-            Operation::Receive(pattern) => pattern.context == context,
+        if context.is_recovery() {
+            self.fail_context(Context(context.0 - 2), Failure::Revoked);
+            self.fail_context(Context(context.0 - 1), Failure::Revoked);
+        } else {
+            self.fail_context(context, Failure::Abandoned);
+        }
+    }
+
+    /// Returns whether the communicator of this context was revoked, and the context's operations end with it.
+    pub(super) fn is_revoked(&self, context: Context) -> bool {
+        self.has_left
+            && !context.is_recovery()
+            && self.link(self.own).is_some_and(|link| link.left.contains(&context.recovery()))
+    }
+
+    /// Ends every request of a context. A transfer under way continues to its end: the other process may know of
+    /// no failure. An announced send ends once its receiver has returned it.
+    fn fail_context(&mut self, context: Context, failure: Failure) {
+        let is_announced = |record: &Record| {
+            matches!(record.operation, Operation::Send { context: at, .. } if at == context)
+                && record.state == State::Active
+        };
+        let announced = self.requests.iter().filter(|(_, record)| is_announced(record));
+        for request in announced.map(|(request, _)| request).collect::<Vec<_>>() {
+            if let Some(record) = self.requests.get_mut(request) {
+                record.result = Err(failure);
+            }
+            self.cancel(request);
+        }
+        self.fail(failure, |record| match record.operation {
+            Operation::Send { context: at, .. } => at == context && record.state == State::Waiting,
+            Operation::Receive(pattern) => pattern.context == context && record.transfer.is_none(),
             Operation::Claimed(_) | Operation::Nothing => false,
         });
     }

@@ -11,10 +11,12 @@ use bytes::Bytes;
 use super::departures::Route;
 use super::{Core, Engine, MAX_LENGTH, Phase};
 use crate::message::carrier::{Carrier as _, Event};
-use crate::message::envelope::{Context, Peer, Tag};
+use crate::message::envelope::{Context, LEFT, Peer, Tag};
 use crate::message::explain::Explanation;
-use crate::message::matching::Pattern;
-use crate::message::request::{Failure, Load, Operation, Outcome, Request, Requests, State};
+use crate::message::matching::{Key, Pattern};
+use crate::message::request::{
+    Failure, Load, Operation, Outcome, Request, Requests, State, Status,
+};
 use crate::message::transport::{
     BuildError, Claim, InitError, Probe, StartError, TransportCaps, TryReceive, Wait,
 };
@@ -100,6 +102,18 @@ impl Engine {
         if record.state != State::Built {
             return Err(StartError::NotBuilt);
         }
+        record.result = Ok(());
+        let context = match record.operation {
+            Operation::Send { context, .. } | Operation::Receive(Pattern { context, .. }) => {
+                Some(context)
+            }
+            Operation::Claimed(_) | Operation::Nothing => None,
+        };
+        if core.has_left && context.is_some_and(|context| core.is_revoked(context)) {
+            core.complete(request, Status::default(), Err(Failure::Revoked));
+            return Ok(());
+        }
+        let record = core.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
         match (record.operation, load) {
             (Operation::Send { mode, to, context, tag }, Load::Copy(bytes)) => {
                 check_length(bytes.len())?;
@@ -162,7 +176,7 @@ impl Engine {
         if self.phase != Phase::Running {
             return None;
         }
-        let route = Route::of(operation)?;
+        let route = Route::of(operation).filter(|_| !self.core.has_left)?;
         self.poll_if_lost(operation);
         let (status, result) = self.core.send_alone(&mut self.carrier, route, bytes)?;
         Some(Outcome { status, result, bytes: Vec::new() })
@@ -258,6 +272,11 @@ impl Engine {
         }
     }
 
+    /// Keeps the buffer of a received message for later ones.
+    pub(in crate::message) fn recycle(&mut self, buffer: Vec<u8>) {
+        self.core.pool.put(buffer);
+    }
+
     /// Returns the table of requests.
     pub fn requests(&mut self) -> &mut Requests {
         &mut self.core.requests
@@ -271,6 +290,12 @@ impl Engine {
     /// Returns whether another process left a collective operation of this context before its end.
     pub fn was_left(&self, context: Context) -> bool {
         self.core.has_left && self.core.links.iter().any(|link| link.left.contains(&context))
+    }
+
+    /// Ends the operations of the communicator with this context of recovery.
+    pub(in crate::message) fn revoke(&mut self, context: Context) {
+        self.core.leave(Key { context, source: self.core.own, tag: LEFT });
+        self.flush();
     }
 
     /// Returns whether a process was lost after the first `losses` losses, and has been replaced since.

@@ -2,12 +2,13 @@
 
 use midplane_simhw::region::Payload;
 
-/// Most free buffers kept in one size class.
+/// Most free buffers kept in one size class, and the most bytes.
 const KEPT: usize = 64;
+const KEPT_BYTES: usize = 4 << 20;
 const SMALLEST: u32 = 7;
-const CLASSES: usize = 12;
+const CLASSES: usize = 14;
 
-/// Free buffers by capacity: 128 bytes, 256, up to 256 KiB; larger ones are not kept.
+/// Free buffers by capacity: 128 bytes, 256, up to 1 MiB; larger ones are not kept.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     classes: [Vec<Vec<u8>>; CLASSES],
@@ -20,8 +21,8 @@ impl Pool {
             return Vec::new();
         }
         let class = (length.next_power_of_two().ilog2()).max(SMALLEST) - SMALLEST;
-        let found = self.classes.get_mut(class as usize).and_then(Vec::pop);
-        let mut buffer = found.unwrap_or_else(|| Vec::with_capacity(1 << (class + SMALLEST)));
+        let Some(kept) = self.classes.get_mut(class as usize) else { return vec![0; length] };
+        let mut buffer = kept.pop().unwrap_or_else(|| vec![0; 1 << (class + SMALLEST)]);
         buffer.resize(length, 0);
         buffer
     }
@@ -45,7 +46,7 @@ impl Pool {
             return;
         };
         if let Some(kept) = self.classes.get_mut(class as usize)
-            && kept.len() < KEPT
+            && kept.len() < KEPT.min(KEPT_BYTES >> (class + SMALLEST))
         {
             kept.push(buffer);
         }
@@ -67,7 +68,7 @@ mod tests {
             let again = pool.take(room);
             assert_eq!(again.as_ptr(), address, "{length}");
         }
-        pool.put(Vec::with_capacity(1 << 20));
+        pool.put(Vec::with_capacity(2 << 20));
         assert!(pool.classes.iter().all(Vec::is_empty));
     }
 }

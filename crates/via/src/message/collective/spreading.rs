@@ -1,0 +1,207 @@
+//! Algorithms that spread bytes: broadcast and all-gather.
+
+use bytes::{Buf, Bytes};
+
+use super::costs::{HOST, Spreading};
+use super::{MessageError, Turn, all};
+use crate::message::typed::{Plain, values_of};
+
+/// Most bytes of a block that travels with the lengths of all blocks; longer ones follow, from their process
+/// to each other one.
+const INLINE: usize = 1024;
+/// Bytes of a length.
+const LENGTH: usize = 4;
+
+impl Turn {
+    /// Broadcasts down a binomial tree whose root is `root`: a message with the length and all bytes, or the
+    /// length, then the blocks of a subtree, which all processes exchange afterwards.
+    pub(super) async fn broadcast(&self, root: u32, bytes: Bytes) -> Result<Bytes, MessageError> {
+        let (size, place) = (self.size(), (self.rank() + self.size() - root) % self.size());
+        if size == 1 {
+            return Ok(bytes);
+        }
+        let mut bit = 1;
+        while bit < size && place & bit == 0 {
+            bit <<= 1;
+        }
+        let parent = (place != 0).then(|| (place - bit + root) % size);
+        let first = match parent {
+            Some(parent) => self.receive(parent)?.await?.bytes.into(),
+            None => announced(size, &bytes),
+        };
+        let (length, rest) = split_length(first.clone()).ok_or_else(|| odd(0))?;
+        if HOST.broadcast(size, length) == Spreading::Tree {
+            if rest.len() != length {
+                return Err(odd(rest.len()));
+            }
+            self.send_below(root, bit, |_, _| first.clone()).await?;
+            return Ok(if parent.is_some() { rest } else { bytes });
+        }
+        let bounds = self.even_bounds(length);
+        let start = bounds[place as usize];
+        let part = match parent {
+            Some(parent) => Bytes::from(self.receive(parent)?.await?.bytes),
+            None => bytes,
+        };
+        let end = bounds[(place + bit).min(size) as usize];
+        if part.len() != end - start {
+            return Err(odd(part.len()));
+        }
+        self.send_below(root, bit, |_, _| first.clone()).await?;
+        let blocks = |child: u32, end: u32| {
+            part.slice(bounds[child as usize] - start..bounds[end as usize] - start)
+        };
+        self.send_below(root, bit, blocks).await?;
+        let own = part.slice(..bounds[place as usize + 1] - start);
+        Ok(self.share::<u8>(root, own, &bounds).await?.into())
+    }
+
+    /// Sends what `of` returns to each child in the tree of `root`, below the given bit; it gets the places
+    /// from the child to the end of its subtree.
+    async fn send_below(
+        &self,
+        root: u32,
+        mut bit: u32,
+        of: impl Fn(u32, u32) -> Bytes,
+    ) -> Result<(), MessageError> {
+        let size = self.size();
+        let place = (self.rank() + size - root) % size;
+        let mut sends = Vec::new();
+        while bit > 1 {
+            bit >>= 1;
+            let child = place + bit;
+            if child < size {
+                let bytes = of(child, (child + bit).min(size));
+                sends.push(self.send((child + root) % size, bytes)?);
+            }
+        }
+        all(sends).await.map(drop)
+    }
+
+    /// Exchanges blocks with all other processes; returns the values of all blocks. `bounds` are the places of
+    /// the blocks in them; the first block is the root's.
+    pub(super) async fn share<T: Plain>(
+        &self,
+        root: u32,
+        own: Bytes,
+        bounds: &[usize],
+    ) -> Result<Vec<T>, MessageError> {
+        let received = self.swap(|_| true, Some(&own)).await?;
+        let mut blocks: Vec<_> = received.into_iter().map(|(_, bytes)| bytes).collect();
+        blocks.insert(self.rank() as usize, own.into());
+        blocks.rotate_left(root as usize);
+        self.joined(blocks, bounds)
+    }
+
+    /// Returns the values of blocks, one after another. `bounds` are their places.
+    pub(super) fn joined<T: Plain>(
+        &self,
+        blocks: Vec<Vec<u8>>,
+        bounds: &[usize],
+    ) -> Result<Vec<T>, MessageError> {
+        let mut values = Vec::with_capacity(bounds[blocks.len()]);
+        for (block, ends) in blocks.into_iter().zip(bounds.windows(2)) {
+            values.extend_from_slice(&values_of(ends[1] - ends[0], &block)?);
+            self.recycle(block);
+        }
+        Ok(values)
+    }
+
+    /// Sends `own`, if there is any, to all other processes, and receives from those for which `sends` returns
+    /// true; returns what they sent.
+    async fn swap(
+        &self,
+        sends: impl Fn(u32) -> bool,
+        own: Option<&Bytes>,
+    ) -> Result<Vec<(u32, Vec<u8>)>, MessageError> {
+        let (size, rank) = (self.size(), self.rank());
+        let mut receives = Vec::new();
+        for from in self.others().filter(|from| sends(*from)) {
+            receives.push((from, self.receive(from)?));
+        }
+        let mut sent = Vec::new();
+        if let Some(own) = own {
+            for step in 1..size {
+                sent.push(self.send((rank + step) % size, own.clone())?);
+            }
+        }
+        let mut received = Vec::new();
+        for (from, receive) in receives {
+            received.push((from, receive.await?.bytes));
+        }
+        all(sent).await?;
+        Ok(received)
+    }
+
+    /// Gathers every process's bytes, by rank: the lengths and the short blocks by Bruck's algorithm (1997), in
+    /// ceil(log2 n) steps, then the long blocks directly.
+    pub(super) async fn gather_all(&self, bytes: Bytes) -> Result<Vec<Bytes>, MessageError> {
+        let (size, rank) = (self.size(), self.rank());
+        // The blocks of this rank and those after it, cyclically: the length, and the bytes of a short one.
+        let mut blocks = vec![(bytes.len(), Some(bytes.clone()).filter(|b| b.len() <= INLINE))];
+        let mut distance = 1;
+        while distance < size {
+            let count = distance.min(size - distance) as usize;
+            let (to, from) = ((rank + size - distance) % size, (rank + distance) % size);
+            let packed = pack(&blocks[..count]);
+            let other = self.exchange(to, packed, from).await?;
+            blocks.extend(unpack(other, count)?);
+            distance <<= 1;
+        }
+        blocks.rotate_right(rank as usize);
+        let own = (bytes.len() > INLINE).then_some(&bytes);
+        let long = self.swap(|from| blocks[from as usize].1.is_none(), own).await?;
+        for (from, bytes) in long {
+            let (length, block) = &mut blocks[from as usize];
+            if bytes.len() != *length {
+                return Err(odd(bytes.len()));
+            }
+            *block = Some(bytes.into());
+        }
+        Ok(blocks.into_iter().map(|(_, block)| block.unwrap_or_else(|| bytes.clone())).collect())
+    }
+}
+
+/// Makes the first message of a broadcast: the length, and all bytes if they are not sent in blocks.
+fn announced(size: u32, bytes: &Bytes) -> Bytes {
+    let whole = HOST.broadcast(size, bytes.len()) == Spreading::Tree;
+    pack(&[(bytes.len(), whole.then(|| bytes.clone()))])
+}
+
+fn split_length(mut bytes: Bytes) -> Option<(usize, Bytes)> {
+    let length = bytes.try_get_u32_le().ok()? as usize;
+    Some((length, bytes))
+}
+
+/// Packs blocks: each one's length, little-endian, and its bytes if they are there.
+fn pack(blocks: &[(usize, Option<Bytes>)]) -> Bytes {
+    let bytes = blocks.iter().filter_map(|(_, block)| block.as_ref());
+    let mut packed =
+        Vec::with_capacity(blocks.len() * LENGTH + bytes.map(Bytes::len).sum::<usize>());
+    for (length, block) in blocks {
+        packed.extend_from_slice(&(*length as u32).to_le_bytes());
+        packed.extend_from_slice(block.as_deref().unwrap_or_default());
+    }
+    packed.into()
+}
+
+/// Reads `count` blocks that [`pack`] has packed, of which the short ones have their bytes.
+fn unpack(packed: Bytes, count: usize) -> Result<Vec<(usize, Option<Bytes>)>, MessageError> {
+    let mut rest = packed;
+    let mut blocks = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (length, mut after) = split_length(rest).ok_or_else(|| odd(0))?;
+        let short = length <= INLINE;
+        if short && after.len() < length {
+            return Err(odd(after.len()));
+        }
+        blocks.push((length, short.then(|| after.split_to(length))));
+        rest = after;
+    }
+    if rest.is_empty() { Ok(blocks) } else { Err(odd(rest.len())) }
+}
+
+/// Returns the error for a message of another process that is not what this operation sends.
+const fn odd(found: usize) -> MessageError {
+    MessageError::Shape { what: "bytes of another process's block", expected: LENGTH, found }
+}

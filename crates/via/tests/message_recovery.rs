@@ -1,0 +1,188 @@
+//! Processes that are lost while the others agree, revoke and shrink, at every point.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use midplane_simhw::rng::Rng;
+use midplane_via::message::collective::Operation;
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::group::Rank;
+use midplane_via::message::memory::{MemoryConfig, network};
+use midplane_via::message::process::MessageError;
+use midplane_via::message::request::Failure;
+use proptest::prelude::*;
+
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+type Program<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// A process: what it runs, and after how many polls it dies.
+struct Mortal<T> {
+    program: Option<Program<T>>,
+    flag: Arc<Flag>,
+    dies_after: Option<u32>,
+    result: Option<T>,
+}
+
+/// Runs a program on `size` ranks, of which about `mortality` tenths die at random polls, at least one not. Returns what each rank
+/// returned; `None` for those that died. A rank that has ended keeps its communicator, and is polled no more.
+fn with_deaths<T, F>(
+    size: u32,
+    seed: u64,
+    mortality: u64,
+    program: impl Fn(Communicator) -> F,
+) -> Vec<Option<T>>
+where
+    F: Future<Output = T> + 'static,
+{
+    let mut rng = Rng::new(seed, "deaths");
+    let memory = MemoryConfig::default().depth(1 + rng.below(6) as usize).seed(seed);
+    let config = Config::default().eager(if rng.below(2) == 0 { 8 } else { 4096 });
+    let survivor = rng.below(size.into()) as u32;
+    let mut ranks: Vec<_> = (0..size)
+        .zip(network(size as usize, memory))
+        .map(|(rank, end)| {
+            let world = Communicator::world(Engine::new(end, config), size).unwrap();
+            let dies = rank != survivor && rng.below(10) < mortality;
+            Mortal {
+                program: Some(Box::pin(program(world)) as Program<T>),
+                flag: Arc::new(Flag(AtomicBool::new(true))),
+                dies_after: dies.then(|| rng.below(40) as u32),
+                result: None,
+            }
+        })
+        .collect();
+    loop {
+        let ready: Vec<_> = (0..ranks.len())
+            .filter(|at| ranks[*at].program.is_some() && ranks[*at].flag.0.load(Ordering::Relaxed))
+            .collect();
+        if ranks.iter().all(|rank| rank.program.is_none()) {
+            return ranks.into_iter().map(|rank| rank.result).collect();
+        }
+        assert!(!ready.is_empty(), "nobody was woken");
+        let rank = &mut ranks[ready[rng.below(ready.len() as u64) as usize]];
+        if rank.dies_after == Some(0) {
+            rank.program = None;
+            continue;
+        }
+        rank.dies_after = rank.dies_after.map(|polls| polls - 1);
+        rank.flag.0.store(false, Ordering::Relaxed);
+        let waker = Waker::from(Arc::clone(&rank.flag));
+        let polled = rank.program.as_mut().unwrap().as_mut().poll(&mut Context::from_waker(&waker));
+        if let Poll::Ready(result) = polled {
+            (rank.result, rank.program) = (Some(result), None);
+        }
+    }
+}
+
+fn flags_of(rank: u32) -> u64 {
+    !(1 << rank)
+}
+
+/// All that decide, decide the same: flags that all survivors have passed, and none that nobody passed.
+fn agreement(size: u32, seed: u64) {
+    let decided = with_deaths(size, seed, 6, |world| async move {
+        let own = world.rank().0;
+        let first = world.agree(flags_of(own)).await.unwrap();
+        let second = world.agree(first | 1 << (60 + own % 2)).await.unwrap();
+        (first, second, world)
+    });
+    let decided: Vec<_> = (0..).zip(&decided).filter_map(|(r, d)| Some((r, d.as_ref()?))).collect();
+    let (first, second) = (decided[0].1.0, decided[0].1.1);
+    let everyone = (0..size).fold(u64::MAX, |flags, rank| flags & flags_of(rank));
+    assert_eq!(first & everyone, everyone, "seed {seed}");
+    for (rank, (one, two, _)) in decided {
+        assert_eq!((*one, *two), (first, second), "rank {rank}, seed {seed}");
+        assert_eq!(first & !flags_of(rank), 0, "rank {rank}, seed {seed}");
+    }
+}
+
+/// A program that notices a loss, revokes, shrinks and repeats, until an operation of all survivors succeeds.
+async fn persist(world: Communicator) -> (Vec<Peer>, u32, Communicator) {
+    let mut now = world;
+    loop {
+        let sum = now.all_reduce(&[1_u32; 300], Operation::Sum).await;
+        if sum.is_ok() {
+            // It would wait forever if a rank that has seen a loss did not revoke.
+            let (next, before) = ((now.rank().0 + 1) % now.size(), now.rank().0 + now.size() - 1);
+            let to = (Rank(next), Tag(1));
+            let _ = now.send_receive(to, vec![1; 200], Rank(before % now.size()), Tag(1)).await;
+        }
+        if sum.is_err() {
+            now.revoke();
+        }
+        let fine = now.agree(u64::from(sum.is_ok())).await.unwrap() == 1;
+        let next = now.shrink().await.unwrap();
+        if fine && next.size() == now.size() {
+            return (next.handle().group().members().to_vec(), sum.unwrap()[0], next);
+        }
+        now = next;
+    }
+}
+
+fn survivors(size: u32, seed: u64) {
+    let ended = with_deaths(size, seed, 6, persist);
+    let ended: Vec<_> =
+        (0..).map(Peer).zip(&ended).filter_map(|(p, e)| Some((p, e.as_ref()?))).collect();
+    let (members, sum, _) = ended[0].1;
+    assert_eq!(*sum as usize, members.len(), "seed {seed}");
+    for (peer, (others, other_sum, _)) in &ended {
+        assert_eq!((others, other_sum), (members, sum), "seed {seed}");
+        assert!(members.contains(peer), "seed {seed}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #[test]
+    fn all_agree_whoever_dies_meanwhile(size in 1_u32..10, seed in any::<u64>()) {
+        agreement(size, seed);
+    }
+
+    #[test]
+    fn survivors_continue_in_one_communicator(size in 1_u32..10, seed in any::<u64>()) {
+        survivors(size, seed);
+    }
+}
+
+#[test]
+fn fixed_seeds_agree_and_continue() {
+    for seed in 0..100 {
+        agreement(1 + seed as u32 % 9, seed);
+        survivors(1 + seed as u32 % 9, seed);
+    }
+}
+
+/// A receive that no message will meet ends once another process revokes; other communicators are unaffected.
+#[test]
+fn a_revoked_communicator_ends_all_operations_and_only_its_own() {
+    for seed in 0..30 {
+        let ended = with_deaths(4, seed, 0, |world| async move {
+            let other = world.duplicate().await.unwrap();
+            let own = world.rank();
+            if own == Rank(3) {
+                other.revoke();
+            }
+            let waits = other.receive(Rank((own.0 + 1) % 4), Tag(9)).await;
+            assert_eq!(waits, Err(MessageError::Failed(Failure::Revoked)));
+            let sent = other.send(Rank(0), Tag(9), vec![1]).await;
+            assert_eq!(sent, Err(MessageError::Failed(Failure::Revoked)));
+            assert!(other.barrier().await.is_err());
+            assert_eq!(world.all_reduce(&[1_u8], Operation::Sum).await.unwrap(), [4]);
+            assert_eq!(other.shrink().await.unwrap().barrier().await, Ok(()));
+            world
+        });
+        assert!(ended.iter().all(Option::is_some));
+    }
+}
