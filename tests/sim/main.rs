@@ -4,6 +4,7 @@
 mod quinn;
 #[cfg(feature = "axum")]
 mod web;
+mod world;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

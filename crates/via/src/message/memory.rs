@@ -164,6 +164,10 @@ impl Carrier for MemoryCarrier {
         }
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn room(&self) -> usize {
         self.config.room
     }

@@ -1,6 +1,7 @@
 //! Runs a program on all ranks in turns; a rank is polled only after it was woken, so that a lost
 //! wake-up is a failure.
 
+use std::fmt::Debug;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -33,7 +34,8 @@ pub(crate) fn world(ranks: u32, memory: MemoryConfig, config: Config) -> Vec<Wor
 }
 
 /// Runs `program` over networks in memory: one that is ample, one where everything is announced and
-/// cut up, one where queues and windows are always full.
+/// cut up, one where queues and windows are always full. Then over streams that break all the time, and over such with
+/// memory that is found later.
 pub(crate) fn run(ranks: u32, program: &Program) {
     let ample = (MemoryConfig::default(), Config::default());
     let cut = (MemoryConfig::default().room(64).depth(3).seed(1), Config::default().eager(16));
@@ -43,16 +45,26 @@ pub(crate) fn run(ranks: u32, program: &Program) {
     );
     let waiting = (narrow.0.seed(3), narrow.1.when_full(WhenFull::Wait).window(1 << 16));
     for (memory, config) in [ample, cut, narrow, waiting] {
-        let world = world(ranks, memory, config);
-        let views = world.clone();
-        let programs = world.into_iter().map(program);
-        let done = catch_unwind(AssertUnwindSafe(|| turns(programs.collect(), &views)));
-        if let Err(panic) = done {
-            eprintln!("with {memory:?} and {config:?}");
-            // What waits is dropped with its queues; the panic says what is wrong.
-            std::mem::forget(views);
-            resume_unwind(panic);
+        attempt(program, world(ranks, memory, config), &(memory, config));
+    }
+    for with_memory in [false, true] {
+        for config in [Config::default(), cut.1] {
+            let world = super::breaking::world(ranks, config, with_memory);
+            attempt(program, world, &(with_memory, config));
         }
+    }
+}
+
+/// Runs `program` on all ranks; says with which settings it failed.
+fn attempt(program: &Program, world: Vec<World>, settings: &dyn Debug) {
+    let views = world.clone();
+    let programs = world.into_iter().map(program);
+    let done = catch_unwind(AssertUnwindSafe(|| turns(programs.collect(), &views)));
+    if let Err(panic) = done {
+        eprintln!("with {settings:?}");
+        // What waits is dropped with its queues; the panic says what is wrong.
+        std::mem::forget(views);
+        resume_unwind(panic);
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Each is a program that all ranks run; a panic is a failure. Sizes above memory's are scaled down.
 
+pub(crate) mod breaking;
 pub(crate) mod buffered;
 pub(crate) mod cancelling;
 pub(crate) mod collective;

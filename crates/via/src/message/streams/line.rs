@@ -95,11 +95,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         let size = envelope.emit(&mut bytes);
         let length = u32::try_from(size + payload.len()).expect("a packet is short").to_le_bytes();
         let parts = [&length[..], &bytes[..size], payload];
-        let mut done = if self.written == self.unwritten.len() { self.write_now(parts) } else { 0 };
+        let was_flushed = self.is_flushed();
+        let mut done = if was_flushed { self.write_now(parts) } else { 0 };
         for part in parts {
             let skipped = done.min(part.len());
             self.unwritten.extend_from_slice(&part[skipped..]);
             done -= skipped;
+        }
+        if was_flushed && !self.is_flushed() {
+            // The stream wakes only after a write that it could not take.
+            self.write();
         }
         Ok(())
     }
