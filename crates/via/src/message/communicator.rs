@@ -23,7 +23,7 @@ use bytes::Bytes;
 
 use super::bell::Deferred;
 use super::collective::Nics;
-use super::engine::Engine;
+use super::engine::{Engine, Target};
 use super::envelope::{Context, LEFT, Tag};
 use super::explain::Explanation;
 use super::group::{CommHandle, Rank};
@@ -32,6 +32,7 @@ use super::request::{Failure, Load, Mode, Outcome, Request};
 use super::transport::{InitError, StartError, Wait};
 use waiters::Waiters;
 
+pub(super) use pending::ReceiveInto;
 pub use pending::{Pending, wait_all, wait_any, wait_some};
 pub use persistent::Persistent;
 pub use probing::{Message, Probed};
@@ -59,27 +60,27 @@ struct Shared {
 }
 
 impl Shared {
-    /// Moves requests forward until `request` is done or no more can be done now; the carrier then wakes
+    /// Moves requests forward until the target is done or no more can be done now; the carrier then wakes
     /// `waker`. A task whose request is done stops early: when it leaves, another waiter takes over the
     /// carrier's waker.
-    fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
+    fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, target: &mut Target<'_>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
-        advance(process.engine_mut(), waiters.lead(place), request);
+        advance(process.engine_mut(), waiters.lead(place), target);
         self.wake_probes();
     }
 
     /// Does the same for a waiter that may be kept without being polled: the carrier then wakes all waiters.
-    fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
+    fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, target: &mut Target<'_>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
-        advance(process.engine_mut(), waiters.lead_kept(place), request);
+        advance(process.engine_mut(), waiters.lead_kept(place), target);
         self.wake_probes();
     }
 
     /// Moves requests forward as far as possible without waiting.
-    fn poll_once(&mut self) {
-        self.process.engine_mut().advance(Wait::Not);
+    fn poll_once(&mut self, target: &mut Target<'_>) {
+        self.process.engine_mut().advance_for(Wait::Not, target);
         self.wake_probes();
     }
 
@@ -94,9 +95,9 @@ impl Shared {
     }
 }
 
-fn advance(engine: &mut Engine, waker: &Waker, request: Option<Request>) {
-    while engine.advance(Wait::Wake(waker)) > 0 {
-        if request.is_some_and(|request| engine.requests().peek(request).is_some()) {
+fn advance(engine: &mut Engine, waker: &Waker, target: &mut Target<'_>) {
+    while engine.advance_for(Wait::Wake(waker), target) > 0 {
+        if target.request.is_some_and(|request| engine.requests().peek(request).is_some()) {
             break;
         }
     }
@@ -526,10 +527,11 @@ impl Communicator {
     }
 
     /// Passes it on that the communicator is revoked, if an operation has ended so. The caller holds no lock.
-    fn note_result(&self, result: Result<(), Failure>) {
-        if result == Err(Failure::Revoked) {
+    pub(super) fn noted(&self, failure: Failure) -> Failure {
+        if failure == Failure::Revoked {
             self.revoke();
         }
+        failure
     }
 
     fn received(&self, outcome: Outcome) -> Received {

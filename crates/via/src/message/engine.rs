@@ -22,6 +22,7 @@ mod peer;
 mod pool;
 mod seeking;
 mod seeks;
+mod target;
 #[cfg(test)]
 mod tests;
 
@@ -37,7 +38,9 @@ use super::request::{Failure, Operation, Request, Requests, Status};
 use any_carrier::AnyCarrier;
 use flows::Limits;
 use peer::Link;
-use pool::Pool;
+
+pub(super) use pool::Pool;
+pub(super) use target::Target;
 
 pub use config::{
     Config, DEFAULT_BATCH, DEFAULT_EAGER, DEFAULT_TOTAL, DEFAULT_WINDOW, ENTRY, SOCKET_EAGER,
@@ -181,19 +184,20 @@ impl Engine {
     /// Handles arrived packets, at most a batch. If `stops_early`, stops once a request has completed, so that the
     /// caller gets its outcome sooner. Returns whether more may have arrived.
     #[inline]
-    fn take_in(&mut self, stops_early: bool) -> bool {
+    fn take_in(&mut self, stops_early: bool, target: &mut Target<'_>) -> bool {
         let before = self.core.requests.completed();
         for _ in 0..self.core.config.batch {
             if stops_early && self.core.requests.completed() != before {
                 return true;
             }
             if let Some((envelope, bytes)) = self.core.to_self.pop_front() {
-                self.core.on_packet(self.core.own, &envelope, Payload::from(&bytes[..]));
+                let (own, payload) = (self.core.own, Payload::from(&bytes[..]));
+                self.core.on_packet(own, &envelope, payload, target);
                 continue;
             }
             match self.carrier.poll() {
                 Some(Event::Packet { from, envelope, payload }) => {
-                    self.core.on_packet(from, &envelope, payload);
+                    self.core.on_packet(from, &envelope, payload, target);
                 }
                 Some(Event::Lost(peer)) => self.core.lose(Failure::PeerLost(peer)),
                 Some(Event::Restarted(peer)) => self.core.lose(Failure::PeerRestarted(peer)),
@@ -215,7 +219,7 @@ impl Engine {
         };
         if peer.and_then(|peer| self.core.link(peer)).is_some_and(|link| link.lost || link.refused)
         {
-            self.take_in(false);
+            self.take_in(false, &mut Target::default());
         }
     }
 
@@ -226,11 +230,11 @@ impl Engine {
     }
 
     #[inline]
-    fn progress(&mut self, stops_early: bool) -> bool {
+    fn progress(&mut self, stops_early: bool, target: &mut Target<'_>) -> bool {
         if self.core.requests.has_marked() {
             self.core.cancel_marked();
         }
-        let more = self.take_in(stops_early) | self.flush();
+        let more = self.take_in(stops_early, target) | self.flush();
         more || !self.core.to_self.is_empty()
     }
 }
