@@ -5,6 +5,7 @@
 //! so the same code runs on tokio, in virtual time, or on a thread that [blocks](Communicator::block_on).
 
 mod making;
+mod members;
 mod pending;
 mod persistent;
 mod probing;
@@ -24,7 +25,7 @@ use bytes::Bytes;
 use super::bell::Deferred;
 use super::collective::Nics;
 use super::engine::{Engine, Target};
-use super::envelope::{Context, LEFT, Tag};
+use super::envelope::Tag;
 use super::explain::Explanation;
 use super::group::{CommHandle, Rank};
 use super::process::{MessageError, Parker, Process};
@@ -463,67 +464,6 @@ impl Communicator {
     /// Wraps a request that was built by hand, in either context.
     pub(super) fn adopt(&self, request: Request, receive: bool) -> Pending {
         Pending::new(self.clone(), request, receive)
-    }
-
-    pub(super) fn isend_in(
-        &self,
-        context: Context,
-        to: Rank,
-        tag: Tag,
-        load: Load<'_>,
-    ) -> Result<Pending, MessageError> {
-        let request = self.with(|process| {
-            self.check_member(process, to)?;
-            let request = process.build_send(&self.scope, context, Mode::Standard, to, tag)?;
-            process.start_or_free(request, load)
-        })?;
-        Ok(self.adopt(request, false))
-    }
-
-    pub(super) fn ireceive_in(
-        &self,
-        context: Context,
-        source: Rank,
-        tag: Tag,
-    ) -> Result<Pending, MessageError> {
-        let request = self.with(|process| {
-            self.check_member(process, source)?;
-            let request = process.build_receive(&self.scope, context, Some(source), Some(tag))?;
-            process.start_or_free(request, Load::anything())
-        })?;
-        Ok(self.adopt(request, true))
-    }
-
-    /// Checks that a collective operation can include `rank`: the process must not have been lost since this
-    /// communicator was made, and no process may have left an operation.
-    fn check_member(&self, process: &Process, rank: Rank) -> Result<(), MessageError> {
-        let peer = self.scope.group().peer(rank)?;
-        if process.engine().has_returned(peer, self.losses) {
-            return Err(Failure::PeerRestarted(peer).into());
-        }
-        if process.engine().was_left(self.scope.collective()) {
-            return Err(Failure::Abandoned.into());
-        }
-        Ok(())
-    }
-
-    /// Notifies all other members that this process left a collective operation before its end.
-    pub(super) fn notify_left(&self) {
-        self.notify_others(self.scope.collective());
-    }
-
-    fn notify_others(&self, context: Context) {
-        let scope = &self.scope;
-        self.with(|process| {
-            for to in (0..self.size()).map(Rank).filter(|to| *to != self.rank()) {
-                let sent = process.build_send(scope, context, Mode::Standard, to, LEFT);
-                let sent = sent.and_then(|sent| process.start_or_free(sent, Load::Copy(&[])));
-                // A member that cannot be notified is gone.
-                if let Ok(request) = sent {
-                    process.free(request);
-                }
-            }
-        });
     }
 
     /// Passes it on that the communicator is revoked, if an operation has ended so. The caller holds no lock.
