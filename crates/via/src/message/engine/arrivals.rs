@@ -58,7 +58,7 @@ impl Core {
     #[inline]
     pub(super) fn may_receive_alone(&self, pattern: &Pattern) -> bool {
         self.matching.is_empty()
-            && !self.has_left
+            && !self.is_revoked(pattern.context)
             && self.hinting.is_empty()
             && self.to_self.is_empty()
             && !self.requests.has_marked()

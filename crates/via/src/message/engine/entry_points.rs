@@ -109,7 +109,7 @@ impl Engine {
             }
             Operation::Claimed(_) | Operation::Nothing => None,
         };
-        if core.has_left && context.is_some_and(|context| core.is_revoked(context)) {
+        if context.is_some_and(|context| core.is_revoked(context)) {
             core.complete(request, Status::default(), Err(Failure::Revoked));
             return Ok(());
         }
@@ -176,7 +176,7 @@ impl Engine {
         if self.phase != Phase::Running {
             return None;
         }
-        let route = Route::of(operation).filter(|_| !self.core.has_left)?;
+        let route = Route::of(operation).filter(|route| !self.core.is_revoked(route.context))?;
         self.poll_if_lost(operation);
         let (status, result) = self.core.send_alone(&mut self.carrier, route, bytes)?;
         Some(Outcome { status, result, bytes: Vec::new() })
