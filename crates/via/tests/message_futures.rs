@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::scenarios::harness::{turns, world};
 use crate::scenarios::{ANY, ANY_TAG, rank, room, tag, text};
+use futures_util::future::join;
 use midplane_simhw::frame::Frame;
 use midplane_simhw::hardware::{Firmware, Hardware};
 use midplane_simhw::host::Host;
@@ -186,6 +187,61 @@ fn tasks_of_tokio_are_woken() {
             task.await.unwrap().unwrap();
         }
     });
+}
+
+/// Long messages are received into a slice while another task of the process receives others: what arrives during
+/// that task's polls is kept. Receives are dropped at every point; none loses a byte.
+#[test]
+fn a_receive_into_a_slice_gets_what_arrives_while_other_tasks_poll() {
+    for (length, seed) in [20, 900, 9_000].into_iter().flat_map(|l| (0..4).map(move |s| (l, s))) {
+        let memory = MemoryConfig::default().depth(3).room(500).seed(seed);
+        let views = world(2, memory, Config::default().eager(400));
+        let dropped = Arc::new(AtomicU32::new(0));
+        let programs = views.clone().into_iter().map(|world| {
+            let dropped = Arc::clone(&dropped);
+            async move {
+                let other = rank(1 - world.rank().0);
+                if world.rank() == rank(0) {
+                    for n in 0..10 {
+                        let long = world.isend(Mode::Standard, other, tag(1), text(n, length));
+                        for n in 0..10 {
+                            world.send(other, tag(2), text(n, 700)).await.unwrap();
+                        }
+                        long.unwrap().await.unwrap();
+                    }
+                    return;
+                }
+                let long = async {
+                    for n in 0..10 {
+                        receive_at_last(&world, &text(n, length), &dropped).await;
+                    }
+                };
+                let short = async {
+                    for n in 0..100 {
+                        let got = world.receive(other, tag(2)).await.unwrap();
+                        assert!(got.bytes == text(n % 10, 700));
+                    }
+                };
+                join(long, short).await;
+            }
+        });
+        turns(programs.collect(), &views);
+        assert!(dropped.load(Ordering::Relaxed) > 10, "some were dropped on the way");
+    }
+}
+
+/// Receives into a slice, at first with one poll, then with one more each time, until there is the message.
+async fn receive_at_last(world: &Communicator, expected: &[u8], dropped: &AtomicU32) {
+    for polls in 0.. {
+        let mut memory = vec![0xEE; expected.len() + 3];
+        let receive = world.receive_slice_into(ANY, tag(1), &mut memory);
+        if let Some(got) = at_most(polls, receive).await {
+            assert_eq!(got, Ok((expected.len(), rank(0))));
+            assert!(memory[..expected.len()] == *expected && memory.ends_with(&[0xEE; 3]));
+            return;
+        }
+        dropped.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// A NIC that does nothing: only the host's clock and tasks are wanted.

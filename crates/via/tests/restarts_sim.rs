@@ -195,6 +195,9 @@ fn bereaved(seed: u64, which: u64) {
             let previous = Rank(others[(at + others.len() - 1) % others.len()]);
             world.send(next, Tag(5), vec![1]).await.unwrap();
             world.receive(previous, Tag(5)).await.unwrap();
+            let rest = world.shrink().await.unwrap();
+            let sums = rest.all_reduce(&[1_u32; 5_000], Operation::Sum).await.unwrap();
+            assert_eq!(sums, [u32::from(NODES) - 1; 5_000]);
             ended.lock().unwrap().insert(node);
             let _ = world.probe(next, Tag(6)).await;
         });

@@ -18,7 +18,7 @@ use crate::ranks;
 use crate::report::{self, quantile};
 pub(crate) use arguments::Arguments;
 use arguments::{Operation, Where};
-use member::{Plan, Times};
+use member::{BYTES, Plan, Times};
 
 /// Largest deviation of a barrier from the model, as a fraction.
 const TOLERANCE: f64 = 0.1;
@@ -88,6 +88,12 @@ fn check(arguments: &Arguments) -> Result<(), String> {
     if arguments.fabric != Fabric::Sim && most > 64 {
         return Err(format!("--nodes {most}: a live group in one process has up to 64"));
     }
+    if arguments.bytes != BYTES as u32 && !arguments.communicator {
+        return Err(format!(
+            "--bytes {}: NICs and groups of hosts take {BYTES} here",
+            arguments.bytes
+        ));
+    }
     if arguments.communicator && most > 32 {
         return Err(format!("--nodes {most}: a --communicator has up to 32 members here"));
     }
@@ -122,6 +128,7 @@ fn plan(arguments: &Arguments, operation: Operation, place: Where, nodes: u16) -
         place,
         communicator: arguments.communicator,
         nodes,
+        bytes: arguments.bytes as usize,
         rounds: arguments.rounds,
         skew: Duration::from_micros(arguments.skew_us),
         port: None,

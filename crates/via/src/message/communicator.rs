@@ -5,6 +5,7 @@
 //! so the same code runs on tokio, in virtual time, or on a thread that [blocks](Communicator::block_on).
 
 mod making;
+mod members;
 mod pending;
 mod persistent;
 mod probing;
@@ -23,8 +24,8 @@ use bytes::Bytes;
 
 use super::bell::Deferred;
 use super::collective::Nics;
-use super::engine::Engine;
-use super::envelope::{Context, LEFT, Tag};
+use super::engine::{Engine, Target};
+use super::envelope::Tag;
 use super::explain::Explanation;
 use super::group::{CommHandle, Rank};
 use super::process::{MessageError, Parker, Process};
@@ -32,6 +33,7 @@ use super::request::{Failure, Load, Mode, Outcome, Request};
 use super::transport::{InitError, StartError, Wait};
 use waiters::Waiters;
 
+pub(super) use pending::ReceiveInto;
 pub use pending::{Pending, wait_all, wait_any, wait_some};
 pub use persistent::Persistent;
 pub use probing::{Message, Probed};
@@ -59,27 +61,27 @@ struct Shared {
 }
 
 impl Shared {
-    /// Moves requests forward until `request` is done or no more can be done now; the carrier then wakes
+    /// Moves requests forward until the target is done or no more can be done now; the carrier then wakes
     /// `waker`. A task whose request is done stops early: when it leaves, another waiter takes over the
     /// carrier's waker.
-    fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
+    fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, target: &mut Target<'_>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
-        advance(process.engine_mut(), waiters.lead(place), request);
+        advance(process.engine_mut(), waiters.lead(place), target);
         self.wake_probes();
     }
 
     /// Does the same for a waiter that may be kept without being polled: the carrier then wakes all waiters.
-    fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
+    fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, target: &mut Target<'_>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
-        advance(process.engine_mut(), waiters.lead_kept(place), request);
+        advance(process.engine_mut(), waiters.lead_kept(place), target);
         self.wake_probes();
     }
 
     /// Moves requests forward as far as possible without waiting.
-    fn poll_once(&mut self) {
-        self.process.engine_mut().advance(Wait::Not);
+    fn poll_once(&mut self, target: &mut Target<'_>) {
+        self.process.engine_mut().advance_for(Wait::Not, target);
         self.wake_probes();
     }
 
@@ -94,9 +96,9 @@ impl Shared {
     }
 }
 
-fn advance(engine: &mut Engine, waker: &Waker, request: Option<Request>) {
-    while engine.advance(Wait::Wake(waker)) > 0 {
-        if request.is_some_and(|request| engine.requests().peek(request).is_some()) {
+fn advance(engine: &mut Engine, waker: &Waker, target: &mut Target<'_>) {
+    while engine.advance_for(Wait::Wake(waker), target) > 0 {
+        if target.request.is_some_and(|request| engine.requests().peek(request).is_some()) {
             break;
         }
     }
@@ -464,72 +466,12 @@ impl Communicator {
         Pending::new(self.clone(), request, receive)
     }
 
-    pub(super) fn isend_in(
-        &self,
-        context: Context,
-        to: Rank,
-        tag: Tag,
-        load: Load<'_>,
-    ) -> Result<Pending, MessageError> {
-        let request = self.with(|process| {
-            self.check_member(process, to)?;
-            let request = process.build_send(&self.scope, context, Mode::Standard, to, tag)?;
-            process.start_or_free(request, load)
-        })?;
-        Ok(self.adopt(request, false))
-    }
-
-    pub(super) fn ireceive_in(
-        &self,
-        context: Context,
-        source: Rank,
-        tag: Tag,
-    ) -> Result<Pending, MessageError> {
-        let request = self.with(|process| {
-            self.check_member(process, source)?;
-            let request = process.build_receive(&self.scope, context, Some(source), Some(tag))?;
-            process.start_or_free(request, Load::anything())
-        })?;
-        Ok(self.adopt(request, true))
-    }
-
-    /// Checks that a collective operation can include `rank`: the process must not have been lost since this
-    /// communicator was made, and no process may have left an operation.
-    fn check_member(&self, process: &Process, rank: Rank) -> Result<(), MessageError> {
-        let peer = self.scope.group().peer(rank)?;
-        if process.engine().has_returned(peer, self.losses) {
-            return Err(Failure::PeerRestarted(peer).into());
-        }
-        if process.engine().was_left(self.scope.collective()) {
-            return Err(Failure::Abandoned.into());
-        }
-        Ok(())
-    }
-
-    /// Notifies all other members that this process left a collective operation before its end.
-    pub(super) fn notify_left(&self) {
-        self.notify_others(self.scope.collective());
-    }
-
-    fn notify_others(&self, context: Context) {
-        let scope = &self.scope;
-        self.with(|process| {
-            for to in (0..self.size()).map(Rank).filter(|to| *to != self.rank()) {
-                let sent = process.build_send(scope, context, Mode::Standard, to, LEFT);
-                let sent = sent.and_then(|sent| process.start_or_free(sent, Load::Copy(&[])));
-                // A member that cannot be notified is gone.
-                if let Ok(request) = sent {
-                    process.free(request);
-                }
-            }
-        });
-    }
-
     /// Passes it on that the communicator is revoked, if an operation has ended so. The caller holds no lock.
-    fn note_result(&self, result: Result<(), Failure>) {
-        if result == Err(Failure::Revoked) {
+    pub(super) fn noted(&self, failure: Failure) -> Failure {
+        if failure == Failure::Revoked {
             self.revoke();
         }
+        failure
     }
 
     fn received(&self, outcome: Outcome) -> Received {

@@ -22,6 +22,7 @@ mod peer;
 mod pool;
 mod seeking;
 mod seeks;
+mod target;
 #[cfg(test)]
 mod tests;
 
@@ -37,7 +38,9 @@ use super::request::{Failure, Operation, Request, Requests, Status};
 use any_carrier::AnyCarrier;
 use flows::Limits;
 use peer::Link;
-use pool::Pool;
+
+pub(super) use pool::Pool;
+pub(super) use target::Target;
 
 pub use config::{
     Config, DEFAULT_BATCH, DEFAULT_EAGER, DEFAULT_TOTAL, DEFAULT_WINDOW, ENTRY, SOCKET_EAGER,
@@ -181,18 +184,19 @@ impl Engine {
     /// Handles arrived packets, at most a batch. If `stops_early`, stops once a request has completed, so that the
     /// caller gets its outcome sooner. Returns whether more may have arrived.
     #[inline]
-    fn take_in(&mut self, stops_early: bool) -> bool {
+    fn take_in(&mut self, stops_early: bool, target: &mut Target<'_>) -> bool {
         let before = self.core.requests.completed();
         for _ in 0..self.core.config.batch {
             if stops_early && self.core.requests.completed() != before {
                 return true;
             }
             if let Some((envelope, bytes)) = self.core.to_self.pop_front() {
-                self.core.on_packet(self.core.own, &envelope, Payload::from(&bytes[..]));
+                let (own, payload) = (self.core.own, Payload::from(&bytes[..]));
+                self.core.on_packet(own, &envelope, payload, target);
                 continue;
             }
             match self.carrier.poll() {
-                Some(event) => self.core.on_event(&event),
+                Some(event) => self.core.on_event(&event, target),
                 None => return false,
             }
         }
@@ -210,7 +214,7 @@ impl Engine {
         };
         if peer.and_then(|peer| self.core.link(peer)).is_some_and(|link| link.lost || link.refused)
         {
-            self.take_in(false);
+            self.take_in(false, &mut Target::default());
         }
     }
 
@@ -221,20 +225,22 @@ impl Engine {
     }
 
     #[inline]
-    fn progress(&mut self, stops_early: bool) -> bool {
+    fn progress(&mut self, stops_early: bool, target: &mut Target<'_>) -> bool {
         if self.core.requests.has_marked() {
             self.core.cancel_marked();
         }
-        let more = self.take_in(stops_early) | self.flush();
+        let more = self.take_in(stops_early, target) | self.flush();
         more || !self.core.to_self.is_empty()
     }
 }
 
 impl Core {
     #[inline]
-    fn on_event(&mut self, event: &Event<'_>) {
+    fn on_event(&mut self, event: &Event<'_>, target: &mut Target<'_>) {
         match event {
-            Event::Packet { from, envelope, payload } => self.on_packet(*from, envelope, *payload),
+            Event::Packet { from, envelope, payload } => {
+                self.on_packet(*from, envelope, *payload, target);
+            }
             Event::Lost(peer) | Event::Broken(peer) => self.lose(Failure::PeerLost(*peer)),
             Event::Restarted(peer) => self.lose(Failure::PeerRestarted(*peer)),
             Event::Returned(peer) => self.regain(*peer),

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use super::bell::Deferred;
+use super::engine::Pool;
 use super::envelope::{Context, Peer, Tag};
 use super::matching::{Arrival, Key, Pattern, PostedId};
 
@@ -200,6 +201,8 @@ pub(super) struct Record {
     /// A send's message, while it may still have to be sent.
     pub(super) bytes: Bytes,
     pub(super) storage: Vec<u8>,
+    /// First bytes of a receive's message that are in the caller's memory, and not in `storage`.
+    pub(super) delivered: usize,
     pub(super) room: usize,
     pub(super) posted: Option<PostedId>,
     pub(super) transfer: Option<Transfer>,
@@ -213,6 +216,27 @@ pub(super) struct Record {
     /// Bytes of the attached buffer that it occupies until it is done.
     pub(super) attached: usize,
     waker: Option<Waker>,
+}
+
+impl Record {
+    /// Makes room in `storage` for the whole of the message under way.
+    pub(super) fn store(&mut self, pool: &mut Pool) {
+        let wanted = self.transfer.map_or(0, |transfer| transfer.wanted);
+        if self.storage.capacity() < wanted {
+            let former = std::mem::replace(&mut self.storage, pool.take(wanted));
+            pool.put(former);
+        }
+        self.storage.resize(wanted, 0);
+    }
+
+    /// Copies bytes up to `end` to the caller's memory that are not there yet.
+    pub(super) fn deliver_stored(&mut self, memory: &mut [u8], end: usize) {
+        let part = self.delivered..end;
+        if !part.is_empty() {
+            memory[part.clone()].copy_from_slice(&self.storage[part]);
+            self.delivered = end;
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -263,6 +287,7 @@ impl Requests {
             state: State::Built,
             bytes: Bytes::new(),
             storage: Vec::new(),
+            delivered: 0,
             room: 0,
             posted: None,
             transfer: None,
@@ -340,6 +365,13 @@ impl Requests {
         record.state = State::Built;
         let bytes = std::mem::take(&mut record.storage);
         Some(Outcome { status: record.status, result: record.result, bytes })
+    }
+
+    /// Completes the message of a receive that is done in the caller's memory.
+    pub(super) fn deliver_rest(&mut self, request: Request, memory: &mut [u8]) {
+        if let Some(record) = self.get_mut(request).filter(|record| record.state == State::Done) {
+            record.deliver_stored(memory, record.status.length);
+        }
     }
 
     /// Marks a request to be cancelled. At its next [`advance`](super::engine::Engine::advance), the

@@ -2,8 +2,9 @@
 //!
 //! Plain data is sent in the sender's byte order: sender and receiver must have the same one. Of plain data, the
 //! carrier copies what leaves at once straight from the caller's slice; a longer message is copied once more,
-//! since it still leaves if its future is dropped ([`into_bytes`] avoids that copy). A receive copies once from
-//! the engine's buffer, since no dropped future may leave a borrowed slice in the engine.
+//! since it still leaves if its future is dropped ([`into_bytes`] avoids that copy). What arrives while the future
+//! of a receive into a slice is polled is written straight to the slice; the engine keeps only what arrives
+//! between its polls.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -14,7 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::communicator::{Communicator, Received};
+use super::communicator::{Communicator, ReceiveInto, Received};
 use super::envelope::Tag;
 use super::group::Rank;
 use super::process::MessageError;
@@ -155,8 +156,8 @@ impl Communicator {
     /// [`MessageError::Uneven`], and those of [`receive`](Self::receive).
     ///
     /// # Cancel safety
-    /// If dropped, the receive is withdrawn, and `values` is unchanged; a message that it had matched returns to
-    /// its place in the queue, unless it was truncated.
+    /// If dropped, the receive is withdrawn; a message that it had matched returns to its place in the queue, unless
+    /// it was truncated. `values` may hold some of its bytes.
     pub async fn receive_slice_into<T: Plain>(
         &self,
         source: impl Into<Option<Rank>>,
@@ -164,13 +165,12 @@ impl Communicator {
         values: &mut [T],
     ) -> Result<(usize, Rank), MessageError> {
         let room = Load::Room { room: size_of_val(values), storage: Vec::new() };
-        let (Received { source, bytes, .. }, result) =
-            self.ireceive_into(source, tag, room)?.outcome().await;
-        values.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
-        let length = bytes.len();
-        self.with(|process| process.engine_mut().recycle(bytes));
-        result?;
-        Ok((count_of::<T>(length)?, source))
+        let pending = self.ireceive_into(source, tag, room)?;
+        let outcome = ReceiveInto { pending, memory: values.as_mut_bytes() }.await;
+        self.with(|process| process.engine_mut().recycle(outcome.bytes));
+        outcome.result.map_err(|failure| self.noted(failure))?;
+        let source = self.handle().rank_of(outcome.status.source);
+        Ok((count_of::<T>(outcome.status.length)?, source))
     }
 
     /// Sends the root's value to every process, and returns it at each.

@@ -35,7 +35,10 @@ pub(crate) async fn reductions(world: World) {
         let got = world.reduce(rank(root), &ranges, join).await.unwrap();
         assert_eq!(got, (own == root).then(|| vec![[0, size]; 3]));
     }
-    assert_eq!(world.all_reduce(&ranges, join).await.unwrap(), [[0, size]; 3]);
+    for count in [3, 4_000] {
+        let all = world.all_reduce(&vec![[own, own + 1]; count], join).await.unwrap();
+        assert_eq!(all, vec![[0, size]; count]);
+    }
     assert_eq!(world.scan(&ranges, join).await.unwrap(), [[0, own + 1]; 3]);
     let lower = world.exclusive_scan(&ranges, join).await.unwrap();
     assert_eq!(lower, (own > 0).then(|| vec![[0, own]; 3]));

@@ -83,6 +83,9 @@ pub(crate) struct Arguments {
     /// one process
     #[arg(long)]
     pub(crate) communicator: bool,
+    /// Bytes of each member's words or part, or of a broadcast; more than 8 with --communicator only
+    #[arg(long, value_parser = clap::value_parser!(u32).range(8..=1 << 26), default_value_t = 8)]
+    pub(crate) bytes: u32,
     /// Measured rounds
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000), default_value_t = 50)]
     pub(crate) rounds: u32,

@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     /// True if the members are ranks of a communicator.
     pub(crate) communicator: bool,
     pub(crate) nodes: u16,
+    /// Bytes of each member of a communicator.
+    pub(crate) bytes: usize,
     pub(crate) rounds: u32,
     /// Largest random delay of a member.
     pub(crate) skew: Duration,

@@ -11,7 +11,7 @@ use midplane::via::message::process::MessageError;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::collectives::arguments::{Operation, Where};
-use crate::collectives::member::{BYTES, Plan};
+use crate::collectives::member::Plan;
 use crate::fleet::text;
 
 /// Bytes of the receive area that each member has for each other member.
@@ -21,6 +21,7 @@ const AREA: usize = 16 << 10;
 pub(crate) struct World {
     all: Communicator,
     by: Communicator,
+    bytes: usize,
 }
 
 impl World {
@@ -37,13 +38,13 @@ impl World {
             Where::Host => all.clone(),
             Where::Nic => all.on_nics(host).await.map_err(text)?,
         };
-        Ok(Self { all, by })
+        Ok(Self { all, by, bytes: plan.bytes })
     }
 
     /// Runs one operation.
     pub(crate) async fn run(&self, operation: Operation) -> Result<(), String> {
-        let words = vec![u64::from(self.by.rank().0); BYTES / 8];
-        let bytes = vec![self.by.rank().0 as u8; BYTES];
+        let words = vec![u64::from(self.by.rank().0); self.bytes / 8];
+        let bytes = vec![self.by.rank().0 as u8; self.bytes];
         let ended: Result<(), MessageError> = match operation {
             Operation::Barrier => self.by.barrier().await,
             Operation::Broadcast => self.by.broadcast(Rank(0), bytes).await.map(drop),

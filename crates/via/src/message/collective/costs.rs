@@ -15,8 +15,8 @@ pub(super) struct Costs {
     byte: f64,
 }
 
-/// Measured over memory and over shared memory, between threads of one host: 283 ns a message
-/// (`layers`), a few microseconds to wake a thread, 4 to 6 GB/s.
+/// Between threads of one host, over memory: both ends of a short message take 283 ns (`layers`), those of one of
+/// 1 MiB 0.17 ns a byte. That a thread wakes within 3 us is an assumption.
 pub(super) const HOST: Costs = Costs { latency: 3_000.0, overhead: 300.0, byte: 0.2 };
 
 /// Fewest bytes that are reduced in blocks. The sums of shorter values are those of the NICs' trees, to the last

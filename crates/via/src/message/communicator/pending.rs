@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::{Communicator, Received, Shared, lock};
+use crate::message::engine::Target;
 use crate::message::process::MessageError;
 use crate::message::request::{Failure, Outcome, Request};
 
@@ -66,7 +67,7 @@ impl Pending {
         let request = self.request?;
         let owner = Arc::clone(&self.communicator.shared);
         let mut shared = lock(&owner);
-        shared.poll_once();
+        shared.poll_once(&mut Target::default());
         let outcome = self.take(&mut shared, request)?;
         drop(shared);
         Some(self.result(outcome))
@@ -99,10 +100,22 @@ impl Pending {
     /// # Cancel safety
     /// The same as for [`Pending`].
     pub async fn outcome(mut self) -> (Received, Result<(), Failure>) {
-        let outcome = poll_fn(|context| self.poll_outcome(context)).await;
-        let result = outcome.result;
-        self.communicator.note_result(result);
+        let outcome = poll_fn(|context| self.poll_outcome(context, None)).await;
+        let result = outcome.result.map_err(|failure| self.communicator.noted(failure));
         (self.communicator.received(outcome), result)
+    }
+
+    /// Takes the outcome; bytes that are not in `memory` yet are copied there first.
+    fn take_into(
+        &mut self,
+        shared: &mut Shared,
+        request: Request,
+        memory: Option<&mut [u8]>,
+    ) -> Option<Outcome> {
+        if let Some(memory) = memory {
+            shared.process.engine_mut().requests().deliver_rest(request, memory);
+        }
+        self.take(shared, request)
     }
 
     fn take(&mut self, shared: &mut Shared, request: Request) -> Option<Outcome> {
@@ -112,9 +125,9 @@ impl Pending {
         Some(outcome)
     }
 
-    fn poll_outcome(&mut self, context: &Context<'_>) -> Poll<Outcome> {
+    fn poll_outcome(&mut self, context: &Context<'_>, memory: Option<&mut [u8]>) -> Poll<Outcome> {
         let mut again = false;
-        let polled = self.poll_locked(context, &mut again);
+        let polled = self.poll_locked(context, memory, &mut again);
         if again {
             context.waker().wake_by_ref();
         }
@@ -122,11 +135,16 @@ impl Pending {
     }
 
     /// Takes the outcome, or registers the waker; sets `again` if the task must be polled again at once.
-    fn poll_locked(&mut self, context: &Context<'_>, again: &mut bool) -> Poll<Outcome> {
+    fn poll_locked(
+        &mut self,
+        context: &Context<'_>,
+        mut memory: Option<&mut [u8]>,
+        again: &mut bool,
+    ) -> Poll<Outcome> {
         let request = self.request.expect("polled after it was ready");
         let owner = Arc::clone(&self.communicator.shared);
         let mut shared = lock(&owner);
-        if let Some(outcome) = self.take(&mut shared, request) {
+        if let Some(outcome) = self.take_into(&mut shared, request, memory.as_deref_mut()) {
             return Poll::Ready(outcome);
         }
         shared.process.engine_mut().requests().wake_when_done(request, context.waker());
@@ -137,12 +155,13 @@ impl Pending {
         }
         // Waiting may busy-poll and block the thread's other tasks: yield to them first.
         let waits = self.seen == Some(shared.moves());
+        let mut target = Target::new(request, memory.as_deref_mut());
         if waits {
-            self.drive(&mut shared, context.waker(), request);
+            self.drive(&mut shared, context.waker(), &mut target);
         } else {
-            shared.poll_once();
+            shared.poll_once(&mut target);
         }
-        if let Some(outcome) = self.take(&mut shared, request) {
+        if let Some(outcome) = self.take_into(&mut shared, request, memory) {
             shared.turns += 1;
             return Poll::Ready(outcome);
         }
@@ -155,17 +174,16 @@ impl Pending {
         Poll::Pending
     }
 
-    fn drive(&mut self, shared: &mut Shared, waker: &Waker, request: Request) {
+    fn drive(&mut self, shared: &mut Shared, waker: &Waker, target: &mut Target<'_>) {
         if self.kept {
-            shared.drive_kept(waker, &mut self.place, Some(request));
+            shared.drive_kept(waker, &mut self.place, target);
         } else {
-            shared.drive(waker, &mut self.place, Some(request));
+            shared.drive(waker, &mut self.place, target);
         }
     }
 
     fn result(&self, outcome: Outcome) -> Result<Received, MessageError> {
-        self.communicator.note_result(outcome.result);
-        outcome.result?;
+        outcome.result.map_err(|failure| self.communicator.noted(failure))?;
         Ok(self.communicator.received(outcome))
     }
 }
@@ -174,7 +192,7 @@ impl Future for Pending {
     type Output = Result<Received, MessageError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = std::task::ready!(self.poll_outcome(context));
+        let outcome = std::task::ready!(self.poll_outcome(context, None));
         Poll::Ready(self.result(outcome))
     }
 }
@@ -190,6 +208,30 @@ impl Drop for Pending {
         }
         shared.waiters.leave(&mut self.place);
         shared.wake_probes();
+    }
+}
+
+/// A receive whose message is written to the caller's memory, as long as that is borrowed.
+pub(in crate::message) struct ReceiveInto<'a> {
+    pub(in crate::message) pending: Pending,
+    pub(in crate::message) memory: &'a mut [u8],
+}
+
+impl Future for ReceiveInto<'_> {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
+        let Self { pending, memory } = &mut *self;
+        pending.poll_outcome(context, Some(memory))
+    }
+}
+
+impl Drop for ReceiveInto<'_> {
+    fn drop(&mut self) {
+        if let Some(request) = self.pending.request {
+            let Self { pending, memory } = self;
+            pending.communicator.with(|process| process.engine_mut().take_back(request, memory));
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::{Communicator, Received, lock};
+use crate::message::engine::Target;
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
@@ -91,15 +92,15 @@ impl Persistent {
             }
             requests.wake_when_done(self.request, context.waker());
             if requests.state(self.request) != Some(State::Done) {
-                shared.drive(context.waker(), &mut self.place, Some(self.request));
+                let target = &mut Target::new(self.request, None);
+                shared.drive(context.waker(), &mut self.place, target);
             }
             let Some(outcome) = shared.process.engine_mut().requests().take(self.request) else {
                 return Poll::Pending;
             };
             shared.waiters.leave(&mut self.place);
             drop(shared);
-            let result = outcome.result;
-            self.communicator.note_result(result);
+            let result = outcome.result.map_err(|failure| self.communicator.noted(failure));
             Poll::Ready(Some((self.communicator.received(outcome), result)))
         })
         .await

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use super::{Communicator, Pending, Received, Shared, lock};
+use crate::message::engine::Target;
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::{MessageError, Process};
@@ -139,7 +140,7 @@ impl Communicator {
             shared.process.engine_mut().advance(Wait::Not);
             let mut answer = ask(&mut shared.process);
             if answer.is_none() {
-                shared.drive(context.waker(), &mut place.place, None);
+                shared.drive(context.waker(), &mut place.place, &mut Target::default());
                 shared.waiters.probes(place.place.expect("drive registers a waiter"));
                 answer = ask(&mut shared.process);
             }
@@ -158,7 +159,7 @@ impl Communicator {
         poll_fn(|context| {
             let answer = poll(context);
             if answer.is_pending() {
-                self.lock().drive(context.waker(), &mut place.place, None);
+                self.lock().drive(context.waker(), &mut place.place, &mut Target::default());
             }
             answer
         })

@@ -5,7 +5,7 @@ use midplane_simhw::region::Payload;
 use super::config::MAX_WITHDRAWALS;
 use super::flows::Limits;
 use super::peer::Stream;
-use super::{Arrived, Core, MAX_LENGTH, flows};
+use super::{Arrived, Core, MAX_LENGTH, Target, flows};
 use crate::message::envelope::{Envelope, Kind, LEFT, Marks, Peer};
 use crate::message::matching::{Arrival, Key, Pattern, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
@@ -17,7 +17,13 @@ impl Core {
     /// Handles a packet from `from`. A packet that violates the protocol makes its sender count as lost, since
     /// it may have been any message that a receive waits for.
     #[inline]
-    pub(super) fn on_packet(&mut self, from: Peer, envelope: &Envelope, payload: Payload<'_>) {
+    pub(super) fn on_packet(
+        &mut self,
+        from: Peer,
+        envelope: &Envelope,
+        payload: Payload<'_>,
+        target: &mut Target<'_>,
+    ) {
         let Some(link) = self.link(from).filter(|link| link.known) else {
             self.counters.malformed += 1;
             return;
@@ -27,9 +33,9 @@ impl Core {
         }
         let done = match envelope.kind {
             Kind::Eager | Kind::Rts if envelope.source == from => {
-                self.on_message(from, envelope, payload)
+                self.on_message(from, envelope, payload, target)
             }
-            Kind::Data => self.on_data(from, envelope, payload),
+            Kind::Data => self.on_data(from, envelope, payload, target),
             Kind::Cts => self.on_cts(from, envelope),
             Kind::Acknowledge => self.on_acknowledge(from, envelope),
             Kind::Credit => self.on_credit(from, envelope, payload),
@@ -52,7 +58,7 @@ impl Core {
     #[inline]
     pub(super) fn may_receive_alone(&self, pattern: &Pattern) -> bool {
         self.matching.is_empty()
-            && !self.has_left
+            && !self.is_revoked(pattern.context)
             && self.hinting.is_empty()
             && self.to_self.is_empty()
             && !self.requests.has_marked()
@@ -76,7 +82,7 @@ impl Core {
         let key = Key::of(envelope);
         let fits = envelope.is_plain() && envelope.source == from && wanted.accepts(key);
         if !fits || self.link(from).is_none_or(|link| !link.known || link.lost) {
-            self.on_packet(from, envelope, payload);
+            self.on_packet(from, envelope, payload, &mut Target::default());
             return None;
         }
         let Ok(charge) = self.admit(from, envelope, payload.len()) else {
@@ -117,6 +123,7 @@ impl Core {
         from: Peer,
         envelope: &Envelope,
         payload: Payload<'_>,
+        target: &mut Target<'_>,
     ) -> Result<(), Breach> {
         let charge = self.admit(from, envelope, payload.len())?;
         let key = Key::of(envelope);
@@ -135,7 +142,7 @@ impl Core {
             Some(receive) if envelope.kind == Kind::Eager => {
                 self.counters.expected += 1;
                 self.free(key, charge);
-                self.deliver(receive, key, arrival, payload);
+                self.deliver(receive, (key, arrival), payload, target);
                 self.acknowledge(from, envelope.from);
             }
             Some(receive) => {
@@ -172,11 +179,22 @@ impl Core {
 
     /// Delivers an arriving message straight to the receive that was posted for it.
     #[inline]
-    fn deliver(&mut self, receive: Request, key: Key, arrival: Arrival, payload: Payload<'_>) {
+    fn deliver(
+        &mut self,
+        receive: Request,
+        (key, arrival): (Key, Arrival),
+        payload: Payload<'_>,
+        target: &mut Target<'_>,
+    ) {
         let Some(record) = self.requests.get_mut(receive) else { return };
-        self.pool.fill(&mut record.storage, payload, record.room);
-        record.arrival = arrival;
         let room = record.room;
+        if let Some(memory) = target.memory_of(receive) {
+            record.delivered = payload.len().min(room);
+            payload.copy_to(&mut memory[..record.delivered]);
+        } else {
+            self.pool.fill(&mut record.storage, payload, room);
+        }
+        record.arrival = arrival;
         self.received(receive, key, payload.len(), room);
     }
 
@@ -233,12 +251,8 @@ impl Core {
         let handles = (message.sender, receive.to_handle());
         self.answer(key.source, Kind::Cts, Marks::NONE, handles, wanted as u32);
         let record = self.requests.get_mut(receive).expect("the receive was just found");
-        if record.storage.capacity() < wanted {
-            let former = std::mem::replace(&mut record.storage, self.pool.take(wanted));
-            self.pool.put(former);
-        }
-        record.storage.resize(wanted, 0);
         if wanted == 0 {
+            record.storage.clear();
             return self.received(receive, key, length, room);
         }
         record.state = State::Active;
@@ -280,6 +294,7 @@ impl Core {
         from: Peer,
         envelope: &Envelope,
         payload: Payload<'_>,
+        target: &mut Target<'_>,
     ) -> Result<(), Breach> {
         let receive = Request::from_handle(envelope.to);
         let record = self.requests.get_mut(receive).ok_or(Breach)?;
@@ -289,8 +304,17 @@ impl Core {
         {
             return Err(Breach);
         }
-        payload.copy_to(&mut record.storage[transfer.filled..end]);
+        let part = transfer.filled..end;
         transfer.filled = end;
+        if let Some(memory) = target.memory_of(receive) {
+            record.deliver_stored(memory, part.start);
+            record.delivered = part.end;
+            payload.copy_to(&mut memory[part]);
+        } else {
+            record.store(&mut self.pool);
+            payload.copy_to(&mut record.storage[part]);
+        }
+        let Some(transfer) = record.transfer else { return Err(Breach) };
         if end == transfer.wanted {
             let length = transfer.length;
             let (status, room) = (record.status, record.room);

@@ -163,6 +163,7 @@ impl Core {
     }
 
     /// Returns whether the communicator of this context was revoked, and the context's operations end with it.
+    #[inline]
     pub(super) fn is_revoked(&self, context: Context) -> bool {
         self.has_left
             && !context.is_recovery()

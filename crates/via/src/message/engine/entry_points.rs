@@ -9,7 +9,7 @@ use std::task::Poll;
 use bytes::Bytes;
 
 use super::departures::Route;
-use super::{Core, Engine, MAX_LENGTH, Phase};
+use super::{Core, Engine, MAX_LENGTH, Phase, Target};
 use crate::message::carrier::{Carrier as _, Event};
 use crate::message::envelope::{Context, LEFT, Peer, Tag};
 use crate::message::explain::Explanation;
@@ -109,7 +109,7 @@ impl Engine {
             }
             Operation::Claimed(_) | Operation::Nothing => None,
         };
-        if core.has_left && context.is_some_and(|context| core.is_revoked(context)) {
+        if context.is_some_and(|context| core.is_revoked(context)) {
             core.complete(request, Status::default(), Err(Failure::Revoked));
             return Ok(());
         }
@@ -130,12 +130,12 @@ impl Engine {
                 }
             }
             (Operation::Receive(pattern), Load::Room { room, storage }) => {
-                (record.room, record.storage) = (room, storage);
+                (record.room, record.storage, record.delivered) = (room, storage, 0);
                 core.receive(request, &pattern);
             }
             (Operation::Claimed(_), Load::Room { room, storage }) => {
                 let held = core.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
-                (record.room, record.storage) = (room, storage);
+                (record.room, record.storage, record.delivered) = (room, storage, 0);
                 core.meet(request, held);
             }
             _ => return Err(StartError::WrongLoad),
@@ -176,7 +176,7 @@ impl Engine {
         if self.phase != Phase::Running {
             return None;
         }
-        let route = Route::of(operation).filter(|_| !self.core.has_left)?;
+        let route = Route::of(operation).filter(|route| !self.core.is_revoked(route.context))?;
         self.poll_if_lost(operation);
         let (status, result) = self.core.send_alone(&mut self.carrier, route, bytes)?;
         Some(Outcome { status, result, bytes: Vec::new() })
@@ -202,7 +202,7 @@ impl Engine {
                 self.core.on_packet_for(pattern, target, from, &envelope, payload)
             }
             Some(event) => {
-                self.core.on_event(&event);
+                self.core.on_event(&event, &mut Target::default());
                 None
             }
             None => None,
@@ -254,8 +254,18 @@ impl Engine {
     /// Moves requests forward; returns how many completed since the last call that returned them.
     #[inline]
     pub fn advance(&mut self, wait: Wait<'_>) -> usize {
+        self.advance_for(wait, &mut Target::default())
+    }
+
+    /// Does the same, and writes bytes of the target's message to its memory.
+    #[inline]
+    pub(in crate::message) fn advance_for(
+        &mut self,
+        wait: Wait<'_>,
+        target: &mut Target<'_>,
+    ) -> usize {
         loop {
-            let more = self.progress(matches!(wait, Wait::Not));
+            let more = self.progress(matches!(wait, Wait::Not), target);
             let completed = self.core.requests.take_completed();
             let Wait::Wake(waker) = wait else { return completed };
             if completed > 0 {
@@ -270,6 +280,21 @@ impl Engine {
                 return 0;
             }
         }
+    }
+
+    /// Takes back the bytes of a receive that is under way from the caller's memory, which is no longer borrowed.
+    pub(in crate::message) fn take_back(&mut self, request: Request, memory: &[u8]) {
+        let Core { requests, pool, .. } = &mut self.core;
+        let Some(record) = requests.get_mut(request).filter(|record| record.delivered > 0) else {
+            return;
+        };
+        if record.transfer.is_some() {
+            record.store(pool);
+        } else if record.storage.len() < record.delivered {
+            record.storage.resize(record.delivered, 0);
+        }
+        record.storage[..record.delivered].copy_from_slice(&memory[..record.delivered]);
+        record.delivered = 0;
     }
 
     /// Keeps the buffer of a received message for later ones.

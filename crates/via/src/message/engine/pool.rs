@@ -10,13 +10,13 @@ const CLASSES: usize = 14;
 
 /// Free buffers by capacity: 128 bytes, 256, up to 1 MiB; larger ones are not kept.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(in crate::message) struct Pool {
     classes: [Vec<Vec<u8>>; CLASSES],
 }
 
 impl Pool {
     /// Takes a buffer of exactly `length` bytes, with unspecified content.
-    pub(super) fn take(&mut self, length: usize) -> Vec<u8> {
+    pub(in crate::message) fn take(&mut self, length: usize) -> Vec<u8> {
         if length == 0 {
             return Vec::new();
         }
@@ -40,7 +40,7 @@ impl Pool {
     }
 
     /// Returns a buffer to the pool.
-    pub(super) fn put(&mut self, buffer: Vec<u8>) {
+    pub(in crate::message) fn put(&mut self, buffer: Vec<u8>) {
         let Some(class) = buffer.capacity().checked_ilog2().and_then(|c| c.checked_sub(SMALLEST))
         else {
             return;

@@ -1,0 +1,22 @@
+//! What the caller of a poll waits for.
+
+use crate::message::request::Request;
+
+/// The request that the caller waits for, and the caller's memory, which the bytes of its message are written to
+/// while the caller polls. Between polls, they are kept in the engine.
+#[derive(Debug, Default)]
+pub(in crate::message) struct Target<'a> {
+    pub(in crate::message) request: Option<Request>,
+    memory: Option<&'a mut [u8]>,
+}
+
+impl<'a> Target<'a> {
+    pub(in crate::message) const fn new(request: Request, memory: Option<&'a mut [u8]>) -> Self {
+        Self { request: Some(request), memory }
+    }
+
+    /// Returns the memory, if it is for this request.
+    pub(super) fn memory_of(&mut self, request: Request) -> Option<&mut [u8]> {
+        self.memory.as_deref_mut().filter(|_| self.request == Some(request))
+    }
+}
