@@ -6,6 +6,8 @@
 
 mod line;
 mod ready;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -68,8 +68,8 @@ impl Wires {
     #[must_use]
     pub fn new(identity: u64, host: u64, carriers: Vec<Box<dyn Carrier>>) -> Self {
         let own = carriers.first().expect("there is a carrier").own();
-        let is_own = |carrier: &Box<dyn Carrier>| carrier.own() == own;
-        assert!(carriers.iter().all(is_own), "all carriers are of one process");
+        let is_own = carriers.iter().all(|carrier| carrier.own() == own);
+        assert!(is_own, "all carriers are of one process");
         let identity = identity.clamp(1, 1 << 62);
         Self { carriers, own, identity, host, state: State::default(), has_left: false }
     }

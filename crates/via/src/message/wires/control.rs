@@ -7,6 +7,9 @@ use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 /// Bytes of a control packet's payload.
 pub(super) const BYTES: usize = 16;
 
+/// The highest identity: there are more above it than any process takes.
+const HIGHEST: u64 = u64::MAX / 2;
+
 /// What a control packet asks for or reports.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
@@ -66,12 +69,15 @@ impl Control {
         use Operation::{Begin, Go, Leave, Probe, Refused, Seen, Taken};
         let operation = [Probe, Seen, Begin, Go, Taken, Leave, Refused];
         let operation = operation.into_iter().find(|one| *one as u32 == envelope.tag.0)?;
-        if envelope.from == 0 || envelope.from > u64::MAX / 2 || payload.len() != BYTES {
+        if envelope.from == 0 || envelope.from > HIGHEST || payload.len() != BYTES {
             return None;
         }
         let bytes = payload.to_vec();
         let (words, _) = bytes.as_chunks::<8>();
         let [count, host] = [words[0], words[1]].map(u64::from_le_bytes);
+        if operation == Refused && count > HIGHEST {
+            return None;
+        }
         let Envelope { from, to, sequence: epoch, .. } = *envelope;
         Some(Self { operation, from, to, epoch, count, host })
     }

@@ -255,10 +255,9 @@ impl PeerWires {
             // Answers of a former identity to probes were refused.
             self.retry();
         }
-        if control.to == self.identity && !std::mem::replace(&mut self.is_met, true) {
-            if std::mem::take(&mut self.is_lost) {
-                news.push_back(Event::Returned(self.peer));
-            }
+        let meets = control.to == self.identity && !std::mem::replace(&mut self.is_met, true);
+        if meets && std::mem::take(&mut self.is_lost) {
+            news.push_back(Event::Returned(self.peer));
         }
     }
 

@@ -427,4 +427,42 @@ proptest! {
     ) {
         check((seed, processes, locals, remotes, steps), trouble)?;
     }
+
+    #[test]
+    fn any_control_packets_of_a_process_harm_no_other(
+        packets in prop::collection::vec((0_u32..9, 1_u64..6, 0_u64..6, any::<u32>(), any::<u64>(), 0_usize..18), 0..60),
+    ) {
+        let mut world = World::new(1, 3, 1, 1);
+        for (operation, from, to, sequence, count, length) in packets {
+            let (own, envelope) = (world.processes[0].wires.identity, Envelope {
+                length: length as u32,
+                tag: Tag(operation),
+                kind: Kind::Wire,
+                marks: Marks::NONE,
+                source: Peer(1),
+                context: Context(0),
+                sequence: sequence % 4,
+                to,
+                from,
+            });
+            let envelope = Envelope { to: if to == 0 { own } else { to }, ..envelope };
+            let mut payload = count.to_le_bytes().to_vec();
+            payload.resize(length, 7);
+            let mut net = world.nets[1].lock().unwrap();
+            let at = net.at(1, 0);
+            net.queues[at].push_back(Item::Packet(envelope, payload));
+            drop(net);
+            world.poll(0)?;
+            world.poll(2)?;
+            prop_assert!(world.processes[0].wires.state.news.len() < 4);
+        }
+        for round in 0..200 {
+            prop_assert!(round < 199, "process 2 can't be reached");
+            if world.send(0, 2) && world.send(2, 0) {
+                break;
+            }
+            world.poll(0)?;
+            world.poll(2)?;
+        }
+    }
 }
