@@ -1,4 +1,9 @@
 //! Local processes that are no nodes: they send random bytes, hold connections open, and hang up halfway.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "attackers live on the real clock, on a thread that may block"
+)]
+
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::thread::sleep;
