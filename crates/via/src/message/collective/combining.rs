@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::costs::{HOST, Reducing};
 use super::operation::Reduction;
-use super::{MessageError, Turn, all};
+use super::{MessageError, Turn};
 use crate::message::communicator::Pending;
 use crate::message::request::Load;
 use crate::message::typed::{Plain, from_bytes, into_bytes, values_of};
@@ -181,22 +181,18 @@ impl Turn {
         bounds: &[usize],
         by: &mut impl Reduction<T>,
     ) -> Result<Vec<T>, MessageError> {
-        let (size, rank) = (self.size(), self.rank());
+        let rank = self.rank();
         let block = |rank: u32| bounds[rank as usize]..bounds[rank as usize + 1];
         let own = values[block(rank)].to_vec();
-        let receives: Result<Vec<_>, _> = self.others().map(|from| self.receive(from)).collect();
-        let mut lower = receives?;
-        let higher = lower.split_off(rank as usize);
-        let (all_values, each) = (into_bytes(values), size_of::<T>());
-        let mut sends = Vec::new();
-        for step in 1..size {
-            let to = (rank + step) % size;
+        let (values, each) = (into_bytes(values), size_of::<T>());
+        let block_for = |to| {
             let Range { start, end } = block(to);
-            sends.push(self.send(to, all_values.slice(start * each..end * each))?);
-        }
+            Some(values.slice(start * each..end * each))
+        };
+        let mut lower = self.swap(block_for, |_| true).await?;
+        let higher = lower.split_off(rank as usize);
         let mut first: Option<Vec<T>> = None;
-        for receive in lower {
-            let bytes = receive.await?.bytes;
+        for (_, bytes) in lower {
             match &mut first {
                 Some(first) => join_after(by, first, &bytes)?,
                 None => first = Some(values_of(own.len(), &bytes)?.into_owned()),
@@ -210,12 +206,10 @@ impl Turn {
             }
             None => own,
         };
-        for receive in higher {
-            let bytes = receive.await?.bytes;
+        for (_, bytes) in higher {
             join_after(by, &mut combined, &bytes)?;
             self.recycle(bytes);
         }
-        all(sends).await?;
         Ok(combined)
     }
 

@@ -1,14 +1,20 @@
 //! Algorithms that spread bytes: broadcast and all-gather.
 
+use std::collections::VecDeque;
+
 use bytes::{Buf, Bytes};
 
 use super::costs::{HOST, Spreading};
 use super::{MessageError, Turn, all};
+use crate::message::communicator::Pending;
 use crate::message::typed::{Plain, values_of};
 
 /// Most bytes of a block that travels with the lengths of all blocks; longer ones follow, from their process
 /// to each other one.
 const INLINE: usize = 1024;
+/// Blocks of more bytes are long: [`LONG_AT_ONCE`] of them are under way at once.
+const LONG: usize = 16 << 10;
+const LONG_AT_ONCE: usize = 2;
 /// Bytes of a length.
 const LENGTH: usize = 4;
 
@@ -86,7 +92,7 @@ impl Turn {
         own: Bytes,
         bounds: &[usize],
     ) -> Result<Vec<T>, MessageError> {
-        let received = self.swap(|_| true, Some(&own)).await?;
+        let received = self.swap(|_| Some(own.clone()), |_| true).await?;
         let mut blocks: Vec<_> = received.into_iter().map(|(_, bytes)| bytes).collect();
         blocks.insert(self.rank() as usize, own.into());
         blocks.rotate_left(root as usize);
@@ -107,29 +113,33 @@ impl Turn {
         Ok(values)
     }
 
-    /// Sends `own`, if there is any, to all other processes, and receives from those for which `sends` returns
-    /// true; returns what they sent.
-    async fn swap(
+    /// Sends each other process what `block` returns for it, and receives from those for which `sends` returns
+    /// true; returns what they sent, by rank. Of long blocks, few are under way at once, each with another
+    /// process, so that no process is the target of all.
+    pub(super) async fn swap(
         &self,
+        block: impl Fn(u32) -> Option<Bytes>,
         sends: impl Fn(u32) -> bool,
-        own: Option<&Bytes>,
     ) -> Result<Vec<(u32, Vec<u8>)>, MessageError> {
         let (size, rank) = (self.size(), self.rank());
-        let mut receives = Vec::new();
-        for from in self.others().filter(|from| sends(*from)) {
-            receives.push((from, self.receive(from)?));
-        }
-        let mut sent = Vec::new();
-        if let Some(own) = own {
-            for step in 1..size {
-                sent.push(self.send((rank + step) % size, own.clone())?);
+        let mut under_way = VecDeque::new();
+        let mut received = Vec::new();
+        for step in 1..size {
+            let (to, from) = ((rank + step) % size, (rank + size - step) % size);
+            let receive = sends(from).then(|| self.receive(from)).transpose()?;
+            let block = block(to);
+            let long = block.as_ref().is_some_and(|block| block.len() > LONG);
+            let send = block.map(|block| self.send(to, block)).transpose()?;
+            under_way.push_back((from, receive, send));
+            let most = if long { LONG_AT_ONCE } else { size as usize };
+            while under_way.len() >= most {
+                finish(&mut under_way, &mut received).await?;
             }
         }
-        let mut received = Vec::new();
-        for (from, receive) in receives {
-            received.push((from, receive.await?.bytes));
+        while !under_way.is_empty() {
+            finish(&mut under_way, &mut received).await?;
         }
-        all(sent).await?;
+        received.sort_unstable_by_key(|(from, _)| *from);
         Ok(received)
     }
 
@@ -150,7 +160,7 @@ impl Turn {
         }
         blocks.rotate_right(rank as usize);
         let own = (bytes.len() > INLINE).then_some(&bytes);
-        let long = self.swap(|from| blocks[from as usize].1.is_none(), own).await?;
+        let long = self.swap(|_| own.cloned(), |from| blocks[from as usize].1.is_none()).await?;
         for (from, bytes) in long {
             let (length, block) = &mut blocks[from as usize];
             if bytes.len() != *length {
@@ -160,6 +170,24 @@ impl Turn {
         }
         Ok(blocks.into_iter().map(|(_, block)| block.unwrap_or_else(|| bytes.clone())).collect())
     }
+}
+
+/// The messages with another process in one step of a swap.
+type Step = (u32, Option<Pending>, Option<Pending>);
+
+/// Waits for the first step under way, and keeps what it has received.
+async fn finish(
+    under_way: &mut VecDeque<Step>,
+    received: &mut Vec<(u32, Vec<u8>)>,
+) -> Result<(), MessageError> {
+    let Some((from, receive, send)) = under_way.pop_front() else { return Ok(()) };
+    if let Some(receive) = receive {
+        received.push((from, receive.await?.bytes));
+    }
+    if let Some(send) = send {
+        send.await?;
+    }
+    Ok(())
 }
 
 /// Makes the first message of a broadcast: the length, and all bytes if they are not sent in blocks.
