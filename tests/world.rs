@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use midplane::{ErrorKind, Node};
 use midplane_via::message::communicator::Communicator;
-use midplane_via::message::envelope::Tag;
+use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::message::process::MessageError;
 use midplane_via::message::request::Failure;
@@ -33,6 +33,13 @@ async fn exchange(world: Communicator) {
     assert_eq!(world.all_gather_value(&world.rank().0).await.unwrap(), [0, 1]);
 }
 
+/// Names the wire to the other rank.
+fn wire(world: &Communicator) -> String {
+    let wires = world.explain().wires;
+    assert!(wires.iter().all(|(peer, _)| *peer == Peer(1 - world.rank().0)));
+    wires.first().map_or("none", |(_, wire)| wire).to_owned()
+}
+
 over_each! {
     async fn two_ranks_exchange_messages_of_any_size(over) {
         let (first, second) = nodes("world", over);
@@ -41,6 +48,9 @@ over_each! {
                 let node = builder.start().await.unwrap();
                 let world = node.world("exchange", rank, 2).await.unwrap();
                 exchange(world.clone()).await;
+                let agreed = world.all_gather_value(&wire(&world)).await.unwrap();
+                let expected = if matches!(over, Over::Shm) { "memory" } else { "stream" };
+                assert_eq!(agreed, [expected, expected], "{}", world.explain());
                 world.finalize().await;
                 node.shutdown().await;
             })

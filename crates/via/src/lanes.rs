@@ -61,6 +61,14 @@ impl Carrier for LaneCarrier {
         Ok(())
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn wire_to(&self, _peer: Peer) -> Option<&'static str> {
+        Some("memory")
+    }
+
     fn room(&self) -> usize {
         self.room
     }

@@ -64,6 +64,12 @@ pub trait Carrier: Send {
         false
     }
 
+    /// Names the kind of wire that carries packets to `peer` now: `memory`, `stream`. `None` if there is none, or the
+    /// carrier has one kind only.
+    fn wire_to(&self, _peer: Peer) -> Option<&'static str> {
+        None
+    }
+
     /// Returns the most bytes of a packet's payload, at least 16.
     fn room(&self) -> usize;
 

@@ -66,6 +66,8 @@ pub struct Explanation {
     pub unmatched: BTreeMap<Key, Unmatched>,
     /// Processes that were lost.
     pub lost: Vec<Peer>,
+    /// The kind of wire that carries packets to each process that is reached now, if the carrier has several kinds.
+    pub wires: Vec<(Peer, &'static str)>,
 }
 
 impl Explanation {
@@ -160,6 +162,9 @@ impl fmt::Display for Explanation {
         }
         for (key, Unmatched { messages, announced, bytes }) in &self.unmatched {
             writeln!(f, "unmatched {key}: {messages} ({announced} announced), {bytes} bytes")?;
+        }
+        for (peer, wire) in &self.wires {
+            writeln!(f, "process {peer} is reached by {wire}")?;
         }
         for peer in &self.lost {
             writeln!(f, "process {peer} is gone")?;

@@ -239,6 +239,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Carrier for StreamCarrier<S> {
         Ok(())
     }
 
+    fn wire_to(&self, _peer: Peer) -> Option<&'static str> {
+        Some("stream")
+    }
+
     fn room(&self) -> usize {
         ROOM
     }

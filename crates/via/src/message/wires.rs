@@ -164,6 +164,11 @@ impl Carrier for Wires {
         Ok(())
     }
 
+    fn wire_to(&self, peer: Peer) -> Option<&'static str> {
+        let wires = self.state.peers.get(peer.0 as usize)?.as_ref()?;
+        self.carriers[wires.open()?].wire_to(peer)
+    }
+
     fn room(&self) -> usize {
         self.carriers.iter().map(|carrier| carrier.room()).min().unwrap_or(0)
     }

@@ -61,6 +61,10 @@ impl Carrier for AnyCarrier {
         any!(self, carrier => carrier.own())
     }
 
+    fn wire_to(&self, peer: Peer) -> Option<&'static str> {
+        any!(self, carrier => carrier.wire_to(peer))
+    }
+
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
         any!(mut self, carrier => carrier.connect(peers))
     }

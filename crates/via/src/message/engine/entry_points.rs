@@ -335,9 +335,13 @@ impl Engine {
         self.core.by_tag.insert(context);
     }
 
-    /// Reports what each request waits for.
+    /// Reports what each request waits for, and how packets reach the other processes.
     pub fn explain(&self) -> Explanation {
-        self.core.explain()
+        let mut explanation = self.core.explain();
+        let peers = (0..self.core.links.len()).map(|number| Peer(number as u32));
+        let wire = |peer| Some((peer, self.carrier.wire_to(peer)?));
+        explanation.wires = peers.filter(|peer| *peer != self.core.own).filter_map(wire).collect();
+        explanation
     }
 }
 

@@ -423,6 +423,14 @@ impl PeerWires {
         Ok(())
     }
 
+    /// Returns the wire that carries packets to the process now.
+    pub(super) const fn open(&self) -> Option<usize> {
+        match self.out {
+            Out::Open(wire) => Some(wire),
+            Out::Idle | Out::Asked { .. } => None,
+        }
+    }
+
     /// Has the process told that this one leaves.
     pub(super) fn leave(&mut self) {
         self.leaves = true;
