@@ -22,8 +22,8 @@ type Fail = Box<dyn std::error::Error + Send + Sync>;
 
 /// Passes a message round all ranks, and sums a number of each.
 ///
-/// Alone, it starts all ranks as processes of this host. Across hosts, start `ranks --rank 0 --ranks 2 --bind HOST:PORT
-/// --key-file KEY` on one and `ranks --rank 1 --ranks 2 --discover HOST:PORT --bind 0.0.0.0:0 --key-file KEY` on another.
+/// Alone, it starts all ranks as processes of this host. Across hosts, start each rank with the same list of addresses:
+/// `ranks --rank 0 --ranks 2 --bind 10.0.0.1:4700 --discover 10.0.0.1:4700,10.0.0.2:4700 --key-file KEY`, and so on.
 #[derive(Parser)]
 struct Arguments {
     /// Processes, 1 to 64.
@@ -38,7 +38,7 @@ struct Arguments {
     /// This host's address, where other hosts take part.
     #[arg(long, requires = "rank")]
     bind: Option<std::net::SocketAddr>,
-    /// The address of a rank on another host.
+    /// The addresses of the ranks, with commas between.
     #[arg(long, requires = "rank")]
     discover: Option<String>,
     /// The file of the key that all hosts share.

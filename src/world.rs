@@ -66,8 +66,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 impl Node {
     /// Joins the world `name` as `rank` of `size` processes, and waits until it is connected to all others.
     ///
-    /// Each process calls this once with its own rank, 0 to `size - 1`. A process that is restarted calls it again with
-    /// its former rank. The communicator keeps the node until its last handle is dropped.
+    /// Each process calls this once with its own rank, 0 to `size - 1`. Each node must find those of lower ranks: on other
+    /// hosts, by a list of all ([`discover`](crate::NodeBuilder::discover)) or by gossip. A process that is restarted calls
+    /// it again with its former rank. The communicator keeps the node until its last handle is dropped.
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the ranks that are missing, if they have not joined within the time of
