@@ -19,7 +19,7 @@ One way is half a round trip: the median over batches of round trips, and over t
 nothing beforehand: messages lie in a buffer (kernel) or in registered memory (raw, vi). The receiver reads every byte.
 Layers: slots is the bare ring slots, polled; raw is the unit's message service; vi bare Virtual Interfaces; direct vi with its data bypassing the NIC;
 write direct with RDMA writes; message MPI's tagged point-to-point over vi; lanes the same over shared memory alone,
-bypassing the NIC. With --wait poll both processes busy-poll and need a core each.
+bypassing the NIC; world the same between ranks on nodes (`Node::world`), with --wait await. With --wait poll both processes busy-poll and need a core each.
 Other libraries are measured by programs of their packages; a missing one is skipped.
 With --fabric sim the layers are columns of the paper's Table 1 (local: VIA on one host). The last two columns of the
 report are then the paper's number and the deviation from it.
@@ -54,6 +54,8 @@ pub(crate) enum Layer {
     Message,
     /// Messages with tags over shared memory, bypassing the NIC.
     Lanes,
+    /// Messages with tags between ranks on nodes, awaited.
+    World,
 }
 
 /// Registration of memory for long messages.
@@ -249,7 +251,9 @@ impl Arguments {
         if let Some(bytes) = self.sizes.iter().find(|bytes| !(1..=MAX_BYTES).contains(*bytes)) {
             return Err(format!("--sizes {bytes}: must be from 1 to {MAX_BYTES} bytes"));
         }
-        let is_bypass = |layer: &&Layer| !matches!(layer, Layer::Raw | Layer::Vi | Layer::Message);
+        let is_bypass = |layer: &&Layer| {
+            !matches!(layer, Layer::Raw | Layer::Vi | Layer::Message | Layer::World)
+        };
         let past_the_nic = self.layer.iter().find(is_bypass);
         if let Some(layer) = past_the_nic
             && self.fabric.iter().any(|fabric| *fabric != Fabric::Shm)
@@ -258,6 +262,11 @@ impl Arguments {
         }
         if self.layer.contains(&Layer::Slots) && self.wait.iter().any(|wait| *wait != Wait::Poll) {
             return Err("--layer slots: both processes poll; add --wait poll".into());
+        }
+        if self.layer.contains(&Layer::World) && self.wait.iter().any(|wait| *wait != Wait::Await) {
+            return Err(
+                "--layer world: the tasks of its node need the thread; add --wait await".into()
+            );
         }
         self.check_hosts()
     }
@@ -308,8 +317,15 @@ impl Arguments {
     }
 
     pub(crate) fn contests(&self) -> Vec<Contest> {
-        let all =
-            [Layer::Raw, Layer::Vi, Layer::Message, Layer::Direct, Layer::Write, Layer::Lanes];
+        let all = [
+            Layer::Raw,
+            Layer::Vi,
+            Layer::Message,
+            Layer::World,
+            Layer::Direct,
+            Layer::Write,
+            Layer::Lanes,
+        ];
         let mut contests = Vec::new();
         for fabric in &self.fabric {
             if *fabric == Fabric::Sim {
@@ -317,10 +333,11 @@ impl Arguments {
                 continue;
             }
             // Only processes of one host share memory.
-            let those = if *fabric == Fabric::Shm { &all[..] } else { &all[..3] };
+            let those = if *fabric == Fabric::Shm { &all[..] } else { &all[..4] };
             let layers = if self.layer.is_empty() { those } else { &self.layer[..] };
             for wait in &self.wait {
-                for layer in layers {
+                let is_there = |layer: &&Layer| **layer != Layer::World || *wait == Wait::Await;
+                for layer in layers.iter().filter(is_there) {
                     let all = &self.registration[..];
                     let hows = if *layer == Layer::Message { all } else { &all[..1] };
                     let ours = |how: &Registration| Contest::Ours(*fabric, *layer, *wait, *how);

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use midplane::Node;
 use midplane::nicvm::messages::{MESSAGES, Messages as Service};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
@@ -135,6 +136,9 @@ async fn ours<G: Game>(
     game: G,
 ) -> Result<G::Result, String> {
     match fabric {
+        Fabric::Shm | Fabric::Udp if layer == Layer::World => {
+            world(fabric, place, node, most, game).await
+        }
         Fabric::Shm if layer == Layer::Lanes => {
             let config = ShmConfig::new(place, NodeId(node), 2).mtu(LANE_MTU);
             let carrier = LaneCarrier::open(&config).map_err(|error| error.to_string())?;
@@ -182,6 +186,30 @@ async fn ours<G: Game>(
     }
 }
 
+/// Plays between ranks on nodes, as a service's program has them.
+async fn world<G: Game>(
+    fabric: Fabric,
+    place: &str,
+    rank: u16,
+    most: usize,
+    game: G,
+) -> Result<G::Result, String> {
+    let text = |error: midplane::Error| error.to_string();
+    let builder = Node::builder().name(format!("rank-{rank}"));
+    let builder = if fabric == Fabric::Shm {
+        builder.cluster(place)
+    } else {
+        let own = place.split(',').nth(rank.into()).ok_or("--child: an address is missing")?;
+        let own: SocketAddr = own.parse().map_err(|error| format!("--child {place}: {error}"))?;
+        builder.transports("udp").bind(own).discover(place).trusted_network()
+    };
+    let node = builder.start().await.map_err(text)?;
+    let all = node.world("pingpong", rank.into(), 2).await.map_err(text)?;
+    let played = game.play(&mut Messages::of(all, most)).await;
+    node.shutdown().await;
+    played
+}
+
 async fn play<G: Game>(
     host: &impl Host,
     peer: NodeId,
@@ -203,8 +231,8 @@ async fn play<G: Game>(
             let carrier = interfaces(host, how, eager).await?;
             game.play(&mut Messages::new(carrier, most, wait, eager)?).await
         }
-        Layer::Slots | Layer::Lanes | Layer::Direct | Layer::Write => {
-            unreachable!("over shared memory alone, which is checked")
+        Layer::Slots | Layer::Lanes | Layer::Direct | Layer::Write | Layer::World => {
+            unreachable!("over shared memory alone, or on nodes, which is checked")
         }
     }
 }

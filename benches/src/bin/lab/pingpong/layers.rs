@@ -386,6 +386,12 @@ impl Messages {
         let all = Communicator::world(engine, 2).map_err(failed)?;
         Ok(Self::Awaited { all, peer, wait, scratch })
     }
+
+    /// Takes a communicator of two ranks that is awaited.
+    pub(crate) fn of(all: Communicator, most: usize) -> Self {
+        let (peer, scratch) = (Rank(1 - all.rank().0), Bytes::from(vec![7; most.max(8)]));
+        Self::Awaited { all, peer, wait: Wait::Await, scratch }
+    }
 }
 
 impl Side for Messages {
