@@ -105,7 +105,7 @@ impl Node {
             .lanes(&world)
             .map(|lanes| carriers.insert(0, Box::new(lanes)))
             .and_then(|()| host());
-        // Two lives of a process within a millisecond are told apart as well, if less well.
+        // Distinguishes processes that are started within a millisecond.
         let low = random().map_err(|error| Error::system("the node can't join", error))? >> 48;
         let identity = milliseconds() << 16 | low;
         let wires = Wires::new(identity, host.unwrap_or(0), carriers);
@@ -156,7 +156,7 @@ struct World {
     rank: u32,
     size: u32,
     source: StreamSource<Stream>,
-    /// How often a stream to each process was made.
+    /// Counts the streams that were made to each process.
     met: Mutex<BTreeMap<u32, u64>>,
     /// A process was met.
     changed: Notify,

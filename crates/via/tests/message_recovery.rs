@@ -90,7 +90,7 @@ fn flags_of(rank: u32) -> u64 {
     !(1 << rank)
 }
 
-/// All that decide, decide the same: flags that all survivors have passed, and none that nobody passed.
+/// All that decide, decide the same: flags that all survivors have passed, and none that no process has passed.
 fn agreement(size: u32, seed: u64) {
     let decided = with_deaths(size, seed, 6, |world| async move {
         let own = world.rank().0;

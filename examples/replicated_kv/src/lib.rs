@@ -1,4 +1,4 @@
-//! Numbers by key on three replicas, any two of which suffice. Each operation asks all and goes on with the first two answers
+//! Numbers by key on three replicas, any two of which suffice. Each operation asks all and continues with the first two answers
 //! (Attiya, Bar-Noy, Dolev: Sharing Memory Robustly in Message-Passing Systems, JACM 42(1), 1995).
 use std::collections::BTreeMap;
 use std::future::ready;

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// killed or stopped then.
 const CALM: Duration = Duration::from_secs(4);
 
-/// Serves until Ctrl-C. An entry is in the file, for whoever reads it, before it is acknowledged.
+/// Serves until Ctrl-C. An entry is in the file, where other processes read it, before it is acknowledged.
 async fn serve(path: &str, address: &str) -> Result<(), Fail> {
     let file = OpenOptions::new().create(true).append(true).open(path)?;
     let file = Arc::new(Mutex::new(file));

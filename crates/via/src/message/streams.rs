@@ -111,7 +111,7 @@ pub struct StreamCarrier<S> {
     lent: Option<usize>,
 }
 
-/// What a poll has found.
+/// The result of a poll.
 enum Found {
     Packet(usize),
     Event(Event<'static>),

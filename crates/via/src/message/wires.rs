@@ -127,7 +127,7 @@ impl State {
     }
 }
 
-/// What an event means to the wires.
+/// An event of a carrier, as the wires handle it.
 enum Seen {
     Control(Option<Control>),
     Lost,

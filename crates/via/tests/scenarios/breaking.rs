@@ -24,7 +24,7 @@ const HELD: usize = 3_000;
 /// Bytes after which the first stream breaks: at least this many, and a random number less than the other one.
 const LEAST: i64 = 2_000;
 const SPREAD: u64 = 20_000;
-/// How often a later stream lives twice as long as the one before: until it carries the longest packet.
+/// Limits how often a stream lives twice as long as the one before: the last ones carry the longest packet.
 const DOUBLINGS: u32 = 6;
 
 /// Makes the streams between all ranks.

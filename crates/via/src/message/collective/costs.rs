@@ -11,7 +11,7 @@ pub(super) struct Costs {
     latency: f64,
     /// Of one message more at the same time.
     overhead: f64,
-    /// Of one byte.
+    /// The time of one byte.
     byte: f64,
 }
 
@@ -23,7 +23,7 @@ pub(super) const HOST: Costs = Costs { latency: 3_000.0, overhead: 300.0, byte: 
 /// bit.
 const LEAST_IN_BLOCKS: usize = 1024;
 
-/// How values are reduced.
+/// An algorithm that reduces values.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Reducing {
     /// Up a binomial tree; an all-reduce then goes down again.
@@ -36,7 +36,7 @@ pub(super) enum Reducing {
     Blocks,
 }
 
-/// How a root's bytes are spread.
+/// An algorithm that spreads a root's bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Spreading {
     /// Down a binomial tree.

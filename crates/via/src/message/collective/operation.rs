@@ -1,4 +1,4 @@
-//! How the values of several processes are combined.
+//! Operations that combine the values of several processes.
 
 use midplane_nicvm::collective::Operation as WordOperation;
 

@@ -19,7 +19,7 @@ use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::request::{Failure, Load, Mode};
 
-/// What processes agree on.
+/// The values that processes agree on.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Proposal {
     flags: u64,

@@ -146,7 +146,7 @@ impl Core {
     pub(super) fn leave(&mut self, Key { context, source, .. }: Key) {
         self.has_left = true;
         let most = self.config.window / ENTRY;
-        // A communicator stays revoked whoever returns.
+        // A communicator stays revoked if a process returns.
         let holder = if context.is_recovery() { self.own } else { source };
         if let Some(link) = self.link_mut(holder) {
             link.left.insert(context);

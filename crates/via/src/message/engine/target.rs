@@ -1,4 +1,4 @@
-//! What the caller of a poll waits for.
+//! The receive for which the caller of a poll waits.
 
 use crate::message::request::Request;
 

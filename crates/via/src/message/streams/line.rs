@@ -25,7 +25,7 @@ pub(super) struct Line<S> {
     /// True once there was a stream.
     was_connected: bool,
     waker: Waker,
-    /// What was read: bytes from `start` to `end`.
+    /// The bytes that were read, from `start` to `end`.
     buffer: Vec<u8>,
     start: usize,
     end: usize,

@@ -10,7 +10,7 @@ pub(super) const BYTES: usize = 16;
 /// The highest identity: there are more above it than any process takes.
 const HIGHEST: u64 = u64::MAX / 2;
 
-/// What a control packet asks for or reports.
+/// The request or report of a control packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub(super) enum Operation {

@@ -6,7 +6,7 @@
 //! Identities tell processes apart, and also the time before a loss of the other process from that after it: once
 //! either side has lost the other, it takes a higher identity. Nothing is accepted of a lower identity than was seen
 //! before: wires differ in how late packets of an ended process arrive. A process whose identity is too low, since the
-//! clock was set back, is told so, and takes a higher one.
+//! clock was set back, is refused, and takes a higher one.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ enum Wire {
     Absent,
     /// It may reach the process.
     Trying,
-    /// It does.
+    /// It reaches the process.
     Up,
 }
 

@@ -128,7 +128,7 @@ impl Carrier for Cut {
 /// One process of a test, and what it has sent to and received from each other one.
 struct Process {
     wires: Wires,
-    /// How often this process was started.
+    /// Counts the starts of this process.
     life: u8,
     /// Each other process: times that it was lost and returned, packets sent since then.
     sent: Vec<(u8, u32)>,
@@ -334,7 +334,7 @@ impl World {
     }
 }
 
-/// What may happen in a test, beside sends and polls.
+/// The faults of a test.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Trouble {
     /// Wires break and work again; processes live.
