@@ -18,9 +18,9 @@ pub enum Operation {
     Max,
     /// Bitwise and; of floating-point numbers, the bits of their encoding.
     And,
-    /// Bitwise or.
+    /// Bitwise or; of floating-point numbers, the bits of their encoding.
     Or,
-    /// Bitwise exclusive or.
+    /// Bitwise exclusive or; of floating-point numbers, the bits of their encoding.
     Xor,
     /// 1 if no number is 0, else 0.
     LogicalAnd,

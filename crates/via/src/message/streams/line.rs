@@ -79,7 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         (self.written, self.is_stopped) = (0, false);
     }
 
-    /// Queues a packet.
+    /// Queues a packet; writes what the stream takes at once.
     pub(super) fn post(&mut self, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
         if self.stream.is_none() || self.is_stopped {
             return Err(if self.was_connected { Refusal::Lost } else { Refusal::Full });

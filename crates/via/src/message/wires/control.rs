@@ -30,7 +30,7 @@ pub(super) enum Operation {
     Refused = 7,
 }
 
-/// A control packet.
+/// The fields of a control packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Control {
     pub(super) operation: Operation,

@@ -324,14 +324,15 @@ impl PeerWires {
         if control.epoch != self.epoch {
             return;
         }
+        if control.count < self.acknowledged {
+            // It lacks packets that are stored no longer, since it or a local wire has acknowledged them.
+            self.lose(news);
+            return;
+        }
         self.on_taken(control.count, news);
         if self.known.is_some() {
             self.out = Out::Open(wire);
             self.carried = 0;
-            if self.acknowledged + self.kept.len() as u64 != self.sent {
-                // A wire that stores nothing has lost packets.
-                self.lose(news);
-            }
         }
     }
 
@@ -388,7 +389,7 @@ impl PeerWires {
         true
     }
 
-    /// Posts a packet.
+    /// Posts a packet by the wire that carries packets now.
     #[inline]
     pub(super) fn post(
         &mut self,

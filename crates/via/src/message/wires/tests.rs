@@ -419,6 +419,45 @@ fn the_late_loss_of_an_old_wire_loses_no_process_met_by_a_local_one() {
     check((11_948_165_992_052_476_140, 3, 1, 1, 239), Trouble::Ends).unwrap();
 }
 
+#[test]
+fn a_receiver_that_takes_back_an_acknowledgement_is_lost() {
+    for count in [6, 0] {
+        let mut world = World::new(1, 2, 0, 1);
+        world.settle().unwrap();
+        for _ in 0..6 {
+            assert!(world.send(0, 1));
+            world.settle().unwrap();
+        }
+        let net = Arc::clone(&world.nets[0]);
+        net.lock().unwrap().cut(0, 1, &Item::Broken);
+        net.lock().unwrap().mend(0, 1);
+        let begin = loop {
+            world.poll(0).unwrap();
+            let queue = net.lock().unwrap().queues[1].clone();
+            let begin = queue.into_iter().find_map(|item| match item {
+                Item::Packet(envelope, payload) => {
+                    let control = Control::parse(&envelope, Payload::from(&payload[..]))?;
+                    (control.operation == control::Operation::Begin).then_some(control)
+                }
+                _ => None,
+            });
+            match begin {
+                Some(begin) => break begin,
+                // It answers the probe.
+                None => world.poll(1).unwrap(),
+            };
+        };
+        let operation = control::Operation::Go;
+        let go = Control { operation, from: begin.to, to: begin.from, count, ..begin };
+        let (envelope, payload) = go.to_packet(Peer(1));
+        net.lock().unwrap().queues[2].push_front(Item::Packet(envelope, payload.to_vec()));
+        for _ in 0..4 {
+            world.poll(0).unwrap();
+        }
+        assert_eq!(world.processes[0].losses[1].0, u32::from(count == 0));
+    }
+}
+
 proptest! {
     #[test]
     fn packets_arrive_once_and_in_order_whatever_happens(
