@@ -188,6 +188,11 @@ pub trait Hardware {
     /// Takes the next command of `port`. [`Hardware::abort`] does not put it back.
     fn next_command(&mut self, port: PortId) -> Option<Command>;
 
+    /// Applies what the application of `port` has registered and deregistered so far. Elsewhere that happens when the
+    /// NIC handles the port's doorbell or takes its next command. By default does nothing: hardware whose registrations
+    /// take effect at once has nothing to apply.
+    fn apply_registrations(&mut self, _port: PortId) {}
+
     /// Sets an alarm to `at`, in place of its previous instant; [`Instant::FAR_FUTURE`] turns it off.
     ///
     /// # Panics

@@ -133,9 +133,11 @@ impl UnitServices {
         self.effects = effects;
     }
 
-    fn suspend_port(&mut self, hw: &dyn Hardware, port: PortId) {
+    fn suspend_port(&mut self, hw: &mut dyn Hardware, port: PortId) {
         if let Entry::Vacant(entry) = self.stopped.entry(port) {
             entry.insert(hw.now());
+            // Its doorbell may still be on its way: what is saved of the port must not change by it.
+            hw.apply_registrations(port);
             self.transmit.park(hw, port);
             self.port_events.push_back(PortEvent::Stopped(port));
         }

@@ -328,6 +328,12 @@ impl<L: Link> Hardware for Nic<L> {
         self.ports.next_command(port)
     }
 
+    fn apply_registrations(&mut self, port: PortId) {
+        if let Some(port) = self.ports.at(port) {
+            port.sync();
+        }
+    }
+
     fn set_timer(&mut self, timer: TimerId, at: Instant) {
         self.staged.timers.get_or_insert(self.timers)[timer.index()] = at;
         self.staged.is_any = true;

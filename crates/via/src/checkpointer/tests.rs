@@ -194,6 +194,28 @@ fn memory_that_the_checkpointer_has_not_is_not_touched() {
     });
 }
 
+/// A process is stopped in the middle of its exit: it has deregistered the memory of a receive, and the NIC has not
+/// handled the doorbell. The interfaces can't be saved, instead of being saved and then refused to be removed.
+#[test]
+fn what_was_deregistered_right_before_the_stop_is_not_saved() {
+    play(Reliability::ReliableDelivery, |scene| async move {
+        let Scene { nics: [mut leaving, _peer], vis, mut checkpointer } = scene;
+        let memory = leaving.register(64, MemoryOptions::default()).unwrap();
+        leaving.post_receive(vis[0], Descriptor::of(memory.whole())).unwrap();
+        drop(memory);
+        leaving.query().await.unwrap();
+        let port = leaving.port();
+        checkpointer.port.post(&stopper(1, port)).unwrap();
+        let save = Command { region: checkpointer.scratch.whole(), ..order(SAVE, port) };
+        checkpointer.port.submit(&save).unwrap();
+        drop(leaving);
+        checkpointer.port.completion().await.unwrap();
+        let answer = checkpointer.port.completion().await.unwrap();
+        assert_eq!(answer.status, Status::Refused);
+        assert_eq!(Refused::of(answer.args[0]), Refused::Memory);
+    });
+}
+
 #[test]
 fn orders_that_make_no_sense_are_refused() {
     play(Reliability::ReliableDelivery, |mut scene| async move {

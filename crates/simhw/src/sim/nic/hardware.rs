@@ -351,6 +351,12 @@ impl Hardware for SimHardware<'_> {
         Ok(dma)
     }
 
+    fn apply_registrations(&mut self, port: PortId) {
+        if let Some(port) = self.nic.ports.at(port) {
+            port.sync();
+        }
+    }
+
     fn next_command(&mut self, port: PortId) -> Option<Command> {
         let mut command = self.nic.ports.next_command(port)?;
         if !self.network.active_faults.is_none() {
