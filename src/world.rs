@@ -60,6 +60,9 @@ pub const MAX_RANKS: u32 = 1_024;
 pub const REJOIN: Duration = Duration::from_secs(2);
 /// Limits the time in which the dialer of a stream must say who it is.
 const SAY: Duration = Duration::from_secs(2);
+/// Bytes of a packet: what a stream carries without a handshake. A multiple of the page size, so that none of the rings' areas
+/// shares a page with the next.
+const PACKET: usize = 60 << 10;
 /// The pause before a process is dialed again that has refused.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -101,10 +104,8 @@ impl Node {
         tokio::spawn(Arc::clone(&world).accept(listener));
         tokio::spawn(Arc::clone(&world).serve(feed));
         let mut carriers: Vec<Box<dyn Carrier>> = vec![Box::new(streams)];
-        let host = self
-            .lanes(&world)
-            .map(|lanes| carriers.insert(0, Box::new(lanes)))
-            .and_then(|()| host());
+        let host =
+            self.lanes(&world).map(|lanes| carriers.push(Box::new(lanes))).and_then(|()| host());
         // Distinguishes processes that are started within a millisecond.
         let low = random().map_err(|error| Error::system("the node can't join", error))? >> 48;
         let identity = milliseconds() << 16 | low;
@@ -124,7 +125,8 @@ impl Node {
         let name = format!("world-{:016x}", hash(&(self.cluster(), &world.name)));
         let nodes = u16::try_from(world.size).expect("it was checked");
         let own = NodeId(u16::try_from(world.rank).expect("it was checked"));
-        match LaneCarrier::open(&ShmConfig::new(name, own, nodes)) {
+        let config = ShmConfig::new(name, own, nodes).mtu(PACKET);
+        match LaneCarrier::open(&config) {
             Ok(lanes) => Some(lanes),
             Err(error) => {
                 tracing::debug!(%error, "no memory is shared with other ranks");

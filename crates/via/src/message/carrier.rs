@@ -1,6 +1,7 @@
 //! The interface between an engine and the carrier of its packets.
 
 use std::task::Waker;
+use std::time::Duration;
 
 use midplane_simhw::region::Payload;
 
@@ -68,6 +69,13 @@ pub trait Carrier: Send {
     /// carrier has one kind only.
     fn wire_to(&self, _peer: Peer) -> Option<&'static str> {
         None
+    }
+
+    /// Estimates the time from a packet's post to its arrival at `to`. It decides how long a message may be that is
+    /// sent without a handshake, and which of several [`Wires`](super::wires::Wires) is preferred. Default: 256 ns,
+    /// that of memory.
+    fn latency(&self, _to: Peer) -> Duration {
+        Duration::from_nanos(256)
     }
 
     /// Returns the most bytes of a packet's payload, at least 16.

@@ -114,8 +114,10 @@ struct Core {
     to_self: VecDeque<(Envelope, Bytes)>,
     pool: Pool,
     counters: Counters,
-    /// Most bytes of an eager message.
+    /// Most bytes of an eager message to any process.
     eager: usize,
+    /// Most bytes of an eager message to a process in memory, which is the closest.
+    always_eager: usize,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -145,7 +147,9 @@ impl Engine {
     #[must_use]
     pub fn new(carrier: impl Carrier + 'static, config: Config) -> Self {
         // Half a window: one message of the largest size can travel while another waits.
-        let eager = config.eager.min(carrier.room()).min(config.window / 2 - ENTRY);
+        let most = carrier.room().min(config.window / 2 - ENTRY);
+        let eager = config.eager.unwrap_or(usize::MAX).min(most);
+        let always_eager = config.eager.unwrap_or(DEFAULT_EAGER).min(most);
         let core = Core {
             own: carrier.own(),
             config,
@@ -165,6 +169,7 @@ impl Engine {
             pool: Pool::default(),
             counters: Counters::default(),
             eager,
+            always_eager,
         };
         Self { carrier: AnyCarrier::new(carrier), core, phase: Phase::New }
     }

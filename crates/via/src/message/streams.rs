@@ -12,6 +12,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use midplane_simhw::region::Payload;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -25,6 +26,8 @@ use ready::Ready;
 
 /// Most bytes of a packet's payload.
 const ROOM: usize = 64 << 10;
+/// 30 us: a message over TCP or UDP of one host, with its two wake-ups; networks are rarely faster.
+const LATENCY: Duration = Duration::from_micros(30);
 
 /// Streams and news of processes, for a [`StreamCarrier`].
 #[derive(Debug)]
@@ -241,6 +244,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Carrier for StreamCarrier<S> {
 
     fn wire_to(&self, _peer: Peer) -> Option<&'static str> {
         Some("stream")
+    }
+
+    fn latency(&self, _to: Peer) -> Duration {
+        LATENCY
     }
 
     fn room(&self) -> usize {

@@ -1,7 +1,6 @@
 //! Several carriers as one: each process is reached by the first that works, and packets move when that changes.
 //!
-//! The carriers are listed in the order of preference, the same in all processes: memory of the host first, then what
-//! crosses the network. A process of this host is found by what it says of its host over another carrier; its packets
+//! Carriers of lower [latency](Carrier::latency) are preferred: memory of the host, then what crosses the network. A process of this host is found by what it says of its host over another carrier; its packets
 //! then move into memory. If a carrier fails, packets continue with the next one. None is lost, doubled or reordered:
 //! packets over a carrier that may fail are stored until the receiver has acknowledged them (at most 1 MiB to each
 //! process; more wait).
@@ -14,6 +13,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::fmt;
 use std::task::Waker;
+use std::time::Duration;
 
 use super::carrier::{Carrier, Event, Refusal};
 use super::envelope::{Envelope, Kind, Peer};
@@ -30,6 +30,8 @@ pub struct Wires {
     own: Peer,
     identity: u64,
     host: u64,
+    /// Bytes of a packet that each carrier has room for.
+    room: usize,
     state: State,
     has_left: bool,
 }
@@ -58,7 +60,7 @@ impl fmt::Debug for Wires {
 }
 
 impl Wires {
-    /// Makes one carrier of several, the preferred one first.
+    /// Makes one carrier of several. It prefers those of lower latency, and of equal ones the first.
     ///
     /// `identity` tells this process from others with its number. It should be higher than theirs if they were started
     /// before: the time will do, in any unit, below 2^62. `host` is the same in all processes that [local](Carrier::is_local) carriers can reach, and 0 if there are none.
@@ -66,12 +68,20 @@ impl Wires {
     /// # Panics
     /// If there is no carrier, or the carriers differ in the number of this process.
     #[must_use]
-    pub fn new(identity: u64, host: u64, carriers: Vec<Box<dyn Carrier>>) -> Self {
+    pub fn new(identity: u64, host: u64, mut carriers: Vec<Box<dyn Carrier>>) -> Self {
         let own = carriers.first().expect("there is a carrier").own();
+        carriers.sort_by_key(|carrier| carrier.latency(own));
         let is_own = carriers.iter().all(|carrier| carrier.own() == own);
         assert!(is_own, "all carriers are of one process");
         let identity = identity.clamp(1, 1 << 62);
-        Self { carriers, own, identity, host, state: State::default(), has_left: false }
+        let room = carriers.iter().map(|carrier| carrier.room()).min().unwrap_or(0);
+        Self { carriers, own, identity, host, room, state: State::default(), has_left: false }
+    }
+
+    /// Returns the carrier of packets to a process; the preferred one before there is any.
+    fn open(&self, to: Peer) -> &dyn Carrier {
+        let wires = self.state.peers.get(to.0 as usize).and_then(Option::as_ref);
+        &*self.carriers[wires.and_then(PeerWires::open).unwrap_or(0)]
     }
 
     /// Posts what is owed to the processes for which something waits.
@@ -169,8 +179,16 @@ impl Carrier for Wires {
         self.carriers[wires.open()?].wire_to(peer)
     }
 
+    fn latency(&self, to: Peer) -> Duration {
+        self.open(to).latency(to)
+    }
+
+    fn part(&self, to: Peer, receive: u64) -> usize {
+        self.open(to).part(to, receive).min(self.room)
+    }
+
     fn room(&self) -> usize {
-        self.carriers.iter().map(|carrier| carrier.room()).min().unwrap_or(0)
+        self.room
     }
 
     #[inline]

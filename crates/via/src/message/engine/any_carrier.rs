@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::fmt;
 use std::task::Waker;
+use std::time::Duration;
 
 #[cfg(target_os = "linux")]
 use crate::lanes::LaneCarrier;
@@ -67,6 +68,10 @@ impl Carrier for AnyCarrier {
 
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
         any!(mut self, carrier => carrier.connect(peers))
+    }
+
+    fn latency(&self, to: Peer) -> Duration {
+        any!(self, carrier => carrier.latency(to))
     }
 
     fn room(&self) -> usize {

@@ -1,6 +1,10 @@
 //! The limits of an engine, and what it does when they are reached.
 
+use std::time::Duration;
+
 use super::flows::Limits;
+#[cfg(doc)]
+use crate::message::carrier::Carrier;
 
 /// The treatment of an eager message when its receiver's memory for unexpected messages is full.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -17,12 +21,20 @@ pub enum WhenFull {
     Refuse,
 }
 
-/// Default limit of eager messages in bytes. At this length, over the shared memory of one host, two copies
-/// without a handshake cost as much as one copy and a round trip.
+/// Default limit of eager messages in bytes over the shared memory of one host. At this length, two copies without a
+/// handshake cost as much as one copy and a round trip.
 pub const DEFAULT_EAGER: usize = 8192;
 /// The limit of eager messages in bytes that suits sockets: a handshake takes two wake-ups there, and copying
 /// this much costs less than one.
 pub const SOCKET_EAGER: usize = 512 * 1024;
+/// Bytes that are copied once more in a nanosecond.
+const COPIED_PER_NANO: u64 = 16;
+
+/// Returns the length in bytes at which one more copy takes as long as the two packets of a handshake.
+pub(super) fn planned_eager(latency: Duration) -> usize {
+    let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+    usize::try_from(nanos.saturating_mul(2 * COPIED_PER_NANO)).unwrap_or(usize::MAX)
+}
 /// Default bytes of unexpected messages that each sender may have here: 4,096 messages of up to 192 bytes, or
 /// some 128 of the largest eager ones.
 pub const DEFAULT_WINDOW: usize = 1 << 20;
@@ -43,7 +55,7 @@ pub(super) const MAX_WITHDRAWALS: usize = 64;
 /// The limits of an engine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
-    pub(super) eager: usize,
+    pub(super) eager: Option<usize>,
     pub(super) window: usize,
     pub(super) stream: Option<usize>,
     pub(super) total: usize,
@@ -55,7 +67,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            eager: DEFAULT_EAGER,
+            eager: None,
             window: DEFAULT_WINDOW,
             stream: None,
             total: DEFAULT_TOTAL,
@@ -67,11 +79,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Sets the most bytes of an eager message; a packet of the carrier limits it further. Default:
-    /// [`DEFAULT_EAGER`]; over sockets, [`SOCKET_EAGER`] is faster.
+    /// Sets the most bytes of an eager message; a packet of the carrier limits it further. Default: to each process,
+    /// the length at which one more copy takes as long as a handshake, by its [latency](Carrier::latency): 8 KiB
+    /// in memory, a whole packet over streams.
     #[must_use]
     pub const fn eager(mut self, bytes: usize) -> Self {
-        self.eager = bytes;
+        self.eager = Some(bytes);
         self
     }
 
@@ -130,5 +143,17 @@ impl Config {
     pub const fn hash_seed(mut self, seed: u64) -> Self {
         self.hash_seed = seed;
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eager_messages_are_as_long_as_a_handshake_allows() {
+        assert_eq!(planned_eager(Duration::from_nanos(256)), DEFAULT_EAGER);
+        assert_eq!(planned_eager(Duration::from_micros(16)), 512_000);
+        assert_eq!(planned_eager(Duration::MAX), usize::MAX);
     }
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::any_carrier::AnyCarrier;
-use super::config::MAX_WITHDRAWALS;
+use super::config::{MAX_WITHDRAWALS, planned_eager};
 use super::flows::Class;
 use super::peer::{Link, Stream};
 use super::{Arrived, Core, Counters, ENTRY, WhenFull};
@@ -61,7 +61,7 @@ impl Core {
         route: Route,
         bytes: &[u8],
     ) -> bool {
-        if !self.leaves_whole(route, bytes.len()) {
+        if !self.leaves_whole(carrier, route, bytes.len()) {
             return false;
         }
         let attempt = self.attempt(carrier, request.to_handle(), route, bytes);
@@ -77,7 +77,7 @@ impl Core {
         bytes: &[u8],
     ) -> Option<(Status, Result<(), Failure>)> {
         let alone = matches!(route.mode, Mode::Standard | Mode::Ready);
-        if !alone || !self.leaves_whole(route, bytes.len()) {
+        if !alone || !self.leaves_whole(carrier, route, bytes.len()) {
             return None;
         }
         match self.attempt(carrier, 0, route, bytes) {
@@ -89,15 +89,22 @@ impl Core {
 
     /// Returns whether a message can be sent whole, with nothing queued before it.
     #[inline]
-    fn leaves_whole(&self, route: Route, length: usize) -> bool {
+    fn leaves_whole(&self, carrier: &AnyCarrier, route: Route, length: usize) -> bool {
         self.link(route.to).is_some_and(|link| {
-            length <= self.eager
+            self.is_short(carrier, route.to, length)
                 && link.known
                 && link.has_window(self.class(route), ENTRY + length)
                 && link.sends.is_empty()
                 && !link.hinted.holds(self.class(route))
                 && route.to != self.own
         })
+    }
+
+    /// Returns whether one more copy of a message takes less time than a handshake.
+    #[inline]
+    fn is_short(&self, carrier: &AnyCarrier, to: Peer, length: usize) -> bool {
+        let is_planned = |to| length <= planned_eager(carrier.latency(to));
+        length <= self.always_eager || length <= self.eager && to != self.own && is_planned(to)
     }
 
     const fn sent(&self, route: Route, length: usize) -> Status {
@@ -141,7 +148,8 @@ impl Core {
         bytes: &[u8],
     ) -> Attempt {
         let Some(link) = self.links.get(route.to.0 as usize) else { return Attempt::NotNow };
-        let kind = match self.form(link, route, bytes.len()) {
+        let is_short = self.is_short(carrier, route.to, bytes.len());
+        let kind = match self.form(link, route, (bytes.len(), is_short)) {
             Ok(kind) => kind,
             Err(attempt) => return attempt,
         };
@@ -167,7 +175,7 @@ impl Core {
                 return Attempt::Failed(Failure::PeerLost(route.to));
             }
         }
-        self.count_departure(fits, bytes.len() <= self.eager);
+        self.count_departure(fits, is_short);
         let class = self.class(route);
         let link = self.link_mut(route.to).expect("links are never removed");
         if kind == Kind::Hint {
@@ -191,14 +199,18 @@ impl Core {
     /// Returns how a message is sent: whole, announced, or as a hint. No message overtakes one of its class
     /// that waits here.
     #[inline]
-    fn form(&self, link: &Link, route: Route, length: usize) -> Result<Kind, Attempt> {
+    fn form(
+        &self,
+        link: &Link,
+        route: Route,
+        (length, short): (usize, bool),
+    ) -> Result<Kind, Attempt> {
         if link.lost {
             return Err(Attempt::Failed(Failure::PeerLost(route.to)));
         }
         if !link.open {
             return Err(Attempt::NotNow);
         }
-        let short = length <= self.eager;
         let full = !link.has_window(self.class(route), ENTRY + length);
         if short && full && self.config.when_full == WhenFull::Refuse {
             return Err(Attempt::Failed(Failure::Refused(route.to)));
