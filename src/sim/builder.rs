@@ -11,6 +11,7 @@ use midplane_simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 
+use super::alone::alone;
 use super::trace::Plan;
 use super::{Report, Sim, SimError};
 
@@ -168,21 +169,23 @@ impl SimBuilder {
         }
     }
 
-    /// Runs what `set_up` adds twice, and compares the digests. `set_up` makes all state that its hosts share. A run that
-    /// fails is run once more, and its last 10 s are [traced](SimBuilder::trace).
+    /// Runs what `set_up` adds twice, each time on a new thread, and compares the digests. `set_up` makes all state that its
+    /// hosts share. A run that fails is run once more, and its last 10 s are [traced](SimBuilder::trace).
     ///
     /// # Errors
     /// [`SimError`] of either run; [`SimError::Nondeterministic`] if the digests differ.
-    pub fn check(self, set_up: impl Fn(&mut Sim)) -> Result<Report, SimError> {
+    pub fn check(self, set_up: impl Fn(&mut Sim) + Sync) -> Result<Report, SimError> {
+        let seed = Self::replayed().unwrap_or(self.seed);
         let once = |plan: Option<Plan>| {
-            let mut sim = self.clone().build();
-            sim.trace = sim.trace.or(plan);
-            set_up(&mut sim);
-            (sim.seed, sim.run())
+            alone(seed, || {
+                let mut sim = self.clone().build_with(seed);
+                sim.trace = sim.trace.or(plan);
+                set_up(&mut sim);
+                sim.run()
+            })
         };
-        let (seed, first) = once(None);
-        let first = first.map_err(|error| error.traced(seed, |plan| once(Some(plan)).1))?;
-        if first.digest != once(None).1?.digest {
+        let first = once(None).map_err(|error| error.traced(seed, |plan| once(Some(plan))))?;
+        if first.digest != once(None)?.digest {
             return Err(SimError::Nondeterministic { seed });
         }
         Ok(first)

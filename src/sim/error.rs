@@ -40,8 +40,9 @@ pub enum SimError {
     },
     /// Two runs of one seed have differed.
     #[error(
-        "two runs of seed {seed} differ: the code depends on more than the seed, such as the order of a `HashMap`, the wall \
-         clock, the system's random numbers, state outside `set_up`, or a `tokio::select!` without `biased;`"
+        "two runs of seed {seed} differ: the code depends on more than the seed, such as state outside `set_up`, a \
+         `tokio::select!` without `biased;`, or, without the feature `deterministic`, the order of a `HashMap`, the wall clock, or \
+         the system's random numbers"
     )]
     Nondeterministic {
         /// The seed of the run.

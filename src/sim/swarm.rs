@@ -5,6 +5,7 @@ use std::time::Duration;
 use midplane_simhw::fault::{Chaos, FaultKind, Incident};
 use midplane_simhw::services::{Hosts, without_panic_messages};
 
+use super::alone::alone;
 use super::script::Step;
 use super::trace::Plan;
 use super::{Action, Report, Sim, SimBuilder, SimError};
@@ -52,7 +53,7 @@ impl SimBuilder {
         self,
         seeds: u64,
         within: Duration,
-        set_up: impl Fn(&mut Sim),
+        set_up: impl Fn(&mut Sim) + Sync,
     ) -> Result<Report, SimError> {
         let seeds = match Self::replayed() {
             Some(seed) => seed..=seed,
@@ -61,7 +62,7 @@ impl SimBuilder {
         let mut last = None;
         for seed in seeds {
             let faults = self.draw(seed, within, &set_up)?;
-            match without_panic_messages(|| self.run_with(seed, &faults, None, &set_up)) {
+            match self.run_with(seed, &faults, None, &set_up) {
                 Ok(report) => last = Some(report),
                 Err(error @ SimError::SetUp(_)) => return Err(error),
                 Err(error) => return Err(self.minimised(seed, faults, error, &set_up)),
@@ -75,7 +76,7 @@ impl SimBuilder {
         &self,
         seed: u64,
         within: Duration,
-        set_up: &impl Fn(&mut Sim),
+        set_up: &(impl Fn(&mut Sim) + Sync),
     ) -> Result<Vec<Incident>, SimError> {
         let mut sim = self.clone().build_with(seed);
         set_up(&mut sim);
@@ -98,16 +99,19 @@ impl SimBuilder {
         seed: u64,
         faults: &[Incident],
         plan: Option<Plan>,
-        set_up: &impl Fn(&mut Sim),
+        set_up: &(impl Fn(&mut Sim) + Sync),
     ) -> Result<Report, SimError> {
-        let mut sim = self.clone().build_with(seed);
-        sim.trace = sim.trace.or(plan);
-        set_up(&mut sim);
-        sim.script.extend(faults.iter().map(|incident| Step {
-            time: Duration::from_nanos(incident.at.as_nanos()),
-            action: Action::Fault(incident.fault, incident.lasts),
-        }));
-        sim.run()
+        let run = || {
+            let mut sim = self.clone().build_with(seed);
+            sim.trace = sim.trace.or(plan);
+            set_up(&mut sim);
+            sim.script.extend(faults.iter().map(|incident| Step {
+                time: Duration::from_nanos(incident.at.as_nanos()),
+                action: Action::Fault(incident.fault, incident.lasts),
+            }));
+            sim.run()
+        };
+        alone(seed, || without_panic_messages(run))
     }
 
     /// Leaves out faults as long as the seed fails without them.
@@ -116,13 +120,13 @@ impl SimBuilder {
         seed: u64,
         mut faults: Vec<Incident>,
         mut error: SimError,
-        set_up: &impl Fn(&mut Sim),
+        set_up: &(impl Fn(&mut Sim) + Sync),
     ) -> SimError {
         let mut at = 0;
         while at < faults.len() {
             let mut fewer = faults.clone();
             fewer.remove(at);
-            match without_panic_messages(|| self.run_with(seed, &fewer, None, set_up)) {
+            match self.run_with(seed, &fewer, None, set_up) {
                 Err(other) => (faults, error) = (fewer, other),
                 Ok(_) => at += 1,
             }

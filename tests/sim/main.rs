@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 mod quinn;
+mod system;
 #[cfg(feature = "axum")]
 mod web;
 mod world;

@@ -1,0 +1,41 @@
+//! What code asks of the system, and gets from the seed with the feature `deterministic`.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the order of a map and the wall clock are tested"
+)]
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use midplane::sim::Result;
+use midplane::{Node, Sim, time};
+
+use super::{ask, echo};
+
+/// Sends in the order of a `HashMap`, as many bytes as the system's random numbers say, at a time that the wall
+/// clock says.
+async fn ask_what_differs(node: Node) -> Result {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    assert!(since.as_secs() == 1_000_000_000, "{since:?}");
+    time::sleep(Duration::from_nanos(since.subsec_nanos().into())).await;
+    let names: HashMap<_, _> =
+        (0..20).map(|number| (number, getrandom::u32().unwrap() % 5_000)).collect();
+    for bytes in names.into_values() {
+        ask(&node, &vec![1; bytes as usize]).await?;
+    }
+    Ok(())
+}
+
+#[test]
+fn with_the_feature_maps_random_numbers_and_the_wall_clock_repeat() {
+    let run = |seed| {
+        let set_up = |sim: &mut Sim| {
+            sim.host("one", echo);
+            sim.client(ask_what_differs);
+        };
+        Sim::builder().seed(seed).check(set_up).unwrap().digest
+    };
+    assert_eq!(run(5), run(5));
+    assert_ne!(run(5), run(6));
+}
