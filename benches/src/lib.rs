@@ -15,6 +15,8 @@ pub mod chains;
 #[cfg(target_os = "linux")]
 pub mod daemons;
 pub mod incast;
+#[cfg(feature = "lab")]
+pub mod kernel_tcp;
 pub mod messages;
 #[cfg(all(feature = "lab", target_os = "linux"))]
 pub mod nas_rank;

@@ -1,9 +1,9 @@
 //! Published results, and the results of the simulated machines.
 
+use crate::kernel_tcp::{self, KernelTcp, TcpCosts};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::kernel::{self, KernelTcp, TcpCosts};
 use midplane::simhw::port::{Command, Port};
 use midplane::simhw::profile::{HostProfile, Machine, Notice};
 use midplane::simhw::sim::{SimHost, World};
@@ -144,7 +144,7 @@ fn tcp_us(machine: &Machine, bytes: usize) -> f64 {
     let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
     let mut world = World::new(&machine.topology(2), machine.nic, 1, kernel);
     world.set_hosts(machine.host);
-    let opcodes = [kernel::SEND, kernel::RECEIVE];
+    let opcodes = [kernel_tcp::SEND, kernel_tcp::RECEIVE];
     let host = world.host(B);
     world.spawn(B, async move {
         let mut port = host.open_port().expect("the NIC is up");

@@ -31,7 +31,6 @@ pub mod frame;
 pub mod hardware;
 pub mod host;
 pub mod id;
-pub mod kernel;
 #[cfg(all(test, midplane_loom))]
 #[path = "shm/lane.rs"]
 mod lane;

@@ -9,7 +9,6 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::hardware::Firmware;
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::kernel::{self, KernelTcp, TcpCosts};
 use midplane::simhw::port::{Command, Port};
 use midplane::simhw::profile::Machine;
 use midplane::simhw::region::Region;
@@ -23,6 +22,7 @@ use midplane::via::message::envelope::{Peer, Tag};
 use midplane::via::message::group::Rank;
 use midplane::via::message::request::Mode;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
+use midplane_benches::kernel_tcp::{self, KernelTcp, TcpCosts};
 
 use crate::fleet::text;
 
@@ -231,11 +231,11 @@ impl Stream {
 impl End for Stream {
     async fn send(&mut self) -> Result<(), String> {
         self.host.compute(LAM_OVER_TCP).await;
-        self.submit(kernel::SEND, 0)
+        self.submit(kernel_tcp::SEND, 0)
     }
 
     async fn receive(&mut self) -> Result<(), String> {
-        self.submit(kernel::RECEIVE, RECEIVED)?;
+        self.submit(kernel_tcp::RECEIVE, RECEIVED)?;
         while self.port.completion().await.map_err(text)?.cookie != RECEIVED {}
         self.host.compute(LAM_OVER_TCP).await;
         Ok(())

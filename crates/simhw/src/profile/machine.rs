@@ -173,10 +173,7 @@ impl Machine {
         attachment: FAST_ETHERNET,
     };
 
-    /// The same PCs with the kernel's TCP, as [`KernelTcp`](crate::kernel::KernelTcp) models it.
-    ///
-    /// Fitted to 100 us: the costs of the protocol
-    /// ([`TcpCosts::LINUX_2_2`](crate::kernel::TcpCosts::LINUX_2_2)).
+    /// The same PCs as hosts that run the kernel's TCP as firmware.
     pub const TCP_FAST_ETHERNET: Self = Self {
         name: "tcp-fast-ethernet",
         nic: DC21140,

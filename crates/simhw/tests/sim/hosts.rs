@@ -2,11 +2,8 @@
 
 use midplane_simhw::host::Host as _;
 use midplane_simhw::id::{NodeId, TimerId};
-use midplane_simhw::kernel::{self, KernelTcp, TcpCosts};
-use midplane_simhw::port::{Command, Completion, Status};
-use midplane_simhw::profile::{
-    DmaCost, HostProfile, Loopback, Machine, NicProfile, Notice, Ringing,
-};
+use midplane_simhw::port::{Command, Completion};
+use midplane_simhw::profile::{DmaCost, HostProfile, Loopback, NicProfile, Notice, Ringing};
 use midplane_simhw::sim::World;
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
@@ -187,64 +184,8 @@ fn a_host_that_costs_nothing_changes_nothing() {
     assert_eq!(elapsed(false), elapsed(true));
 }
 
-/// Sends `writes` from B to A, each with its length, and reads as many bytes in reads of `read`;
-/// whether every byte arrived in its place.
-fn stream(writes: &[usize], read: usize, loss: f64, seed: u64) -> bool {
-    let machine = Machine::TCP_FAST_ETHERNET;
-    let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
-    let mut world = World::new(&machine.topology(2), machine.nic, seed, kernel);
-    world.set_hosts(machine.host);
-    world.set_faults(midplane_simhw::fault::Faults { loss, ..Default::default() });
-    let byte = |at: usize| (at * 31 % 251) as u8;
-    let total: usize = writes.iter().sum();
-    let (host, writes) = (world.host(B), writes.to_vec());
-    world.spawn(B, async move {
-        let mut port = host.open_port().unwrap();
-        let mut sent = 0;
-        for length in writes {
-            let region = port.register(length).unwrap();
-            let bytes: Vec<u8> = (sent..sent + length).map(byte).collect();
-            region.write(0, &bytes).unwrap();
-            let (node, region_ref) = (A, region.whole());
-            let write =
-                Command { opcode: kernel::SEND, node, region: region_ref, ..Command::default() };
-            port.submit(&write).unwrap();
-            assert_eq!(port.completion().await.unwrap().status, Status::Done);
-            sent += length;
-        }
-    });
-    let host = world.host(A);
-    let held = world.block_on(A, async move {
-        let mut port = host.open_port().unwrap();
-        let mut got = 0;
-        while got < total {
-            let length = read.min(total - got);
-            let region = port.register(length).unwrap();
-            let (node, region_ref) = (B, region.whole());
-            let read =
-                Command { opcode: kernel::RECEIVE, node, region: region_ref, ..Command::default() };
-            port.submit(&read).unwrap();
-            assert_eq!(port.completion().await.unwrap().length, length as u64);
-            let mut bytes = vec![0; length];
-            region.read(0, &mut bytes).unwrap();
-            assert!(bytes.iter().zip(got..).all(|(seen, at)| *seen == byte(at)));
-            got += length;
-        }
-    });
-    assert_conserved(&world);
-    held.is_some()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
-
-    #[test]
-    fn a_kernels_stream_arrives_whole_and_in_order_whatever_is_lost(
-        writes in proptest::collection::vec(1_usize..40_000, 1..8), read in 1_usize..20_000,
-        loss in 0.0..0.1_f64, seed: u64,
-    ) {
-        prop_assert!(stream(&writes, read, loss, seed));
-    }
 
     #[test]
     fn a_host_never_does_more_than_a_second_of_work_in_a_second(

@@ -4,17 +4,17 @@
 //! is fixed. Every second segment and the last of a write are acknowledged. After a timeout, the sender resends
 //! from the first unacknowledged byte. There is no congestion control: compare it where nothing is congested.
 //! It belongs on hosts that run firmware
-//! ([`HostProfile::runs_firmware`](crate::profile::HostProfile::runs_firmware)): received bytes are then copied
+//! ([`HostProfile::runs_firmware`](midplane::simhw::profile::HostProfile::runs_firmware)): received bytes are then copied
 //! at the host's cost.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::frame::{Frame, Header, Kind};
-use crate::hardware::{Firmware, Hardware, Source, TransmitRefused};
-use crate::id::{DmaId, NodeId, PortId, TimerId};
-use crate::port::{Command, Completion, Status};
-use crate::region::{Payload, RegionRef};
-use crate::time::Instant;
+use midplane::simhw::frame::{Frame, Header, Kind};
+use midplane::simhw::hardware::{Firmware, Hardware, Source, TransmitRefused};
+use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane::simhw::port::{Command, Completion, Status};
+use midplane::simhw::region::{Payload, RegionRef};
+use midplane::simhw::time::Instant;
 
 /// Opcode of a command that writes its region to the stream to its node.
 pub const SEND: u8 = 0;
@@ -286,4 +286,77 @@ impl Firmware for KernelTcp {
     }
 
     fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use midplane::simhw::fault::Faults;
+    use midplane::simhw::host::Host;
+    use midplane::simhw::profile::Machine;
+    use midplane::simhw::sim::World;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const A: NodeId = NodeId(0);
+    const B: NodeId = NodeId(1);
+
+    /// Sends `writes` from B to A, each with its length, and reads as many bytes in reads of `read`;
+    /// whether every byte arrived in its place.
+    fn stream(writes: &[usize], read: usize, loss: f64, seed: u64) -> bool {
+        let machine = Machine::TCP_FAST_ETHERNET;
+        let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
+        let mut world = World::new(&machine.topology(2), machine.nic, seed, kernel);
+        world.set_hosts(machine.host);
+        world.set_faults(Faults { loss, ..Default::default() });
+        let byte = |at: usize| (at * 31 % 251) as u8;
+        let total: usize = writes.iter().sum();
+        let (host, writes) = (world.host(B), writes.to_vec());
+        world.spawn(B, async move {
+            let mut port = host.open_port().unwrap();
+            let mut sent = 0;
+            for length in writes {
+                let region = port.register(length).unwrap();
+                let bytes: Vec<u8> = (sent..sent + length).map(byte).collect();
+                region.write(0, &bytes).unwrap();
+                let (node, region_ref) = (A, region.whole());
+                let write =
+                    Command { opcode: SEND, node, region: region_ref, ..Command::default() };
+                port.submit(&write).unwrap();
+                assert_eq!(port.completion().await.unwrap().status, Status::Done);
+                sent += length;
+            }
+        });
+        let host = world.host(A);
+        let held = world.block_on(A, async move {
+            let mut port = host.open_port().unwrap();
+            let mut got = 0;
+            while got < total {
+                let length = read.min(total - got);
+                let region = port.register(length).unwrap();
+                let (node, region_ref) = (B, region.whole());
+                let read =
+                    Command { opcode: RECEIVE, node, region: region_ref, ..Command::default() };
+                port.submit(&read).unwrap();
+                assert_eq!(port.completion().await.unwrap().length, length as u64);
+                let mut bytes = vec![0; length];
+                region.read(0, &mut bytes).unwrap();
+                assert!(bytes.iter().zip(got..).all(|(seen, at)| *seen == byte(at)));
+                got += length;
+            }
+        });
+        held.is_some()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+
+        #[test]
+        fn a_kernels_stream_arrives_whole_and_in_order_whatever_is_lost(
+            writes in proptest::collection::vec(1_usize..40_000, 1..8), read in 1_usize..20_000,
+            loss in 0.0..0.1_f64, seed: u64,
+        ) {
+            prop_assert!(stream(&writes, read, loss, seed));
+        }
+    }
 }
