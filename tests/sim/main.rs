@@ -1,6 +1,7 @@
 //! Whole services in virtual time: restarts, crashes, partitions, and what a run reports.
 #![cfg(target_os = "linux")]
 
+mod attrition;
 mod quinn;
 mod system;
 #[cfg(feature = "axum")]

@@ -69,24 +69,29 @@ impl Orders for Shop {
     }
 }
 
-async fn serve() -> Result<(), Fail> {
-    let node = Node::builder().start().await?;
+async fn serve(node: Node, end: impl Future<Output = ()>) -> Result<(), Fail> {
     let incoming = node.listen("orders").await?.incoming();
     println!("serving; Ctrl-C ends it");
-    let pressed = async { drop(tokio::signal::ctrl_c().await) };
     let server = Server::builder().add_service(OrdersServer::new(Shop::default()));
-    server.serve_with_incoming_shutdown(incoming, pressed).await?;
-    node.shutdown().await;
-    Ok(())
+    Ok(server.serve_with_incoming_shutdown(incoming, end).await?)
 }
 
-async fn place(item: String, count: u32) -> Result<(), Fail> {
-    let node = Node::builder().start().await?;
+async fn place(node: Node, item: String, count: u32) -> Result<String, Fail> {
     // The connector chooses the service. tonic requires an address, and puts it into each request.
     let endpoint = Endpoint::from_static("http://orders");
     let channel = endpoint.connect_with_connector(node.connector("orders")).await?;
     let receipt = OrdersClient::new(channel).place(Order { item, count }).await;
-    println!("{}", receipt.map_err(|status| status.message().to_owned())?.into_inner().text);
+    Ok(receipt.map_err(|status| status.message().to_owned())?.into_inner().text)
+}
+
+async fn run(arguments: Arguments) -> Result<(), Fail> {
+    let node = Node::builder().start().await?;
+    if let Some(item) = arguments.item {
+        println!("{}", place(node.clone(), item, arguments.count).await?);
+    } else {
+        let pressed = async { drop(tokio::signal::ctrl_c().await) };
+        serve(node.clone(), pressed).await?;
+    }
     node.shutdown().await;
     Ok(())
 }
@@ -106,11 +111,7 @@ fn arguments() -> Arguments {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let ended = match arguments() {
-        Arguments { item: Some(item), count, .. } => place(item, count).await,
-        _ => serve().await,
-    };
-    let Err(error) = ended else { return ExitCode::SUCCESS };
+    let Err(error) = run(arguments()).await else { return ExitCode::SUCCESS };
     // tonic's own text is "transport error"; its source is the node's.
     let node = std::iter::successors(Some(&*error as &dyn std::error::Error), |e| e.source())
         .find_map(|error| error.downcast_ref::<midplane::Error>());
@@ -120,4 +121,23 @@ async fn main() -> ExitCode {
     }
     let is_input = node.is_some_and(|e| matches!(e.kind(), ErrorKind::Config | ErrorKind::InUse));
     ExitCode::from(if is_input { 2 } else { 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the same service and client in virtual time, on a network that loses one packet in twenty.
+    #[test]
+    fn orders_arrive_over_a_bad_network() {
+        let tested = midplane::Sim::builder().loss(0.05).check(|sim| {
+            sim.host("shop", |node| serve(node, std::future::pending()));
+            sim.client(|node| async move {
+                let receipt = place(node, "tea".into(), 3).await?;
+                assert_eq!(receipt, "3 of tea for client-1; 3 sold");
+                Ok(())
+            });
+        });
+        tested.unwrap();
+    }
 }
