@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use midplane_simhw::fault::Faults;
 use midplane_simhw::link::LinkProfile;
-use midplane_simhw::profile::{HostProfile, NicProfile};
+use midplane_simhw::profile::{HostProfile, NicProfile, Notice, Ringing};
 use midplane_simhw::services::{DATAGRAM_FRAMING, MAX_DATAGRAM};
 use midplane_simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane_simhw::time::LineRate;
@@ -128,9 +128,12 @@ impl SimBuilder {
         self
     }
 
-    /// Charges the costs of a host. Default: none. The time that a host's own code takes is not charged.
+    /// Charges the costs of a host, such as those of [`Machine::ETHERNET_25G`](midplane_simhw::profile::Machine::ETHERNET_25G).
+    /// Default: none. Sockets are a kernel's: whatever the profile says, a call enters the kernel, and what arrives raises an
+    /// interrupt. Copies, and the time that a host's own code takes, are not charged.
     pub const fn hosts(mut self, profile: HostProfile) -> Self {
-        self.host = profile;
+        self.host =
+            HostProfile { ringing: Ringing::SystemCall, notice: Notice::Interrupt, ..profile };
         self
     }
 

@@ -15,8 +15,9 @@ use std::time::Duration;
 use midplane::net::UdpSocket;
 use midplane::sim::{Result, SimError};
 use midplane::simhw::drops::DropCause;
-use midplane::simhw::profile::NicProfile;
+use midplane::simhw::profile::{Machine, NicProfile};
 use midplane::simhw::services::RECEIVE_BYTES;
+use midplane::simhw::switch::DiscardPolicy;
 use midplane::{Node, Sim, time};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -220,6 +221,39 @@ fn a_path_is_as_long_as_the_topology_and_its_costs_say() {
     assert_eq!(round_trip(Sim::builder().two_tier(2, 100)), trunks);
     let with_nics = round_trip(Sim::builder().nics(NicProfile::MODERN));
     assert!(with_nics > 2 * (2 * LINK + bits(2 * 592)) + bits(2_000), "{with_nics:?}");
+    let with_hosts = round_trip(Sim::builder().hosts(Machine::ETHERNET_25G.host));
+    assert!(
+        with_hosts > 2 * (2 * LINK + bits(2 * 592)) + bits(2 * (150 + 1_500)),
+        "{with_hosts:?}"
+    );
+}
+
+#[test]
+fn a_switch_whose_buffer_is_full_drops_or_waits_by_its_rule() {
+    let lost = |policy| {
+        let mut sim = Sim::builder().port_buffer(8 << 10).discard(policy).build();
+        sim.host("sink", |_| async {
+            let socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
+            loop {
+                socket.recv_from(&mut [0; 1_000]).await?;
+            }
+        });
+        for _ in 0..4 {
+            sim.client(|_| async {
+                let socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
+                for _ in 0..50 {
+                    socket.send_to(&[1; 1_000], "10.0.0.1:7".parse()?).await?;
+                }
+                time::sleep(10 * MS).await;
+                Ok(())
+            });
+        }
+        let report = sim.run().unwrap();
+        assert_eq!(report.delivered + report.drops.total(), 200);
+        report.drops.total()
+    };
+    assert!(lost(DiscardPolicy::Tail) > 50);
+    assert_eq!(lost(DiscardPolicy::BackPressure), 0);
 }
 
 #[test]
