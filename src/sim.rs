@@ -30,7 +30,7 @@
 //! The same seed gives the same run, as long as the code asks only tokio, its node and [`Sim`]'s seed for what differs from
 //! run to run. Not simulated, and an error or a panic: `tokio::net`, `tokio::fs`, blocking threads. Not simulated, and seen by
 //! [`SimBuilder::check`] as another digest if it changes what is sent when: the branch that `tokio::select!` polls first (write
-//! `biased;`), the monotonic clock (`std::time::Instant`), and without the feature `deterministic` the order of a `HashMap`, the wall clock
+//! `biased;`, or build with `--cfg tokio_unstable`), the monotonic clock (`std::time::Instant`), and without the feature `deterministic` the order of a `HashMap`, the wall clock
 //! and random numbers of the system. With it, and on Linux, [`SimBuilder::check`] and [`SimBuilder::swarm`] have these repeat.
 //!
 //! A run can be [traced](SimBuilder::trace): its packets for Wireshark; its packets, queues, faults, and the spans and logs of

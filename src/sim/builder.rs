@@ -35,7 +35,7 @@ enum Shape {
 #[derive(Clone, Debug)]
 #[must_use = "`build` makes a simulation, `check` and `swarm` run one"]
 pub struct SimBuilder {
-    seed: u64,
+    pub(super) seed: u64,
     shape: Shape,
     rate: LineRate,
     latency: Duration,

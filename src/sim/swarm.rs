@@ -39,7 +39,7 @@ const KINDS: [FaultKind; 22] = [
 const MOST: u64 = 8;
 
 impl SimBuilder {
-    /// Runs what `set_up` adds with each of so many seeds, each with other faults that begin within the first `within` of
+    /// Runs what `set_up` adds with each of so many seeds from the [configured one](SimBuilder::seed) on, each with other faults that begin within the first `within` of
     /// virtual time: lost, late and doubled packets, partitions, crashes with a restart (of clients as well), pauses, clocks
     /// that drift. `set_up` makes all state that its hosts share, and may add faults of its own to the script. Returns the
     /// report of the last seed.
@@ -57,7 +57,7 @@ impl SimBuilder {
     ) -> Result<Report, SimError> {
         let seeds = match Self::replayed() {
             Some(seed) => seed..=seed,
-            None => 1..=seeds.max(1),
+            None => self.seed..=self.seed.saturating_add(seeds.max(1) - 1),
         };
         let mut last = None;
         for seed in seeds {

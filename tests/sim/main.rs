@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 mod attrition;
+mod incast;
 mod quinn;
 mod system;
 #[cfg(feature = "axum")]

@@ -57,6 +57,7 @@ fn axum_serves_a_simulated_listener_and_handlers_know_the_address_of_their_peer(
             }
         });
         let report = report.unwrap();
+        println!("digest: axum, seed {seed}: {:016x}", report.digest);
         assert!(report.time < Duration::from_secs(60), "{report:?}");
         assert_eq!(report.drops.of(DropCause::LinkLoss) > 0, loss > 0.0, "{report:?}");
     }

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use midplane::{Sim, sim::SimError, time};
 use replicated_kv::{Disk, REPLICAS, Store, serve};
@@ -94,4 +94,22 @@ fn two_hundred_seeds_with_crashes_loss_and_partitions_are_linearizable() {
         .loss(0.01)
         .swarm(200, Duration::from_secs(1), |sim| cluster(sim, false))
         .unwrap();
+}
+
+/// Runs seeds from a given one on for some seconds: `.ci/soak` sets both, as `SOAK_FIRST` and `SOAK_SECONDS`.
+#[test]
+#[ignore = "takes as long as it is told"]
+fn soak() {
+    let told = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let first = told("SOAK_FIRST").expect("set SOAK_FIRST to the first seed");
+    let seconds = told("SOAK_SECONDS").expect("set SOAK_SECONDS to how long it runs");
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let (mut seed, mut packets, mut effects) = (first, 0, 0);
+    while Instant::now() < end {
+        let builder = Sim::builder().seed(seed).loss(0.01);
+        let report = builder.swarm(1, Duration::from_secs(1), |sim| cluster(sim, false)).unwrap();
+        (packets, effects) = (packets + report.sent, effects + report.faults.total());
+        seed += 1;
+    }
+    println!("soak: | {first} | {} | {packets} | {effects} |", seed - first);
 }

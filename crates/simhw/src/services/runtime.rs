@@ -70,7 +70,13 @@ impl HostRuntime {
         record_panics();
         let has_threads = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&has_threads);
-        let runtime = Builder::new_current_thread()
+        let mut builder = Builder::new_current_thread();
+        // The branch that `select!` polls first.
+        #[cfg(tokio_unstable)]
+        builder.rng_seed(tokio::runtime::RngSeed::from_bytes(
+            &super::kernel::VirtualHost(Arc::clone(kernel)).random().to_le_bytes(),
+        ));
+        let runtime = builder
             .enable_time()
             .start_paused(true)
             .on_thread_park(|| {

@@ -1,9 +1,9 @@
 //! Several carriers as one: each process is reached by the first that works, and packets move when that changes.
 //!
-//! Carriers of lower [latency](Carrier::latency) are preferred: memory of the host, then what crosses the network. A process of this host is found by what it says of its host over another carrier; its packets
-//! then move into memory. If a carrier fails, packets continue with the next one. None is lost, doubled or reordered:
-//! packets over a carrier that may fail are stored until the receiver has acknowledged them (at most 1 MiB to each
-//! process; more wait).
+//! Carriers of lower [latency](Carrier::latency) are preferred: memory of the host, then what crosses the network. A
+//! process of this host is found by what it says of its host over another carrier; its packets then move into memory. If
+//! a carrier fails, packets continue with the next one. None is lost, doubled or reordered: packets over a carrier that
+//! may fail are stored until the receiver has acknowledged them (at most 1 MiB to each process; more wait).
 
 mod control;
 mod peer;
