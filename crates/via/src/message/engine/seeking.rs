@@ -267,8 +267,11 @@ impl Core {
         match link.hinted.place(send) {
             Some(Place::Free) => {
                 link.hinted.remove(send);
-                let status = self.requests.get(send).map_or_else(Status::default, |r| r.status);
-                self.complete(send, Status { length: 0, ..status }, Err(Failure::Cancelled));
+                let Some(record) = self.requests.get(send) else { return };
+                // What ended it early is the reason, if its owner did not cancel it.
+                let failure = record.result.err().unwrap_or(Failure::Cancelled);
+                let status = Status { length: 0, ..record.status };
+                self.complete(send, status, Err(failure));
             }
             Some(_) => link.hinted.set_cancelling(send, false),
             None => {}
