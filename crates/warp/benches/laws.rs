@@ -72,7 +72,7 @@ fn main() {
     let hours = hours.unwrap_or(1);
     pure(seeds);
     let mut fluid = Worst::new();
-    (0..seeds).for_each(|seed| fluid.add(settle_fluid(&Draw::random(senders(seed), seed))));
+    (0..seeds).for_each(|seed| fluid.add(settle_fluid(&Draw::random(senders(seed), seed), false)));
     fluid.print("fluid, 1 to 128 senders", "1 %");
     let mut packets = Worst::new();
     for seed in 0..seeds {

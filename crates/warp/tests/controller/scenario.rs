@@ -118,24 +118,15 @@ fn mean(samples: &[f64]) -> f64 {
     samples.iter().sum::<f64>() / samples.len() as f64
 }
 
-/// Runs `draw` as a fluid for 200 feedback delays, and measures 100 more.
-pub(crate) fn settle_fluid(draw: &Draw) -> Settled {
+/// Runs `draw` as a fluid for 200 feedback delays, with a drain in their middle if `drains`, and measures 100 more.
+pub(crate) fn settle_fluid(draw: &Draw, drains: bool) -> Settled {
     let mut fluid = draw.fluid();
-    fluid.run(draw.feedback_delay() * 200, |_| ());
-    measure(draw, fluid)
-}
-
-/// Does the same with a drain after the first 100 feedback delays.
-pub(crate) fn settle_drained_fluid(draw: &Draw) -> Settled {
-    let mut fluid = draw.fluid();
-    fluid.run(draw.feedback_delay() * 100, |_| ());
-    fluid.request_drain();
-    fluid.run(draw.feedback_delay() * 100, |_| ());
-    measure(draw, fluid)
-}
-
-fn measure(draw: &Draw, mut fluid: Fluid) -> Settled {
     let delay = draw.feedback_delay();
+    fluid.run(delay * 100, |_| ());
+    if drains {
+        fluid.request_drain();
+    }
+    fluid.run(delay * 100, |_| ());
     let (mut loads, mut queues) = (Vec::new(), Vec::new());
     fluid.run(delay * 100, |fluid| {
         loads.push((fluid.load() - 1.0).abs());

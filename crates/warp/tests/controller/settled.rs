@@ -5,19 +5,17 @@ use std::time::Duration;
 use midplane_warp::model::{FluidSender, jain};
 use proptest::prelude::*;
 
-use crate::controller::scenario::{
-    Draw, LOOP, PRODUCT, SERVICE, settle_drained_fluid, settle_fluid,
-};
+use crate::controller::scenario::{Draw, LOOP, PRODUCT, SERVICE, settle_fluid};
 
 /// `benches/laws.rs` runs 1,000 seeds.
 fn check_settles(seed: u64) {
     for senders in [1, 2, 3, 7, 16, 33, 64, 128] {
         let draw = Draw::random(senders, seed);
-        let mut settled = settle_fluid(&draw);
+        let mut settled = settle_fluid(&draw, false);
         if senders == 1 && draw.starts[0] > SERVICE {
             // It has filled the queue before it could measure the empty path: the queue stands higher until a drain.
             assert!(settled.queue <= 1.25, "seed {seed}: {settled:?}");
-            settled = settle_drained_fluid(&draw);
+            settled = settle_fluid(&draw, true);
         }
         let what = format!("{senders} senders, seed {seed}: {settled:?}");
         assert!(settled.rate_error <= 0.01, "{what}");
@@ -48,7 +46,7 @@ proptest! {
 #[test]
 fn w3_the_queue_stands_where_it_is_told_to() {
     for target in [0.1, 0.5, 2.0] {
-        let settled = settle_fluid(&Draw::even(8, target * PRODUCT, 0.0));
+        let settled = settle_fluid(&Draw::even(8, target * PRODUCT, 0.0), false);
         assert!((settled.queue - 1.0).abs() <= 0.1 && settled.queue_p99 <= 2.0, "{settled:?}");
     }
 }
