@@ -5,8 +5,7 @@
 //! on a [`Host`](host::Host) and use their NIC through a [`Port`](port::Port).
 //!
 //! - [`hardware`], [`host`], [`port`]: start here: the interfaces of firmware and applications
-//! - [`sim`]: the fabric in virtual time; [`topology`] and [`profile`] describe it, [`fault`] injects faults;
-//!   [`kernel`] models a kernel's TCP on it
+//! - [`sim`]: the fabric in virtual time; [`topology`] and [`profile`] describe it, [`fault`] injects faults
 //! - `services`: whole services on tokio, on the hosts of that fabric (feature `services`)
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and the causes of
