@@ -1,4 +1,4 @@
-//! What code asks of the system, and gets from the seed with the feature `deterministic`.
+//! Tests that what code asks of the system comes from the seed with the feature `deterministic`.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

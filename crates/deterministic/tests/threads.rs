@@ -1,4 +1,4 @@
-//! What std and other crates get on a thread with a seed, and on others.
+//! Compares what std and other crates get on a thread with a seed and on others.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -211,8 +211,8 @@ fn bereaved(seed: u64, which: u64) {
     assert_eq!(ended.len(), usize::from(NODES) - 1, "seed {seed}, operation {which}: {ended:?}");
 }
 
-/// A process has left while another one's message was too long for its window: the sender is told that, and not that it
-/// has cancelled the message.
+/// A process leaves an operation while another one's message waits for its window. The send fails with the operation, and
+/// not as one that its owner has cancelled.
 #[test]
 fn a_message_that_waits_for_a_window_ends_with_the_operation() {
     bereaved(10_215_123_218_146_729_250, 7);
