@@ -1,6 +1,8 @@
 //! The settings of a simulation, and its topology.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use midplane_simhw::fault::Faults;
@@ -14,6 +16,7 @@ use midplane_simhw::topology::Topology;
 use super::alone::alone;
 use super::trace::Plan;
 use super::{Report, Sim, SimError};
+use crate::NodeBuilder;
 
 /// One hour of virtual time.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(3_600);
@@ -31,6 +34,23 @@ enum Shape {
     Dumbbell(u16, LineRate),
 }
 
+/// Configures the nodes of the hosts.
+#[derive(Clone)]
+pub(super) struct Nodes(Arc<dyn Fn(&str, NodeBuilder) -> NodeBuilder + Send + Sync>);
+
+impl Nodes {
+    /// Configures the node of the host of this name.
+    pub(super) fn configure(&self, host: &str, node: NodeBuilder) -> NodeBuilder {
+        (self.0)(host, node)
+    }
+}
+
+impl fmt::Debug for Nodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Nodes")
+    }
+}
+
 /// Configures a [`Sim`]; every setting has a default.
 #[derive(Clone, Debug)]
 #[must_use = "`build` makes a simulation, `check` and `swarm` run one"]
@@ -44,6 +64,7 @@ pub struct SimBuilder {
     pub(super) faults: Faults,
     nic: NicProfile,
     pub(super) host: HostProfile,
+    pub(super) nodes: Nodes,
     pub(super) limit: Duration,
     trace: Option<PathBuf>,
 }
@@ -60,6 +81,7 @@ impl Default for SimBuilder {
             faults: Faults::NONE,
             nic: NicProfile::FREE,
             host: HostProfile::FREE,
+            nodes: Nodes(Arc::new(|_, node| node)),
             limit: DEFAULT_LIMIT,
             trace: None,
         }
@@ -134,6 +156,26 @@ impl SimBuilder {
     pub const fn hosts(mut self, profile: HostProfile) -> Self {
         self.host =
             HostProfile { ringing: Ringing::SystemCall, notice: Notice::Interrupt, ..profile };
+        self
+    }
+
+    /// Configures the node of each host, from the host's name and a builder with all defaults; also at each restart. What a
+    /// simulated host has is set afterwards: name, address, transport, and the places of the other hosts.
+    ///
+    /// ```
+    /// # use midplane::Sim;
+    /// // The client tells its senders when they may send.
+    /// let sims = Sim::builder().nodes(|host, node| match host {
+    ///     "client-1" => node.receive_tokens(),
+    ///     _ => node,
+    /// });
+    /// # drop(sims);
+    /// ```
+    pub fn nodes(
+        mut self,
+        configure: impl Fn(&str, NodeBuilder) -> NodeBuilder + Send + Sync + 'static,
+    ) -> Self {
+        self.nodes = Nodes(Arc::new(configure));
         self
     }
 

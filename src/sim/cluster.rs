@@ -12,6 +12,7 @@ use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::time::{Instant, nanos};
 use midplane_simhw::topology::Topology;
 
+use super::builder::Nodes;
 use super::script::{self, Action, Step};
 use super::trace::{Plan, Trace};
 use super::{HostEnd, Report, SimBuilder, SimError, Spec};
@@ -25,6 +26,7 @@ pub(super) struct Cluster {
     world: World<DatagramNic>,
     hosts: Arc<Hosts>,
     specs: Arc<[Spec]>,
+    nodes: Nodes,
     /// The steps of the script that are yet to come, the last first.
     script: Vec<(Instant, Action<NodeId>)>,
     shared: Arc<Shared>,
@@ -53,11 +55,11 @@ impl Shared {
 }
 
 /// Starts the code of a host.
-fn boot(host: &SimHost, hosts: &Arc<Hosts>, spec: &Spec, shared: &Arc<Shared>) {
-    let code = Arc::clone(&spec.code);
+fn boot(host: &SimHost, hosts: &Arc<Hosts>, spec: &Spec, nodes: &Nodes, shared: &Arc<Shared>) {
+    let (code, nodes, name) = (Arc::clone(&spec.code), nodes.clone(), spec.name.clone());
     let start = move || -> services::Main {
         Box::pin(async move {
-            let node = Node::builder().start().await?;
+            let node = nodes.configure(&name, Node::builder()).start().await?;
             code(node).await
         })
     };
@@ -114,14 +116,15 @@ impl Cluster {
         shared.ends().waiting = clients.map(|(node, _)| node).collect();
         let specs: Arc<[Spec]> = specs.into();
         for (node, spec) in (0..).map(NodeId).zip(&*specs) {
-            boot(&world.host(node), &hosts, spec, &shared);
+            boot(&world.host(node), &hosts, spec, &config.nodes, &shared);
         }
-        let booting = (Arc::clone(&specs), Arc::clone(&hosts), Arc::clone(&shared));
+        let nodes = config.nodes.clone();
+        let booting = (Arc::clone(&specs), Arc::clone(&hosts), nodes.clone(), Arc::clone(&shared));
         world.on_boot(move |host| {
-            let (specs, hosts, shared) = &booting;
-            boot(&host, hosts, &specs[host.node().index()], shared);
+            let (specs, hosts, nodes, shared) = &booting;
+            boot(&host, hosts, &specs[host.node().index()], nodes, shared);
         });
-        Ok(Self { world, hosts, specs, script, shared, topology, planned, trace: None })
+        Ok(Self { world, hosts, specs, nodes, script, shared, topology, planned, trace: None })
     }
 
     /// Returns the virtual time.
@@ -136,7 +139,7 @@ impl Cluster {
                 return Ok(true);
             }
             let trace = Trace::create(&plan, &self.topology)?;
-            self.world.observe(trace.observer());
+            self.world.observe(trace.observer(Arc::clone(&self.hosts)));
             self.trace = Some(trace);
         }
         let _entered = self.trace.as_ref().map(Trace::enter);
@@ -190,7 +193,7 @@ impl Cluster {
                 self.world.crash(node);
                 self.world.restart(node);
                 let (host, spec) = (self.world.host(node), &self.specs[node.index()]);
-                boot(&host, &self.hosts, spec, &self.shared);
+                boot(&host, &self.hosts, spec, &self.nodes, &self.shared);
             }
             Action::Partition(a, b) => self.world.cut(a, b),
             Action::Heal(a, b) => self.world.heal(a, b),

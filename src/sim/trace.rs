@@ -1,9 +1,10 @@
 //! The files of a run's trace, and where they are put.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use midplane_simhw::services::Spans;
+use midplane_simhw::services::{Hosts, Spans};
 use midplane_simhw::time::Instant;
 use midplane_simhw::topology::Topology;
 use midplane_simhw::trace::{Record, Recorder};
@@ -66,10 +67,17 @@ impl Trace {
         Ok(Self { path: plan.path.clone(), spans: Spans::new(recorder.clone()), recorder })
     }
 
-    /// Returns what receives the records of the network.
-    pub(super) fn observer(&self) -> impl FnMut(&Record<'_>) + Send + use<> {
+    /// Returns what receives the records of the network. A frame that its host's NIC drops is recorded as dropped.
+    pub(super) fn observer(&self, hosts: Arc<Hosts>) -> impl FnMut(&Record<'_>) + Send + use<> {
         let recorder = self.recorder.clone();
-        move |record| recorder.record(record)
+        move |record| {
+            if let Record::Delivered { at, frame, .. } = *record
+                && let Some(cause) = hosts.take_drop()
+            {
+                return recorder.record(&Record::Dropped { at, cause, link: None, frame });
+            }
+            recorder.record(record);
+        }
     }
 
     /// Has the spans and events of this thread's code recorded, until the guard is dropped.

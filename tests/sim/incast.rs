@@ -1,4 +1,5 @@
-//! Many servers that answer one client at once, through a switch port with a small buffer: TCP, and nodes.
+//! Many servers that answer one client at once, through a switch port with a small buffer: TCP, and nodes with and without
+//! tokens.
 
 use std::time::Duration;
 
@@ -69,9 +70,16 @@ async fn node_client(node: Node) -> Result {
     ask(streams).await
 }
 
-/// Returns the part of the line's rate that the client receives, and the packets that the switch drops.
-fn goodput(buffer: u32, add: impl Fn(&mut Sim)) -> (f64, u64) {
-    let mut sim = Sim::builder().port_buffer(buffer).limit(Duration::from_secs(600)).build();
+/// Returns the part of the line's rate that the client receives, and the packets that the switch drops. The client grants
+/// tokens for the switch's buffer if `has_tokens`.
+fn goodput(buffer: u32, has_tokens: bool, add: impl Fn(&mut Sim)) -> (f64, u64) {
+    let sims = Sim::builder().port_buffer(buffer).limit(Duration::from_secs(600));
+    let mut sim = sims
+        .nodes(move |host, node| match host {
+            "client-1" if has_tokens => node.port_buffer(buffer.into()),
+            _ => node,
+        })
+        .build();
     add(&mut sim);
     let report = sim.run().unwrap();
     let bits = (SERVERS * BLOCKS * BLOCK * 8) as f64;
@@ -79,7 +87,7 @@ fn goodput(buffer: u32, add: impl Fn(&mut Sim)) -> (f64, u64) {
 }
 
 #[test]
-fn tcp_collapses_in_a_small_buffer_and_nodes_lose_less_time() {
+fn tcp_collapses_in_a_small_buffer_and_nodes_with_tokens_do_not() {
     let tcp = |sim: &mut Sim| {
         for server in 0..SERVERS {
             sim.host(format!("server-{server}"), |_| tcp_server());
@@ -92,14 +100,17 @@ fn tcp_collapses_in_a_small_buffer_and_nodes_lose_less_time() {
         }
         sim.client(node_client);
     };
-    let (ample, none) = goodput(4 << 20, tcp);
-    let (small, dropped) = goodput(32 << 10, tcp);
-    let (ours, ours_dropped) = goodput(32 << 10, nodes);
+    let (ample, none) = goodput(4 << 20, false, tcp);
+    let (small, dropped) = goodput(32 << 10, false, tcp);
+    let (ours, ours_dropped) = goodput(32 << 10, false, nodes);
+    let (granted, granted_dropped) = goodput(32 << 10, true, nodes);
     println!(
-        "TCP {ample:.3}, {small:.3} ({dropped} dropped); nodes {ours:.3} ({ours_dropped} dropped)"
+        "TCP {ample:.3}, {small:.3} ({dropped} dropped); nodes {ours:.3} ({ours_dropped} dropped), with tokens \
+         {granted:.3} ({granted_dropped} dropped)"
     );
     assert_eq!(none, 0);
     assert!(ample > 0.7, "{ample}");
     assert!(small < ample / 4.0 && dropped > 100, "{small}, {dropped} dropped");
     assert!(ours > 10.0 * small, "{ours}, {ours_dropped} dropped");
+    assert!(granted > 0.8 && granted_dropped == 0, "{granted}, {granted_dropped} dropped");
 }

@@ -381,6 +381,32 @@ fn a_traced_run_shows_packets_hosts_spans_logs_and_faults() {
 }
 
 #[test]
+fn a_trace_shows_what_a_paused_nic_and_a_full_socket_drop() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut sim = Sim::builder().trace(folder.path()).build();
+    sim.host("sink", |_| async {
+        let _socket = UdpSocket::bind("0.0.0.0:9".parse()?)?;
+        std::future::pending().await
+    });
+    sim.client(|_| async {
+        let socket = UdpSocket::bind("0.0.0.0:9".parse()?)?;
+        for _ in 0..6_000 {
+            socket.send_to(&[7; 1_000], "10.0.0.1:9".parse()?).await?;
+        }
+        midplane::time::sleep(100 * MS).await;
+        Ok(())
+    });
+    sim.at(MS).pause("sink", 10 * MS);
+    let report = sim.run().unwrap();
+    assert!(report.drops.of(DropCause::NoBuffer) > 100, "{report:?}");
+    assert!(report.drops.of(DropCause::SocketFull) > 100, "{report:?}");
+    let tracks = contents(&report.trace.unwrap(), ".perfetto-trace");
+    for text in ["no_buffer", "DEBUG a socket is full: a packet is dropped peer=10.0.0.2:9 port=9"] {
+        assert!(tracks.contains(text), "{text:?} is missing");
+    }
+}
+
+#[test]
 fn a_failed_check_leaves_its_trace() {
     let failed = Sim::builder().seed(6).check(|sim| reports(sim, true)).unwrap_err();
     let SimError::Host { trace: Some(path), .. } = &failed else { panic!("{failed}") };

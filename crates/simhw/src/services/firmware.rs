@@ -105,7 +105,7 @@ impl Firmware for DatagramNic {
             return;
         }
         let Some((port, command)) = self.buffers.pop_front() else {
-            return self.hosts.count_drop(DropCause::NoBuffer);
+            return self.hosts.drop_frame(DropCause::NoBuffer);
         };
         let length = u32::from(frame.header.length);
         let written = match command.region.part(0, length) {

@@ -25,14 +25,14 @@ const FIRST_PORT: u16 = 32_768;
 #[derive(Debug, Default)]
 pub struct Hosts {
     names: Vec<String>,
-    drops: Mutex<Drops>,
+    drops: Mutex<(Drops, Option<DropCause>)>,
 }
 
 impl Hosts {
     /// Names the hosts: the first name is that of node 0.
     #[must_use]
     pub fn new(names: Vec<String>) -> Arc<Self> {
-        Arc::new(Self { names, drops: Mutex::default() })
+        Arc::new(Self { names, ..Self::default() })
     }
 
     /// Returns the names, in the order of the nodes.
@@ -43,11 +43,29 @@ impl Hosts {
     /// Returns the packets that arrived at their NICs and that the hosts dropped, by cause.
     #[must_use]
     pub fn drops(&self) -> Drops {
-        *self.drops.lock().unwrap_or_else(PoisonError::into_inner)
+        self.dropped().0
     }
 
+    /// Returns why a host has dropped the frame that its NIC has handled last, if it has. Each drop is returned once.
+    #[must_use]
+    pub fn take_drop(&self) -> Option<DropCause> {
+        self.dropped().1.take()
+    }
+
+    /// Counts a packet that a host drops.
     pub(super) fn count_drop(&self, cause: DropCause) {
-        self.drops.lock().unwrap_or_else(PoisonError::into_inner).add(cause);
+        self.dropped().0.add(cause);
+    }
+
+    /// Counts the frame that a NIC handles now, and drops.
+    pub(super) fn drop_frame(&self, cause: DropCause) {
+        let mut dropped = self.dropped();
+        dropped.0.add(cause);
+        dropped.1 = Some(cause);
+    }
+
+    fn dropped(&self) -> MutexGuard<'_, (Drops, Option<DropCause>)> {
+        self.drops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the nodes of all hosts.
@@ -167,11 +185,11 @@ impl Kernel {
 
     /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A packet to a
     /// port that no socket has is answered.
-    pub(super) fn deliver(&self, arrived: Arrived, wakes: &mut Vec<Waker>) {
+    pub(super) fn deliver(self: &Arc<Self>, arrived: Arrived, wakes: &mut Vec<Waker>) {
         let Label { kind, from, to, ecn, is_loopback, .. } = arrived.label;
         let ip = if is_loopback { Ipv4Addr::LOCALHOST.into() } else { Hosts::ip(arrived.from) };
         let peer = SocketAddr::new(ip, from);
-        let mut state = self.state();
+        let (mut state, bytes) = (self.state(), arrived.bytes.len());
         let state = &mut *state;
         let is_taken = match (kind, state.sockets.get_mut(&to)) {
             (Kind::Segment, _) => {
@@ -191,6 +209,8 @@ impl Kernel {
         };
         if !is_taken {
             self.hosts.count_drop(DropCause::SocketFull);
+            let _entered = Entered::new(self);
+            tracing::debug!(%peer, port = to, bytes, "a socket is full: a packet is dropped");
         }
     }
 

@@ -199,7 +199,13 @@ impl Driver {
                 }
                 self.yield_to_tasks().await;
             } else {
-                poll_fn(|context| self.poll_wake(context, &mut handler)).await;
+                // The socket was polled by this task just now, and had nothing.
+                let mut has_polled = true;
+                poll_fn(|context| {
+                    let is_polled = std::mem::take(&mut has_polled);
+                    self.poll_wake(context, &mut handler, is_polled)
+                })
+                .await;
             }
         }
         self.end_sessions();
@@ -505,13 +511,19 @@ impl Driver {
         }
     }
 
-    fn poll_wake(&mut self, context: &mut Context<'_>, handler: &mut impl Handler) -> Poll<()> {
+    /// Waits until there is something to do. If `is_polled`, the socket wakes this task already.
+    fn poll_wake(
+        &mut self,
+        context: &mut Context<'_>,
+        handler: &mut impl Handler,
+        is_polled: bool,
+    ) -> Poll<()> {
         self.shared.driver.register(context.waker());
         let is_dirty = self.shared.dirty().as_ref().is_some_and(|dirty| !dirty.is_empty());
         if is_dirty || self.shared.is_closed.load(Ordering::Acquire) {
             return Poll::Ready(());
         }
-        if self.poll_socket(context, handler) {
+        if !is_polled && self.poll_socket(context, handler) {
             return Poll::Ready(());
         }
         let Some(io) = &self.io else { return Poll::Pending };

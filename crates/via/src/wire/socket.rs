@@ -152,9 +152,9 @@ impl Socket {
         }
         drop(held);
         is_busy |= match &mut self.io {
-            Io::System(io) => io.transmit(context, clock, endpoint)?,
+            Io::System(io) => io.transmit(context, clock, now, endpoint)?,
             #[cfg(feature = "sim")]
-            Io::Modelled(io) => io.transmit(context, clock, endpoint),
+            Io::Modelled(io) => io.transmit(context, now, endpoint),
         };
         if is_busy {
             return Poll::Ready(Ok(()));
@@ -163,7 +163,7 @@ impl Socket {
         match &mut self.io {
             Io::System(io) => ready!(io.poll_alarm(context, clock, timeout)),
             #[cfg(feature = "sim")]
-            Io::Modelled(io) => ready!(io.poll_alarm(context, clock, timeout)),
+            Io::Modelled(io) => ready!(io.poll_alarm(context, now, timeout)),
         }
         Poll::Ready(Ok(()))
     }

@@ -46,14 +46,13 @@ impl Modelled {
         clock: Clock,
         endpoint: &Mutex<Endpoint>,
     ) -> bool {
-        let now = clock.now();
         for count in 0..RECEIVES_PER_TURN {
             match self.io.poll_receive(context) {
                 Poll::Ready(Arrival::Datagram(mut datagram)) => {
-                    lock(endpoint).handle_datagram(now, datagram.peer, &mut datagram.bytes);
+                    lock(endpoint).handle_datagram(clock.now(), datagram.peer, &mut datagram.bytes);
                 }
                 Poll::Ready(Arrival::Unreachable(peer)) => {
-                    lock(endpoint).handle_unreachable(now, peer);
+                    lock(endpoint).handle_unreachable(clock.now(), peer);
                 }
                 Poll::Pending => return count > 0,
             }
@@ -61,14 +60,13 @@ impl Modelled {
         true
     }
 
-    /// Sends trains; returns whether more can be sent.
+    /// Sends trains; returns whether more can be sent. No time passes meanwhile.
     pub(super) fn transmit(
         &mut self,
         context: &mut Context<'_>,
-        clock: Clock,
+        now: Instant,
         endpoint: &Mutex<Endpoint>,
     ) -> bool {
-        let now = clock.now();
         for _ in 0..SENDS_PER_TURN {
             let outgoing = match self.pending.take() {
                 Some(pending) => pending,
@@ -94,14 +92,14 @@ impl Modelled {
         true
     }
 
-    /// Waits until `at` of the socket's clock.
+    /// Waits until `at` of the socket's clock, which shows `now`.
     pub(super) fn poll_alarm(
         &mut self,
         context: &mut Context<'_>,
-        clock: Clock,
+        now: Instant,
         at: Instant,
     ) -> Poll<()> {
-        let at = self.host.now() + at.since(clock.now());
+        let at = self.host.now() + at.since(now);
         match &mut self.alarm {
             Some(alarm) => alarm.reset(at),
             None => self.alarm = Some(self.host.clone().alarm(at)),

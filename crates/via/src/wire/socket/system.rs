@@ -180,14 +180,14 @@ impl System {
         filled
     }
 
-    /// Sends trains; returns whether more can be sent.
+    /// Sends trains, the first one at `now`; returns whether more can be sent.
     pub(super) fn transmit(
         &mut self,
         context: &mut Context<'_>,
         clock: Clock,
+        mut now: Instant,
         endpoint: &Mutex<Endpoint>,
     ) -> io::Result<bool> {
-        let mut now = clock.now();
         for _ in 0..SENDS_PER_TURN {
             let outgoing = match self.pending.take() {
                 Some(pending) => pending,
