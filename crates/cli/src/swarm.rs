@@ -19,6 +19,7 @@ mod tests;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use midplane::simhw::trace::Recorder;
@@ -31,6 +32,9 @@ const EXAMPLES: &str = "\
 Examples:
   # A thousand seeds, from 0
   midplane swarm --seeds 1000
+
+  # Other seeds, for ten minutes
+  midplane swarm --first 1000 --seeds 100000000 --seconds 600
 
   # One of them again, with files for Wireshark and Perfetto
   midplane swarm --seed 17 --pcapng 17.pcapng --perfetto 17.perfetto-trace
@@ -51,12 +55,20 @@ const NO_BUGS: &str = "--plant needs a build with bugs: cargo run --release -p m
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Number of seeds to run, from 0 on
+    /// Number of seeds to run
     #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     seeds: u64,
 
+    /// The first of the seeds
+    #[arg(long, default_value_t = 0, value_name = "SEED", value_parser = clap::value_parser!(u64).range(..=1 << 62))]
+    first: u64,
+
+    /// Begin no more seeds after this time, however many --seeds there are
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    seconds: Option<u64>,
+
     /// Run this seed alone
-    #[arg(long, conflicts_with = "seeds", value_name = "SEED")]
+    #[arg(long, conflicts_with_all = ["seeds", "first", "seconds"], value_name = "SEED")]
     seed: Option<u64>,
 
     /// Plant a bug by name, or "all" in turn: needs a build with the feature planted
@@ -98,7 +110,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
 /// Runs one seed, and records it in the files of `--pcapng` and `--perfetto`.
 fn one(arguments: &Arguments, seed: u64) -> Result<Summary, Failure> {
     let (pcapng, perfetto) = (arguments.pcapng.as_deref(), arguments.perfetto.as_deref());
-    let mut summary = Summary::begin(arguments.seeds);
+    let mut summary = Summary::begin(1, None);
     if pcapng.is_none() && perfetto.is_none() {
         summary.add(run::run(seed, None));
         return Ok(summary);
@@ -112,21 +124,27 @@ fn one(arguments: &Arguments, seed: u64) -> Result<Summary, Failure> {
     Ok(summary)
 }
 
-/// Runs all seeds on all processors; with `until_first`, stops at the first failure.
+/// Runs all seeds on all processors, or those that the time allows; with `until_first`, stops at the first failure.
+#[expect(clippy::disallowed_methods, reason = "its own time is limited")]
 fn all(arguments: &Arguments, until_first: bool) -> Summary {
+    let end = arguments.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let is_over = || end.is_some_and(|end| Instant::now() >= end);
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let (sender, outcomes) = mpsc::channel::<Outcome>();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            let (sender, next, stop) = (sender.clone(), &next, &stop);
+            let (sender, next, stop, is_over) = (sender.clone(), &next, &stop, &is_over);
             scope.spawn(move || {
                 loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= arguments.seeds || stop.load(Ordering::Relaxed) {
+                    if stop.load(Ordering::Relaxed) || is_over() {
                         return;
                     }
-                    let outcome = run::run(number, None);
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= arguments.seeds {
+                        return;
+                    }
+                    let outcome = run::run(arguments.first + number, None);
                     if sender.send(outcome).is_err() {
                         return;
                     }
@@ -134,7 +152,7 @@ fn all(arguments: &Arguments, until_first: bool) -> Summary {
             });
         }
         drop(sender);
-        let mut summary = Summary::begin(arguments.seeds);
+        let mut summary = Summary::begin(arguments.seeds, arguments.seconds);
         for outcome in outcomes {
             summary.add(outcome);
             if until_first && summary.failed() {

@@ -111,5 +111,5 @@ fn soak() {
         (packets, effects) = (packets + report.sent, effects + report.faults.total());
         seed += 1;
     }
-    println!("soak: | {first} | {} | {packets} | {effects} |", seed - first);
+    println!("soak: {first} | {} | {packets} | {effects}", seed - first);
 }

@@ -24,6 +24,8 @@ pub(crate) struct Summary {
     pub(crate) failures: Vec<(u64, Vec<String>)>,
     began: Instant,
     bar: ProgressBar,
+    /// True if the bar shows the seconds, false if it shows the seeds.
+    is_timed: bool,
 }
 
 /// The report.
@@ -51,9 +53,12 @@ struct Failed {
 
 impl Summary {
     #[expect(clippy::disallowed_methods, reason = "it measures the machine's time")]
-    pub(crate) fn begin(seeds: u64) -> Self {
-        let bar = ProgressBar::new(seeds);
-        let style = "{wide_bar} {pos}/{len} seeds, {msg} failed, {eta} left";
+    pub(crate) fn begin(seeds: u64, seconds: Option<u64>) -> Self {
+        let bar = ProgressBar::new(seconds.unwrap_or(seeds));
+        let style = match seconds {
+            Some(_) => "{wide_bar} {pos}/{len} s, {msg} failed",
+            None => "{wide_bar} {pos}/{len} seeds, {msg} failed, {eta} left",
+        };
         bar.set_style(ProgressStyle::with_template(style).expect("a fixed template"));
         bar.set_message("0");
         Self {
@@ -62,13 +67,18 @@ impl Summary {
             failures: Vec::new(),
             began: Instant::now(),
             bar,
+            is_timed: seconds.is_some(),
         }
     }
 
     pub(crate) fn add(&mut self, outcome: Outcome) {
         self.seeds += 1;
         self.sums += &outcome;
-        self.bar.inc(1);
+        if self.is_timed {
+            self.bar.set_position(self.began.elapsed().as_secs());
+        } else {
+            self.bar.inc(1);
+        }
         if !outcome.complaints.is_empty() {
             self.failures.push((outcome.seed, outcome.complaints));
             self.failures.sort_unstable();
