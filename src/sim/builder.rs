@@ -34,9 +34,11 @@ enum Shape {
     Dumbbell(u16, LineRate),
 }
 
+type Configure = dyn Fn(&str, NodeBuilder) -> NodeBuilder + Send + Sync;
+
 /// Configures the nodes of the hosts.
 #[derive(Clone)]
-pub(super) struct Nodes(Arc<dyn Fn(&str, NodeBuilder) -> NodeBuilder + Send + Sync>);
+pub(super) struct Nodes(Arc<Configure>);
 
 impl Nodes {
     /// Configures the node of the host of this name.

@@ -401,7 +401,8 @@ fn a_trace_shows_what_a_paused_nic_and_a_full_socket_drop() {
     assert!(report.drops.of(DropCause::NoBuffer) > 100, "{report:?}");
     assert!(report.drops.of(DropCause::SocketFull) > 100, "{report:?}");
     let tracks = contents(&report.trace.unwrap(), ".perfetto-trace");
-    for text in ["no_buffer", "DEBUG a socket is full: a packet is dropped peer=10.0.0.2:9 port=9"] {
+    for text in ["no_buffer", "DEBUG a socket is full: a packet is dropped peer=10.0.0.2:9 port=9"]
+    {
         assert!(tracks.contains(text), "{text:?} is missing");
     }
 }
