@@ -15,6 +15,13 @@ fn the_first_seeds_hold() {
     (0..24).for_each(check_holds);
 }
 
+/// A sender that others took for dead long before; one whose answer to its witness was lost; alarms on slow clocks; frames
+/// that are dropped after the faults have ended.
+#[test]
+fn seeds_that_have_failed_hold() {
+    [10_401, 20_181, 15_708, 15_729, 12_862].into_iter().for_each(check_holds);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4))]
     #[test]

@@ -101,8 +101,8 @@ pub(crate) struct Link {
     given_before: u32,
     /// For each sender, the number of its last grant that arrived.
     taken: Vec<u32>,
-    /// Parties that did not answer and have sent nothing since.
-    down: Parties,
+    /// For each sender that did not answer and has sent nothing since: when that was noticed.
+    silent_since: Vec<Option<Instant>>,
     /// All senders but those that have left: an epoch of which the witness learned of that too late still has them as
     /// members.
     present: Parties,
@@ -138,7 +138,7 @@ impl Link {
             given: None,
             given_before: 0,
             taken: vec![0; setup.senders],
-            down: Parties::default(),
+            silent_since: vec![None; setup.senders],
             present: all,
             left: false,
             outbox: VecDeque::new(),
@@ -284,7 +284,7 @@ impl Link {
             return;
         }
         self.lease.on_clock(now, from, clock);
-        self.down = self.down.without(from);
+        self.note_silence(from, None);
         self.present = self.present.with(from);
         match body {
             Body::UniReqLink { epoch, requesters } => {
@@ -334,7 +334,7 @@ impl Link {
         // Its new incarnation does not know which grants the former one took.
         self.given.take_if(|(to, _)| *to == party);
         self.forget_request(party);
-        self.down = if restarted { self.down.without(party) } else { self.down.with(party) };
+        self.note_silence(party, (!restarted).then_some(now));
         let concerns = if restarted {
             // This applies even if the token is not wanted here: the former incarnation may have been the last to know
             // of it.

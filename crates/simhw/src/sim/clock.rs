@@ -47,6 +47,12 @@ impl Clock {
         self.since.plus_nanos((ahead as u128 * MILLION).div_ceil(self.rate()) as u64)
     }
 
+    /// Returns the first time that the clock does not show before the world's time is `at`: an alarm at it is never early.
+    pub(super) const fn not_before(self, at: Instant) -> Instant {
+        let shown = self.read(at);
+        if self.when(shown).as_nanos() < at.as_nanos() { shown.plus_nanos(1) } else { shown }
+    }
+
     /// Sets the clock's drift to `ppm` from `now` on, and moves it ahead by `step`.
     pub(super) fn change(&mut self, now: Instant, ppm: i32, step: std::time::Duration) {
         *self = Self { since: now, showed: self.read(now) + step, ppm };
@@ -76,6 +82,8 @@ mod tests {
             prop_assert!(clock.read(when) >= at);
             let earlier = Instant::from_nanos(when.as_nanos() - 1);
             prop_assert!(after == 0 || clock.read(earlier) < at);
+            let later = Instant::from_nanos(now.as_nanos() + after);
+            prop_assert!(clock.when(clock.not_before(later)) >= later);
         }
     }
 

@@ -168,7 +168,7 @@ impl Link {
         };
         self.token = Some(token);
         self.granted = Some(now);
-        if self.is_unsupported() {
+        if !self.silent(now).is_empty() {
             self.return_token(now);
         } else if self.wants {
             self.keep_lease(now);

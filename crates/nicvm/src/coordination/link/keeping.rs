@@ -58,27 +58,43 @@ impl Link {
     /// the witness.
     pub(super) fn recover(&mut self, now: Instant, suspect: Option<Party>) {
         self.counters.recoveries += 1;
-        let epoch = self.epoch;
-        let gave_up = self.token.is_none();
-        self.send(Party::WITNESS, Body::RecoverLink { epoch, suspect, gave_up });
-        if gave_up {
-            self.given_up = self.given_up.max(epoch);
+        if self.token.is_none() {
+            // The witness may have asked to give up an epoch of which this sender knows nothing else, and its answer may
+            // have been lost.
+            self.given_up = self.given_up.max(self.epoch);
+            let epoch = self.given_up;
+            self.send(Party::WITNESS, Body::RecoverLink { epoch, suspect, gave_up: true });
             self.request.get_or_insert(Request { sent: now, tries: 1 });
         } else {
+            let epoch = self.epoch;
+            self.send(Party::WITNESS, Body::RecoverLink { epoch, suspect, gave_up: false });
             self.on_request(Party::WITNESS, Party::WITNESS, false);
             self.grant_if_free(now);
         }
     }
 
-    /// Returns whether a sender that must support the epoch is known not to answer.
-    pub(super) fn is_unsupported(&self) -> bool {
-        !self.live.without(self.setup.me).and(self.down).is_empty()
+    /// Notes since when a party does not answer; `None` if it does.
+    pub(super) fn note_silence(&mut self, party: Party, since: Option<Instant>) {
+        if let Some(entry) = self.silent_since.get_mut(usize::from(party.0)) {
+            *entry = since;
+        }
+    }
+
+    /// Returns the senders that must support the epoch and are known not to answer. After a lease that is known no longer:
+    /// parties that are excluded send each other nothing by which one could notice that the other is back.
+    pub(super) fn silent(&self, now: Instant) -> Parties {
+        let is_silent = |party: &Party| {
+            let since = self.silent_since.get(usize::from(party.0)).copied().flatten();
+            since.is_some_and(|since| now.nanos_since(since) < self.setup.lease_ns)
+        };
+        let others = self.live.without(self.setup.me);
+        others.iter().filter(is_silent).fold(Parties::default(), Parties::with)
     }
 
     /// Returns a token that has just arrived to the witness, which excludes the parties that do not answer.
     pub(super) fn return_token(&mut self, now: Instant) {
         let epoch = self.epoch;
-        for suspect in self.live.without(self.setup.me).and(self.down).iter() {
+        for suspect in self.silent(now).iter() {
             let body = Body::RecoverLink { epoch, suspect: Some(suspect), gave_up: false };
             self.send(Party::WITNESS, body);
         }

@@ -136,7 +136,7 @@ impl SimHardware<'_> {
         }
         let until = first.max(self.now.plus_nanos(1));
         let until = self.network.shared.not_before(node, until);
-        Err(TransmitRefused::Busy { until: self.nic.clock.read(until) })
+        Err(TransmitRefused::Busy { until: self.nic.clock.not_before(until) })
     }
 
     /// When the line may begin with a frame: once so much of it is gathered that the line never
