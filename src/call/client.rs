@@ -291,7 +291,8 @@ impl Call {
                 Ok(candidates) => candidates,
                 Err(error) => return Err(last.unwrap_or(CallError::Node(error))),
             };
-            let random = host::random().unwrap_or(0);
+            let has_choice = candidates.len() > 1;
+            let random = has_choice.then(|| host::random().unwrap_or(0)).unwrap_or_default();
             let leased = self.shared.pool.lease(&candidates, random);
             let (candidate, lease) = leased.expect("a candidate was found");
             let session = candidate.session.number();

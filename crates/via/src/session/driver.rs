@@ -1,8 +1,9 @@
 //! The driver of a process's sessions: one task that moves what they send and receive.
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
@@ -12,7 +13,7 @@ use midplane_simhw::shm::rings::WakeSet;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use super::below::Pipes;
 use super::core::Event;
@@ -28,6 +29,8 @@ use crate::wire::socket::Socket;
 const SPIN: Duration = Duration::from_micros(150);
 /// Time after which the driver takes a frame that its woken reader has not taken: it may block other streams.
 const GRACE: Duration = Duration::from_micros(50);
+/// The same where the driver waits meanwhile: the runtime's timers are no finer.
+const PATIENCE: Duration = Duration::from_millis(1);
 /// If yielding the processor costs the driver more than `CROWDED`, it does not yield for `CROWDED_FOR`, but
 /// parks: other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
 const CROWDED: Duration = Duration::from_millis(1);
@@ -110,6 +113,8 @@ pub struct Driver {
     /// The end of the time in which the driver parks instead of yielding to a peer: other tasks need the processor for
     /// longer.
     crowded_until: Option<Instant>,
+    /// Ends the time in which readers may leave frames on a wire, while the driver waits.
+    patience: Pin<Box<Sleep>>,
 }
 
 /// A driver whose runtime is dropped ends like one that was closed. It empties the list of sessions, since a
@@ -133,6 +138,8 @@ impl std::fmt::Debug for Active {
 enum Found {
     /// No frame, and none is expected soon.
     Nothing,
+    /// Frames that wait for readers, which were woken. They wake the driver when they write.
+    Readers,
     /// No frame, but an answer may arrive soon.
     Hope,
     /// A frame, or a task that was woken.
@@ -175,6 +182,7 @@ impl Driver {
             polls: Polls::No,
             lets_peer_run: false,
             crowded_until: None,
+            patience: Box::pin(tokio::time::sleep(PATIENCE)),
         })
     }
 
@@ -193,15 +201,21 @@ impl Driver {
                 // The peer may need this processor to answer.
                 rustix::thread::sched_yield();
             }
-            if found > Found::Nothing || self.polls > Polls::No {
+            if found > Found::Readers || self.polls > Polls::No {
                 if found == Found::Hope && self.lets_peer_run {
                     self.let_peer_run();
                 }
                 self.yield_to_tasks().await;
             } else {
+                if found == Found::Readers && self.patience.is_elapsed() {
+                    self.patience.as_mut().reset(Instant::now() + PATIENCE);
+                }
                 // The socket was polled by this task just now, and had nothing.
                 let mut has_polled = true;
                 poll_fn(|context| {
+                    if found == Found::Readers && self.patience.as_mut().poll(context).is_ready() {
+                        return Poll::Ready(());
+                    }
                     let is_polled = std::mem::take(&mut has_polled);
                     self.poll_wake(context, &mut handler, is_polled)
                 })
@@ -404,7 +418,10 @@ impl Driver {
         let wakers = std::mem::take(&mut core.wakers);
         let events = std::mem::take(&mut core.events);
         let mut found = if any || !wakers.is_empty() { Found::Something } else { Found::Hope };
-        if found == Found::Hope && session.transport() != TransportKind::Shm {
+        let is_piped = session.transport() != TransportKind::Shm;
+        // With several threads a yield is a system call, and woken tasks run as soon while the driver waits.
+        let waits = is_piped && !self.is_current_thread;
+        if found == Found::Hope && is_piped {
             // Datagrams activate the session again: there is no ring to poll.
             active.vain = active.vain.max(2);
         }
@@ -413,12 +430,19 @@ impl Driver {
                 self.vain = 0;
             }
             (active.last, active.vain) = (now, 0);
+            if waits && !any {
+                found = if core.park() { Found::Nothing } else { Found::Readers };
+            }
         } else if active.vain > 1 && (peer == Peer::Parked || now >= active.last + spin) {
             // Counts even if tasks used the time, or a halved time would never grow again.
             if peer != Peer::Parked {
                 self.vain = self.vain.wrapping_add(1);
             }
-            found = if core.park() { Found::Nothing } else { Found::Something };
+            found = match core.park() {
+                true => Found::Nothing,
+                false if waits => Found::Readers,
+                false => Found::Something,
+            };
         } else {
             active.vain += 1;
             self.lets_peer_run |= peer == Peer::Here && active.vain > 1;
