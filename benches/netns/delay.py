@@ -1,9 +1,13 @@
-"""Moves frames from one interface to another after a delay, as the queueing discipline netem does where a kernel has it.
+"""Moves frames from one interface to another after a delay, in order, as the queueing discipline netem does.
 
-    delay.py FROM TO MILLISECONDS
+    delay.py FROM TO MILLISECONDS JITTER
+
+Each frame waits up to JITTER milliseconds longer, at random. Without any, phase effects decide which of two streams
+fills the last place of a short queue (Floyd and Jacobson 1991, section 2), and thus the shares.
 """
 
 import collections
+import random
 import select
 import socket
 import sys
@@ -27,6 +31,7 @@ def open_on(interface, protocol):
 def main():
     """Moves frames until the process is stopped."""
     source, target, delay = open_on(sys.argv[1], ETH_P_ALL), open_on(sys.argv[2], 0), float(sys.argv[3]) / 1e3
+    jitter, latest = float(sys.argv[4]) / 1e3, 0.0
     source.setblocking(False)
     held = collections.deque()
     while True:
@@ -37,10 +42,11 @@ def main():
             except OSError:
                 pass  # The interface is gone or full: the frame is lost.
         select.select([source], [], [], max(0.0, held[0][0] - now) if held else None)
-        now = time.monotonic()
         try:
             while True:
-                held.append((now + delay, source.recv(65_600)))
+                frame = source.recv(65_600)
+                latest = max(latest, time.monotonic() + delay + jitter * random.random())
+                held.append((latest, frame))
         except BlockingIOError:
             pass
         except OSError:

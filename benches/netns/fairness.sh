@@ -29,7 +29,8 @@ LAB=${LAB:-${CARGO_TARGET_DIR:-target}/release/lab}
 # value NAME FILE: a number of the JSON document.
 value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
 
-# Answers of the receiver leave by a second line, and arrive at the sender after the delay.
+# delay_answers RATE: what the receiver sends leaves by a second line, and arrives at the sender after the delay and up
+# to the time of one packet at the bottleneck.
 delay_answers() {
     local setting mac
     ip link add back netns "$TAG-0" type veth peer name back0 netns "$TAG-sw"
@@ -41,7 +42,7 @@ delay_answers() {
     mac=$(ip netns exec "$TAG-1" cat /sys/class/net/eth0/address)
     ip -n "$TAG-0" neighbour add "$NET.11" lladdr "$mac" dev back
     ip -n "$TAG-0" route add "$NET.11/32" dev back src "$NET.10"
-    ip netns exec "$TAG-sw" python3 benches/netns/delay.py back0 port1 "$DELAY" &
+    ip netns exec "$TAG-sw" python3 benches/netns/delay.py back0 port1 "$DELAY" "$(awk -v rate="$1" 'BEGIN {print 12.112 / rate}')" &
 }
 
 # build_network RATE BUFFER: the buffer in bytes.
@@ -53,8 +54,7 @@ build_network() {
     # The bucket holds two packets, or a tenth of a millisecond of the rate.
     local burst=$(($1 * 1000000 / 8 / 10000))
     ip netns exec "$TAG-sw" tc qdisc add dev port0 root tbf rate "$1mbit" burst $((burst > 3200 ? burst : 3200)) limit "$2"
-    ((DELAY == 0)) || delay_answers
-    ip netns exec "$TAG-1" ping -c 1 -W 1 "$NET.10" >/dev/null 2>&1 || true
+    ((DELAY == 0)) || delay_answers "$1"
 }
 
 # measure FIRST: one round; appends both numbers to the file of rounds.
