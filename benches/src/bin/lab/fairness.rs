@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use midplane::Node;
+use midplane::{Congestion, Node};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -44,6 +44,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value = "ours")]
     first: Which,
 
+    /// The congestion control of ours
+    #[arg(long, value_enum, default_value = "cubic")]
+    law: Law,
+
     /// Seconds after both have started that are not measured
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=60))]
     warm_up: u32,
@@ -55,6 +59,23 @@ pub(crate) struct Arguments {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Law {
+    Cubic,
+    Bbr,
+    Warp,
+}
+
+impl Law {
+    const fn congestion(self) -> Congestion {
+        match self {
+            Self::Cubic => Congestion::Cubic,
+            Self::Bbr => Congestion::Bbr,
+            Self::Warp => Congestion::Warp,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -98,7 +119,11 @@ async fn receive(arguments: &Arguments, at: SocketAddr) -> Result<(), Failure> {
     let node = node.start().await?;
     let mut ours = node.listen("bytes").await?;
     let theirs = TcpListener::bind(tcp(at)).await?;
-    let both = async { tokio::try_join!(async { Ok::<_, Failure>(ours.accept().await?.0) }, async { Ok(theirs.accept().await?.0) }) };
+    let both = async {
+        tokio::try_join!(async { Ok::<_, Failure>(ours.accept().await?.0) }, async {
+            Ok(theirs.accept().await?.0)
+        })
+    };
     let (ours, theirs) = tokio::time::timeout(2 * PATIENCE, both).await??;
     let counts = [count(ours), count(theirs)];
     let read = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
@@ -128,6 +153,7 @@ fn count(mut stream: impl AsyncRead + Send + Unpin + 'static) -> Arc<AtomicU64> 
 
 async fn send(arguments: &Arguments, to: SocketAddr) -> Result<(), Failure> {
     let builder = Node::builder().cluster("fairness").transports("udp").trusted_network();
+    let builder = builder.congestion(arguments.law.congestion());
     let node = builder.discover(to.to_string()).connect_timeout(PATIENCE).start().await?;
     let ours = async {
         tokio::time::sleep(delay(arguments, Which::Ours)).await;
