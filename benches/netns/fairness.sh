@@ -6,7 +6,8 @@
 # RATES are in Mb/s, BUFFERS in KiB, both separated by commas; the buffer `bdp` is one product of rate and delay.
 # Defaults: 4 rounds of 20,100,1000 Mb/s and 24,64,bdp at 10 ms, 8 s each. Hosts are network namespaces joined to a
 # bridge, whose port to the receiver has the rate and the buffer; what the receiver sends is delayed. In every other
-# round TCP starts first. `LAW=bbr` and `LAW=warp` measure the other laws. Asked: the median of ours / TCP is between 0.5 and 2. Ends with 1 if it is not. Needs root;
+# round TCP starts first. `LAW=warp` measures another law, and so does `LAW=bbr`, with a program
+# that was built with `--features bbr`. Asked: the median of ours / TCP is between 0.5 and 2. Ends with 1 if it is not. Needs root;
 # where it can't run it says so, and that is no failure.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -64,6 +64,7 @@ pub(crate) struct Arguments {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Law {
     Cubic,
+    #[cfg(feature = "bbr")]
     Bbr,
     Warp,
 }
@@ -72,6 +73,7 @@ impl Law {
     const fn congestion(self) -> Congestion {
         match self {
             Self::Cubic => Congestion::Cubic,
+            #[cfg(feature = "bbr")]
             Self::Bbr => Congestion::Bbr,
             Self::Warp => Congestion::Warp,
         }
