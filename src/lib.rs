@@ -40,6 +40,8 @@ pub use midplane_simhw::seal::{Key, PublicKey};
 pub use midplane_via as via;
 #[cfg(target_os = "linux")]
 pub use midplane_via::session::Stream;
+#[cfg(target_os = "linux")]
+pub use midplane_via::wire::pipe::congestion::Congestion;
 #[cfg(feature = "warp")]
 pub use midplane_warp as warp;
 

@@ -391,6 +391,7 @@ fn make_sessions(
             Some(bytes) => config.receive_tokens(bytes),
             None => config,
         };
+        let config = config.congestion(builder.congestion.factory());
         (socket, config.keepalive(KEEPALIVE_NANOS))
     });
     let tcp = is_tcp_open.then(|| tcp::Config::default().key(builder.key.clone()).own_key(own));

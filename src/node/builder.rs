@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use midplane_simhw::seal::{Key, SecretKey};
 use midplane_via::wire::endpoint::{DEFAULT_PORT_BUFFER, PORT_BUFFERS};
+use midplane_via::wire::pipe::congestion::Congestion;
 
 #[cfg(feature = "discovery-gossip")]
 use super::gossip::{Gossip, Gossiper};
@@ -43,6 +44,7 @@ pub struct NodeBuilder {
     pub(super) is_gossiping: bool,
     pub(super) transports: Option<String>,
     pub(super) port_buffer: Option<u64>,
+    pub(super) congestion: Congestion,
     allows_top: bool,
     pub(super) connect_timeout: Duration,
     pub(super) drain: Duration,
@@ -64,6 +66,7 @@ impl Default for NodeBuilder {
             is_gossiping: false,
             transports: None,
             port_buffer: None,
+            congestion: Congestion::default(),
             allows_top: false,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             drain: DEFAULT_DRAIN,
@@ -209,6 +212,17 @@ impl NodeBuilder {
     /// this node. 8 KiB to 1 GiB; other sizes are an [`ErrorKind::Config`].
     pub const fn port_buffer(mut self, bytes: u64) -> Self {
         self.port_buffer = Some(bytes);
+        self
+    }
+
+    /// Chooses the congestion control of what this node sends over UDP; [`Congestion::Cubic`] by default. Peers need no
+    /// configuration. [`Node::explain`] names it.
+    ///
+    /// ```
+    /// let node = midplane::Node::builder().congestion(midplane::Congestion::Warp);
+    /// ```
+    pub const fn congestion(mut self, congestion: Congestion) -> Self {
+        self.congestion = congestion;
         self
     }
 

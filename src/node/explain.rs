@@ -65,6 +65,8 @@ pub struct PeerPath {
     pub mtu: Option<usize>,
     /// The smoothed time of a round trip, over UDP.
     pub round_trip: Option<Duration>,
+    /// The [congestion control](crate::NodeBuilder::congestion) of what is sent, over UDP.
+    pub congestion: Option<&'static str>,
     /// True if the cluster's key seals what is sent. Shared memory is not sealed: only this user's processes have it.
     pub is_sealed: bool,
     /// The key of its own that the peer has proven to have, where what is sent is sealed.
@@ -165,6 +167,7 @@ impl Node {
             others: others.collect(),
             mtu: stats.pipe.map(|pipe| pipe.mtu),
             round_trip: stats.pipe.map(|pipe| Duration::from_nanos(pipe.round_trip)),
+            congestion: stats.pipe.map(|pipe| pipe.congestion),
             is_sealed: self.0.is_sealed && chosen.address().is_some(),
             key: session.peer_key(),
             streams: stats.open,
@@ -261,6 +264,9 @@ impl fmt::Display for PeerPath {
         }
         if let Some(time) = self.round_trip {
             write!(f, "; round trip {time:.1?}")?;
+        }
+        if let Some(name) = self.congestion {
+            write!(f, "; congestion control: {name}")?;
         }
         for (word, why) in &self.others {
             write!(f, "; {word}: {why}")?;

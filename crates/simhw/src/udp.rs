@@ -64,6 +64,7 @@ use crate::live::Tasks;
 use crate::live::{adaptive_spin, alarm, clock};
 use crate::nic::{LiveHost, NicCounters, NicHandle, StartError};
 
+pub use crate::live::alarm::Alarm;
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_SPIN,
     DEFAULT_TRANSMIT_DEPTH, ResolveError, UdpConfig, resolve_peers,

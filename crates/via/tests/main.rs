@@ -40,6 +40,7 @@ mod transfers;
 mod vi_states;
 mod wakers;
 #[cfg(feature = "wire")]
+mod wire_congestion;
 mod wire_endpoint;
 #[cfg(feature = "wire")]
 mod wire_pair;

@@ -14,12 +14,11 @@
 //! - `quinn` (feature of that name): the law as the congestion controller of QUIC connections
 #![forbid(unsafe_code)]
 
-pub mod control;
+pub use midplane_warp_core::{control, estimate, feedback, stamp};
+
 #[cfg(test)]
 #[path = "../../../docs/wireshark/tables.rs"]
 mod dissector;
-pub mod estimate;
-pub mod feedback;
 pub mod firmware;
 pub mod gate;
 pub mod iterate;
@@ -31,4 +30,3 @@ pub mod memory;
 pub mod model;
 #[cfg(feature = "quinn")]
 pub mod quinn;
-pub mod stamp;

@@ -13,6 +13,7 @@ macro_rules! display {
 
 mod collectives;
 mod detector;
+mod fairness;
 mod figures;
 mod fleet;
 mod kernel_peer;
@@ -47,6 +48,7 @@ struct Lab {
 enum Question {
     Collectives(collectives::Arguments),
     Detector(detector::Arguments),
+    Fairness(fairness::Arguments),
     Figures(figures::Arguments),
     KernelPeer(kernel_peer::Arguments),
     #[cfg(target_os = "linux")]
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
     match lab.question {
         Question::Collectives(arguments) => collectives::main(arguments),
         Question::Detector(arguments) => detector::main(arguments),
+        Question::Fairness(arguments) => fairness::main(arguments),
         Question::Figures(arguments) => figures::main(arguments),
         Question::KernelPeer(arguments) => kernel_peer::main(arguments),
         #[cfg(target_os = "linux")]

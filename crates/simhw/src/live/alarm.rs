@@ -87,7 +87,7 @@ mod system {
 
 /// An alarm of one task.
 #[derive(Debug)]
-pub(crate) struct Alarm {
+pub struct Alarm {
     timer: system::Timer,
     /// The instant for which the timer is armed.
     armed: Option<Instant>,
@@ -98,8 +98,16 @@ impl Alarm {
     ///
     /// # Panics
     /// Outside of a runtime, or if its I/O or its timers are not enabled.
-    pub(crate) fn new() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The system's error: the process has no descriptor left.
+    pub fn new() -> io::Result<Self> {
         Ok(Self { timer: system::Timer::new()?, armed: None })
+    }
+
+    /// Ready once `nanos` nanoseconds have passed. An error of the system counts as ready.
+    pub fn poll_after(&mut self, context: &mut Context<'_>, nanos: u64) -> Poll<()> {
+        self.poll(context, Clock::now().plus_nanos(nanos))
     }
 
     /// Ready at `at`. An error of the system counts as ready: the caller reads the clock in any case.

@@ -31,7 +31,7 @@ use midplane_simhw::udp::discovery::Discovery;
 
 use acks::Acks;
 pub use config::{Config, Ended, RefuseReason, Stats};
-use congestion::Controller;
+use congestion::{Controller, Start};
 use loss::{Loss, Outcome};
 use pacing::Pacer;
 use packet::COOKIE_BYTES;
@@ -205,7 +205,7 @@ impl Pipe {
             receive: Reassembly::new(config.most_window),
             acks: Acks::new(),
             loss: Loss::new(),
-            law: (config.congestion)(mtu),
+            law: (config.congestion)(Start { now, mtu, seed: local }),
             pacer: Pacer::new(),
             discovery,
             mtu,
@@ -383,6 +383,7 @@ impl Pipe {
     pub fn stats(&self) -> Stats {
         Stats {
             round_trip: self.loss.round_trip(),
+            congestion: self.law.name(),
             congestion_window: self.law.window(),
             in_flight: self.loss.in_flight(),
             mtu: self.mtu,

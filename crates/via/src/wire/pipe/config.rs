@@ -1,12 +1,11 @@
 //! The configuration of connections, and how they end.
 
 use std::fmt;
-use std::sync::Arc;
 
 use midplane_simhw::seal::{Key, SecretKey};
 use thiserror::Error;
 
-use super::congestion::{ControllerFactory, Cubic};
+use super::congestion::{Congestion, ControllerFactory};
 pub(crate) use super::reassembly::FIRST_WINDOW;
 use super::sealing::Secrets;
 
@@ -56,7 +55,7 @@ impl Default for Config {
             close_timeout: DEFAULT_CLOSE_TIMEOUT,
             socket_bytes: u64::MAX,
             port_buffer: None,
-            congestion: Arc::new(|mtu| Box::new(Cubic::new(mtu))),
+            congestion: Congestion::default().factory(),
         }
     }
 }
@@ -146,7 +145,7 @@ impl Config {
         self
     }
 
-    /// Sets the congestion control; Cubic by default.
+    /// Sets the congestion control, for example [`Congestion::factory`]; Cubic by default.
     #[must_use]
     pub fn congestion(mut self, factory: ControllerFactory) -> Self {
         self.congestion = factory;
@@ -243,6 +242,8 @@ pub struct Stats {
     pub packets_lost: u64,
     /// Bytes of the pipe sent again.
     pub bytes_retransmitted: u64,
+    /// The name of the congestion control.
+    pub congestion: &'static str,
     /// Bytes of the pipe written by the application.
     pub bytes_written: u64,
     /// Bytes of the pipe received in order.

@@ -1,13 +1,50 @@
-//! Bounds the bytes in flight: the interface of congestion controllers, and Cubic (RFC 9438).
+//! Bounds the bytes in flight and their rate: the interface of congestion controllers, and the laws to choose from.
+//!
+//! `quinn-proto`'s Cubic and BBR can't be used here: they read an `RttEstimator`, which only that crate can make. BBR is
+//! that of `s2n-quic-core`; Cubic is our own, since that crate needs a later Rust than the rest.
+
+#[cfg(feature = "bbr")]
+mod bbr;
+mod cubic;
+mod warp;
 
 use std::fmt;
 use std::sync::Arc;
 
 use midplane_simhw::time::Instant;
 
+#[cfg(feature = "bbr")]
+pub use bbr::Bbr;
+pub use cubic::Cubic;
+pub use warp::Warp;
+
+/// What a controller knows when its connection begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// The current time.
+    pub now: Instant,
+    /// Bytes of the largest datagram at first.
+    pub mtu: usize,
+    /// A random number, which differs for each connection.
+    pub seed: u64,
+}
+
+/// A packet that was sent, as a controller receives it.
+#[derive(Clone, Copy, Debug)]
+pub struct Sending {
+    /// The packet's number. Numbers rise, with gaps.
+    pub number: u64,
+    /// Bytes of its datagram.
+    pub bytes: u64,
+    /// True if neither window nor rate limits the sender: it has nothing more to send.
+    pub is_application_limited: bool,
+}
+
 /// An acknowledged packet, as a controller receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
+    /// The packet's number.
+    pub number: u64,
     /// When the packet was sent.
     pub sent: Instant,
     /// Bytes of its datagram.
@@ -16,191 +53,79 @@ pub struct Acked {
     pub is_window_limited: bool,
     /// Smoothed round-trip time in nanoseconds.
     pub round_trip: u64,
+    /// Round-trip time in nanoseconds that was measured last.
+    pub latest_round_trip: u64,
     /// Shortest round-trip time in nanoseconds.
     pub min_round_trip: u64,
 }
 
-/// A congestion controller: it decides how many bytes may be in flight.
+/// A lost packet, as a controller receives it.
+#[derive(Clone, Copy, Debug)]
+pub struct Lost {
+    /// The packet's number.
+    pub number: u64,
+    /// When the packet was sent.
+    pub sent: Instant,
+    /// Bytes of its datagram.
+    pub bytes: u64,
+    /// True if no packet arrived for several timeouts.
+    pub is_persistent: bool,
+}
+
+/// A congestion controller: it decides how many bytes may be in flight, and how fast they are sent.
+///
+/// Each packet that is passed to [`Controller::on_sent`] is later passed to either [`Controller::on_acked`] or
+/// [`Controller::on_lost`], once.
 pub trait Controller: fmt::Debug + Send {
+    /// Returns the law's name, in lower case.
+    fn name(&self) -> &'static str;
+    /// Handles a packet that was sent; ignored unless overridden.
+    fn on_sent(&mut self, _now: Instant, _sending: Sending) {}
     /// Handles the acknowledgement of a packet.
     fn on_acked(&mut self, now: Instant, acked: Acked);
-    /// Handles losses, the last one of a packet sent at `sent`. `is_persistent` if no packet arrived for
-    /// several timeouts.
-    fn on_lost(&mut self, now: Instant, sent: Instant, is_persistent: bool);
+    /// Handles the loss of a packet.
+    fn on_lost(&mut self, now: Instant, lost: Lost);
     /// Changes the largest datagram to `bytes`.
     fn on_mtu(&mut self, bytes: usize);
     /// Returns the bytes that may be in flight.
     fn window(&self) -> u64;
+    /// Returns the bytes a second at which packets are sent. `None` unless overridden: a quarter more than the window in
+    /// each round trip.
+    fn rate(&self) -> Option<u64> {
+        None
+    }
 }
 
-/// Makes the controller of a connection, from the bytes of its largest datagram at first.
-pub type ControllerFactory = Arc<dyn Fn(usize) -> Box<dyn Controller> + Send + Sync>;
+/// Makes the controller of a connection.
+pub type ControllerFactory = Arc<dyn Fn(Start) -> Box<dyn Controller> + Send + Sync>;
 
-/// The fraction of the window that remains after a loss.
-const BETA: f64 = 0.7;
-/// Growth of the cubic function, in packets per second cubed.
-const C: f64 = 0.4;
-/// Growth of the window that a Reno sender of the same average would have, in packets a round trip.
-const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
-/// Packets of the first window (RFC 9002, section 7.2).
-const FIRST_PACKETS: f64 = 10.0;
-/// Packets of the least window.
-const MIN_PACKETS: f64 = 2.0;
-
-/// Cubic, the congestion control of most TCP senders.
-#[derive(Clone, Debug)]
-pub struct Cubic {
-    mtu: f64,
-    window: f64,
-    slow_start_until: f64,
-    /// The window before the last loss.
-    before_loss: f64,
-    /// The window that a Reno sender would have.
-    reno: f64,
-    /// When growth began after the last loss, and the seconds from then until the window before it is reached
-    /// again.
-    epoch: Option<(Instant, f64)>,
-    /// Losses of packets sent before this time count as one with the last loss.
-    recovery: Option<Instant>,
+/// The congestion control of connections over UDP: how fast they send where the network is the limit.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum Congestion {
+    /// Cubic (RFC 9438), as most TCP senders: fair beside them.
+    #[default]
+    Cubic,
+    /// BBR, version 2: follows the measured rate and the shortest round trip, and tolerates some random loss. Feature `bbr`.
+    #[cfg(feature = "bbr")]
+    Bbr,
+    /// Warp: follows the delay, and keeps queues short. For networks whose senders all use it: beside TCP it gets next to
+    /// nothing.
+    Warp,
 }
 
-impl Cubic {
-    /// Makes the controller for datagrams of up to `mtu` bytes.
+impl Congestion {
+    /// Returns the maker of its controllers.
     #[must_use]
-    pub fn new(mtu: usize) -> Self {
-        let mtu = mtu as f64;
-        let window = FIRST_PACKETS * mtu;
-        Self {
-            mtu,
-            window,
-            slow_start_until: f64::INFINITY,
-            before_loss: 0.0,
-            reno: window,
-            epoch: None,
-            recovery: None,
-        }
-    }
-
-    fn least(&self) -> f64 {
-        MIN_PACKETS * self.mtu
-    }
-
-    fn begin_epoch(&mut self, now: Instant) -> (Instant, f64) {
-        self.before_loss = self.before_loss.max(self.window);
-        self.reno = self.window;
-        let gap = (self.before_loss - self.window) / self.mtu;
-        *self.epoch.insert((now, (gap / C).cbrt()))
-    }
-
-    fn grow(&mut self, now: Instant, acked: Acked) {
-        let (began, reach) = self.epoch.unwrap_or_else(|| self.begin_epoch(now));
-        let seconds = (now.nanos_since(began) + acked.round_trip) as f64 / 1e9;
-        let target = C * (seconds - reach).powi(3) * self.mtu + self.before_loss;
-        let target = target.clamp(self.window, 1.5 * self.window);
-        let share = acked.bytes as f64 / self.window;
-        let alpha = if self.reno < self.before_loss { ALPHA } else { 1.0 };
-        self.reno += alpha * share * self.mtu;
-        self.window = (self.window + (target - self.window) * share).max(self.reno);
-    }
-}
-
-impl Controller for Cubic {
-    fn on_acked(&mut self, now: Instant, acked: Acked) {
-        if self.recovery.is_some_and(|since| acked.sent <= since) {
-            return;
-        }
-        if !acked.is_window_limited {
-            // Time in which the window was not used is no reason to grow.
-            self.epoch = None;
-            return;
-        }
-        if self.window < self.slow_start_until {
-            self.window += acked.bytes as f64;
-        } else {
-            self.grow(now, acked);
-        }
-    }
-
-    fn on_lost(&mut self, now: Instant, sent: Instant, is_persistent: bool) {
-        if is_persistent {
-            self.window = self.least();
-            self.recovery = None;
-            self.epoch = None;
-            return;
-        }
-        if self.recovery.is_some_and(|since| sent <= since) {
-            return;
-        }
-        self.recovery = Some(now);
-        // Fast convergence: a window below its last peak yields to other connections.
-        let yields = self.window < self.before_loss;
-        self.before_loss = self.window * if yields { f64::midpoint(1.0, BETA) } else { 1.0 };
-        self.window = (self.window * BETA).max(self.least());
-        self.slow_start_until = self.window;
-        self.epoch = None;
-    }
-
-    fn on_mtu(&mut self, bytes: usize) {
-        self.mtu = bytes as f64;
-        self.window = self.window.max(self.least());
-    }
-
-    fn window(&self) -> u64 {
-        self.window as u64
+    pub fn factory(self) -> ControllerFactory {
+        Arc::new(move |start| match self {
+            Self::Cubic => Box::new(Cubic::new(start.mtu)),
+            #[cfg(feature = "bbr")]
+            Self::Bbr => Box::new(Bbr::new(start)),
+            Self::Warp => Box::new(Warp::new(start)),
+        })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: u64 = 1_000_000;
-
-    fn acked(sent: Instant) -> Acked {
-        Acked {
-            sent,
-            bytes: 1_200,
-            is_window_limited: true,
-            round_trip: 20 * MS,
-            min_round_trip: 20 * MS,
-        }
-    }
-
-    #[test]
-    fn the_window_doubles_in_a_round_trip_until_a_loss_and_shrinks_once_for_a_burst() {
-        let mut law = Cubic::new(1_200);
-        for _ in 0..10 {
-            law.on_acked(Instant::from_nanos(20 * MS), acked(Instant::ZERO));
-        }
-        assert_eq!(law.window(), 24_000);
-        for sent in [1, 2, 3] {
-            law.on_lost(Instant::from_nanos(30 * MS), Instant::from_nanos(sent * MS), false);
-        }
-        assert_eq!(law.window(), 16_800);
-    }
-
-    #[test]
-    fn the_window_is_back_at_its_last_peak_when_the_function_says_so() {
-        let mut law = Cubic::new(1_200);
-        law.window = 1_200_000.0;
-        law.on_lost(Instant::ZERO, Instant::ZERO, false);
-        let reach = (300.0_f64 / C).cbrt();
-        let mut now = Instant::ZERO;
-        while (now.as_nanos() as f64) < reach * 1e9 {
-            now = now.plus_nanos(20 * MS);
-            for _ in 0..law.window() / 1_200 {
-                law.on_acked(now, acked(now));
-            }
-        }
-        let share = law.window / 1_200_000.0;
-        assert!((0.97..1.03).contains(&share), "{share}");
-    }
-
-    #[test]
-    fn a_sender_that_the_window_does_not_limit_does_not_grow_it() {
-        let mut law = Cubic::new(1_200);
-        let idle = Acked { is_window_limited: false, ..acked(Instant::ZERO) };
-        law.on_acked(Instant::from_nanos(MS), idle);
-        assert_eq!(law.window(), 12_000);
-    }
-}
+mod tests;

@@ -3,7 +3,7 @@
 use midplane_simhw::time::Instant;
 
 use super::config::{Ended, RefuseReason, reason};
-use super::congestion::Acked;
+use super::congestion::{Acked, Lost};
 use super::loss::{Kind, Outcome, Sent};
 use super::packet::{Accept, Acknowledgement, Body, HEADER_BYTES, Packet, VERSION};
 use super::{CONFIRM_NS, FIRST_WINDOW, Pipe, TRIM};
@@ -233,10 +233,12 @@ impl Pipe {
         }
         if sent.bytes > 0 {
             let acked = Acked {
+                number: sent.number,
                 sent: sent.at,
                 bytes: u64::from(sent.bytes),
                 is_window_limited,
                 round_trip: self.loss.round_trip(),
+                latest_round_trip: self.loss.latest_round_trip(),
                 min_round_trip: self.loss.min_round_trip(),
             };
             self.law.on_acked(self.now, acked);
@@ -264,7 +266,11 @@ impl Pipe {
         if let Some((first, last)) = span {
             self.asked = 0;
             let is_persistent = last.nanos_since(first) > 3 * self.loss.timeout();
-            self.law.on_lost(self.now, last, is_persistent);
+            for sent in lost.iter().filter(|sent| sent.bytes > 0) {
+                let (number, bytes) = (sent.number, sent.bytes.into());
+                let lost = Lost { number, sent: sent.at, bytes, is_persistent };
+                self.law.on_lost(self.now, lost);
+            }
         }
     }
 

@@ -18,6 +18,7 @@ const MAX_TIMEOUT: u64 = 2_000_000_000;
 /// A packet that was sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
+    pub(super) number: u64,
     pub(super) at: Instant,
     /// Bytes of the datagram if it counts as in flight, else 0.
     pub(super) bytes: u32,
@@ -234,6 +235,11 @@ impl Loss {
     /// Returns the smoothed round-trip time in nanoseconds.
     pub(super) fn round_trip(&self) -> u64 {
         self.smoothed.unwrap_or(FIRST_ROUND_TRIP)
+    }
+
+    /// Returns the round-trip time in nanoseconds that was measured last.
+    pub(super) const fn latest_round_trip(&self) -> u64 {
+        self.latest
     }
 
     /// Returns the shortest round-trip time in nanoseconds; `u64::MAX` before one was measured.

@@ -1,13 +1,32 @@
-//! Spreads a window over its round trip: a token bucket of bytes that may be sent now.
+//! Spreads packets over time: a token bucket of bytes that may be sent now.
 
 use midplane_simhw::time::Instant;
 
 /// The bucket fills by this factor faster than one window per round trip, so that it does not delay growth.
 const GAIN: f64 = 1.25;
-/// Nanoseconds of sending that the bucket holds: timers are no finer than a millisecond.
-const QUANTUM: u64 = 2_000_000;
-/// Datagrams that the bucket holds at least.
-const MIN_PACKETS: u64 = 10;
+/// Nanoseconds of sending that the bucket holds. Timers are exact to some 50 us; a task may be late by more.
+const QUANTUM: u64 = 1_000_000;
+/// Datagrams that the bucket holds at least. Longer bursts find the short queue of a slow link full, where a TCP that is
+/// clocked by its acknowledgements takes each place that becomes free.
+const MIN_PACKETS: u64 = 2;
+/// The least rate in bytes a second.
+const MIN_RATE: f64 = 1.0;
+
+/// The rate at which the bucket fills, in bytes a nanosecond.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace(f64);
+
+impl Pace {
+    /// Returns the pace of a law that sets the rate, in bytes a second.
+    pub(super) fn of_rate(rate: u64) -> Self {
+        Self((rate as f64).max(MIN_RATE) / 1e9)
+    }
+
+    /// Returns the pace of a window over its round trip, in nanoseconds.
+    pub(super) fn of_window(window: u64, round_trip: u64) -> Self {
+        Self((GAIN * window as f64 / round_trip.max(1) as f64).max(MIN_RATE / 1e9))
+    }
+}
 
 /// The bucket of bytes that may be sent now.
 #[derive(Debug)]
@@ -22,8 +41,7 @@ impl Pacer {
     }
 
     /// Fills the bucket for the time since the last fill.
-    pub(super) fn fill(&mut self, now: Instant, window: u64, round_trip: u64, mtu: usize) {
-        let rate = GAIN * window as f64 / round_trip.max(1) as f64;
+    pub(super) fn fill(&mut self, now: Instant, Pace(rate): Pace, mtu: usize) {
         let capacity = (rate * QUANTUM as f64).max((MIN_PACKETS * mtu as u64) as f64);
         let elapsed = now.nanos_since(self.filled_at) as f64;
         self.tokens = (self.tokens + rate * elapsed).min(capacity);
@@ -38,10 +56,9 @@ impl Pacer {
         self.tokens -= bytes as f64;
     }
 
-    /// Returns when an eighth of the quantum will be filled: a timer for each packet would cost too much.
-    pub(super) fn ready_at(&self, window: u64, round_trip: u64, mtu: usize) -> Instant {
-        let rate = GAIN * window as f64 / round_trip.max(1) as f64;
-        let wanted = (rate * QUANTUM as f64 / 8.0).max(mtu as f64) - self.tokens;
+    /// Returns when a quarter of the quantum will be filled: a timer for each packet would cost too much.
+    pub(super) fn ready_at(&self, Pace(rate): Pace, mtu: usize) -> Instant {
+        let wanted = (rate * QUANTUM as f64 / 4.0).max(mtu as f64) - self.tokens;
         self.filled_at.plus_nanos((wanted.max(0.0) / rate).ceil() as u64)
     }
 }

@@ -2,7 +2,9 @@
 
 use midplane_simhw::time::Instant;
 
+use super::congestion::Sending;
 use super::loss::{Kind, Sent};
+use super::pacing::Pace;
 use super::packet::{Dial, FIELDS_BYTES, HEADER_BYTES, TAG_BYTES, VERSION, emit_header, flag};
 use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
 
@@ -110,9 +112,15 @@ impl Pipe {
         }
     }
 
+    /// Returns how fast packets are sent.
+    fn pace(&self) -> Pace {
+        let of_window = || Pace::of_window(self.window(), self.loss.round_trip());
+        self.law.rate().map_or_else(of_window, Pace::of_rate)
+    }
+
     fn emit_train(&mut self, out: &mut Vec<u8>, most_segments: usize) -> Option<usize> {
-        let (window, round_trip) = (self.window(), self.loss.round_trip());
-        self.pacer.fill(self.now, window, round_trip, self.mtu);
+        let (window, pace) = (self.window(), self.pace());
+        self.pacer.fill(self.now, pace, self.mtu);
         self.paced_until = Instant::FAR_FUTURE;
         let begin = out.len();
         let mut first = None;
@@ -127,7 +135,7 @@ impl Pipe {
             if !may_send && self.send.has_something(self.peer_window) {
                 self.is_window_limited = window == self.law.window();
                 if self.loss.in_flight() < window {
-                    self.paced_until = self.pacer.ready_at(window, round_trip, self.mtu);
+                    self.paced_until = self.pacer.ready_at(pace, self.mtu);
                 }
             }
             let Some(bytes) = self.emit_packet(out, segment, may_send) else { break };
@@ -230,7 +238,8 @@ impl Pipe {
         let now = self.now;
         let (from, to) = range.unwrap_or((0, 0));
         let counts = if kind == Kind::Settled { 0 } else { bytes as u32 };
-        self.loss.on_sent(Sent { at: now, bytes: counts, from, to, kind });
+        let number = self.loss.next_number();
+        self.loss.on_sent(Sent { number, at: now, bytes: counts, from, to, kind });
         self.counted.packets_sent += 1;
         if kind == Kind::Settled {
             return;
@@ -238,6 +247,10 @@ impl Pipe {
         self.is_ping_due = false;
         self.probes = self.probes.saturating_sub(1);
         self.pacer.on_sent(bytes);
+        let is_application_limited =
+            !self.send.has_something(self.peer_window) && self.loss.in_flight() < self.law.window();
+        let sending = Sending { number, bytes: bytes as u64, is_application_limited };
+        self.law.on_sent(now, sending);
         if kind == Kind::Close
             && let Some(closing) = &mut self.closing
         {
@@ -262,7 +275,7 @@ impl Pipe {
         }
         // Losing a probe that is too long says nothing about congestion, so it counts 0 bytes.
         let kind = Kind::Probe(probe);
-        self.loss.on_sent(Sent { at: self.now, bytes: 0, from: 0, to: 0, kind });
+        self.loss.on_sent(Sent { number, at: self.now, bytes: 0, from: 0, to: 0, kind });
         self.counted.packets_sent += 1;
         out.len() - begin
     }

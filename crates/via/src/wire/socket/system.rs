@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use midplane_simhw::udp::interface_mtu;
+use midplane_simhw::udp::{Alarm, interface_mtu};
 use quinn_udp::{BATCH_SIZE, RecvMeta, TransportErrorPayload, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
@@ -28,6 +28,8 @@ const RECEIVES_PER_TURN: usize = 8;
 const ERRORS_PER_TURN: usize = 64;
 /// Bytes requested for the system's socket buffers; the system grants less if its own limit is lower.
 const SOCKET_BYTES: usize = 4 << 20;
+/// Nanoseconds below which a timeout is exact, as pacing and acknowledgements need: tokio's timers have a resolution of 1 ms.
+const EXACT: u64 = 5_000_000;
 
 /// A UDP socket on a tokio runtime.
 #[derive(Debug)]
@@ -41,6 +43,7 @@ pub(super) struct System {
     pending: Option<Outgoing>,
     alarm: Pin<Box<Sleep>>,
     alarm_at: Option<Instant>,
+    exact: Alarm,
 }
 
 /// Has the system report nothing of a datagram but its length. The time of receipt, the destination address and
@@ -87,6 +90,7 @@ impl System {
             pending: None,
             alarm: Box::pin(tokio::time::sleep(Duration::ZERO)),
             alarm_at: None,
+            exact: Alarm::new()?,
         })
     }
 
@@ -277,6 +281,10 @@ impl System {
         clock: Clock,
         at: Instant,
     ) -> Poll<()> {
+        let left = at.nanos_since(clock.now());
+        if left < EXACT {
+            return self.exact.poll_after(context, left);
+        }
         if self.alarm_at != Some(at) {
             self.alarm_at = Some(at);
             self.alarm.as_mut().reset(clock.0 + Duration::from_nanos(at.as_nanos()));

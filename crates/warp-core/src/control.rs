@@ -264,7 +264,7 @@ impl Controller {
     }
 
     /// Processes feedback that arrived at `now`.
-    pub(crate) fn handle_feedback(&mut self, now: Instant, feedback: &Feedback) {
+    pub fn handle_feedback(&mut self, now: Instant, feedback: &Feedback) {
         let estimate = &feedback.estimate;
         let last = self.newest;
         // Ignores feedback that a newer one overtook. If its number is very much older, the

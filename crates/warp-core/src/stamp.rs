@@ -40,13 +40,13 @@ impl Stamp {
 
 /// The message encoding protocol, for one destination.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Encoder {
+pub struct Encoder {
     next: u64,
 }
 
 impl Encoder {
     /// Makes the next stamp, for a message that is sent at `now`.
-    pub(crate) const fn stamp(&mut self, now: Instant) -> Stamp {
+    pub const fn stamp(&mut self, now: Instant) -> Stamp {
         let sequence = self.next;
         self.next += 1;
         Stamp { sequence, sent: now }
