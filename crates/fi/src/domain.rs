@@ -9,10 +9,10 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
-use crate::address::Address;
 use crate::completion::Completions;
 use crate::endpoint::{Domain, Endpoint};
 use crate::region::Regions;
+use crate::vector::Vector;
 
 /// Calls of [`Core::progress`] after which connections are handled, which takes two system calls: some tens of
 /// nanoseconds each, so that it costs 5 % and a new peer waits some 10 us.
@@ -31,12 +31,6 @@ pub(crate) struct Core {
     waiter: Option<Waiter>,
 }
 
-/// An address vector.
-#[derive(Debug, Default)]
-pub(crate) struct Vector {
-    pub(crate) addresses: Slab<Address>,
-    pub(crate) endpoints: Vec<usize>,
-}
 
 /// A descriptor that is readable when something has happened since the domain was parked.
 #[derive(Debug)]

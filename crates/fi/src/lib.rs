@@ -12,7 +12,7 @@
 //! - [`peer`], [`record`]: the stream of records to a peer, and their format
 //! - [`matching`]: tags, sources, unexpected messages, and buffers for several
 //! - [`region`], [`memory`]: what callers lend; [`completion`]: queues and counters
-//! - [`address`]: how endpoints are named
+//! - [`address`]: how endpoints are named; [`vector`]: address vectors
 //!
 //! `unsafe` code is in [`memory`], [`info`], [`objects`] and [`provider`] only.
 #![cfg(target_os = "linux")]
@@ -33,3 +33,4 @@ mod record;
 mod region;
 #[cfg(test)]
 mod tests;
+mod vector;

@@ -9,7 +9,8 @@ use crate::abi::constants::{ADDR_UNSPEC, CLASS_AV, EINVAL, EOTHER};
 use crate::abi::tables::{AvOps, FidOps, missing};
 use crate::abi::{AvAttr, Fid, FidAv, FidDomain};
 use crate::address::{Address, BYTES};
-use crate::domain::{Shared, Vector};
+use crate::domain::Shared;
+use crate::vector::Vector;
 
 #[repr(C)]
 pub(super) struct AddressVector {
@@ -86,7 +87,7 @@ unsafe extern "C" fn insert(
             if let Some(address) = Address::parse(bytes)
                 && let Some(vector) = core.vectors.get_mut(av.key)
             {
-                number = vector.addresses.insert(address) as u64;
+                number = vector.insert(address);
                 inserted += 1;
                 for endpoint in vector.endpoints.clone() {
                     core.endpoints[endpoint].learn(number, Some(address));
@@ -109,9 +110,10 @@ unsafe extern "C" fn remove(av: *mut FidAv, numbers: *mut u64, count: usize, _: 
         for at in 0..count {
             // SAFETY: the caller passes so many numbers.
             let number = unsafe { *numbers.add(at) };
-            let key = usize::try_from(number).map_err(|_| EINVAL)?;
             let vector = core.vectors.get_mut(av.key).ok_or(EINVAL)?;
-            vector.addresses.try_remove(key).ok_or(EINVAL)?;
+            if !vector.remove(number).ok_or(EINVAL)? {
+                continue;
+            }
             for endpoint in vector.endpoints.clone() {
                 core.endpoints[endpoint].learn(number, None);
             }
@@ -130,11 +132,10 @@ unsafe extern "C" fn lookup(
         // SAFETY: the vector is the caller's.
         let av = unsafe { &*av.cast::<AddressVector>() };
         let core = av.shared.lock();
-        let key = usize::try_from(number).map_err(|_| EINVAL)?;
         let vector = core.vectors.get(av.key).ok_or(EINVAL)?;
-        let address = vector.addresses.get(key).ok_or(EINVAL)?;
+        let address = vector.address(number).ok_or(EINVAL)?;
         // SAFETY: `out` has as many bytes as `length` says.
-        unsafe { copy_address(address, out, length) };
+        unsafe { copy_address(&address, out, length) };
         Ok(())
     })
 }

@@ -167,8 +167,8 @@ fn bind_counter(endpoint: &mut Endpoint, counter: usize, flags: u64) {
 fn bind_vector(core: &mut Core, key: usize, vector: usize) {
     let Some(vector) = core.vectors.get_mut(vector) else { return };
     vector.endpoints.push(key);
-    for (number, address) in &vector.addresses {
-        core.endpoints[key].learn(number as u64, Some(*address));
+    for (number, address) in vector.iter() {
+        core.endpoints[key].learn(number, Some(address));
     }
 }
 
