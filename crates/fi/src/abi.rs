@@ -302,3 +302,6 @@ pub(crate) struct FidEp {
     pub(crate) atomic: *const tables::AtomicOps,
     pub(crate) collective: *const c_void,
 }
+
+#[cfg(test)]
+mod tests;

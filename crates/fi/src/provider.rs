@@ -28,7 +28,7 @@ extern "C" fn cleanup() {}
 
 /// Returns the provider. libfabric calls it once, when it has loaded the library.
 #[unsafe(no_mangle)]
-extern "C" fn fi_prov_ini() -> *mut c_void {
+pub(crate) extern "C" fn fi_prov_ini() -> *mut c_void {
     let provider = addr_of_mut!(PROVIDER);
     // SAFETY: libfabric calls this from one thread, before it uses the provider.
     unsafe { (*provider).fi_version = loaded_version() };

@@ -56,7 +56,7 @@ fn a_receive_finds_the_oldest_message_and_claimed_ones_are_reserved() {
 #[test]
 fn a_buffer_for_several_is_released_with_its_last_message_or_alone() {
     let mut matching = Matching { least_multi: 2, ..Matching::default() };
-    let mut post = |matching: &mut Matching, context| {
+    let post = |matching: &mut Matching, context| {
         let multi = Some(matching.multis.insert(Multi::new(buffer(10), context)));
         matching.post(Receive { multi, ..receive(0, u64::MAX, ADDR_UNSPEC, context) });
         multi.unwrap()
