@@ -39,7 +39,7 @@ pub(crate) struct Provider {
 
 #[repr(C)]
 pub(crate) struct Info {
-    pub(crate) next: *mut Info,
+    pub(crate) next: *mut Self,
     pub(crate) caps: u64,
     pub(crate) mode: u64,
     pub(crate) addr_format: u32,

@@ -62,14 +62,8 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Send,
-        Self::Receive,
-        Self::Read,
-        Self::Write,
-        Self::RemoteRead,
-        Self::RemoteWrite,
-    ];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Send, Self::Receive, Self::Read, Self::Write, Self::RemoteRead, Self::RemoteWrite];
 }
 
 /// The queue that an endpoint's operations of one direction complete in.

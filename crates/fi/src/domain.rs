@@ -31,7 +31,6 @@ pub(crate) struct Core {
     waiter: Option<Waiter>,
 }
 
-
 /// A descriptor that is readable when something has happened since the domain was parked.
 #[derive(Debug)]
 struct Waiter {

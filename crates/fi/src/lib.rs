@@ -6,15 +6,15 @@
 //! between the processes of one host and one user, over rings in shared memory. It has no atomic operations, no
 //! scalable endpoints, and does not reach other hosts.
 //!
-//! - [`abi`]: libfabric's structures and tables
-//! - [`provider`]: the entry point; [`info`] describes what there is, [`objects`] has the functions that callers reach
-//! - [`domain`]: a domain, behind one lock; [`endpoint`]: its endpoints, which do the work
-//! - [`peer`], [`record`]: the stream of records to a peer, and their format
-//! - [`matching`]: tags, sources, unexpected messages, and buffers for several
-//! - [`region`], [`memory`]: what callers lend; [`completion`]: queues and counters
-//! - [`address`]: how endpoints are named; [`vector`]: address vectors
+//! - `abi`: libfabric's structures and tables
+//! - `provider`: the entry point; `info` describes what there is, `objects` has the functions that callers reach
+//! - `domain`: a domain, behind one lock; `endpoint`: its endpoints, which do the work
+//! - `peer`, `record`: the stream of records to a peer, and their format
+//! - `matching`: tags, sources, unexpected messages, and buffers for several
+//! - `region`, `memory`: what callers lend; `completion`: queues and counters
+//! - `address`: how endpoints are named; `vector`: address vectors
 //!
-//! `unsafe` code is in [`memory`], [`info`], [`objects`] and [`provider`] only.
+//! `unsafe` code is in `memory`, `info`, `objects` and `provider` only.
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
 

@@ -175,7 +175,8 @@ impl Matching {
 
     /// Keeps a message that no receive wants; returns its key.
     pub(crate) fn keep(&mut self, envelope: Envelope, body: Body) -> usize {
-        let message = Unexpected { envelope, body, receiver: None, is_discarded: false, claim: None };
+        let message =
+            Unexpected { envelope, body, receiver: None, is_discarded: false, claim: None };
         let key = self.messages.insert(message);
         self.unexpected[envelope.kind as usize].push_back(key);
         key

@@ -117,7 +117,12 @@ impl Buffer {
 
     /// Writes a range: calls `fill` with the position within the range and the bytes to write there.
     #[inline]
-    pub(crate) fn fill(&self, offset: usize, length: usize, mut fill: impl FnMut(usize, &mut [u8])) {
+    pub(crate) fn fill(
+        &self,
+        offset: usize,
+        length: usize,
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) {
         let mut done = 0;
         self.each(offset, length, |part| {
             // SAFETY: the maker of the buffer promised that its bytes are writable while it is used, and that nothing
@@ -146,14 +151,17 @@ mod tests {
     #[test]
     fn ranges_cross_the_parts_of_a_buffer() {
         let (mut one, mut other) = (*b"abc", *b"defgh");
-        let vector =
-            |bytes: &mut [u8]| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let vector = |bytes: &mut [u8]| libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
         let vectors = [vector(&mut one), vector(&mut []), vector(&mut other)];
         // SAFETY: both arrays outlive the buffer.
         let buffer = unsafe { Buffer::of_vectors(vectors.as_ptr(), 3) }.unwrap();
         assert_eq!(buffer.to_vec(), b"abcdefgh");
         assert_eq!(buffer.slice(2, 3).to_vec(), b"cde");
-        buffer.fill(2, 4, |done, bytes| bytes.iter_mut().for_each(|byte| *byte = b'0' + done as u8));
+        buffer
+            .fill(2, 4, |done, bytes| bytes.iter_mut().for_each(|byte| *byte = b'0' + done as u8));
         assert_eq!(buffer.to_vec(), b"ab0111gh");
         assert_eq!(buffer.len(), 8);
         // SAFETY: nothing is read of more vectors than there may be.

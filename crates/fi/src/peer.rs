@@ -163,7 +163,11 @@ pub(crate) enum Target {
     /// The buffer of a read.
     Read(Buffer, Finish),
     /// Registered memory, and data for the receiver's queue.
-    Region { key: u64, address: u64, data: Option<u64> },
+    Region {
+        key: u64,
+        address: u64,
+        data: Option<u64>,
+    },
     /// Nowhere: no region that may be written is there.
     Refused,
     /// Nowhere: its message is discarded.

@@ -94,7 +94,6 @@ impl Head {
 
 /// Reads a first word: kind, flags and length; `None` if it is of no kind.
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "48 bits, and a byte")]
 pub(crate) fn parse(word: u64) -> Option<(Kind, u64, usize)> {
     let kind = *Kind::ALL.get((word & 0xff) as usize)?;
     let length = (word >> SHIFT) as usize;

@@ -21,10 +21,8 @@ impl Vector {
     /// one source.
     pub(crate) fn insert(&mut self, address: Address) -> u64 {
         let entries = &mut self.entries;
-        let number = *self
-            .numbers
-            .entry(address.endpoint)
-            .or_insert_with(|| entries.insert((address, 0)));
+        let number =
+            *self.numbers.entry(address.endpoint).or_insert_with(|| entries.insert((address, 0)));
         entries[number].1 += 1;
         number as u64
     }

@@ -99,8 +99,7 @@ pub(crate) struct MrOps {
 #[repr(C)]
 pub(crate) struct AvOps {
     pub(crate) size: usize,
-    pub(crate) insert:
-        unsafe extern "C" fn(*mut FidAv, Bytes, usize, *mut u64, u64, Ptr) -> c_int,
+    pub(crate) insert: unsafe extern "C" fn(*mut FidAv, Bytes, usize, *mut u64, u64, Ptr) -> c_int,
     pub(crate) insertsvc: Missing,
     pub(crate) insertsym: Missing,
     pub(crate) remove: unsafe extern "C" fn(*mut FidAv, *mut u64, usize, u64) -> c_int,
@@ -133,13 +132,8 @@ pub(crate) struct CqOps {
     pub(crate) sreadfrom:
         unsafe extern "C" fn(*mut FidCq, Ptr, usize, *mut u64, Bytes, c_int) -> isize,
     pub(crate) signal: unsafe extern "C" fn(*mut FidCq) -> c_int,
-    pub(crate) strerror: unsafe extern "C" fn(
-        *mut FidCq,
-        c_int,
-        Bytes,
-        *mut c_char,
-        usize,
-    ) -> *const c_char,
+    pub(crate) strerror:
+        unsafe extern "C" fn(*mut FidCq, c_int, Bytes, *mut c_char, usize) -> *const c_char,
 }
 
 #[repr(C)]
@@ -198,8 +192,7 @@ pub(crate) struct MsgOps {
 #[repr(C)]
 pub(crate) struct TaggedOps {
     pub(crate) size: usize,
-    pub(crate) recv:
-        unsafe extern "C" fn(*mut FidEp, Ptr, usize, Ptr, u64, u64, u64, Ptr) -> isize,
+    pub(crate) recv: unsafe extern "C" fn(*mut FidEp, Ptr, usize, Ptr, u64, u64, u64, Ptr) -> isize,
     pub(crate) recvv:
         unsafe extern "C" fn(*mut FidEp, Iov, Desc, usize, u64, u64, u64, Ptr) -> isize,
     pub(crate) recvmsg: unsafe extern "C" fn(*mut FidEp, *const MsgTagged, u64) -> isize,
@@ -215,8 +208,7 @@ pub(crate) struct TaggedOps {
 #[repr(C)]
 pub(crate) struct RmaOps {
     pub(crate) size: usize,
-    pub(crate) read:
-        unsafe extern "C" fn(*mut FidEp, Ptr, usize, Ptr, u64, u64, u64, Ptr) -> isize,
+    pub(crate) read: unsafe extern "C" fn(*mut FidEp, Ptr, usize, Ptr, u64, u64, u64, Ptr) -> isize,
     pub(crate) readv:
         unsafe extern "C" fn(*mut FidEp, Iov, Desc, usize, u64, u64, u64, Ptr) -> isize,
     pub(crate) readmsg: unsafe extern "C" fn(*mut FidEp, *const MsgRma, u64) -> isize,

@@ -329,7 +329,12 @@ impl State {
         if inbound.confirms {
             let sender = &mut self.peers[peer];
             if matches!(inbound.target, Target::Refused) {
-                sender.control.push_back(Head::new(Kind::Nack, 0, 0, u64::from(EACCES.unsigned_abs())));
+                sender.control.push_back(Head::new(
+                    Kind::Nack,
+                    0,
+                    0,
+                    u64::from(EACCES.unsigned_abs()),
+                ));
             } else {
                 sender.confirm();
             }

@@ -162,11 +162,7 @@ impl State {
         if !post.confirms && length <= EAGER && length + ENTRY <= peer.window {
             peer.window -= length + ENTRY;
             let head = with_data(Head::new(eager, post.flags(), length, tag), post.data);
-            return Departure::new(
-                head,
-                Content::Lent(post.buffer),
-                End::Complete(post.finish()),
-            );
+            return Departure::new(head, Content::Lent(post.buffer), End::Complete(post.finish()));
         }
         let (content, finish, confirms) = (post.content(), post.finish(), post.confirms);
         let announced = Announced { peer: number, content, finish, confirms };

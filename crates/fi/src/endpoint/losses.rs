@@ -25,8 +25,12 @@ impl State {
         if let Some(inbound) = inbound {
             self.abandon_with(inbound, code, out);
         }
-        let announced: Vec<_> =
-            self.announced.iter().filter(|(_, one)| one.peer == number).map(|(key, _)| key).collect();
+        let announced: Vec<_> = self
+            .announced
+            .iter()
+            .filter(|(_, one)| one.peer == number)
+            .map(|(key, _)| key)
+            .collect();
         for key in announced {
             let finish = self.announced.remove(key).finish;
             self.fail(finish, code, out);

@@ -6,7 +6,9 @@ use crate::abi::constants::{
     TAGGED,
 };
 use crate::completion::{Class, Completions, Entry};
-use crate::matching::{Body, Envelope, Kind as Tagging, Matched, Multi, Pattern, Receive, Unexpected};
+use crate::matching::{
+    Body, Envelope, Kind as Tagging, Matched, Multi, Pattern, Receive, Unexpected,
+};
 use crate::peer::ENTRY;
 use crate::record::{Head, Kind};
 

@@ -23,9 +23,8 @@ fn a_message_goes_to_the_oldest_receive_that_wants_it() {
     matching.post(receive(1, 0, ADDR_UNSPEC, 10));
     matching.post(receive(0, u64::MAX, 5, 11));
     matching.post(receive(0x20, 0xf, ADDR_UNSPEC, 12));
-    let mut arrive = |tag, source| {
-        matching.arrive(message(tag, 0, 1), source).map(|matched| matched.context)
-    };
+    let mut arrive =
+        |tag, source| matching.arrive(message(tag, 0, 1), source).map(|matched| matched.context);
     assert_eq!(arrive(0x2f, 4), Some(12));
     assert_eq!(arrive(0x2f, 4), None);
     assert_eq!(arrive(1, 5), Some(10));
@@ -57,9 +56,9 @@ fn a_receive_finds_the_oldest_message_and_claimed_ones_are_reserved() {
 fn a_buffer_for_several_is_released_with_its_last_message_or_alone() {
     let mut matching = Matching { least_multi: 2, ..Matching::default() };
     let post = |matching: &mut Matching, context| {
-        let multi = Some(matching.multis.insert(Multi::new(buffer(10), context)));
-        matching.post(Receive { multi, ..receive(0, u64::MAX, ADDR_UNSPEC, context) });
-        multi.unwrap()
+        let multi = matching.multis.insert(Multi::new(buffer(10), context));
+        matching.post(Receive { multi: Some(multi), ..receive(0, u64::MAX, ADDR_UNSPEC, context) });
+        multi
     };
     let one = post(&mut matching, 1);
     post(&mut matching, 2);

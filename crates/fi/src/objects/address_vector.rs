@@ -144,11 +144,7 @@ unsafe extern "C" fn lookup(
 ///
 /// # Safety
 /// `out` has as many bytes as `length` says.
-pub(super) unsafe fn copy_address(
-    address: &Address,
-    out: *mut c_void,
-    length: *mut usize,
-) -> bool {
+pub(super) unsafe fn copy_address(address: &Address, out: *mut c_void, length: *mut usize) -> bool {
     let bytes = address.bytes();
     // SAFETY: promised by the caller.
     unsafe {

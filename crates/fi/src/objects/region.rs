@@ -38,10 +38,7 @@ unsafe fn register(
 ) -> Result<(), c_int> {
     // SAFETY: promised by the caller.
     let (domain, buffer) = unsafe {
-        (
-            &*domain.cast::<Domain>(),
-            Buffer::new(vector.iov_base as usize, vector.iov_len),
-        )
+        (&*domain.cast::<Domain>(), Buffer::new(vector.iov_base as usize, vector.iov_len))
     };
     let region = Region {
         buffer,

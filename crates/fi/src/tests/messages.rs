@@ -37,7 +37,7 @@ fn messages_of_one_sender_do_not_overtake_each_other() {
     const COUNT: usize = 500;
     let pair = Pair::new();
     // Short ones, and long ones that are announced and streamed.
-    let length = |at: usize| if at % 7 == 0 { 70_000 } else { at };
+    let length = |at: usize| if at.is_multiple_of(7) { 70_000 } else { at };
     let sent: Vec<_> = (0..COUNT).map(|at| vec![at as u8; length(at)]).collect();
     let mut got: Vec<_> = (0..COUNT).map(|at| vec![0; length(at)]).collect();
     for (at, message) in sent.iter().enumerate() {
@@ -144,7 +144,8 @@ fn operations_end_with_an_error_when_their_peer_closes() {
     pair.one.receive(ANY, (9, 0), &mut got[1], 4);
     let mut ends: Vec<_> = (0..3).map(|_| next(&pair.one)).collect();
     ends.sort_by_key(|(entry, ..)| entry.op_context as usize);
-    let ends: Vec<_> = ends.iter().map(|(entry, error, _)| (entry.op_context as usize, *error)).collect();
+    let ends: Vec<_> =
+        ends.iter().map(|(entry, error, _)| (entry.op_context as usize, *error)).collect();
     assert_eq!(ends, [(1, ECONNRESET), (2, ECONNRESET), (4, 0)]);
     assert_eq!(&got[1][..4], b"last");
     assert_eq!(pair.one.send(pair.to_other, 2, &long, 0, 5), -(ECONNRESET as isize));

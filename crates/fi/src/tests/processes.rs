@@ -26,9 +26,10 @@ fn spawn(test: &str) -> Child {
 fn meet(side: &Side, child: &mut Child) -> u64 {
     child.stdin.as_mut().unwrap().write_all(&side.name()).unwrap();
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    let line = lines.by_ref().map(Result::unwrap).find_map(|line| {
-        line.split_once("name ").map(|(_, name)| name.to_owned())
-    });
+    let line = lines
+        .by_ref()
+        .map(Result::unwrap)
+        .find_map(|line| line.split_once("name ").map(|(_, name)| name.to_owned()));
     let line = line.expect("the peer prints its name");
     let name: Vec<_> = line.split(' ').map(|byte| byte.parse().unwrap()).collect();
     side.learn(&name.try_into().unwrap())

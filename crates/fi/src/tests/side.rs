@@ -117,7 +117,8 @@ impl Side {
         unsafe {
             let msg = &*(*self.ep).msg;
             let from = bytes.as_ptr().cast();
-            let sent = (msg.send)(self.ep, from, bytes.len(), null_mut(), to, context as *mut c_void);
+            let sent =
+                (msg.send)(self.ep, from, bytes.len(), null_mut(), to, context as *mut c_void);
             assert_eq!(sent, 0);
         }
     }
