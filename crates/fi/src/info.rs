@@ -23,7 +23,8 @@ const SUPPORTED: u64 = PRIMARY
     | MULTI_RECV
     | DIRECTED_RECV
     | SOURCE
-    | LOCAL_COMM;
+    | LOCAL_COMM
+    | REMOTE_COMM; // Open MPI asks for it always; peers on other hosts are refused one by one
 /// One ring to each peer carries everything in order; only what a read returns may be newer than a later write.
 const ORDERS: u64 = ORDER_SAS
     | ORDER_SAW

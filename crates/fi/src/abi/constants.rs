@@ -19,6 +19,7 @@ pub(crate) const INJECT: u64 = 1 << 25;
 pub(crate) const DELIVERY_COMPLETE: u64 = 1 << 28;
 pub(crate) const MATCH_COMPLETE: u64 = 1 << 31;
 pub(crate) const LOCAL_COMM: u64 = 1 << 51;
+pub(crate) const REMOTE_COMM: u64 = 1 << 52;
 pub(crate) const SOURCE: u64 = 1 << 57;
 /// Of messages: discard the message that a peek finds.
 pub(crate) const DISCARD: u64 = 1 << 58;
