@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// Bytes of an address.
-pub(crate) const BYTES: usize = 24;
+pub(crate) const BYTES: usize = 48;
 /// "MPFI", with a version in the next four bytes.
 const MAGIC: [u8; 4] = *b"MPFI";
 const VERSION: u32 = 1;
@@ -16,19 +17,25 @@ pub(crate) struct Address {
     pub(crate) host: u64,
     /// Tells endpoints apart.
     pub(crate) endpoint: u64,
+    /// Where it is reached from other hosts.
+    pub(crate) udp: Option<SocketAddr>,
 }
 
 impl Address {
     /// Makes the address of a new endpoint of this process.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { host: host()?, endpoint: getrandom::u64()? })
+        Ok(Self { host: host()?, endpoint: getrandom::u64()?, udp: None })
     }
 
     /// Reads an address; `None` if the bytes are none.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let is_ours = bytes.get(..4)? == MAGIC && bytes.get(4..8)? == VERSION.to_le_bytes();
-        is_ours.then_some(Self { host: word(8)?, endpoint: word(16)? })
+        let ip = Ipv6Addr::from(<[u8; 16]>::try_from(bytes.get(24..40)?).ok()?);
+        let port = u16::from_le_bytes(bytes.get(40..42)?.try_into().ok()?);
+        bytes.get(..BYTES)?;
+        let udp = (port != 0).then(|| SocketAddr::new(ip.to_canonical(), port));
+        is_ours.then_some(Self { host: word(8)?, endpoint: word(16)?, udp })
     }
 
     pub(crate) fn bytes(&self) -> [u8; BYTES] {
@@ -36,7 +43,15 @@ impl Address {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.host.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.endpoint.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.endpoint.to_le_bytes());
+        if let Some(udp) = self.udp {
+            let ip = match udp.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            bytes[24..40].copy_from_slice(&ip.octets());
+            bytes[40..42].copy_from_slice(&udp.port().to_le_bytes());
+        }
         bytes
     }
 
@@ -63,8 +78,11 @@ mod tests {
 
     #[test]
     fn an_address_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let address = Address::new().unwrap();
-        assert_eq!(Address::parse(&address.bytes()), Some(address));
+        let mut address = Address::new().unwrap();
+        for udp in [None, Some("10.0.0.1:4700"), Some("[fd00::1]:4700")] {
+            address.udp = udp.map(|text| text.parse().unwrap());
+            assert_eq!(Address::parse(&address.bytes()), Some(address));
+        }
         assert_eq!(Address::parse(&address.bytes()[..BYTES - 1]), None);
         assert_eq!(Address::parse(&[0; BYTES]), None);
         assert_eq!(Address::new().unwrap().host, address.host);

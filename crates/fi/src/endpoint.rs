@@ -19,12 +19,13 @@ use crate::address::Address;
 use crate::completion::{Bindings, Completions};
 use crate::matching::{Matched, Matching};
 use crate::memory::Buffer;
+use crate::network::{Network, Terms};
 use crate::peer::{Content, Finish, Link, Peer, RegionGone};
 use crate::region::Regions;
 pub(crate) use departures::{Message, Post, Transfer};
 
 /// Bytes of a ring. It fits into the second-level cache of a processor together with what it carries.
-const RING_BYTES: usize = 128 * 1024;
+pub(crate) const RING_BYTES: usize = 128 * 1024;
 /// Records of one peer that are handled before it is another's turn.
 const TURN: usize = 64;
 /// Bytes that a buffer for several messages must have left, until the caller sets another number.
@@ -89,6 +90,8 @@ pub(crate) struct Endpoint {
     listener: RingListener,
     requests: Vec<RingRequest>,
     wakes: WakeSet,
+    /// The way to other hosts, if the environment names one.
+    network: Option<Network>,
     pairs: Slab<Pair>,
     pub(crate) state: State,
     is_parked: bool,
@@ -96,8 +99,10 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Opens an endpoint to which peers can connect.
-    pub(crate) fn open(is_directed: bool) -> io::Result<Self> {
-        let address = Address::new()?;
+    pub(crate) fn open(is_directed: bool, terms: Option<&Terms>) -> io::Result<Self> {
+        let mut address = Address::new()?;
+        let network = terms.map(|terms| Network::start(terms, address.endpoint)).transpose()?;
+        address.udp = network.as_ref().map(|network| network.address);
         let listener = RingListener::bind(address.name().as_bytes())?;
         let state = State {
             peers: Vec::new(),
@@ -115,6 +120,7 @@ impl Endpoint {
             listener,
             requests: Vec::new(),
             wakes: WakeSet::new()?,
+            network,
             pairs: Slab::new(),
             state,
             is_parked: false,
@@ -180,22 +186,15 @@ impl Endpoint {
         self.requests.extend(self.listener.accept());
         for request in std::mem::take(&mut self.requests) {
             match request.accept() {
-                Ok((rings, endpoint)) => {
-                    let is_known = self.state.by_endpoint.contains_key(&endpoint);
-                    if !is_known && self.state.peers.len() >= MAX_PEERS {
-                        continue;
-                    }
-                    let peer = self.state.peer_of(endpoint);
-                    // Each side connects at most once.
-                    if self.state.peers[peer].pairs < 2 {
-                        self.add_pair(rings, peer);
-                    }
-                }
+                Ok((rings, endpoint)) => self.accept(rings, endpoint),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.requests.push(request);
                 }
                 Err(_) => {}
             }
+        }
+        while let Some((rings, endpoint)) = self.network.as_ref().and_then(Network::accept) {
+            self.accept(rings, endpoint);
         }
         let pairs = &mut self.pairs;
         self.wakes.take(|number, is_gone| {
@@ -204,6 +203,19 @@ impl Endpoint {
                 pair.has_ended |= is_gone;
             }
         });
+    }
+
+    /// Takes rings that a peer has made.
+    fn accept(&mut self, rings: RingPair, endpoint: u64) {
+        let is_known = self.state.by_endpoint.contains_key(&endpoint);
+        if !is_known && self.state.peers.len() >= MAX_PEERS {
+            return;
+        }
+        let peer = self.state.peer_of(endpoint);
+        // Each side connects at most once.
+        if self.state.peers[peer].pairs < 2 {
+            self.add_pair(rings, peer);
+        }
     }
 
     fn add_pair(&mut self, rings: RingPair, peer: usize) {
@@ -238,12 +250,16 @@ impl Endpoint {
     /// attempt follows with the next progress.
     fn connect(&mut self, peer: usize, domain: &mut Domain<'_>) {
         let endpoint = self.state.peers[peer].endpoint;
-        let address = Address { host: self.address.host, endpoint };
-        let is_here = self.state.routes.iter().flatten().any(|(known, _)| *known == address);
-        let opened = if is_here {
-            connect(address.name().as_bytes(), RING_BYTES, self.address.endpoint)
-        } else {
-            Err(io::ErrorKind::HostUnreachable.into())
+        let known = |address: &Address| address.endpoint == endpoint;
+        let mut addresses = self.state.routes.iter().flatten().map(|(address, _)| *address);
+        let opened = match (addresses.find(known), &self.network) {
+            (Some(address), _) if address.host == self.address.host => {
+                connect(address.name().as_bytes(), RING_BYTES, self.address.endpoint)
+            }
+            (Some(Address { udp: Some(udp), .. }), Some(network)) => {
+                network.connect(udp, RING_BYTES)
+            }
+            _ => Err(io::ErrorKind::HostUnreachable.into()),
         };
         match opened {
             Ok(rings) => self.add_pair(rings, peer),

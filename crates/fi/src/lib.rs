@@ -3,14 +3,15 @@
 //! The library is a plug-in of libfabric, loaded at run time; it needs neither libfabric nor MPI to build. Copy it to
 //! `libmidplane-fi.so`, name its folder in `FI_PROVIDER_PATH`, and choose it by `FI_PROVIDER=midplane`. It offers
 //! reliable datagram endpoints (`FI_EP_RDM`) with tagged and plain messages, remote reads and writes, and counters,
-//! between the processes of one host and one user, over rings in shared memory. It has no atomic operations, no
-//! scalable endpoints, and does not reach other hosts.
+//! over rings in shared memory between the processes of one host and one user, and over UDP between hosts. It has no
+//! atomic operations and no scalable endpoints.
 //!
 //! - `abi`: libfabric's structures and tables
 //! - `provider`: the entry point; `info` describes what there is, `objects` has the functions that callers reach
 //! - `domain`: a domain, behind one lock; `endpoint`: its endpoints, which do the work
 //! - `peer`, `record`: the stream of records to a peer, and their format
 //! - `matching`: tags, sources, unexpected messages, and buffers for several
+//! - `network`: the thread that reaches other hosts
 //! - `region`, `memory`: what callers lend; `completion`: queues and counters
 //! - `address`: how endpoints are named; `vector`: address vectors
 //!
@@ -26,6 +27,7 @@ mod endpoint;
 mod info;
 mod matching;
 mod memory;
+mod network;
 mod objects;
 mod peer;
 mod provider;

@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn an_address_has_one_number_until_it_is_removed_as_often_as_inserted() {
         let mut vector = Vector::default();
-        let [one, other] = [1, 2].map(|endpoint| Address { host: 0, endpoint });
+        let [one, other] = [1, 2].map(|endpoint| Address { host: 0, endpoint, udp: None });
         assert_eq!([one, other, one].map(|address| vector.insert(address)), [0, 1, 0]);
         assert_eq!(vector.remove(0), Some(false));
         assert_eq!(vector.address(0), Some(one));

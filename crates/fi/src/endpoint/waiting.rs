@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::{Endpoint, Link};
+use super::{Endpoint, Link, Network};
 
 impl Endpoint {
     /// Requests wake-ups from all peers. Returns false if something has arrived, or can be sent, already.
@@ -31,12 +31,16 @@ impl Endpoint {
     /// Withdraws the requests for wake-ups.
     pub(super) fn unpark(&mut self) {
         self.is_parked = false;
+        if let Some(network) = &self.network {
+            network.clear();
+        }
         self.pairs.iter().for_each(|(_, pair)| pair.rings.receiver.unpark());
         self.progress_connections();
     }
 
     /// Returns the descriptors that are readable when a peer has woken this process, or connects.
-    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.wakes.as_fd(), self.listener.as_fd()]
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let network = self.network.as_ref().map(Network::descriptor);
+        [self.wakes.as_fd(), self.listener.as_fd()].into_iter().chain(network)
     }
 }

@@ -15,6 +15,7 @@ use crate::abi::{Fid, FidDomain, FidEp, Info};
 use crate::completion::{Class, QueueBinding};
 use crate::domain::{Core, Shared};
 use crate::endpoint::Endpoint;
+use crate::network::Terms;
 
 /// An endpoint.
 #[repr(C)]
@@ -67,8 +68,13 @@ pub(super) unsafe extern "C" fn open(
             let receive_flags = info.rx_attr.as_ref().map_or(0, |attr| attr.op_flags);
             (domain::shared(domain), info, transmit_flags, receive_flags)
         };
-        let endpoint = Endpoint::open(info.caps & DIRECTED_RECV != 0)
-            .map_err(|error| error.raw_os_error().unwrap_or(EOTHER))?;
+        let opened = Terms::from_environment()
+            .and_then(|terms| Endpoint::open(info.caps & DIRECTED_RECV != 0, terms.as_ref()));
+        let endpoint = opened.map_err(|error| {
+            // The only way to tell the user what to change.
+            eprintln!("midplane: {error}");
+            error.raw_os_error().unwrap_or(EINVAL)
+        })?;
         let key = shared.lock().add(endpoint).map_err(|_| EOTHER)?;
         let fid = FidEp {
             fid: fid(CLASS_EP, context, &FID),
