@@ -72,13 +72,18 @@ struct Shared {
     accepted: OwnedFd,
 }
 
+/// A peer to connect to, with the thread's ends of its rings.
+type Dial = (SocketAddr, RingPair);
+/// The endpoint's ends of an accepted peer's rings, and the peer's number.
+type Accept = (RingPair, u64);
+
 /// The way of an endpoint to other hosts. Dropping it sends what waits, for some seconds at most.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
-    dials: Option<Sender<(SocketAddr, RingPair)>>,
-    accepted: Receiver<(RingPair, u64)>,
+    dials: Option<Sender<Dial>>,
+    accepted: Receiver<Accept>,
     thread: Option<JoinHandle<()>>,
 }
 

@@ -15,8 +15,8 @@ use slab::Slab;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::Shared;
 use super::link::{Link, lock};
+use super::{Accept, Dial, Shared};
 use crate::endpoint::RING_BYTES;
 
 /// All of the thread's state.
@@ -28,8 +28,8 @@ pub(super) struct Bridge {
     number: u64,
     links: Slab<Link>,
     wakes: AsyncFd<WakeSet>,
-    dialed: Receiver<(SocketAddr, RingPair)>,
-    accepts: Sender<(RingPair, u64)>,
+    dialed: Receiver<Dial>,
+    accepts: Sender<Accept>,
     shared: Arc<Shared>,
     is_closing: bool,
 }
@@ -40,7 +40,7 @@ impl Bridge {
         address: SocketAddr,
         config: Config,
         number: u64,
-        (dialed, accepts): (Receiver<(SocketAddr, RingPair)>, Sender<(RingPair, u64)>),
+        (dialed, accepts): (Receiver<Dial>, Sender<Accept>),
         shared: Arc<Shared>,
     ) -> io::Result<Self> {
         let socket = Socket::bind(address)?;
