@@ -4,10 +4,10 @@ use std::ffi::c_void;
 use std::mem::size_of;
 use std::ptr::null_mut;
 
-use super::transfer::{INJECTED, start};
-use crate::abi::constants::{EINVAL, REMOTE_CQ_DATA};
+use super::transfer::{INJECTED, calls, data_of, lent, start};
+use crate::abi::MsgRma;
+use crate::abi::constants::EINVAL;
 use crate::abi::tables::RmaOps;
-use crate::abi::{FidEp, MsgRma};
 use crate::endpoint::Transfer;
 use crate::memory::Buffer;
 
@@ -29,150 +29,52 @@ type Bytes = *const c_void;
 type Iov = *const libc::iovec;
 type Desc = *mut Ptr;
 
-// SAFETY of all functions below: they are called as libfabric documents them. The endpoint, and what it is given, is valid,
-// and buffers stay so until the operation's completion.
-
-unsafe extern "C" fn read(
-    ep: *mut FidEp,
-    bytes: Ptr,
-    length: usize,
-    _: Ptr,
-    from: u64,
-    address: u64,
-    key: u64,
-    context: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Some(Buffer::new(bytes as usize, length));
-        start(ep, (from, Transfer::Read { key, address }), buffer, None, (context, None))
-    }
+const fn reads(key: u64, address: u64) -> Transfer {
+    Transfer::Read { key, address }
 }
 
-unsafe extern "C" fn readv(
-    ep: *mut FidEp,
-    iov: Iov,
-    _: Desc,
-    count: usize,
-    from: u64,
-    address: u64,
-    key: u64,
-    context: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Buffer::of_vectors(iov, count);
-        start(ep, (from, Transfer::Read { key, address }), buffer, None, (context, None))
-    }
+const fn writes(key: u64, address: u64) -> Transfer {
+    Transfer::Write { key, address }
 }
 
-unsafe extern "C" fn readmsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: as above.
-    unsafe {
+calls! {
+    fn read(ep, bytes: Ptr, length: usize, _desc: Ptr, from: u64, address: u64, key: u64, with: Ptr) {
+        start(ep, (from, reads(key, address)), lent(bytes, length), None, (with, None))
+    }
+    fn readv(ep, iov: Iov, _desc: Desc, count: usize, from: u64, address: u64, key: u64, with: Ptr) {
+        start(ep, (from, reads(key, address)), Buffer::of_vectors(iov, count), None, (with, None))
+    }
+    fn readmsg(ep, msg: *const MsgRma, flags: u64) {
         let msg = &*msg;
         if msg.rma_iov_count != 1 {
             return -(EINVAL as isize);
         }
-        let transfer = Transfer::Read { key: (*msg.rma_iov).key, address: (*msg.rma_iov).addr };
+        let transfer = reads((*msg.rma_iov).key, (*msg.rma_iov).addr);
         let buffer = Buffer::of_vectors(msg.msg_iov, msg.iov_count);
         start(ep, (msg.addr, transfer), buffer, None, (msg.context, Some(flags)))
     }
-}
-
-unsafe extern "C" fn write(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    _: Ptr,
-    to: u64,
-    address: u64,
-    key: u64,
-    context: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Some(Buffer::new(bytes as usize, length));
-        start(ep, (to, Transfer::Write { key, address }), buffer, None, (context, None))
+    fn write(ep, bytes: Bytes, length: usize, _desc: Ptr, to: u64, address: u64, key: u64, with: Ptr) {
+        start(ep, (to, writes(key, address)), lent(bytes, length), None, (with, None))
     }
-}
-
-unsafe extern "C" fn writev(
-    ep: *mut FidEp,
-    iov: Iov,
-    _: Desc,
-    count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    context: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Buffer::of_vectors(iov, count);
-        start(ep, (to, Transfer::Write { key, address }), buffer, None, (context, None))
+    fn writev(ep, iov: Iov, _desc: Desc, count: usize, to: u64, address: u64, key: u64, with: Ptr) {
+        start(ep, (to, writes(key, address)), Buffer::of_vectors(iov, count), None, (with, None))
     }
-}
-
-unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: as above.
-    unsafe {
+    fn writemsg(ep, msg: *const MsgRma, flags: u64) {
         let msg = &*msg;
         if msg.rma_iov_count != 1 {
             return -(EINVAL as isize);
         }
-        let transfer = Transfer::Write { key: (*msg.rma_iov).key, address: (*msg.rma_iov).addr };
+        let transfer = writes((*msg.rma_iov).key, (*msg.rma_iov).addr);
         let buffer = Buffer::of_vectors(msg.msg_iov, msg.iov_count);
-        let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);
-        start(ep, (msg.addr, transfer), buffer, data, (msg.context, Some(flags)))
+        start(ep, (msg.addr, transfer), buffer, data_of(flags, msg.data), (msg.context, Some(flags)))
     }
-}
-
-unsafe extern "C" fn inject(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Some(Buffer::new(bytes as usize, length));
-        start(ep, (to, Transfer::Write { key, address }), buffer, None, (null_mut(), INJECTED))
+    fn inject(ep, bytes: Bytes, length: usize, to: u64, address: u64, key: u64) {
+        start(ep, (to, writes(key, address)), lent(bytes, length), None, (null_mut(), INJECTED))
     }
-}
-
-unsafe extern "C" fn writedata(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    _: Ptr,
-    data: u64,
-    to: u64,
-    address: u64,
-    key: u64,
-    context: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Some(Buffer::new(bytes as usize, length));
-        start(ep, (to, Transfer::Write { key, address }), buffer, Some(data), (context, None))
+    fn writedata(ep, bytes: Bytes, length: usize, _desc: Ptr, data: u64, to: u64, address: u64, key: u64, with: Ptr) {
+        start(ep, (to, writes(key, address)), lent(bytes, length), Some(data), (with, None))
     }
-}
-
-unsafe extern "C" fn injectdata(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    data: u64,
-    to: u64,
-    address: u64,
-    key: u64,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Some(Buffer::new(bytes as usize, length));
-        let transfer = Transfer::Write { key, address };
-        start(ep, (to, transfer), buffer, Some(data), (null_mut(), INJECTED))
+    fn injectdata(ep, bytes: Bytes, length: usize, data: u64, to: u64, address: u64, key: u64) {
+        start(ep, (to, writes(key, address)), lent(bytes, length), Some(data), (null_mut(), INJECTED))
     }
 }

@@ -68,11 +68,30 @@ const fn context(context: Ptr) -> Options {
     Options { context, flags: None }
 }
 
+const fn with_flags(context: Ptr, flags: u64) -> Options {
+    Options { context, flags: Some(flags) }
+}
+
+/// Of a message whose bytes may change when the call returns, and which has no completion.
+const NO_OPTIONS: Options = Options { context: std::ptr::null_mut(), flags: INJECTED };
+
+/// Defines functions that libfabric calls as it documents them. The endpoint, and what a function is given, is valid,
+/// and buffers stay so until the operation's completion.
+macro_rules! calls {
+    ($(fn $name:ident($ep:ident $(, $argument:ident: $kind:ty)*) $body:block)*) => {
+        $(unsafe extern "C" fn $name($ep: *mut $crate::abi::FidEp $(, $argument: $kind)*) -> isize {
+            // SAFETY: what the macro's comment says.
+            unsafe { $body }
+        })*
+    };
+}
+pub(super) use calls;
+
 /// Wraps a caller's bytes.
 ///
 /// # Safety
 /// They stay valid until the operation's completion.
-unsafe fn lent(bytes: Bytes, length: usize) -> Option<Buffer> {
+pub(super) unsafe fn lent(bytes: Bytes, length: usize) -> Option<Buffer> {
     // SAFETY: promised by the caller.
     Some(unsafe { Buffer::new(bytes as usize, length) })
 }
@@ -174,227 +193,71 @@ unsafe fn receive(
     })
 }
 
-const fn data_of(flags: u64, data: u64) -> Option<u64> {
+pub(super) const fn data_of(flags: u64, data: u64) -> Option<u64> {
     if flags & REMOTE_CQ_DATA != 0 { Some(data) } else { None }
 }
 
-// SAFETY of all functions below: they are called as libfabric documents them. The endpoint, and what it is given, is valid,
-// and buffers stay so until the operation's completion.
-
-unsafe extern "C" fn recv(
-    ep: *mut FidEp,
-    bytes: Ptr,
-    length: usize,
-    _: Ptr,
-    from: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe { receive(ep, plain_from(from), lent(bytes, length), context(with)) }
-}
-
-unsafe extern "C" fn recvv(
-    ep: *mut FidEp,
-    iov: Iov,
-    _: Desc,
-    count: usize,
-    from: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe { receive(ep, plain_from(from), Buffer::of_vectors(iov, count), context(with)) }
-}
-
-unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
-    // SAFETY: as above.
-    unsafe {
+calls! {
+    fn recv(ep, bytes: Ptr, length: usize, _desc: Ptr, from: u64, with: Ptr) {
+        receive(ep, plain_from(from), lent(bytes, length), context(with))
+    }
+    fn recvv(ep, iov: Iov, _desc: Desc, count: usize, from: u64, with: Ptr) {
+        receive(ep, plain_from(from), Buffer::of_vectors(iov, count), context(with))
+    }
+    fn recvmsg(ep, msg: *const Msg, flags: u64) {
+        let buffer = Buffer::of_vectors((*msg).msg_iov, (*msg).iov_count);
+        receive(ep, plain_from((*msg).addr), buffer, with_flags((*msg).context, flags))
+    }
+    fn send(ep, bytes: Bytes, length: usize, _desc: Ptr, to: u64, with: Ptr) {
+        send_message(ep, (to, PLAIN), lent(bytes, length), None, context(with))
+    }
+    fn sendv(ep, iov: Iov, _desc: Desc, count: usize, to: u64, with: Ptr) {
+        send_message(ep, (to, PLAIN), Buffer::of_vectors(iov, count), None, context(with))
+    }
+    fn sendmsg(ep, msg: *const Msg, flags: u64) {
+        let buffer = Buffer::of_vectors((*msg).msg_iov, (*msg).iov_count);
+        let (data, options) = (data_of(flags, (*msg).data), with_flags((*msg).context, flags));
+        send_message(ep, ((*msg).addr, PLAIN), buffer, data, options)
+    }
+    fn inject(ep, bytes: Bytes, length: usize, to: u64) {
+        send_message(ep, (to, PLAIN), lent(bytes, length), None, NO_OPTIONS)
+    }
+    fn senddata(ep, bytes: Bytes, length: usize, _desc: Ptr, data: u64, to: u64, with: Ptr) {
+        send_message(ep, (to, PLAIN), lent(bytes, length), Some(data), context(with))
+    }
+    fn injectdata(ep, bytes: Bytes, length: usize, data: u64, to: u64) {
+        send_message(ep, (to, PLAIN), lent(bytes, length), Some(data), NO_OPTIONS)
+    }
+    fn tagged_recv(ep, bytes: Ptr, length: usize, _desc: Ptr, from: u64, tag: u64, ignore: u64, with: Ptr) {
+        receive(ep, tagged_from(from, tag, ignore), lent(bytes, length), context(with))
+    }
+    fn tagged_recvv(ep, iov: Iov, _desc: Desc, count: usize, from: u64, tag: u64, ignore: u64, with: Ptr) {
+        receive(ep, tagged_from(from, tag, ignore), Buffer::of_vectors(iov, count), context(with))
+    }
+    fn tagged_recvmsg(ep, msg: *const MsgTagged, flags: u64) {
         let msg = &*msg;
         let buffer = Buffer::of_vectors(msg.msg_iov, msg.iov_count);
-        let options = Options { context: msg.context, flags: Some(flags) };
-        receive(ep, plain_from(msg.addr), buffer, options)
+        receive(ep, tagged_from(msg.addr, msg.tag, msg.ignore), buffer, with_flags(msg.context, flags))
     }
-}
-
-unsafe extern "C" fn send(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    _: Ptr,
-    to: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, PLAIN), lent(bytes, length), None, context(with)) }
-}
-
-unsafe extern "C" fn sendv(
-    ep: *mut FidEp,
-    iov: Iov,
-    _: Desc,
-    count: usize,
-    to: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, PLAIN), Buffer::of_vectors(iov, count), None, context(with)) }
-}
-
-unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
-    // SAFETY: as above.
-    unsafe {
+    fn tagged_send(ep, bytes: Bytes, length: usize, _desc: Ptr, to: u64, tag: u64, with: Ptr) {
+        send_message(ep, (to, tagged(tag)), lent(bytes, length), None, context(with))
+    }
+    fn tagged_sendv(ep, iov: Iov, _desc: Desc, count: usize, to: u64, tag: u64, with: Ptr) {
+        send_message(ep, (to, tagged(tag)), Buffer::of_vectors(iov, count), None, context(with))
+    }
+    fn tagged_sendmsg(ep, msg: *const MsgTagged, flags: u64) {
         let msg = &*msg;
         let buffer = Buffer::of_vectors(msg.msg_iov, msg.iov_count);
-        let options = Options { context: msg.context, flags: Some(flags) };
-        send_message(ep, (msg.addr, PLAIN), buffer, data_of(flags, msg.data), options)
+        let (data, options) = (data_of(flags, msg.data), with_flags(msg.context, flags));
+        send_message(ep, (msg.addr, tagged(msg.tag)), buffer, data, options)
     }
-}
-
-unsafe extern "C" fn inject(ep: *mut FidEp, bytes: Bytes, length: usize, to: u64) -> isize {
-    let options = Options { context: std::ptr::null_mut(), flags: INJECTED };
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, PLAIN), lent(bytes, length), None, options) }
-}
-
-unsafe extern "C" fn senddata(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    _: Ptr,
-    data: u64,
-    to: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, PLAIN), lent(bytes, length), Some(data), context(with)) }
-}
-
-unsafe extern "C" fn injectdata(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    data: u64,
-    to: u64,
-) -> isize {
-    let options = Options { context: std::ptr::null_mut(), flags: INJECTED };
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, PLAIN), lent(bytes, length), Some(data), options) }
-}
-
-unsafe extern "C" fn tagged_recv(
-    ep: *mut FidEp,
-    bytes: Ptr,
-    length: usize,
-    _: Ptr,
-    from: u64,
-    tag: u64,
-    ignore: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe { receive(ep, tagged_from(from, tag, ignore), lent(bytes, length), context(with)) }
-}
-
-unsafe extern "C" fn tagged_recvv(
-    ep: *mut FidEp,
-    iov: Iov,
-    _: Desc,
-    count: usize,
-    from: u64,
-    tag: u64,
-    ignore: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Buffer::of_vectors(iov, count);
-        receive(ep, tagged_from(from, tag, ignore), buffer, context(with))
+    fn tagged_inject(ep, bytes: Bytes, length: usize, to: u64, tag: u64) {
+        send_message(ep, (to, tagged(tag)), lent(bytes, length), None, NO_OPTIONS)
     }
-}
-
-unsafe extern "C" fn tagged_recvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let msg = &*msg;
-        let buffer = Buffer::of_vectors(msg.msg_iov, msg.iov_count);
-        let options = Options { context: msg.context, flags: Some(flags) };
-        receive(ep, tagged_from(msg.addr, msg.tag, msg.ignore), buffer, options)
+    fn tagged_senddata(ep, bytes: Bytes, length: usize, _desc: Ptr, data: u64, to: u64, tag: u64, with: Ptr) {
+        send_message(ep, (to, tagged(tag)), lent(bytes, length), Some(data), context(with))
     }
-}
-
-unsafe extern "C" fn tagged_send(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    _: Ptr,
-    to: u64,
-    tag: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, tagged(tag)), lent(bytes, length), None, context(with)) }
-}
-
-unsafe extern "C" fn tagged_sendv(
-    ep: *mut FidEp,
-    iov: Iov,
-    _: Desc,
-    count: usize,
-    to: u64,
-    tag: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let buffer = Buffer::of_vectors(iov, count);
-        send_message(ep, (to, tagged(tag)), buffer, None, context(with))
+    fn tagged_injectdata(ep, bytes: Bytes, length: usize, data: u64, to: u64, tag: u64) {
+        send_message(ep, (to, tagged(tag)), lent(bytes, length), Some(data), NO_OPTIONS)
     }
-}
-
-unsafe extern "C" fn tagged_sendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: as above.
-    unsafe {
-        let msg = &*msg;
-        let buffer = Buffer::of_vectors(msg.msg_iov, msg.iov_count);
-        let options = Options { context: msg.context, flags: Some(flags) };
-        send_message(ep, (msg.addr, tagged(msg.tag)), buffer, data_of(flags, msg.data), options)
-    }
-}
-
-unsafe extern "C" fn tagged_inject(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    to: u64,
-    tag: u64,
-) -> isize {
-    let options = Options { context: std::ptr::null_mut(), flags: INJECTED };
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, tagged(tag)), lent(bytes, length), None, options) }
-}
-
-unsafe extern "C" fn tagged_senddata(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    _: Ptr,
-    data: u64,
-    to: u64,
-    tag: u64,
-    with: Ptr,
-) -> isize {
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, tagged(tag)), lent(bytes, length), Some(data), context(with)) }
-}
-
-unsafe extern "C" fn tagged_injectdata(
-    ep: *mut FidEp,
-    bytes: Bytes,
-    length: usize,
-    data: u64,
-    to: u64,
-    tag: u64,
-) -> isize {
-    let options = Options { context: std::ptr::null_mut(), flags: INJECTED };
-    // SAFETY: as above.
-    unsafe { send_message(ep, (to, tagged(tag)), lent(bytes, length), Some(data), options) }
 }
