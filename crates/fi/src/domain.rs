@@ -18,6 +18,9 @@ use crate::vector::Vector;
 /// nanoseconds each, so that it costs 5 % and a new peer waits some 10 us.
 const CONNECTIONS: u32 = 512;
 
+/// The longest time that a thread waits for one wake-up: another thread that waits for the same domain may take it.
+const MOST_WAIT: Duration = Duration::from_millis(50);
+
 /// The state of a domain.
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -223,9 +226,10 @@ impl Shared {
                 continue;
             };
             drop(core);
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let slice = left.map_or(MOST_WAIT, |left| left.min(MOST_WAIT));
+            let slice = Timespec::try_from(slice).ok();
             // Interrupted or not, what has happened is seen by the next progress.
-            let _ = poll(&mut [PollFd::new(&descriptor.as_fd(), PollFlags::IN)], left.as_ref());
+            let _ = poll(&mut [PollFd::new(&descriptor.as_fd(), PollFlags::IN)], slice.as_ref());
         }
     }
 }

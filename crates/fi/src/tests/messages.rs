@@ -1,5 +1,10 @@
+use std::io::IoSlice;
+
+use midplane_simhw::shm::rings::connect;
+
 use super::side::{ANY, Pair, Side, next};
 use crate::abi::constants::*;
+use crate::address::Address;
 
 fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 7 + at / 251) as u8).collect()
@@ -167,4 +172,29 @@ fn a_waiting_thread_is_woken_by_a_peer() {
         assert_eq!(waiter.join().unwrap(), Some(2));
     });
     assert_eq!(got, b"four");
+}
+
+#[test]
+fn records_that_no_correct_peer_writes_end_their_sender_alone() {
+    let pair = Pair::new();
+    let name = Address::parse(&pair.other.name()).unwrap().name();
+    let (payload, mut number) = ([0xff; 100], 0);
+    for kind in (0..14).chain([255]) {
+        for length in [0, 1, 100, 1 << 21, (1 << 40) + 1, (1 << 48) - 1] {
+            for bytes in [0, 7, 8, 16, 100] {
+                number += 1;
+                let mut rings = connect(name.as_bytes(), 4096, number).unwrap();
+                for flags in [0, 3 << 8] {
+                    let words = [kind | flags | length << 16, number];
+                    rings.sender.push(words, &[IoSlice::new(&payload[..bytes])]);
+                }
+                (0..600).for_each(|_| assert!(pair.other.poll().is_none()));
+            }
+        }
+    }
+    let (sent, mut got) = (bytes(100_000), vec![0; 100_000]);
+    pair.other.receive(pair.to_one, (0, u64::MAX), &mut got, 2);
+    assert_eq!(pair.one.send(pair.to_other, 5, &sent, 0, 1), 0);
+    assert!(pair.drive(2).iter().flatten().all(|(_, error, _)| *error == 0));
+    assert_eq!(sent, got);
 }
