@@ -13,188 +13,60 @@ use super::*;
 /// A structure's name in C and size, and the names of members in C and their offsets.
 struct Layout(&'static str, usize, &'static [(&'static str, usize)]);
 
-macro_rules! layout {
-    ($c:literal, $rust:ty, $($member:literal = $field:ident $(. $inner:ident)?),+) => {
-        Layout($c, size_of::<$rust>(), &[$(($member, offset_of!($rust, $field $(. $inner)?))),+])
+/// Lists structures by their names in C and here, each with members, which are called alike unless another name is given.
+macro_rules! layouts {
+    ($($c:ident, $rust:ty: $($member:ident $(= $field:ident . $inner:ident)?),+;)*) => {
+        static LAYOUTS: &[Layout] = &[$(Layout(
+            stringify!($c),
+            size_of::<$rust>(),
+            &[$((stringify!($member), layouts!(@offset $rust, $member $(, $field . $inner)?))),+],
+        )),*];
     };
+    (@offset $rust:ty, $member:ident) => { offset_of!($rust, $member) };
+    (@offset $rust:ty, $member:ident, $field:ident . $inner:ident) => { offset_of!($rust, $field.$inner) };
 }
 
-static LAYOUTS: &[Layout] = &[
-    layout!("fid", Fid, "fclass" = class, "context" = context, "ops" = ops),
-    layout!(
-        "fi_provider",
-        Provider,
-        "fi_version" = fi_version,
-        "name" = name,
-        "getinfo" = getinfo,
-        "cleanup" = cleanup
-    ),
-    layout!(
-        "fi_info",
-        Info,
-        "caps" = caps,
-        "src_addr" = src_addr,
-        "handle" = handle,
-        "tx_attr" = tx_attr,
-        "fabric_attr" = fabric_attr,
-        "nic" = nic
-    ),
-    layout!(
-        "fi_tx_attr",
-        TxAttr,
-        "op_flags" = op_flags,
-        "inject_size" = inject_size,
-        "rma_iov_limit" = rma_iov_limit,
-        "tclass" = tclass
-    ),
-    layout!("fi_rx_attr", RxAttr, "op_flags" = op_flags, "size" = size, "iov_limit" = iov_limit),
-    layout!(
-        "fi_ep_attr",
-        EpAttr,
-        "max_msg_size" = max_msg_size,
-        "mem_tag_format" = mem_tag_format,
-        "auth_key" = auth_key
-    ),
-    layout!(
-        "fi_domain_attr",
-        DomainAttr,
-        "name" = name,
-        "av_type" = av_type,
-        "mr_mode" = mr_mode,
-        "cq_data_size" = cq_data_size,
-        "mr_iov_limit" = mr_iov_limit,
-        "mr_cnt" = mr_cnt,
-        "tclass" = tclass
-    ),
-    layout!("fi_fabric_attr", FabricAttr, "prov_name" = prov_name, "api_version" = api_version),
-    layout!("fi_av_attr", AvAttr, "count" = count, "name" = name, "flags" = flags),
-    layout!("fi_cq_attr", CqAttr, "format" = format, "wait_obj" = wait_obj, "wait_set" = wait_set),
-    layout!("fi_cntr_attr", CntrAttr, "wait_set" = wait_set, "flags" = flags),
-    layout!(
-        "fi_mr_attr",
-        MrAttr,
-        "access" = access,
-        "context" = context,
-        "iface" = iface,
-        "device" = device
-    ),
-    layout!("fi_cq_tagged_entry", CqTaggedEntry, "flags" = flags, "buf" = buf, "tag" = tag),
-    layout!(
-        "fi_cq_err_entry",
-        CqErrEntry,
-        "tag" = entry.tag,
-        "olen" = olen,
-        "err" = err,
-        "prov_errno" = prov_errno,
-        "err_data_size" = err_data_size
-    ),
-    layout!("fi_msg", Msg, "iov_count" = iov_count, "addr" = addr, "data" = data),
-    layout!("fi_msg_tagged", MsgTagged, "tag" = tag, "ignore" = ignore, "data" = data),
-    layout!("fi_rma_iov", RmaIov, "addr" = addr, "len" = len, "key" = key),
-    layout!(
-        "fi_msg_rma",
-        MsgRma,
-        "rma_iov" = rma_iov,
-        "rma_iov_count" = rma_iov_count,
-        "data" = data
-    ),
-    layout!("fid_fabric", FidFabric, "ops" = ops, "api_version" = api_version),
-    layout!("fid_domain", FidDomain, "ops" = ops, "mr" = mr),
-    layout!("fid_mr", FidMr, "mem_desc" = mem_desc, "key" = key),
-    layout!("fid_av", FidAv, "ops" = ops),
-    layout!("fid_eq", FidEq, "ops" = ops),
-    layout!("fid_cq", FidCq, "ops" = ops),
-    layout!("fid_cntr", FidCntr, "ops" = ops),
-    layout!(
-        "fid_ep",
-        FidEp,
-        "ops" = ops,
-        "cm" = cm,
-        "msg" = msg,
-        "rma" = rma,
-        "tagged" = tagged,
-        "atomic" = atomic,
-        "collective" = collective
-    ),
-    layout!(
-        "fi_ops",
-        FidOps,
-        "close" = close,
-        "bind" = bind,
-        "control" = control,
-        "ops_set" = ops_set
-    ),
-    layout!(
-        "fi_ops_fabric",
-        FabricOps,
-        "domain" = domain,
-        "eq_open" = eq_open,
-        "trywait" = trywait,
-        "domain2" = domain2
-    ),
-    layout!(
-        "fi_ops_domain",
-        DomainOps,
-        "av_open" = av_open,
-        "cq_open" = cq_open,
-        "endpoint" = endpoint,
-        "cntr_open" = cntr_open,
-        "endpoint2" = endpoint2
-    ),
-    layout!("fi_ops_mr", MrOps, "reg" = reg, "regv" = regv, "regattr" = regattr),
-    layout!(
-        "fi_ops_av",
-        AvOps,
-        "insert" = insert,
-        "remove" = remove,
-        "lookup" = lookup,
-        "straddr" = straddr,
-        "av_set" = av_set
-    ),
-    layout!("fi_ops_eq", EqOps, "read" = read, "sread" = sread, "strerror" = strerror),
-    layout!(
-        "fi_ops_cq",
-        CqOps,
-        "read" = read,
-        "readfrom" = readfrom,
-        "readerr" = readerr,
-        "sreadfrom" = sreadfrom,
-        "signal" = signal,
-        "strerror" = strerror
-    ),
-    layout!("fi_ops_cntr", CntrOps, "read" = read, "wait" = wait, "seterr" = seterr),
-    layout!(
-        "fi_ops_ep",
-        EpOps,
-        "cancel" = cancel,
-        "getopt" = getopt,
-        "setopt" = setopt,
-        "tx_size_left" = tx_size_left
-    ),
-    layout!("fi_ops_cm", CmOps, "getname" = getname, "join" = join),
-    layout!(
-        "fi_ops_msg",
-        MsgOps,
-        "recvmsg" = recvmsg,
-        "inject" = inject,
-        "injectdata" = injectdata
-    ),
-    layout!(
-        "fi_ops_tagged",
-        TaggedOps,
-        "recvmsg" = recvmsg,
-        "inject" = inject,
-        "injectdata" = injectdata
-    ),
-    layout!(
-        "fi_ops_rma",
-        RmaOps,
-        "readmsg" = readmsg,
-        "writemsg" = writemsg,
-        "inject" = inject,
-        "injectdata" = injectdata
-    ),
-];
+layouts! {
+    fid, Fid: context, ops;
+    fi_provider, Provider: fi_version, name, getinfo, cleanup;
+    fi_info, Info: caps, src_addr, handle, tx_attr, fabric_attr, nic;
+    fi_tx_attr, TxAttr: op_flags, inject_size, rma_iov_limit, tclass;
+    fi_rx_attr, RxAttr: op_flags, size, iov_limit;
+    fi_ep_attr, EpAttr: max_msg_size, mem_tag_format, auth_key;
+    fi_domain_attr, DomainAttr: name, av_type, mr_mode, cq_data_size, mr_iov_limit, mr_cnt, tclass;
+    fi_fabric_attr, FabricAttr: prov_name, api_version;
+    fi_av_attr, AvAttr: count, name, flags;
+    fi_cq_attr, CqAttr: format, wait_obj, wait_set;
+    fi_cntr_attr, CntrAttr: wait_set, flags;
+    fi_mr_attr, MrAttr: access, context, iface, device;
+    fi_cq_tagged_entry, CqTaggedEntry: flags, buf, tag;
+    fi_cq_err_entry, CqErrEntry: tag = entry.tag, olen, err, prov_errno, err_data_size;
+    fi_msg, Msg: iov_count, addr, data;
+    fi_msg_tagged, MsgTagged: tag, ignore, data;
+    fi_rma_iov, RmaIov: addr, len, key;
+    fi_msg_rma, MsgRma: rma_iov, rma_iov_count, data;
+    fid_fabric, FidFabric: ops, api_version;
+    fid_domain, FidDomain: ops, mr;
+    fid_mr, FidMr: mem_desc, key;
+    fid_av, FidAv: ops;
+    fid_eq, FidEq: ops;
+    fid_cq, FidCq: ops;
+    fid_cntr, FidCntr: ops;
+    fid_ep, FidEp: ops, cm, msg, rma, tagged, atomic, collective;
+    fi_ops, FidOps: close, bind, control, ops_set;
+    fi_ops_fabric, FabricOps: domain, eq_open, trywait, domain2;
+    fi_ops_domain, DomainOps: av_open, cq_open, endpoint, cntr_open, endpoint2;
+    fi_ops_mr, MrOps: reg, regv, regattr;
+    fi_ops_av, AvOps: insert, remove, lookup, straddr, av_set;
+    fi_ops_eq, EqOps: read, sread, strerror;
+    fi_ops_cq, CqOps: read, readfrom, readerr, sreadfrom, signal, strerror;
+    fi_ops_cntr, CntrOps: read, wait, seterr;
+    fi_ops_ep, EpOps: cancel, getopt, setopt, tx_size_left;
+    fi_ops_cm, CmOps: getname, join;
+    fi_ops_msg, MsgOps: recvmsg, inject, injectdata;
+    fi_ops_tagged, TaggedOps: recvmsg, inject, injectdata;
+    fi_ops_rma, RmaOps: readmsg, writemsg, inject, injectdata;
+}
 
 #[test]
 fn sizes_are_those_of_version_1_17() {
