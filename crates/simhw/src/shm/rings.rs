@@ -112,6 +112,12 @@ impl RingListener {
     }
 }
 
+impl AsFd for RingListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl AsRawFd for RingListener {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()

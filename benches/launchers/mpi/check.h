@@ -1,0 +1,44 @@
+// What the programs share: checks that name their line, and buffers with a pattern.
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                              \
+	do {                                                                          \
+		if (!(condition)) {                                                   \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+			MPI_Abort(MPI_COMM_WORLD, 1);                                 \
+		}                                                                     \
+	} while (0)
+
+static inline int world_rank(void)
+{
+	int rank;
+	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+	return rank;
+}
+
+static inline int world_size(void)
+{
+	int size;
+	MPI_Comm_size(MPI_COMM_WORLD, &size);
+	return size;
+}
+
+static inline unsigned char *pattern(int length, int seed)
+{
+	unsigned char *bytes = malloc(length + 1);
+	for (int at = 0; at < length; at++)
+		bytes[at] = (unsigned char)(at * 31 + (at >> 8) + seed * 7);
+	return bytes;
+}
+
+static inline int finish(const char *name)
+{
+	MPI_Barrier(MPI_COMM_WORLD);
+	if (!world_rank())
+		printf("%s: passed on %d ranks\n", name, world_size());
+	MPI_Finalize();
+	return 0;
+}

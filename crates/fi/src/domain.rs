@@ -1,0 +1,241 @@
+//! A domain: its endpoints, address vectors, queues, counters and regions, behind one lock.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use slab::Slab;
+
+use crate::completion::Completions;
+use crate::endpoint::{Domain, Endpoint};
+use crate::region::Regions;
+use crate::vector::Vector;
+
+/// Calls of [`Core::progress`] after which connections are handled, which takes two system calls: some tens of
+/// nanoseconds each, so that it costs 5 % and a new peer waits some 10 us.
+const CONNECTIONS: u32 = 512;
+
+/// The longest time that a thread waits for one wake-up: another thread that waits for the same domain may take it.
+const MOST_WAIT: Duration = Duration::from_millis(50);
+
+/// The state of a domain.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) endpoints: Slab<Endpoint>,
+    /// The address vectors, each with the endpoints that are bound to it.
+    pub(crate) vectors: Slab<Vector>,
+    pub(crate) completions: Completions,
+    pub(crate) regions: Regions,
+    turns: u32,
+    idle: u32,
+    waiter: Option<Waiter>,
+}
+
+/// A descriptor that is readable when something has happened since the domain was parked.
+#[derive(Debug)]
+struct Waiter {
+    ready: OwnedFd,
+    /// An eventfd for what happens in this process.
+    own: OwnedFd,
+    is_parked: bool,
+}
+
+impl Core {
+    fn new() -> Self {
+        Self {
+            endpoints: Slab::new(),
+            vectors: Slab::new(),
+            completions: Completions::default(),
+            regions: Regions::default(),
+            turns: 0,
+            idle: 0,
+            waiter: None,
+        }
+    }
+
+    /// Receives what has arrived for any endpoint, and sends what waits. Returns whether the caller has polled in vain
+    /// for so long that other processes should run.
+    #[inline]
+    pub(crate) fn progress(&mut self) -> bool {
+        let mut has_any = false;
+        let mut domain = Domain { regions: &self.regions, out: &mut self.completions };
+        for (_, endpoint) in &mut self.endpoints {
+            has_any |= endpoint.progress(&mut domain);
+        }
+        self.turns += 1;
+        self.idle = if has_any { 0 } else { self.idle + 1 };
+        if self.turns >= CONNECTIONS {
+            self.turns = 0;
+            self.endpoints.iter_mut().for_each(|(_, endpoint)| endpoint.progress_connections());
+        }
+        let should_yield = self.idle >= CONNECTIONS;
+        if should_yield {
+            self.idle = 0;
+        }
+        should_yield
+    }
+
+    /// Returns an endpoint and what it works with.
+    ///
+    /// # Panics
+    /// If there is no endpoint with that key.
+    #[inline]
+    pub(crate) fn endpoint(&mut self, key: usize) -> (&mut Endpoint, Domain<'_>) {
+        let domain = Domain { regions: &self.regions, out: &mut self.completions };
+        (&mut self.endpoints[key], domain)
+    }
+
+    /// Adds an endpoint.
+    pub(crate) fn add(&mut self, endpoint: Endpoint) -> io::Result<usize> {
+        if let Some(waiter) = &self.waiter {
+            waiter.watch(&endpoint)?;
+        }
+        Ok(self.endpoints.insert(endpoint))
+    }
+
+    /// Returns the descriptor that is readable after [`Core::park`] when something has happened.
+    pub(crate) fn descriptor(&mut self) -> io::Result<RawFd> {
+        if self.waiter.is_none() {
+            let waiter = Waiter::new()?;
+            for (_, endpoint) in &self.endpoints {
+                waiter.watch(endpoint)?;
+            }
+            self.waiter = Some(waiter);
+        }
+        Ok(self.waiter.as_ref().map_or(-1, |waiter| waiter.ready.as_raw_fd()))
+    }
+
+    /// Requests that the descriptor becomes readable. Returns false if something has happened already.
+    pub(crate) fn park(&mut self) -> bool {
+        if self.descriptor().is_err() {
+            return false;
+        }
+        if let Some(waiter) = &mut self.waiter {
+            waiter.is_parked = true;
+            // It fails if there is nothing to take.
+            let _ = rustix::io::read(&waiter.own, &mut [0; 8]);
+        }
+        self.completions.has_changed = false;
+        let mut is_idle = true;
+        for (_, endpoint) in &mut self.endpoints {
+            is_idle &= endpoint.park();
+        }
+        is_idle
+    }
+
+    /// Wakes the threads that wait for the descriptor.
+    pub(crate) fn signal(&self) {
+        if let Some(waiter) = &self.waiter {
+            // It fails only after 2^64 - 1 signals.
+            let _ = rustix::io::write(&waiter.own, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Waiter {
+    fn new() -> io::Result<Self> {
+        let ready = epoll::create(CreateFlags::CLOEXEC)?;
+        let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&ready, &own, EventData::new_u64(0), EventFlags::IN)?;
+        Ok(Self { ready, own, is_parked: false })
+    }
+
+    fn watch(&self, endpoint: &Endpoint) -> io::Result<()> {
+        for descriptor in endpoint.descriptors() {
+            epoll::add(&self.ready, descriptor, EventData::new_u64(0), EventFlags::IN)?;
+        }
+        Ok(())
+    }
+}
+
+/// A domain that several objects share.
+#[derive(Debug)]
+pub(crate) struct Shared(Mutex<Core>);
+
+/// A locked domain.
+pub(crate) struct Locked<'a>(MutexGuard<'a, Core>);
+
+impl std::ops::Deref for Locked<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.0
+    }
+}
+
+impl Drop for Locked<'_> {
+    /// Wakes threads that wait while this one has completed an operation.
+    #[inline]
+    fn drop(&mut self) {
+        let core = &mut *self.0;
+        if core.completions.has_changed
+            && let Some(waiter) = &mut core.waiter
+            && std::mem::take(&mut waiter.is_parked)
+        {
+            core.signal();
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Core::new()))
+    }
+
+    /// Locks the domain. A thread that panicked in it leaves it as it was: its operation may never complete.
+    #[inline]
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Polls until `done` returns a value, parking between polls. Returns `None` once `timeout` is over; without one, it
+    /// waits for ever.
+    pub(crate) fn wait<T>(
+        &self,
+        timeout: Option<Duration>,
+        mut done: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Option<T> {
+        let until = timeout.map(|timeout| now() + timeout);
+        loop {
+            let mut core = self.lock();
+            core.progress();
+            if let Some(value) = done(&mut core) {
+                return Some(value);
+            }
+            let left = until.map(|until| until.saturating_sub(now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return None;
+            }
+            if !core.park() {
+                continue;
+            }
+            let Ok(descriptor) = core
+                .waiter
+                .as_ref()
+                .map_or(Err(rustix::io::Errno::BADF), |waiter| rustix::io::dup(&waiter.ready))
+            else {
+                continue;
+            };
+            drop(core);
+            let slice = left.map_or(MOST_WAIT, |left| left.min(MOST_WAIT));
+            let slice = Timespec::try_from(slice).ok();
+            // Interrupted or not, what has happened is seen by the next progress.
+            let _ = poll(&mut [PollFd::new(&descriptor.as_fd(), PollFlags::IN)], slice.as_ref());
+        }
+    }
+}
+
+/// Returns the time since the machine started.
+fn now() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::try_from(time).unwrap_or_default()
+}

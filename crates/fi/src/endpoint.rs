@@ -1,0 +1,330 @@
+//! An endpoint: its peers, their rings, and the operations under way.
+//!
+//! Nothing here runs by itself: [`Endpoint::progress`] receives what has arrived and sends what waits.
+
+mod arrivals;
+mod departures;
+mod losses;
+mod receives;
+mod waiting;
+
+use std::collections::BTreeMap;
+use std::io;
+
+use midplane_simhw::shm::rings::{RingListener, RingPair, RingRequest, WakeSet, connect};
+use slab::Slab;
+
+use crate::abi::constants::{ADDR_UNSPEC, ECONNRESET, EHOSTUNREACH};
+use crate::address::Address;
+use crate::completion::{Bindings, Completions};
+use crate::matching::{Matched, Matching};
+use crate::memory::Buffer;
+use crate::network::{Network, Terms};
+use crate::peer::{Content, Finish, Link, Peer, RegionGone};
+use crate::region::Regions;
+pub(crate) use departures::{Message, Post, Transfer};
+
+/// Bytes of a ring. It fits into the second-level cache of a processor together with what it carries.
+pub(crate) const RING_BYTES: usize = 128 * 1024;
+/// Records of one peer that are handled before it is another's turn.
+const TURN: usize = 64;
+/// Bytes that a buffer for several messages must have left, until the caller sets another number.
+const LEAST_MULTI: usize = 64;
+/// Peers that an endpoint has known at most: each that ever connected takes some memory.
+const MAX_PEERS: usize = 1 << 16;
+
+/// Rings that are shared with a peer.
+#[derive(Debug)]
+struct Pair {
+    rings: RingPair,
+    peer: usize,
+    /// True if the peer has closed its end: what it has published is all.
+    has_ended: bool,
+}
+
+/// Memory of a domain that an endpoint uses while it works.
+pub(crate) struct Domain<'a> {
+    pub(crate) regions: &'a Regions,
+    pub(crate) out: &'a mut Completions,
+}
+
+/// Where the bytes go that were asked for.
+#[derive(Debug)]
+enum Landing {
+    Receive(Matched),
+    Read(Buffer, Finish),
+    Discard,
+}
+
+/// A message that was announced, and that its receiver has not asked for yet.
+#[derive(Debug)]
+struct Announced {
+    peer: usize,
+    content: Content,
+    finish: Finish,
+    /// True if the operation completes only when the receiver has confirmed it.
+    confirms: bool,
+}
+
+/// The state of an endpoint except its rings.
+#[derive(Debug)]
+pub(crate) struct State {
+    peers: Vec<Peer>,
+    by_endpoint: BTreeMap<u64, usize>,
+    /// The endpoints of the address vector, and their peers as far as there are any.
+    routes: Vec<Option<(Address, Option<usize>)>>,
+    matching: Matching,
+    landings: Slab<(usize, Landing)>,
+    announced: Slab<Announced>,
+    /// Peers for which something waits to be sent.
+    busy: Vec<usize>,
+    pub(crate) bindings: Bindings,
+    /// True if receives may name a source.
+    pub(crate) is_directed: bool,
+}
+
+/// An endpoint.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) address: Address,
+    listener: RingListener,
+    requests: Vec<RingRequest>,
+    wakes: WakeSet,
+    /// The way to other hosts, if the environment names one.
+    network: Option<Network>,
+    pairs: Slab<Pair>,
+    pub(crate) state: State,
+    is_parked: bool,
+}
+
+impl Endpoint {
+    /// Opens an endpoint to which peers can connect.
+    pub(crate) fn open(is_directed: bool, terms: Option<&Terms>) -> io::Result<Self> {
+        let mut address = Address::new()?;
+        let network = terms.map(|terms| Network::start(terms, address.endpoint)).transpose()?;
+        address.udp = network.as_ref().map(|network| network.address);
+        let listener = RingListener::bind(address.name().as_bytes())?;
+        let state = State {
+            peers: Vec::new(),
+            by_endpoint: BTreeMap::new(),
+            routes: Vec::new(),
+            matching: Matching::new(LEAST_MULTI),
+            landings: Slab::new(),
+            announced: Slab::new(),
+            busy: Vec::new(),
+            bindings: Bindings::default(),
+            is_directed,
+        };
+        Ok(Self {
+            address,
+            listener,
+            requests: Vec::new(),
+            wakes: WakeSet::new()?,
+            network,
+            pairs: Slab::new(),
+            state,
+            is_parked: false,
+        })
+    }
+
+    /// Sets the bytes that a buffer for several messages must have left for the next one.
+    pub(crate) const fn set_least_multi(&mut self, bytes: usize) {
+        self.state.matching.least_multi = bytes;
+    }
+
+    /// Returns what [`Endpoint::set_least_multi`] has set.
+    pub(crate) const fn least_multi(&self) -> usize {
+        self.state.matching.least_multi
+    }
+
+    /// Learns, or forgets, an entry of the address vector.
+    pub(crate) fn learn(&mut self, number: u64, address: Option<Address>) {
+        let state = &mut self.state;
+        let Ok(index) = usize::try_from(number) else { return };
+        if state.routes.len() <= index {
+            state.routes.resize(index + 1, None);
+        }
+        let (known, source) = match (address, state.routes[index]) {
+            (Some(address), _) => (address, number),
+            (None, Some((address, _))) => (address, ADDR_UNSPEC),
+            (None, None) => return,
+        };
+        let peer = state.by_endpoint.get(&known.endpoint).copied();
+        if let Some(peer) = peer {
+            state.peers[peer].source = source;
+        }
+        state.routes[index] = address.map(|address| (address, peer));
+    }
+
+    /// Receives what has arrived, and sends what waits. Returns whether there was anything.
+    #[inline]
+    pub(crate) fn progress(&mut self, domain: &mut Domain<'_>) -> bool {
+        if self.is_parked {
+            self.unpark();
+        }
+        let mut has_any = false;
+        if !self.state.bindings.is_full(domain.out) {
+            let mut ended = None;
+            for (key, pair) in &mut self.pairs {
+                match self.state.receive(pair, domain) {
+                    Ok(handled) => has_any |= handled,
+                    Err(_) => ended = Some(key),
+                }
+            }
+            if let Some(key) = ended {
+                self.end_pair(key, domain);
+            }
+        }
+        if !self.state.busy.is_empty() {
+            has_any |= self.flush(domain);
+        }
+        has_any
+    }
+
+    /// Handles what needs a system call to be seen: new peers, and the end of those that are there.
+    pub(crate) fn progress_connections(&mut self) {
+        self.requests.extend(self.listener.accept());
+        for request in std::mem::take(&mut self.requests) {
+            match request.accept() {
+                Ok((rings, endpoint)) => self.accept(rings, endpoint),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.requests.push(request);
+                }
+                Err(_) => {}
+            }
+        }
+        while let Some((rings, endpoint)) = self.network.as_ref().and_then(Network::accept) {
+            self.accept(rings, endpoint);
+        }
+        let pairs = &mut self.pairs;
+        self.wakes.take(|number, is_gone| {
+            let key = usize::try_from(number).ok();
+            if let Some(pair) = key.and_then(|key| pairs.get_mut(key)) {
+                pair.has_ended |= is_gone;
+            }
+        });
+    }
+
+    /// Takes rings that a peer has made.
+    fn accept(&mut self, rings: RingPair, endpoint: u64) {
+        let is_known = self.state.by_endpoint.contains_key(&endpoint);
+        if !is_known && self.state.peers.len() >= MAX_PEERS {
+            return;
+        }
+        let peer = self.state.peer_of(endpoint);
+        // Each side connects at most once.
+        if self.state.peers[peer].pairs < 2 {
+            self.add_pair(rings, peer);
+        }
+    }
+
+    fn add_pair(&mut self, rings: RingPair, peer: usize) {
+        let entry = self.pairs.vacant_entry();
+        let key = entry.key();
+        if self.wakes.add(key as u64, &rings).is_err() {
+            return;
+        }
+        entry.insert(Pair { rings, peer, has_ended: false });
+        let peer = &mut self.state.peers[peer];
+        peer.pairs += 1;
+        if peer.link == Link::Unconnected {
+            peer.link = Link::Open(key);
+        }
+    }
+
+    /// Ends rings from which nothing more comes.
+    fn end_pair(&mut self, key: usize, domain: &mut Domain<'_>) {
+        let Pair { peer, .. } = self.pairs.remove(key);
+        self.wakes.remove(key as u64);
+        let state = &mut self.state.peers[peer];
+        state.pairs -= 1;
+        if state.link == Link::Open(key) {
+            state.link = Link::Lost(ECONNRESET);
+        }
+        if state.pairs == 0 {
+            self.state.lose(peer, ECONNRESET, domain.out);
+        }
+    }
+
+    /// Connects to a peer that has an entry in the address vector. If its system is out of resources now, the next
+    /// attempt follows with the next progress.
+    fn connect(&mut self, peer: usize, domain: &mut Domain<'_>) {
+        let endpoint = self.state.peers[peer].endpoint;
+        let known = |address: &Address| address.endpoint == endpoint;
+        let mut addresses = self.state.routes.iter().flatten().map(|(address, _)| *address);
+        let opened = match (addresses.find(known), &self.network) {
+            (Some(address), _) if address.host == self.address.host => {
+                connect(address.name().as_bytes(), RING_BYTES, self.address.endpoint)
+            }
+            (Some(Address { udp: Some(udp), .. }), Some(network)) => {
+                network.connect(udp, RING_BYTES)
+            }
+            _ => Err(io::ErrorKind::HostUnreachable.into()),
+        };
+        match opened {
+            Ok(rings) => self.add_pair(rings, peer),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                let code = error.raw_os_error().unwrap_or(EHOSTUNREACH);
+                self.state.peers[peer].link = Link::Lost(code);
+                self.state.lose(peer, code, domain.out);
+            }
+        }
+    }
+
+    /// Sends what waits; returns whether anything was sent.
+    fn flush(&mut self, domain: &mut Domain<'_>) -> bool {
+        let mut has_any = false;
+        for peer in std::mem::take(&mut self.state.busy) {
+            if self.state.peers[peer].link == Link::Unconnected {
+                self.connect(peer, domain);
+            }
+            let Link::Open(key) = self.state.peers[peer].link else {
+                self.state.peers[peer].is_listed = false;
+                continue;
+            };
+            match self.state.flush(peer, &mut self.pairs[key].rings, domain) {
+                Ok(sent) => has_any |= sent,
+                Err(RegionGone) => self.end_pair(key, domain),
+            }
+            if self.state.peers[peer].has_work() {
+                self.state.busy.push(peer);
+            } else {
+                self.state.peers[peer].is_listed = false;
+            }
+        }
+        has_any
+    }
+}
+
+impl State {
+    /// Returns the number of a peer, which is new if its endpoint was not known.
+    fn peer_of(&mut self, endpoint: u64) -> usize {
+        if let Some(peer) = self.by_endpoint.get(&endpoint) {
+            return *peer;
+        }
+        let peer = self.peers.len();
+        let mut source = ADDR_UNSPEC;
+        for (number, route) in self.routes.iter_mut().enumerate() {
+            if let Some((address, known)) = route
+                && address.endpoint == endpoint
+            {
+                (source, *known) = (number as u64, Some(peer));
+            }
+        }
+        self.peers.push(Peer::new(endpoint, source));
+        self.by_endpoint.insert(endpoint, peer);
+        peer
+    }
+
+    /// Lists a peer among those for which something waits.
+    fn list(&mut self, peer: usize) {
+        if !std::mem::replace(&mut self.peers[peer].is_listed, true) {
+            self.busy.push(peer);
+        }
+    }
+
+    fn source(&self, peer: usize) -> u64 {
+        self.peers[peer].source
+    }
+}

@@ -1,0 +1,230 @@
+//! Sends, writes and reads: from the call to the last byte in the ring.
+
+use std::ffi::c_int;
+
+use midplane_simhw::shm::rings::RingPair;
+
+use super::{Announced, Domain, Endpoint, Landing, State};
+use crate::abi::constants::{EAGAIN, EINVAL, EMSGSIZE, MSG, READ, RMA, SEND, TAGGED, WRITE};
+use crate::completion::{Class, Completions, Entry};
+use crate::matching;
+use crate::memory::Buffer;
+use crate::peer::{Content, Departure, ENTRY, End, Finish, Link, RegionGone};
+use crate::record::{CONFIRM, HAS_DATA, Head, Kind, MAX_LENGTH};
+
+/// Most bytes of a message that is sent before it is asked for. A longer one would be copied twice if it came early.
+const EAGER: usize = 64 * 1024;
+/// Streams that may wait for a peer's ring, and messages that may wait for its receives.
+const MAX_WAITING: usize = 16 * 1024;
+const MAX_ANNOUNCED: usize = 1 << 19;
+
+/// What a message is sent with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    pub(crate) kind: matching::Kind,
+    pub(crate) tag: u64,
+}
+
+/// What is done with the bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Transfer {
+    Message(Message),
+    Write { key: u64, address: u64 },
+    Read { key: u64, address: u64 },
+}
+
+/// An operation on bytes of the caller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Post {
+    /// The peer's address in the address vector.
+    pub(crate) to: u64,
+    pub(crate) transfer: Transfer,
+    pub(crate) buffer: Buffer,
+    pub(crate) data: Option<u64>,
+    pub(crate) context: usize,
+    /// True if the operation has an entry in its queue.
+    pub(crate) reports: bool,
+    /// True if the caller may change the bytes as soon as the call returns.
+    pub(crate) is_injected: bool,
+    /// True if the operation completes only once the receiver has the bytes.
+    pub(crate) confirms: bool,
+}
+
+impl Post {
+    fn finish(&self) -> Finish {
+        let (class, flags) = match self.transfer {
+            Transfer::Message(Message { kind: matching::Kind::Tagged, .. }) => {
+                (Class::Send, SEND | TAGGED)
+            }
+            Transfer::Message(_) => (Class::Send, SEND | MSG),
+            Transfer::Write { .. } => (Class::Write, WRITE | RMA),
+            Transfer::Read { .. } => (Class::Read, READ | RMA),
+        };
+        let length = if class == Class::Read { self.buffer.len() } else { 0 };
+        let entry = Entry { length, ..Entry::of(self.context, flags) };
+        Finish { class, reports: self.reports, entry }
+    }
+
+    const fn flags(&self) -> u64 {
+        if self.data.is_some() { HAS_DATA } else { 0 }
+    }
+
+    fn content(&self) -> Content {
+        if self.is_injected {
+            Content::Copied(self.buffer.to_vec().into())
+        } else {
+            Content::Lent(self.buffer)
+        }
+    }
+}
+
+fn with_data(head: Head, data: Option<u64>) -> Head {
+    data.map_or(head, |data| head.with(data))
+}
+
+impl Endpoint {
+    /// Starts an operation.
+    ///
+    /// # Errors
+    /// A positive error of libfabric; the operation has no completion then. `EAGAIN`: repeat it after some progress.
+    #[inline]
+    pub(crate) fn post(&mut self, post: &Post, domain: &mut Domain<'_>) -> Result<(), c_int> {
+        let peer = self.state.route(post.to)?;
+        if let Link::Lost(code) = self.state.peers[peer].link {
+            return Err(code);
+        }
+        if post.buffer.len() > MAX_LENGTH {
+            return Err(EMSGSIZE);
+        }
+        if self.state.peers[peer].departures.len() >= MAX_WAITING
+            || self.state.announced.len() >= MAX_ANNOUNCED
+        {
+            return Err(EAGAIN);
+        }
+        let mut departure = match post.transfer {
+            Transfer::Message(message) => self.state.message(peer, post, message),
+            Transfer::Write { key, address } => {
+                let head = Head::new(Kind::Write, post.flags(), post.buffer.len(), key);
+                let head = with_data(head.with(address), post.data);
+                Departure::new(head, Content::Lent(post.buffer), End::Confirm(post.finish()))
+            }
+            Transfer::Read { key, address } => {
+                let landing = Landing::Read(post.buffer, post.finish());
+                let handle = self.state.landings.insert((peer, landing));
+                let head = Head::new(Kind::Read, 0, post.buffer.len(), key).with(address);
+                Departure::new(head.with(handle as u64), Content::Copied([].into()), End::Nothing)
+            }
+        };
+        if self.state.peers[peer].departures.is_empty()
+            && let Link::Open(key) = self.state.peers[peer].link
+        {
+            let rings = &mut self.pairs[key].rings;
+            // What is sent is no region.
+            let is_sent = departure.advance(&mut rings.sender, domain.regions).unwrap_or(false);
+            if rings.sender.must_wake() {
+                rings.wake();
+            }
+            if is_sent {
+                self.state.finish(peer, departure.end, domain.out);
+                return Ok(());
+            }
+        }
+        if post.is_injected {
+            departure.keep();
+        }
+        self.state.peers[peer].departures.push_back(departure);
+        self.state.list(peer);
+        Ok(())
+    }
+}
+
+impl State {
+    /// Returns the peer with an address of the address vector.
+    #[inline]
+    fn route(&mut self, to: u64) -> Result<usize, c_int> {
+        let index = usize::try_from(to).map_err(|_| EINVAL)?;
+        match self.routes.get(index) {
+            Some(Some((_, Some(peer)))) => Ok(*peer),
+            Some(Some((address, None))) => Ok(self.peer_of(address.endpoint)),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// Makes the stream of a message, or of its announcement.
+    #[inline]
+    fn message(&mut self, number: usize, post: &Post, message: Message) -> Departure {
+        let Message { kind, tag } = message;
+        let (peer, length) = (&mut self.peers[number], post.buffer.len());
+        let (eager, announcement) = match kind {
+            matching::Kind::Tagged => (Kind::Tagged, Kind::TaggedRts),
+            matching::Kind::Plain => (Kind::Plain, Kind::PlainRts),
+        };
+        if !post.confirms && length <= EAGER && length + ENTRY <= peer.window {
+            peer.window -= length + ENTRY;
+            let head = with_data(Head::new(eager, post.flags(), length, tag), post.data);
+            return Departure::new(head, Content::Lent(post.buffer), End::Complete(post.finish()));
+        }
+        let (content, finish, confirms) = (post.content(), post.finish(), post.confirms);
+        let announced = Announced { peer: number, content, finish, confirms };
+        let handle = self.announced.insert(announced) as u64;
+        let head = Head::new(announcement, post.flags(), length, tag).with(handle);
+        Departure::new(with_data(head, post.data), Content::Copied([].into()), End::Nothing)
+    }
+
+    /// Sends a message that its receiver has asked for, or its first `length` bytes.
+    pub(super) fn send_announced(&mut self, announced: Announced, length: usize, landing: u64) {
+        let Announced { peer, content, finish, confirms } = announced;
+        let content = match content {
+            Content::Lent(buffer) => Content::Lent(buffer.slice(0, length)),
+            Content::Copied(bytes) => Content::Copied(bytes[..length].into()),
+            region @ Content::Region { .. } => region,
+        };
+        let (flags, end) =
+            if confirms { (CONFIRM, End::Confirm(finish)) } else { (0, End::Complete(finish)) };
+        let head = Head::new(Kind::Data, flags, length, landing);
+        self.peers[peer].departures.push_back(Departure::new(head, content, end));
+        self.list(peer);
+    }
+
+    fn finish(&mut self, peer: usize, end: End, out: &mut Completions) {
+        match end {
+            End::Nothing => {}
+            End::Complete(finish) => {
+                self.bindings.complete(out, finish.class, finish.reports, finish.entry);
+            }
+            End::Confirm(finish) => self.peers[peer].unconfirmed.push_back(finish),
+        }
+    }
+
+    /// Sends what waits for a peer, as far as its ring takes it. Returns whether anything was sent.
+    pub(super) fn flush(
+        &mut self,
+        number: usize,
+        rings: &mut RingPair,
+        domain: &mut Domain<'_>,
+    ) -> Result<bool, RegionGone> {
+        let mut has_any = false;
+        while let Some(head) = self.peers[number].control.front() {
+            let mut departure = Departure::new(*head, Content::Copied([].into()), End::Nothing);
+            if !departure.advance(&mut rings.sender, domain.regions)? {
+                break;
+            }
+            has_any = true;
+            self.peers[number].control.pop_front();
+        }
+        while let Some(departure) = self.peers[number].departures.front_mut() {
+            let before = departure.sent();
+            let is_sent = departure.advance(&mut rings.sender, domain.regions)?;
+            has_any |= is_sent || departure.sent() > before;
+            if !is_sent {
+                break;
+            }
+            let departure = self.peers[number].departures.pop_front();
+            self.finish(number, departure.map_or(End::Nothing, |sent| sent.end), domain.out);
+        }
+        if has_any && rings.sender.must_wake() {
+            rings.wake();
+        }
+        Ok(has_any)
+    }
+}

@@ -1,0 +1,256 @@
+//! Receives: posted, matched with messages that are there, peeked, cancelled; and their completions.
+
+use super::{Domain, Endpoint, Landing, State};
+use crate::abi::constants::{
+    ADDR_UNSPEC, CLAIM, DISCARD, ECANCELED, ENOMSG, ETRUNC, MSG, MULTI_RECV, RECV, REMOTE_CQ_DATA,
+    TAGGED,
+};
+use crate::completion::{Class, Completions, Entry};
+use crate::matching::{
+    Body, Envelope, Kind as Tagging, Matched, Multi, Pattern, Receive, Unexpected,
+};
+use crate::peer::ENTRY;
+use crate::record::{Head, Kind};
+
+/// Returns the flags of a received message.
+const fn flags_of(kind: Tagging) -> u64 {
+    match kind {
+        Tagging::Tagged => RECV | TAGGED,
+        Tagging::Plain => RECV | MSG,
+    }
+}
+
+impl Endpoint {
+    /// Posts a receive; `is_multi` if its buffer is for several messages.
+    #[inline]
+    pub(crate) fn post_receive(
+        &mut self,
+        mut receive: Receive,
+        is_multi: bool,
+        domain: &mut Domain<'_>,
+    ) {
+        let state = &mut self.state;
+        if !state.is_directed {
+            receive.pattern.source = ADDR_UNSPEC;
+        }
+        if is_multi {
+            let multi = Multi::new(receive.buffer, receive.context);
+            receive.multi = Some(state.matching.multis.insert(multi));
+        }
+        while let Some(key) = state.find(&receive.pattern) {
+            let envelope = state.matching.messages[key].envelope;
+            let (matched, stays) = state.matching.give(&receive, envelope);
+            if let Some(matched) = matched {
+                state.hand_over(key, matched, domain.out);
+            }
+            if !stays {
+                state.release_multis(domain.out);
+                return;
+            }
+        }
+        state.matching.post(receive);
+    }
+
+    /// Searches for a message that a pattern wants, and completes with its description. The message stays; `flags`
+    /// may ask to claim or discard it.
+    pub(crate) fn peek(
+        &mut self,
+        mut pattern: Pattern,
+        flags: u64,
+        context: usize,
+        domain: &mut Domain<'_>,
+    ) {
+        let state = &mut self.state;
+        if !state.is_directed {
+            pattern.source = ADDR_UNSPEC;
+        }
+        let entry = Entry::of(context, flags_of(pattern.kind));
+        let Some(key) = state.find(&pattern) else {
+            let entry = Entry { tag: pattern.tag, ..entry }.failed(ENOMSG);
+            return state.bindings.complete(domain.out, Class::Receive, true, entry);
+        };
+        let entry = state.describe(&state.matching.messages[key].envelope, entry);
+        if flags & DISCARD != 0 {
+            state.discard(key);
+        } else if flags & CLAIM != 0 {
+            state.matching.claim(key, context);
+        }
+        state.bindings.complete(domain.out, Class::Receive, true, entry);
+    }
+
+    /// Receives, or discards, the message that a peek has claimed with the same context. Returns whether there is one.
+    pub(crate) fn receive_claimed(
+        &mut self,
+        receive: &Receive,
+        flags: u64,
+        domain: &mut Domain<'_>,
+    ) -> bool {
+        let (state, kind) = (&mut self.state, receive.pattern.kind);
+        let Some(key) = state.matching.claimed(kind, receive.context) else { return false };
+        let envelope = state.matching.messages[key].envelope;
+        if flags & DISCARD != 0 {
+            state.discard(key);
+            let entry = state.describe(&envelope, Entry::of(receive.context, flags_of(kind)));
+            state.bindings.complete(domain.out, Class::Receive, receive.reports, entry);
+        } else {
+            let Receive { buffer, context, reports, .. } = *receive;
+            let matched = Matched { envelope, buffer, context, reports, multi: None };
+            state.hand_over(key, matched, domain.out);
+        }
+        true
+    }
+
+    /// Cancels the receive that was posted with a context, if no message has matched it; it completes with an error.
+    pub(crate) fn cancel(&mut self, context: usize, domain: &mut Domain<'_>) {
+        if let Some(receive) = self.state.matching.cancel(context) {
+            self.state.fail_posted(&receive, ECANCELED, domain.out);
+        }
+    }
+}
+
+impl State {
+    fn find(&self, pattern: &Pattern) -> Option<usize> {
+        self.matching.find(pattern, |peer| self.source(peer))
+    }
+
+    fn describe(&self, envelope: &Envelope, entry: Entry) -> Entry {
+        let data_flag = if envelope.data.is_some() { REMOTE_CQ_DATA } else { 0 };
+        Entry {
+            flags: entry.flags | data_flag,
+            length: envelope.length,
+            data: envelope.data.unwrap_or(0),
+            tag: envelope.tag,
+            source: self.source(envelope.peer),
+            ..entry
+        }
+    }
+
+    /// Returns bytes of a peer's window to it.
+    #[inline]
+    pub(super) fn free(&mut self, peer: usize, bytes: usize) {
+        if self.peers[peer].free(bytes) {
+            self.list(peer);
+        }
+    }
+
+    /// Asks the sender of an announced message for what its receive has space for.
+    pub(super) fn ask(&mut self, handle: u64, matched: Matched) {
+        let length = matched.envelope.length.min(matched.buffer.len());
+        self.ask_for(handle, matched.envelope.peer, length, Landing::Receive(matched));
+    }
+
+    fn ask_for(&mut self, handle: u64, peer: usize, length: usize, landing: Landing) {
+        let landing = self.landings.insert((peer, landing)) as u64;
+        let head = Head::new(Kind::Cts, 0, length, handle).with(landing);
+        self.peers[peer].control.push_back(head);
+        self.list(peer);
+    }
+
+    /// Gives an unexpected message to a receive.
+    fn hand_over(&mut self, key: usize, matched: Matched, out: &mut Completions) {
+        self.matching.unlist(key);
+        match self.matching.messages[key].body {
+            Body::Here(_, true) => {
+                self.matching.messages[key].receiver = Some(matched);
+                self.complete_unexpected(key, out);
+            }
+            Body::Here(_, false) => self.matching.messages[key].receiver = Some(matched),
+            Body::Announced(handle) => {
+                self.matching.messages.remove(key);
+                self.peers[matched.envelope.peer].announced -= 1;
+                self.ask(handle, matched);
+            }
+        }
+    }
+
+    /// Drops an unexpected message.
+    fn discard(&mut self, key: usize) {
+        self.matching.unlist(key);
+        let Unexpected { envelope, ref mut body, ref mut is_discarded, .. } =
+            self.matching.messages[key];
+        match *body {
+            Body::Here(_, false) => *is_discarded = true,
+            Body::Here(_, true) => {
+                self.matching.messages.remove(key);
+                self.vacate(&envelope);
+            }
+            Body::Announced(handle) => {
+                self.matching.messages.remove(key);
+                self.peers[envelope.peer].announced -= 1;
+                self.ask_for(handle, envelope.peer, 0, Landing::Discard);
+            }
+        }
+    }
+
+    fn vacate(&mut self, envelope: &Envelope) {
+        let bytes = envelope.length + ENTRY;
+        self.peers[envelope.peer].occupied -= bytes;
+        self.free(envelope.peer, bytes);
+    }
+
+    /// Handles an unexpected message that is complete: it waits on, or goes to the receive that waits for it.
+    pub(super) fn complete_unexpected(&mut self, key: usize, out: &mut Completions) {
+        let Some(message) = self.matching.messages.get_mut(key) else { return };
+        if let Body::Here(_, is_complete) = &mut message.body {
+            *is_complete = true;
+        }
+        if message.receiver.is_none() && !message.is_discarded {
+            return;
+        }
+        let Unexpected { envelope, body, receiver, .. } = self.matching.messages.remove(key);
+        self.vacate(&envelope);
+        if let (Some(matched), Body::Here(bytes, _)) = (receiver, body) {
+            let length = bytes.len().min(matched.buffer.len());
+            matched.buffer.fill(0, length, |at, part| {
+                part.copy_from_slice(&bytes[at..at + part.len()]);
+            });
+            self.deliver(&matched, out);
+        }
+    }
+
+    /// Completes the receive of a message whose bytes are in its buffer.
+    #[inline]
+    pub(super) fn deliver(&mut self, matched: &Matched, out: &mut Completions) {
+        let entry = self.entry_of(matched);
+        self.bindings.complete(out, Class::Receive, matched.reports, entry);
+    }
+
+    /// Completes the receive of a message that will not come whole.
+    pub(super) fn fail_receive(&mut self, matched: &Matched, error: i32, out: &mut Completions) {
+        let entry = Entry { length: 0, excess: 0, ..self.entry_of(matched) };
+        self.bindings.complete(out, Class::Receive, true, entry.failed(error));
+    }
+
+    /// Completes a posted receive that no message has matched.
+    pub(super) fn fail_posted(&self, receive: &Receive, error: i32, out: &mut Completions) {
+        let Receive { pattern, context, multi, .. } = *receive;
+        let multi_flag = if multi.is_some() { MULTI_RECV } else { 0 };
+        let entry = Entry::of(context, flags_of(pattern.kind) | multi_flag).failed(error);
+        self.bindings.complete(out, Class::Receive, true, Entry { tag: pattern.tag, ..entry });
+    }
+
+    #[inline]
+    fn entry_of(&mut self, matched: &Matched) -> Entry {
+        let Matched { envelope, buffer, context, multi, .. } = matched;
+        let mut entry = self.describe(envelope, Entry::of(*context, flags_of(envelope.kind)));
+        if multi.is_some_and(|multi| self.matching.leave(multi)) {
+            entry.flags |= MULTI_RECV;
+        }
+        entry.buffer = buffer.address();
+        if envelope.length > buffer.len() {
+            entry.excess = envelope.length - buffer.len();
+            entry.length = buffer.len();
+            entry.error = ETRUNC;
+        }
+        entry
+    }
+
+    /// Completes the buffers for several messages that were released without a message.
+    #[inline]
+    pub(super) fn release_multis(&mut self, out: &mut Completions) {
+        for multi in self.matching.released.drain(..) {
+            let entry = Entry::of(multi.context, MULTI_RECV);
+            self.bindings.complete(out, Class::Receive, true, entry);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! How a process waits for its peers without polling.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::{Endpoint, Link, Network};
+
+impl Endpoint {
+    /// Requests wake-ups from all peers. Returns false if something has arrived, or can be sent, already.
+    pub(crate) fn park(&mut self) -> bool {
+        self.is_parked = true;
+        let mut is_idle = true;
+        for number in &self.state.busy {
+            match self.state.peers[*number].link {
+                Link::Open(key) => {
+                    let sender = &mut self.pairs[key].rings.sender;
+                    sender.await_room();
+                    is_idle &= sender.room().is_none();
+                }
+                Link::Unconnected | Link::Lost(_) => is_idle = false,
+            }
+        }
+        for (_, pair) in &mut self.pairs {
+            if pair.rings.receiver.park() {
+                pair.rings.wake();
+            }
+            is_idle &= !pair.has_ended && matches!(pair.rings.receiver.peek(), Ok(None));
+        }
+        is_idle && self.requests.is_empty()
+    }
+
+    /// Withdraws the requests for wake-ups.
+    pub(super) fn unpark(&mut self) {
+        self.is_parked = false;
+        if let Some(network) = &self.network {
+            network.clear();
+        }
+        self.pairs.iter().for_each(|(_, pair)| pair.rings.receiver.unpark());
+        self.progress_connections();
+    }
+
+    /// Returns the descriptors that are readable when a peer has woken this process, or connects.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let network = self.network.as_ref().map(Network::descriptor);
+        [self.wakes.as_fd(), self.listener.as_fd()].into_iter().chain(network)
+    }
+}

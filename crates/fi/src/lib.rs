@@ -1,0 +1,38 @@
+//! A libfabric provider over Midplane's fabric: unmodified MPI programs run on it.
+//!
+//! The library is a plug-in of libfabric, loaded at run time; it needs neither libfabric nor MPI to build. Copy it to
+//! `libmidplane-fi.so`, name its folder in `FI_PROVIDER_PATH`, and choose it by `FI_PROVIDER=midplane`. It offers
+//! reliable datagram endpoints (`FI_EP_RDM`) with tagged and plain messages, remote reads and writes, and counters,
+//! over rings in shared memory between the processes of one host and one user, and over UDP between hosts. It has no
+//! atomic operations and no scalable endpoints.
+//!
+//! - `abi`: libfabric's structures and tables
+//! - `provider`: the entry point; `info` describes what there is, `objects` has the functions that callers reach
+//! - `domain`: a domain, behind one lock; `endpoint`: its endpoints, which do the work
+//! - `peer`, `record`: the stream of records to a peer, and their format
+//! - `matching`: tags, sources, unexpected messages, and buffers for several
+//! - `network`: the thread that reaches other hosts
+//! - `region`, `memory`: what callers lend; `completion`: queues and counters
+//! - `address`: how endpoints are named; `vector`: address vectors
+//!
+//! `unsafe` code is in `memory`, `info`, `objects` and `provider` only.
+#![cfg(target_os = "linux")]
+#![deny(unsafe_code)]
+
+mod abi;
+mod address;
+mod completion;
+mod domain;
+mod endpoint;
+mod info;
+mod matching;
+mod memory;
+mod network;
+mod objects;
+mod peer;
+mod provider;
+mod record;
+mod region;
+#[cfg(test)]
+mod tests;
+mod vector;

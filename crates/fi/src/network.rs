@@ -1,0 +1,153 @@
+//! Reaches endpoints on other hosts: a thread copies records between rings of this process and pipes over UDP.
+//!
+//! To the endpoint, a peer on another host is a pair of rings as one on this host is. The thread holds the other ends.
+//! It runs only if the environment names a network.
+
+mod bridge;
+mod frames;
+mod link;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use midplane_simhw::seal::Key;
+use midplane_simhw::shm::rings::RingPair;
+use midplane_via::wire::pipe::Config;
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::sync::Notify;
+
+use bridge::Bridge;
+
+/// An address in the network to use: this host sends from the address from which it reaches that one.
+const NETWORK: &str = "FI_MIDPLANE_NETWORK";
+/// A file with the key that all processes share, as `midplane` makes them.
+const KEY_FILE: &str = "FI_MIDPLANE_KEY_FILE";
+
+/// Where an endpoint binds, and how it talks to others.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) address: IpAddr,
+    pub(crate) key: Option<Key>,
+}
+
+impl Terms {
+    /// Reads the environment; `None` if it names no network.
+    ///
+    /// # Errors
+    /// A malformed address or key, or an address beyond this host without a key.
+    pub(crate) fn from_environment() -> io::Result<Option<Self>> {
+        let Some(network) = std::env::var_os(NETWORK) else { return Ok(None) };
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let network = network.to_str().and_then(|text| text.parse::<IpAddr>().ok());
+        let network = network.ok_or_else(|| invalid(format!("{NETWORK} is not an IP address")))?;
+        let key = match std::env::var_os(KEY_FILE) {
+            None => None,
+            Some(path) => {
+                let text = std::fs::read_to_string(path)?;
+                let key = text.trim().parse::<Key>();
+                Some(key.map_err(|error| invalid(format!("{KEY_FILE}: {error}")))?)
+            }
+        };
+        if key.is_none() && !network.is_loopback() {
+            return Err(invalid(format!("{NETWORK} beyond this host needs {KEY_FILE}")));
+        }
+        let any: IpAddr = if network.is_ipv4() { [0, 0, 0, 0].into() } else { [0_u16; 8].into() };
+        let probe = UdpSocket::bind((any, 0))?;
+        // It sends nothing: it asks the system for the way.
+        probe.connect((network, 1))?;
+        Ok(Some(Self { address: probe.local_addr()?.ip(), key }))
+    }
+}
+
+/// What the endpoint and the thread share.
+#[derive(Debug)]
+struct Shared {
+    /// Wakes the thread.
+    notify: Notify,
+    /// Readable when the thread has accepted a peer.
+    accepted: OwnedFd,
+}
+
+/// A peer to connect to, with the thread's ends of its rings.
+type Dial = (SocketAddr, RingPair);
+/// The endpoint's ends of an accepted peer's rings, and the peer's number.
+type Accept = (RingPair, u64);
+
+/// The way of an endpoint to other hosts. Dropping it sends what waits, for some seconds at most.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+    dials: Option<Sender<Dial>>,
+    accepted: Receiver<Accept>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Network {
+    /// Starts the thread of the endpoint with this number.
+    pub(crate) fn start(terms: &Terms, endpoint: u64) -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let shared = Arc::new(Shared { notify: Notify::new(), accepted: eventfd(0, flags)? });
+        let (dials, dialed) = channel();
+        let (accepts, accepted) = channel();
+        let config = Config::default().key(terms.key.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let entered = runtime.enter();
+        let bridge = Bridge::open(
+            SocketAddr::new(terms.address, 0),
+            config,
+            endpoint,
+            (dialed, accepts),
+            Arc::clone(&shared),
+        )?;
+        drop(entered);
+        let address = bridge.address()?;
+        let thread = thread::Builder::new()
+            .name("midplane-fi udp".into())
+            .spawn(move || runtime.block_on(bridge.run()))?;
+        Ok(Self { address, shared, dials: Some(dials), accepted, thread: Some(thread) })
+    }
+
+    /// Connects to an endpoint on another host, with rings of `capacity` bytes.
+    pub(crate) fn connect(&self, to: SocketAddr, capacity: usize) -> io::Result<RingPair> {
+        let [mine, theirs] = RingPair::local(capacity)?;
+        let dials = self.dials.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        dials.send((to, theirs)).map_err(|_| io::ErrorKind::NotConnected)?;
+        self.shared.notify.notify_one();
+        Ok(mine)
+    }
+
+    /// Returns a peer that has connected, and its number, if there is one.
+    pub(crate) fn accept(&self) -> Option<(RingPair, u64)> {
+        self.accepted.try_recv().ok()
+    }
+
+    /// Returns the descriptor that is readable when a peer has connected.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.accepted.as_fd()
+    }
+
+    /// Takes what made the descriptor readable.
+    pub(crate) fn clear(&self) {
+        // It fails if there is nothing to take.
+        let _ = rustix::io::read(&self.shared.accepted, &mut [0; 8]);
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.dials = None;
+        self.shared.notify.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It has panicked: nothing is left to send.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! Two endpoints of one process that take each other for endpoints on other hosts.
+
+use std::net::Ipv4Addr;
+
+use super::Terms;
+use crate::completion::{Completions, Entry, Queue, QueueBinding};
+use crate::endpoint::{Domain, Endpoint, Message, Post, Transfer};
+use crate::matching::{Kind, Pattern, Receive};
+use crate::memory::Buffer;
+use crate::region::Regions;
+
+struct Side {
+    endpoint: Endpoint,
+    regions: Regions,
+    out: Completions,
+}
+
+impl Side {
+    fn open(host: u64) -> Self {
+        let terms = Terms { address: Ipv4Addr::LOCALHOST.into(), key: None };
+        let mut endpoint = Endpoint::open(true, Some(&terms)).unwrap();
+        endpoint.address.host = host;
+        let mut out = Completions::default();
+        let entries = std::collections::VecDeque::new();
+        let queue = out.queues.insert(Queue { entries, is_signalled: false, capacity: 1000 });
+        let binding = Some(QueueBinding { queue, is_selective: false });
+        let bindings = &mut endpoint.state.bindings;
+        (bindings.transmit, bindings.receive) = (binding, binding);
+        Self { endpoint, regions: Regions::default(), out }
+    }
+
+    fn poll(&mut self) -> Option<Entry> {
+        let mut domain = Domain { regions: &self.regions, out: &mut self.out };
+        self.endpoint.progress(&mut domain);
+        self.endpoint.progress_connections();
+        self.out.queues[0].entries.pop_front()
+    }
+
+    fn send(&mut self, tag: u64, bytes: &[u8]) {
+        let post = Post {
+            to: 0,
+            transfer: Transfer::Message(Message { kind: Kind::Tagged, tag }),
+            buffer: lent(bytes),
+            data: None,
+            context: 1,
+            reports: true,
+            is_injected: false,
+            confirms: false,
+        };
+        let mut domain = Domain { regions: &self.regions, out: &mut self.out };
+        self.endpoint.post(&post, &mut domain).unwrap();
+    }
+
+    fn receive(&mut self, tag: u64, bytes: &mut [u8]) {
+        let pattern = Pattern { kind: Kind::Tagged, source: 0, tag, ignore: 0 };
+        #[expect(unsafe_code, reason = "lends bytes that the test keeps")]
+        // SAFETY: each test keeps its bytes until the completion.
+        let buffer = unsafe { Buffer::new(bytes.as_mut_ptr() as usize, bytes.len()) };
+        let receive = Receive { pattern, buffer, context: 2, reports: true, multi: None };
+        let mut domain = Domain { regions: &self.regions, out: &mut self.out };
+        self.endpoint.post_receive(receive, false, &mut domain);
+    }
+}
+
+#[expect(unsafe_code, reason = "lends bytes that the test keeps")]
+fn lent(bytes: &[u8]) -> Buffer {
+    // SAFETY: each test keeps its bytes until the completion.
+    unsafe { Buffer::new(bytes.as_ptr() as usize, bytes.len()) }
+}
+
+fn sides() -> [Side; 2] {
+    let mut sides = [1, 2].map(Side::open);
+    let addresses = sides.each_ref().map(|side| side.endpoint.address);
+    sides[0].endpoint.learn(0, Some(addresses[1]));
+    sides[1].endpoint.learn(0, Some(addresses[0]));
+    sides
+}
+
+/// Polls both sides until they have so many completions together.
+fn drive(sides: &mut [Side; 2], count: usize) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    while entries.len() < count {
+        entries.extend(sides.iter_mut().filter_map(Side::poll));
+        std::thread::yield_now();
+    }
+    entries
+}
+
+#[test]
+fn messages_cross_udp_and_the_last_ones_arrive_although_their_sender_closes() {
+    let mut sides = sides();
+    for length in [0, 1, 8192, 100_000, 3_000_000] {
+        let (sent, mut got) = (vec![7; length], vec![0; length]);
+        sides[0].send(length as u64, &sent);
+        sides[1].receive(length as u64, &mut got);
+        assert!(drive(&mut sides, 2).iter().all(|entry| entry.error == 0));
+        assert_eq!(sent, got);
+    }
+    let (sent, mut got) = (vec![9; 60_000], vec![0; 60_000]);
+    sides[1].send(5, &sent);
+    let mut alone = [0; 8];
+    sides[0].receive(6, &mut alone);
+    assert_eq!(drive(&mut sides, 1)[0].error, 0);
+    let [mut left, closed] = sides;
+    let closing = std::thread::spawn(move || drop(closed));
+    let next = |side: &mut Side| loop {
+        if let Some(entry) = side.poll() {
+            return entry;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(next(&mut left).error, libc::ECONNRESET, "the receive from the peer alone");
+    left.receive(5, &mut got);
+    assert_eq!((next(&mut left).error, sent), (0, got));
+    closing.join().unwrap();
+}

@@ -1,0 +1,133 @@
+//! Counters.
+
+use std::ffi::{c_int, c_void};
+use std::mem::size_of;
+use std::sync::Arc;
+
+use super::{code, domain, fid, fid_ops, guard, hand_out, no_bind, no_control, take_back, timeout};
+use crate::abi::constants::{CLASS_CNTR, EAVAIL, EINVAL, EOTHER, ETIMEDOUT};
+use crate::abi::tables::{CntrOps, FidOps};
+use crate::abi::{CntrAttr, Fid, FidCntr, FidDomain};
+use crate::completion::Counter;
+use crate::domain::Shared;
+
+#[repr(C)]
+pub(super) struct CounterObject {
+    fid: FidCntr,
+    shared: Arc<Shared>,
+    pub(super) key: usize,
+}
+
+static FID: FidOps = fid_ops(close, no_bind, no_control);
+static OPS: CntrOps =
+    CntrOps { size: size_of::<CntrOps>(), read, readerr, add, set, wait, adderr, seterr };
+
+pub(super) unsafe extern "C" fn open(
+    domain: *mut FidDomain,
+    _: *mut CntrAttr,
+    out: *mut *mut FidCntr,
+    context: *mut c_void,
+) -> c_int {
+    guard(-EOTHER, || {
+        // SAFETY: the domain is the caller's.
+        let shared = unsafe { domain::shared(domain) };
+        let key = shared.lock().completions.counters.insert(Counter::default());
+        let fid = FidCntr { fid: fid(CLASS_CNTR, context, &FID), ops: &OPS };
+        // SAFETY: `out` is the caller's.
+        unsafe { hand_out(CounterObject { fid, shared, key }, out) };
+        0
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    guard(-EOTHER, || {
+        // SAFETY: it was handed out by `open`, and the caller does not use it any more.
+        let counter = unsafe { take_back::<CounterObject>(fid) };
+        counter.shared.lock().completions.counters.try_remove(counter.key);
+        0
+    })
+}
+
+/// Calls a function with a counter, after some progress.
+///
+/// # Safety
+/// The counter is the caller's.
+unsafe fn with<T>(counter: *mut FidCntr, call: impl FnOnce(&mut Counter) -> T) -> Option<T> {
+    // SAFETY: promised by the caller.
+    let object = unsafe { &*counter.cast::<CounterObject>() };
+    let mut core = object.shared.lock();
+    let should_yield = core.progress();
+    let result = core.completions.counters.get_mut(object.key).map(call);
+    drop(core);
+    if should_yield {
+        std::thread::yield_now();
+    }
+    result
+}
+
+/// Changes a counter.
+///
+/// # Safety
+/// The counter is the caller's.
+unsafe fn change(counter: *mut FidCntr, call: impl FnOnce(&mut Counter)) -> c_int {
+    code(|| {
+        // SAFETY: promised by the caller.
+        let object = unsafe { &*counter.cast::<CounterObject>() };
+        let mut core = object.shared.lock();
+        core.completions.has_changed = true;
+        core.completions.counters.get_mut(object.key).map(call).ok_or(EINVAL)
+    })
+}
+
+unsafe extern "C" fn read(counter: *mut FidCntr) -> u64 {
+    // SAFETY: the counter is the caller's; so in the functions below.
+    guard(0, || unsafe { with(counter, |counter| counter.value) }.unwrap_or(0))
+}
+
+unsafe extern "C" fn readerr(counter: *mut FidCntr) -> u64 {
+    // SAFETY: as of `read`.
+    guard(0, || unsafe { with(counter, |counter| counter.errors) }.unwrap_or(0))
+}
+
+unsafe extern "C" fn add(counter: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: as of `read`.
+    unsafe { change(counter, |counter| counter.value = counter.value.wrapping_add(value)) }
+}
+
+unsafe extern "C" fn set(counter: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: as of `read`.
+    unsafe { change(counter, |counter| counter.value = value) }
+}
+
+unsafe extern "C" fn adderr(counter: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: as of `read`.
+    unsafe { change(counter, |counter| counter.errors = counter.errors.wrapping_add(value)) }
+}
+
+unsafe extern "C" fn seterr(counter: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: as of `read`.
+    unsafe { change(counter, |counter| counter.errors = value) }
+}
+
+/// Waits until a counter is at least `threshold`; `-FI_EAVAIL` if an operation fails meanwhile.
+unsafe extern "C" fn wait(counter: *mut FidCntr, threshold: u64, milliseconds: c_int) -> c_int {
+    code(|| {
+        // SAFETY: as of `read`.
+        let object = unsafe { &*counter.cast::<CounterObject>() };
+        let errors = |core: &crate::domain::Core| {
+            core.completions.counters.get(object.key).map_or(0, |counter| counter.errors)
+        };
+        let before = errors(&object.shared.lock());
+        object
+            .shared
+            .wait(timeout(milliseconds), |core| {
+                let counter = core.completions.counters.get(object.key)?;
+                match counter {
+                    counter if counter.value >= threshold => Some(Ok(())),
+                    counter if counter.errors != before => Some(Err(EAVAIL)),
+                    _ => None,
+                }
+            })
+            .unwrap_or(Err(ETIMEDOUT))
+    })
+}

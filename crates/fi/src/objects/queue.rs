@@ -1,0 +1,281 @@
+//! Completion queues.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::size_of;
+use std::sync::Arc;
+
+use super::{code, domain, fid, fid_ops, guard, hand_out, no_bind, take_back, timeout};
+use crate::abi::constants::*;
+use crate::abi::tables::{CqOps, FidOps};
+use crate::abi::{CqAttr, CqErrEntry, CqTaggedEntry, Fid, FidCq, FidDomain};
+use crate::completion::{Entry, Queue};
+use crate::domain::{Core, Shared};
+
+/// Entries of a queue whose opener leaves it to the provider.
+const DEFAULT_SIZE: usize = 4096;
+
+#[repr(C)]
+pub(super) struct QueueObject {
+    fid: FidCq,
+    shared: Arc<Shared>,
+    pub(super) key: usize,
+    /// Bytes of an entry.
+    entry: usize,
+    has_descriptor: bool,
+}
+
+static FID: FidOps = fid_ops(close, no_bind, control);
+static OPS: CqOps =
+    CqOps { size: size_of::<CqOps>(), read, readfrom, readerr, sread, sreadfrom, signal, strerror };
+
+pub(super) unsafe extern "C" fn open(
+    domain: *mut FidDomain,
+    attr: *mut CqAttr,
+    out: *mut *mut FidCq,
+    context: *mut c_void,
+) -> c_int {
+    code(|| {
+        // SAFETY: the domain and the attributes are the caller's.
+        let (shared, attr) = unsafe { (domain::shared(domain), attr.as_ref()) };
+        let format = attr.map_or(CQ_FORMAT_UNSPEC, |attr| attr.format);
+        let entry = match format {
+            CQ_FORMAT_CONTEXT => 8,
+            CQ_FORMAT_MSG => 24,
+            CQ_FORMAT_DATA => 40,
+            CQ_FORMAT_UNSPEC | CQ_FORMAT_TAGGED => size_of::<CqTaggedEntry>(),
+            _ => return Err(EINVAL),
+        };
+        let wait = attr.map_or(WAIT_NONE, |attr| attr.wait_obj);
+        let has_descriptor = match wait {
+            WAIT_NONE | WAIT_UNSPEC | WAIT_YIELD => false,
+            WAIT_FD => true,
+            _ => return Err(ENOSYS),
+        };
+        let capacity = attr.map_or(0, |attr| attr.size);
+        let capacity = if capacity == 0 { DEFAULT_SIZE } else { capacity };
+        let entries = std::collections::VecDeque::new();
+        let queue = Queue { entries, is_signalled: false, capacity };
+        let key = shared.lock().completions.queues.insert(queue);
+        let fid = FidCq { fid: fid(CLASS_CQ, context, &FID), ops: &OPS };
+        // SAFETY: `out` is the caller's.
+        unsafe { hand_out(QueueObject { fid, shared, key, entry, has_descriptor }, out) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    guard(-EOTHER, || {
+        // SAFETY: it was handed out by `open`, and the caller does not use it any more.
+        let queue = unsafe { take_back::<QueueObject>(fid) };
+        queue.shared.lock().completions.queues.try_remove(queue.key);
+        0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    code(|| {
+        // SAFETY: the queue is the caller's, and `arg` what the command says.
+        let (queue, arg) = unsafe { (&*fid.cast::<QueueObject>(), arg.cast::<c_int>()) };
+        let value = match command {
+            GETWAIT if queue.has_descriptor => {
+                queue.shared.lock().descriptor().map_err(|_| EOTHER)?
+            }
+            GETWAITOBJ if queue.has_descriptor => WAIT_FD,
+            GETWAITOBJ => WAIT_NONE,
+            _ => return Err(ENOSYS),
+        };
+        // SAFETY: as above.
+        unsafe { *arg = value };
+        Ok(())
+    })
+}
+
+/// Moves entries of a queue to a caller; returns how many, or what [`read`] returns if there is none.
+///
+/// # Safety
+/// `out` has space for `count` entries, and `sources` for as many numbers or is null.
+#[inline]
+unsafe fn take(
+    queue: &QueueObject,
+    core: &mut Core,
+    out: *mut c_void,
+    count: usize,
+    sources: *mut u64,
+) -> isize {
+    let Some(entries) = core.completions.queues.get_mut(queue.key) else {
+        return -(EINVAL as isize);
+    };
+    let mut taken = 0;
+    while taken < count {
+        match entries.entries.front() {
+            Some(entry) if entry.error == 0 => {
+                let formatted = format(entry);
+                // SAFETY: promised by the caller; a shorter format is a beginning of the longest.
+                unsafe {
+                    let to = out.cast::<u8>().add(taken * queue.entry);
+                    std::ptr::copy_nonoverlapping((&raw const formatted).cast(), to, queue.entry);
+                    if !sources.is_null() {
+                        *sources.add(taken) = entry.source;
+                    }
+                }
+                entries.entries.pop_front();
+                taken += 1;
+            }
+            Some(_) if taken == 0 => return -(EAVAIL as isize),
+            None if taken == 0 => return -(EAGAIN as isize),
+            _ => break,
+        }
+    }
+    taken as isize
+}
+
+#[inline]
+const fn format(entry: &Entry) -> CqTaggedEntry {
+    CqTaggedEntry {
+        op_context: entry.context as *mut c_void,
+        flags: entry.flags,
+        len: entry.length,
+        buf: entry.buffer as *mut c_void,
+        data: entry.data,
+        tag: entry.tag,
+    }
+}
+
+/// Takes entries after some progress: returns how many, `-FI_EAGAIN` if there is none, or `-FI_EAVAIL` if the next one is
+/// an error.
+unsafe extern "C" fn read(queue: *mut FidCq, out: *mut c_void, count: usize) -> isize {
+    // SAFETY: the same promises.
+    unsafe { readfrom(queue, out, count, std::ptr::null_mut()) }
+}
+
+unsafe extern "C" fn readfrom(
+    queue: *mut FidCq,
+    out: *mut c_void,
+    count: usize,
+    sources: *mut u64,
+) -> isize {
+    guard(-(EOTHER as isize), || {
+        // SAFETY: the queue and what it is read into are the caller's.
+        let queue = unsafe { &*queue.cast::<QueueObject>() };
+        let mut core = queue.shared.lock();
+        let should_yield = core.progress();
+        // SAFETY: as above.
+        let taken = unsafe { take(queue, &mut core, out, count, sources) };
+        drop(core);
+        if should_yield {
+            std::thread::yield_now();
+        }
+        taken
+    })
+}
+
+/// Takes an error: returns 1, or `-FI_EAGAIN` if the next entry is none.
+unsafe extern "C" fn readerr(queue: *mut FidCq, out: *mut CqErrEntry, _flags: u64) -> isize {
+    guard(-(EOTHER as isize), || {
+        // SAFETY: the queue is the caller's.
+        let queue = unsafe { &*queue.cast::<QueueObject>() };
+        let mut core = queue.shared.lock();
+        let entries = core.completions.queues.get_mut(queue.key).map(|queue| &mut queue.entries);
+        let entry = entries.and_then(|entries| {
+            let is_error = entries.front().is_some_and(|entry| entry.error != 0);
+            if is_error { entries.pop_front() } else { None }
+        });
+        let Some(entry) = entry else { return -(EAGAIN as isize) };
+        let error = CqErrEntry {
+            entry: format(&entry),
+            olen: entry.excess,
+            err: entry.error,
+            prov_errno: entry.error,
+            err_data: std::ptr::null_mut(),
+            err_data_size: 0,
+        };
+        // SAFETY: `out` is the caller's, and at least as long as in version 1.17.
+        unsafe { out.write(error) };
+        1
+    })
+}
+
+unsafe extern "C" fn sread(
+    queue: *mut FidCq,
+    out: *mut c_void,
+    count: usize,
+    condition: *const c_void,
+    milliseconds: c_int,
+) -> isize {
+    // SAFETY: the same promises.
+    unsafe { sreadfrom(queue, out, count, std::ptr::null_mut(), condition, milliseconds) }
+}
+
+/// Waits for entries, and takes them.
+unsafe extern "C" fn sreadfrom(
+    queue: *mut FidCq,
+    out: *mut c_void,
+    count: usize,
+    sources: *mut u64,
+    _condition: *const c_void,
+    milliseconds: c_int,
+) -> isize {
+    guard(-(EOTHER as isize), || {
+        // SAFETY: the queue and what it is read into are the caller's.
+        let queue = unsafe { &*queue.cast::<QueueObject>() };
+        let taken = queue.shared.wait(timeout(milliseconds), |core| {
+            let is_signalled = core
+                .completions
+                .queues
+                .get_mut(queue.key)
+                .is_some_and(|queue| std::mem::take(&mut queue.is_signalled));
+            // SAFETY: as above.
+            let taken = unsafe { take(queue, core, out, count, sources) };
+            (is_signalled || taken != -(EAGAIN as isize)).then_some(taken)
+        });
+        taken.unwrap_or(-(EAGAIN as isize))
+    })
+}
+
+/// Wakes a thread that waits for entries.
+unsafe extern "C" fn signal(queue: *mut FidCq) -> c_int {
+    code(|| {
+        // SAFETY: the queue is the caller's.
+        let queue = unsafe { &*queue.cast::<QueueObject>() };
+        let mut core = queue.shared.lock();
+        if let Some(queue) = core.completions.queues.get_mut(queue.key) {
+            queue.is_signalled = true;
+        }
+        core.signal();
+        Ok(())
+    })
+}
+
+/// Returns whether a caller may wait for the queue's descriptor: there is no entry, and a wake-up is requested.
+///
+/// # Safety
+/// The queue is the caller's.
+pub(super) unsafe fn may_wait(queue: *mut FidCq) -> bool {
+    // SAFETY: promised by the caller.
+    let queue = unsafe { &*queue.cast::<QueueObject>() };
+    let mut core = queue.shared.lock();
+    core.progress();
+    let is_empty =
+        core.completions.queues.get(queue.key).is_none_or(|queue| queue.entries.is_empty());
+    is_empty && core.park()
+}
+
+unsafe extern "C" fn strerror(
+    _: *mut FidCq,
+    error: c_int,
+    _: *const c_void,
+    out: *mut c_char,
+    length: usize,
+) -> *const c_char {
+    guard(std::ptr::null(), || {
+        // SAFETY: libc's texts live as long as the thread makes no further call; `out` has `length` bytes or is null.
+        unsafe {
+            let text = libc::strerror(error);
+            if !out.is_null() && length > 0 {
+                libc::strncpy(out, text, length - 1);
+                *out.add(length - 1) = 0;
+            }
+            text
+        }
+    })
+}

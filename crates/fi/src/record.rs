@@ -1,0 +1,115 @@
+//! Records between endpoints: their kinds and words.
+//!
+//! The first word of a record has its kind in the low byte, flags in the next, and a length above. The second word has
+//! a tag, a key or a handle. Up to two more words stand at the beginning of the payload. A record whose length is longer
+//! than the rest of its payload begins a stream: [`Kind::More`] records of the same sender continue it, and nothing else
+//! that streams comes between.
+
+/// The kind of a record.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kind {
+    /// A tagged message. Second word: its tag; then its data, if it has any.
+    Tagged,
+    /// A message without a tag, likewise.
+    Plain,
+    /// Announces a tagged message that is not sent yet: the sender's handle, then its data.
+    TaggedRts,
+    /// Announces a message without a tag.
+    PlainRts,
+    /// Asks for an announced message. Second word: the sender's handle; then the receiver's. Length: bytes wanted.
+    Cts,
+    /// An announced message, or what a `Read` asked for. Second word: the handle of its receiver.
+    Data,
+    /// More of a stream.
+    More,
+    /// Writes to a region. Second word: its key; then the address, and data if it has any.
+    Write,
+    /// Asks for bytes of a region. Second word: its key; then the address and the requester's handle.
+    Read,
+    /// Confirms as many of the oldest streams that ask for it as the second word says.
+    Ack,
+    /// Says that the oldest stream that asks for a confirmation has failed. Second word: the error.
+    Nack,
+    /// Says that a `Read` has failed. Second word: its handle. Length: the error.
+    ReadFailed,
+    /// Returns bytes of the window for messages that are sent before they are asked for.
+    Credit,
+}
+
+impl Kind {
+    const ALL: [Self; 13] = [
+        Self::Tagged,
+        Self::Plain,
+        Self::TaggedRts,
+        Self::PlainRts,
+        Self::Cts,
+        Self::Data,
+        Self::More,
+        Self::Write,
+        Self::Read,
+        Self::Ack,
+        Self::Nack,
+        Self::ReadFailed,
+        Self::Credit,
+    ];
+}
+
+/// Flag: the message, or the write, has data of 8 bytes for the receiver's completion queue.
+pub(crate) const HAS_DATA: u64 = 1 << 8;
+/// Flag: the receiver confirms the stream once it has all of it.
+pub(crate) const CONFIRM: u64 = 1 << 9;
+/// Most bytes that a length can say.
+pub(crate) const MAX_LENGTH: usize = 1 << 40;
+/// Bits below the length.
+const SHIFT: u32 = 16;
+
+/// The beginning of a record.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Head {
+    /// Kind, flags and length; then tag, key or handle.
+    pub(crate) words: [u64; 2],
+    /// Words at the beginning of the payload, of which `count` are there.
+    pub(crate) prefix: [u64; 2],
+    pub(crate) count: usize,
+}
+
+impl Head {
+    pub(crate) const fn new(kind: Kind, flags: u64, length: usize, second: u64) -> Self {
+        let first = kind as u64 | flags | (length as u64) << SHIFT;
+        Self { words: [first, second], prefix: [0; 2], count: 0 }
+    }
+
+    /// Appends a word to the beginning of the payload.
+    pub(crate) const fn with(mut self, word: u64) -> Self {
+        self.prefix[self.count] = word;
+        self.count += 1;
+        self
+    }
+
+    /// Returns the bytes of the payload that the words take.
+    pub(crate) const fn prefix_bytes(&self) -> usize {
+        self.count * 8
+    }
+}
+
+/// Reads a first word: kind, flags and length; `None` if it is of no kind.
+#[inline]
+pub(crate) fn parse(word: u64) -> Option<(Kind, u64, usize)> {
+    let kind = *Kind::ALL.get((word & 0xff) as usize)?;
+    let length = (word >> SHIFT) as usize;
+    (length <= MAX_LENGTH).then_some((kind, word & 0xff00, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_stand_where_their_numbers_say() {
+        for kind in Kind::ALL {
+            let head = Head::new(kind, HAS_DATA, 5, 7);
+            assert_eq!(parse(head.words[0]), Some((kind, HAS_DATA, 5)));
+        }
+        assert_eq!(parse(Kind::ALL.len() as u64), None);
+    }
+}

@@ -1,0 +1,74 @@
+use std::ptr::null_mut;
+
+use super::side::Pair;
+use crate::abi::constants::*;
+
+fn write(pair: &Pair, bytes: &[u8], at: u64, key: u64, context: usize) {
+    // SAFETY: tests keep the bytes until the completion.
+    unsafe {
+        let rma = &*(*pair.one.ep).rma;
+        let (from, context) = (bytes.as_ptr().cast(), context as *mut _);
+        let ep = pair.one.ep;
+        let code = (rma.write)(ep, from, bytes.len(), null_mut(), pair.to_other, at, key, context);
+        assert_eq!(code, 0);
+    }
+}
+
+fn read(pair: &Pair, bytes: &mut [u8], at: u64, key: u64, context: usize) {
+    // SAFETY: tests keep the bytes until the completion.
+    unsafe {
+        let rma = &*(*pair.one.ep).rma;
+        let (to, context) = (bytes.as_mut_ptr().cast(), context as *mut _);
+        let ep = pair.one.ep;
+        let code = (rma.read)(ep, to, bytes.len(), null_mut(), pair.to_other, at, key, context);
+        assert_eq!(code, 0);
+    }
+}
+
+#[test]
+fn writes_and_reads_reach_a_region_and_count() {
+    let pair = Pair::new();
+    let mut memory = vec![0; 300_000];
+    pair.other.register(&mut memory, 42);
+    for (round, length) in [1, 100, 8192, 200_000].into_iter().enumerate() {
+        let sent = vec![round as u8 + 1; length];
+        write(&pair, &sent, 1000, 42, 1);
+        let [ends, _] = pair.drive(1);
+        assert_eq!((ends[0].0.flags, ends[0].1), (WRITE | RMA, 0));
+        assert_eq!((memory[999], memory[1000], memory[999 + length]), (0, sent[0], sent[0]));
+        let mut got = vec![0; length];
+        read(&pair, &mut got, 1000, 42, 2);
+        let [ends, _] = pair.drive(1);
+        assert_eq!((ends[0].0.flags, ends[0].1, ends[0].0.len), (READ | RMA, 0, length));
+        assert_eq!(sent, got);
+        assert_eq!(pair.one.count(), 2 * (round as u64 + 1));
+    }
+}
+
+#[test]
+fn nothing_outside_a_region_is_touched() {
+    let pair = Pair::new();
+    let mut memory = vec![0; 1000];
+    let region = pair.other.register(&mut memory, 42);
+    for (at, key) in [(990, 42), (0, 43), (u64::MAX - 5, 42)] {
+        write(&pair, &[1; 20], at, key, 1);
+        let [ends, _] = pair.drive(1);
+        assert_eq!(ends[0].1, EACCES);
+        read(&pair, &mut [0; 20], at, key, 2);
+        let [ends, _] = pair.drive(1);
+        assert_eq!(ends[0].1, EACCES);
+    }
+    assert!(memory.iter().all(|byte| *byte == 0));
+    // SAFETY: the region is not used afterwards.
+    unsafe { ((*(*region).fid.ops).close)(region.cast()) };
+    write(&pair, &[1; 20], 0, 42, 3);
+    let [ends, _] = pair.drive(1);
+    assert_eq!((ends[0].0.op_context as usize, ends[0].1), (3, EACCES));
+    // What was refused has ended nothing else.
+    let mut got = [0; 4];
+    pair.one.receive(ADDR_UNSPEC, (1, 0), &mut got, 4);
+    assert_eq!(pair.other.send(pair.to_one, 1, b"four", 0, 5), 0);
+    pair.drive(2);
+    assert_eq!(&got, b"four");
+    assert!(pair.one.poll().is_none());
+}

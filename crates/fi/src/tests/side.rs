@@ -1,0 +1,284 @@
+//! An endpoint with its queue, reached through the tables.
+
+use std::ffi::{c_int, c_void};
+use std::mem::{MaybeUninit, size_of, zeroed};
+use std::ptr::{null, null_mut};
+
+use crate::abi::constants::*;
+use crate::abi::{
+    CntrAttr, CqAttr, CqErrEntry, CqTaggedEntry, Fid, FidAv, FidCntr, FidCq, FidDomain, FidEp,
+    FidFabric, FidMr, Info, Msg, MsgTagged, Provider,
+};
+use crate::address::BYTES;
+
+/// Polls before a test gives up: some seconds.
+const PATIENCE: usize = 20_000_000;
+pub(super) const ANY: u64 = ADDR_UNSPEC;
+
+/// An endpoint. Nothing is freed in the order of C programs that crash: the process ends with the test.
+pub(super) struct Side {
+    domain: *mut FidDomain,
+    av: *mut FidAv,
+    cq: *mut FidCq,
+    pub(super) ep: *mut FidEp,
+    pub(super) counter: *mut FidCntr,
+}
+
+// SAFETY: the provider may be called from any thread.
+unsafe impl Send for Side {}
+// SAFETY: as above.
+unsafe impl Sync for Side {}
+
+fn check(code: c_int) {
+    assert_eq!(code, 0, "a call failed");
+}
+
+impl Side {
+    pub(super) fn open() -> Self {
+        // SAFETY: the calls of a C program, in its order.
+        unsafe {
+            let provider = crate::provider::fi_prov_ini().cast::<Provider>();
+            let mut info: *mut Info = null_mut();
+            check(((*provider).getinfo)(1 << 16 | 17, null(), null(), 0, null(), &raw mut info));
+            let mut fabric: *mut FidFabric = null_mut();
+            let attr = (*info).fabric_attr;
+            check(((*provider).fabric)(attr, &raw mut fabric, null_mut()));
+            let mut domain: *mut FidDomain = null_mut();
+            check(((*(*fabric).ops).domain)(fabric, info, &raw mut domain, null_mut()));
+            let mut side = Self {
+                domain,
+                av: null_mut(),
+                cq: null_mut(),
+                ep: null_mut(),
+                counter: null_mut(),
+            };
+            let ops = (*domain).ops;
+            check(((*ops).av_open)(domain, null_mut(), &raw mut side.av, null_mut()));
+            let mut attr: CqAttr = zeroed();
+            (attr.format, attr.wait_obj) = (CQ_FORMAT_TAGGED, WAIT_FD);
+            check(((*ops).cq_open)(domain, &raw mut attr, &raw mut side.cq, null_mut()));
+            let mut attr: CntrAttr = zeroed();
+            check(((*ops).cntr_open)(domain, &raw mut attr, &raw mut side.counter, null_mut()));
+            check(((*ops).endpoint)(domain, info, &raw mut side.ep, null_mut()));
+            side.bind(side.cq.cast(), SEND | RECV);
+            side.bind(side.counter.cast(), WRITE | READ);
+            side.bind(side.av.cast(), 0);
+            check(((*(*side.ep).fid.ops).control)(side.ep.cast(), ENABLE, null_mut()));
+            side
+        }
+    }
+
+    fn bind(&self, to: *mut Fid, flags: u64) {
+        // SAFETY: both are open.
+        unsafe { check(((*(*self.ep).fid.ops).bind)(self.ep.cast(), to, flags)) };
+    }
+
+    pub(super) fn name(&self) -> [u8; BYTES] {
+        let (mut name, mut length) = ([0; BYTES], BYTES);
+        // SAFETY: there is space for an address.
+        unsafe {
+            let out = name.as_mut_ptr().cast();
+            check(((*(*self.ep).cm).getname)(self.ep.cast(), out, &raw mut length));
+        }
+        name
+    }
+
+    /// Learns the name of a peer; returns its address.
+    pub(super) fn learn(&self, name: &[u8; BYTES]) -> u64 {
+        let mut address = 0;
+        // SAFETY: one address, and space for one number.
+        let count = unsafe {
+            ((*(*self.av).ops).insert)(
+                self.av,
+                name.as_ptr().cast(),
+                1,
+                &raw mut address,
+                0,
+                null_mut(),
+            )
+        };
+        assert_eq!(count, 1);
+        address
+    }
+
+    pub(super) fn send(&self, to: u64, tag: u64, bytes: &[u8], data: u64, context: usize) -> isize {
+        // SAFETY: tests keep the bytes until the completion.
+        unsafe {
+            let tagged = &*(*self.ep).tagged;
+            let from = bytes.as_ptr().cast();
+            let context = context as *mut c_void;
+            (tagged.senddata)(self.ep, from, bytes.len(), null_mut(), data, to, tag, context)
+        }
+    }
+
+    /// Sends a message without a tag.
+    pub(super) fn send_plain(&self, to: u64, bytes: &[u8], context: usize) {
+        // SAFETY: tests keep the bytes until the completion.
+        unsafe {
+            let msg = &*(*self.ep).msg;
+            let from = bytes.as_ptr().cast();
+            let sent =
+                (msg.send)(self.ep, from, bytes.len(), null_mut(), to, context as *mut c_void);
+            assert_eq!(sent, 0);
+        }
+    }
+
+    pub(super) fn receive(
+        &self,
+        from: u64,
+        (tag, ignore): (u64, u64),
+        bytes: &mut [u8],
+        context: usize,
+    ) {
+        // SAFETY: tests keep the bytes until the completion.
+        unsafe {
+            let tagged = &*(*self.ep).tagged;
+            let (to, length) = (bytes.as_mut_ptr().cast(), bytes.len());
+            let context = context as *mut c_void;
+            let code = (tagged.recv)(self.ep, to, length, null_mut(), from, tag, ignore, context);
+            assert_eq!(code, 0);
+        }
+    }
+
+    /// Peeks at, or receives, a tagged message with flags.
+    pub(super) fn receive_with(&self, tag: u64, bytes: &mut [u8], context: usize, flags: u64) {
+        let vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let msg = MsgTagged {
+            msg_iov: &raw const vector,
+            desc: null_mut(),
+            iov_count: 1,
+            addr: ANY,
+            tag,
+            ignore: 0,
+            context: context as *mut c_void,
+            data: 0,
+        };
+        // SAFETY: as of `receive`.
+        unsafe { assert_eq!(((*(*self.ep).tagged).recvmsg)(self.ep, &raw const msg, flags), 0) };
+    }
+
+    /// Posts a buffer for several messages.
+    pub(super) fn receive_several(&self, bytes: &mut [u8], context: usize) {
+        let vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let msg = Msg {
+            msg_iov: &raw const vector,
+            desc: null_mut(),
+            iov_count: 1,
+            addr: ANY,
+            context: context as *mut c_void,
+            data: 0,
+        };
+        // SAFETY: as of `receive`.
+        unsafe { assert_eq!(((*(*self.ep).msg).recvmsg)(self.ep, &raw const msg, MULTI_RECV), 0) };
+    }
+
+    pub(super) fn cancel(&self, context: usize) {
+        // SAFETY: the endpoint is open.
+        unsafe { ((*(*self.ep).ops).cancel)(self.ep.cast(), context as *mut c_void) };
+    }
+
+    /// Registers memory that peers may read and write from offset 0 on, under a key.
+    pub(super) fn register(&self, bytes: &mut [u8], key: u64) -> *mut FidMr {
+        let mut region = null_mut();
+        // SAFETY: tests keep the bytes until they close the region.
+        unsafe {
+            check(((*(*self.domain).mr).reg)(
+                self.domain.cast(),
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                REMOTE_READ | REMOTE_WRITE,
+                0,
+                key,
+                0,
+                &raw mut region,
+                null_mut(),
+            ));
+        }
+        region
+    }
+
+    /// Takes the next completion or error, if there is one.
+    pub(super) fn poll(&self) -> Option<(CqTaggedEntry, c_int, u64)> {
+        let (mut entry, mut source) = (MaybeUninit::<CqTaggedEntry>::uninit(), ANY);
+        // SAFETY: there is space for one entry of each kind.
+        unsafe {
+            let ops = &*(*self.cq).ops;
+            let out = entry.as_mut_ptr().cast();
+            match (ops.readfrom)(self.cq, out, 1, &raw mut source) {
+                1 => Some((entry.assume_init(), 0, source)),
+                code if code == -(EAVAIL as isize) => {
+                    let mut error = MaybeUninit::<CqErrEntry>::uninit();
+                    assert_eq!((ops.readerr)(self.cq, error.as_mut_ptr(), 0), 1);
+                    let error = error.assume_init();
+                    Some((error.entry, error.err, ANY))
+                }
+                code => {
+                    assert_eq!(code, -(EAGAIN as isize));
+                    None
+                }
+            }
+        }
+    }
+
+    /// Waits in the provider for the next completion; returns its context.
+    pub(super) fn wait(&self, milliseconds: c_int) -> Option<usize> {
+        let mut entry = MaybeUninit::<CqTaggedEntry>::uninit();
+        let (out, count) = (entry.as_mut_ptr().cast(), 1);
+        // SAFETY: there is space for one entry.
+        unsafe {
+            let read = ((*(*self.cq).ops).sread)(self.cq, out, count, null(), milliseconds);
+            (read == 1).then(|| entry.assume_init().op_context as usize)
+        }
+    }
+
+    /// Returns the value of the counter of reads and writes.
+    pub(super) fn count(&self) -> u64 {
+        // SAFETY: the counter is open.
+        unsafe { ((*(*self.counter).ops).read)(self.counter) }
+    }
+
+    pub(super) fn close_endpoint(&self) {
+        // SAFETY: no test uses the endpoint afterwards.
+        unsafe { check(((*(*self.ep).fid.ops).close)(self.ep.cast())) };
+    }
+}
+
+/// Two endpoints that know each other, each polled by the test.
+pub(super) struct Pair {
+    pub(super) one: Side,
+    pub(super) other: Side,
+    /// The address of `other` for `one`, and the reverse.
+    pub(super) to_other: u64,
+    pub(super) to_one: u64,
+}
+
+impl Pair {
+    pub(super) fn new() -> Self {
+        let (one, other) = (Side::open(), Side::open());
+        let (to_other, to_one) = (one.learn(&other.name()), other.learn(&one.name()));
+        Self { one, other, to_other, to_one }
+    }
+
+    /// Polls both until `done` has what it wants of their completions.
+    #[track_caller]
+    pub(super) fn drive(&self, completions: usize) -> [Vec<(CqTaggedEntry, c_int, u64)>; 2] {
+        let mut all = [vec![], vec![]];
+        for _ in 0..PATIENCE {
+            for (side, taken) in [&self.one, &self.other].into_iter().zip(&mut all) {
+                taken.extend(side.poll());
+            }
+            if all[0].len() + all[1].len() >= completions {
+                return all;
+            }
+        }
+        panic!("only {} and {} completions of {completions}", all[0].len(), all[1].len());
+    }
+}
+
+/// Returns the next completion of a side that is polled alone.
+#[track_caller]
+pub(super) fn next(side: &Side) -> (CqTaggedEntry, c_int, u64) {
+    (0..PATIENCE).find_map(|_| side.poll()).expect("a completion in time")
+}
+
+const _: () = assert!(size_of::<CqTaggedEntry>() == 48);
