@@ -292,7 +292,7 @@ impl Call {
                 Err(error) => return Err(last.unwrap_or(CallError::Node(error))),
             };
             let has_choice = candidates.len() > 1;
-            let random = has_choice.then(|| host::random().unwrap_or(0)).unwrap_or_default();
+            let random = if has_choice { host::random().unwrap_or(0) } else { 0 };
             let leased = self.shared.pool.lease(&candidates, random);
             let (candidate, lease) = leased.expect("a candidate was found");
             let session = candidate.session.number();

@@ -6,6 +6,7 @@
 #[cfg(feature = "bbr")]
 mod bbr;
 mod cubic;
+mod slow_start;
 mod warp;
 
 use std::fmt;

@@ -1,8 +1,9 @@
-//! Cubic (RFC 9438).
+//! Cubic (RFC 9438), with the slow start of HyStart++ (RFC 9406), as the kernel's TCP.
 
 use midplane_simhw::time::Instant;
 
-use super::{Acked, Controller, Lost};
+use super::slow_start::SlowStart;
+use super::{Acked, Controller, Lost, Sending};
 
 /// The fraction of the window that remains after a loss.
 const BETA: f64 = 0.7;
@@ -22,6 +23,7 @@ const MAX_WINDOW: f64 = (1_u64 << 40) as f64;
 pub struct Cubic {
     mtu: f64,
     window: f64,
+    slow_start: SlowStart,
     slow_start_until: f64,
     /// The window before the last loss.
     before_loss: f64,
@@ -43,6 +45,7 @@ impl Cubic {
         Self {
             mtu,
             window,
+            slow_start: SlowStart::new(),
             slow_start_until: f64::INFINITY,
             before_loss: 0.0,
             reno: window,
@@ -79,6 +82,10 @@ impl Controller for Cubic {
         "cubic"
     }
 
+    fn on_sent(&mut self, _now: Instant, sending: Sending) {
+        self.slow_start.on_sent(sending.number);
+    }
+
     fn on_acked(&mut self, now: Instant, acked: Acked) {
         if self.recovery.is_some_and(|since| acked.sent <= since) {
             return;
@@ -89,7 +96,10 @@ impl Controller for Cubic {
             return;
         }
         if self.window < self.slow_start_until {
-            self.window += acked.bytes as f64;
+            match self.slow_start.growth(acked.number, acked.latest_round_trip) {
+                Some(part) => self.window += part * acked.bytes as f64,
+                None => self.slow_start_until = self.window,
+            }
         } else {
             self.grow(now, acked);
         }
@@ -99,6 +109,7 @@ impl Controller for Cubic {
     fn on_lost(&mut self, now: Instant, lost: Lost) {
         if lost.is_persistent {
             self.window = self.least();
+            self.slow_start = SlowStart::new();
             self.recovery = None;
             self.epoch = None;
             return;
