@@ -4,9 +4,12 @@ use midplane_simhw::time::Instant;
 
 /// The bucket fills by this factor faster than one window per round trip, so that it does not delay growth.
 const GAIN: f64 = 1.25;
-/// Nanoseconds of sending that the bucket holds. Timers are exact to some 50 us; a task may be late by more.
+/// Nanoseconds of sending that the bucket holds: a task may be late by so much without being slower.
 const QUANTUM: u64 = 1_000_000;
-/// Datagrams that the bucket holds at least. Longer bursts find the short queue of a slow link full, where a TCP that is
+/// Nanoseconds of sending in one burst, and nanoseconds between two bursts of a task that is late: as exact as timers are.
+const BURST: u64 = 250_000;
+const SPACING: u64 = 50_000;
+/// Datagrams of a burst, and of the bucket, at least. Longer bursts find the short queue of a link full, where a TCP that is
 /// clocked by its acknowledgements takes each place that becomes free.
 const MIN_PACKETS: u64 = 2;
 /// The least rate in bytes a second.
@@ -33,32 +36,42 @@ impl Pace {
 pub(super) struct Pacer {
     tokens: f64,
     filled_at: Instant,
+    /// Bytes left of the burst, and when it began.
+    burst: f64,
+    burst_at: Instant,
 }
 
 impl Pacer {
     pub(super) const fn new() -> Self {
-        Self { tokens: f64::INFINITY, filled_at: Instant::ZERO }
+        let (filled_at, burst_at) = (Instant::ZERO, Instant::ZERO);
+        Self { tokens: f64::INFINITY, filled_at, burst: f64::INFINITY, burst_at }
     }
 
-    /// Fills the bucket for the time since the last fill.
+    /// Fills the bucket for the time since the last fill, and begins another burst if it is time for one.
     pub(super) fn fill(&mut self, now: Instant, Pace(rate): Pace, mtu: usize) {
-        let capacity = (rate * QUANTUM as f64).max((MIN_PACKETS * mtu as u64) as f64);
+        let least = (MIN_PACKETS * mtu as u64) as f64;
+        let capacity = (rate * QUANTUM as f64).max(least);
+        if now >= self.burst_at.plus_nanos(SPACING) {
+            (self.burst, self.burst_at) = ((rate * BURST as f64).max(least), now);
+        }
         let elapsed = now.nanos_since(self.filled_at) as f64;
         self.tokens = (self.tokens + rate * elapsed).min(capacity);
         self.filled_at = now;
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.tokens > 0.0
+        self.tokens > 0.0 && self.burst > 0.0
     }
 
     pub(super) fn on_sent(&mut self, bytes: usize) {
         self.tokens -= bytes as f64;
+        self.burst -= bytes as f64;
     }
 
-    /// Returns when a quarter of the quantum will be filled: a timer for each packet would cost too much.
+    /// Returns when there is room again: for half a burst, since a timer for each packet would cost too much.
     pub(super) fn ready_at(&self, Pace(rate): Pace, mtu: usize) -> Instant {
-        let wanted = (rate * QUANTUM as f64 / 4.0).max(mtu as f64) - self.tokens;
-        self.filled_at.plus_nanos((wanted.max(0.0) / rate).ceil() as u64)
+        let wanted = (rate * BURST as f64 / 2.0).max(mtu as f64) - self.tokens;
+        let filled = self.filled_at.plus_nanos((wanted.max(0.0) / rate).ceil() as u64);
+        filled.max(self.burst_at.plus_nanos(SPACING))
     }
 }
