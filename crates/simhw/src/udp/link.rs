@@ -78,7 +78,7 @@ pub(super) fn nic(config: &UdpConfig, seals: Option<Seals>, socket: Socket) -> N
         blocked: false,
         line: Line::new(config.line.rate, config.transmit_depth, config.catch_up, ahead),
         seals,
-        paths: Paths::new(config.datagram_bytes, around),
+        paths: Paths::new(config.datagram_bytes, around, config.via.is_some()),
         joiner: Joiner::default(),
         next_cut: 0,
         arrived: None,

@@ -9,12 +9,16 @@ use crate::frame::{HEADER_BYTES, MAX_PAYLOAD};
 use crate::id::NodeId;
 use crate::time::Instant;
 
+/// Bytes of the longest datagram through a switch in software: an MTU of 9,000, without headers. Probes are not
+/// admitted by tokens, so longer ones would fill a port's buffer beside the frames of a token's holder.
+const MAX_SWITCHED: usize = 9_000 - 28;
+
 /// The paths from one NIC. Datagrams are counted with their seals.
 #[derive(Debug)]
 pub(super) struct Paths {
     /// The configured length of datagrams on each path, if there is one.
     vouched: Option<usize>,
-    /// Bytes of the longest possible datagram: a frame of the most bytes, and its seal.
+    /// Bytes of the longest datagram to try.
     most: usize,
     /// One for each peer to which a full datagram was sent.
     machines: BTreeMap<NodeId, Discovery>,
@@ -23,9 +27,11 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    /// Creates the paths for datagrams that are `around` bytes longer than their frames.
-    pub(super) const fn new(vouched: Option<usize>, around: usize) -> Self {
-        let most = HEADER_BYTES + MAX_PAYLOAD + around;
+    /// Creates the paths for datagrams that are `around` bytes longer than their frames. `is_switched`: they pass a
+    /// switch in software.
+    pub(super) fn new(vouched: Option<usize>, around: usize, is_switched: bool) -> Self {
+        let longest = HEADER_BYTES + MAX_PAYLOAD + around;
+        let most = if is_switched { longest.min(MAX_SWITCHED) } else { longest };
         Self { vouched, most, machines: BTreeMap::new(), probing: BTreeSet::new() }
     }
 
@@ -102,5 +108,31 @@ impl Paths {
             found.is_some() || machine.poll_timeout() < Instant::FAR_FUTURE
         });
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the longest datagram that is found to a peer on this host that answers each probe.
+    fn found(is_switched: bool) -> usize {
+        let (peer, address) = (NodeId(1), SocketAddr::from(([127, 0, 0, 1], 9)));
+        let mut paths = Paths::new(None, 0, is_switched);
+        let mut now = Instant::from_nanos(1);
+        for _ in 0..8 {
+            paths.on_sent(now, peer, address, paths.usable(peer));
+            while let Some((_, number, _)) = paths.poll_transmit(now) {
+                now = now.plus_nanos(1_000_000);
+                paths.handle_probed(now, peer, number);
+            }
+        }
+        paths.usable(peer)
+    }
+
+    #[test]
+    fn a_switch_in_software_gets_no_probe_longer_than_a_jumbo_frame() {
+        assert_eq!(found(true), MAX_SWITCHED);
+        assert!(found(false) > MAX_SWITCHED);
     }
 }
