@@ -112,10 +112,19 @@ async fn run(arguments: &Arguments, rows: &[Row]) -> Result<(), Failure> {
         runs.push(run);
     }
     progress.finish_and_clear();
+    let law = tcp_congestion();
     if arguments.json {
-        println!("{}", serde_json::json!({ "runs": runs }));
+        println!("{}", serde_json::json!({ "tcp_congestion": law, "runs": runs }));
+    } else {
+        println!("TCP's congestion control: {law} (sysctl net.ipv4.tcp_congestion_control)");
     }
     Ok(())
+}
+
+/// Returns the name of the system's default congestion control of TCP, on which the rates of long bodies depend.
+fn tcp_congestion() -> String {
+    let law = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
+    law.map_or_else(|_| "unknown".into(), |law| law.trim().into())
 }
 
 /// Measures ours and TCP's in turn; returns the pairs of numbers.

@@ -227,8 +227,10 @@ impl<F: Firmware> Core<F> {
 
     /// Makes the driver wake by the next alarm of an engine that no application polls.
     fn set_driver(&self, engine: &Engine<F>) {
-        let wakes = self.driver_wakes.load(Ordering::Relaxed);
-        if engine.is_asleep() && engine.next_alarm().as_nanos() < wakes {
+        let (alarm, wakes) = (engine.next_alarm().as_nanos(), &self.driver_wakes);
+        if engine.is_asleep() && alarm < wakes.load(Ordering::Relaxed) {
+            // Until the driver runs, later doorbells need not signal again.
+            wakes.store(alarm, Ordering::Relaxed);
             self.signal();
         }
     }
