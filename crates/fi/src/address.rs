@@ -17,7 +17,7 @@ pub(crate) struct Address {
     pub(crate) host: u64,
     /// Tells endpoints apart.
     pub(crate) endpoint: u64,
-    /// Where it is reached from other hosts.
+    /// Its address for other hosts.
     pub(crate) udp: Option<SocketAddr>,
 }
 

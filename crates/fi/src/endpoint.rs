@@ -48,7 +48,7 @@ pub(crate) struct Domain<'a> {
     pub(crate) out: &'a mut Completions,
 }
 
-/// Where the bytes go that were asked for.
+/// The destination of bytes that this endpoint has asked for.
 #[derive(Debug)]
 enum Landing {
     Receive(Matched),

@@ -1,4 +1,4 @@
-//! What the provider offers, as `fi_getinfo` returns it.
+//! Describes what the provider offers, as `fi_getinfo` returns it.
 #![allow(unsafe_code, reason = "reads a caller's hints and allocates what the caller frees")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};

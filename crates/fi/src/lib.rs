@@ -12,7 +12,7 @@
 //! - `peer`, `record`: the stream of records to a peer, and their format
 //! - `matching`: tags, sources, unexpected messages, and buffers for several
 //! - `network`: the thread that reaches other hosts
-//! - `region`, `memory`: what callers lend; `completion`: queues and counters
+//! - `region`, `memory`: memory of callers; `completion`: queues and counters
 //! - `address`: how endpoints are named; `vector`: address vectors
 //!
 //! `unsafe` code is in `memory`, `info`, `objects` and `provider` only.

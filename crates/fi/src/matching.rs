@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Tagged,
 }
 
-/// What a receive or a peek wants.
+/// Selects the messages that a receive or a peek accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
     pub(crate) kind: Kind,
@@ -71,7 +71,7 @@ pub(crate) struct Matched {
     pub(crate) multi: Option<usize>,
 }
 
-/// Where the bytes of an unexpected message are.
+/// Stores or names the bytes of an unexpected message.
 #[derive(Debug)]
 pub(crate) enum Body {
     /// Here; `true` if all have arrived.

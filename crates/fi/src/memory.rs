@@ -1,4 +1,4 @@
-//! Memory that a caller lends: buffers of operations until they complete, and registered regions.
+//! Memory of callers: buffers of operations until they complete, and registered regions.
 //!
 //! A caller of libfabric promises that a buffer stays valid, and is not used by the program in another way, until the
 //! operation's completion. [`Buffer`] is made where such a promise is given, in the functions that the caller calls, and

@@ -27,7 +27,7 @@ const NETWORK: &str = "FI_MIDPLANE_NETWORK";
 /// A file with the key that all processes share, as `midplane` makes them.
 const KEY_FILE: &str = "FI_MIDPLANE_KEY_FILE";
 
-/// Where an endpoint binds, and how it talks to others.
+/// Configures where an endpoint binds, and how it talks to others.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     pub(crate) address: IpAddr,
@@ -63,7 +63,7 @@ impl Terms {
     }
 }
 
-/// What the endpoint and the thread share.
+/// State that the endpoint and the thread share.
 #[derive(Debug)]
 struct Shared {
     /// Wakes the thread.

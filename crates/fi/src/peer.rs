@@ -60,7 +60,7 @@ pub(crate) struct Finish {
     pub(crate) entry: Entry,
 }
 
-/// What follows when a stream has been sent.
+/// The step after a stream has been sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     Nothing,
@@ -94,7 +94,7 @@ impl Departure {
         self.sent
     }
 
-    /// Copies what the caller lends, so that the caller may use it again.
+    /// Copies the caller's bytes, so that the caller may use its memory again.
     pub(crate) fn keep(&mut self) {
         if let Content::Lent(buffer) = self.content {
             self.content = Content::Copied(buffer.to_vec().into());
@@ -154,7 +154,7 @@ impl Departure {
     }
 }
 
-/// Where the bytes of a stream from a peer go.
+/// The destination of the bytes of a stream from a peer.
 #[derive(Debug)]
 pub(crate) enum Target {
     Receive(Matched),

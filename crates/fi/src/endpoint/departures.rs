@@ -18,14 +18,14 @@ const EAGER: usize = 64 * 1024;
 const MAX_WAITING: usize = 16 * 1024;
 const MAX_ANNOUNCED: usize = 1 << 19;
 
-/// What a message is sent with.
+/// Fields of a message that is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) kind: matching::Kind,
     pub(crate) tag: u64,
 }
 
-/// What is done with the bytes.
+/// Says what an operation does with its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transfer {
     Message(Message),

@@ -1,4 +1,4 @@
-//! How a process waits for its peers without polling.
+//! Waits for peers without polling.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
