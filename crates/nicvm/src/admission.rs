@@ -64,6 +64,8 @@ pub trait Admission: Send {
 struct GateState {
     /// Bytes of frames, headers included, that may still leave.
     allowance: u64,
+    /// When the allowance ends.
+    until: Instant,
     /// True if the gate's controller was notified that a frame is held.
     is_reported: bool,
     /// When the first and the last bit leave the line of all frames let through since the last `drain`.
@@ -77,10 +79,21 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Sets the allowance for `destination` to `bytes` of frames, headers included, replacing the former allowance; 0
-    /// closes the gate.
-    pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64) {
-        self.destinations.entry(destination).or_default().allowance = bytes;
+    /// Sets the allowance for `destination` to `bytes` of frames, headers included, until `until`, replacing the former
+    /// allowance; 0 closes the gate.
+    pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64, until: Instant) {
+        let state = self.destinations.entry(destination).or_default();
+        (state.allowance, state.until) = (bytes, until);
+    }
+
+    /// Closes the gate to `destination` if the time of its allowance is over; returns whether bytes of it were left.
+    pub(crate) fn expire(&mut self, now: Instant, destination: NodeId) -> bool {
+        let Some(state) = self.destinations.get_mut(&destination) else { return false };
+        let is_over = state.allowance > 0 && state.until <= now;
+        if is_over {
+            state.allowance = 0;
+        }
+        is_over
     }
 
     /// Returns the bytes of frames that may still leave to `destination`.
@@ -126,4 +139,20 @@ impl Gate {
 
 const fn frame_cost(header: &Header) -> u64 {
     HEADER_BYTES as u64 + header.length as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_ends_with_its_time_once() {
+        let (mut gate, to) = (Gate::default(), NodeId(1));
+        gate.allow(to, 1_000, Instant::from_nanos(50));
+        assert!(!gate.expire(Instant::from_nanos(49), to));
+        assert_eq!(gate.allowance(to), 1_000);
+        assert!(gate.expire(Instant::from_nanos(50), to));
+        assert_eq!(gate.allowance(to), 0);
+        assert!(!gate.expire(Instant::from_nanos(51), to));
+    }
 }

@@ -402,9 +402,9 @@ impl Context<'_> {
     }
 
     /// Sets the gate's allowance for `destination` to `bytes` of frames, headers included, replacing the former
-    /// allowance; 0 closes the gate.
-    pub fn allow(&mut self, destination: NodeId, bytes: u64) {
-        self.services.effects.push(Effect::Allow { destination, bytes });
+    /// allowance; 0 closes the gate. From `until` on, what is left of it counts as used up.
+    pub fn allow(&mut self, destination: NodeId, bytes: u64, until: Instant) {
+        self.services.effects.push(Effect::Allow { destination, bytes, until });
     }
 
     /// Returns the bytes of frames that may still pass the gate to `destination`.

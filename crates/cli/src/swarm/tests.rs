@@ -16,10 +16,10 @@ fn the_first_seeds_hold() {
 }
 
 /// A sender that others took for dead long before; one whose answer to its witness was lost; alarms on slow clocks; frames
-/// that are dropped after the faults have ended.
+/// that are dropped after the faults have ended; a flood of control messages that delays a holder beyond its lease.
 #[test]
 fn seeds_that_have_failed_hold() {
-    [10_401, 20_181, 15_708, 15_729, 12_862].into_iter().for_each(check_holds);
+    [10_401, 20_181, 15_708, 15_729, 12_862, 28_982].into_iter().for_each(check_holds);
 }
 
 proptest! {

@@ -25,7 +25,7 @@ pub(crate) enum Effect {
     SendPacket(WaitingPacket),
     Install(Box<dyn Admission>),
     Admission(AdmissionUpdate),
-    Allow { destination: NodeId, bytes: u64 },
+    Allow { destination: NodeId, bytes: u64, until: Instant },
     GiveUp { destination: NodeId, status: Status },
     Steer,
     StopPort(PortId),
@@ -116,7 +116,9 @@ impl UnitServices {
                 Effect::ResumePort(port) => self.resume_port(now, port),
                 Effect::Install(admission) => self.transmit.install(extension, admission),
                 Effect::Admission(update) => self.transmit.update(now, extension, update),
-                Effect::Allow { destination, bytes } => self.transmit.allow(destination, bytes),
+                Effect::Allow { destination, bytes, until } => {
+                    self.transmit.allow(destination, bytes, until);
+                }
                 Effect::GiveUp { destination, status } => {
                     let steers = self.gate_controller == Some(extension);
                     self.transmit.withdraw(hw, status, |waiting| {

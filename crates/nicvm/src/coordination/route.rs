@@ -130,7 +130,7 @@ impl Coordination {
         self.routes[at].state = State::Acquiring;
         if self.config.ahead > 0 {
             let bytes = u64::from(self.config.ahead) + HEADER_BYTES as u64;
-            nic.allow(self.routes[at].destination, bytes);
+            nic.allow(self.routes[at].destination, bytes, Instant::FAR_FUTURE);
         }
         self.advance(nic, at);
     }
@@ -238,12 +238,23 @@ impl Coordination {
         if let Some(link) = buffers {
             link.consume(backlog.messages);
         }
-        nic.allow(destination, bytes);
+        nic.allow(destination, bytes, self.valid_until(at));
         self.next_route = at + 1;
         let route = &mut self.routes[at];
         let most = i64::try_from(bytes).unwrap_or(i64::MAX);
         route.overdraft = (most - route.quantum).clamp(0, route.quantum.max(0) * 4);
         route.state = State::Sending;
+    }
+
+    /// Returns when the first lease of the route's tokens ends. Control messages may delay what is let through until then.
+    fn valid_until(&self, at: usize) -> Instant {
+        if planted::is(Bug::LeaseIgnored) {
+            return Instant::FAR_FUTURE;
+        }
+        let links =
+            self.routes[at].links.iter().filter_map(|link| self.places[*link].link.as_ref());
+        let ends = links.filter_map(super::Link::validity).map(|(_, end)| end);
+        ends.min().unwrap_or(Instant::FAR_FUTURE)
     }
 
     /// Handles the report that all messages let through are on the line, which they leave at `leaves`.
@@ -284,7 +295,7 @@ impl Coordination {
         route.debt_at = now;
         route.paced_until = route.paced_until.max(begins).plus_nanos(used);
         route.state = State::Leaving { ends: route.paced_until.max(leaves) };
-        nic.allow(route.destination, 0);
+        nic.allow(route.destination, 0, now);
         self.evaluate(nic, at);
     }
 
@@ -390,7 +401,7 @@ impl Coordination {
     fn abandon(&mut self, nic: &mut Context<'_>, at: usize) {
         let now = nic.now();
         self.routes[at].state = State::Idle;
-        nic.allow(self.routes[at].destination, 0);
+        nic.allow(self.routes[at].destination, 0, now);
         for link in self.routes[at].links.clone() {
             let place = &mut self.places[link];
             let Some(state) = &mut place.link else { continue };

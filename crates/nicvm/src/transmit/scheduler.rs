@@ -101,8 +101,8 @@ impl Transmit {
         self.flows.recheck();
     }
 
-    pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64) {
-        self.gate.allow(destination, bytes);
+    pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64, until: Instant) {
+        self.gate.allow(destination, bytes, until);
         self.flows.recheck();
     }
 
@@ -382,6 +382,10 @@ impl Transmit {
             return Ok(());
         }
         let header = outgoing.next_header(hw);
+        if key.controlled && self.gate.expire(hw.now(), key.node) {
+            self.report_if_drained(hw, key.node);
+            return Ok(());
+        }
         let answer = self.ask(hw.now(), &header);
         match answer.verdict {
             Verdict::Now => return self.send(hw, at, &header),
