@@ -171,6 +171,33 @@ fn what_fails_is_named_with_its_host_and_time() {
     assert!(set_up(&mut sim).contains("\"b\""));
 }
 
+/// Waits for times that `tokio::select!` draws among ready branches, and then for an answer.
+#[cfg(tokio_unstable)]
+async fn draws(node: Node) -> Result {
+    for _ in 0..100 {
+        let drawn = tokio::select! {
+            () = async {} => 1,
+            () = async {} => 2,
+            () = async {} => 4,
+            () = async {} => 8,
+        };
+        time::sleep(Duration::from_micros(drawn)).await;
+    }
+    ask(&node, &[1]).await
+}
+
+#[cfg(tokio_unstable)]
+#[test]
+fn select_draws_its_branches_from_the_seed() {
+    let digest = |seed| {
+        let checked = Sim::builder().seed(seed).check(|sim| {
+            sim.host("echo", echo).client(draws);
+        });
+        checked.expect("two runs of a seed are the same").digest
+    };
+    assert_ne!(digest(1), digest(2));
+}
+
 #[test]
 fn a_run_that_depends_on_more_than_its_seed_is_an_error() {
     let runs = AtomicU32::new(0);

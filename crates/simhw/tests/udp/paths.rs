@@ -129,7 +129,8 @@ fn frames_of_any_length_cross_a_path_of_short_datagrams_and_come_back() {
 
 #[test]
 fn datagrams_grow_to_what_their_path_carries_and_no_longer_one_is_sent() {
-    for (carries, finds) in [(1_372, 1_372), (8_972, 8_972), (65_507, 65_448)] {
+    // Through a switch in software, which the router is for NICs, none is longer than 8,972 bytes.
+    for (carries, finds) in [(1_372, 1_372), (8_972, 8_972), (65_507, 8_972)] {
         run(async {
             let (router, cluster) = start(carries, |config| config);
             send_until(&cluster, 65_400, || router.longest() == finds).await;
