@@ -36,8 +36,6 @@ build_network() {
     done
 }
 
-# value NAME FILE: a number of a JSON document of ours.
-value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
 # fragments SENDERS: IP fragments that the hosts made, received, or failed to join.
 fragments() {
     local host

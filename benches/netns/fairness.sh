@@ -27,9 +27,6 @@ needs tc timeout awk sort python3
 LAB=${LAB:-${CARGO_TARGET_DIR:-target}/release/lab}
 [[ -x $LAB ]] || cargo build --release --quiet -p midplane-benches
 
-# value NAME FILE: a number of the JSON document.
-value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
-
 # delay_answers RATE: what the receiver sends leaves by a second line, and arrives at the sender after the delay and up
 # to the time of one packet at the bottleneck.
 delay_answers() {

@@ -4,15 +4,21 @@
 #   benches/netns/incast.sh [CASES] [SEED] [SECONDS OF EACH MEASUREMENT]
 #
 # Each case draws 3 to 16 senders, a rate of 20 to 200 Mb/s, a buffer of 16 to 64 KiB at the bridge's port to the receiver, and
-# messages of 600 to 10,240 bytes, all from SEED. Hosts are network namespaces; each sender's end has the rate of the port. Asked of tokens with
-# early release: at least 95 % of the goodput of one sender, less than 0.1 % of the messages lost, and Jain's index 0.99. Ends with
-# 1 if a case did not hold. Needs root; where it can't run it says so, and that is no failure.
+# messages of 600 to 10,240 bytes, all from SEED. Hosts are network namespaces; each sender's end has the rate of the port.
+# Asked of tokens with early release: at least 95 % of the goodput of one sender, less than 0.1 % of the messages lost, and
+# Jain's index 0.99. Ends with 1 if a case did not hold. Needs root; where it can't run it says so, and that is no failure.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 CASES=${1:-12}
 SEED=${2:-1}
 SECONDS_EACH=${3:-2}
+for number in "$CASES" "$SEED" "$SECONDS_EACH"; do
+    if [[ ! $number =~ ^[1-9][0-9]*$ ]]; then
+        echo "usage: benches/netns/incast.sh [CASES] [SEED] [SECONDS OF EACH MEASUREMENT], each from 1, not $number" >&2
+        exit 2
+    fi
+done
 TAG=mi$$
 NET=10.231.77
 PORT=7000
@@ -22,9 +28,6 @@ needs tc timeout awk
 
 cargo build --release --quiet --example incast
 INCAST=${CARGO_TARGET_DIR:-target}/release/examples/incast
-
-# value NAME FILE: a number of the JSON document.
-value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
 
 # measure SENDERS RATE BUFFER BYTES: goodput, loss and Jain's index.
 measure() {
@@ -65,7 +68,7 @@ for ((case = 0; case < CASES; case++)); do
     read -r one _ _ < <(measure 1 "$rate" "$buffer" "$bytes")
     read -r all loss jain < <(measure "$senders" "$rate" "$buffer" "$bytes")
     verdict=$(awk -v one="$one" -v all="$all" -v loss="$loss" -v jain="$jain" \
-        'BEGIN {print (all >= 0.95 * one && loss < 0.001 && jain >= 0.99) ? "holds" : "fails"}')
+        'BEGIN {print (one > 0 && all >= 0.95 * one && loss < 0.001 && jain >= 0.99) ? "holds" : "fails"}')
     [[ $verdict == holds ]] || FAILED=1
     printf '%8s%12s%10s%10s%12.1f%14.1f%9.3f%8.3f%8s\n' "$senders" "$rate" "$buffer" "$bytes" "$one" "$all" \
         "$(awk -v loss="$loss" 'BEGIN {print 100 * loss}')" "$jain" "$verdict"

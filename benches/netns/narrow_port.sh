@@ -23,8 +23,6 @@ needs tc timeout awk
 NARROW=${NARROW:-${CARGO_TARGET_DIR:-target}/release/examples/narrow_port}
 [[ -x $NARROW ]] || cargo build --release --quiet --example narrow_port
 
-# value NAME FILE: a number of the JSON document.
-value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
 # Datagrams that the receiver's port has dropped.
 dropped() { ip netns exec "$TAG-sw" tc -s qdisc show dev port0 | grep -o 'dropped [0-9]*' | head -1 | cut -d' ' -f2; }
 

@@ -17,6 +17,9 @@ needs() {
     done
 }
 
+# value NAME FILE: a number of the JSON document.
+value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
+
 # Ends what runs in our namespaces, and then the namespaces.
 remove_network() {
     local space

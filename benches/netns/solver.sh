@@ -32,9 +32,6 @@ build_network() {
     done
 }
 
-# value NAME FILE: a number of a JSON document of ours.
-value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
-
 # solve SHARE CONTROL BUFFER: a run, and a line of it.
 solve() {
     local share=$1 control=$2 buffer=$3 pids=() last=$RANKS

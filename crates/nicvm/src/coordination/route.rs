@@ -246,7 +246,7 @@ impl Coordination {
         route.state = State::Sending;
     }
 
-    /// Returns when the first lease of the route's tokens ends. Control messages may delay what is let through until then.
+    /// Returns when the first lease of the route's tokens ends. Frames that control messages delay until then do not leave.
     fn valid_until(&self, at: usize) -> Instant {
         if planted::is(Bug::LeaseIgnored) {
             return Instant::FAR_FUTURE;

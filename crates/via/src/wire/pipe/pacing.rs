@@ -6,8 +6,8 @@ use midplane_simhw::time::Instant;
 const GAIN: f64 = 1.25;
 /// Nanoseconds of sending that the bucket holds: a task may be late by so much without being slower.
 const QUANTUM: u64 = 1_000_000;
-/// Nanoseconds of sending in one burst, and between two bursts of a task that is late. Shorter ones are less than what timers, exact to
-/// some 50 us, let through; with longer ones, a TCP beside it gets most of a fast link.
+/// Nanoseconds of sending in one burst, and between two bursts of a task that is late. Timers are exact to some 50 us, so
+/// shorter bursts would be slower than the rate. With longer ones, TCP gets most of a fast link that both use.
 const BURST: u64 = 100_000;
 const SPACING: u64 = 50_000;
 /// Datagrams of a burst, and of the bucket, at least. Longer bursts find the short queue of a link full, where a TCP that is
