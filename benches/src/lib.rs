@@ -12,11 +12,14 @@
 pub mod anchors;
 #[cfg(feature = "lab")]
 pub mod chains;
+pub mod counts;
 #[cfg(target_os = "linux")]
 pub mod daemons;
 pub mod incast;
 #[cfg(feature = "lab")]
 pub mod kernel_tcp;
+pub mod live_nic;
+pub mod meeting;
 pub mod messages;
 #[cfg(all(feature = "lab", target_os = "linux"))]
 pub mod nas_rank;

@@ -1,22 +1,22 @@
-//! Command line and processes of programs whose runs take several nodes: in virtual time, on this host, across hosts.
+//! Programs whose runs take several nodes, in virtual time, on this host or across hosts: command line, processes, report.
 
-use std::fmt;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use midplane::simhw::id::NodeId;
-use midplane::simhw::launch;
-use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters, resolve_peers};
-use midplane_kit::command_line::name_of;
+use clap::{Args, Parser, ValueEnum};
+use midplane::simhw::launch::ProcessGroup;
+use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters};
+use midplane_kit::command_line::{self, name_of};
 use midplane_kit::processes::{self, Peer, free_addresses};
 use midplane_kit::ranks::{self, Ranks};
-use serde::{Deserialize, Serialize};
+use midplane_kit::report::{self, Failure};
+use serde::Serialize;
 
 /// The fabric between the nodes.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fabric {
     /// Virtual time.
@@ -78,17 +78,6 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A process's part in the runs.
-#[derive(Debug)]
-pub enum Part {
-    /// It carries out all runs.
-    All,
-    /// It is the switch at the first address, between the nodes at the others.
-    Switch(Vec<SocketAddr>),
-    /// It is one of the nodes.
-    Node(launch::ProcessGroup),
-}
-
 /// Addresses of the nodes of a live run.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -101,7 +90,7 @@ pub struct Place {
 }
 
 fn input<T>(what: impl Into<String>) -> Result<T, Failure> {
-    Err(Failure::Input(what.into()))
+    Err(what.into().into())
 }
 
 impl Nodes {
@@ -110,43 +99,30 @@ impl Nodes {
         Duration::from_secs_f64(self.wait)
     }
 
-    /// Returns this process's part; a child exits with its parent from then on.
-    ///
-    /// # Errors
-    /// Bad input.
-    pub fn part(&self) -> Result<Part, Failure> {
+    /// Returns this process's place; `None` if it carries out all runs. A child exits with its parent from then on.
+    fn place(&self) -> Result<Option<ProcessGroup>, Failure> {
         let is_folder = |path: &&Path| *path == Path::new("") || path.is_dir();
         if let Some(path) = &self.plot
             && path.parent().is_some_and(|folder| !is_folder(&folder))
         {
             return input(format!("--plot {}: there is no such folder", path.display()));
         }
-        if self.serve_switch {
-            let peers = self.ranks.peers.read().map_err(Failure::Input)?;
-            return match resolve_peers(&peers) {
-                Ok(peers) => Ok(Part::Switch(peers)),
-                Err(error) => input(format!("--peers: {error}")),
-            };
-        }
-        let place = self.ranks.place().map_err(Failure::Input)?;
+        let place = self.ranks.place()?;
         // Standard input had the list of peers; its end is the signal to exit.
         if self.child {
             processes::end_with_parent();
         }
-        match place {
-            Some(place) => Ok(Part::Node(place)),
-            None if self.switch.is_some() => {
-                input("--switch: name this host's place with --rank and --peers")
-            }
-            None => Ok(Part::All),
+        if place.is_none() && self.switch.is_some() {
+            return input("--switch: name this host's place with --rank and --peers");
         }
+        Ok(place)
     }
 
     /// Returns the addresses of a run of `nodes` nodes, this process among them.
     ///
     /// # Errors
     /// Bad input.
-    pub fn seat(&self, place: &launch::ProcessGroup, nodes: u16) -> Result<Place, Failure> {
+    pub fn seat(&self, place: &ProcessGroup, nodes: u16) -> Result<Place, Failure> {
         let rank = place.rank;
         if rank >= nodes {
             return input(format!(
@@ -164,16 +140,9 @@ impl Nodes {
             (Fabric::Switch, None) => {
                 return input("--switch: give its host:port, or use --fabric udp");
             }
-            (Fabric::Switch, Some(at)) => match resolve_peers(std::slice::from_ref(at)) {
-                Ok(found) => Some(found[0]),
-                Err(_) => {
-                    return input(format!(
-                        "--switch {at}: it must be host:port with a host that resolves"
-                    ));
-                }
-            },
+            (Fabric::Switch, Some(at)) => Some(ranks::resolve("--switch", at)?),
         };
-        let peers = ranks::addresses(place, self.wait()).map_err(Failure::Input)?;
+        let peers = ranks::addresses(place, self.wait())?;
         Ok(Place { rank, peers, switch })
     }
 
@@ -184,20 +153,88 @@ impl Nodes {
         let more = [format!("--fabric={fabric}"), format!("--seed={seed}")];
         words.into_iter().chain(more).chain([format!("--wait={wait}")]).collect()
     }
+}
 
-    /// Returns the file of the pictures: `default` if none is named and the report is a table.
-    pub fn picture(&self, default: Option<&str>) -> Option<PathBuf> {
-        let default = default.filter(|_| !self.json).map(PathBuf::from);
-        self.plot.clone().or(default)
+/// A program whose runs take several nodes. Its command line has [`Nodes`].
+pub trait Program: Parser {
+    /// The report of one run.
+    type Run: Serialize;
+
+    /// Returns the flags that such programs share.
+    fn nodes(&self) -> &Nodes;
+
+    /// Runs the switch of all runs, at the first of these addresses and between the others.
+    ///
+    /// # Errors
+    /// Bad input: the address is not free.
+    fn serve(&self, peers: Vec<SocketAddr>) -> Result<(), Failure>;
+
+    /// Carries out all runs from this process.
+    ///
+    /// # Errors
+    /// Bad input, or the first run that failed.
+    fn compare(&self) -> Result<Vec<Self::Run>, Failure>;
+
+    /// Carries out all runs as one of their nodes; only rank 0 has reports.
+    ///
+    /// # Errors
+    /// Bad input, or the first run that failed.
+    fn take_part(&self, place: &ProcessGroup) -> Result<Vec<Self::Run>, Failure>;
+
+    /// Formats the reports as text.
+    fn text(&self, runs: &[Self::Run]) -> String;
+
+    /// Returns the file of the pictures of a comparison, unless --plot names one; `None` if this is none.
+    fn picture(&self) -> Option<&'static str>;
+
+    /// Draws the pictures, and returns their files.
+    ///
+    /// # Errors
+    /// One line that names the file.
+    fn draw(&self, path: &Path, runs: &[Self::Run]) -> Result<Vec<PathBuf>, String>;
+
+    /// Checks the reports of all runs.
+    ///
+    /// # Errors
+    /// One line: a rank was lost, or a run did not do what it should.
+    fn check(&self, runs: &[Self::Run]) -> Result<(), Failure>;
+}
+
+/// Runs a program; returns its exit code.
+pub fn main<P: Program>() -> ExitCode {
+    match command_line::parse::<P>(std::env::args_os()) {
+        Ok(program) => report::finish(conduct(&program).map(|()| 0)),
+        Err(code) => code,
     }
 }
 
-/// Creates a runtime for one node.
-///
-/// # Errors
-/// The system's error.
-pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::stopped)
+fn conduct<P: Program>(program: &P) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Document<'a, R> {
+        runs: &'a [R],
+    }
+    let nodes = program.nodes();
+    if nodes.serve_switch {
+        return program.serve(ranks::resolve_all(&nodes.ranks.peers.read()?)?);
+    }
+    let place = nodes.place()?;
+    let runs = match &place {
+        Some(place) => program.take_part(place)?,
+        None => program.compare()?,
+    };
+    if runs.is_empty() {
+        return Ok(());
+    }
+    report::print_document(nodes.json, &Document { runs: &runs }, |_| program.text(&runs));
+    let usual = program.picture().filter(|_| place.is_none() && !nodes.json).map(PathBuf::from);
+    if let Some(path) = nodes.plot.clone().or(usual) {
+        let drawn = program.draw(&path, &runs)?;
+        if !nodes.json {
+            let drawn: Vec<String> = drawn.iter().map(|path| path.display().to_string()).collect();
+            report::print(&format!("Pictures: {}\n", drawn.join(", ")));
+        }
+    }
+    program.check(&runs)
 }
 
 /// Runs the switch at the first of `peers` until standard input ends; returns its counters.
@@ -210,98 +247,46 @@ pub fn serve(
 ) -> Result<SwitchCounters, Failure> {
     let bind = peers.remove(0);
     let switch = SoftSwitch::start(with(SwitchConfig::new(bind, peers)));
-    let switch = switch.map_err(|error| Failure::Input(error.to_string()))?;
+    let switch = switch.map_err(|error| error.to_string())?;
     // After an end or an error of standard input no process uses the switch.
     let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
-    Ok(runtime()?.block_on(switch.shutdown()))
+    processes::run(async { Ok(switch.shutdown().await) })
 }
 
-/// Processes of a run on this host.
-#[derive(Debug)]
-pub struct Children {
-    /// Addresses of all nodes.
-    pub peers: Vec<SocketAddr>,
-    /// The switch and its address, if there is one.
-    pub switch: Option<(Peer, SocketAddr)>,
-    /// The started nodes, in order.
-    pub nodes: Vec<(u16, Peer)>,
-}
-
-impl Children {
-    /// Starts the switch if `fabric` has one, and nodes `first..count`, all with the arguments `words`.
-    ///
-    /// # Errors
-    /// There are no free addresses, or the system starts no process.
-    pub fn start(
-        words: &[String],
-        fabric: Fabric,
-        (first, count): (u16, u16),
-    ) -> Result<Self, Failure> {
-        let start = |more: &[String], peers: &[SocketAddr]| {
-            Peer::start(&[words, more].concat(), peers).map_err(Failure::Stopped)
+/// Runs `part` as rank 0 of a run of `nodes` nodes. The others are processes of this host, started with the arguments
+/// `words`, and so is the switch if `fabric` has one. Returns also what the switch has printed.
+///
+/// # Errors
+/// The error of `part`, or of the child that explains it: a child that fails knows more than those that wait for it.
+pub fn with_children<T>(
+    words: &[String],
+    fabric: Fabric,
+    nodes: u16,
+    part: impl AsyncFnOnce(Place) -> Result<T, Failure>,
+) -> Result<(T, Option<String>), Failure> {
+    let start = |more: &[String], peers: &[SocketAddr]| {
+        Peer::start(&[words, more].concat(), peers).map_err(Failure::of_run)
+    };
+    let mut peers = free_addresses(usize::from(nodes) + 1).map_err(Failure::of_run)?;
+    let has_switch = fabric == Fabric::Switch;
+    let switch = has_switch.then(|| start(&["--serve-switch".into()], &peers)).transpose()?;
+    let at = Some(peers.remove(0)).filter(|_| has_switch);
+    let mut children = Vec::new();
+    for rank in 1..nodes {
+        let mut more = vec![format!("--rank={rank}")];
+        more.extend(at.map(|at| format!("--switch={at}")));
+        children.push((rank, start(&more, &peers)?));
+    }
+    let place = Place { rank: 0, peers, switch: at };
+    let done = processes::run(part(place)).map_err(|failure| {
+        let complaint = |(rank, child): &mut (u16, Peer)| {
+            Some(Failure::of_run(format!("rank {rank}: {}", child.complaint()?)))
         };
-        let mut peers = free_addresses(usize::from(count) + 1).map_err(Failure::Stopped)?;
-        let has_switch = fabric == Fabric::Switch;
-        let switch = has_switch.then(|| start(&["--serve-switch".into()], &peers)).transpose()?;
-        let at = peers.remove(0);
-        let mut nodes = Vec::new();
-        for rank in first..count {
-            let mut more = vec![format!("--rank={rank}")];
-            more.extend(has_switch.then(|| format!("--switch={at}")));
-            nodes.push((rank, start(&more, &peers)?));
-        }
-        Ok(Self { peers, switch: switch.map(|switch| (switch, at)), nodes })
-    }
-
-    /// Returns the error of a node that failed; it explains more than the time-out of those that wait for it.
-    pub fn complaint(&mut self) -> Option<Failure> {
-        let mut complaints = self.nodes.iter_mut().filter_map(|(rank, node)| {
-            Some(Failure::Stopped(format!("rank {rank}: {}", node.complaint()?)))
-        });
-        complaints.next()
-    }
-}
-
-/// Reason for a missing result.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Failure {
-    /// These nodes never answered.
-    Unreachable(Vec<NodeId>),
-    /// A node was started for another run.
-    Mismatch(NodeId),
-    /// These nodes were lost during the run.
-    Lost(Vec<u16>),
-    /// The arguments cannot be satisfied: bad input.
-    Input(String),
-    /// The fabric failed.
-    Stopped(String),
-}
-
-impl Failure {
-    /// Wraps an error of a NIC or a port.
-    pub fn stopped(error: impl fmt::Display) -> Self {
-        Self::Stopped(error.to_string())
-    }
-
-    /// Returns whether other arguments would help.
-    pub const fn is_input(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Mismatch(_) | Self::Input(_))
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unreachable(nodes) => {
-                let ranks: Vec<String> = nodes.iter().map(ToString::to_string).collect();
-                let ranks = ranks.join(", ");
-                write!(f, "--peers: rank {ranks} did not answer; start it, or see --wait")
-            }
-            Self::Mismatch(node) => {
-                write!(f, "rank {node} was started with other parameters; give all ranks the same")
-            }
-            Self::Lost(ranks) => write!(f, "rank {ranks:?} was lost during the run"),
-            Self::Input(what) | Self::Stopped(what) => f.write_str(what),
-        }
-    }
+        children.iter_mut().find_map(complaint).unwrap_or(failure)
+    })?;
+    let printed = switch.map(|mut switch| {
+        switch.close();
+        switch.output()
+    });
+    Ok((done, printed.transpose().map_err(Failure::of_run)?))
 }

@@ -9,6 +9,7 @@ mod message;
 mod outbox;
 mod pace;
 pub mod problem;
+mod program;
 pub mod rank;
 pub mod run;
 pub mod setting;

@@ -6,9 +6,9 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use midplane::simhw::seal::Key;
 
-use crate::command_line::name_of;
-use crate::incast::setting::{Mode, Setting};
-use crate::nodes::{Fabric, Nodes, seconds};
+use midplane_benches::incast::setting::{Mode, Setting};
+use midplane_benches::nodes::{Fabric, Nodes, seconds};
+use midplane_kit::command_line::name_of;
 
 /// Message sizes of a comparison, in bytes: up to 10 KB, as in the paper's figures.
 const SIZES: [u32; 6] = [64, 256, 600, 1_500, 4_096, 10_240];

@@ -1,19 +1,18 @@
 //! Formats the report as text, and draws the plot.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::command_line::name_of;
-use crate::incast::run::Run;
-use crate::incast::setting::Mode;
-use crate::nodes::Fabric;
-use crate::plot::{Line, Panel, draw};
+use midplane_benches::incast::run::Run;
+use midplane_benches::incast::setting::Mode;
+use midplane_benches::nodes::Fabric;
+use midplane_kit::command_line::name_of;
+use midplane_kit::plot::{Line, Panel, draw};
+use midplane_kit::report::table;
 
 /// Formats a table with a line for each run.
-pub(crate) fn table(runs: &[Run]) -> String {
+pub(crate) fn text(runs: &[Run]) -> String {
     let mut text = String::new();
-    if let Some(first) = runs.first() {
-        let setting = &first.setting;
+    if let Some(Run { setting, .. }) = runs.first() {
         let buffer = match setting.buffer_cells {
             Some(cells) => format!("{cells} cells"),
             None => format!("{} bytes", setting.buffer_bytes),
@@ -23,47 +22,31 @@ pub(crate) fn table(runs: &[Run]) -> String {
             (_, true) => "sealed",
             (_, false) => "no key: the network is trusted",
         };
-        let _ = writeln!(
-            text,
-            "Fabric {}, {trust}, links of {} Mb/s, {buffer} at each port of the switch, seed {}",
+        text += &format!(
+            "Fabric {}, {trust}, links of {} Mb/s, {buffer} at each port of the switch, seed {}\n",
             name_of(&setting.fabric),
             setting.link_mbps,
             setting.seed
         );
     }
-    let _ = writeln!(
-        text,
-        "{:<10}{:>8}{:>9}{:>14}{:>10}{:>9}{:>12}{:>12}{:>9}",
-        "mode",
-        "senders",
-        "bytes",
-        "goodput Mb/s",
-        "loss %",
-        "Jain",
-        "median us",
-        "p99 us",
-        "control"
-    );
-    for run in runs {
-        let time = |us: Option<f64>| us.map_or_else(|| "-".into(), |us| format!("{us:.0}"));
-        let _ = writeln!(
-            text,
-            "{:<10}{:>8}{:>9}{:>14.2}{:>10.3}{:>9.4}{:>12}{:>12}{:>9}",
+    let titles =
+        "mode, senders, bytes, goodput Mb/s, loss %, Jain, median us, p99 us, control, lost ranks";
+    let time = |us: Option<f64>| us.map_or_else(|| "-".into(), |us| format!("{us:.0}"));
+    let line = |run: &Run| {
+        vec![
             name_of(&run.setting.mode),
-            run.setting.senders,
-            run.setting.message_bytes,
-            run.goodput_mbps,
-            run.loss * 100.0,
-            run.jain,
+            run.setting.senders.to_string(),
+            run.setting.message_bytes.to_string(),
+            format!("{:.2}", run.goodput_mbps),
+            format!("{:.3}", run.loss * 100.0),
+            format!("{:.4}", run.jain),
             time(run.median_us),
             time(run.p99_us),
-            run.control_messages
-        );
-        if !run.lost_ranks.is_empty() {
-            let _ = writeln!(text, "          lost during the run: rank {:?}", run.lost_ranks);
-        }
-    }
-    text
+            run.control_messages.to_string(),
+            if run.lost_ranks.is_empty() { "".into() } else { format!("{:?}", run.lost_ranks) },
+        ]
+    };
+    text + &table(titles, runs.iter().map(line))
 }
 
 /// Draws goodput over message size: a panel for each mode, a line for each number of senders.

@@ -19,7 +19,9 @@ use midplane::warp::firmware::{WARP, Warp};
 use super::run::Run;
 use super::scenario::{Part, RECEIVER, receive, send};
 use super::setting::Setting;
-use crate::nodes::{Failure, Place};
+use crate::meeting::Meeting;
+use crate::nodes::Place;
+use midplane_kit::report::Failure;
 
 /// Commands in flight on a port: at 100 Mb/s, 4,096 messages of 64 bytes last some 50 ms.
 const PORT_DEPTH: usize = 4_096;
@@ -27,21 +29,21 @@ const PORT_DEPTH: usize = 4_096;
 /// Builds the firmware of a run's NIC.
 fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Failure> {
     let mut unit = Unit::default();
-    unit.install(MESSAGES, Messages::new()).map_err(Failure::stopped)?;
+    unit.install(MESSAGES, Messages::new()).map_err(Failure::of_run)?;
     // In the mode with both, Warp adjusts how early tokens may be released.
     let trim = LeadTrim::default();
     if let Some(mut config) = setting.warp(node) {
         config = config.adapt_lead(RECEIVER, trim.clone());
         let (warp, _) = Warp::new(config);
-        unit.install(WARP, warp).map_err(Failure::stopped)?;
+        unit.install(WARP, warp).map_err(Failure::of_run)?;
     }
     if let Some(lead) = setting.lead() {
         let senders: Vec<NodeId> = (1..=setting.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
         config = config.lead(lead).rate(setting.rate()).genesis(genesis).trim_lead(RECEIVER, trim);
-        let coordination = Coordination::new(config)
-            .map_err(|error| Failure::Input(format!("--senders: {error}")))?;
-        unit.install(COORDINATION, coordination).map_err(Failure::stopped)?;
+        let coordination =
+            Coordination::new(config).map_err(|error| format!("--senders: {error}"))?;
+        unit.install(COORDINATION, coordination).map_err(Failure::of_run)?;
     }
     Ok(unit)
 }
@@ -59,21 +61,17 @@ pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
     });
     // Real senders are not synchronized to the nanosecond.
     world.set_faults(Faults { jitter: setting.piece_time(), ..Faults::NONE });
-    let part = Part {
-        setting: setting.clone(),
-        round: 0,
-        wait: Duration::from_secs(1),
-        epoch_ns: Some(0),
-    };
-    for node in (1..setting.nodes()).map(NodeId) {
+    let part = Part { setting: setting.clone(), epoch_ns: Some(0) };
+    let mut meetings = Meeting::local(setting.nodes());
+    let mut first = meetings.next().expect("the receiver takes part");
+    for (node, mut meeting) in (1..).map(NodeId).zip(meetings) {
         let (host, part) = (world.host(node), part.clone());
         // The receiver's report names the senders that did not finish.
-        world.spawn(node, async move { drop(send(&host, &part).await) });
+        world.spawn(node, async move { drop(send(&host, &part, &mut meeting).await) });
     }
     let host = world.host(RECEIVER);
-    let measured = world.block_on(RECEIVER, async move { receive(&host, &part).await });
-    let measured =
-        measured.ok_or_else(|| Failure::Stopped("nothing is left to happen".into()))??;
+    let measured = world.block_on(RECEIVER, async move { receive(&host, &part, &mut first).await });
+    let measured = measured.ok_or_else(|| Failure::of_run("nothing is left to happen"))??;
     let mut run = Run::new(setting, &measured);
     run.add_drops(&world.traffic().drops);
     run.digest = Some(format!("{:016x}", world.digest()));
@@ -85,8 +83,7 @@ pub async fn take_part(
     setting: &Setting,
     place: &Place,
     keys: Vec<Key>,
-    round: u32,
-    wait: Duration,
+    meeting: &mut Meeting,
 ) -> Result<Option<Run>, Failure> {
     let node = NodeId(place.rank);
     let peers = place.peers[..usize::from(setting.nodes())].to_vec();
@@ -97,16 +94,16 @@ pub async fn take_part(
     }
     config = keys.into_iter().fold(config, UdpConfig::key);
     let nic = UdpNic::start(config, firmware(setting, node, false)?)
-        .map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+        .map_err(|error| format!("--peers: {error}"))?;
     let host = nic.host();
     // Nodes on one host share a clock.
     let is_one_host = place.peers.iter().all(|peer| peer.ip() == place.peers[0].ip());
     let epoch_ns = is_one_host.then(|| nanos(time_of_day()) - host.now().as_nanos());
-    let part = Part { setting: setting.clone(), round, wait, epoch_ns };
+    let part = Part { setting: setting.clone(), epoch_ns };
     let run = if node == RECEIVER {
-        receive(&host, &part).await.map(|measured| Some(Run::new(setting, &measured)))
+        receive(&host, &part, meeting).await.map(|measured| Some(Run::new(setting, &measured)))
     } else {
-        send(&host, &part).await.map(|_| None)
+        send(&host, &part, meeting).await.map(|()| None)
     };
     let counters = nic.shutdown().await;
     let mut run = run?;

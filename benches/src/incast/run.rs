@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use midplane::simhw::drops::Drops;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::scenario::Measured;
 use super::setting::Setting;
 
 /// The result of a run, with its parameters.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Run {
     /// The parameters.
     #[serde(flatten)]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
+use serde::{Deserialize, Serialize};
 
 use super::setting::Setting;
 
@@ -22,15 +23,23 @@ const STAMP_BYTES: usize = 8;
 /// The bit of a message's tag that marks counted messages; the other bits are the message's number.
 const COUNTS: u32 = 1 << 31;
 
+/// Longest wait for another node's values at the begin of a run and of its measured part.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Counts of a sender.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub struct Sent {
+    /// Messages sent in the measured part.
+    pub messages: u64,
+    /// Control messages of its coordination while messages count.
+    pub control_messages: u64,
+}
+
 /// Parameters of one node in one run.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// Parameters of the run.
     pub setting: Setting,
-    /// Number of the run in this cluster, from 0.
-    pub round: u32,
-    /// Time to wait for nodes that have not started yet.
-    pub wait: Duration,
     /// Offset from the host's time to a clock that all nodes share; `None` if they share none.
     pub epoch_ns: Option<u64>,
 }

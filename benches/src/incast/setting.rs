@@ -9,13 +9,13 @@ use midplane::simhw::link::{CELL_BYTES, LinkProfile};
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::warp::firmware::WarpConfig;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::scenario::RECEIVER;
 use crate::nodes::Fabric;
 
 /// Control of the times at which senders may send.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// No control.
@@ -53,7 +53,7 @@ impl Mode {
 }
 
 /// The parameters of one run.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     /// The fabric between the nodes.
     pub fabric: Fabric,
@@ -152,13 +152,5 @@ impl Setting {
         let link = self.link();
         let bytes = link.framing.piece_bytes(self.message_bytes, 0);
         Duration::from_nanos(link.rate.nanos_for(u64::from(bytes)))
-    }
-
-    /// Returns a number by which nodes check that they were started for the same run.
-    pub fn fingerprint(&self) -> u64 {
-        let text = serde_json::to_string(self).expect("plain data");
-        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
     }
 }

@@ -8,7 +8,7 @@ use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::time::Instant;
 
 use super::setting::{Load, RATE};
-use crate::nodes::Failure;
+use midplane_kit::report::Failure;
 
 /// Bytes of a message, and of its headers.
 const BYTES: usize = 1_000;
@@ -21,8 +21,8 @@ const UNDER_WAY: usize = 64;
 /// Sends messages without a receiver at random instants: `load` of the rate of the link to each of `targets`. Never
 /// returns unless it fails.
 pub async fn disturb<H: Host>(host: H, targets: Vec<NodeId>, load: Load) -> Result<(), Failure> {
-    let mut port = host.open_port().map_err(Failure::stopped)?;
-    let memory = port.register(BYTES).map_err(Failure::stopped)?;
+    let mut port = host.open_port().map_err(Failure::of_run)?;
+    let memory = port.register(BYTES).map_err(Failure::of_run)?;
     let mut rng = host.rng("background");
     let ways = targets.len() as f64;
     let gap = RATE.nanos_for(BYTES as u64 + HEADERS) as f64 / load.share / ways;
@@ -39,7 +39,7 @@ pub async fn disturb<H: Host>(host: H, targets: Vec<NodeId>, load: Load) -> Resu
         if is_there(load, begin, due) && port.outstanding() < UNDER_WAY {
             let to = targets[turn % targets.len()];
             let command = messages::send(to, NOWHERE, memory.whole(), 0);
-            port.submit(&command).map_err(Failure::stopped)?;
+            port.submit(&command).map_err(Failure::of_run)?;
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
@@ -15,7 +16,9 @@ use midplane::warp::gate::Gate;
 use super::background::disturb;
 use super::rank::{COORDINATOR, Job, Outcome, Rank};
 use super::setting::{Hosts, Setting};
-use crate::nodes::{Failure, Place};
+use crate::meeting::Meeting;
+use crate::nodes::Place;
+use midplane_kit::report::Failure;
 
 type Gates = BTreeMap<NodeId, Gate>;
 
@@ -47,14 +50,16 @@ pub fn simulate(job: &Job) -> Result<Outcome, Failure> {
     if let Some(host) = host {
         world.set_hosts(host);
     }
-    let mut gates = std::mem::take(&mut *all_gates.lock().map_err(Failure::stopped)?);
+    let mut gates = std::mem::take(&mut *all_gates.lock().map_err(Failure::of_run)?);
     let mut rank = |world: &World<Unit>, node: NodeId| {
         Rank::new(world.host(node), job.clone(), gates.remove(&node).unwrap_or_default())
     };
-    for node in (1..setting.ranks).map(NodeId) {
+    let mut meetings = Meeting::local(setting.ranks);
+    let mut lead = meetings.next().expect("there is a rank");
+    for (node, mut meeting) in (1..).map(NodeId).zip(meetings) {
         let rank = rank(&world, node)?;
         // The coordinator reports the failure of a rank.
-        world.spawn(node, async move { drop(rank.work().await) });
+        world.spawn(node, async move { drop(rank.work(&mut meeting).await) });
     }
     if setting.is_shared() {
         let node = setting.disturber();
@@ -63,12 +68,16 @@ pub fn simulate(job: &Job) -> Result<Outcome, Failure> {
         world.spawn(node, async move { drop(disturb(host, targets, load).await) });
     }
     let first = rank(&world, COORDINATOR)?;
-    let ended = world.block_on(COORDINATOR, first.work());
-    ended.ok_or_else(|| Failure::Stopped("nothing is left to happen".into()))?
+    let ended = world.block_on(COORDINATOR, async move { first.work(&mut lead).await });
+    ended.ok_or_else(|| Failure::of_run("nothing is left to happen"))?
 }
 
 /// Runs one node's part of a live run; rank 0 returns the outcome.
-pub async fn take_part(job: Job, place: &Place) -> Result<Option<Outcome>, Failure> {
+pub async fn take_part(
+    job: Job,
+    place: &Place,
+    wait: Duration,
+) -> Result<Option<Outcome>, Failure> {
     let setting = Arc::clone(&job.setting);
     let node = NodeId(place.rank);
     let peers = place.peers[..usize::from(setting.nodes())].to_vec();
@@ -77,16 +86,17 @@ pub async fn take_part(job: Job, place: &Place) -> Result<Option<Outcome>, Failu
         config = config.via(switch);
     }
     let (unit, gates) = firmware(&setting, node);
-    let nic =
-        UdpNic::start(config, unit).map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let nic = UdpNic::start(config, unit).map_err(|error| format!("--peers: {error}"))?;
     let host = nic.host();
     let outcome = if node == setting.disturber() {
         disturb(host, setting.disturbed(), setting.load).await.map(|()| None)
     } else {
-        match Rank::new(host, job, gates) {
-            Ok(rank) => rank.work().await.map(Some),
-            Err(failure) => Err(failure),
-        }
+        let ranks = &place.peers[..usize::from(setting.ranks)];
+        let work = async {
+            let mut meeting = Meeting::start(place.rank, ranks, wait).await?;
+            Rank::new(host, job, gates)?.work(&mut meeting).await.map(Some)
+        };
+        work.await
     };
     nic.shutdown().await;
     outcome.map(|outcome| outcome.filter(|_| node == COORDINATOR))

@@ -2,7 +2,6 @@
 
 use midplane::simhw::id::PortId;
 use midplane::simhw::time::Instant;
-use midplane::simhw::wire;
 use serde::{Deserialize, Serialize};
 
 /// The port of all messages.
@@ -24,10 +23,6 @@ pub const REPORT_VALUES: usize = 150;
 /// Notes between ranks and coordinator.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Note {
-    /// A rank has started, for the run of this fingerprint.
-    Hello(u64),
-    /// The coordinator has another run.
-    Mismatch,
     /// A rank is alive.
     Alive,
     AtRest {
@@ -46,12 +41,6 @@ pub enum Note {
         round: u32,
     },
     Stop,
-    /// A rank has stopped and reports its counts.
-    Done(Tally),
-    /// The coordinator confirms `Done`.
-    Bye,
-    /// A rank was lost, and the run ends.
-    Lost(u16),
 }
 
 /// Counts of a rank.
@@ -110,9 +99,4 @@ pub fn parse_updates(
     };
     let sent = Instant::from_nanos(u64::from_le_bytes(*stamp));
     Some((sent, updates.chunks_exact(UPDATE_BYTES).map(update)))
-}
-
-/// Encodes a note.
-pub fn encode(note: &Note) -> Result<Vec<u8>, String> {
-    wire::encode(note).map_err(|error| error.to_string())
 }

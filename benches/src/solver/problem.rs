@@ -5,6 +5,7 @@ use midplane::warp::iterate::matrix::{self, Linear};
 use nalgebra::{DMatrix, DVector};
 
 use super::arguments::Arguments;
+use crate::meeting::fingerprint;
 
 /// Number of unknowns of the paper's system.
 const UNKNOWNS: usize = 1_000;
@@ -43,9 +44,9 @@ pub fn read(arguments: &Arguments) -> Result<Linear, String> {
 
 /// Returns a number that identifies a system.
 pub fn number(problem: &Linear) -> u64 {
-    let entries =
-        problem.a().iter().flat_map(|(value, (i, j))| [i as u64, j as u64, value.to_bits()]);
-    entries.fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
+    let entries: Vec<(u64, (usize, usize))> =
+        problem.a().iter().map(|(value, at)| (value.to_bits(), at)).collect();
+    fingerprint(&entries)
 }
 
 /// Solves small systems by elimination with pivots; `None` for larger ones.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +25,9 @@ use super::outbox::Outbox;
 use super::pace::Pace;
 use super::setting::{Setting, UPDATE_US};
 use super::traces::Traces;
-use crate::nodes::Failure;
+use crate::incast::wait::{Either, either};
+use crate::meeting::{Meeting, fingerprint, lost};
+use midplane_kit::report::Failure;
 
 /// The rank that detects the end.
 pub const COORDINATOR: NodeId = NodeId(0);
@@ -35,6 +38,8 @@ const DEPTH: usize = 1_024;
 const REPEAT: Duration = Duration::from_millis(50);
 /// Silence after which a rank counts as lost.
 const LOST: Duration = Duration::from_secs(3);
+/// Time limit for all ranks to begin.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Time limit of the end, in which all ranks report their counts.
 const ENDING: Duration = Duration::from_secs(2);
 /// Updates between two polls for messages.
@@ -45,10 +50,16 @@ const STRIDE: usize = 4;
 pub struct Job {
     pub setting: Arc<Setting>,
     pub problem: Arc<Linear>,
-    /// Time to wait for ranks that have not started yet.
-    pub wait: Duration,
     /// Progress bar of the digits found.
     pub progress: ProgressBar,
+}
+
+impl Job {
+    /// Creates the job of one run.
+    pub fn new(setting: Setting, problem: &Arc<Linear>, progress: &ProgressBar) -> Self {
+        let (problem, progress) = (Arc::clone(problem), progress.clone());
+        Self { setting: Arc::new(setting), problem, progress }
+    }
 }
 
 /// Rank 0's result.
@@ -78,10 +89,6 @@ pub struct Rank<H> {
     repeat_at: Instant,
     /// Time of the last message from each other rank.
     pub heard: BTreeMap<NodeId, Instant>,
-    /// True once the coordinator has confirmed this rank's counts.
-    is_dismissed: bool,
-    /// Reason for which the coordinator has given the run up.
-    failure: Option<Failure>,
     begin: Instant,
     /// Time until which the processor has work.
     due: Instant,
@@ -94,9 +101,9 @@ impl<H: Pace> Rank<H> {
         let node = host.node();
         let setting = &job.setting;
         let options = PortOptions::default().number(PORT).depth(DEPTH);
-        let mut port = host.open_port_with(options).map_err(Failure::stopped)?;
-        let lent = port.register(2 * BUFFERS * NOTE_BYTES).map_err(Failure::stopped)?;
-        let outbox = Outbox::new(&mut port, node, setting, gates).map_err(Failure::Stopped)?;
+        let mut port = host.open_port_with(options).map_err(Failure::of_run)?;
+        let lent = port.register(2 * BUFFERS * NOTE_BYTES).map_err(Failure::of_run)?;
+        let outbox = Outbox::new(&mut port, node, setting, gates).map_err(Failure::of_run)?;
         let ranges = partition(setting.unknowns, usize::from(setting.ranks));
         let own = ranges[node.index()].clone();
         let part = Part::new(Arc::clone(&job.problem), own, iterate::Order::GaussSeidel);
@@ -113,8 +120,6 @@ impl<H: Pace> Rank<H> {
             outbox,
             repeat_at: Instant::ZERO,
             heard: BTreeMap::new(),
-            is_dismissed: false,
-            failure: None,
             begin: Instant::ZERO,
             due: Instant::ZERO,
             tally: Tally::default(),
@@ -129,9 +134,14 @@ impl<H: Pace> Rank<H> {
     }
 
     /// Works until the answer is found or the time limit; rank 0's outcome is the run's.
-    pub async fn work(mut self) -> Result<Outcome, Failure> {
-        self.gather().await?;
+    pub async fn work(mut self, meeting: &mut Meeting) -> Result<Outcome, Failure> {
+        meeting
+            .begin(fingerprint(&(&*self.job.setting, self.job.setting.system)), PATIENCE)
+            .await?;
         self.begin = self.host.now();
+        // The silence of all ranks starts now.
+        let others = self.job.setting.others(self.host.node());
+        self.heard = others.into_iter().map(|node| (node, self.begin)).collect();
         let limit = Duration::from_secs_f64(self.job.setting.limit_seconds);
         // Rank 0 announces the time limit, and the others receive it a little later.
         let limit = if self.lead.is_some() { limit } else { limit + ENDING };
@@ -146,16 +156,20 @@ impl<H: Pace> Rank<H> {
         }
         let seconds = self.seconds();
         let answer = self.lead.as_ref().and_then(Lead::answer).map(<[f64]>::to_vec);
-        if self.lead.is_some() {
-            self.dismiss_all().await?;
-        } else {
-            self.report_counts().await?;
-        }
-        let Lead { lost, tallies, .. } = self.lead.unwrap_or_else(|| Lead::new(&self.job.setting));
-        let mut tally = self.tally;
-        tallies.values().for_each(|other| tally.add(other));
-        let lost = lost.iter().map(|node| node.0).collect();
-        Ok(Outcome { answer, seconds, tally, lost, traces: self.traces })
+        let tallies = self.report_counts(meeting).await?;
+        let gone = (0..).zip(&tallies).filter(|(_, tally)| tally.is_none()).map(|(rank, _)| rank);
+        let mut gone: Vec<u16> = gone.collect();
+        let Some(lead) = self.lead else {
+            let outcome =
+                Outcome { answer, seconds, tally: self.tally, lost: gone, traces: self.traces };
+            return if outcome.lost.is_empty() { Ok(outcome) } else { Err(lost(&outcome.lost)) };
+        };
+        gone.extend(lead.lost.iter().map(|node| node.0));
+        gone.sort_unstable();
+        gone.dedup();
+        let mut tally = Tally::default();
+        tallies.iter().flatten().for_each(|other| tally.add(other));
+        Ok(Outcome { answer, seconds, tally, lost: gone, traces: self.traces })
     }
 
     fn has_ended(&self) -> bool {
@@ -167,35 +181,6 @@ impl<H: Pace> Rank<H> {
 
     fn seconds(&self) -> f64 {
         self.host.now().since(self.begin).as_secs_f64()
-    }
-
-    /// Waits until all ranks have started: rank 0 for all others, these for an order of rank 0.
-    async fn gather(&mut self) -> Result<(), Failure> {
-        let limit = self.host.now() + self.job.wait;
-        let hello = Note::Hello(self.job.setting.fingerprint());
-        loop {
-            self.handle_messages()?;
-            let missing = match &self.lead {
-                Some(lead) => lead.missing(),
-                None if self.heard.contains_key(&COORDINATOR) => Vec::new(),
-                None => vec![COORDINATOR],
-            };
-            if missing.is_empty() {
-                break;
-            }
-            if self.host.now() >= limit {
-                return Err(Failure::Unreachable(missing));
-            }
-            if self.lead.is_none() && self.is_time_to_repeat() {
-                self.say(COORDINATOR, &hello)?;
-            }
-            self.rest().await;
-        }
-        // The silence of all ranks starts now.
-        let now = self.host.now();
-        let others = self.job.setting.others(self.host.node());
-        self.heard = others.into_iter().map(|node| (node, now)).collect();
-        self.tell_all(&Note::GoOn { round: 0 })
     }
 
     /// Computes each unknown once, and sends updates meanwhile.
@@ -243,7 +228,7 @@ impl<H: Pace> Rank<H> {
 
     fn send_updates(&mut self) -> Result<(), Failure> {
         let (now, x) = (self.host.now(), self.part.x());
-        self.outbox.send(&mut self.port, now, x).map_err(Failure::Stopped)?;
+        self.outbox.send(&mut self.port, now, x).map_err(Failure::of_run)?;
         self.tally.sent = self.outbox.sent(self.job.setting.ranks);
         if self.lead.is_some() {
             self.traces.on_lambda(self.tally.sent, self.outbox.lambda());
@@ -254,9 +239,6 @@ impl<H: Pace> Rank<H> {
     /// Handles arrived messages, repeats notes, and detects lost ranks.
     fn attend(&mut self) -> Result<(), Failure> {
         self.handle_messages()?;
-        if let Some(failure) = self.failure.take() {
-            return Err(failure);
-        }
         if self.is_time_to_repeat() {
             self.repeat()?;
             self.detect_lost_ranks()?;
@@ -316,22 +298,9 @@ impl<H: Pace> Rank<H> {
             Note::Hold { round } => Order::Hold { round },
             Note::GoOn { round } => Order::Resume { round },
             Note::Stop => Order::Stop,
-            Note::Bye => {
-                self.is_dismissed = true;
-                return Ok(());
-            }
-            Note::Mismatch => return Err(Failure::Mismatch(from)),
-            Note::Lost(rank) => {
-                self.failure = Some(Failure::Lost(vec![rank]));
-                return Ok(());
-            }
             of_a_rank => return self.on_note_of_rank(from, of_a_rank),
         };
-        if from == COORDINATOR {
-            self.heard.entry(from).or_insert_with(|| self.host.now());
-            self.obey(order)?;
-        }
-        Ok(())
+        if from == COORDINATOR { self.obey(order) } else { Ok(()) }
     }
 
     pub fn obey(&mut self, order: Order) -> Result<(), Failure> {
@@ -390,38 +359,23 @@ impl<H: Pace> Rank<H> {
             return Ok(());
         }
         // The coordinator watches the other ranks.
-        if gone.contains(&COORDINATOR) { Err(Failure::Lost(vec![COORDINATOR.0])) } else { Ok(()) }
+        if gone.contains(&COORDINATOR) { Err(lost(&[COORDINATOR.0])) } else { Ok(()) }
     }
 
-    /// Runs rank 0's end: orders all ranks to stop until they have reported their counts.
-    async fn dismiss_all(&mut self) -> Result<(), Failure> {
-        let end = self.host.now() + ENDING;
-        let gave_up = self.lead.as_ref().filter(|lead| lead.answer().is_none());
-        let lost = gave_up.and_then(|lead| lead.lost.first()).map(|node| Note::Lost(node.0));
-        let last = lost.unwrap_or(Note::Stop);
-        while self.host.now() < end
-            && self.lead.as_ref().is_some_and(|lead| !lead.has_all_tallies())
-        {
-            self.tell_all(&last)?;
-            self.rest().await;
-            self.handle_messages()?;
+    /// Reports this rank's counts, and returns those of all ranks. Meanwhile rank 0 orders the others to stop.
+    async fn report_counts(
+        &mut self,
+        meeting: &mut Meeting,
+    ) -> Result<Vec<Option<Tally>>, Failure> {
+        let tally = self.tally;
+        let mut counted = pin!(meeting.gather(&tally, ENDING));
+        loop {
+            self.tell_all(&Note::Stop)?;
+            match either(counted.as_mut(), self.rest()).await {
+                Either::First(tallies) => return tallies,
+                Either::Second(()) => self.handle_messages()?,
+            }
         }
-        for _ in 0..3 {
-            self.tell_all(&Note::Bye)?;
-            self.rest().await;
-        }
-        self.handle_messages()
-    }
-
-    /// Runs another rank's end: reports its counts until rank 0 confirms them.
-    async fn report_counts(&mut self) -> Result<(), Failure> {
-        let end = self.host.now() + ENDING;
-        while self.host.now() < end && !self.is_dismissed {
-            self.say(COORDINATOR, &Note::Done(self.tally))?;
-            self.rest().await;
-            self.handle_messages()?;
-        }
-        Ok(())
     }
 
     pub fn tell_all(&mut self, note: &Note) -> Result<(), Failure> {
@@ -433,14 +387,14 @@ impl<H: Pace> Rank<H> {
     }
 
     pub fn say(&mut self, to: NodeId, note: &Note) -> Result<(), Failure> {
-        let bytes = message::encode(note).map_err(Failure::Stopped)?;
-        self.outbox.say(&mut self.port, to, &bytes).map_err(Failure::Stopped)
+        let bytes = wire::encode(note).map_err(Failure::of_run)?;
+        self.outbox.say(&mut self.port, to, &bytes).map_err(Failure::of_run)
     }
 
     /// Posts a buffer: the first half of the slots for plain messages, the others for Warp's.
     fn lend(&mut self, slot: usize) -> Result<(), Failure> {
         let range = self.lent.range(slot * NOTE_BYTES, NOTE_BYTES).expect("within the region");
         let receive = if slot < BUFFERS { messages::receive } else { firmware::receive };
-        self.port.post(&receive(range, slot as u64)).map_err(Failure::stopped)
+        self.port.post(&receive(range, slot as u64)).map_err(Failure::of_run)
     }
 }

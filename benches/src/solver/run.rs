@@ -1,9 +1,8 @@
 //! The report of a run, and the table of runs.
 
-use std::fmt::Write as _;
-
 use midplane::warp::iterate::matrix::Linear;
 use midplane_kit::command_line::name_of;
+use midplane_kit::report::table;
 use serde::Serialize;
 
 use super::rank::Outcome;
@@ -80,12 +79,11 @@ fn distance(x: &[f64], direct: &[f64]) -> f64 {
 }
 
 /// Formats a line for each run.
-pub fn table(runs: &[Run]) -> String {
+pub fn text(runs: &[Run]) -> String {
     let mut text = String::new();
     if let Some(Run { setting, .. }) = runs.first() {
-        let _ = writeln!(
-            text,
-            "{} unknowns on {} ranks, fabric {}, {}, hosts as {}, {}, seed {}",
+        text += &format!(
+            "{} unknowns on {} ranks, fabric {}, {}, hosts as {}, {}, seed {}\n",
             setting.unknowns,
             setting.ranks,
             name_of(&setting.fabric),
@@ -95,41 +93,24 @@ pub fn table(runs: &[Run]) -> String {
             setting.seed
         );
     }
-    let _ = writeln!(
-        text,
-        "{:<12}{:>7}{:>12}{:>9}{:>9}{:>10}{:>11}{:>8}{:>10}{:>10}{:>8}",
-        "control",
-        "buffer",
-        "background",
-        "seconds",
-        "reached",
-        "messages",
-        "updates/s",
-        "sweeps",
-        "residual",
-        "error",
-        "loss %"
-    );
-    for run in runs {
-        let end = if run.converged { "" } else { "  not converged" };
+    let titles = "control, buffer, background, seconds, reached, messages, updates/s, sweeps, residual, error, loss %,";
+    let line = |run: &Run| {
         let optional = |value: Option<String>| value.unwrap_or_else(|| "-".into());
         let load = &run.setting.load;
-        let changes = if load.period.is_some() { "~" } else { "" };
-        let _ = writeln!(
-            text,
-            "{:<12}{:>7}{:>12}{:>9.2}{:>9}{:>10}{:>11.0}{:>8}{:>10.1e}{:>10}{:>8.2}{end}",
+        vec![
             name_of(&run.setting.control),
-            run.setting.buffer,
-            format!("{}{changes}", load.share),
-            run.seconds,
+            run.setting.buffer.to_string(),
+            format!("{}{}", load.share, if load.period.is_some() { "~" } else { "" }),
+            format!("{:.2}", run.seconds),
             optional(run.reached_seconds.map(|seconds| format!("{seconds:.2}"))),
-            run.messages,
-            run.updates_per_s,
-            run.iterations,
-            run.residual,
+            run.messages.to_string(),
+            format!("{:.0}", run.updates_per_s),
+            run.iterations.to_string(),
+            format!("{:.1e}", run.residual),
             optional(run.error.map(|error| format!("{error:.1e}"))),
-            run.loss * 100.0
-        );
-    }
-    text
+            format!("{:.2}", run.loss * 100.0),
+            if run.converged { "" } else { "not converged" }.into(),
+        ]
+    };
+    text + &table(titles, runs.iter().map(line))
 }

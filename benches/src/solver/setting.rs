@@ -205,12 +205,4 @@ impl Setting {
         config = config.broadcast(self.transport == Transport::Broadcast);
         config
     }
-
-    /// Returns a number by which ranks check that they were started for the same run.
-    pub fn fingerprint(&self) -> u64 {
-        let text = serde_json::to_string(self).expect("plain data");
-        text.bytes().chain(self.system.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
-    }
 }

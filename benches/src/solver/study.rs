@@ -1,11 +1,10 @@
 //! Compares Warp with every static buffer, at five steady and two changing loads.
 
-use std::fmt::Write as _;
-
 use super::arguments::{BUFFERS, PAPER_BUFFER};
 use super::run::Run;
 use super::setting::{Control, Load, Setting};
 use midplane_kit::command_line::name_of;
+use midplane_kit::report::table;
 
 /// Steady loads: share of the network that background traffic takes.
 const LOADS: [f64; 5] = [0.0, 0.2, 0.4, 0.6, 0.8];
@@ -37,43 +36,30 @@ pub fn settings(base: &Setting, load: Option<Load>) -> Vec<Setting> {
 
 /// Formats the study's results: ratios of the times to the tolerance.
 pub fn summary(runs: &[Run]) -> String {
-    let mut text = String::from("Time to the tolerance, as rank 0 sees it\n");
-    let _ = writeln!(
-        text,
-        "{:<14}{:<12}{:>9}{:>16}{:>22}{:>14}",
-        "background", "control", "seconds", "uncontrolled /", "best static (buffer)", "over it"
-    );
-    let mut loads: Vec<Load> = Vec::new();
-    for run in runs {
-        if !loads.contains(&run.setting.load) {
-            loads.push(run.setting.load);
-        }
-    }
-    for load in loads {
-        let of: Vec<&Run> = runs.iter().filter(|run| run.setting.load == load).collect();
-        let time = |run: &Run| run.reached_seconds.unwrap_or(f64::INFINITY);
-        let least = |control: Control| {
-            let of = of.iter().filter(|run| run.setting.control == control);
-            of.min_by(|a, b| time(a).total_cmp(&time(b)))
-        };
-        let (Some(none), Some(best)) = (least(Control::None), least(Control::Static)) else {
-            continue;
-        };
-        for control in [Control::Warp, Control::WarpCsend] {
-            let Some(ours) = least(control) else { continue };
-            let _ = writeln!(
-                text,
-                "{:<14}{:<12}{:>9.2}{:>16}{:>22}{:>14.2}",
-                format!("{}{}", load.share, if load.period.is_some() { " changing" } else { "" }),
-                name_of(&control),
-                time(ours),
-                ratio(none, ours),
-                format!("{:.2} ({})", time(best), best.setting.buffer),
-                time(ours) / time(best)
-            );
-        }
-    }
-    text
+    let mut loads: Vec<Load> = runs.iter().map(|run| run.setting.load).collect();
+    loads.dedup();
+    let time = |run: &Run| run.reached_seconds.unwrap_or(f64::INFINITY);
+    let least = |load: Load, control: Control| {
+        let is_it = |run: &&Run| run.setting.load == load && run.setting.control == control;
+        runs.iter().filter(is_it).min_by(|a, b| time(a).total_cmp(&time(b)))
+    };
+    let line = |load: Load, control: Control| {
+        let (none, best) = (least(load, Control::None)?, least(load, Control::Static)?);
+        let ours = least(load, control)?;
+        Some(vec![
+            format!("{}{}", load.share, if load.period.is_some() { " changing" } else { "" }),
+            name_of(&control),
+            format!("{:.2}", time(ours)),
+            ratio(none, ours),
+            format!("{:.2} ({})", time(best), best.setting.buffer),
+            format!("{:.2}", time(ours) / time(best)),
+        ])
+    };
+    let rows = loads.iter().flat_map(|load| {
+        [Control::Warp, Control::WarpCsend].into_iter().filter_map(|control| line(*load, control))
+    });
+    let titles = "background, control, seconds, uncontrolled /, best static (buffer), over it";
+    format!("Time to the tolerance, as rank 0 sees it\n{}", table(titles, rows))
 }
 
 /// Returns how many times longer the uncontrolled run takes; a lower bound if it did not reach the tolerance.

@@ -3,8 +3,6 @@
 //! Ours and theirs are measured in alternating rounds. A claim is judged in builds with optimization, from
 //! three rounds on. If it is missed and the machine was measurably too busy, the result is open.
 
-use std::process::ExitCode;
-
 use serde::Serialize;
 
 use crate::report;
@@ -196,11 +194,11 @@ impl Watch {
 }
 
 /// Returns the exit code for these verdicts; prints to standard error why missed claims may be due to the machine.
-pub fn exit(verdicts: &[Verdict], watch: &Watch) -> ExitCode {
-    match outcome(verdicts, || watch.evidence()) {
-        Ok(code) => ExitCode::from(code),
-        Err(evidence) => report::fail(&format!("too busy for a claim: {evidence}"), TOO_BUSY),
-    }
+pub fn exit(verdicts: &[Verdict], watch: &Watch) -> u8 {
+    outcome(verdicts, || watch.evidence()).unwrap_or_else(|evidence| {
+        report::fail(&format!("too busy for a claim: {evidence}"), TOO_BUSY);
+        TOO_BUSY
+    })
 }
 
 /// Computes the exit code.

@@ -3,12 +3,14 @@
 //! - [`command_line`]: parses arguments; one line for bad ones
 //! - [`ranks`], [`processes`]: where a run's processes are; processes that a program starts on this host
 //! - [`claims`]: judges timing claims, with the exit code
+//! - [`clock`]: the clocks of this machine
 //! - [`report`]: JSON documents, tables, errors, exit codes
 //! - [`discard`]: the name of a switch's discard policy
 //! - [`plot`], [`gantt`]: pictures
 #![forbid(unsafe_code)]
 
 pub mod claims;
+pub mod clock;
 pub mod command_line;
 pub mod discard;
 pub mod gantt;

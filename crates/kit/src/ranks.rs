@@ -118,6 +118,14 @@ pub fn resolve(flag: &str, text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| format!("{flag} {text}: it must be host:port with a host that resolves"))
 }
 
+/// Returns the addresses of a list of `host:port`.
+///
+/// # Errors
+/// One line that names --peers.
+pub fn resolve_all(peers: &[String]) -> Result<Vec<SocketAddr>, String> {
+    resolve_peers(peers).map_err(|error| format!("--peers: {error}"))
+}
+
 /// Listens on this process's own address, for TCP.
 ///
 /// # Errors

@@ -1,9 +1,10 @@
 //! Output and exit codes of programs: one JSON document, or text, or one line with an error.
 
-use std::fmt::Display;
+use std::fmt::{Display, Formatter};
 use std::io::Write;
 use std::process::ExitCode;
 
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::tables;
@@ -27,6 +28,12 @@ impl Failure {
 impl From<String> for Failure {
     fn from(what: String) -> Self {
         Self(what, BAD_INPUT)
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
@@ -75,9 +82,9 @@ pub fn print_tables(json: bool, document: &impl Serialize) {
 }
 
 /// Prints a document; returns the exit code for claims that hold or failed.
-pub fn conclude(json: bool, document: &impl Serialize, holds: bool) -> ExitCode {
+pub fn conclude(json: bool, document: &impl Serialize, holds: bool) -> u8 {
     print_tables(json, document);
-    ExitCode::from(if holds { 0 } else { FAILED })
+    if holds { 0 } else { FAILED }
 }
 
 /// Returns the value below which a share of all values lies; NaN for an empty list.
@@ -87,14 +94,25 @@ pub fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
-/// Formats rows, of which the first has the titles, as lines with aligned columns: columns of numbers to the right.
-pub fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let column = |column| rows.iter().filter_map(move |row| row.get(column));
-    let shapes: Vec<(usize, bool)> = (0..columns)
+/// Creates a progress bar of `steps` steps, drawn by `template` and on terminals only.
+///
+/// # Panics
+/// Panics if the template is wrong.
+pub fn progress(steps: usize, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).expect("a constant template");
+    ProgressBar::new(steps as u64).with_style(style)
+}
+
+/// Formats rows below their titles, which commas separate, as lines with aligned columns: columns of numbers to the right.
+pub fn table(titles: &str, rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let titles = titles.split(',').map(|title| title.trim().to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(titles).chain(rows).collect();
+    let column = |column| rows.iter().filter_map(move |row: &Vec<String>| row.get(column));
+    let is_number = |cell: &String| matches!(&cell[..], "-" | "") || cell.parse::<f64>().is_ok();
+    let shapes: Vec<(usize, bool)> = (0..rows[0].len())
         .map(|at| {
             let width = column(at).map(|cell| cell.chars().count()).max().unwrap_or_default();
-            (width, column(at).skip(1).all(|cell| cell.parse::<f64>().is_ok()))
+            (width, column(at).skip(1).all(is_number))
         })
         .collect();
     let line = |row: &Vec<String>| {
@@ -105,4 +123,12 @@ pub fn table(rows: &[Vec<String>]) -> String {
         format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
     rows.iter().map(line).collect()
+}
+
+/// Formats rows below their titles, which commas separate, as a table of Markdown.
+pub fn markdown(titles: &str, rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let titles: Vec<String> = titles.split(',').map(|title| title.trim().to_owned()).collect();
+    let rule = vec!["---".to_owned(); titles.len()];
+    let rows = [titles, rule].into_iter().chain(rows);
+    rows.map(|row| format!("| {} |\n", row.join(" | "))).collect()
 }

@@ -3,17 +3,16 @@
 use std::time::Duration;
 
 use midplane::nicvm::unit::Unit;
-use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::link::LinkProfile;
+use midplane::simhw::nic::LiveHost;
 #[cfg(target_os = "linux")]
-use midplane::simhw::shm::{ShmConfig, ShmNic};
-use midplane::simhw::time::LineRate;
-use midplane::simhw::udp::{DEFAULT_SWITCH_LINK, UdpConfig, UdpNic};
+use midplane::simhw::shm::ShmConfig;
+use midplane::simhw::udp::DEFAULT_SWITCH_LINK;
+use midplane_benches::live_nic::{LiveNic, unpaced};
+use midplane_kit::clock::now;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::clock::now;
 use crate::control::Cluster;
 use crate::incast::setting::Mode;
 #[cfg(target_os = "linux")]
@@ -23,7 +22,7 @@ use crate::{bulk, fan_in, fresh, latency, together};
 /// Longest time of a contest beyond its measurement.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Time that ranks wait for each other within a contest.
-const MEET: Duration = Duration::from_secs(5);
+pub(crate) const MEET: Duration = Duration::from_secs(5);
 
 /// Measurement of one side, or of both.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -70,9 +69,9 @@ impl Contest {
         let part = async {
             match self {
                 Self::Latency(side) => latency::measure(site, side, number).await,
-                Self::FanIn(Side::Ours) => fan_in::ours(site, number, Mode::TokenEtr).await,
+                Self::FanIn(Side::Ours) => fan_in::ours(site, Mode::TokenEtr).await,
                 Self::FanIn(Side::Theirs) => fan_in::over_tcp(site).await,
-                Self::FanInWarp => fan_in::ours(site, number, Mode::Warp).await,
+                Self::FanInWarp => fan_in::ours(site, Mode::Warp).await,
                 Self::FanInUdp => fan_in::over_udp(site).await,
                 Self::Bulk => bulk::measure(site).await,
                 Self::Fresh(side) => fresh::measure(site, side, number).await,
@@ -101,11 +100,6 @@ pub(crate) enum Fabric {
     Switch,
 }
 
-/// Part of a contest that runs on a NIC of any fabric.
-pub(crate) trait Work {
-    async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String>;
-}
-
 impl Site<'_> {
     pub(crate) fn ranks(&self) -> u16 {
         self.cluster.peers.len() as u16
@@ -125,32 +119,28 @@ impl Site<'_> {
         (fabric, ranks): (Fabric, u16),
         number: u32,
         unit: Unit,
-        work: impl Work,
+        work: impl AsyncFnOnce(LiveHost) -> Result<Vec<f64>, String>,
     ) -> Result<Vec<f64>, String> {
         let own = NodeId(self.rank);
-        #[cfg(target_os = "linux")]
-        if fabric == Fabric::Close && self.cluster.is_one_host {
-            let name = format!("{}-{number}", self.cluster.name);
-            let nic = ShmNic::start(ShmConfig::new(&name, own, ranks), unit);
-            let nic = nic.map_err(|error| error.to_string())?;
-            let met = tokio::time::timeout(MEET, nic.meet()).await;
-            met.map_err(|_| "a rank did not start its NIC".to_owned())?;
-            let done = work.work(self, nic.host()).await;
-            nic.shutdown().await;
-            return done;
-        }
-        let _ = number;
-        let config = UdpConfig::new(own, self.cluster.peers[..usize::from(ranks)].to_vec())
-            .seed(self.cluster.seed);
-        let config = match fabric {
-            // A modelled line faster than any loopback paces nothing.
-            Fabric::Close => {
-                config.line(LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO))
+        let nic = match fabric {
+            #[cfg(target_os = "linux")]
+            Fabric::Close if self.cluster.is_one_host => {
+                let name = format!("{}-{number}", self.cluster.name);
+                LiveNic::over_shm(ShmConfig::new(name, own, ranks), unit).await?
             }
-            Fabric::Switch => config.line(DEFAULT_SWITCH_LINK).via(self.cluster.switch),
+            _ => {
+                let config = unpaced(own, self.cluster.peers[..usize::from(ranks)].to_vec());
+                let config = config.seed(self.cluster.seed);
+                LiveNic::over_udp(
+                    match fabric {
+                        Fabric::Close => config,
+                        Fabric::Switch => config.line(DEFAULT_SWITCH_LINK).via(self.cluster.switch),
+                    },
+                    unit,
+                )?
+            }
         };
-        let nic = UdpNic::start(config, unit).map_err(|error| error.to_string())?;
-        let done = work.work(self, nic.host()).await;
+        let done = work(nic.host()).await;
         nic.shutdown().await;
         done
     }

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use midplane::simhw::frame::{HEADER_BYTES, Header};
 use midplane::simhw::id::{ExtensionId, NodeId};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use midplane_benches::counts::Counts;
+use midplane_benches::meeting::Meeting;
+use midplane_kit::clock::now;
+use tokio::io::AsyncWriteExt;
 use tokio::net::UdpSocket;
-use tokio::task::JoinSet;
 
-use crate::clock::now;
-use crate::contest::Site;
+use crate::contest::{MEET, Site};
 use crate::incast::fabrics;
 use crate::incast::setting::{Mode, Setting};
 use crate::nodes::{Fabric, Place};
@@ -24,7 +25,7 @@ pub(crate) const PORT_BYTES: u32 = 32 << 10;
 const WARM_UP: Duration = Duration::from_millis(150);
 
 /// Measures the goodput in 10^6 bit/s of senders whose NICs are coordinated by `mode`.
-pub(crate) async fn ours(site: &Site<'_>, number: u32, mode: Mode) -> Result<Vec<f64>, String> {
+pub(crate) async fn ours(site: &Site<'_>, mode: Mode) -> Result<Vec<f64>, String> {
     let setting = Setting {
         fabric: Fabric::Switch,
         mode,
@@ -43,8 +44,14 @@ pub(crate) async fn ours(site: &Site<'_>, number: u32, mode: Mode) -> Result<Vec
         peers: site.cluster.peers.clone(),
         switch: Some(site.cluster.switch),
     };
-    let run = fabrics::take_part(&setting, &place, vec![], number, Duration::from_secs(5)).await;
-    let run = run.map_err(|failure| failure.to_string())?;
+    let run = async {
+        let mut meeting = match site.rank {
+            0 => Meeting::lead(site.listener, place.peers.len(), MEET).await?,
+            rank => Meeting::follow(site.cluster.listeners[0], rank, MEET).await?,
+        };
+        fabrics::take_part(&setting, &place, vec![], &mut meeting).await
+    };
+    let run = run.await.map_err(|failure| failure.to_string())?;
     Ok(run.map(|run| vec![run.goodput_mbps]).unwrap_or_default())
 }
 
@@ -55,7 +62,10 @@ pub(crate) async fn over_udp(site: &Site<'_>) -> Result<Vec<f64>, String> {
     let socket = UdpSocket::bind(own).await.map_err(text)?;
     let until = now() + WARM_UP + site.time();
     if site.rank == 0 {
-        return Ok(vec![receive(site, &socket).await]);
+        let counts = Counts::default();
+        counts.receive(socket);
+        let payload = MESSAGE as f64 / (HEADER_BYTES + MESSAGE) as f64;
+        return Ok(vec![sum(site, &counts).await * payload]);
     }
     // The switch reads the header only.
     let header = Header {
@@ -78,20 +88,9 @@ pub(crate) async fn over_udp(site: &Site<'_>) -> Result<Vec<f64>, String> {
     Ok(Vec::new())
 }
 
-async fn receive(site: &Site<'_>, socket: &UdpSocket) -> f64 {
-    let mut bytes = vec![0; 1 << 16];
-    let mut received = 0;
-    let from = now() + WARM_UP;
-    let until = from + site.time();
-    while let left = until.saturating_duration_since(now())
-        && !left.is_zero()
-    {
-        let Ok(came) = tokio::time::timeout(left, socket.recv(&mut bytes)).await else { break };
-        if came.is_ok_and(|length| length == HEADER_BYTES + MESSAGE) && now() >= from {
-            received += MESSAGE;
-        }
-    }
-    received as f64 * 8.0 / 1e6 / site.time().as_secs_f64()
+/// Returns the goodput of all senders together, in 10^6 bit/s.
+async fn sum(site: &Site<'_>, counts: &Counts) -> f64 {
+    counts.rates(WARM_UP, site.time()).await.into_iter().sum()
 }
 
 /// Measures the same over TCP, through the relay.
@@ -103,29 +102,9 @@ pub(crate) async fn over_tcp(site: &Site<'_>) -> Result<Vec<f64>, String> {
         while stream.write_all(&message).await.is_ok() {}
         return Ok(Vec::new());
     }
-    let mut readers = JoinSet::new();
-    let mut streams = Vec::new();
-    for _ in 1..site.ranks() {
-        streams.push(site.accept().await?);
+    let counts = Counts::default();
+    for sender in 1..site.ranks() {
+        counts.read(sender, site.accept().await?);
     }
-    let from = now() + WARM_UP;
-    let until = from + site.time();
-    for mut stream in streams {
-        readers.spawn(async move {
-            let mut bytes = vec![0; 1 << 16];
-            let mut received = 0;
-            while let left = until.saturating_duration_since(now())
-                && !left.is_zero()
-            {
-                match tokio::time::timeout(left, stream.read(&mut bytes)).await {
-                    Ok(Ok(length @ 1..)) if now() >= from => received += length,
-                    Ok(Ok(1..)) => {}
-                    _ => break,
-                }
-            }
-            received
-        });
-    }
-    let received: usize = readers.join_all().await.into_iter().sum();
-    Ok(vec![received as f64 * 8.0 / 1e6 / site.time().as_secs_f64()])
+    Ok(vec![sum(site, &counts).await])
 }

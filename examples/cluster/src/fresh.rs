@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
-use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
+use midplane::simhw::nic::LiveHost;
 use midplane::simhw::time::LineRate;
 use midplane::warp::firmware::{WARP, Warp, WarpConfig};
 use midplane::warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
 use midplane::warp::memory::{Location, MemoryHandle};
+use midplane_kit::clock::{now, time_of_day};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 
 use crate::claims::median;
-use crate::clock::{now, time_of_day};
-use crate::contest::{Fabric, Side, Site, Work};
+use crate::contest::{Fabric, Side, Site};
 use crate::fan_in::LINK_MBPS;
 
 /// Pieces of state of each other rank.
@@ -52,7 +52,8 @@ impl Piece {
 pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<Vec<f64>, String> {
     match side {
         Side::Ours => {
-            site.with_nic((Fabric::Switch, site.ranks()), number, unit(site)?, Slow).await
+            let work = async |host| slow(site, &host).await;
+            site.with_nic((Fabric::Switch, site.ranks()), number, unit(site)?, work).await
         }
         Side::Theirs if site.rank == 0 => read_tcp(site).await,
         Side::Theirs => write_tcp(site).await,
@@ -95,43 +96,40 @@ fn unit(site: &Site<'_>) -> Result<Unit, String> {
     Ok(unit)
 }
 
-struct Slow;
-
-impl Work for Slow {
-    async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
-        let mut memory = MemoryHandle::<Piece>::open(&host).map_err(|error| error.to_string())?;
-        let place = |rank: u16, piece: u32| -> Location { u32::from(rank) * PIECES + piece };
-        let every = if site.rank > 0 { every(site) } else { READ };
-        let (until, mut ticks) = (until(site), tokio::time::interval(every));
-        let from = until - site.time();
-        let mut ages = Vec::new();
-        while now() < until {
-            ticks.tick().await;
-            if site.rank > 0 {
-                for piece in 0..PIECES {
-                    let written = memory.slow_write(place(site.rank, piece), &Piece::new()).await;
-                    written.map_err(|error| error.to_string())?;
-                }
-                continue;
+/// Writes this rank's pieces to slow memory, or reads those of the others.
+async fn slow(site: &Site<'_>, host: &LiveHost) -> Result<Vec<f64>, String> {
+    let mut memory = MemoryHandle::<Piece>::open(host).map_err(|error| error.to_string())?;
+    let place = |rank: u16, piece: u32| -> Location { u32::from(rank) * PIECES + piece };
+    let every = if site.rank > 0 { every(site) } else { READ };
+    let (until, mut ticks) = (until(site), tokio::time::interval(every));
+    let from = until - site.time();
+    let mut ages = Vec::new();
+    while now() < until {
+        ticks.tick().await;
+        if site.rank > 0 {
+            for piece in 0..PIECES {
+                let written = memory.slow_write(place(site.rank, piece), &Piece::new()).await;
+                written.map_err(|error| error.to_string())?;
             }
-            for rank in 1..site.ranks() {
-                for piece in 0..PIECES {
-                    let seen = memory.read(place(rank, piece)).await;
-                    let seen = seen.map_err(|error| error.to_string())?;
-                    if let Some(piece) = seen
-                        && now() >= from
-                    {
-                        ages.push(age_ms(piece.made_ns));
-                    }
+            continue;
+        }
+        for rank in 1..site.ranks() {
+            for piece in 0..PIECES {
+                let seen = memory.read(place(rank, piece)).await;
+                let seen = seen.map_err(|error| error.to_string())?;
+                if let Some(piece) = seen
+                    && now() >= from
+                {
+                    ages.push(age_ms(piece.made_ns));
                 }
             }
         }
-        let wanted = f64::from(site.ranks() - 1) * f64::from(PIECES);
-        if site.rank == 0 && (ages.len() as f64) < wanted {
-            return Err("fewer pieces arrived than there are".into());
-        }
-        Ok(if site.rank == 0 { vec![median(ages)] } else { Vec::new() })
     }
+    let wanted = f64::from(site.ranks() - 1) * f64::from(PIECES);
+    if site.rank == 0 && (ages.len() as f64) < wanted {
+        return Err("fewer pieces arrived than there are".into());
+    }
+    Ok(if site.rank == 0 { vec![median(ages)] } else { Vec::new() })
 }
 
 async fn write_tcp(site: &Site<'_>) -> Result<Vec<f64>, String> {

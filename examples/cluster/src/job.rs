@@ -4,14 +4,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
 use midplane::gang::live::snapshot::Snapshots;
 use midplane::gang::names::Rank;
+use midplane_kit::clock::now;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::clock;
 use crate::contest::Site;
 use crate::daemons::parts::{self, number, runtime};
 use crate::daemons::stage::{Daemons, Stage};
@@ -96,7 +95,7 @@ fn measure(folder: &Path) -> Result<(f64, f64), String> {
     };
     let (here, there) = (stage("here", 1, RANKS)?, stage("there", 2, RANKS / 2)?);
     let expected = said(here.run(RANKS, &["--be-ring"])?)?;
-    let began = clock::now();
+    let began = now();
     let mut job = here.begin(RANKS, &["--be-ring"])?;
     job.wait_for(HALF)?;
     let other = here.begin(RANKS, &["--be-other", OTHER])?;
@@ -116,14 +115,14 @@ fn measure(folder: &Path) -> Result<(f64, f64), String> {
 }
 
 fn timed<T>(run: impl FnOnce() -> Result<T, String>) -> Result<(T, Duration), String> {
-    let began: Instant = clock::now();
+    let began: Instant = now();
     let value = run()?;
     Ok((value, began.elapsed()))
 }
 
 /// Waits until the first job has been preempted by the other one, and returns its number.
 fn is_preempted(here: &Stage) -> Result<u32, String> {
-    let began = clock::now();
+    let began = now();
     while began.elapsed() < PREEMPTED {
         let jobs = here.listing()?.jobs;
         let first = jobs.iter().find(|line| line.command.contains("--be-ring"));

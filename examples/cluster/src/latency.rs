@@ -1,15 +1,15 @@
 //! Measures request and reply over tokio's TCP, and over messages between ranks.
 
-use midplane::simhw::host::Host;
+use midplane::simhw::nic::LiveHost;
 use midplane::via::message::engine::DEFAULT_EAGER;
 use midplane::via::message::envelope::Tag;
 use midplane::via::message::group::Rank;
+use midplane_kit::clock::now;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::claims::median;
-use crate::clock::now;
-use crate::contest::{Fabric, Side, Site, Work};
+use crate::contest::{Fabric, Side, Site};
 use crate::messages::{self, World};
 
 /// Bytes of a request.
@@ -28,8 +28,8 @@ fn text(error: impl std::fmt::Display) -> String {
 pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<Vec<f64>, String> {
     match (side, site.rank) {
         (Side::Ours, 0 | 1) => {
-            let joined = (Fabric::Close, 2);
-            site.with_nic(joined, number, messages::unit()?, Messages { number }).await
+            let work = async |host| over_nics(site, &host, number).await;
+            site.with_nic((Fabric::Close, 2), number, messages::unit()?, work).await
         }
         (Side::Theirs, 0) => {
             let mut stream = site.connect(site.cluster.listeners[1]).await?;
@@ -40,24 +40,17 @@ pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<
     }
 }
 
-struct Messages {
-    number: u32,
-}
-
-impl Work for Messages {
-    async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
-        let carrier =
-            messages::interfaces(&host, (site.rank, 2), self.number, DEFAULT_EAGER).await?;
-        messages::over(carrier, 2, DEFAULT_EAGER, async |world: World| {
-            if site.rank != 0 {
-                return serve_messages(&world).await;
-            }
-            let took = ask(site, async |request| over_messages(&world, request).await).await?;
-            world.send(Rank(1), TAG, Vec::new()).await.map_err(text)?;
-            Ok(took)
-        })
-        .await
-    }
+async fn over_nics(site: &Site<'_>, host: &LiveHost, job: u32) -> Result<Vec<f64>, String> {
+    let carrier = messages::interfaces(host, (site.rank, 2), job, DEFAULT_EAGER).await?;
+    messages::over(carrier, 2, DEFAULT_EAGER, async |world: World| {
+        if site.rank != 0 {
+            return serve_messages(&world).await;
+        }
+        let took = ask(site, async |request| over_messages(&world, request).await).await?;
+        world.send(Rank(1), TAG, Vec::new()).await.map_err(text)?;
+        Ok(took)
+    })
+    .await
 }
 
 async fn over_tcp(stream: &mut TcpStream, request: Request) -> Result<Request, String> {

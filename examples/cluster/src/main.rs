@@ -9,7 +9,6 @@
 
 mod arguments;
 mod bulk;
-mod clock;
 mod contest;
 mod control;
 mod fan_in;
@@ -30,8 +29,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use arguments::Arguments;
-use midplane::simhw::udp::resolve_peers;
 use processes::Peer;
+use report::Failure;
 
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
@@ -42,31 +41,14 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    if let Some(target) = arguments.serve_switch {
-        let peers = arguments.ranks.peers.read();
-        let peers = peers.and_then(|peers| resolve_peers(&peers).map_err(|e| e.to_string()));
-        return match peers.and_then(|peers| narrow::serve(peers, target)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(what) => report::fail(&what, report::FAILED),
-        };
-    }
-    let place = match place(&arguments) {
-        Ok(place) => place,
-        Err(what) => return report::fail(&what, report::BAD_INPUT),
-    };
-    let watch = claims::Watch::start();
-    match run(&arguments, place) {
-        Ok(Some(rows)) => rows::finish(&arguments, &rows, &watch),
-        Ok(None) => ExitCode::SUCCESS,
-        Err(what) => report::fail(&what, report::FAILED),
-    }
+    report::finish(run(&arguments))
 }
 
 /// Returns this process's rank and all ranks' addresses; `None` if it is to start the other ranks.
-fn place(arguments: &Arguments) -> Result<Option<(u16, Vec<SocketAddr>)>, String> {
+fn place(arguments: &Arguments) -> Result<Option<(u16, Vec<SocketAddr>)>, Failure> {
     let Some(place) = arguments.ranks.place()? else { return Ok(None) };
     if !(2..=16).contains(&place.size()) {
-        return Err(format!("--peers: list 2 to 16 ranks, not {}", place.size()));
+        return Err(format!("--peers: list 2 to 16 ranks, not {}", place.size()).into());
     }
     let wait = Duration::from_secs(arguments.wait);
     let peers = ranks::addresses(&place, wait)?;
@@ -77,28 +59,30 @@ fn place(arguments: &Arguments) -> Result<Option<(u16, Vec<SocketAddr>)>, String
     Ok(Some((place.rank, peers)))
 }
 
-/// Takes this process's part; only rank 0 returns rows.
-fn run(
-    arguments: &Arguments,
-    place: Option<(u16, Vec<SocketAddr>)>,
-) -> Result<Option<Vec<rows::Row>>, String> {
+/// Takes this process's part; only rank 0 reports.
+fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    if let Some(target) = arguments.serve_switch {
+        let peers = ranks::resolve_all(&arguments.ranks.peers.read()?)?;
+        return narrow::serve(peers, target).map(|()| 0).map_err(Failure::of_run);
+    }
+    let place = place(arguments)?;
+    let watch = claims::Watch::start();
     if arguments.child {
         processes::end_with_parent();
     }
-    let (rank, peers) = match place {
-        Some((rank, peers)) => (rank, peers),
-        None => (0, processes::free_addresses(arguments.processes.into())?),
-    };
     let mut children = Vec::new();
-    if !arguments.child && arguments.ranks.place()?.is_none() {
-        for rank in 1..peers.len() {
-            let words = ["--child", "--peers=-"].map(str::to_owned).into_iter();
-            let words: Vec<String> = words.chain([format!("--rank={rank}")]).collect();
-            children.push(Peer::start(&words, &peers)?);
+    let (rank, peers) = match place {
+        Some(place) => place,
+        None => {
+            let count = arguments.processes;
+            let peers = processes::free_addresses(count.into()).map_err(Failure::of_run)?;
+            for rank in 1..count {
+                let words = ["--child", "--peers=-", &format!("--rank={rank}")].map(str::to_owned);
+                children.push(Peer::start(&words, &peers).map_err(Failure::of_run)?);
+            }
+            (0, peers)
         }
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("starting a runtime: {error}"))?;
+    };
     let wait = Duration::from_secs(arguments.wait);
     let part = async {
         match rank {
@@ -106,14 +90,15 @@ fn run(
             _ => control::follow(rank, &peers, wait).await.map(|()| None),
         }
     };
-    let done = runtime.block_on(async {
+    let done = processes::run(async {
         tokio::select! {
             done = part => done,
-            _ = tokio::signal::ctrl_c() => Err("stopped".into()),
+            _ = tokio::signal::ctrl_c() => Err(Failure::of_run("stopped")),
         }
     });
-    // The process does not wait for blocking reads that were abandoned.
-    runtime.shutdown_background();
     // The error of the child that failed explains more than the time-out of those that wait for it.
-    done.map_err(|what| children.iter_mut().find_map(Peer::complaint).unwrap_or(what))
+    let rows = done.map_err(|failure| {
+        children.iter_mut().find_map(Peer::complaint).map_or(failure, Failure::of_run)
+    })?;
+    Ok(rows.map_or(0, |rows| rows::finish(arguments, &rows, &watch)))
 }

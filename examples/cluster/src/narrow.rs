@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use midplane::simhw::udp::{SoftSwitch, SwitchConfig};
+use midplane_kit::clock::now;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Mutex;
 
-use crate::clock::now;
 use crate::fan_in::{LINK_MBPS, PORT_BYTES};
 
 /// Bytes of a TCP segment, and of the headers and gap around it on an Ethernet.

@@ -1,19 +1,18 @@
 //! Runs rank 0: has every row measured in turns, and reports.
 
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+use midplane_benches::meeting::Meeting;
+use midplane_kit::report::{self, Failure};
 use serde::Serialize;
-use tokio::net::TcpListener;
 
 use crate::arguments::{Arguments, Question};
 use crate::claims::{self, Compared, Verdict, Watch, median};
 use crate::contest::{Contest, Side, Site};
-use crate::control::{Cluster, Leader};
+use crate::control::{self, Cluster};
 use crate::processes::{Peer, free_at};
-use crate::report;
 
 /// One row of the report; a missing number is null in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -130,30 +129,28 @@ fn comparisons() -> Vec<Comparison> {
 pub(crate) async fn measure_all(
     arguments: &Arguments,
     peers: &[SocketAddr],
-) -> Result<Vec<Row>, String> {
+) -> Result<Vec<Row>, Failure> {
     let ip = peers[0].ip();
-    let listener = TcpListener::bind((ip, 0)).await;
-    let listener = listener.map_err(|error| format!("--peers {ip}: {error}"))?;
-    let here = listener.local_addr().map_err(|error| error.to_string())?;
+    let (listener, here) = control::listen(peers[0]).await?;
     // The peers' own ports are not bound yet: they may be among the free ones.
-    let mut free = free_at(ip, peers.len() + 1)?;
+    let mut free = free_at(ip, peers.len() + 1).map_err(Failure::of_run)?;
     free.retain(|address| !peers.contains(address));
     let switch = free.remove(0);
-    let _narrow = start_switch(switch, peers, here)?;
+    let _narrow = start_switch(switch, peers, here).map_err(Failure::of_run)?;
     let wait = Duration::from_secs(arguments.wait);
-    let (mut leader, others) = Leader::gather(peers[0], peers.len() as u16, wait).await?;
+    let mut meeting = Meeting::start(0, peers, wait).await?;
     let cluster = Cluster {
         name: format!("midplane-cluster-{}", std::process::id()),
         peers: peers.to_vec(),
-        listeners: std::iter::once(here).chain(others).collect(),
+        listeners: meeting.gather_all(&here, wait).await?,
         switch,
         is_one_host: peers.iter().all(|peer| peer.ip() == ip),
         seed: arguments.seed,
         milliseconds: arguments.milliseconds,
     };
-    leader.introduce(&cluster).await?;
+    meeting.gather_all(&Some(&cluster).cloned(), wait).await?;
     let site = Site { rank: 0, cluster: &cluster, listener: &listener };
-    Rounds::new(arguments, &mut leader, &site).run().await
+    Rounds::new(arguments, meeting, &site).run().await
 }
 
 fn start_switch(at: SocketAddr, peers: &[SocketAddr], target: SocketAddr) -> Result<Peer, String> {
@@ -164,7 +161,7 @@ fn start_switch(at: SocketAddr, peers: &[SocketAddr], target: SocketAddr) -> Res
 /// State of the measurements.
 struct Rounds<'a> {
     arguments: &'a Arguments,
-    leader: &'a mut Leader,
+    meeting: Meeting,
     site: &'a Site<'a>,
     /// Number of the next contest.
     number: u32,
@@ -172,13 +169,12 @@ struct Rounds<'a> {
 }
 
 impl<'a> Rounds<'a> {
-    fn new(arguments: &'a Arguments, leader: &'a mut Leader, site: &'a Site<'a>) -> Self {
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").expect("a constant");
-        let bar = ProgressBar::new(0).with_style(style);
-        Self { arguments, leader, site, number: 0, bar }
+    fn new(arguments: &'a Arguments, meeting: Meeting, site: &'a Site<'a>) -> Self {
+        let bar = report::progress(0, "{bar:30} {pos}/{len} {msg}");
+        Self { arguments, meeting, site, number: 0, bar }
     }
 
-    async fn run(mut self) -> Result<Vec<Row>, String> {
+    async fn run(mut self) -> Result<Vec<Row>, Failure> {
         let mut asked = comparisons();
         asked.retain(|comparison| self.arguments.asks(comparison.question));
         let rounds = self.arguments.rounds as usize;
@@ -210,20 +206,16 @@ impl<'a> Rounds<'a> {
         &mut self,
         asked: impl Iterator<Item = &'b mut (Comparison, Vec<(f64, f64)>)>,
         round: usize,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         for (comparison, pairs) in asked {
             self.bar.set_message(comparison.what);
             match self.pair(comparison, round).await? {
                 Ok(pair) => pairs.push(pair),
-                Err(why) => self.complain(comparison.what, &why),
+                Err(why) => self.bar.suspend(|| eprintln!("{}: {why}", comparison.what)),
             }
             self.bar.inc(1);
         }
         Ok(())
-    }
-
-    fn complain(&self, what: &str, why: &str) {
-        self.bar.suspend(|| eprintln!("{what}: {why}"));
     }
 
     /// Measures both sides of a comparison once, in every other round theirs before ours. The inner error is of this pair
@@ -232,7 +224,7 @@ impl<'a> Rounds<'a> {
         &mut self,
         comparison: &Comparison,
         round: usize,
-    ) -> Result<Result<(f64, f64), String>, String> {
+    ) -> Result<Result<(f64, f64), String>, Failure> {
         let (ours, theirs) = (comparison.ours, comparison.theirs);
         if ours == theirs {
             return Ok(self.contest(ours).await?.and_then(|both| match both[..] {
@@ -250,16 +242,9 @@ impl<'a> Rounds<'a> {
         }))
     }
 
-    async fn contest(&mut self, contest: Contest) -> Result<Result<Vec<f64>, String>, String> {
-        let number = self.number;
+    async fn contest(&mut self, contest: Contest) -> Result<Result<Vec<f64>, String>, Failure> {
         self.number += 1;
-        self.leader.begin(contest, number).await?;
-        let numbers = contest.take_part(self.site, number).await;
-        // The error of the rank that failed explains more than the time-out of those that wait for it.
-        Ok(match self.leader.ended().await? {
-            Some(why) => Err(why),
-            None => numbers,
-        })
+        control::contest(&mut self.meeting, self.site, contest, self.number).await
     }
 }
 
@@ -289,38 +274,30 @@ struct Document<'a> {
 }
 
 /// Prints the report, and returns the exit code.
-pub(crate) fn finish(arguments: &Arguments, rows: &[Row], watch: &Watch) -> ExitCode {
-    if arguments.json {
-        report::print_json(&Document { rows });
-    } else {
-        report::print(&table(rows));
-    }
+pub(crate) fn finish(arguments: &Arguments, rows: &[Row], watch: &Watch) -> u8 {
+    report::print_document(arguments.json, &Document { rows }, text);
     claims::exit(&rows.iter().map(|row| row.verdict).collect::<Vec<_>>(), watch)
 }
 
-fn table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "{:<58}{:>6}{:>10}{:>10}{:>8}{:>18}{:>8}\n",
-        "what", "unit", "ours", "theirs", "ratio", "lowest - highest", "wanted"
-    );
+fn text(document: &Document<'_>) -> String {
     let number =
         |value: f64| if value.abs() < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") };
     let known = |value: Option<f64>| value.map_or_else(|| "-".into(), number);
-    for row in rows {
+    let cells = |row: &Row| {
         let ends = |found: Compared| {
             format!("{} - {}", number(found.lowest_ratio), number(found.highest_ratio))
         };
-        text += &format!(
-            "{:<58}{:>6}{:>10}{:>10}{:>8}{:>18}{:>8}  {}\n",
-            row.what,
-            row.unit,
+        vec![
+            row.what.into(),
+            row.unit.into(),
             known(row.ours),
             known(row.theirs),
             known(row.compared.map(|found| found.ratio)),
             row.compared.map_or_else(|| "-".into(), ends),
-            row.wanted,
-            row.verdict.text(),
-        );
-    }
-    text
+            row.wanted.to_string(),
+            row.verdict.text().into(),
+        ]
+    };
+    let titles = "what, unit, ours, theirs, ratio, lowest - highest, wanted,";
+    report::table(titles, document.rows.iter().map(cells))
 }

@@ -3,15 +3,16 @@
 use midplane::nicvm::collective::{self, COLLECTIVES, Collectives, Operation};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
-use midplane::simhw::host::Host;
+use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
+use midplane::simhw::nic::LiveHost;
 use midplane::simhw::port::Status;
+use midplane_kit::clock::now;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::claims::median;
-use crate::clock::now;
-use crate::contest::{Fabric, Side, Site, Work};
+use crate::contest::{Fabric, Side, Site};
 
 /// Measured rounds, and rounds before them.
 const ROUNDS: u32 = 500;
@@ -33,7 +34,8 @@ pub(crate) async fn measure(
         let mut unit = Unit::default();
         unit.install(MESSAGES, Messages::new()).map_err(text)?;
         unit.install(COLLECTIVES, Collectives::new(members)).map_err(text)?;
-        return site.with_nic((Fabric::Close, site.ranks()), number, unit, OnNics { sums }).await;
+        let work = async |host| on_nics(site, &host, sums).await;
+        return site.with_nic((Fabric::Close, site.ranks()), number, unit, work).await;
     }
     let mut mesh = Mesh::new(site).await?;
     let mut took = Vec::new();
@@ -55,39 +57,33 @@ fn expected(site: &Site<'_>) -> u64 {
     (0..u64::from(site.ranks())).sum()
 }
 
-struct OnNics {
-    sums: bool,
-}
-
-impl Work for OnNics {
-    async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
-        let mut port = host.open_port().map_err(text)?;
-        let memory = port.register(8).map_err(text)?;
-        let mut took = Vec::new();
-        for round in 0..WARM_UP + ROUNDS {
-            let command = if self.sums {
-                memory.write(0, &u64::from(site.rank).to_le_bytes()).map_err(text)?;
-                collective::all_reduce(Operation::Sum, memory.whole(), 0)
-            } else {
-                collective::barrier(0)
-            };
-            let begun = now();
-            port.submit(&command).map_err(text)?;
-            let done = port.completion().await.map_err(text)?;
-            if done.status != Status::Done {
-                return Err(format!("the collective ended with status {:?}", done.status));
-            }
-            let mut sum = [0; 8];
-            memory.read(0, &mut sum).map_err(text)?;
-            if self.sums && u64::from_le_bytes(sum) != expected(site) {
-                return Err("a sum is wrong".into());
-            }
-            if round >= WARM_UP {
-                took.push((now() - begun).as_nanos() as f64 / 1e3);
-            }
+async fn on_nics(site: &Site<'_>, host: &LiveHost, sums: bool) -> Result<Vec<f64>, String> {
+    let mut port = host.open_port().map_err(text)?;
+    let memory = port.register(8).map_err(text)?;
+    let mut took = Vec::new();
+    for round in 0..WARM_UP + ROUNDS {
+        let command = if sums {
+            memory.write(0, &u64::from(site.rank).to_le_bytes()).map_err(text)?;
+            collective::all_reduce(Operation::Sum, memory.whole(), 0)
+        } else {
+            collective::barrier(0)
+        };
+        let begun = now();
+        port.submit(&command).map_err(text)?;
+        let done = port.completion().await.map_err(text)?;
+        if done.status != Status::Done {
+            return Err(format!("the collective ended with status {:?}", done.status));
         }
-        Ok(vec![median(took)])
+        let mut sum = [0; 8];
+        memory.read(0, &mut sum).map_err(text)?;
+        if sums && u64::from_le_bytes(sum) != expected(site) {
+            return Err("a sum is wrong".into());
+        }
+        if round >= WARM_UP {
+            took.push((now() - begun).as_nanos() as f64 / 1e3);
+        }
     }
+    Ok(vec![median(took)])
 }
 
 /// Connections to all other ranks, by rank.

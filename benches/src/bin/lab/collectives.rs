@@ -6,16 +6,15 @@ mod member;
 mod world;
 
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::time::Instant;
 use serde::Serialize;
 
-use crate::fleet::{COME_UP, Fabric, Failure};
+use crate::fabric::Fabric;
 use crate::ranks;
-use crate::report::{self, quantile};
+use crate::report::{self, Failure, quantile};
 pub(crate) use arguments::Arguments;
 use arguments::{Operation, Where};
 use member::{BYTES, Plan, Times};
@@ -59,19 +58,15 @@ struct Document {
     holds: bool,
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    run(&arguments).unwrap_or_else(Failure::exit)
-}
-
-fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let place = check(arguments).and_then(|()| arguments.ranks.place()).map_err(Failure::Input)?;
-    let runs = match place {
-        None => measure(arguments)?,
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    check(arguments)?;
+    let runs = match arguments.ranks.place()? {
+        None => measure(arguments).map_err(Failure::of_run)?,
         Some(place) => {
-            let peers = peers(arguments, &place).map_err(Failure::Input)?;
-            let runs = measure_across(arguments, place.rank, peers)?;
+            let peers = peers(arguments, &place)?;
+            let runs = measure_across(arguments, place.rank, peers).map_err(Failure::of_run)?;
             if place.rank > 0 {
-                return Ok(ExitCode::SUCCESS);
+                return Ok(0);
             }
             runs
         }
@@ -111,7 +106,7 @@ fn peers(arguments: &Arguments, place: &ProcessGroup) -> Result<Vec<SocketAddr>,
     if !(2..=256).contains(&place.size()) {
         return Err(format!("--peers: from 2 to 256 take part, not {}", place.size()));
     }
-    ranks::addresses(place, COME_UP)
+    ranks::addresses(place, groups::COME_UP)
 }
 
 fn operations(arguments: &Arguments) -> Vec<Operation> {

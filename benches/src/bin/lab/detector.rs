@@ -3,8 +3,6 @@
 mod extension;
 mod hosts;
 
-use crate::report;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
@@ -16,6 +14,8 @@ use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::World;
 use midplane::simhw::time::Instant;
 use serde::Serialize;
+
+use crate::report::{self, Failure};
 
 use extension::{DETECTOR, Detector};
 
@@ -69,16 +69,15 @@ struct Document {
     holds: bool,
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if !(0.0..=0.1).contains(&arguments.loss) {
-        let what = format!("--loss {}: a share from 0 to 0.1", arguments.loss);
-        return report::fail(&what, report::BAD_INPUT);
+        return Err(format!("--loss {}: a share from 0 to 0.1", arguments.loss).into());
     }
-    let runs = vec![measure(&arguments, "nic"), measure(&arguments, "host")];
+    let runs = vec![measure(arguments, "nic"), measure(arguments, "host")];
     let nic = &runs[0];
     let holds = nic.false_suspicions == 0
         && nic.found_within_periods.is_some_and(|periods| periods <= WITHIN);
-    report::conclude(arguments.json, &Document { runs, holds }, holds)
+    Ok(report::conclude(arguments.json, &Document { runs, holds }, holds))
 }
 
 /// Returns the node that crashes, and when.

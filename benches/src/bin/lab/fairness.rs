@@ -1,18 +1,17 @@
 //! One stream of a node over UDP compared with one TCP Cubic stream of the kernel, through the same bottleneck.
 //! `benches/netns/fairness.sh` makes the bottleneck.
 
-use crate::report;
 use std::net::SocketAddr;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use midplane::{Congestion, Node};
+use midplane_benches::counts::Counts;
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+
+use crate::report::{self, Failure};
 
 /// Time from the start of the first stream to that of the second.
 const HEAD_START: Duration = Duration::from_secs(1);
@@ -94,21 +93,19 @@ struct Received {
     tcp_mbps: f64,
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type Fault = Box<dyn std::error::Error + Send + Sync>;
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let done = runtime.block_on(async {
-        match (arguments.receive, arguments.send) {
-            (Some(at), _) => receive(&arguments, at).await,
-            (None, Some(to)) => send(&arguments, to).await,
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::of_run)?;
+    runtime.block_on(async {
+        let done = match (arguments.receive, arguments.send) {
+            (Some(at), _) => receive(arguments, at).await,
+            (None, Some(to)) => send(arguments, to).await,
             (None, None) => unreachable!("one of both is required"),
-        }
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(&error.to_string(), report::FAILED),
-    }
+        };
+        done.map_err(Failure::of_run)
+    })?;
+    Ok(0)
 }
 
 /// Returns the address of TCP.
@@ -116,44 +113,29 @@ fn tcp(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip(), address.port() + 1)
 }
 
-async fn receive(arguments: &Arguments, at: SocketAddr) -> Result<(), Failure> {
+async fn receive(arguments: &Arguments, at: SocketAddr) -> Result<(), Fault> {
     let node = Node::builder().cluster("fairness").transports("udp").trusted_network().bind(at);
     let node = node.start().await?;
     let mut ours = node.listen("bytes").await?;
     let theirs = TcpListener::bind(tcp(at)).await?;
     let both = async {
-        tokio::try_join!(async { Ok::<_, Failure>(ours.accept().await?.0) }, async {
+        tokio::try_join!(async { Ok::<_, Fault>(ours.accept().await?.0) }, async {
             Ok(theirs.accept().await?.0)
         })
     };
     let (ours, theirs) = tokio::time::timeout(2 * PATIENCE, both).await??;
-    let counts = [count(ours), count(theirs)];
-    let read = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-    tokio::time::sleep(Duration::from_secs(arguments.warm_up.into())).await;
-    let before = read();
-    tokio::time::sleep(Duration::from_secs(arguments.seconds.into())).await;
-    let after = read();
-    let [ours_mbps, tcp_mbps] = [0, 1].map(|which: usize| {
-        (after[which] - before[which]) as f64 * 8.0 / 1e6 / f64::from(arguments.seconds)
-    });
+    let counts = Counts::default();
+    counts.read("ours", ours);
+    counts.read("tcp", theirs);
+    let [warm_up, measured] =
+        [arguments.warm_up, arguments.seconds].map(|seconds| Duration::from_secs(seconds.into()));
+    let rates = counts.rates(warm_up, measured).await;
+    let (ours_mbps, tcp_mbps) = (rates[0], rates[1]);
     report::print_tables(arguments.json, &Received { ours_mbps, tcp_mbps });
     Ok(())
 }
 
-/// Reads a stream to its end; returns the count of its bytes.
-fn count(mut stream: impl AsyncRead + Send + Unpin + 'static) -> Arc<AtomicU64> {
-    let count = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&count);
-    tokio::spawn(async move {
-        let mut bytes = vec![0; 256 << 10];
-        while let Ok(read @ 1..) = stream.read(&mut bytes).await {
-            counted.fetch_add(read as u64, Ordering::Relaxed);
-        }
-    });
-    count
-}
-
-async fn send(arguments: &Arguments, to: SocketAddr) -> Result<(), Failure> {
+async fn send(arguments: &Arguments, to: SocketAddr) -> Result<(), Fault> {
     let builder = Node::builder().cluster("fairness").transports("udp").trusted_network();
     let builder = builder.congestion(arguments.law.congestion());
     let node = builder.discover(to.to_string()).connect_timeout(PATIENCE).start().await?;
@@ -178,7 +160,7 @@ fn delay(arguments: &Arguments, which: Which) -> Duration {
 }
 
 /// Writes until the receiver ends.
-async fn fill(mut stream: impl AsyncWrite + Unpin) -> Result<(), Failure> {
+async fn fill(mut stream: impl AsyncWrite + Unpin) -> Result<(), Fault> {
     let bytes = vec![7; 256 << 10];
     while stream.write_all(&bytes).await.is_ok() {}
     Ok(())

@@ -13,13 +13,12 @@ mod rows;
 mod score_d;
 mod warp;
 
-use crate::report;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
 use rows::Row;
+
+use crate::report::{self, Failure, progress};
 
 /// Measure and draw the papers' tables and figures, in virtual time
 ///
@@ -67,28 +66,18 @@ const PAPERS: [(Paper, Plates); 5] = [
     (Paper::Warp, warp::plates),
 ];
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    if let Err(error) = std::fs::create_dir_all(&arguments.directory) {
-        let what = format!("--directory {}: {error}", arguments.directory.display());
-        return report::fail(&what, report::BAD_INPUT);
-    }
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    std::fs::create_dir_all(&arguments.directory)
+        .map_err(|error| format!("--directory {}: {error}", arguments.directory.display()))?;
     let asked = |paper: &Paper| arguments.paper.is_empty() || arguments.paper.contains(paper);
     let papers: Vec<_> = PAPERS.into_iter().filter(|(paper, _)| asked(paper)).collect();
-    let bar = ProgressBar::new(papers.len() as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} papers").expect("a constant"));
+    let bar = progress(papers.len(), "{bar:30} {pos}/{len} papers");
     let mut rows = Vec::new();
     for (_, plates) in papers {
-        match plates(&arguments.directory) {
-            Ok(more) => rows.extend(more),
-            Err(what) => return report::fail(&what, report::FAILED),
-        }
+        rows.extend(plates(&arguments.directory).map_err(Failure::of_run)?);
         bar.inc(1);
     }
     bar.finish_and_clear();
-    if arguments.json {
-        report::print_json(&rows::Document { rows });
-    } else {
-        report::print(&rows::markdown(&rows));
-    }
-    ExitCode::SUCCESS
+    report::print_document(arguments.json, &rows::Document { rows }, rows::markdown);
+    Ok(0)
 }

@@ -1,21 +1,27 @@
 //! The kernel's UDP and TCP, for comparison: all ranks send messages to rank 0, which counts those that arrive.
 //! `benches/netns/run.sh` runs it and `incast` on the same links.
 
-use crate::{processes, ranks, report};
-use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::ExitCode;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::io::{Error, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use midplane_benches::counts::Counts;
+use midplane_kit::clock::now;
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::time::{sleep, timeout};
+
+use crate::report::Failure;
+use crate::{processes, ranks, report};
 
 /// Time before counting: TCP finds its rate, and queues fill.
 const WARM_UP: Duration = Duration::from_millis(300);
 /// Silence after which the receiver stops.
 const SILENCE: Duration = Duration::from_millis(700);
+/// Interval at which a peer that has not started is tried again.
+const RETRY: Duration = Duration::from_millis(20);
 /// Longest wait for the first message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -91,45 +97,36 @@ struct Together {
     received: Received,
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let place = match arguments.ranks.place() {
-        Ok(place) => place,
-        Err(what) => return report::fail(&what, report::BAD_INPUT),
-    };
-    let Some(place) = place else {
-        return match alone(&arguments) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(what) => report::fail(&what, report::FAILED),
-        };
-    };
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let Some(place) = arguments.ranks.place()? else { return alone(arguments).map(|()| 0) };
     if arguments.child {
         processes::end_with_parent();
     }
-    let address = match place.addresses(PATIENCE) {
-        Ok(addresses) => addresses[0],
-        Err(error) => return report::fail(&format!("--peers: {error}"), report::BAD_INPUT),
-    };
-    let done = match place.rank {
-        0 => receive(&arguments, address, place.size() - 1),
-        _ => send(&arguments, address),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_input(&error) => {
-            let what = "stop the other process, or choose another address";
-            report::fail(&format!("--peers: {address}: {error}; {what}"), report::BAD_INPUT)
-        }
-        Err(error) => report::fail(&format!("{address}: {error}"), report::FAILED),
-    }
+    let addresses = place.addresses(PATIENCE).map_err(|error| format!("--peers: {error}"))?;
+    let at = addresses[0];
+    processes::run(async {
+        let done = match place.rank {
+            0 => receive(arguments, at, addresses.len() - 1).await,
+            _ => send(arguments, at).await,
+        };
+        done.map(|()| 0).map_err(|error| match is_input(&error) {
+            true => {
+                let what = "stop the other process, or choose another address";
+                format!("--peers: {at}: {error}; {what}").into()
+            }
+            false => Failure::of_run(format!("{at}: {error}")),
+        })
+    })
 }
 
 /// Runs a receiver and a sender as processes on this host.
-fn alone(arguments: &Arguments) -> Result<(), String> {
-    let peers = processes::free_addresses(2)?;
+fn alone(arguments: &Arguments) -> Result<(), Failure> {
+    let peers = processes::free_addresses(2).map_err(Failure::of_run)?;
     let start = |rank: u16| {
         let own = std::env::args().skip(1);
         let more = ["--child", "--peers=-", &format!("--rank={rank}")].map(str::to_owned);
-        processes::Peer::start(&own.chain(more).collect::<Vec<_>>(), &peers)
+        let words: Vec<String> = own.chain(more).collect();
+        processes::Peer::start(&words, &peers).map_err(Failure::of_run)
     };
     let receiver = start(0)?;
     // Datagrams that arrive before it listens would count as lost.
@@ -139,49 +136,43 @@ fn alone(arguments: &Arguments) -> Result<(), String> {
         protocol: arguments.protocol,
         message_bytes: arguments.message_bytes,
         seconds: arguments.seconds,
-        sent: read(&sender.output()?)?,
-        received: read(&receiver.output()?)?,
+        sent: read(sender)?,
+        received: read(receiver)?,
     };
     report::print_tables(arguments.json, &report);
     Ok(())
 }
 
-fn read<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
-    serde_json::from_str(text).map_err(|_| "a process of this run printed no report".into())
+fn read<T: serde::de::DeserializeOwned>(process: processes::Peer) -> Result<T, Failure> {
+    let text = process.output().map_err(Failure::of_run)?;
+    serde_json::from_str(&text).map_err(|_| Failure::of_run("a process printed no report"))
 }
 
-fn is_input(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind;
-    matches!(
-        error.kind(),
-        ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable | ErrorKind::ConnectionRefused
-    )
+fn is_input(error: &Error) -> bool {
+    use ErrorKind::{AddrInUse, AddrNotAvailable, ConnectionRefused};
+    matches!(error.kind(), AddrInUse | AddrNotAvailable | ConnectionRefused)
 }
 
-#[expect(clippy::disallowed_methods, reason = "measures the machine's own network")]
-fn now() -> Instant {
-    Instant::now()
-}
-
-fn send(arguments: &Arguments, to: SocketAddr) -> std::io::Result<()> {
+async fn send(arguments: &Arguments, to: SocketAddr) -> Result<(), Error> {
     let message = vec![0; arguments.message_bytes as usize];
     let local: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
-    let mut transmit: Box<dyn FnMut() -> std::io::Result<()>> = match arguments.protocol {
+    let (mut stream, socket) = match arguments.protocol {
+        Protocol::Tcp => (Some(connect(to).await?), None),
         Protocol::Udp => {
-            let socket = UdpSocket::bind((local, 0))?;
-            socket.connect(to)?;
-            Box::new(move || socket.send(&message).map(drop))
-        }
-        Protocol::Tcp => {
-            let mut stream = connect(to)?;
-            Box::new(move || stream.write_all(&message))
+            let socket = UdpSocket::bind((local, 0)).await?;
+            socket.connect(to).await?;
+            (None, Some(socket))
         }
     };
-    let measured = Duration::from_secs(arguments.seconds.into());
-    let end = now() + WARM_UP * 2 + measured;
+    let end = now() + WARM_UP * 2 + Duration::from_secs(arguments.seconds.into());
     let mut messages = 0;
     while now() < end {
-        match transmit() {
+        let sent = match (&mut stream, &socket) {
+            (Some(stream), _) => stream.write_all(&message).await,
+            (None, Some(socket)) => socket.send(&message).await.map(drop),
+            (None, None) => unreachable!("there is one of both"),
+        };
+        match sent {
             Ok(()) => messages += 1,
             // The receiver is done and has closed the connection.
             Err(_) if messages > 0 => break,
@@ -193,75 +184,43 @@ fn send(arguments: &Arguments, to: SocketAddr) -> std::io::Result<()> {
 }
 
 /// Connects to a receiver that may not have started yet.
-fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
+async fn connect(to: SocketAddr) -> Result<TcpStream, Error> {
     let end = now() + PATIENCE;
     loop {
-        match TcpStream::connect_timeout(&to, PATIENCE) {
-            Err(error) if is_input(&error) && now() < end => {
-                std::thread::park_timeout(Duration::from_millis(20));
-            }
+        match timeout(PATIENCE, TcpStream::connect(to)).await? {
+            Err(error) if is_input(&error) && now() < end => sleep(RETRY).await,
             outcome => return outcome,
         }
     }
 }
 
-/// Address of a sender, and bytes received from it.
-type Arrival = (SocketAddr, usize);
-
-fn receive(arguments: &Arguments, bind: SocketAddr, senders: usize) -> std::io::Result<()> {
-    let (arrived, arrivals) = mpsc::channel();
+async fn receive(arguments: &Arguments, bind: SocketAddr, senders: usize) -> Result<(), Error> {
+    let counts = Counts::default();
     match arguments.protocol {
-        Protocol::Udp => {
-            let socket = UdpSocket::bind(bind)?;
-            let mut buffer = vec![0; 65_536];
-            std::thread::spawn(move || {
-                while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                    if arrived.send((from, length)).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
+        Protocol::Udp => counts.receive(UdpSocket::bind(bind).await?),
         Protocol::Tcp => {
-            let listener = TcpListener::bind(bind)?;
-            std::thread::spawn(move || {
-                for (stream, from) in (0..senders).map_while(|_| listener.accept().ok()) {
-                    let arrived = arrived.clone();
-                    std::thread::spawn(move || take(stream, from, &arrived));
+            let (listener, counts) = (TcpListener::bind(bind).await?, counts.clone());
+            tokio::spawn(async move {
+                while let Ok((stream, from)) = listener.accept().await {
+                    counts.read(from, stream);
                 }
             });
         }
     }
-    report::print_json(&count(arguments, &arrivals, senders));
-    Ok(())
-}
-
-fn take(mut stream: TcpStream, from: SocketAddr, arrived: &mpsc::Sender<Arrival>) {
-    let mut buffer = vec![0; 65_536];
-    while let Ok(length @ 1..) = stream.read(&mut buffer) {
-        if arrived.send((from, length)).is_err() {
-            break;
-        }
+    let until = now() + PATIENCE;
+    while counts.total() == 0 && now() < until {
+        sleep(RETRY).await;
     }
-}
-
-fn count(arguments: &Arguments, arrivals: &mpsc::Receiver<Arrival>, senders: usize) -> Received {
-    let mut bytes: BTreeMap<SocketAddr, u64> = BTreeMap::new();
-    let mut total = 0;
-    let mut begin = None;
-    let mut patience = PATIENCE;
     let measured = Duration::from_secs(arguments.seconds.into());
-    while let Ok((from, length)) = arrivals.recv_timeout(patience) {
-        patience = SILENCE;
-        let now = now();
-        let begin = *begin.get_or_insert(now + WARM_UP);
-        total += length as u64;
-        if now >= begin && now < begin + measured {
-            *bytes.entry(from).or_default() += length as u64;
-        }
-    }
-    let mut goodput_mbps: Vec<f64> =
-        bytes.values().map(|b| *b as f64 * 8.0 / 1e6 / measured.as_secs_f64()).collect();
+    let mut goodput_mbps = counts.rates(WARM_UP, measured).await;
     goodput_mbps.resize(senders.max(goodput_mbps.len()), 0.0);
-    Received { messages: total / u64::from(arguments.message_bytes), goodput_mbps }
+    // Messages that arrive after the measured part count as well.
+    let mut bytes = 0;
+    while counts.total() > bytes {
+        bytes = counts.total();
+        sleep(SILENCE).await;
+    }
+    let messages = bytes / u64::from(arguments.message_bytes);
+    report::print_json(&Received { messages, goodput_mbps });
+    Ok(())
 }

@@ -24,7 +24,7 @@ use midplane::via::message::request::Mode;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 use midplane_benches::kernel_tcp::{self, KernelTcp, TcpCosts};
 
-use crate::fleet::text;
+use crate::fabric::text;
 
 /// A column of the table: one way between two processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -13,9 +13,9 @@ macro_rules! display {
 
 mod collectives;
 mod detector;
+mod fabric;
 mod fairness;
 mod figures;
-mod fleet;
 mod kernel_peer;
 mod lam_table;
 #[cfg(target_os = "linux")]
@@ -70,19 +70,19 @@ fn main() -> ExitCode {
         Ok(lab) => lab,
         Err(code) => return code,
     };
-    match lab.question {
-        Question::Collectives(arguments) => collectives::main(arguments),
-        Question::Detector(arguments) => detector::main(arguments),
-        Question::Fairness(arguments) => fairness::main(arguments),
-        Question::Figures(arguments) => figures::main(arguments),
-        Question::KernelPeer(arguments) => kernel_peer::main(arguments),
+    report::finish(match &lab.question {
+        Question::Collectives(arguments) => collectives::run(arguments),
+        Question::Detector(arguments) => detector::run(arguments),
+        Question::Fairness(arguments) => fairness::run(arguments),
+        Question::Figures(arguments) => figures::run(arguments),
+        Question::KernelPeer(arguments) => kernel_peer::run(arguments),
         #[cfg(target_os = "linux")]
-        Question::Nas(arguments) => nas::main(arguments),
+        Question::Nas(arguments) => nas::run(arguments),
         #[cfg(target_os = "linux")]
-        Question::Nic(arguments) => nic::main(arguments),
-        Question::Peers(arguments) => peers::main(arguments),
-        Question::Pingpong(arguments) => pingpong::main(arguments),
-        Question::Preempt(arguments) => preempt::main(arguments),
-        Question::Transfer(arguments) => transfer::main(arguments),
-    }
+        Question::Nic(arguments) => nic::run(arguments),
+        Question::Peers(arguments) => peers::run(arguments),
+        Question::Pingpong(arguments) => pingpong::run(arguments.clone()),
+        Question::Preempt(arguments) => preempt::run(arguments),
+        Question::Transfer(arguments) => transfer::run(arguments),
+    })
 }

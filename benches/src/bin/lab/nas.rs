@@ -1,13 +1,11 @@
 //! One rank of a NAS kernel: a program for `midplane gang run`.
 
-use std::process::ExitCode;
-
 use clap::Args;
 use midplane::gang::nas::{Class, RealTime};
 use midplane_benches::nas_rank;
 
-use crate::daemons::parts::runtime;
-use crate::report;
+use crate::processes;
+use crate::report::{self, Failure};
 
 /// Run one rank of a NAS kernel, as a program for midplane gang run
 ///
@@ -20,19 +18,10 @@ pub(crate) struct Arguments {
     class: Class,
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let Arguments { kernel, class } = arguments;
-    let ran = runtime().and_then(|runtime| {
-        let ran = runtime.block_on(nas_rank::run((kernel, class), 1, &RealTime));
-        runtime.shutdown_background();
-        ran
-    });
-    match ran {
-        Ok(Some(result)) => {
-            report::print_json(&result);
-            ExitCode::from(if result.verified { 0 } else { report::FAILED })
-        }
-        Ok(None) => ExitCode::SUCCESS,
-        Err(what) => report::fail(&what, report::FAILED),
-    }
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let program = (arguments.kernel, arguments.class);
+    let ran = async { nas_rank::run(program, 1, &RealTime).await.map_err(Failure::of_run) };
+    let Some(result) = processes::run(ran)? else { return Ok(0) };
+    report::print_json(&result);
+    Ok(if result.verified { 0 } else { report::FAILED })
 }

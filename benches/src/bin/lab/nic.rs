@@ -13,14 +13,14 @@ mod stream;
 mod void;
 
 use crate::pingpong::one_way_us;
-use crate::{processes, report};
-use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use crate::processes;
+use crate::report::{self, Failure, progress};
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
+use midplane_kit::clock::now;
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
@@ -157,17 +157,14 @@ struct Document {
     runs: Vec<Run>,
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let done = match (arguments.part, &arguments.place) {
         (Some(part), Some(place)) => play(part, place, arguments.milliseconds),
-        _ => measure(&arguments).map(|runs| {
+        _ => measure(arguments).map(|runs| {
             report::print_tables(arguments.json, &Document { runs });
         }),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(what) => report::fail(&what, report::FAILED),
-    }
+    done.map(|()| 0).map_err(Failure::of_run)
 }
 
 /// Runs a process that a row has started, until it has done its part or its parent exits.
@@ -203,8 +200,7 @@ fn start(part: Part, place: &str, milliseconds: u32) -> Result<processes::Peer, 
 fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
     let all = Row::value_variants().iter().copied();
     let rows: Vec<Row> = all.filter(|row| is_chosen(*row, &arguments.only)).collect();
-    let bar = ProgressBar::new(u64::from(arguments.rounds) * rows.len() as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").expect("a constant"));
+    let bar = progress(arguments.rounds as usize * rows.len(), "{bar:30} {pos}/{len} {msg}");
     let mut samples = vec![Vec::new(); rows.len()];
     for _ in 0..arguments.rounds {
         for (row, samples) in rows.iter().zip(&mut samples) {
@@ -215,7 +211,7 @@ fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
         }
     }
     bar.finish_and_clear();
-    Ok(rows.iter().zip(samples).map(|(row, samples)| run(*row, &samples)).collect())
+    Ok(rows.iter().zip(samples).map(|(row, samples)| summary(*row, &samples)).collect())
 }
 
 fn is_chosen(row: Row, only: &[Row]) -> bool {
@@ -224,7 +220,7 @@ fn is_chosen(row: Row, only: &[Row]) -> bool {
 }
 
 /// Returns the report of a row: medians and extremes over its rounds.
-fn run(row: Row, samples: &[Sample]) -> Run {
+fn summary(row: Row, samples: &[Sample]) -> Run {
     let median = |values: Vec<f64>| report::quantile(values, 0.5);
     let ours: Vec<f64> = samples.iter().map(|(ours, _)| *ours).collect();
     let theirs: Option<Vec<f64>> = samples.iter().map(|(_, theirs)| *theirs).collect();
@@ -263,9 +259,4 @@ fn runtime() -> Result<Runtime, String> {
 /// Returns a name that no other process uses.
 fn name(purpose: &str) -> String {
     format!("lab-nic-{purpose}-{}", std::process::id())
-}
-
-#[expect(clippy::disallowed_methods, reason = "it measures the machine")]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -10,14 +10,14 @@
 mod comparisons;
 mod machine;
 
-use crate::report;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 
 use clap::Parser;
 use comparisons::{COMPARISONS, Comparison, Row};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::report::{self, Failure, progress};
 
 /// Measure every comparison with another system; print a Markdown table
 ///
@@ -47,20 +47,18 @@ struct Document {
     skipped: Vec<String>,
 }
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let asked: Vec<&Comparison> =
         COMPARISONS.iter().filter(|one| one.name.contains(&arguments.only)).collect();
     if asked.is_empty() {
         let names: Vec<&str> = COMPARISONS.iter().map(|one| one.name).collect();
-        let what = format!("--only {}: there are {}", arguments.only, names.join(", "));
-        return report::fail(&what, report::BAD_INPUT);
+        return Err(format!("--only {}: there are {}", arguments.only, names.join(", ")).into());
     }
-    let bar = ProgressBar::new(asked.len() as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").expect("a constant"));
+    let bar = progress(asked.len(), "{bar:30} {pos}/{len} {msg}");
     let (mut rows, mut skipped, mut failed) = (Vec::new(), Vec::new(), Vec::new());
     for comparison in asked {
         bar.set_message(comparison.name);
-        match run(comparison, arguments.brief) {
+        match measure(comparison, arguments.brief) {
             Ok(document) => {
                 let found = (comparison.read)(comparison, &document);
                 let is_whole = |row: &Row| row.ours.is_some() && row.theirs.is_some();
@@ -77,19 +75,12 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     bar.finish_and_clear();
     skipped.extend(comparisons::absent());
     let document = Document { machine: machine::describe(), rows, skipped };
-    if arguments.json {
-        report::print_json(&document);
-    } else {
-        report::print(&markdown(&document));
-    }
-    match &failed[..] {
-        [] => ExitCode::SUCCESS,
-        _ => report::fail(&failed.join("; "), report::FAILED),
-    }
+    report::print_document(arguments.json, &document, markdown);
+    if failed.is_empty() { Ok(0) } else { Err(Failure::of_run(failed.join("; "))) }
 }
 
 /// Runs one comparison's program; returns its report.
-fn run(comparison: &Comparison, brief: bool) -> Result<Value, String> {
+fn measure(comparison: &Comparison, brief: bool) -> Result<Value, String> {
     let mut program = program(comparison.program)?;
     let words = if brief { comparison.brief } else { comparison.words };
     let done = program
@@ -120,18 +111,18 @@ fn program(name: &str) -> Result<Command, String> {
 }
 
 fn markdown(document: &Document) -> String {
-    let mut text = document.machine.markdown();
-    text += "\n| comparison | what | unit | ours | peer | theirs | ratio |\n|---|---|---|---|---|---|---|\n";
-    for Row { comparison, what, unit, ours, peer, theirs, ratio } in &document.rows {
-        let number = |value: Option<f64>| match value {
-            Some(value) if value.abs() < 10.0 => format!("{value:.2}"),
-            Some(value) => format!("{value:.0}"),
-            None => "-".into(),
-        };
-        let (ours, theirs, ratio) = (number(*ours), number(*theirs), number(*ratio));
-        text +=
-            &format!("| {comparison} | {what} | {unit} | {ours} | {peer} | {theirs} | {ratio} |\n");
-    }
+    let number = |value: Option<f64>| match value {
+        Some(value) if value.abs() < 10.0 => format!("{value:.2}"),
+        Some(value) => format!("{value:.0}"),
+        None => "-".into(),
+    };
+    let cells = |row: &Row| {
+        let Row { comparison, what, unit, ours, peer, theirs, ratio } = row.clone();
+        vec![comparison.into(), what, unit, number(ours), peer, number(theirs), number(ratio)]
+    };
+    let titles = "comparison, what, unit, ours, peer, theirs, ratio";
+    let rows = report::markdown(titles, document.rows.iter().map(cells));
+    let mut text = format!("{}\n{rows}", document.machine.markdown());
     if !document.skipped.is_empty() {
         text += "\nSkipped:\n\n";
         document.skipped.iter().for_each(|what| text += &format!("- {what}\n"));

@@ -13,11 +13,10 @@ pub(crate) mod measure;
 pub(crate) mod slots;
 mod writes;
 
-use crate::{lam_table, processes, report};
-use std::process::ExitCode;
+use crate::report::{self, Failure, progress};
+use crate::{lam_table, processes};
 
 use clap::Parser as _;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 pub(crate) use arguments::Arguments;
@@ -50,17 +49,12 @@ struct Document {
     runs: Vec<Run>,
 }
 
-pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
+pub(crate) fn run(mut arguments: Arguments) -> Result<u8, Failure> {
     arguments.fill();
-    if let Err(what) = arguments.check() {
-        return report::fail(&what, report::BAD_INPUT);
-    }
+    arguments.check()?;
     if let Some(place) = &arguments.child {
         processes::end_with_parent();
-        return match fabric::answer(&arguments, place) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(what) => report::fail(&what, report::FAILED),
-        };
+        return fabric::answer(&arguments, place).map(|()| 0).map_err(Failure::of_run);
     }
     let mut skipped = Vec::new();
     arguments.peer.retain(|peer| match libraries::missing(*peer) {
@@ -71,10 +65,10 @@ pub(crate) fn main(mut arguments: Arguments) -> ExitCode {
         }
         None => true,
     });
-    match contest(&arguments, &mut skipped) {
-        Ok(runs) => finish(&arguments, skipped, runs),
-        Err(what) => report::fail(&what, report::FAILED),
-    }
+    let runs = contest(&arguments, &mut skipped).map_err(Failure::of_run)?;
+    let holds = runs.iter().all(|run| run.deviation().is_none_or(|far| far.abs() <= TOLERANCE));
+    report::print_document(arguments.json, &Document { skipped, runs }, text);
+    Ok(if holds { 0 } else { report::FAILED })
 }
 
 /// Returns the microseconds of one way of a message of 64 bytes over shared memory, while both processes busy-poll.
@@ -97,8 +91,7 @@ pub(crate) fn one_way_us(layer: &str, milliseconds: u32) -> Result<f64, String> 
 fn contest(arguments: &Arguments, skipped: &mut Vec<String>) -> Result<Vec<Run>, String> {
     let mut contests = arguments.contests();
     let steps = contests.len() * arguments.rounds as usize;
-    let bar = ProgressBar::new(steps as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").expect("a constant"));
+    let bar = progress(steps, "{bar:30} {pos}/{len} {msg}");
     let mut figures: Vec<Vec<Vec<Figures>>> = vec![Vec::new(); contests.len()];
     for _ in 0..arguments.rounds {
         let mut at = 0;
@@ -159,44 +152,27 @@ impl Run {
     }
 }
 
-fn finish(arguments: &Arguments, skipped: Vec<String>, runs: Vec<Run>) -> ExitCode {
-    let holds = runs.iter().all(|run| run.deviation().is_none_or(|far| far.abs() <= TOLERANCE));
-    if arguments.json {
-        report::print_json(&Document { skipped, runs });
-    } else {
-        report::print(&table(&runs));
-    }
-    if holds { ExitCode::SUCCESS } else { ExitCode::from(report::FAILED) }
-}
-
-/// Formats a number that not every library reports.
-fn known(figure: f64) -> String {
-    if figure.is_nan() { "-".into() } else { format!("{figure:.3}") }
-}
-
-fn table(runs: &[Run]) -> String {
-    let compares = runs.iter().any(|run| run.published_us.is_some());
-    let more = if compares { "    paper us  deviation" } else { "" };
-    let mut text = format!(
-        "{:<10}{:<9}{:<11}{:<7}{:>9}{:>12}{:>12}{:>10}{more}\n",
-        "fabric", "layer", "memory", "wait", "bytes", "one way us", "p99 us", "GB/s"
-    );
-    for run in runs {
-        let more = run
-            .published_us
-            .zip(run.deviation())
-            .map_or(String::new(), |(paper, far)| format!("{paper:>12.0}{:>10.1}%", 100.0 * far));
-        text += &format!(
-            "{:<10}{:<9}{:<11}{:<7}{:>9}{:>12.3}{:>12}{:>10}{more}\n",
-            run.fabric,
-            run.layer,
-            run.registration.as_deref().unwrap_or(""),
-            run.wait,
-            run.bytes,
-            run.median_us,
+fn text(document: &Document) -> String {
+    let compares = document.runs.iter().any(|run| run.published_us.is_some());
+    let more = if compares { ", paper us, deviation" } else { "" };
+    // Not every library reports every number.
+    let known = |figure: f64| if figure.is_nan() { "-".into() } else { format!("{figure:.3}") };
+    let cells = |run: &Run| {
+        let mut cells = vec![
+            run.fabric.clone(),
+            run.layer.clone(),
+            run.registration.clone().unwrap_or_default(),
+            run.wait.clone(),
+            run.bytes.to_string(),
+            known(run.median_us),
             known(run.p99_us),
-            known(run.gb_per_s)
-        );
-    }
-    text
+            known(run.gb_per_s),
+        ];
+        if let Some((paper, far)) = run.published_us.zip(run.deviation()) {
+            cells.extend([format!("{paper:.0}"), format!("{:.1}%", 100.0 * far)]);
+        }
+        cells
+    };
+    let titles = format!("fabric, layer, memory, wait, bytes, one way us, p99 us, GB/s{more}");
+    report::table(&titles, document.runs.iter().map(cells))
 }

@@ -10,16 +10,13 @@ pub(crate) mod parts;
 pub(crate) mod slowdown;
 mod turns;
 
-use std::process::ExitCode;
-
 pub(crate) use arguments::Arguments;
 
-use crate::fleet::Failure;
+use crate::report::Failure;
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let ended = match &arguments.turns {
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    match &arguments.turns {
         Some(folder) => turns::run(folder, arguments.json),
-        None => slowdown::run(&arguments),
-    };
-    ended.unwrap_or_else(Failure::exit)
+        None => slowdown::run(arguments),
+    }
 }

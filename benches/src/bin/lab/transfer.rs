@@ -7,16 +7,15 @@
 mod compare;
 
 use crate::processes::{self, Peer};
-use crate::{claims, ranks, report};
+use crate::report::Failure;
+use crate::{claims, ranks};
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use claims::Verdict;
 use clap::Parser;
 use midplane_benches::transfer;
 use midplane_benches::transfer::wire::{Hand, end, serve};
-use report::{BAD_INPUT, FAILED, fail};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Attempts to reach the receiver, 50 ms apart.
@@ -60,39 +59,27 @@ Exit code: 0 the plan was faster than the whole file, its mean prediction error 
 longer than the fastest fixed size; also 0 with fewer than 3 rounds or without optimization, which are not judged;
 1 one of these failed, or the peer was lost; 2 bad input; 3 one failed, and the machine was too busy to judge it.";
 
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let place = match ranks::of_two(&arguments.ranks, Duration::ZERO) {
-        Ok(place) => place,
-        Err(what) => return fail(&what, BAD_INPUT),
-    };
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let place = ranks::of_two(&arguments.ranks, Duration::ZERO)?;
     if arguments.child {
         processes::end_with_parent();
     }
+    let watch = claims::Watch::start();
     // One thread per process: on two processors the two processes are the parallel stages, and no stage waits for
     // another thread to wake.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(problem) => return fail(&format!("starting a runtime: {problem}"), FAILED),
-    };
-    let watch = claims::Watch::start();
-    let outcome = runtime.block_on(async {
-        tokio::select! {
-            done = run(&arguments, place) => done,
+    let verdict = processes::run(async {
+        let done = tokio::select! {
+            done = take_part(arguments, place) => done,
             _ = tokio::signal::ctrl_c() => Err("stopped".into()),
-        }
-    });
-    // A blocked read from a lost peer must not keep the process alive.
-    runtime.shutdown_background();
-    match outcome {
-        Ok(Some(verdict)) => claims::exit(&[verdict], &watch),
-        Ok(None) => ExitCode::SUCCESS,
-        Err(problem) => fail(&problem, FAILED),
-    }
+        };
+        done.map_err(Failure::of_run)
+    })?;
+    Ok(verdict.map_or(0, |verdict| claims::exit(&[verdict], &watch)))
 }
 
 /// Takes this process's part, as a sender or a receiver; a process that is alone starts its receiver. The sender
 /// returns a verdict.
-async fn run(
+async fn take_part(
     arguments: &Arguments,
     place: Option<(u16, Vec<SocketAddr>)>,
 ) -> Result<Option<Verdict>, String> {

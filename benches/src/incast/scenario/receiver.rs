@@ -1,6 +1,7 @@
-//! The receiver: posts buffers, announces the measured part, and counts messages.
+//! The receiver: posts buffers, begins the measured part, and counts messages.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -12,10 +13,11 @@ use midplane::simhw::region::Region;
 use midplane::simhw::time::Instant;
 use midplane::warp::firmware;
 
-use super::super::mailbox::{Either, Mailbox, Note, Sent, Word, by, either, later};
 use super::super::setting::{Mode, Service};
-use super::{COUNTS, Part, STAMP_BYTES};
-use crate::nodes::Failure;
+use super::super::wait::{Either, by, either, later};
+use super::{COUNTS, PATIENCE, Part, STAMP_BYTES, Sent};
+use crate::meeting::{Meeting, fingerprint};
+use midplane_kit::report::Failure;
 
 /// Bytes of posted buffers for each kind of message: a third of a second at 100 Mb/s.
 const BUFFER_BYTES: usize = 4 << 20;
@@ -29,20 +31,18 @@ const WARM_UP: Duration = Duration::from_millis(50);
 const WARM_UP_ALONE: Duration = Duration::from_millis(150);
 /// Longest warm-up with coordination; a first token may take some leases.
 const WARM_UP_COORDINATED: Duration = Duration::from_secs(3);
-/// Time for which the receiver still answers senders whose `Done` it has received.
+/// Time for which messages may still arrive once all senders have reported.
 const LINGER: Duration = Duration::from_millis(50);
 
 /// State of one sender.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
-    here: bool,
     warm: u64,
     /// Least number of its next message.
     next: u32,
     /// Counted messages, and bytes received during the measured part.
     messages: u64,
     bytes: u64,
-    sent: Option<Sent>,
 }
 
 /// Measurements of a run.
@@ -63,22 +63,23 @@ pub struct Measured {
 }
 
 /// Receives from all senders; a sender that does not report at the end what it has sent is lost.
-pub async fn receive<H: Host>(host: &H, part: &Part) -> Result<Measured, Failure> {
-    let mut mailbox = Mailbox::open(host)?;
+pub async fn receive<H: Host>(
+    host: &H,
+    part: &Part,
+    meeting: &mut Meeting,
+) -> Result<Measured, Failure> {
     let mut receiver = Receiver::new(host, part)?;
-    receiver.gather(host, &mut mailbox).await?;
-    receiver.warm_up(host, &mut mailbox).await?;
-    receiver.measure(host, &mut mailbox).await?;
-    receiver.finish(host, &mut mailbox).await?;
-    Ok(receiver.result())
-}
-
-/// The receiver's phase, which decides its answer to a hello.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
-    Gathering,
-    Warming,
-    Measuring,
+    meeting.begin(fingerprint(&part.setting), PATIENCE).await?;
+    meeting.gather(&receiver.port.id().0, PATIENCE).await?;
+    receiver.warm_up(host).await?;
+    // Senders send on while they wait for this step, and count from then on.
+    receiver.during(host, meeting.gather(&0_u16, PATIENCE)).await??;
+    receiver.until = Some(later(host, Duration::from_secs_f64(part.setting.seconds)));
+    let (own, limit) = (Sent::default(), receiver.drain());
+    let sent = meeting.gather(&own, limit);
+    let sent = receiver.during(host, sent).await??;
+    receiver.during(host, host.sleep_until(later(host, LINGER))).await?;
+    Ok(receiver.result(&sent[1..]))
 }
 
 struct Receiver<'a> {
@@ -86,26 +87,23 @@ struct Receiver<'a> {
     port: Port,
     buffers: Vec<Region>,
     sources: BTreeMap<NodeId, Source>,
-    phase: Phase,
-    /// End of the measured part.
-    until: Instant,
+    /// End of the measured part, once it has begun.
+    until: Option<Instant>,
     latency: Histogram<u64>,
 }
 
 impl<'a> Receiver<'a> {
     fn new<H: Host>(host: &H, part: &'a Part) -> Result<Self, Failure> {
-        let mut port = host.open_port().map_err(Failure::stopped)?;
+        let mut port = host.open_port().map_err(Failure::of_run)?;
         let setting = &part.setting;
         let bytes = setting.message_bytes as usize;
         let mut buffers = Vec::new();
         for _ in 0..(BUFFER_BYTES / bytes).clamp(BUFFERS, port.depth()) {
-            buffers.push(port.register(bytes).map_err(Failure::stopped)?);
+            buffers.push(port.register(bytes).map_err(Failure::of_run)?);
         }
         let sources = (1..setting.nodes()).map(|n| (NodeId(n), Source::default())).collect();
         let latency = Histogram::new(3).expect("three digits are few");
-        let phase = Phase::Gathering;
-        let until = Instant::ZERO;
-        let mut receiver = Self { part, port, buffers, sources, phase, until, latency };
+        let mut receiver = Self { part, port, buffers, sources, until: None, latency };
         for slot in 0..receiver.buffers.len() {
             receiver.lend(slot)?;
         }
@@ -113,24 +111,13 @@ impl<'a> Receiver<'a> {
         Ok(receiver)
     }
 
-    /// Waits until every sender has said hello.
-    async fn gather<H: Host>(&mut self, host: &H, mailbox: &mut Mailbox) -> Result<(), Failure> {
-        let limit = later(host, self.part.wait);
-        while self.sources.values().any(|source| !source.here) {
-            let Some(note) = by(host, limit, mailbox.receive()).await else {
-                let away = self.sources.iter().filter(|(_, source)| !source.here);
-                return Err(Failure::Unreachable(away.map(|(node, _)| *node).collect()));
-            };
-            let (from, note) = note?;
-            self.on_note(mailbox, from, note)?;
-        }
-        self.tell_all(mailbox, Word::Start(self.port.id().0))?;
-        self.phase = Phase::Warming;
-        Ok(())
+    /// Returns the longest time until all senders have reported, from the begin of the measured part.
+    fn drain(&self) -> Duration {
+        Duration::from_secs_f64(self.part.setting.seconds) + self.part.drain()
     }
 
     /// Waits until every sender has sent enough messages, or until the time limit of the warm-up.
-    async fn warm_up<H: Host>(&mut self, host: &H, mailbox: &mut Mailbox) -> Result<(), Failure> {
+    async fn warm_up<H: Host>(&mut self, host: &H) -> Result<(), Failure> {
         let coordinated = self.part.setting.mode != Mode::None;
         let most = if coordinated { WARM_UP_COORDINATED } else { WARM_UP_ALONE };
         let (least, limit) = (later(host, WARM_UP), later(host, most));
@@ -139,85 +126,39 @@ impl<'a> Receiver<'a> {
             if warm && host.now() >= least {
                 break;
             }
-            self.turn(host, mailbox, if warm { least } else { limit }).await?;
-        }
-        self.tell_all(mailbox, Word::Measure)?;
-        self.phase = Phase::Measuring;
-        self.until = later(host, Duration::from_secs_f64(self.part.setting.seconds));
-        Ok(())
-    }
-
-    async fn measure<H: Host>(&mut self, host: &H, mailbox: &mut Mailbox) -> Result<(), Failure> {
-        while host.now() < self.until {
-            self.turn(host, mailbox, self.until).await?;
+            let until = if warm { least } else { limit };
+            if let Some(done) = by(host, until, self.port.completion()).await {
+                self.on_messages(host, &done.map_err(Failure::of_run)?)?;
+            }
         }
         Ok(())
     }
 
-    /// Waits until every sender has reported what it sent.
-    async fn finish<H: Host>(&mut self, host: &H, mailbox: &mut Mailbox) -> Result<(), Failure> {
-        let limit = later(host, self.part.drain());
-        while host.now() < limit && self.sources.values().any(|source| source.sent.is_none()) {
-            self.turn(host, mailbox, limit).await?;
-        }
-        let last = later(host, LINGER);
-        while host.now() < last {
-            self.turn(host, mailbox, last).await?;
-        }
-        Ok(())
-    }
-
-    /// Handles arrived messages, or waits for one until `until`.
-    async fn turn<H: Host>(
+    /// Handles messages until `work` completes.
+    async fn during<H: Host, T>(
         &mut self,
         host: &H,
-        mailbox: &mut Mailbox,
-        until: Instant,
-    ) -> Result<(), Failure> {
-        match by(host, until, either(mailbox.receive(), self.port.completion())).await {
-            Some(Either::First(note)) => {
-                let (from, note) = note?;
-                self.on_note(mailbox, from, note)?;
-            }
-            Some(Either::Second(completion)) => {
-                self.on_message(host, &completion.map_err(Failure::stopped)?)?;
-                while let Some(completion) = self.port.poll() {
-                    self.on_message(host, &completion)?;
+        work: impl Future<Output = T>,
+    ) -> Result<T, Failure> {
+        let mut work = pin!(work);
+        loop {
+            match either(work.as_mut(), self.port.completion()).await {
+                Either::First(value) => return Ok(value),
+                Either::Second(done) => {
+                    self.on_messages(host, &done.map_err(Failure::of_run)?)?;
                 }
-                self.port.ring();
             }
-            None => {}
         }
-        Ok(())
     }
 
-    fn on_note(&mut self, mailbox: &mut Mailbox, from: NodeId, note: Note) -> Result<(), Failure> {
-        let round = note.round;
-        let Some(source) = self.sources.get_mut(&from) else { return Ok(()) };
-        let answer = match note.word {
-            // A sender still at the previous run has missed its `End`.
-            Word::Done(_) if round < self.part.round => Word::End,
-            _ if round != self.part.round => return Ok(()),
-            Word::Hello(fingerprint) if fingerprint != self.part.setting.fingerprint() => {
-                mailbox.send(from, Note { round, word: Word::Mismatch })?;
-                return Err(Failure::Mismatch(from));
-            }
-            Word::Hello(_) => {
-                source.here = true;
-                match self.phase {
-                    Phase::Gathering => return Ok(()),
-                    Phase::Warming => Word::Start(self.port.id().0),
-                    Phase::Measuring if source.sent.is_none() => Word::Measure,
-                    Phase::Measuring => return Ok(()),
-                }
-            }
-            Word::Done(sent) => {
-                source.sent = Some(sent);
-                Word::End
-            }
-            Word::Mismatch | Word::Start(_) | Word::Measure | Word::End => return Ok(()),
-        };
-        mailbox.send(from, Note { round, word: answer })
+    /// Handles an arrived message, and all others that have arrived.
+    fn on_messages<H: Host>(&mut self, host: &H, first: &Completion) -> Result<(), Failure> {
+        self.on_message(host, first)?;
+        while let Some(completion) = self.port.poll() {
+            self.on_message(host, &completion)?;
+        }
+        self.port.ring();
+        Ok(())
     }
 
     fn on_message<H: Host>(&mut self, host: &H, completion: &Completion) -> Result<(), Failure> {
@@ -231,7 +172,7 @@ impl<'a> Receiver<'a> {
         {
             source.next = number + 1;
             source.warm += 1;
-            if self.phase == Phase::Measuring && host.now() < self.until {
+            if self.until.is_some_and(|until| host.now() < until) {
                 source.bytes += completion.length;
             }
             if tag & COUNTS != 0 {
@@ -260,33 +201,22 @@ impl<'a> Receiver<'a> {
             Service::Warp => firmware::receive,
         };
         let command = receive(self.buffers[slot].whole(), slot as u64);
-        self.port.post(&command).map_err(Failure::stopped)
+        self.port.post(&command).map_err(Failure::of_run)
     }
 
-    fn tell_all(&self, mailbox: &mut Mailbox, word: Word) -> Result<(), Failure> {
-        let note = Note { round: self.part.round, word };
-        self.sources.keys().try_for_each(|node| mailbox.send(*node, note))
-    }
-
-    fn result(self) -> Measured {
-        let senders = &self.sources;
-        let sent = senders.values().filter_map(|source| source.sent);
+    /// Returns the measurements; `sent` are the senders' own counts.
+    fn result(self, sent: &[Option<Sent>]) -> Measured {
+        let of_known = self.sources.iter().zip(sent).filter(|(_, sent)| sent.is_some());
+        let lost = self.sources.keys().zip(sent).filter(|(_, sent)| sent.is_none());
+        let counts = || sent.iter().flatten();
         Measured {
-            sent: sent.clone().map(|sent| sent.messages).sum(),
+            sent: counts().map(|sent| sent.messages).sum(),
             // The number of messages that a lost sender sent is unknown.
-            received: senders
-                .values()
-                .filter(|source| source.sent.is_some())
-                .map(|source| source.messages)
-                .sum(),
-            bytes: senders.values().map(|source| source.bytes).collect(),
-            control_messages: sent.map(|sent| sent.control_messages).sum(),
+            received: of_known.map(|((_, source), _)| source.messages).sum(),
+            bytes: self.sources.values().map(|source| source.bytes).collect(),
+            control_messages: counts().map(|sent| sent.control_messages).sum(),
+            lost: lost.map(|(node, _)| *node).collect(),
             latency: self.latency,
-            lost: senders
-                .iter()
-                .filter(|(_, source)| source.sent.is_none())
-                .map(|(node, _)| *node)
-                .collect(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A sender: keeps its port full, and counts the messages of the measured part.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use midplane::nicvm::{coordination, messages};
@@ -10,76 +11,27 @@ use midplane::simhw::region::Region;
 use midplane::simhw::time::Instant;
 use midplane::warp::firmware;
 
-use super::super::mailbox::{Either, Mailbox, Note, REPEAT, Sent, Word, by, either, later};
 use super::super::setting::Service;
-use super::{COUNTS, POSTED, Part, RECEIVER, STAMP_BYTES};
-use crate::nodes::Failure;
+use super::super::wait::{Either, by, either, later};
+use super::{COUNTS, PATIENCE, POSTED, Part, RECEIVER, STAMP_BYTES, Sent};
+use crate::meeting::{Meeting, fingerprint, lost};
+use midplane_kit::report::Failure;
 
 /// Cookie of the request for the coordination's counters.
 const COUNTERS_COOKIE: u64 = u64::MAX;
-/// Time limit for the receiver's `Measure`.
-const WARM_UP_LIMIT: Duration = Duration::from_secs(6);
 
-/// Sends to the receiver until it has confirmed the number; returns the counts.
-pub async fn send<H: Host>(host: &H, part: &Part) -> Result<Sent, Failure> {
-    let mut mailbox = Mailbox::open(host)?;
-    let port = say_hello(host, part, &mut mailbox).await?;
-    let mut pump = Pump::new(host, part, port)?;
+/// Sends to the receiver during its warm-up and its measured part; reports the counts.
+pub async fn send<H: Host>(host: &H, part: &Part, meeting: &mut Meeting) -> Result<(), Failure> {
+    meeting.begin(fingerprint(&part.setting), PATIENCE).await?;
+    // The receiver's port for messages; the senders' own numbers mean nothing.
+    let ports = meeting.gather(&0_u16, PATIENCE).await?;
+    let port = ports[0].ok_or_else(|| lost(&[RECEIVER.0]))?;
+    let mut pump = Pump::new(host, part, PortId(port))?;
     pump.begin(host).await;
-    pump.until_measured(host, &mut mailbox).await?;
+    pump.until_measured(host, meeting).await?;
     pump.measure(host).await?;
     let sent = pump.drain(host).await?;
-    say_done(host, part, &mut mailbox, sent).await?;
-    Ok(sent)
-}
-
-/// Says hello; returns the port for messages, which the receiver announces once all nodes have started.
-async fn say_hello<H: Host>(
-    host: &H,
-    part: &Part,
-    mailbox: &mut Mailbox,
-) -> Result<PortId, Failure> {
-    let hello = Note { round: part.round, word: Word::Hello(part.setting.fingerprint()) };
-    // The receiver waits as long for the other senders, and reports missing ones itself.
-    let limit = later(host, part.wait);
-    while host.now() < limit {
-        mailbox.send(RECEIVER, hello)?;
-        let repeat = later(host, REPEAT);
-        while let Some(note) = by(host, repeat, mailbox.receive()).await {
-            match note? {
-                (RECEIVER, Note { round, word: Word::Start(port) }) if round == part.round => {
-                    return Ok(PortId(port));
-                }
-                (RECEIVER, Note { round, word: Word::Mismatch }) if round == part.round => {
-                    return Err(Failure::Mismatch(RECEIVER));
-                }
-                _ => {}
-            }
-        }
-    }
-    Err(Failure::Unreachable(vec![RECEIVER]))
-}
-
-/// Reports the counts to the receiver until it confirms.
-async fn say_done<H: Host>(
-    host: &H,
-    part: &Part,
-    mailbox: &mut Mailbox,
-    sent: Sent,
-) -> Result<(), Failure> {
-    let done = Note { round: part.round, word: Word::Done(sent) };
-    let limit = later(host, part.drain());
-    while host.now() < limit {
-        mailbox.send(RECEIVER, done)?;
-        let repeat = later(host, REPEAT);
-        while let Some(note) = by(host, repeat, mailbox.receive()).await {
-            let (from, note) = note?;
-            if from == RECEIVER && note == (Note { round: part.round, word: Word::End }) {
-                return Ok(());
-            }
-        }
-    }
-    Err(Failure::Lost(vec![RECEIVER.0]))
+    meeting.gather(&sent, part.drain()).await.map(drop)
 }
 
 /// A port that is kept full.
@@ -101,9 +53,9 @@ struct Pump<'a> {
 
 impl<'a> Pump<'a> {
     fn new<H: Host>(host: &H, part: &'a Part, target: PortId) -> Result<Self, Failure> {
-        let mut port = host.open_port().map_err(Failure::stopped)?;
+        let mut port = host.open_port().map_err(Failure::of_run)?;
         let message_bytes = part.setting.message_bytes as usize;
-        let memory = port.register(message_bytes * POSTED as usize).map_err(Failure::stopped)?;
+        let memory = port.register(message_bytes * POSTED as usize).map_err(Failure::of_run)?;
         Ok(Self {
             part,
             port,
@@ -126,28 +78,20 @@ impl<'a> Pump<'a> {
         host.sleep_until(host.now().plus_nanos(delay)).await;
     }
 
+    /// Sends until the receiver begins its measured part.
     async fn until_measured<H: Host>(
         &mut self,
         host: &H,
-        mailbox: &mut Mailbox,
+        meeting: &mut Meeting,
     ) -> Result<(), Failure> {
-        let limit = later(host, self.part.wait + WARM_UP_LIMIT);
-        let wanted = Note { round: self.part.round, word: Word::Measure };
-        while host.now() < limit {
-            // The `Measure` note may be lost: ask again.
-            let repeat = later(host, REPEAT * 10);
-            while host.now() < repeat {
-                let turn = self.turn(host, repeat);
-                match either(mailbox.receive(), turn).await {
-                    Either::First(note) if note.clone()? == (RECEIVER, wanted) => return Ok(()),
-                    Either::First(_) => {}
-                    Either::Second(result) => result?,
-                }
+        let mut begun = pin!(meeting.gather(&0_u16, PATIENCE));
+        loop {
+            let turn = self.turn(host, later(host, PATIENCE));
+            match either(begun.as_mut(), turn).await {
+                Either::First(met) => return met.map(drop),
+                Either::Second(result) => result?,
             }
-            let hello = Word::Hello(self.part.setting.fingerprint());
-            mailbox.send(RECEIVER, Note { round: self.part.round, word: hello })?;
         }
-        Err(Failure::Lost(vec![RECEIVER.0]))
     }
 
     async fn measure<H: Host>(&mut self, host: &H) -> Result<(), Failure> {
@@ -165,8 +109,8 @@ impl<'a> Pump<'a> {
         let limit = later(host, self.part.drain());
         while self.port.outstanding() > 0 {
             match by(host, limit, self.port.completion()).await {
-                Some(completion) => self.reap(completion.map_err(Failure::stopped)?),
-                None => return Err(Failure::Stopped("messages are stuck in the NIC".into())),
+                Some(completion) => self.reap(completion.map_err(Failure::of_run)?),
+                None => return Err(Failure::of_run("messages are stuck in the NIC")),
             }
         }
         if let [first, last] = self.counters[..] {
@@ -179,7 +123,7 @@ impl<'a> Pump<'a> {
     async fn turn<H: Host>(&mut self, host: &H, until: Instant) -> Result<(), Failure> {
         self.fill(host)?;
         if let Some(completion) = by(host, until, self.port.completion()).await {
-            self.reap(completion.map_err(Failure::stopped)?);
+            self.reap(completion.map_err(Failure::of_run)?);
             while let Some(completion) = self.port.poll() {
                 self.reap(completion);
             }
@@ -203,7 +147,7 @@ impl<'a> Pump<'a> {
         let at = slot as usize * self.message_bytes;
         if self.message_bytes >= STAMP_BYTES {
             let stamp = self.part.stamp(host).unwrap_or(0);
-            self.memory.write(at, &stamp.to_le_bytes()).map_err(Failure::stopped)?;
+            self.memory.write(at, &stamp.to_le_bytes()).map_err(Failure::of_run)?;
         }
         let range = self.memory.range(at, self.message_bytes).expect("within the region");
         let command = match self.service {
@@ -216,7 +160,7 @@ impl<'a> Pump<'a> {
             args: [u64::from(tag), 0, 0],
             ..command(RECEIVER, self.target, range, u64::from(slot))
         };
-        self.port.post(&command).map_err(Failure::stopped)?;
+        self.port.post(&command).map_err(Failure::of_run)?;
         self.next = (self.next + 1) % COUNTS;
         self.sent.messages += u64::from(self.counts);
         Ok(())
@@ -232,7 +176,7 @@ impl<'a> Pump<'a> {
             cookie: COUNTERS_COOKIE,
             ..Command::default()
         };
-        self.port.submit(&command).map_err(Failure::stopped)
+        self.port.submit(&command).map_err(Failure::of_run)
     }
 
     fn reap(&mut self, completion: Completion) {

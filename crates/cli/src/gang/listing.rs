@@ -70,10 +70,8 @@ fn document(listing: &Listing) -> Document {
 
 /// Formats a list of jobs as text.
 fn text(of: &Document) -> String {
-    let titles =
-        ["job", "ranks", "slots", "priority", "state", "seconds", "ran", "stops", "command"];
-    let mut rows = vec![titles.map(str::to_owned).to_vec()];
-    rows.extend(of.jobs.iter().map(|job| {
+    let titles = "job, ranks, slots, priority, state, seconds, ran, stops, command";
+    let rows = of.jobs.iter().map(|job| {
         vec![
             job.job.to_string(),
             job.ranks.to_string(),
@@ -85,7 +83,7 @@ fn text(of: &Document) -> String {
             job.preemptions.to_string(),
             job.command.clone(),
         ]
-    }));
+    });
     let stayed = of.jobs.iter().filter_map(|job| {
         let (why, count) = (job.why_stayed.as_ref()?, job.interfaces_stayed);
         Some(format!(
@@ -103,7 +101,7 @@ fn text(of: &Document) -> String {
         of.switches,
         of.median_freeze_us,
         of.p99_freeze_us,
-        report::table(&rows),
+        report::table(titles, rows),
         stayed.collect::<String>()
     )
 }

@@ -155,18 +155,17 @@ fn text(what: &What, answer: &Answer) -> String {
         return format!("{}{why}\n", answer.status);
     }
     match what {
-        What::List(_) => listing(answer, ["sha256", "former"], |line| {
+        What::List(_) => listing(answer, "sha256, former", |line| {
             let former = if line.has_former { "can be rolled back" } else { "none" };
-            [line.sha256[..16].to_owned(), former.into()]
+            vec![line.sha256[..16].to_owned(), former.into()]
         }),
-        What::Counters(_) => listing(
-            answer,
-            ["commands", "control messages", "frames", "timeouts", "failures"],
-            |line| {
+        What::Counters(_) => {
+            listing(answer, "commands, control messages, frames, timeouts, failures", |line| {
                 [line.commands, line.control_messages, line.frames, line.timeouts, line.failures]
                     .map(|count| count.to_string())
-            },
-        ),
+                    .into()
+            })
+        }
         What::Call { .. } => {
             let words = answer.words.unwrap_or_default();
             format!("done: length {}, words {words:?}\n", answer.length.unwrap_or_default())
@@ -181,17 +180,10 @@ fn text(what: &What, answer: &Answer) -> String {
 }
 
 /// Formats the extensions of a node as a table, with the given columns.
-fn listing<const COLUMNS: usize>(
-    answer: &Answer,
-    columns: [&str; COLUMNS],
-    cells: impl Fn(&Installed) -> [String; COLUMNS],
-) -> String {
-    let titles = ["number", "version", "state"].into_iter().chain(columns);
-    let mut rows = vec![titles.map(str::to_owned).collect()];
-    rows.extend(answer.installed.iter().map(|line| {
+fn listing(answer: &Answer, columns: &str, cells: impl Fn(&Installed) -> Vec<String>) -> String {
+    let rows = answer.installed.iter().map(|line| {
         let state = if line.is_down { "down" } else { "runs" };
-        let first = [line.number.to_string(), line.epoch.to_string(), state.into()];
-        first.into_iter().chain(cells(line)).collect::<Vec<_>>()
-    }));
-    format!("node {}\n{}", answer.node, table(&rows))
+        [vec![line.number.to_string(), line.epoch.to_string(), state.into()], cells(line)].concat()
+    });
+    format!("node {}\n{}", answer.node, table(&format!("number, version, state, {columns}"), rows))
 }

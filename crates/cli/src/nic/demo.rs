@@ -115,12 +115,11 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 fn text(document: &Document) -> String {
-    let mut rows = vec![["step", "ms", "versions", ""].map(str::to_owned).to_vec()];
-    rows.extend(document.steps.iter().map(|step| {
+    let rows = document.steps.iter().map(|step| {
         let mark = if step.holds { "" } else { "FAILED" };
         vec![step.what.into(), format!("{:.1}", step.took_ms), line(&step.versions), mark.into()]
-    }));
-    report::table(&rows)
+    });
+    report::table("step, ms, versions,", rows)
 }
 
 fn line(versions: &[Option<u16>]) -> String {

@@ -5,7 +5,7 @@ use std::fmt;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
-use crate::fleet::Fabric;
+use crate::fabric::Fabric;
 use crate::ranks::Ranks;
 
 /// A collective operation.

@@ -12,7 +12,7 @@ use midplane::simhw::time::Instant;
 
 use crate::collectives::arguments::{Operation, Where};
 use crate::collectives::world::World;
-use crate::fleet::text;
+use crate::fabric::text;
 
 /// Parameters of a run.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::collectives::arguments::{Operation, Where};
 use crate::collectives::member::Plan;
-use crate::fleet::text;
+use crate::fabric::text;
 
 /// Bytes of the receive area that each member has for each other member.
 const AREA: usize = 16 << 10;

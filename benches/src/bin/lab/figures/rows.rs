@@ -3,6 +3,8 @@
 use midplane_benches::anchors::measure::Anchor;
 use serde::Serialize;
 
+use crate::report;
+
 /// A paper's number and ours, or a note why it can't be reproduced.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
@@ -83,14 +85,11 @@ impl Row {
 }
 
 /// Formats the table as Markdown.
-pub(crate) fn markdown(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "| paper | what | paper's | ours | unit | off | |\n|---|---|---|---|---|---|---|\n",
-    );
-    for row in rows {
+pub(crate) fn markdown(document: &Document) -> String {
+    let cells = |row: &Row| {
         let [published, ours, unit, off] = row.cells();
-        let (paper, what, note) = (row.paper, &row.what, &row.note);
-        text += &format!("| {paper} | {what} | {published} | {ours} | {unit} | {off} | {note} |\n");
-    }
-    text
+        vec![row.paper.into(), row.what.clone(), published, ours, unit, off, row.note.clone()]
+    };
+    let titles = "paper, what, paper's, ours, unit, off,";
+    report::markdown(titles, document.rows.iter().map(cells))
 }

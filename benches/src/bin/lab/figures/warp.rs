@@ -59,15 +59,9 @@ fn simulate(arguments: &Arguments) -> Result<Vec<Run>, String> {
     let system = solver::problem::number(&problem);
     let settings = arguments.settings(arguments.ranks(), problem.unknowns(), system);
     let run = |setting| {
-        let setting = Arc::new(setting);
-        let job = Job {
-            setting: Arc::clone(&setting),
-            problem: Arc::clone(&problem),
-            wait: arguments.nodes.wait(),
-            progress: ProgressBar::hidden(),
-        };
+        let job = Job::new(setting, &problem, &ProgressBar::hidden());
         let outcome = solver::fabrics::simulate(&job).map_err(|failure| failure.to_string())?;
-        Ok(Run::new(&setting, &problem, None, outcome))
+        Ok(Run::new(&job.setting, &problem, None, outcome))
     };
     settings.into_iter().map(run).collect()
 }

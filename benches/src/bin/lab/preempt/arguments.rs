@@ -6,7 +6,7 @@ use clap::Parser;
 use midplane::gang::daemon::Mode;
 use midplane::gang::nas::Class;
 
-use crate::fleet::Fabric;
+use crate::fabric::Fabric;
 use crate::nas_rank::Name;
 
 /// Measure the cost of preemption for a parallel job: NAS kernels, gang scheduling

@@ -9,7 +9,7 @@ use super::laps::{self, Loss, Report};
 use super::slowdown::{Case, Run, interval};
 use crate::daemons::parts::number;
 use crate::daemons::stage::{Daemons, Stage};
-use crate::fleet::Fabric;
+use crate::fabric::Fabric;
 use crate::nas_rank::Said;
 
 /// Milliseconds of a slice longer than any run.
@@ -61,7 +61,8 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     // Over UDP, each daemon stands for a host with an address of its own, with several ranks only if there are too
     // few daemons.
     let hosts = if arguments.fabric == Fabric::Udp { case.ranks.min(MAX_HOSTS) } else { 1 };
-    let (slots, fabric, mode) = (case.ranks / hosts, arguments.fabric.name(), mode_name(case.mode));
+    let fabric = &arguments.fabric.to_string();
+    let (slots, mode) = (case.ranks / hosts, mode_name(case.mode));
     let stretch = Some(stretch(case));
     let start = |slice_ms| Stage::start(Daemons { hosts, slots, slice_ms, stretch, fabric, mode });
     Ok([start(FOR_EVER)?, start(case.slice_ms)?])
@@ -144,7 +145,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
         verified: alone.verified && !unverified,
         same_bits: !differs,
         checksum: alone.checksum,
-        fabric: arguments.fabric.name(),
+        fabric: arguments.fabric,
         machine: "this one",
     })
 }

@@ -13,6 +13,7 @@ use midplane_benches::anchors::pm;
 
 use super::slowdown::{self, Case, Run};
 use crate::nas_rank::Name;
+use crate::report::progress;
 
 pub(crate) struct Row {
     pub(crate) what: String,
@@ -102,6 +103,6 @@ pub(crate) fn figures() -> Vec<Run> {
             }));
         }
     }
-    let bar = slowdown::progress(cases.len());
+    let bar = progress(cases.len(), slowdown::PROGRESS);
     cases.iter().map(|case| slowdown::measure(1, case)).inspect(|_| bar.inc(1)).collect()
 }

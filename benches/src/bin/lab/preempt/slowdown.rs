@@ -1,9 +1,7 @@
 //! Measures kernels with and without preemption.
 
-use std::process::ExitCode;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use midplane::gang::daemon::Mode;
 use midplane::gang::nas::Class;
 use midplane::gang::scheduler::{Phases, Switch};
@@ -14,9 +12,9 @@ use super::arguments::{Arguments, mode_name};
 use super::cluster::{self, Outcome, Setting};
 use super::lines::{self, Lines};
 use super::live;
-use crate::fleet::{Fabric, Failure};
+use crate::fabric::Fabric;
 use crate::nas_rank::Name;
-use crate::report;
+use crate::report::{self, Failure, progress};
 
 /// One row of the report.
 #[derive(Clone, Debug, Serialize)]
@@ -49,7 +47,7 @@ pub(crate) struct Run {
     /// True if results with and without preemption agree to the last bit.
     pub(crate) same_bits: bool,
     pub(crate) checksum: String,
-    pub(crate) fabric: &'static str,
+    pub(crate) fabric: Fabric,
     pub(crate) machine: &'static str,
 }
 
@@ -160,7 +158,7 @@ pub(crate) fn measure(repeat: u32, case: &Case) -> Run {
         verified: verdict.verified,
         same_bits,
         checksum: format!("{:016x}", verdict.checksum),
-        fabric: "sim",
+        fabric: Fabric::Sim,
         machine: Machine::PM_MYRINET.name,
     }
 }
@@ -190,23 +188,21 @@ fn cases(arguments: &Arguments) -> Vec<Case> {
     cases
 }
 
-pub(crate) fn progress(length: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}");
-    ProgressBar::new(length as u64).with_style(style.expect("the template is well-formed"))
-}
+/// Template of the progress bar.
+pub(crate) const PROGRESS: &str = "{bar:40} {pos}/{len} {msg}";
 
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let cases = cases(arguments);
     if let Some(case) = cases.iter().find(|case| case.kernel == Name::Ft && case.ranks > 32) {
-        return Err(Failure::Input(format!("--ranks {}: ft runs on up to 32", case.ranks)));
+        return Err(format!("--ranks {}: ft runs on up to 32", case.ranks).into());
     }
-    let bar = progress(cases.len());
+    let bar = progress(cases.len(), PROGRESS);
     let mut runs = Vec::new();
     for case in &cases {
         bar.set_message(format!("{} {} on {}", case.kernel.name(), case.class, case.ranks));
         runs.push(match arguments.fabric {
             Fabric::Sim => measure(arguments.repeat, case),
-            Fabric::Shm | Fabric::Udp => live::measure(arguments, case)?,
+            Fabric::Shm | Fabric::Udp => live::measure(arguments, case).map_err(Failure::of_run)?,
         });
         bar.inc(1);
     }

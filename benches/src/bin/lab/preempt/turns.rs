@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use midplane::gang::live::clock::now;
 use serde::Serialize;
 
-use crate::fleet::Failure;
-use crate::report::{self, quantile};
+use crate::report::{self, Failure, quantile};
 
 /// Interval at which a rank reads the clock.
 const TICK: Duration = Duration::from_micros(100);
@@ -171,8 +169,8 @@ fn read(folder: &Path) -> Result<Notes, String> {
 }
 
 /// Prints the evaluation of a folder's records, one row per scheduler.
-pub(crate) fn run(folder: &Path, json: bool) -> Result<ExitCode, Failure> {
-    let notes = read(folder).map_err(Failure::Input)?;
+pub(crate) fn run(folder: &Path, json: bool) -> Result<u8, Failure> {
+    let notes = read(folder)?;
     let rows = notes.iter().map(|(scheduler, jobs)| row(scheduler, jobs));
     let document = Document { turns: rows.collect() };
     Ok(report::conclude(json, &document, true))
