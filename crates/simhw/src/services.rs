@@ -14,6 +14,7 @@ mod alarm;
 #[cfg(feature = "axum")]
 mod axum;
 mod firmware;
+mod fragments;
 mod host;
 mod kernel;
 mod label;

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
+use super::fragments::{Assembled, Reassembly};
 use super::label::{Arrived, Kind, Label, Outgoing};
 use super::outbox::Outbox;
 use super::tcp::Tcp;
@@ -115,6 +116,9 @@ pub(super) struct State {
     timers: BTreeMap<(Instant, u64), Waker>,
     next_timer: u64,
     pub(super) outbox: Outbox,
+    reassembly: Reassembly,
+    /// Datagrams that were sent in fragments.
+    pub(super) fragmented: u32,
     pub(super) tcp: Tcp,
     rng: Rng,
 }
@@ -164,6 +168,8 @@ impl Kernel {
             timers: BTreeMap::new(),
             next_timer: 0,
             outbox: Outbox::default(),
+            reassembly: Reassembly::default(),
+            fragmented: 0,
             tcp,
             rng,
         };
@@ -186,6 +192,7 @@ impl Kernel {
     /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A packet to a
     /// port that no socket has is answered.
     pub(super) fn deliver(self: &Arc<Self>, arrived: Arrived, wakes: &mut Vec<Waker>) {
+        let Some(arrived) = self.assemble(arrived) else { return };
         let Label { kind, from, to, ecn, is_loopback, .. } = arrived.label;
         let ip = if is_loopback { Ipv4Addr::LOCALHOST.into() } else { Hosts::ip(arrived.from) };
         let peer = SocketAddr::new(ip, from);
@@ -211,6 +218,22 @@ impl Kernel {
             self.hosts.count_drop(DropCause::SocketFull);
             let _entered = Entered::new(self);
             tracing::debug!(%peer, port = to, bytes, "a socket is full: a packet is dropped");
+        }
+    }
+
+    /// Adds a fragment to its datagram; returns the packet once it is whole.
+    fn assemble(&self, arrived: Arrived) -> Option<Arrived> {
+        let Some(fragment) = arrived.label.fragment else { return Some(arrived) };
+        let now = self.host.now();
+        let (expired, assembled) = {
+            let reassembly = &mut self.state().reassembly;
+            (reassembly.expire(now), reassembly.add(now, arrived, fragment))
+        };
+        let refused = usize::from(matches!(assembled, Assembled::Refused));
+        (0..expired + refused).for_each(|_| self.hosts.count_drop(DropCause::Incomplete));
+        match assembled {
+            Assembled::Whole(arrived) => Some(arrived),
+            Assembled::Partial | Assembled::Refused => None,
         }
     }
 

@@ -13,6 +13,15 @@ pub(super) enum Kind {
     Segment,
 }
 
+/// The place of a fragment in its datagram.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Fragment {
+    /// From 0.
+    pub(super) index: u8,
+    /// Fragments of the datagram.
+    pub(super) count: u8,
+}
+
 /// Fields of a packet's IP and transport headers, which its frame carries in its own header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Label {
@@ -24,8 +33,10 @@ pub(super) struct Label {
     pub(super) ecn: u8,
     /// True if both addresses are the loopback address.
     pub(super) is_loopback: bool,
-    /// The sequence number of a segment.
+    /// The sequence number of a segment, or the number of the datagram that a fragment belongs to.
     pub(super) sequence: u32,
+    /// `None` for a whole packet.
+    pub(super) fragment: Option<Fragment>,
 }
 
 impl Label {
@@ -38,11 +49,14 @@ impl Label {
         };
         let ports = u64::from(self.from) | u64::from(self.to) << 16;
         let flags = kind | u64::from(self.ecn & 3) << 2 | u64::from(self.is_loopback) << 4;
-        [ports | flags << 32, u64::from(self.sequence)]
+        let fragment = self
+            .fragment
+            .map_or(0, |Fragment { index, count }| u64::from(index) << 32 | u64::from(count) << 40);
+        [ports | flags << 32, u64::from(self.sequence) | fragment]
     }
 
     /// Reads a label; `None` for a kind that is unknown.
-    pub(super) const fn from_words([word, sequence]: [u64; 2]) -> Option<Self> {
+    pub(super) const fn from_words([word, second]: [u64; 2]) -> Option<Self> {
         let flags = word >> 32;
         let kind = match flags & 3 {
             0 => Kind::Datagram,
@@ -50,13 +64,16 @@ impl Label {
             2 => Kind::Segment,
             _ => return None,
         };
+        let (index, count) = ((second >> 32) as u8, (second >> 40) as u8);
+        let fragment = if count == 0 { None } else { Some(Fragment { index, count }) };
         Some(Self {
             kind,
             from: word as u16,
             to: (word >> 16) as u16,
             ecn: (flags >> 2 & 3) as u8,
             is_loopback: flags >> 4 & 1 == 1,
-            sequence: sequence as u32,
+            sequence: second as u32,
+            fragment,
         })
     }
 }
@@ -86,8 +103,10 @@ mod tests {
         for kind in [Kind::Datagram, Kind::Unreachable, Kind::Segment] {
             for (ecn, is_loopback) in [(0, false), (3, true), (1, true), (2, false)] {
                 let (from, to, sequence) = (65_535, 1, u32::MAX - u32::from(ecn));
-                let label = Label { kind, from, to, ecn, is_loopback, sequence };
-                assert_eq!(Label::from_words(label.to_words()), Some(label));
+                for fragment in [None, Some(Fragment { index: 44, count: 45 })] {
+                    let label = Label { kind, from, to, ecn, is_loopback, sequence, fragment };
+                    assert_eq!(Label::from_words(label.to_words()), Some(label));
+                }
             }
         }
         assert_eq!(Label::from_words([3 << 32, 0]), None);

@@ -7,8 +7,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use super::fragments::{LONGEST_DATAGRAM, cut};
 use super::kernel::{Kernel, current_or_unsupported};
 use super::label::{Kind, Label, Outgoing};
+use crate::id::NodeId;
 
 /// Bytes of datagrams that wait to be received at a socket: more are dropped. Linux grants as much to a program that asks.
 pub const RECEIVE_BYTES: u64 = 4 << 20;
@@ -100,7 +102,7 @@ impl UdpSocket {
         self.address
     }
 
-    /// Returns the most bytes of a datagram that the host's interface sends.
+    /// Returns the most bytes of a datagram that the host's interface sends as one packet.
     #[must_use]
     pub fn max_datagram(&self) -> usize {
         self.kernel.mtu
@@ -142,6 +144,21 @@ impl UdpSocket {
         if segment > self.kernel.mtu || bytes.len() > TRAIN_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        let (node, label) = self.label(to, ecn)?;
+        let outbox = &mut self.kernel.state().outbox;
+        if !outbox.has_space(Kind::Datagram, bytes.len()) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let (first, others) = bytes.split_at(segment);
+        for bytes in std::iter::once(first).chain(others.chunks(segment.max(1))) {
+            let has_space = outbox.push(Outgoing { to: node, label, bytes: bytes.to_vec() });
+            debug_assert!(has_space, "there is space for all");
+        }
+        Ok(())
+    }
+
+    /// Returns the node at an address, and the label of a datagram to it.
+    fn label(&self, to: SocketAddr, ecn: u8) -> io::Result<(NodeId, Label)> {
         let node = self.kernel.node_at(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
         let label = Label {
             kind: Kind::Datagram,
@@ -150,14 +167,22 @@ impl UdpSocket {
             ecn,
             is_loopback: to.ip().is_loopback(),
             sequence: 0,
+            fragment: None,
         };
-        let outbox = &mut self.kernel.state().outbox;
-        if !outbox.has_space(Kind::Datagram, bytes.len()) {
+        Ok((node, label))
+    }
+
+    /// Sends a datagram in fragments, if all of them find space before the NIC.
+    fn try_send_fragments(&self, to: SocketAddr, bytes: &[u8]) -> io::Result<()> {
+        let (node, label) = self.label(to, 0)?;
+        let mut state = self.kernel.state();
+        if !state.outbox.has_space(Kind::Datagram, bytes.len()) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let (first, others) = bytes.split_at(segment);
-        for bytes in std::iter::once(first).chain(others.chunks(segment.max(1))) {
-            let has_space = outbox.push(Outgoing { to: node, label, bytes: bytes.to_vec() });
+        state.fragmented = state.fragmented.wrapping_add(1);
+        let id = state.fragmented;
+        for outgoing in cut(node, label, id, bytes, self.kernel.mtu) {
+            let has_space = state.outbox.push(outgoing);
             debug_assert!(has_space, "there is space for all");
         }
         Ok(())
@@ -171,17 +196,26 @@ impl UdpSocket {
         }
     }
 
-    /// Sends a datagram once there is space before the NIC.
+    /// Sends a datagram once there is space before the NIC: in fragments, if it is longer than
+    /// [`UdpSocket::max_datagram`]. The receiver drops a datagram of which a fragment is lost.
     ///
     /// # Errors
-    /// Those of [`UdpSocket::try_send`], but for [`io::ErrorKind::WouldBlock`].
+    /// [`io::ErrorKind::InvalidInput`] if it has more than 65,507 bytes, [`io::ErrorKind::HostUnreachable`] if no host has
+    /// the address. Nothing was sent then.
     ///
     /// # Cancel safety
     /// Dropped before it is ready, it has sent nothing.
     pub async fn send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
+        if bytes.len() > LONGEST_DATAGRAM {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         loop {
             poll_fn(|context| self.poll_send_ready(context, bytes.len())).await;
-            match self.try_send(to, bytes, bytes.len(), 0) {
+            let sending = match bytes.len() > self.kernel.mtu {
+                true => self.try_send_fragments(to, bytes),
+                false => self.try_send(to, bytes, bytes.len(), 0),
+            };
+            match sending {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => return sent.map(|()| bytes.len()),
             }

@@ -84,6 +84,7 @@ fn outgoing(mut bytes: Vec<u8>, hosts: &Hosts, own: NodeId) -> Option<Outgoing> 
         ecn: bytes[1] & 3,
         is_loopback,
         sequence,
+        fragment: None,
     };
     bytes.drain(..PREFIX);
     Some(Outgoing { to: to_node, label, bytes })
