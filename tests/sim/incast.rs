@@ -87,7 +87,7 @@ fn goodput(buffer: u32, has_tokens: bool, add: impl Fn(&mut Sim)) -> (f64, u64) 
 }
 
 #[test]
-fn tcp_collapses_in_a_small_buffer_and_nodes_with_tokens_do_not() {
+fn tcp_and_nodes_collapse_in_a_small_buffer_and_nodes_with_tokens_do_not() {
     let tcp = |sim: &mut Sim| {
         for server in 0..SERVERS {
             sim.host(format!("server-{server}"), |_| tcp_server());
@@ -111,6 +111,6 @@ fn tcp_collapses_in_a_small_buffer_and_nodes_with_tokens_do_not() {
     assert_eq!(none, 0);
     assert!(ample > 0.7, "{ample}");
     assert!(small < ample / 4.0 && dropped > 100, "{small}, {dropped} dropped");
-    assert!(ours > 10.0 * small, "{ours}, {ours_dropped} dropped");
+    assert!(ours < ample / 4.0 && ours_dropped > 100, "{ours}, {ours_dropped} dropped");
     assert!(granted > 0.8 && granted_dropped == 0, "{granted}, {granted_dropped} dropped");
 }

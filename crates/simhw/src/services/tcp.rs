@@ -3,11 +3,13 @@
 mod connection;
 mod listener;
 mod packet;
+mod recovery;
 mod stream;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
+use std::iter::{once, repeat_n};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::task::Waker;
@@ -25,6 +27,7 @@ pub use connection::TCP_BUFFER_BYTES;
 use connection::{Connection, Holder};
 pub use listener::{BACKLOG, TcpListener};
 use packet::{Device, Ends, PREFIX, Packet, RST};
+use recovery::{ACKNOWLEDGEMENTS, Recovery};
 pub use stream::TcpStream;
 
 /// The ports that connections get, as on Linux.
@@ -91,7 +94,9 @@ impl Tcp {
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = rng.next_u64();
         let outbox = &mut Outbox::default();
-        let mut device = Device { mtu, own, hosts: &hosts, outbox, arrived: None, is_full: false };
+        let (arrived, is_full, recovery) = (None, false, None);
+        let mut device =
+            Device { mtu, own, hosts: &hosts, outbox, arrived, is_full, now, recovery };
         let mut interface = Interface::new(config, &mut device, micros(now));
         interface.update_ip_addrs(|addresses| {
             let loopback = IpCidr::new(Ipv4Addr::LOCALHOST.into(), 8);
@@ -137,15 +142,21 @@ impl Tcp {
         };
         let connection = id.and_then(|id| self.connections.get_mut(&id));
         let before = connection.as_ref().map(|connection| connection.state());
-        let (sockets, connection) = match connection {
-            Some(connection) => (&mut connection.sockets, id),
+        let (sockets, mut recovery) = match connection {
+            Some(connection) => (&mut connection.sockets, Some(&mut connection.recovery)),
             None => (&mut self.nobody, None),
         };
-        let arrived = Some(&packet.bytes[..]);
-        let (mtu, own) = (self.mtu, self.own);
-        let mut device = Device { mtu, own, hosts: &self.hosts, outbox, arrived, is_full: false };
-        self.interface.poll_ingress_single(micros(now), &mut device, sockets);
-        if let (Some(id), Some(before)) = (connection, before) {
+        let resends = recovery.as_deref_mut().is_some_and(|it| it.on_received(now, &packet.bytes));
+        let acknowledgement =
+            recovery.as_deref().filter(|_| resends).and_then(Recovery::acknowledgement);
+        let duplicates = acknowledgement.iter().flat_map(|it| repeat_n(&it[..], ACKNOWLEDGEMENTS));
+        for bytes in once(&packet.bytes[..]).chain(duplicates) {
+            let (mtu, own, hosts) = (self.mtu, self.own, &*self.hosts);
+            let (arrived, is_full, recovery) = (Some(bytes), false, recovery.as_deref_mut());
+            let mut device = Device { mtu, own, hosts, outbox, arrived, is_full, now, recovery };
+            self.interface.poll_ingress_single(micros(now), &mut device, sockets);
+        }
+        if let (Some(id), Some(before)) = (id, before) {
             let connection = self.connections.get_mut(&id).expect("it was there");
             connection.on_packet(before, packet.flags & RST != 0);
             connection.take_ready(wakes);
@@ -231,10 +242,17 @@ impl Tcp {
             let Some(id) = self.active.pop_front() else { return };
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             connection.expire(now);
+            let resends = connection.recovery.on_time(now);
+            let acknowledgement =
+                Some(&connection.recovery).filter(|_| resends).and_then(Recovery::acknowledgement);
+            let Connection { sockets, recovery, .. } = connection;
             let (mtu, own, hosts) = (self.mtu, self.own, &*self.hosts);
-            let (arrived, is_full) = (None, false);
-            let mut device = Device { mtu, own, hosts, outbox, arrived, is_full };
-            let sockets = &mut connection.sockets;
+            let (arrived, is_full, recovery) = (None, false, Some(recovery));
+            let mut device = Device { mtu, own, hosts, outbox, arrived, is_full, now, recovery };
+            for bytes in acknowledgement.iter().flat_map(|it| repeat_n(&it[..], ACKNOWLEDGEMENTS)) {
+                device.arrived = Some(bytes);
+                self.interface.poll_ingress_single(micros(now), &mut device, sockets);
+            }
             loop {
                 let polled = self.interface.poll_egress(micros(now), &mut device, sockets);
                 if polled == smoltcp::iface::PollResult::None {
@@ -275,12 +293,12 @@ impl Tcp {
             self.connections.remove(&id);
             return;
         }
-        let deadline = connection.deadline(now);
+        let (deadline, resending) = (connection.deadline(now), connection.recovery.deadline());
         let polled = self.interface.poll_at(micros(now), &connection.sockets).map(|at| {
             let at = Instant::from_nanos(at.total_micros().max(0) as u64 * 1_000);
             if at > now { at } else { now.plus_nanos(AGAIN) }
         });
-        if let Some(at) = [deadline, polled].into_iter().flatten().min() {
+        if let Some(at) = [deadline, resending, polled].into_iter().flatten().min() {
             connection.timer = Some(at);
             self.timers.insert((at, id));
         }

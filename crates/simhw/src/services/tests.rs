@@ -390,9 +390,9 @@ fn a_long_datagram_travels_in_fragments_and_is_lost_with_any_of_them() {
         end.to_string().parse::<u32>().unwrap()
     };
     assert_eq!(received(0.0), 200);
-    // 2, 7 and 45 fragments cross two links, of which each loses 1 %: 96, 87 and 40 % of them arrive.
+    // Of 2, 7 and 45 fragments, 1 % each are lost: 98, 93 and 64 % of the datagrams arrive.
     let lossy = received(0.01);
-    assert!((130..170).contains(&lossy), "{lossy}");
+    assert!((155..185).contains(&lossy), "{lossy}");
 }
 
 #[test]

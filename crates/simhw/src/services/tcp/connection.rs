@@ -9,6 +9,7 @@ use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, S
 use tokio::io::ReadBuf;
 
 use super::packet::Ends;
+use super::recovery::Recovery;
 use crate::time::Instant;
 
 /// Bytes that a connection keeps for its reader, and bytes that it keeps until the peer has acknowledged them.
@@ -48,6 +49,7 @@ pub(super) struct Connection {
     writer: Option<Waker>,
     /// When the peer was last heard of, or waiting for it began; `None` while nothing waits for it.
     waits_since: Option<Instant>,
+    pub(super) recovery: Recovery,
     /// When the connection has something to do.
     pub(super) timer: Option<Instant>,
     /// True if it stands in the list of those that may have something to send.
@@ -70,6 +72,7 @@ impl Connection {
             reader: None,
             writer: None,
             waits_since: None,
+            recovery: Recovery::default(),
             timer: None,
             is_active: false,
         }

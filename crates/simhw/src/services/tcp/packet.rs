@@ -9,6 +9,8 @@ use crate::id::NodeId;
 use crate::services::kernel::Hosts;
 use crate::services::label::{Arrived, Kind, Label, Outgoing};
 use crate::services::outbox::Outbox;
+use crate::services::tcp::recovery::Recovery;
+use crate::time;
 
 /// Bytes of an IP packet that are no bytes of its frame: the IP header, and what TCP's begins with, the ports and the
 /// sequence number. A UDP datagram has as many.
@@ -102,6 +104,9 @@ pub(super) struct Device<'a> {
     pub(super) arrived: Option<&'a [u8]>,
     /// True once a segment has found no space.
     pub(super) is_full: bool,
+    /// The time, and what watches the packets of the connection.
+    pub(super) now: time::Instant,
+    pub(super) recovery: Option<&'a mut Recovery>,
 }
 
 #[derive(Debug)]
@@ -118,17 +123,29 @@ pub(super) struct Sending<'a> {
     own: NodeId,
     hosts: &'a Hosts,
     outbox: &'a mut Outbox,
+    now: time::Instant,
+    recovery: Option<&'a mut Recovery>,
 }
 
 impl phy::TxToken for Sending<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
         let mut bytes = vec![0; len];
         let result = f(&mut bytes);
+        if let Some(recovery) = self.recovery {
+            recovery.on_sent(self.now, &bytes);
+        }
         if let Some(outgoing) = outgoing(bytes, self.hosts, self.own) {
             // An answer to a packet may find no space: it is lost as on a network that is full.
             let _ = self.outbox.push(outgoing);
         }
         result
+    }
+}
+
+impl Device<'_> {
+    fn sending(&mut self) -> Sending<'_> {
+        let recovery = self.recovery.as_deref_mut();
+        Sending { own: self.own, hosts: self.hosts, outbox: self.outbox, now: self.now, recovery }
     }
 }
 
@@ -144,14 +161,12 @@ impl phy::Device for Device<'_> {
 
     fn receive(&mut self, _: Instant) -> Option<(Received<'_>, Sending<'_>)> {
         let arrived = self.arrived.take()?;
-        let sending = Sending { own: self.own, hosts: self.hosts, outbox: self.outbox };
-        Some((Received(arrived), sending))
+        Some((Received(arrived), self.sending()))
     }
 
     fn transmit(&mut self, _: Instant) -> Option<Sending<'_>> {
         self.is_full = !self.outbox.has_space(Kind::Segment, self.mtu);
-        let sending = Sending { own: self.own, hosts: self.hosts, outbox: self.outbox };
-        (!self.is_full).then_some(sending)
+        (!self.is_full).then(|| self.sending())
     }
 
     fn capabilities(&self) -> DeviceCapabilities {

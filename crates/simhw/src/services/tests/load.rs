@@ -52,7 +52,7 @@ fn fan_in(senders: u16) -> (Duration, u64) {
 fn sixteen_senders_to_one_overflow_the_switch_and_all_bytes_arrive_later_than_those_of_one() {
     let (alone, _) = fan_in(1);
     let (together, dropped) = fan_in(16);
-    // What no later segments follow is sent again after a second at least.
+    // A segment that is lost again waits for the timeout.
     assert!(dropped > 50 && together > 10 * alone, "{alone:?} {together:?} {dropped}");
 }
 

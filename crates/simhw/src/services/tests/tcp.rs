@@ -164,3 +164,28 @@ fn a_peer_that_has_crashed_is_given_up_in_time() {
     end.unwrap();
     assert_eq!(took.as_nanos() / 1_000_000_000, 2_000 + 900 + 127);
 }
+
+#[test]
+fn a_lost_tail_is_resent_after_two_round_trips() {
+    let mut cluster = Cluster::new(1, 2, |node| async move {
+        if node.0 == 0 {
+            let (mut stream, _) = TcpListener::bind(address(0)).await?.accept().await?;
+            loop {
+                let round = stream.read_u32().await?;
+                stream.write_u32(round).await?;
+            }
+        }
+        let mut stream = TcpStream::connect(address(0)).await?;
+        for round in 0..1_000 {
+            stream.write_u32(round).await?;
+            assert_eq!(stream.read_u32().await?, round);
+        }
+        Ok(())
+    });
+    cluster.world.set_faults(Faults { loss: 0.02, ..Faults::NONE });
+    assert_eq!(cluster.run(Duration::from_secs(600), 1), 1);
+    let (took, end) = cluster.take_end(NodeId(1));
+    end.unwrap();
+    // About 20 requests and 20 answers are lost. Each costs a few milliseconds; one in fifty is lost again.
+    assert!(took.as_nanos() < 3_000_000_000, "{took}");
+}
