@@ -18,10 +18,14 @@ pub(super) const LONGEST_DATAGRAM: usize = 65_507;
 const LIFETIME: Duration = Duration::from_secs(30);
 /// Memory of all incomplete datagrams; the one that passes it is still taken.
 const MEMORY_BYTES: usize = 4 << 20;
-/// Memory that Linux takes for a fragment of a full packet.
-const FRAGMENT_BYTES: usize = 2_304;
 /// Fragments of a sender that may arrive between two of a datagram.
 const DISTANCE: u32 = 64;
+
+/// Returns the memory that Linux takes for a fragment: a buffer of a power of two that also holds headers and 320 bytes of
+/// `skb_shared_info`, and 256 bytes of `sk_buff`. A full packet takes 2,304 bytes.
+const fn memory_of(bytes: usize) -> usize {
+    (bytes + 64 + 320).next_power_of_two() + 256
+}
 
 /// Cuts a datagram into fragments of at most `mtu` bytes, in their order. `id` is the datagram's.
 pub(super) fn cut(
@@ -54,6 +58,10 @@ struct Partial {
 impl Partial {
     fn has(&self) -> usize {
         self.parts.len() - self.missing
+    }
+
+    fn memory(&self) -> usize {
+        self.parts.iter().flatten().map(|part| memory_of(part.len())).sum()
     }
 }
 
@@ -95,13 +103,14 @@ impl Reassembly {
     fn remove(&mut self, key: &Key) -> Option<Partial> {
         let partial = self.partial.remove(key)?;
         self.order.remove(&(partial.since, *key));
-        self.memory -= partial.has() * FRAGMENT_BYTES;
+        self.memory -= partial.memory();
         Some(partial)
     }
 
     /// Adds a fragment to its datagram.
     pub(super) fn add(&mut self, now: Instant, arrived: Arrived, fragment: Fragment) -> Assembled {
-        let Label { from, to, sequence, .. } = arrived.label;
+        let label = arrived.label;
+        let Label { from, to, sequence, .. } = label;
         let key = (arrived.from, from, to, sequence);
         let seen = self.counts.entry(arrived.from).or_default();
         *seen = seen.wrapping_add(1);
@@ -122,18 +131,18 @@ impl Reassembly {
         }
         let partial = self.partial.get_mut(&key).expect("it was there, or was added");
         partial.seen = seen;
-        match partial.parts.get_mut(usize::from(fragment.index)) {
-            Some(part @ None) => *part = Some(arrived.bytes),
-            _ => return Assembled::Refused,
-        }
+        let Some(part @ None) = partial.parts.get_mut(usize::from(fragment.index)) else {
+            return Assembled::Refused;
+        };
+        self.memory += memory_of(arrived.bytes.len());
+        *part = Some(arrived.bytes);
         partial.missing -= 1;
-        self.memory += FRAGMENT_BYTES;
         if partial.missing > 0 {
             return Assembled::Partial;
         }
         let whole = self.remove(&key).expect("it is there");
         let bytes = whole.parts.into_iter().flatten().flatten().collect();
-        Assembled::Whole(Arrived { bytes, ..arrived })
+        Assembled::Whole(Arrived { from: key.0, label, bytes })
     }
 }
 
@@ -196,7 +205,7 @@ mod tests {
                 Assembled::Whole(_) => panic!("two fragments are missing"),
             }
         }
-        assert_eq!(taken, MEMORY_BYTES / FRAGMENT_BYTES + 1);
+        assert_eq!(taken, MEMORY_BYTES / memory_of(1_000) + 1);
         assert_eq!(reassembly.expire(Instant::ZERO + LIFETIME / 2), 0);
         assert_eq!(reassembly.expire(Instant::ZERO + LIFETIME), taken);
         assert_eq!((reassembly.memory, reassembly.order.len()), (0, 0));
@@ -216,6 +225,6 @@ mod tests {
         for (arrived, fragment) in old {
             assert!(matches!(reassembly.add(Instant::ZERO, arrived, fragment), Assembled::Partial));
         }
-        assert_eq!(reassembly.memory, 2 * FRAGMENT_BYTES);
+        assert_eq!(reassembly.memory, memory_of(1_000) + memory_of(500));
     }
 }
