@@ -6,6 +6,7 @@
 //! - [`communicator`]: start here: messages as futures; [`process`]: the same, polled; [`group`]: ranks and
 //!   contexts
 //! - [`collective`]: operations of all processes together; [`typed`], [`layout`]: values, plain data, strides
+//! - [`window`]: values that other processes read, write and combine (one-sided accesses)
 //! - [`engine`]: the engine, over any [`carrier`]; [`request`], [`transport`]: what its functions take and return
 //! - [`memory`]: a carrier within one process; [`wires`]: several carriers as one
 //! - [`envelope`], [`matching`]: the header that precedes a message, and which receive the message matches
@@ -61,4 +62,5 @@ pub mod request;
 pub mod streams;
 pub mod transport;
 pub mod typed;
+pub mod window;
 pub mod wires;

@@ -26,6 +26,7 @@ mod message_recovery;
 mod message_scenarios;
 mod message_scenarios_live;
 mod message_scenarios_vis;
+mod message_windows;
 mod nic_futures;
 mod on_nics;
 mod pair;

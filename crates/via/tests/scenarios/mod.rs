@@ -15,6 +15,7 @@ pub(crate) mod probing;
 pub(crate) mod selves;
 pub(crate) mod several;
 pub(crate) mod volume;
+pub(crate) mod windows;
 
 use std::future::Future;
 use std::pin::Pin;

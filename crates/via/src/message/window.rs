@@ -1,0 +1,419 @@
+//! One-sided accesses: values that each process offers, and that the others read, write and combine.
+//!
+//! A [`Window`] has a part at each process of a communicator. Accesses are messages: they work over every carrier, and a
+//! part is accessed while its process polls any future of the window. A process that does nothing else with its window polls
+//! [`Window::serve`], for example in a task. Accesses of one process to one part take place in their order; each takes
+//! place as a whole.
+//!
+//! ```
+//! # use midplane_via::message::communicator::Communicator;
+//! # use midplane_via::message::collective::Operation;
+//! # use midplane_via::message::group::Rank;
+//! # use midplane_via::message::window::{Window, WindowError};
+//! /// Counts at rank 0: returns the number that this process draws, each number once.
+//! async fn draw(all: &Communicator) -> Result<u64, WindowError> {
+//!     let window = Window::<u64>::create(all, if all.rank() == Rank(0) { 1 } else { 0 }).await?;
+//!     let number = window.fetch(Rank(0), 0, 1, Operation::Sum).await?;
+//!     window.fence().await?;
+//!     Ok(number)
+//! }
+//! # use midplane_via::message::engine::{Config, Engine};
+//! # use midplane_via::message::memory::{MemoryConfig, network};
+//! # let ranks = network(3, MemoryConfig::default()).into_iter().map(|carrier| std::thread::spawn(move || {
+//! #     let all = Communicator::world(Engine::new(carrier, Config::default()), 3).unwrap();
+//! #     all.block_on(draw(&all)).unwrap()
+//! # }));
+//! # let mut drawn: Vec<u64> = ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect();
+//! # drawn.sort();
+//! # assert_eq!(drawn, [0, 1, 2]);
+//! ```
+
+mod locks;
+mod request;
+mod serving;
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake as _};
+
+use thiserror::Error;
+use zerocopy::IntoBytes as _;
+
+use super::collective::{Number, Operation};
+use super::communicator::{Communicator, Pending, Received};
+use super::envelope::Tag;
+use super::group::{NoSuchRank, Rank};
+use super::process::MessageError;
+use super::request::Mode;
+use request::{Access, Request};
+use serving::{Bell, Part, decode};
+
+/// The tag of requests; answers have the others.
+const REQUEST: Tag = Tag(0);
+/// Answers of one process that another one may wait for at a time. Further operations wait.
+const MOST_ANSWERS: usize = 64;
+
+/// Why an access failed.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum WindowError {
+    /// A message failed, for example because a process was lost.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// The process offers fewer values.
+    #[error("rank {rank} offers {length} values, not {count} from {offset}")]
+    OutOfRange {
+        /// The process.
+        rank: Rank,
+        /// The first value of the access.
+        offset: usize,
+        /// The values of the access.
+        count: usize,
+        /// The values that it offers.
+        length: usize,
+    },
+    /// The process has refused this access or an earlier one: it was to be locked twice, or unlocked by a process that does
+    /// not hold the lock, or its window has other values than this one.
+    #[error("rank {0} refuses the accesses of this process; lock before you unlock, and only once")]
+    Refused(Rank),
+}
+
+/// The kind of a lock.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Lock {
+    /// Other processes may hold it too.
+    Shared,
+    /// No other process may hold it.
+    Exclusive,
+}
+
+/// Values that each process of a communicator offers to the others (MPI's window). Clones share it.
+#[derive(Clone, Debug)]
+pub struct Window<T> {
+    communicator: Communicator,
+    shared: Arc<Shared<T>>,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    /// Values that each process offers, by rank.
+    lengths: Vec<usize>,
+    part: Mutex<Part<T>>,
+    bell: Arc<Bell>,
+    next_reply: AtomicU32,
+    peers: Vec<Peer>,
+}
+
+/// What this process has asked of another one.
+#[derive(Debug, Default)]
+struct Peer {
+    /// Answers that this process waits for.
+    waits: AtomicU32,
+    /// True if accesses may be under way.
+    is_dirty: AtomicBool,
+}
+
+impl<T: Number> Window<T> {
+    /// Makes a window in which this process offers `length` values, all 0. All processes of the communicator take part;
+    /// each chooses its own length.
+    ///
+    /// # Errors
+    /// Those of collective operations.
+    ///
+    /// # Cancel safety
+    /// None: if dropped before it has ended, the communicator is [abandoned](MessageError::Abandoned).
+    pub async fn create(all: &Communicator, length: usize) -> Result<Self, WindowError> {
+        let communicator = all.duplicate().await?;
+        let lengths = communicator.all_gather((length as u64).to_le_bytes().to_vec()).await?;
+        let shape = |found| MessageError::Shape { what: "bytes of a length", expected: 8, found };
+        let lengths = lengths.iter().map(|bytes| {
+            let bytes: [u8; 8] = bytes[..].try_into().map_err(|_| shape(bytes.len()))?;
+            Ok(usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(usize::MAX))
+        });
+        let lengths: Vec<usize> = lengths.collect::<Result<_, MessageError>>()?;
+        let peers = lengths.iter().map(|_| Peer::default()).collect();
+        let part = Mutex::new(Part::new(communicator.clone(), vec![T::new_zeroed(); length]));
+        let (bell, next_reply) = (Arc::default(), AtomicU32::new(1));
+        let shared = Arc::new(Shared { lengths, part, bell, next_reply, peers });
+        Ok(Self { communicator, shared })
+    }
+
+    /// Accesses the values that this process offers. Nothing else accesses them meanwhile.
+    pub fn local<R>(&self, access: impl FnOnce(&mut [T]) -> R) -> R {
+        access(&mut self.part().values)
+    }
+
+    /// Returns how many values a process offers; 0 if there is no such rank.
+    #[must_use]
+    pub fn length_of(&self, rank: Rank) -> usize {
+        self.shared.lengths.get(rank.0 as usize).copied().unwrap_or(0)
+    }
+
+    /// Writes values, from `offset` on. They are written once [`Window::flush`] has ended.
+    ///
+    /// # Errors
+    /// [`WindowError::OutOfRange`], [`WindowError::Message`].
+    ///
+    /// # Cancel safety
+    /// If dropped before its first poll, nothing is written; if dropped later, all values are.
+    pub async fn put(&self, rank: Rank, offset: usize, values: &[T]) -> Result<(), WindowError> {
+        self.send(Access::Put, rank, offset, values).await
+    }
+
+    /// Combines values with those from `offset` on, position by position. It has taken place once
+    /// [`Window::flush`] has ended.
+    ///
+    /// # Errors
+    /// [`WindowError::OutOfRange`], [`WindowError::Message`].
+    ///
+    /// # Cancel safety
+    /// If dropped before its first poll, nothing is combined; if dropped later, all values are.
+    pub async fn accumulate(
+        &self,
+        rank: Rank,
+        offset: usize,
+        values: &[T],
+        operation: Operation,
+    ) -> Result<(), WindowError> {
+        self.send(Access::Accumulate(operation), rank, offset, values).await
+    }
+
+    /// Reads `count` values, from `offset` on.
+    ///
+    /// # Errors
+    /// [`WindowError::OutOfRange`], [`WindowError::Refused`], [`WindowError::Message`].
+    pub async fn get(
+        &self,
+        rank: Rank,
+        offset: usize,
+        count: usize,
+    ) -> Result<Vec<T>, WindowError> {
+        self.ask(Access::Get, rank, (offset, count), &[], count).await
+    }
+
+    /// Combines one value, and returns what was there before (`MPI_Fetch_and_op`).
+    ///
+    /// # Errors
+    /// [`WindowError::OutOfRange`], [`WindowError::Refused`], [`WindowError::Message`].
+    ///
+    /// # Cancel safety
+    /// If dropped before its first poll, nothing is combined; if dropped later, the value is.
+    pub async fn fetch(
+        &self,
+        rank: Rank,
+        offset: usize,
+        value: T,
+        operation: Operation,
+    ) -> Result<T, WindowError> {
+        let former = self.ask(Access::Fetch(operation), rank, (offset, 1), &[value], 1).await?;
+        Ok(former[0])
+    }
+
+    /// Replaces one value if it is `expected`, and returns what was there before.
+    ///
+    /// # Errors
+    /// [`WindowError::OutOfRange`], [`WindowError::Refused`], [`WindowError::Message`].
+    ///
+    /// # Cancel safety
+    /// If dropped before its first poll, nothing is replaced; if dropped later, the value may be.
+    pub async fn compare_and_swap(
+        &self,
+        rank: Rank,
+        offset: usize,
+        expected: T,
+        new: T,
+    ) -> Result<T, WindowError> {
+        let (access, place) = (Access::CompareAndSwap, (offset, 1));
+        Ok(self.ask(access, rank, place, &[expected, new], 1).await?[0])
+    }
+
+    /// Waits until all accesses of this process to a part have taken place.
+    ///
+    /// # Errors
+    /// [`WindowError::Refused`] if one of them was refused, [`WindowError::Message`].
+    pub async fn flush(&self, rank: Rank) -> Result<(), WindowError> {
+        if let Some(peer) = self.shared.peers.get(rank.0 as usize) {
+            peer.is_dirty.store(false, Ordering::Relaxed);
+        }
+        self.ask(Access::Flush, rank, (0, 0), &[], 0).await.map(drop)
+    }
+
+    /// Waits until all accesses of all processes have taken place. All processes take part (`MPI_Win_fence`).
+    ///
+    /// # Errors
+    /// Those of [`Window::flush`] and of collective operations.
+    ///
+    /// # Cancel safety
+    /// None: if dropped before it has ended, the window can't be used for further fences.
+    pub async fn fence(&self) -> Result<(), WindowError> {
+        for (rank, peer) in (0..).map(Rank).zip(&self.shared.peers) {
+            if peer.is_dirty.load(Ordering::Relaxed) {
+                self.flush(rank).await?;
+            }
+        }
+        Ok(self.serving(self.communicator.barrier()).await??)
+    }
+
+    /// Waits for the lock of a part. Locks are granted in the order of the requests, and bind only processes that lock.
+    ///
+    /// # Errors
+    /// [`WindowError::Refused`] if this process holds the lock or waits for it, [`WindowError::Message`].
+    ///
+    /// # Cancel safety
+    /// None: if dropped after its first poll, this process may get the lock all the same, and then keeps it until
+    /// [`Window::unlock`].
+    pub async fn lock(&self, rank: Rank, lock: Lock) -> Result<(), WindowError> {
+        let access = match lock {
+            Lock::Shared => Access::LockShared,
+            Lock::Exclusive => Access::LockExclusive,
+        };
+        self.ask(access, rank, (0, 0), &[], 0).await.map(drop)
+    }
+
+    /// Waits until all accesses of this process to a part have taken place, and releases its lock. The lock of a process
+    /// that is lost is released.
+    ///
+    /// # Errors
+    /// [`WindowError::Refused`] if this process does not hold the lock, [`WindowError::Message`].
+    pub async fn unlock(&self, rank: Rank) -> Result<(), WindowError> {
+        self.ask(Access::Unlock, rank, (0, 0), &[], 0).await.map(drop)
+    }
+
+    /// Serves the accesses of other processes, until it is dropped.
+    ///
+    /// # Errors
+    /// [`MessageError`] if this process can exchange no more messages.
+    ///
+    /// # Cancel safety
+    /// It may be dropped at any poll.
+    pub async fn serve(&self) -> Result<(), MessageError> {
+        self.serving(std::future::pending()).await
+    }
+
+    /// Waits for a future, and serves accesses meanwhile.
+    async fn serving<F: Future>(&self, work: F) -> Result<F::Output, MessageError> {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            self.shared.bell.add(context.waker());
+            loop {
+                if let Poll::Ready(done) = work.as_mut().poll(context) {
+                    return Poll::Ready(Ok(done));
+                }
+                match self.part().poll(&self.shared.bell, context) {
+                    // What was served may be what the work waits for.
+                    Ok(true) => {}
+                    Ok(false) => return Poll::Pending,
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            }
+        })
+        .await
+    }
+
+    fn part(&self) -> MutexGuard<'_, Part<T>> {
+        self.shared.part.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Builds a request, if the process offers these values.
+    fn request(
+        &self,
+        access: Access,
+        rank: Rank,
+        (offset, count): (usize, usize),
+        reply: u32,
+    ) -> Result<Request, WindowError> {
+        let Some(&length) = self.shared.lengths.get(rank.0 as usize) else {
+            let size = self.communicator.size();
+            return Err(MessageError::Rank(NoSuchRank { rank, size }).into());
+        };
+        if offset.checked_add(count).is_none_or(|end| end > length) {
+            return Err(WindowError::OutOfRange { rank, offset, count, length });
+        }
+        let (offset, count) = (offset as u64, count as u64);
+        Ok(Request { access, size: size_of::<T>(), reply, offset, count })
+    }
+
+    /// Sends a request that is not answered.
+    async fn send(
+        &self,
+        access: Access,
+        rank: Rank,
+        offset: usize,
+        values: &[T],
+    ) -> Result<(), WindowError> {
+        let request = self.request(access, rank, (offset, values.len()), 0)?;
+        let bytes = request.to_bytes(values.as_bytes());
+        self.shared.peers[rank.0 as usize].is_dirty.store(true, Ordering::Relaxed);
+        let sending = self.communicator.isend(Mode::Standard, rank, REQUEST, bytes)?;
+        self.serving(sending).await??;
+        Ok(())
+    }
+
+    /// Sends a request, and waits for an answer of so many values.
+    async fn ask(
+        &self,
+        access: Access,
+        rank: Rank,
+        place: (usize, usize),
+        values: &[T],
+        answered: usize,
+    ) -> Result<Vec<T>, WindowError> {
+        let tag = 1 + self.shared.next_reply.fetch_add(1, Ordering::Relaxed) % (u32::MAX / 2);
+        let request = self.request(access, rank, place, tag)?;
+        let waits = &self.shared.peers[rank.0 as usize].waits;
+        let more = |waits| (waits < MOST_ANSWERS as u32).then_some(waits + 1);
+        let turn =
+            poll_fn(|_| match waits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+                Ok(_) => Poll::Ready(()),
+                Err(_) => Poll::Pending,
+            });
+        self.serving(turn).await?;
+        let _waiting = Waiting(waits, &self.shared.bell);
+        let mut answer =
+            Answer { window: self, pending: Some(self.communicator.ireceive(rank, Tag(tag))?) };
+        let bytes = request.to_bytes(values.as_bytes());
+        let sending = self.communicator.isend(Mode::Standard, rank, REQUEST, bytes)?;
+        self.serving(sending).await??;
+        let received = self.serving(&mut answer).await??;
+        decode(answered, &received.bytes).ok_or(WindowError::Refused(rank))
+    }
+}
+
+/// Counts an answer that an operation waits for, until it is dropped.
+struct Waiting<'a>(&'a AtomicU32, &'a Arc<Bell>);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.1.wake_by_ref();
+    }
+}
+
+/// The receive of an answer. If it is dropped before, the window receives and discards the answer.
+struct Answer<'a, T: Number> {
+    window: &'a Window<T>,
+    pending: Option<Pending>,
+}
+
+impl<T: Number> Future for Answer<'_, T> {
+    type Output = Result<Received, MessageError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let pending = self.pending.as_mut().expect("it is not polled after it was ready");
+        let polled = Pin::new(pending).poll(context);
+        if polled.is_ready() {
+            self.pending = None;
+        }
+        polled
+    }
+}
+
+impl<T: Number> Drop for Answer<'_, T> {
+    fn drop(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.window.part().keep(pending.kept());
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! One process's part of a window: its values, and what the other processes ask of it.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::locks::{Locks, Waiting};
+use super::request::{Access, Request};
+use super::{MOST_ANSWERS, REQUEST};
+use crate::message::collective::{Number, Reduction};
+use crate::message::communicator::{Communicator, Pending};
+use crate::message::envelope::Tag;
+use crate::message::group::Rank;
+use crate::message::process::MessageError;
+use crate::message::request::{Failure, Mode};
+use crate::message::typed;
+
+/// Requests that are served in a row, before the task yields to others on its thread.
+const IN_A_ROW: u32 = 64;
+
+/// The first bytes of an answer.
+const GRANTED: u32 = 0;
+const REFUSED: u32 = 1;
+
+/// Wakes the tasks that serve the window.
+#[derive(Debug, Default)]
+pub(super) struct Bell(Mutex<Vec<Waker>>);
+
+impl Bell {
+    /// Wakes a task the next time, and no more.
+    pub(super) fn add(&self, waker: &Waker) {
+        let mut wakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// The part of a window that this process serves.
+#[derive(Debug)]
+pub(super) struct Part<T> {
+    communicator: Communicator,
+    pub(super) values: Vec<T>,
+    locks: Locks,
+    /// The receive of the next request.
+    receive: Option<Pending>,
+    /// Answers under way, by rank.
+    answers: Vec<Vec<Pending>>,
+    /// Processes that have broken the protocol: they are not served.
+    refused: BTreeSet<u32>,
+    /// Answers that their operations wait for no more.
+    orphans: Vec<Pending>,
+}
+
+impl<T: Number> Part<T> {
+    pub(super) fn new(communicator: Communicator, values: Vec<T>) -> Self {
+        let size = communicator.size() as usize;
+        let answers = (0..size).map(|_| Vec::new()).collect();
+        let (locks, refused) = (Locks::default(), BTreeSet::new());
+        let (receive, orphans) = (None, Vec::new());
+        Self { communicator, values, locks, receive, answers, refused, orphans }
+    }
+
+    /// Keeps the receive of an answer whose operation was dropped: the answer still arrives.
+    pub(super) fn keep(&mut self, answer: Pending) {
+        self.orphans.push(answer);
+    }
+
+    /// Serves the requests that have arrived; rings the bell once there are more. Returns whether it has served any.
+    pub(super) fn poll(
+        &mut self,
+        bell: &Arc<Bell>,
+        context: &Context<'_>,
+    ) -> Result<bool, MessageError> {
+        self.orphans.retain_mut(|answer| answer.test().is_none());
+        let waker = Waker::from(Arc::clone(bell));
+        for served in 0..IN_A_ROW {
+            let receive = match self.receive.take() {
+                Some(receive) => receive,
+                None => self.communicator.ireceive(None, REQUEST)?.kept(),
+            };
+            let receive = self.receive.insert(receive);
+            let Poll::Ready(received) = Pin::new(receive).poll(&mut Context::from_waker(&waker))
+            else {
+                return Ok(served > 0);
+            };
+            self.receive = None;
+            match received {
+                Ok(received) => self.serve(received.source, &received.bytes)?,
+                Err(MessageError::Failed(
+                    Failure::PeerLost(peer) | Failure::PeerRestarted(peer),
+                )) => self.forget(self.communicator.handle().rank_of(peer))?,
+                Err(error) => return Err(error),
+            }
+        }
+        context.waker().wake_by_ref();
+        Ok(true)
+    }
+
+    /// Releases the locks of a process that was lost.
+    fn forget(&mut self, rank: Rank) -> Result<(), MessageError> {
+        self.locks.forget(rank.0);
+        if let Some(answers) = self.answers.get_mut(rank.0 as usize) {
+            answers.clear();
+        }
+        self.grant()
+    }
+
+    /// Serves a request. A process that asks what does not fit the window is refused from then on.
+    fn serve(&mut self, from: Rank, bytes: &[u8]) -> Result<(), MessageError> {
+        let Some((request, values)) = Request::parse(bytes) else {
+            self.refused.insert(from.0);
+            return Ok(());
+        };
+        let served = match self.refused.contains(&from.0) {
+            true => Served::Refused,
+            false => self.access(from, &request, values),
+        };
+        match served {
+            Served::Done => {}
+            Served::Answer(values) => self.answer(from, request.reply, GRANTED, &values)?,
+            Served::Refused => {
+                self.refused.insert(from.0);
+                self.answer(from, request.reply, REFUSED, &[])?;
+            }
+        }
+        self.grant()
+    }
+
+    fn access(&mut self, from: Rank, request: &Request, values: &[u8]) -> Served<T> {
+        let is_granted = match request.access {
+            Access::Flush => true,
+            Access::Unlock => self.locks.release(from.0),
+            Access::LockShared | Access::LockExclusive => {
+                let is_exclusive = request.access == Access::LockExclusive;
+                let waiting = Waiting { rank: from.0, is_exclusive, reply: request.reply };
+                return match self.locks.request(waiting) {
+                    true => Served::Done,
+                    false => Served::Refused,
+                };
+            }
+            _ => return self.on_values(request, values).unwrap_or(Served::Refused),
+        };
+        if is_granted { Served::Answer(Vec::new()) } else { Served::Refused }
+    }
+
+    /// Accesses values; `None` if the request does not fit the window.
+    fn on_values(&mut self, request: &Request, bytes: &[u8]) -> Option<Served<T>> {
+        let offset = usize::try_from(request.offset).ok()?;
+        let count = usize::try_from(request.count).ok()?;
+        let place = self.values.get_mut(offset..offset.checked_add(count)?)?;
+        let is_single = matches!(request.access, Access::Fetch(_) | Access::CompareAndSwap);
+        if request.size != size_of::<T>() || is_single && count != 1 {
+            return None;
+        }
+        let expected = match request.access {
+            Access::Put | Access::Accumulate(_) | Access::Fetch(_) => count,
+            Access::CompareAndSwap => 2,
+            _ => 0,
+        };
+        let given = typed::values_of::<T>(expected, bytes).ok()?;
+        let former = match request.access {
+            Access::Put | Access::Accumulate(_) => Served::Done,
+            _ => Served::Answer(place.to_vec()),
+        };
+        match request.access {
+            Access::Put => place.copy_from_slice(&given),
+            Access::Accumulate(mut operation) | Access::Fetch(mut operation) => {
+                operation.join(place, &given);
+            }
+            Access::CompareAndSwap if place[0] == given[0] => place[0] = given[1],
+            _ => {}
+        }
+        Some(former)
+    }
+
+    /// Grants the lock to those who can have it now.
+    fn grant(&mut self) -> Result<(), MessageError> {
+        while let Some(granted) = self.locks.grant() {
+            self.answer(Rank(granted.rank), granted.reply, GRANTED, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Sends an answer, unless the process takes none: it gets no more than it may wait for.
+    fn answer(
+        &mut self,
+        to: Rank,
+        reply: u32,
+        status: u32,
+        values: &[T],
+    ) -> Result<(), MessageError> {
+        let answers = &mut self.answers[to.0 as usize];
+        answers.retain_mut(|answer| answer.test().is_none());
+        if reply == 0 || answers.len() >= MOST_ANSWERS {
+            return Ok(());
+        }
+        let bytes = encode(status, values);
+        match self.communicator.isend(Mode::Standard, to, Tag(reply), bytes) {
+            Ok(send) => answers.push(send.kept()),
+            // A receive reports its loss.
+            Err(MessageError::Failed(_)) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// The result of a request.
+enum Served<T> {
+    Done,
+    Answer(Vec<T>),
+    Refused,
+}
+
+fn encode<T: Number>(status: u32, values: &[T]) -> Bytes {
+    let values = zerocopy::IntoBytes::as_bytes(values);
+    let mut bytes = BytesMut::with_capacity(4 + values.len());
+    bytes.put_u32_le(status);
+    bytes.put_slice(values);
+    bytes.freeze()
+}
+
+/// Reads an answer with so many values; `None` if it is a refusal, or has others.
+pub(super) fn decode<T: Number>(count: usize, bytes: &[u8]) -> Option<Vec<T>> {
+    let (status, values) = bytes.split_first_chunk::<4>()?;
+    let is_granted = u32::from_le_bytes(*status) == GRANTED;
+    let values = typed::values_of(count, values).ok().filter(|_| is_granted)?;
+    Some(values.into_owned())
+}

@@ -1,0 +1,179 @@
+//! Windows over several networks in memory, with dropped futures, lost processes and hostile requests.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
+
+use midplane_via::message::collective::Operation;
+use midplane_via::message::communicator::{Communicator, block_on};
+use midplane_via::message::engine::Config;
+use midplane_via::message::envelope::Tag;
+use midplane_via::message::group::Rank;
+use midplane_via::message::memory::MemoryConfig;
+use midplane_via::message::request::Mode;
+use midplane_via::message::window::{Lock, Window, WindowError};
+
+use crate::scenarios::{self, harness};
+
+macro_rules! scenarios {
+    ($($name:ident)+) => {$(
+        #[test]
+        fn $name() {
+            for ranks in 1..5 {
+                harness::run(ranks, &|world| Box::pin(scenarios::windows::$name(world)));
+            }
+        }
+    )+};
+}
+
+scenarios!(numbers_are_drawn_once stripes_are_as_written long_and_many the_lock_keeps_sums errors);
+
+/// Runs each rank's program on a thread.
+fn on_threads<F: Future<Output = ()>>(
+    ranks: u32,
+    program: impl Fn(Communicator) -> F + Copy + Send + 'static,
+) {
+    let world = harness::world(ranks, MemoryConfig::default(), Config::default());
+    let threads: Vec<_> =
+        world.into_iter().map(|rank| std::thread::spawn(move || block_on(program(rank)))).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Polls a future a number of times; returns whether it has ended.
+async fn polled(times: usize, future: impl Future) -> bool {
+    let mut future = pin!(future);
+    for _ in 0..times {
+        if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn futures_may_be_dropped_at_any_poll_and_their_answers_are_discarded() {
+    on_threads(2, |world| async move {
+        let window = Window::<u64>::create(&world, 4).await.unwrap();
+        if world.rank() == Rank(1) {
+            let mut least = 0;
+            for times in 0..300 {
+                let to = Rank(0);
+                least += u64::from(polled(times % 4, window.fetch(to, 0, 1, Operation::Sum)).await);
+                polled(times % 4, window.get(to, 1, 3)).await;
+                polled(times % 4, window.put(to, 1, &[7])).await;
+            }
+            window.flush(Rank(0)).await.unwrap();
+            let sum = window.get(Rank(0), 0, 1).await.unwrap()[0];
+            assert!((least..=300).contains(&sum), "{least}, {sum}");
+        }
+        window.fence().await.unwrap();
+    });
+}
+
+#[test]
+fn a_process_that_only_serves_needs_no_other_call() {
+    on_threads(3, |world| async move {
+        let window = Window::<u32>::create(&world, 1).await.unwrap();
+        if world.rank() == Rank(0) {
+            let done = world.receive(Rank(1), Tag(1));
+            futures_util::future::select(pin!(done), pin!(window.serve())).await;
+        } else {
+            for _ in 0..100 {
+                window.fetch(Rank(0), 0, 1, Operation::Sum).await.unwrap();
+            }
+            if world.rank() == Rank(2) {
+                world.send(Rank(1), Tag(1), vec![]).await.unwrap();
+            } else {
+                world.receive(Rank(2), Tag(1)).await.unwrap();
+                assert_eq!(window.get(Rank(0), 0, 1).await.unwrap(), [200]);
+                world.send(Rank(0), Tag(1), vec![]).await.unwrap();
+            }
+        }
+        window.fence().await.unwrap();
+    });
+}
+
+#[test]
+fn the_lock_of_a_lost_process_is_released() {
+    on_threads(3, |world| async move {
+        let window = Window::<u32>::create(&world, 1).await.unwrap();
+        match world.rank().0 {
+            0 => {
+                let done = world.receive(Rank(2), Tag(1));
+                futures_util::future::select(pin!(done), pin!(window.serve())).await;
+            }
+            1 => {
+                window.lock(Rank(0), Lock::Exclusive).await.unwrap();
+                world.send(Rank(2), Tag(1), vec![]).await.unwrap();
+                // It leaves without a word.
+            }
+            _ => {
+                world.receive(Rank(1), Tag(1)).await.unwrap();
+                window.lock(Rank(0), Lock::Exclusive).await.unwrap();
+                window.put(Rank(0), 0, &[5]).await.unwrap();
+                window.unlock(Rank(0)).await.unwrap();
+                world.send(Rank(0), Tag(1), vec![]).await.unwrap();
+            }
+        }
+    });
+}
+
+/// A process that makes a window's communicator, and then sends what it likes.
+#[test]
+fn hostile_requests_change_nothing_and_only_their_sender_is_refused() {
+    on_threads(3, |world| async move {
+        if world.rank() == Rank(1) {
+            let raw = world.duplicate().await.unwrap();
+            raw.all_gather(4_u64.to_le_bytes().to_vec()).await.unwrap();
+            let mut rng = midplane_simhw::rng::Rng::new(1, "hostile");
+            for _ in 0..2_000 {
+                let mut bytes: Vec<u8> =
+                    (0..rng.below(60)).map(|_| rng.below(4) as u8 * 85).collect();
+                if let Some(kind) = bytes.first_mut() {
+                    *kind = rng.below(10) as u8;
+                }
+                raw.isend(Mode::Standard, Rank(0), Tag(0), bytes).unwrap().free();
+            }
+            world.send(Rank(2), Tag(1), vec![]).await.unwrap();
+            world.receive(Rank(2), Tag(1)).await.unwrap();
+            return;
+        }
+        let window = Window::<u64>::create(&world, 4).await.unwrap();
+        if world.rank() == Rank(0) {
+            let done = world.receive(Rank(2), Tag(2));
+            futures_util::future::select(pin!(done), pin!(window.serve())).await;
+            window.local(|values| assert_eq!(values[3], 9));
+            return;
+        }
+        window.put(Rank(0), 3, &[9]).await.unwrap();
+        window.flush(Rank(0)).await.unwrap();
+        world.receive(Rank(1), Tag(1)).await.unwrap();
+        for _ in 0..100 {
+            assert_eq!(window.get(Rank(0), 3, 1).await.unwrap(), [9]);
+        }
+        assert_eq!(window.lock(Rank(2), Lock::Exclusive).await, Ok(()));
+        assert!(matches!(window.get(Rank(0), 4, 1).await, Err(WindowError::OutOfRange { .. })));
+        world.send(Rank(0), Tag(2), vec![]).await.unwrap();
+        world.send(Rank(1), Tag(1), vec![]).await.unwrap();
+    });
+}
+
+#[test]
+fn two_tasks_of_a_process_share_a_window() {
+    on_threads(2, |world| async move {
+        let window = Window::<u64>::create(&world, 1).await.unwrap();
+        let other = Rank(1 - world.rank().0);
+        let many = |count| {
+            let window = window.clone();
+            async move {
+                for _ in 0..count {
+                    window.fetch(other, 0, 1, Operation::Sum).await.unwrap();
+                }
+            }
+        };
+        futures_util::future::join(many(100), many(250)).await;
+        window.fence().await.unwrap();
+        window.local(|values| assert_eq!(values, [350]));
+    });
+}
