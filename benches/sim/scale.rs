@@ -12,7 +12,8 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::topology::Topology;
 
-use midplane_benches::work::load::{Messenger, RECEIVE};
+use midplane_benches::raw::{RECEIVE, Raw};
+use midplane_benches::work::load::HANDLER;
 
 /// Bytes of a message of the light traffic.
 const MESSAGE: usize = 100;
@@ -25,24 +26,22 @@ fn star(hosts: u16) -> Topology {
 }
 
 /// Creates hosts that each send their neighbour 100 bytes every 10 ms, and receive as many.
-pub(crate) fn light(hosts: u16) -> World<Messenger> {
-    let mut world = World::new(&star(hosts), NicProfile::MODERN, 1, move |node, _| {
-        Messenger::to(NodeId((node.0 + 1) % hosts), MESSAGE)
-    });
+pub(crate) fn light(hosts: u16) -> World<Raw> {
+    let mut world = World::new(&star(hosts), NicProfile::MODERN, 1, |_, _| Raw::new(HANDLER));
     for node in (0..hosts).map(NodeId) {
         let host = world.host(node);
-        world.spawn(node, chat(host));
+        world.spawn(node, chat(host, NodeId((node.0 + 1) % hosts)));
     }
     world
 }
 
-async fn chat(host: SimHost) {
+async fn chat(host: SimHost, to: NodeId) {
     let mut port = host.open_port().expect("the NIC is up");
     let (out, into) = (port.register(MESSAGE), port.register(MESSAGE));
     let (out, into) = (out.expect("a small region"), into.expect("a small region"));
     let receive =
         Command { opcode: RECEIVE, cookie: 1, region: into.whole(), ..Command::default() };
-    let send = Command { region: out.whole(), ..Command::default() };
+    let send = Command { node: to, region: out.whole(), ..Command::default() };
     let mut next = host.now().plus_nanos(u64::from(host.node().0) * 1_000);
     port.submit(&receive).expect("there is room");
     loop {
@@ -58,8 +57,8 @@ async fn chat(host: SimHost) {
 }
 
 /// Creates nodes with idle firmware; with `depth`, each also has a sleeping task and a port of that depth.
-pub(crate) fn idle(nodes: u16, depth: Option<usize>) -> World<Messenger> {
-    let mut world = World::new(&star(nodes), NicProfile::MODERN, 1, |_, _| Messenger::default());
+pub(crate) fn idle(nodes: u16, depth: Option<usize>) -> World<Raw> {
+    let mut world = World::new(&star(nodes), NicProfile::MODERN, 1, |_, _| Raw::new(HANDLER));
     for node in (0..nodes).map(NodeId) {
         let host = world.host(node);
         let Some(depth) = depth else { continue };

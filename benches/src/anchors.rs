@@ -1,8 +1,8 @@
 //! Measures the papers' published results on the simulated machines.
 
+pub mod bounce;
 pub mod measure;
 pub mod pm;
-mod raw;
 
 #[cfg(test)]
 mod tests;

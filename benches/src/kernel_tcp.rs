@@ -1,8 +1,7 @@
 //! A kernel's TCP to compare with: one stream to each peer, charged to the host's processor.
 //!
-//! A model of costs, not of the protocol's variants. Segments have at most [`TcpCosts::mss`] bytes; the window
-//! is fixed. Every second segment and the last of a write are acknowledged. After a timeout, the sender resends
-//! from the first unacknowledged byte. There is no congestion control: compare it where nothing is congested.
+//! A model of costs over a network that loses nothing and reorders nothing, not of the protocol's variants. Segments have at
+//! most [`TcpCosts::mss`] bytes; the window is fixed. Every second segment and the last of a write are acknowledged.
 //! It belongs on hosts that run firmware
 //! ([`HostProfile::runs_firmware`](midplane::simhw::profile::HostProfile::runs_firmware)): received bytes are then copied
 //! at the host's cost.
@@ -14,14 +13,13 @@ use midplane::simhw::hardware::{Firmware, Hardware, Source, TransmitRefused};
 use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
 use midplane::simhw::port::{Command, Completion, Status};
 use midplane::simhw::region::{Payload, RegionRef};
-use midplane::simhw::time::Instant;
 
 /// Opcode of a command that writes its region to the stream to its node.
 pub const SEND: u8 = 0;
 /// Opcode of a command that fills its region from its node's stream.
 pub const RECEIVE: u8 = 1;
 
-const RETRANSMIT: TimerId = TimerId(0);
+/// Expires when the line has room for a segment again.
 const LINE: TimerId = TimerId(1);
 /// Set on the last segment of a write.
 const PUSH: u8 = 1 << 4;
@@ -43,13 +41,10 @@ pub struct TcpCosts {
     pub mss: usize,
     /// Most unacknowledged bytes.
     pub window: usize,
-    /// Nanoseconds without an acknowledgement after which the sender resends.
-    pub timeout_ns: u64,
 }
 
 impl TcpCosts {
-    /// Linux 2.2 on a Pentium II. Fitted to 100 us (LAM-VIA paper, section 2.1). Window and timeout are that
-    /// kernel's.
+    /// Linux 2.2 on a Pentium II. Fitted to 100 us (LAM-VIA paper, section 2.1). The window is that kernel's.
     pub const LINUX_2_2: Self = Self {
         call: 1_200,
         copy_byte: 3,
@@ -58,7 +53,6 @@ impl TcpCosts {
         acknowledge: 2_500,
         mss: 1_452,
         window: 32_120,
-        timeout_ns: 200_000_000,
     };
 }
 
@@ -74,18 +68,18 @@ struct Stream {
     /// Writes that are not yet wholly in the socket's buffer, and the bytes of the first that are (`taken`).
     writes: VecDeque<(PortId, Command)>,
     taken: u32,
-    /// Bytes from the first unacknowledged one on, and the sequence numbers at which writes end (`pushes`).
-    unacknowledged: VecDeque<u8>,
-    pushes: VecDeque<u32>,
-    first: u32,
-    next: u32,
-    expires: Option<Instant>,
+    /// Bytes of the socket's buffer that have not left, and the numbers of bytes at which writes end.
+    unsent: VecDeque<u8>,
+    pushes: VecDeque<u64>,
+    /// Numbers of bytes that have left, and that the peer has acknowledged.
+    sent: u64,
+    acknowledged: u64,
     /// Pending reads, the filled bytes of the first (`filled`), and received bytes that are not read yet.
     reads: VecDeque<(PortId, u64, RegionRef)>,
     filled: u32,
-    received: VecDeque<u8>,
-    expected: u32,
-    /// Segments received since the last acknowledgement.
+    unread: VecDeque<u8>,
+    /// Number of received bytes, and the segments since the last acknowledgement.
+    received: u64,
     owed: u8,
 }
 
@@ -96,135 +90,118 @@ impl KernelTcp {
         Self { costs, streams: BTreeMap::new() }
     }
 
-    /// Copies writes into the socket's buffer, and sends what the window allows.
+    fn stream(&mut self, peer: NodeId) -> &mut Stream {
+        self.streams.entry(peer).or_default()
+    }
+
+    /// Copies writes into the socket's buffer, and sends what the line takes.
     fn push(&mut self, hw: &mut dyn Hardware, peer: NodeId) {
-        self.take_writes(hw, peer);
-        let (costs, stream) = (self.costs, self.streams.entry(peer).or_default());
-        loop {
-            let sent = stream.next.wrapping_sub(stream.first) as usize;
-            let bytes = (stream.unacknowledged.len() - sent).min(costs.mss);
-            if bytes == 0 {
-                break;
-            }
-            let segment: Vec<u8> =
-                stream.unacknowledged.iter().skip(sent).take(bytes).copied().collect();
-            let end = stream.next.wrapping_add(bytes as u32);
+        let costs = self.costs;
+        let stream = self.stream(peer);
+        stream.take_writes(hw, costs);
+        while !stream.unsent.is_empty() {
+            let bytes = stream.unsent.len().min(costs.mss);
+            let segment: Vec<u8> = stream.unsent.iter().take(bytes).copied().collect();
+            let end = stream.sent + bytes as u64;
             let header = Header {
-                source: hw.node(),
-                destination: peer,
-                incarnation: hw.incarnation(),
                 length: bytes as u16,
-                sequence: stream.next,
-                acknowledgement: stream.expected,
                 flags: if stream.pushes.contains(&end) { PUSH } else { 0 },
-                ..Header::default()
+                ..header(hw, peer, stream)
             };
             hw.charge(costs.segment_out);
             match hw.transmit(&header, Source::Bytes(Payload::from(&segment[..]))) {
-                Ok(_) => stream.next = end,
-                Err(TransmitRefused::Busy { until }) => {
-                    hw.set_timer(LINE, until);
-                    break;
+                Ok(_) => {
+                    stream.sent = end;
+                    stream.unsent.drain(..bytes);
                 }
+                Err(TransmitRefused::Busy { until }) => return hw.set_timer(LINE, until),
                 Err(refused) => panic!("a segment fits a frame: {refused}"),
             }
         }
-        if stream.next != stream.first && stream.expires.is_none() {
-            stream.expires = Some(hw.now().plus_nanos(costs.timeout_ns));
-            self.set_alarm(hw);
-        }
-    }
-
-    fn take_writes(&mut self, hw: &mut dyn Hardware, peer: NodeId) {
-        let (costs, stream) = (self.costs, self.streams.entry(peer).or_default());
-        while let Some((port, command)) = stream.writes.front().copied() {
-            let room = costs.window - stream.unacknowledged.len();
-            let part = (command.region.length - stream.taken).min(room as u32);
-            let range = command.region.part(stream.taken, part).expect("within the region");
-            let status = match hw.read(range).map(|bytes| bytes.to_vec()) {
-                Ok(bytes) => {
-                    stream.unacknowledged.extend(bytes);
-                    hw.charge(u64::from(part) * costs.copy_byte);
-                    stream.taken += part;
-                    if stream.taken < command.region.length {
-                        return;
-                    }
-                    let end = stream.first.wrapping_add(stream.unacknowledged.len() as u32);
-                    stream.pushes.push_back(end);
-                    Status::Done
-                }
-                Err(_) => Status::Region,
-            };
-            let length = u64::from(std::mem::take(&mut stream.taken));
-            stream.writes.pop_front();
-            let cookie = command.cookie;
-            hw.complete(port, &Completion { status, cookie, length, ..Completion::default() });
-        }
-    }
-
-    fn set_alarm(&self, hw: &mut dyn Hardware) {
-        let next = self.streams.values().filter_map(|stream| stream.expires).min();
-        hw.set_timer(RETRANSMIT, next.unwrap_or(Instant::FAR_FUTURE));
     }
 
     fn acknowledge(&mut self, hw: &mut dyn Hardware, peer: NodeId) {
         hw.charge(self.costs.acknowledge);
-        let stream = self.streams.entry(peer).or_default();
-        let header = Header {
-            kind: Kind::Acknowledge,
-            source: hw.node(),
-            destination: peer,
-            incarnation: hw.incarnation(),
-            acknowledgement: stream.expected,
-            ..Header::default()
-        };
+        let stream = self.stream(peer);
+        let header = Header { kind: Kind::Acknowledge, ..header(hw, peer, stream) };
         // Without a free slot the acknowledgement is skipped: the next one covers it.
         if hw.transmit(&header, Source::Bytes(Payload::EMPTY)).is_ok() {
             stream.owed = 0;
         }
     }
+}
 
-    /// Handles an acknowledgement of all bytes before `upto`.
-    fn on_acknowledged(&mut self, hw: &mut dyn Hardware, peer: NodeId, upto: u32) {
-        let stream = self.streams.entry(peer).or_default();
-        let bytes = upto.wrapping_sub(stream.first) as usize;
-        let sent = stream.next.wrapping_sub(stream.first) as usize;
-        if bytes == 0 || bytes > stream.unacknowledged.len() {
-            return;
+/// Starts the header of a frame of a stream, with the number of received bytes. Both ends count in `words`.
+fn header(hw: &dyn Hardware, peer: NodeId, stream: &Stream) -> Header {
+    Header {
+        source: hw.node(),
+        destination: peer,
+        incarnation: hw.incarnation(),
+        words: [stream.received, 0],
+        ..Header::default()
+    }
+}
+
+fn complete(hw: &mut dyn Hardware, port: PortId, status: Status, cookie: u64, length: u32) {
+    let length = length.into();
+    hw.complete(port, &Completion { status, cookie, length, ..Completion::default() });
+}
+
+impl Stream {
+    /// Copies writes into the socket's buffer, as far as the window allows.
+    fn take_writes(&mut self, hw: &mut dyn Hardware, costs: TcpCosts) {
+        while let Some((port, command)) = self.writes.front().copied() {
+            let in_flight = (self.sent - self.acknowledged) as usize;
+            let room = costs.window - self.unsent.len() - in_flight;
+            let part = (command.region.length - self.taken).min(room as u32);
+            let range = command.region.part(self.taken, part).expect("within the region");
+            let status = match hw.read(range).map(|bytes| bytes.to_vec()) {
+                Ok(bytes) => {
+                    self.unsent.extend(bytes);
+                    hw.charge(u64::from(part) * costs.copy_byte);
+                    self.taken += part;
+                    if self.taken < command.region.length {
+                        return;
+                    }
+                    self.pushes.push_back(self.sent + self.unsent.len() as u64);
+                    Status::Done
+                }
+                Err(_) => Status::Region,
+            };
+            self.writes.pop_front();
+            complete(hw, port, status, command.cookie, std::mem::take(&mut self.taken));
         }
-        if bytes > sent {
-            // Segments sent before the timeout have arrived after all.
-            stream.next = upto;
+    }
+
+    /// Handles the peer's number of received bytes; returns whether it has grown.
+    fn on_acknowledged(&mut self, upto: u64) -> bool {
+        let grows = upto > self.acknowledged && upto <= self.sent;
+        if grows {
+            self.acknowledged = upto;
+            self.pushes.retain(|end| *end > upto);
         }
-        stream.unacknowledged.drain(..bytes);
-        stream.first = upto;
-        stream.pushes.retain(|end| end.wrapping_sub(upto) as i32 > 0);
-        stream.expires = (stream.next != upto).then(|| hw.now().plus_nanos(self.costs.timeout_ns));
-        self.set_alarm(hw);
-        self.push(hw, peer);
+        grows
     }
 
     /// Copies received bytes into the pending reads.
-    fn fill(&mut self, hw: &mut dyn Hardware, peer: NodeId) {
-        let stream = self.streams.entry(peer).or_default();
-        while let Some((port, cookie, region)) = stream.reads.front().copied() {
-            let part = (region.length - stream.filled).min(stream.received.len() as u32);
-            let range = region.part(stream.filled, part).expect("within the region");
-            let bytes: Vec<u8> = stream.received.iter().take(part as usize).copied().collect();
+    fn fill(&mut self, hw: &mut dyn Hardware) {
+        while let Some((port, cookie, region)) = self.reads.front().copied() {
+            let part = (region.length - self.filled).min(self.unread.len() as u32);
+            let range = region.part(self.filled, part).expect("within the region");
+            let bytes: Vec<u8> = self.unread.iter().take(part as usize).copied().collect();
             let status = match hw.write(range, Payload::from(&bytes[..])) {
                 Ok(()) => {
-                    stream.received.drain(..part as usize);
-                    stream.filled += part;
-                    if stream.filled < region.length {
+                    self.unread.drain(..part as usize);
+                    self.filled += part;
+                    if self.filled < region.length {
                         return;
                     }
                     Status::Done
                 }
                 Err(_) => Status::Region,
             };
-            let length = u64::from(std::mem::take(&mut stream.filled));
-            stream.reads.pop_front();
-            hw.complete(port, &Completion { status, cookie, length, ..Completion::default() });
+            self.reads.pop_front();
+            complete(hw, port, status, cookie, std::mem::take(&mut self.filled));
         }
     }
 }
@@ -235,14 +212,13 @@ impl Firmware for KernelTcp {
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             hw.charge(self.costs.call);
-            let peer = command.node;
-            let stream = self.streams.entry(peer).or_default();
+            let stream = self.stream(command.node);
             if command.opcode == SEND {
                 stream.writes.push_back((port, command));
-                self.push(hw, peer);
+                self.push(hw, command.node);
             } else {
                 stream.reads.push_back((port, command.cookie, command.region));
-                self.fill(hw, peer);
+                stream.fill(hw);
             }
             hw.commit();
         }
@@ -254,34 +230,24 @@ impl Firmware for KernelTcp {
             hw.charge(self.costs.acknowledge);
         } else {
             hw.charge(self.costs.segment_in);
-            let stream = self.streams.entry(peer).or_default();
-            let in_order = header.sequence == stream.expected;
-            if in_order && stream.received.len() + frame.payload.len() <= self.costs.window {
-                stream.expected = stream.expected.wrapping_add(frame.payload.len() as u32);
-                stream.received.extend(frame.payload.to_vec());
-                stream.owed += 1;
-                self.fill(hw, peer);
-            }
-            let owed = self.streams.entry(peer).or_default().owed;
-            if !in_order || owed >= 2 || header.flags & PUSH != 0 {
+            let stream = self.stream(peer);
+            stream.received += frame.payload.len() as u64;
+            stream.unread.extend(frame.payload.to_vec());
+            stream.owed += 1;
+            stream.fill(hw);
+            if stream.owed >= 2 || header.flags & PUSH != 0 {
                 self.acknowledge(hw, peer);
             }
         }
-        self.on_acknowledged(hw, peer, header.acknowledgement);
+        if self.stream(peer).on_acknowledged(header.words[0]) {
+            self.push(hw, peer);
+        }
         hw.commit();
     }
 
-    fn on_timer(&mut self, hw: &mut impl Hardware, timer: TimerId) {
+    fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
         let peers: Vec<NodeId> = self.streams.keys().copied().collect();
-        for peer in peers {
-            let stream = self.streams.entry(peer).or_default();
-            if timer == RETRANSMIT && stream.expires.is_some_and(|at| at <= hw.now()) {
-                stream.next = stream.first;
-                stream.expires = None;
-            }
-            self.push(hw, peer);
-        }
-        self.set_alarm(hw);
+        peers.into_iter().for_each(|peer| self.push(hw, peer));
         hw.commit();
     }
 
@@ -290,59 +256,54 @@ impl Firmware for KernelTcp {
 
 #[cfg(test)]
 mod tests {
-    use midplane::simhw::fault::Faults;
     use midplane::simhw::host::Host;
+    use midplane::simhw::port::Port;
     use midplane::simhw::profile::Machine;
+    use midplane::simhw::region::Region;
     use midplane::simhw::sim::World;
     use proptest::prelude::*;
 
     use super::*;
 
-    const A: NodeId = NodeId(0);
-    const B: NodeId = NodeId(1);
+    /// Writes a region to the other node's stream, or fills it from there.
+    async fn run(port: &mut Port, opcode: u8, node: NodeId, region: &Region) {
+        let region = region.whole();
+        port.submit(&Command { opcode, node, region, ..Command::default() }).unwrap();
+        let done = port.completion().await.unwrap();
+        assert_eq!((done.status, done.length), (Status::Done, u64::from(region.length)));
+    }
 
-    /// Sends `writes` from B to A, each with its length, and reads as many bytes in reads of `read`;
-    /// whether every byte arrived in its place.
-    fn stream(writes: &[usize], read: usize, loss: f64, seed: u64) -> bool {
+    /// Sends `writes` from one node to the other, each with its length, and reads as many bytes in reads of `read`;
+    /// returns whether every byte arrived in its place.
+    fn stream(writes: &[usize], read: usize) -> bool {
         let machine = Machine::TCP_FAST_ETHERNET;
         let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
-        let mut world = World::new(&machine.topology(2), machine.nic, seed, kernel);
+        let mut world = World::new(&machine.topology(2), machine.nic, 1, kernel);
         world.set_hosts(machine.host);
-        world.set_faults(Faults { loss, ..Default::default() });
         let byte = |at: usize| (at * 31 % 251) as u8;
-        let total: usize = writes.iter().sum();
-        let (host, writes) = (world.host(B), writes.to_vec());
-        world.spawn(B, async move {
+        let [here, there] = [NodeId(0), NodeId(1)];
+        let (host, writes, total) = (world.host(there), writes.to_vec(), writes.iter().sum());
+        world.spawn(there, async move {
             let mut port = host.open_port().unwrap();
             let mut sent = 0;
             for length in writes {
                 let region = port.register(length).unwrap();
-                let bytes: Vec<u8> = (sent..sent + length).map(byte).collect();
-                region.write(0, &bytes).unwrap();
-                let (node, region_ref) = (A, region.whole());
-                let write =
-                    Command { opcode: SEND, node, region: region_ref, ..Command::default() };
-                port.submit(&write).unwrap();
-                assert_eq!(port.completion().await.unwrap().status, Status::Done);
+                region.write(0, &(sent..sent + length).map(byte).collect::<Vec<_>>()).unwrap();
+                run(&mut port, SEND, here, &region).await;
                 sent += length;
             }
         });
-        let host = world.host(A);
-        let held = world.block_on(A, async move {
+        let host = world.host(here);
+        let held = world.block_on(here, async move {
             let mut port = host.open_port().unwrap();
             let mut got = 0;
             while got < total {
-                let length = read.min(total - got);
-                let region = port.register(length).unwrap();
-                let (node, region_ref) = (B, region.whole());
-                let read =
-                    Command { opcode: RECEIVE, node, region: region_ref, ..Command::default() };
-                port.submit(&read).unwrap();
-                assert_eq!(port.completion().await.unwrap().length, length as u64);
-                let mut bytes = vec![0; length];
+                let mut bytes = vec![0; read.min(total - got)];
+                let region = port.register(bytes.len()).unwrap();
+                run(&mut port, RECEIVE, there, &region).await;
                 region.read(0, &mut bytes).unwrap();
                 assert!(bytes.iter().zip(got..).all(|(seen, at)| *seen == byte(at)));
-                got += length;
+                got += bytes.len();
             }
         });
         held.is_some()
@@ -352,11 +313,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(40))]
 
         #[test]
-        fn a_kernels_stream_arrives_whole_and_in_order_whatever_is_lost(
+        fn a_kernels_stream_arrives_whole_and_in_order(
             writes in proptest::collection::vec(1_usize..40_000, 1..8), read in 1_usize..20_000,
-            loss in 0.0..0.1_f64, seed: u64,
         ) {
-            prop_assert!(stream(&writes, read, loss, seed));
+            prop_assert!(stream(&writes, read));
         }
     }
 }

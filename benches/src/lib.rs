@@ -25,6 +25,8 @@ pub mod messages;
 pub mod nas_rank;
 pub mod nodes;
 #[cfg(feature = "lab")]
+pub mod raw;
+#[cfg(feature = "lab")]
 pub mod solver;
 pub mod transfer;
 #[cfg(feature = "lab")]

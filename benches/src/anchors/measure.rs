@@ -1,15 +1,18 @@
 //! Published results, and the results of the simulated machines.
 
-use crate::kernel_tcp::{self, KernelTcp, TcpCosts};
-use midplane::gang::channel::geometry::Geometry;
+use std::sync::{Arc, Mutex};
+
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::port::{Command, Port};
+use midplane::simhw::port::Command;
 use midplane::simhw::profile::{HostProfile, Machine, Notice};
-use midplane::simhw::sim::{SimHost, World};
+use midplane::simhw::region::RegionRef;
+use midplane::simhw::sim::World;
 
+use super::bounce::{PortEnd, one_way_us};
 use super::pm;
-use super::raw::{self, PING, RECEIVE, SEND, command};
+use crate::kernel_tcp::{self, KernelTcp, TcpCosts};
+use crate::raw::{self, PING, RECEIVE, SEND};
 
 const A: NodeId = NodeId(0);
 const B: NodeId = NodeId(1);
@@ -17,43 +20,32 @@ const B: NodeId = NodeId(1);
 /// One published result and the measured one.
 #[derive(Clone, Debug)]
 pub struct Anchor {
-    pub machine: &'static str,
     pub what: String,
     pub unit: &'static str,
     pub published: f64,
     pub measured: f64,
-    /// Measured over published, less 1.
-    pub deviation: f64,
     /// True if the published result is a constant of the profile: ours then shows only that the constant is charged.
     pub is_input: bool,
-    pub source: &'static str,
 }
 
-fn anchor(
-    machine: &Machine,
-    what: impl Into<String>,
-    unit: &'static str,
-    published: f64,
-    measured: f64,
-    source: &'static str,
-) -> Anchor {
-    let deviation = measured / published - 1.0;
-    let (machine, what) = (machine.name, what.into());
-    Anchor { machine, what, unit, published, measured, deviation, is_input: false, source }
+impl Anchor {
+    /// Creates a result that is no constant of the profile.
+    pub fn new(what: impl Into<String>, unit: &'static str, published: f64, measured: f64) -> Self {
+        Self { what: what.into(), unit, published, measured, is_input: false }
+    }
 }
 
 /// Measures the DVCM paper's section 3: coprocessors against applications, and the cost of interrupts.
 pub fn dvcm() -> Vec<Anchor> {
     let machine = Machine::DVCM_ATM;
-    let source = "DVCM, section 3";
-    let row = |what, published, measured| anchor(&machine, what, "us", published, measured, source);
     let interrupts = |what, published, notice| Anchor {
         is_input: true,
-        ..row(what, published, interrupt_us(&machine, notice))
+        ..Anchor::new(what, "us", published, interrupt_us(&machine, notice))
     };
+    let (nics, hosts) = (coprocessors_us(&machine), applications_us(&machine, 40));
     vec![
-        row("coprocessor to coprocessor, one way", 18.0, coprocessors_us(&machine)),
-        row("application to application, one way", 60.0, applications_us(&machine, 40)),
+        Anchor::new("coprocessor to coprocessor, one way", "us", 18.0, nics),
+        Anchor::new("application to application, one way", "us", 60.0, hosts),
         interrupts("interrupt, kernel handler", 9.0, Notice::Interrupt),
         interrupts("interrupt, signal handler", 50.0, Notice::Signal),
     ]
@@ -61,12 +53,10 @@ pub fn dvcm() -> Vec<Anchor> {
 
 /// Measures the SCore-D paper's Table 2; messages go through PM's channels.
 pub fn score_d() -> Vec<Anchor> {
-    let machine = Machine::PM_MYRINET;
-    let (latency, bandwidth) =
-        pm::transfer(&machine, Geometry::BULK, 1).expect("all messages arrive");
+    let (latency, bandwidth) = pm::transfer().expect("all messages arrive");
     vec![
-        anchor(&machine, "PM, least latency, one way", "us", 7.5, latency, "SCore-D, Table 2"),
-        anchor(&machine, "PM, most bandwidth", "MB/s", 117.6, bandwidth, "SCore-D, Table 2"),
+        Anchor::new("Table 2, least latency through a channel", "us", 7.5, latency),
+        Anchor::new("Table 2, most bandwidth through a channel", "MB/s", 117.6, bandwidth),
     ]
 }
 
@@ -82,33 +72,29 @@ pub fn pipelines() -> Vec<Anchor> {
         let points =
             sizes.iter().zip(&times).map(|(bytes, times)| (*bytes as f64 / 1024.0, times[stage]));
         let (intercept, slope) = regression(&points.collect::<Vec<_>>());
-        let row = |what, unit, published, measured| {
-            anchor(
-                &machine,
-                format!("stage {stage}, {what}"),
-                unit,
-                published,
-                measured,
-                "pipelines, Table 1",
-            )
-        };
-        anchors.push(row("overhead", "us", overhead, intercept));
-        anchors.push(row("per KiB", "us", per_kb, slope));
+        let what = |cost| format!("stage {stage}, {cost}");
+        anchors.push(Anchor::new(what("overhead"), "us", overhead, intercept));
+        anchors.push(Anchor::new(what("per KiB"), "us", per_kb, slope));
     }
     anchors
 }
 
 /// Measures the LAM-VIA paper's section 2.1: the same PCs with M-VIA and with the kernel's TCP.
 pub fn lam_via() -> Vec<Anchor> {
-    let (via, tcp) = (Machine::MVIA_FAST_ETHERNET, Machine::TCP_FAST_ETHERNET);
-    let source = "LAM-VIA, section 2.1";
+    let via = applications_us(&Machine::MVIA_FAST_ETHERNET, 4);
+    let tcp = tcp_us(4, 0).expect("all rounds end");
     vec![
-        anchor(&via, "M-VIA, one way", "us", 61.0, applications_us(&via, 4), source),
-        anchor(&tcp, "TCP, one way", "us", 100.0, tcp_us(&tcp, 4), source),
+        Anchor::new("M-VIA, one way", "us", 61.0, via),
+        Anchor::new("TCP, one way", "us", 100.0, tcp),
     ]
 }
 
 const ROUNDS: u64 = 100;
+
+/// Builds a command about `region` whose peer is the other one of the two hosts.
+fn command(opcode: u8, from: NodeId, region: RegionRef) -> Command {
+    Command { opcode, node: NodeId(1 - from.0), region, ..Command::default() }
+}
 
 /// Returns the one-way time of an empty frame that the two NICs' firmwares bounce, in microseconds.
 fn coprocessors_us(machine: &Machine) -> f64 {
@@ -125,71 +111,23 @@ fn coprocessors_us(machine: &Machine) -> f64 {
 
 /// Returns the one-way time of `bytes` that two applications bounce, in microseconds.
 pub fn applications_us(machine: &Machine, bytes: usize) -> f64 {
-    let mut world = raw::world(machine);
-    let host = world.host(B);
-    world.spawn(B, async move {
-        let mut port = host.open_port().expect("the NIC is up");
-        answer(&mut port, bytes, [SEND, RECEIVE]).await;
-    });
-    let host = world.host(A);
-    let nanos = world.block_on(A, async move {
-        let mut port = host.open_port().expect("the NIC is up");
-        ask(&host, &mut port, bytes, [SEND, RECEIVE]).await
-    });
-    nanos.expect("all rounds end") as f64 / (2 * ROUNDS) as f64 / 1e3
+    let world = raw::world(machine);
+    let ends = [A, B].map(|node| PortEnd::open(world.host(node), bytes, [SEND, RECEIVE], 0));
+    one_way_us(world, [A, B], ends).expect("all rounds end")
 }
 
-/// Returns the same one-way time over the kernel's TCP.
-fn tcp_us(machine: &Machine, bytes: usize) -> f64 {
+/// Returns the same one-way time over the kernel's TCP, with `work_ns` of processor time for each message at each end.
+///
+/// # Errors
+/// One line: what failed.
+pub fn tcp_us(bytes: usize, work_ns: u64) -> Result<f64, String> {
+    let machine = Machine::TCP_FAST_ETHERNET;
     let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
     let mut world = World::new(&machine.topology(2), machine.nic, 1, kernel);
     world.set_hosts(machine.host);
     let opcodes = [kernel_tcp::SEND, kernel_tcp::RECEIVE];
-    let host = world.host(B);
-    world.spawn(B, async move {
-        let mut port = host.open_port().expect("the NIC is up");
-        answer(&mut port, bytes, opcodes).await;
-    });
-    let host = world.host(A);
-    let nanos = world.block_on(A, async move {
-        let mut port = host.open_port().expect("the NIC is up");
-        ask(&host, &mut port, bytes, opcodes).await
-    });
-    nanos.expect("all rounds end") as f64 / (2 * ROUNDS) as f64 / 1e3
-}
-
-/// Sends a message and waits for the answer, 100 times; returns the nanoseconds of all rounds.
-async fn ask(host: &SimHost, port: &mut Port, bytes: usize, [send, receive]: [u8; 2]) -> u64 {
-    let (out, into) = (port.register(bytes), port.register(bytes));
-    let (out, into) = (out.expect("a small region"), into.expect("a small region"));
-    host.sleep_until(host.now().plus_nanos(1_000_000)).await;
-    let began = host.now();
-    for _ in 0..ROUNDS {
-        port.post(&tagged(command(receive, A, into.whole()), RECEIVED)).expect("there is room");
-        port.post(&command(send, A, out.whole())).expect("there is room");
-        port.ring();
-        received(port).await;
-    }
-    host.now().nanos_since(began)
-}
-
-async fn answer(port: &mut Port, bytes: usize, [send, receive]: [u8; 2]) {
-    let region = port.register(bytes).expect("a small region");
-    loop {
-        port.submit(&tagged(command(receive, B, region.whole()), RECEIVED)).expect("there is room");
-        received(port).await;
-        port.submit(&command(send, B, region.whole())).expect("there is room");
-    }
-}
-
-const RECEIVED: u64 = 1;
-
-fn tagged(command: Command, cookie: u64) -> Command {
-    Command { cookie, ..command }
-}
-
-async fn received(port: &mut Port) {
-    while port.completion().await.expect("the NIC is up").cookie != RECEIVED {}
+    let ends = [A, B].map(|node| PortEnd::open(world.host(node), bytes, opcodes, work_ns));
+    one_way_us(world, [A, B], ends)
 }
 
 /// Returns the processor time that one completion takes from a computing application, in microseconds, if completions
@@ -263,9 +201,8 @@ pub fn stream_mb_per_s(machine: &Machine, bytes: usize) -> f64 {
 fn stages_us(machine: &Machine, bytes: usize) -> [f64; 4] {
     let mut world = raw::world(machine);
     let host = world.host(B);
-    let (out, times) =
-        (std::sync::Arc::default(), std::sync::Arc::<std::sync::Mutex<[u64; 3]>>::default());
-    let sent: std::sync::Arc<std::sync::Mutex<[u64; 3]>> = std::sync::Arc::clone(&out);
+    let (out, times) = (Arc::<Mutex<[u64; 3]>>::default(), Arc::<Mutex<[u64; 2]>>::default());
+    let sent = Arc::clone(&out);
     world.spawn(B, async move {
         let mut port = host.open_port().expect("the NIC is up");
         let region = port.register(bytes).expect("a region");
@@ -277,7 +214,7 @@ fn stages_us(machine: &Machine, bytes: usize) -> [f64; 4] {
         let gathered = port.completion().await.expect("the NIC is up").args[0];
         *sent.lock().expect("one task writes") = [began.as_nanos(), copied.as_nanos(), gathered];
     });
-    let (host, arrived) = (world.host(A), std::sync::Arc::clone(&times));
+    let (host, arrived) = (world.host(A), Arc::clone(&times));
     world.block_on(A, async move {
         let mut port = host.open_port().expect("the NIC is up");
         let region = port.register(bytes).expect("a region");
@@ -285,10 +222,10 @@ fn stages_us(machine: &Machine, bytes: usize) -> [f64; 4] {
         port.completion().await.expect("the NIC is up");
         let seen = host.now();
         host.compute(host.profile().copy.nanos(bytes)).await;
-        *arrived.lock().expect("one task writes") = [seen.as_nanos(), host.now().as_nanos(), 0];
+        *arrived.lock().expect("one task writes") = [seen.as_nanos(), host.now().as_nanos()];
     });
     let [began, copied, gathered] = *out.lock().expect("all tasks have ended");
-    let [seen, done, _] = *times.lock().expect("all tasks have ended");
+    let [seen, done] = *times.lock().expect("all tasks have ended");
     [copied - began, gathered - copied, seen - gathered, done - seen]
         .map(|nanos| nanos as f64 / 1e3)
 }

@@ -13,11 +13,12 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::{SimHost, World};
 
-/// Creates two hosts whose NICs have `channels` channels each.
-pub fn world(machine: &Machine, channels: u16) -> World<Unit> {
-    let mut world = World::new(&machine.topology(2), machine.nic, 1, move |_, _| {
+/// Creates two hosts of the paper, whose NICs have a channel each.
+pub fn world() -> World<Unit> {
+    let machine = Machine::PM_MYRINET;
+    let mut world = World::new(&machine.topology(2), machine.nic, 1, |_, _| {
         let mut unit = Unit::default();
-        unit.install(GANG, Gang::new(GangConfig::default().channels(channels)))
+        unit.install(GANG, Gang::new(GangConfig::default().channels(1)))
             .expect("its number is free");
         unit
     });
@@ -25,21 +26,15 @@ pub fn world(machine: &Machine, channels: u16) -> World<Unit> {
     world
 }
 
-/// Measures one of `open` open channels: the one-way time of 8 bytes in microseconds (PM's least latency), and a
-/// stream's MB/s (PM's most bandwidth).
-pub fn transfer(machine: &Machine, geometry: Geometry, open: u16) -> Option<(f64, f64)> {
+/// Measures a channel: the one-way time of 8 bytes in microseconds (PM's least latency), and a stream's MB/s (PM's most
+/// bandwidth).
+pub fn transfer() -> Option<(f64, f64)> {
     const ROUNDS: u32 = 200;
     const STREAM: u32 = 2_000;
-    let mut world = world(machine, open);
+    let mut world = world();
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     world.block_on(NodeId(0), async move {
-        let mut idle = Vec::new();
-        for number in 1..open {
-            let (mut network, channels) = pair(&hosts, number, geometry).await;
-            network.run(&hosts[0]).await.expect("both are parked");
-            idle.push((network, channels));
-        }
-        let (mut network, mut channels) = pair(&hosts, 0, geometry).await;
+        let (mut network, mut channels) = pair(&hosts, Geometry::BULK).await;
         network.run(&hosts[0]).await.expect("both are parked");
         let mut far = channels.pop().expect("there are two");
         let mut near = channels.pop().expect("there are two");
@@ -74,16 +69,14 @@ pub fn transfer(machine: &Machine, geometry: Geometry, open: u16) -> Option<(f64
     })
 }
 
-/// Opens channel `number` between the two hosts; returns its network and both ends, parked.
-pub async fn pair(hosts: &[SimHost], number: u16, geometry: Geometry) -> (Network, Vec<Channel>) {
-    let places: Vec<ChannelAddress> = (0..2)
-        .map(|node| ChannelAddress { node: NodeId(node), channel: ChannelId(number) })
-        .collect();
-    let controllers = hosts.iter().map(|host| {
-        Controller::open(host, ChannelId(number), geometry, true).expect("the NIC has room")
-    });
-    let job = JobId(1 + u32::from(number));
-    let network = Network::open(job, &places, controllers.collect()).await.expect("it is new");
+/// Opens a channel between the two hosts; returns its network and both ends, parked.
+pub async fn pair(hosts: &[SimHost], geometry: Geometry) -> (Network, Vec<Channel>) {
+    let channel = ChannelId(0);
+    let places = [0, 1].map(|node| ChannelAddress { node: NodeId(node), channel });
+    let controllers = hosts
+        .iter()
+        .map(|host| Controller::open(host, channel, geometry, true).expect("the NIC has room"));
+    let network = Network::open(JobId(1), &places, controllers.collect()).await.expect("it is new");
     let mut channels = Vec::new();
     for (held, host) in network.ranks().iter().zip(hosts) {
         let descriptor = held.controller.descriptor(held.context);

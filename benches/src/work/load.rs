@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use midplane::simhw::frame::{Frame, HEADER_BYTES, Header};
-use midplane::simhw::hardware::{Firmware, Hardware, Source, TransmitRefused};
+use midplane::simhw::hardware::{Firmware, Hardware, Source};
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
 use midplane::simhw::link::LinkProfile;
-use midplane::simhw::port::{Command, Completion, Port, PortOptions};
+use midplane::simhw::port::{Command, Port, PortOptions};
 use midplane::simhw::profile::NicProfile;
-use midplane::simhw::region::{Payload, Region, RegionRef};
+use midplane::simhw::region::{Payload, Region};
 use midplane::simhw::sim::{SimHost, World};
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
+
+use crate::raw::{RECEIVE, Raw};
 
 const SENDERS: u16 = 16;
 const RECEIVER: NodeId = NodeId(0);
@@ -89,93 +91,15 @@ fn generators(propagation: Duration, percent: u64, payload: usize) -> World<Gene
     })
 }
 
-/// Opcode of "receive into this region"; 0 is "send this region".
-pub const RECEIVE: u8 = 1;
 /// Instructions to process a command or a frame.
-const HANDLER: u64 = 40;
-
-/// Firmware that sends what ports post, and fills posted buffers in order.
-#[derive(Debug)]
-pub struct Messenger {
-    destination: NodeId,
-    payload: usize,
-    buffers: std::collections::VecDeque<(PortId, u64, RegionRef)>,
-    refused: Option<(PortId, Command)>,
-}
-
-impl Default for Messenger {
-    fn default() -> Self {
-        Self::to(RECEIVER, PAYLOAD)
-    }
-}
-
-impl Messenger {
-    /// Creates firmware that sends messages of `payload` bytes to one node.
-    pub fn to(destination: NodeId, payload: usize) -> Self {
-        Self { destination, payload, buffers: Default::default(), refused: None }
-    }
-
-    fn serve(&mut self, hw: &mut impl Hardware, port: PortId) {
-        while self.refused.is_none() {
-            let Some(command) = hw.next_command(port) else { return };
-            self.carry_out(hw, port, command);
-        }
-    }
-
-    fn carry_out(&mut self, hw: &mut impl Hardware, port: PortId, command: Command) {
-        hw.charge(HANDLER);
-        if command.opcode == RECEIVE {
-            self.buffers.push_back((port, command.cookie, command.region));
-            return;
-        }
-        let header = Header { destination: self.destination, ..header(hw.node(), self.payload) };
-        match hw.transmit(&header, Source::Region(command.region)) {
-            Ok(_) => {
-                let cookie = command.cookie;
-                hw.complete(port, &Completion { cookie, ..Completion::default() });
-            }
-            Err(TransmitRefused::Busy { until }) => {
-                self.refused = Some((port, command));
-                hw.set_timer(TICK, until);
-            }
-            Err(refused) => panic!("{refused}"),
-        }
-        hw.commit();
-    }
-}
-
-impl Firmware for Messenger {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-
-    fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
-        self.serve(hw, port);
-    }
-
-    fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
-        hw.charge(HANDLER);
-        let Some((port, cookie, region)) = self.buffers.pop_front() else { return };
-        hw.write(region, frame.payload).expect("the buffer is large enough");
-        let length = frame.payload.len() as u64;
-        hw.complete(port, &Completion { cookie, length, ..Completion::default() });
-        hw.commit();
-    }
-
-    fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
-        if let Some((port, command)) = self.refused.take() {
-            self.carry_out(hw, port, command);
-            self.serve(hw, port);
-        }
-    }
-
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-}
+pub const HANDLER: u64 = 40;
 
 /// Creates a world with doorbells, DMA, completions, instructions and a task on every host. A sender posts `burst`
 /// frames per doorbell.
-pub fn full(percent: u64, burst: u64) -> World<Messenger> {
+pub fn full(percent: u64, burst: u64) -> World<Raw> {
     let mut world =
         World::new(&topology(Duration::from_nanos(500)), NicProfile::MODERN, 1, |_, _| {
-            Messenger::default()
+            Raw::new(HANDLER)
         });
     let receiver = world.host(RECEIVER);
     world.spawn(RECEIVER, receive(receiver));
@@ -193,7 +117,7 @@ async fn send(host: SimHost, interval: u64, burst: u64) {
     let mut port = host.open_port_with(depth).expect("the NIC is up");
     let region = port.register(PAYLOAD).expect("a small region");
     region.write(0, &[7; PAYLOAD]).expect("as long as the region");
-    let command = Command { region: region.whole(), ..Command::default() };
+    let command = Command { node: RECEIVER, region: region.whole(), ..Command::default() };
     let mut next = Instant::from_nanos(10_000 + interval * u64::from(host.node().0) / 16);
     loop {
         host.sleep_until(next).await;

@@ -6,12 +6,8 @@
 //! work over TCP, fitted to the first row.
 
 use midplane::nicvm::unit::Unit;
-use midplane::simhw::hardware::Firmware;
-use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::port::{Command, Port};
 use midplane::simhw::profile::Machine;
-use midplane::simhw::region::Region;
 use midplane::simhw::sim::{SimHost, World};
 use midplane::via::VIA;
 use midplane::via::attributes::Reliability;
@@ -22,7 +18,8 @@ use midplane::via::message::envelope::{Peer, Tag};
 use midplane::via::message::group::Rank;
 use midplane::via::message::request::Mode;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
-use midplane_benches::kernel_tcp::{self, KernelTcp, TcpCosts};
+use midplane_benches::anchors::bounce::{self, End};
+use midplane_benches::anchors::measure::tcp_us;
 
 use crate::fabric::text;
 
@@ -55,8 +52,6 @@ const VIA_COPIED: [f64; 16] =
 const VIA_LOCAL: [f64; 16] =
     [10., 10., 10., 10., 10., 10., 11., 12., 18., 21., 27., 32., 49., 106., 210., 407.];
 
-/// Timed round trips; in virtual time all take the same, but for credits.
-const ROUNDS: u64 = 50;
 const REMOTE: [NodeId; 2] = [NodeId(0), NodeId(1)];
 const LOCAL: [NodeId; 2] = [NodeId(0), NodeId(0)];
 /// Processor time of LAM's layer over TCP at each end, in ns.
@@ -78,52 +73,10 @@ pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
 /// Returns the one-way time of a message of `bytes` between two processes, in microseconds.
 pub(crate) fn one_way_us(column: Column, bytes: usize) -> Result<f64, String> {
     match column {
-        Column::Tcp => tcp_us(bytes),
+        Column::Tcp => tcp_us(bytes + ENVELOPE, LAM_OVER_TCP),
         Column::Copied => messages_us(&Machine::MVIA_FAST_ETHERNET, REMOTE, bytes),
         Column::Local => messages_us(&on_two_processors(), LOCAL, bytes),
     }
-}
-
-fn world<F: Firmware + Send + 'static>(
-    machine: &Machine,
-    firmware: impl Fn() -> F + Send + 'static,
-) -> World<F> {
-    let mut world = World::new(&machine.topology(2), machine.nic, 1, move |_, _| firmware());
-    world.set_hosts(machine.host);
-    world
-}
-
-/// One simulated process, which sends a message, and receives it.
-trait End: Send + 'static {
-    fn send(&mut self) -> impl Future<Output = Result<(), String>> + Send;
-    fn receive(&mut self) -> impl Future<Output = Result<(), String>> + Send;
-}
-
-/// Has two processes send each other a message; returns the time of one way, in microseconds.
-fn per_way<F: Firmware + Send + 'static, E: End>(
-    mut world: World<F>,
-    nodes: [NodeId; 2],
-    [near, far]: [impl Future<Output = Result<E, String>> + Send + 'static; 2],
-) -> Result<f64, String> {
-    world.spawn(nodes[1], async move {
-        let Ok(mut far) = far.await else { return };
-        while far.receive().await.is_ok() && far.send().await.is_ok() {}
-    });
-    let host = world.host(nodes[0]);
-    let measured = world.block_on(nodes[0], async move {
-        let mut near = near.await?;
-        let mut began = host.now();
-        for round in 0..=ROUNDS {
-            if round == 1 {
-                began = host.now();
-            }
-            near.send().await?;
-            near.receive().await?;
-        }
-        Ok::<_, String>(host.now().nanos_since(began))
-    });
-    let nanos = measured.ok_or("a simulated process waits for ever")??;
-    Ok(nanos as f64 / (2 * ROUNDS) as f64 / 1e3)
 }
 
 /// Returns the paper's PC with its two processors: two processes on one PC do not share a processor.
@@ -136,13 +89,14 @@ const fn on_two_processors() -> Machine {
 /// Returns the one-way time of our messages over interfaces as unreliable as M-VIA's; the simulated network loses
 /// nothing.
 fn messages_us(machine: &Machine, nodes: [NodeId; 2], bytes: usize) -> Result<f64, String> {
-    let world = world(machine, || {
+    let mut world = World::new(&machine.topology(2), machine.nic, 1, |_, _| {
         let mut unit = Unit::default();
         unit.install(VIA, Via::new(ViaConfig::default())).expect("it is the first");
         unit
     });
+    world.set_hosts(machine.host);
     let ends = [0, 1].map(|own| Side::open(world.host(nodes[own]), own as u32, nodes, bytes));
-    per_way(world, nodes, ends)
+    bounce::one_way_us(world, nodes, ends)
 }
 
 /// A process with our messages.
@@ -194,50 +148,6 @@ impl End for Side {
     async fn receive(&mut self) -> Result<(), String> {
         self.message = self.all.receive(self.peer, TAG).await.map_err(text)?.bytes;
         self.copy().await;
-        Ok(())
-    }
-}
-
-fn tcp_us(bytes: usize) -> Result<f64, String> {
-    let world = world(&Machine::TCP_FAST_ETHERNET, || KernelTcp::new(TcpCosts::LINUX_2_2));
-    let ends = REMOTE.map(|node| Stream::open(world.host(node), bytes));
-    per_way(world, REMOTE, ends)
-}
-
-/// A process with the kernel's TCP.
-struct Stream {
-    host: SimHost,
-    port: Port,
-    buffer: Region,
-}
-
-const RECEIVED: u64 = 1;
-
-impl Stream {
-    async fn open(host: SimHost, bytes: usize) -> Result<Self, String> {
-        let mut port = host.open_port().map_err(text)?;
-        let buffer = port.register(bytes + ENVELOPE).map_err(text)?;
-        Ok(Self { host, port, buffer })
-    }
-
-    fn submit(&mut self, opcode: u8, cookie: u64) -> Result<(), String> {
-        let node = NodeId(1 - self.host.node().0);
-        let region = self.buffer.whole();
-        let command = Command { opcode, node, region, cookie, ..Command::default() };
-        self.port.submit(&command).map_err(text)
-    }
-}
-
-impl End for Stream {
-    async fn send(&mut self) -> Result<(), String> {
-        self.host.compute(LAM_OVER_TCP).await;
-        self.submit(kernel_tcp::SEND, 0)
-    }
-
-    async fn receive(&mut self) -> Result<(), String> {
-        self.submit(kernel_tcp::RECEIVE, RECEIVED)?;
-        while self.port.completion().await.map_err(text)?.cookie != RECEIVED {}
-        self.host.compute(LAM_OVER_TCP).await;
         Ok(())
     }
 }

@@ -9,25 +9,19 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::SimHost;
+use midplane_benches::anchors::measure::{self, Anchor};
 use midplane_benches::anchors::pm;
 
 use super::slowdown::{self, Case, Run};
 use crate::nas_rank::Name;
 use crate::report::progress;
 
-pub(crate) struct Row {
-    pub(crate) what: String,
-    pub(crate) published: f64,
-    pub(crate) measured: f64,
-    pub(crate) unit: &'static str,
-}
-
 /// Returns the bytes that a save finds in a context whose FIFOs were filled as the table says.
 fn filled(send: bool, receive: bool) -> Option<usize> {
-    let mut world = pm::world(&Machine::PM_MYRINET, 1);
+    let mut world = pm::world();
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     world.block_on(NodeId(0), async move {
-        let (mut network, mut channels) = pm::pair(&hosts, 0, Geometry::PM).await;
+        let (mut network, mut channels) = pm::pair(&hosts, Geometry::PM).await;
         let mut other = channels.pop().expect("there are two");
         let mut own = channels.pop().expect("there are two");
         network.run(&hosts[0]).await.expect("both are parked");
@@ -50,7 +44,7 @@ fn filled(send: bool, receive: bool) -> Option<usize> {
     })
 }
 
-fn table_3(costs: &Costs) -> Vec<Row> {
+fn table_3(costs: &Costs) -> Vec<Anchor> {
     let rows = [
         ("receive empty, send empty", false, false, 0.62, 0.18),
         ("receive empty, send full", true, false, 1.96, 1.56),
@@ -64,26 +58,15 @@ fn table_3(costs: &Costs) -> Vec<Row> {
         let verbs = [("save", save), ("restore", restore)];
         for ((verb, published), measured) in verbs.into_iter().zip(measured) {
             let what = format!("Table 3, {verb}: {what} ({bytes} B)");
-            table.push(row(what, published, measured.as_secs_f64() * 1e3, "ms"));
+            table.push(Anchor::new(what, "ms", published, measured.as_secs_f64() * 1e3));
         }
     }
     table
 }
 
-fn row(what: String, published: f64, measured: f64, unit: &'static str) -> Row {
-    Row { what, published, measured, unit }
-}
-
 /// Measures Tables 2 and 3.
-pub(crate) fn tables() -> Vec<Row> {
-    let (latency, bandwidth) =
-        pm::transfer(&Machine::PM_MYRINET, Geometry::BULK, 1).expect("all messages arrive");
-    let mut rows = vec![
-        row("Table 2, least latency through a channel".to_owned(), 7.5, latency, "us"),
-        row("Table 2, most bandwidth through a channel".to_owned(), 117.6, bandwidth, "MB/s"),
-    ];
-    rows.extend(table_3(&Costs::paper(&Machine::PM_MYRINET.host)));
-    rows
+pub(crate) fn tables() -> Vec<Anchor> {
+    [measure::score_d(), table_3(&Costs::paper(&Machine::PM_MYRINET.host))].concat()
 }
 
 /// Runs the jobs of Figures 5 and 6, with the paper's four barriers: by kernel, ranks and slice.
