@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use midplane::pipeline::executor::StageWorker;
+use midplane::simhw::time::nanos;
+use midplane::simhw::udp::Alarm;
+use midplane_kit::clock::now;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
-
-use alarm::Alarm;
 
 /// Gap up to which a stage counts as busy: it then continues from its due time and makes up for a late wake-up, as a
 /// device would.
@@ -66,14 +67,9 @@ impl Pace {
                 self.done = now;
                 return Poll::Ready(());
             }
-            ready!(self.alarm.poll(cx, left));
+            ready!(self.alarm.poll_after(cx, nanos(left)));
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "it paces real I/O")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// A source with a fixed rate. Every read is one operation over the requested bytes.
@@ -131,85 +127,5 @@ impl<W: AsyncWrite + Unpin + Send + 'static> StageWorker for PacedWrite<W> {
         self.sink.write_all(&fragment[early..]).await?;
         self.sink.flush().await?;
         Ok(fragment)
-    }
-}
-
-/// A timer finer than tokio's, whose millisecond is longer than most operations here.
-#[cfg(target_os = "linux")]
-mod alarm {
-    use std::io;
-    use std::os::fd::OwnedFd;
-    use std::task::{Context, Poll, ready};
-    use std::time::Duration;
-
-    use rustix::time::{
-        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-        timerfd_settime,
-    };
-    use tokio::io::Interest;
-    use tokio::io::unix::AsyncFd;
-
-    #[derive(Debug)]
-    pub(super) struct Alarm {
-        timer: AsyncFd<OwnedFd>,
-        armed: bool,
-    }
-
-    impl Alarm {
-        pub(super) fn new() -> io::Result<Self> {
-            let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-            let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            // Only some accepted versions of tokio deprecate it.
-            #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
-            let timer = AsyncFd::with_interest(fd, Interest::READABLE)?;
-            Ok(Self { timer, armed: false })
-        }
-
-        /// Completes after `left`, or as soon as the system fails; the caller reads the clock again.
-        pub(super) fn poll(&mut self, cx: &mut Context<'_>, left: Duration) -> Poll<()> {
-            if !self.armed {
-                let it_value = Timespec {
-                    tv_sec: left.as_secs().cast_signed(),
-                    tv_nsec: left.subsec_nanos().max(1).into(),
-                };
-                let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-                let spec = Itimerspec { it_interval, it_value };
-                let set = timerfd_settime(self.timer.get_ref(), TimerfdTimerFlags::empty(), &spec);
-                if set.is_err() {
-                    return Poll::Ready(());
-                }
-                self.armed = true;
-            }
-            if let Ok(mut guard) = ready!(self.timer.poll_read_ready(cx)) {
-                guard.clear_ready();
-            }
-            self.armed = false;
-            Poll::Ready(())
-        }
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod alarm {
-    use std::io;
-    use std::pin::Pin;
-    use std::task::{Context, Poll, ready};
-    use std::time::Duration;
-
-    use tokio::time::{Sleep, sleep};
-
-    #[derive(Debug)]
-    pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
-
-    impl Alarm {
-        pub(super) fn new() -> io::Result<Self> {
-            Ok(Self(None))
-        }
-
-        pub(super) fn poll(&mut self, cx: &mut Context<'_>, left: Duration) -> Poll<()> {
-            ready!(self.0.get_or_insert_with(|| Box::pin(sleep(left))).as_mut().poll(cx));
-            self.0 = None;
-            Poll::Ready(())
-        }
     }
 }

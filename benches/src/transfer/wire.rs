@@ -3,8 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use midplane::pipeline::executor::Executor;
@@ -35,7 +34,7 @@ pub struct Outcome {
 
 /// Sends the first bytes of a file in fragments of these sizes.
 pub async fn send(hand: &Hand, file: &File, sizes: &[u64]) -> io::Result<Outcome> {
-    let (mut inlet, mut outlet) = (hand.clone(), hand.clone());
+    let (mut inlet, mut outlet) = (hand.handle()?, hand.handle()?);
     let count = u32::try_from(sizes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     outlet.write_u32_le(count).await?;
     let mut header = Vec::with_capacity(sizes.len() * 8);
@@ -72,12 +71,13 @@ const END: u32 = 0;
 
 /// Sends the end marker; a connection that closes without it means a lost peer.
 pub async fn end(hand: &Hand) -> io::Result<()> {
-    hand.clone().write_u32_le(END).await
+    hand.handle()?.write_u32_le(END).await
 }
 
 /// Receives messages into a file, one over the other, until the end marker.
 pub async fn serve(stream: TcpStream, file: &File) -> io::Result<()> {
-    let mut hand = Hand::new(stream)?;
+    let connection = Hand::new(stream)?;
+    let mut hand = connection.handle()?;
     loop {
         let count = hand.read_u32_le().await?;
         if count == END {
@@ -96,7 +96,7 @@ pub async fn serve(stream: TcpStream, file: &File) -> io::Result<()> {
         }
         let volume = PacedWrite::new(Disk::from_start(file)?, DISK)?;
         hand.write_u8(READY).await?;
-        let executor = Executor::source(hand.clone(), sizes).stage(volume);
+        let executor = Executor::source(connection.handle()?, sizes).stage(volume);
         let rows = executor.run().await.map_err(io::Error::other)?;
         hand.write_u8(DONE).await?;
         let mut report = Vec::with_capacity(rows.len() * 16);
@@ -153,66 +153,27 @@ impl AsyncWrite for Disk {
     }
 }
 
-/// A handle on a connection, which stays open when a handle is dropped; one handle at a time reads or writes.
-#[derive(Clone, Debug)]
-pub struct Hand(Arc<TcpStream>);
+/// A connection, which stays open when a handle on it is dropped.
+#[derive(Debug)]
+pub struct Hand(std::net::TcpStream);
 
 /// Silence after which a peer's host counts as lost, and interval of keep-alive probes.
 const LOST: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(2);
 
 impl Hand {
-    /// Creates a handle on a new connection, which detects a lost host within `LOST`.
+    /// Takes a new connection, which detects a lost host within `LOST`.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);
         socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(LOOK).with_interval(LOOK))?;
         #[cfg(target_os = "linux")]
         socket.set_tcp_user_timeout(Some(LOST))?;
-        Ok(Self(Arc::new(stream)))
-    }
-}
-
-impl AsyncRead for Hand {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read(buf.initialize_unfilled()) {
-                Ok(count) => {
-                    buf.advance(count);
-                    return Poll::Ready(Ok(()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-    }
-}
-
-impl AsyncWrite for Hand {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.0.poll_write_ready(cx))?;
-            match self.0.try_write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return Poll::Ready(result),
-            }
-        }
+        Ok(Self(stream.into_std()?))
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+    /// Returns a handle on the connection; one handle at a time reads or writes.
+    fn handle(&self) -> io::Result<TcpStream> {
+        TcpStream::from_std(self.0.try_clone()?)
     }
 }

@@ -1,13 +1,14 @@
 //! Times every way of cutting in alternating rounds, and compares the plan with them.
 
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+use midplane_kit::clock::now;
 use serde::Serialize;
 
 use crate::claims::{Verdict, median};
-use crate::report::{print, print_json};
+use crate::report::{print_document, progress, table};
 use crate::transfer::Arguments;
 use midplane_benches::transfer::observe::{Observed, Real, Timings};
 use midplane_benches::transfer::wire::Hand;
@@ -18,19 +19,9 @@ pub(crate) const FILE: usize = 4 << 20;
 /// Compared messages: 4 KiB to 4 MiB.
 const MESSAGES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 
-/// Compared fixed fragment sizes: powers of two from 4 KiB.
-const FIXED: [u64; 10] = [
-    4 << 10,
-    8 << 10,
-    16 << 10,
-    32 << 10,
-    64 << 10,
-    128 << 10,
-    256 << 10,
-    512 << 10,
-    1 << 20,
-    2 << 20,
-];
+/// Smallest of the compared fixed fragment sizes, and their number: each is twice as long as the one before.
+const LEAST_FIXED: u64 = 4 << 10;
+const FIXED: u32 = 10;
 
 /// Rounds of observation.
 const OBSERVED: u64 = 16;
@@ -70,7 +61,7 @@ impl Ways {
             seen.plan(message).map_err(|problem| format!("planning {message} bytes: {problem}"))?;
         let equal = |size: u64| vec![size; (message / size) as usize];
         let mut ways = vec![("whole".to_owned(), vec![message])];
-        let sizes = FIXED.into_iter().filter(|&size| size < message);
+        let sizes = (0..FIXED).map(|power| LEAST_FIXED << power).filter(|&size| size < message);
         ways.extend(sizes.map(|size| (format!("{} KiB", size >> 10), equal(size))));
         let (fixed, sizes) = (ways.len(), plan.whole_bytes());
         let planned = ways.iter().position(|(_, way)| *way == sizes).unwrap_or(fixed);
@@ -97,11 +88,9 @@ pub(crate) async fn run(
     Ok(report(arguments, results))
 }
 
-fn bar(length: u64, what: &'static str) -> ProgressBar {
-    ProgressBar::new(length).with_message(what).with_style(
-        ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rounds, {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    )
+/// Creates the progress bar of a phase.
+fn bar(rounds: u64, what: &'static str) -> ProgressBar {
+    progress(rounds as usize, "{msg} [{bar:30}] {pos}/{len} rounds, {eta} left").with_message(what)
 }
 
 /// Observes all sizes in turns, so that a slow second of the machine affects a few timings of each.
@@ -124,14 +113,13 @@ async fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, String> 
 }
 
 /// Times all sizes and ways in turns, until rounds or time are used up.
-#[expect(clippy::disallowed_methods, reason = "it measures real time")]
 async fn compare(
     real: &Real<'_>,
     arguments: &Arguments,
     all: &mut [(u64, Observed, Ways)],
 ) -> Result<(), String> {
     let bar = bar(u64::from(arguments.rounds), "comparing");
-    let end = Instant::now() + Duration::from_secs(arguments.seconds);
+    let end = now() + Duration::from_secs(arguments.seconds);
     for round in 0..arguments.rounds as usize {
         for (_, _, ways) in &mut *all {
             // Each round starts at another way, so that no way always follows the same one.
@@ -142,7 +130,7 @@ async fn compare(
             }
         }
         bar.inc(1);
-        if Instant::now() > end {
+        if now() > end {
             break;
         }
     }
@@ -230,36 +218,25 @@ fn report(arguments: &Arguments, messages: Vec<Compared>) -> Verdict {
         anchor_spread,
         verdict,
     };
-    if arguments.json {
-        print_json(&document);
-    } else {
-        print(&table(&document));
-    }
+    print_document(arguments.json, &document, text);
     verdict
 }
 
-fn table(document: &Document) -> String {
-    let mut text = "   bytes  cuts family planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best\n"
-        .to_owned();
-    for r in &document.messages {
-        text += &format!(
-            "{:>8} {:>5} {:<6} {:>10.1} {:>9.1} {:>6.1}% {:>10.1} {:>10.1} {:>13.1} {:<9} {:>6.3}\n",
-            r.bytes,
-            r.fragments,
-            r.family,
-            r.median_planned_us,
-            r.predicted_us,
-            100.0 * r.prediction_error,
-            r.median_whole_us,
-            r.median_64_kib_us,
-            r.median_best_fixed_us,
-            r.best_fixed,
-            r.planned_over_best_fixed
-        );
-    }
-    text + &format!(
-        "mean prediction error {:.1} % (below 5.9), worst planned/best fixed {:.3} (at most 1.02)\n\
+fn text(document: &Document) -> String {
+    let line = |of: &Compared| {
+        let mut cells = vec![of.bytes.to_string(), of.fragments.to_string(), of.family.clone()];
+        cells.extend([of.median_planned_us, of.predicted_us].map(|us| format!("{us:.1}")));
+        cells.push(format!("{:.1}%", 100.0 * of.prediction_error));
+        let times = [of.median_whole_us, of.median_64_kib_us, of.median_best_fixed_us];
+        cells.extend(times.map(|us| format!("{us:.1}")));
+        cells.extend([of.best_fixed.clone(), format!("{:.3}", of.planned_over_best_fixed)]);
+        cells
+    };
+    let titles = "bytes, cuts, family, planned us, promised, error, whole us, 64 KiB us, best fixed us,, planned/best";
+    format!(
+        "{}mean prediction error {:.1} % (below 5.9), worst planned/best fixed {:.3} (at most 1.02)\n\
          planned beats the whole file: {}; {}\n",
+        table(titles, document.messages.iter().map(line)),
         100.0 * document.mean_prediction_error,
         document.worst_planned_over_best_fixed,
         document.beats_whole_file,
