@@ -6,6 +6,7 @@
 //! Work that reads the clock crashes under valgrind if rustix asks the system for the time without libc. To count all
 //! rows: `RUSTFLAGS="--cfg rustix_use_libc" cargo bench -p midplane-benches --bench instructions`.
 
+use midplane_benches::callgrind::{self, COUNTED, WARM_UP};
 use midplane_benches::chains;
 #[cfg(target_os = "linux")]
 use midplane_benches::work::interfaces;
@@ -20,11 +21,6 @@ use midplane::warp::gate::GateKeeper;
 
 /// Argument of the counted process, followed by the number of the piece.
 const PIECE: &str = "--piece";
-/// Repetitions of a piece before the count and during it: tables and pools have reached their size, and rare events
-/// are part of the mean.
-const WARM_UP: usize = 200;
-const COUNTED: usize = 1_000;
-
 type Work = Box<dyn FnMut()>;
 
 /// Prepares the counted work.
@@ -95,41 +91,11 @@ fn over<W: FnMut() + 'static>(layer: impl FnOnce(&interfaces::Nics) -> W) -> Wor
     })
 }
 
-/// Runs the counted work; callgrind finds this function by its name.
-#[inline(never)]
-fn counted(work: &mut dyn FnMut()) {
-    for _ in 0..COUNTED {
-        work();
-    }
-}
-
-/// Returns the mean number of instructions of a piece.
-fn count(piece: usize) -> Result<f64, String> {
-    let own = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg("--toggle-collect=*instructions::counted*")
-        .arg(own)
-        .args([PIECE, &piece.to_string()])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| error.to_string())?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(format!("{} under valgrind; see above for how to build", output.status));
-    }
-    let all = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
-    let all: f64 = all.ok_or_else(|| said.lines().last().unwrap_or("no count").to_owned())?;
-    Ok(all / COUNTED as f64)
-}
-
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().collect();
     let piece = words.iter().skip_while(|word| *word != PIECE).nth(1);
     if let Some(&(_, prepare)) = piece.and_then(|at| PIECES.get(at.parse::<usize>().ok()?)) {
-        let mut work = prepare();
-        (0..WARM_UP).for_each(|_| work());
-        counted(&mut work);
+        callgrind::play(&mut prepare());
         return ExitCode::SUCCESS;
     }
     let version = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
@@ -140,7 +106,7 @@ fn main() -> ExitCode {
     println!("instructions, mean of {COUNTED} times after {WARM_UP}");
     println!("(rows that are skipped need RUSTFLAGS=\"--cfg rustix_use_libc\")");
     for (at, (what, _)) in PIECES.iter().enumerate() {
-        match count(at) {
+        match callgrind::count(&[PIECE, &at.to_string()]) {
             Ok(each) => println!("{what:<44}{each:>10.1}"),
             Err(why) => println!("{what:<44}skipped: {why}"),
         }

@@ -11,6 +11,8 @@
 #[cfg(feature = "lab")]
 pub mod anchors;
 #[cfg(feature = "lab")]
+pub mod callgrind;
+#[cfg(feature = "lab")]
 pub mod chains;
 pub mod counts;
 #[cfg(target_os = "linux")]
@@ -24,6 +26,8 @@ pub mod messages;
 #[cfg(all(feature = "lab", target_os = "linux"))]
 pub mod nas_rank;
 pub mod nodes;
+#[cfg(feature = "lab")]
+pub mod plot;
 #[cfg(feature = "lab")]
 pub mod raw;
 #[cfg(feature = "lab")]

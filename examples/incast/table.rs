@@ -5,8 +5,8 @@ use std::path::Path;
 use midplane_benches::incast::run::Run;
 use midplane_benches::incast::setting::Mode;
 use midplane_benches::nodes::Fabric;
+use midplane_benches::plot::{Line, Panel, draw};
 use midplane_kit::command_line::name_of;
-use midplane_kit::plot::{Line, Panel, draw};
 use midplane_kit::report::table;
 
 /// Formats a table with a line for each run.

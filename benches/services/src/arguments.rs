@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
+use midplane_kit::command_line::name_of;
 use serde::{Serialize, Serializer};
 
 const EXAMPLES: &str = "\
@@ -165,13 +166,8 @@ pub struct Row {
     pub connections: u16,
 }
 
-/// Returns the word of the command line, which JSON and the table have as well.
-pub fn word(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |word| word.get_name().to_owned())
-}
-
 fn serialize<S: Serializer>(value: &impl ValueEnum, into: S) -> Result<S::Ok, S::Error> {
-    into.serialize_str(&word(value))
+    into.serialize_str(&name_of(value))
 }
 
 /// Measures axum and tonic services and calls over midplane's nodes, compared with tokio's TCP in alternating rounds.

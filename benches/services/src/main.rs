@@ -11,9 +11,11 @@ mod place;
 
 use std::process::ExitCode;
 
-use arguments::{Arguments, Part, Row, Threads, Transport, Unit, word};
-use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
+use arguments::{Arguments, Part, Row, Threads, Transport, Unit};
+use indicatif::ProgressBar;
+use midplane_kit::claims::Medians;
+use midplane_kit::command_line::{self, name_of};
+use midplane_kit::report;
 use pair::Pair;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -27,32 +29,41 @@ struct Run {
     #[serde(flatten)]
     row: Row,
     unit: Unit,
-    /// Medians of the rounds.
-    ours: f64,
-    theirs: f64,
-    /// Median of the rounds' ratios, and their range over it; none where TCP's is 0.
-    ratio: Option<f64>,
-    spread: Option<f64>,
+    #[serde(flatten)]
+    medians: Medians,
+}
+
+#[derive(Serialize)]
+struct Document {
+    tcp_congestion: String,
+    runs: Vec<Run>,
+}
+
+/// Returns what is wrong with the arguments, if something is.
+fn mistake(arguments: &Arguments, rows: &[Row]) -> Option<&'static str> {
+    let theirs = |row: &Row| row.transport == Transport::Tcp;
+    match arguments.namespaces.len() {
+        _ if arguments.part.is_some() => None,
+        _ if rows.iter().any(theirs) => {
+            Some("--transport tcp: TCP is what ours are compared with; name shm or udp")
+        }
+        0 => None,
+        2 if arguments.transport != [Transport::Udp] => {
+            Some("--namespaces: two hosts share no memory; add --transport udp")
+        }
+        2 => None,
+        _ => Some("--namespaces: name two, the service's and the client's"),
+    }
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let rows = arguments.rows();
-    if arguments.part.is_none() && rows.iter().any(|row| row.transport == Transport::Tcp) {
-        eprintln!("services: --transport tcp: TCP is what ours are compared with; name shm or udp");
-        return ExitCode::from(2);
-    }
-    let is_between_hosts = match arguments.namespaces.len() {
-        0 => false,
-        2 => true,
-        _ => {
-            eprintln!("services: --namespaces: name two, the service's and the client's");
-            return ExitCode::from(2);
-        }
+    let arguments: Arguments = match command_line::parse(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
     };
-    if is_between_hosts && arguments.transport != [Transport::Udp] {
-        eprintln!("services: --namespaces: two hosts share no memory; add --transport udp");
-        return ExitCode::from(2);
+    let rows = arguments.rows();
+    if let Some(what) = mistake(&arguments, &rows) {
+        return report::fail(what, report::BAD_INPUT);
     }
     let mut builder = match arguments.threads {
         Threads::Single => tokio::runtime::Builder::new_current_thread(),
@@ -77,47 +88,22 @@ fn main() -> ExitCode {
     });
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("services: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => report::fail(&error.to_string(), report::FAILED),
     }
 }
 
 async fn run(arguments: &Arguments, rows: &[Row]) -> Result<(), Failure> {
-    let progress = ProgressBar::new(rows.len() as u64 * u64::from(arguments.rounds));
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} rounds, {msg}")?;
-    progress.set_style(style);
-    if !arguments.json {
-        println!(
-            "{:9} {:10} {:9} {:>11} {:>12} {:>12} {:>9} {:>7} {:>7}",
-            "transport",
-            "what",
-            "placement",
-            "connections",
-            "ours",
-            "TCP",
-            "unit",
-            "ratio",
-            "spread"
-        );
-    }
+    let rounds = rows.len() * usize::from(arguments.rounds);
+    let bar = report::progress(rounds, "{bar:30} {pos}/{len} rounds, {msg}");
     let mut runs = Vec::new();
     for &row in rows {
-        progress.set_message(word(&row.what));
-        let run = Run::new(row, measure(arguments, row, &progress).await?);
-        if !arguments.json {
-            progress.suspend(|| run.show());
-        }
-        runs.push(run);
+        bar.set_message(name_of(&row.what));
+        let medians = Medians::of(&measure(arguments, row, &bar).await?);
+        runs.push(Run { row, unit: row.what.unit(), medians });
     }
-    progress.finish_and_clear();
-    let law = tcp_congestion();
-    if arguments.json {
-        println!("{}", serde_json::json!({ "tcp_congestion": law, "runs": runs }));
-    } else {
-        println!("TCP's congestion control: {law} (sysctl net.ipv4.tcp_congestion_control)");
-    }
+    bar.finish_and_clear();
+    let document = Document { tcp_congestion: tcp_congestion(), runs };
+    report::print_document(arguments.json, &document, text);
     Ok(())
 }
 
@@ -132,7 +118,7 @@ async fn measure(
     arguments: &Arguments,
     row: Row,
     progress: &ProgressBar,
-) -> Result<Vec<[f64; 2]>, Failure> {
+) -> Result<Vec<(f64, Option<f64>)>, Failure> {
     let seconds = arguments.seconds(row.what);
     let theirs = Row { transport: Transport::Tcp, ..row };
     let mut rounds = Vec::new();
@@ -147,50 +133,35 @@ async fn measure(
                 Some([Pair::start(arguments, row).await?, Pair::start(arguments, theirs).await?]);
         }
         let [ours, theirs] = pairs.as_mut().expect("they were started");
-        rounds.push([ours.measure(seconds).await?, theirs.measure(seconds).await?]);
+        rounds.push((ours.measure(seconds).await?, Some(theirs.measure(seconds).await?)));
         progress.inc(1);
     }
     Ok(rounds)
 }
 
-impl Run {
-    fn new(row: Row, rounds: Vec<[f64; 2]>) -> Self {
-        let ratios: Vec<f64> = rounds.iter().map(|[ours, theirs]| ours / theirs).collect();
-        let (least, most) =
-            ratios.iter().fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(*r), b.max(*r)));
-        let ratio = Some(median(ratios)).filter(|ratio| ratio.is_finite());
-        Self {
-            row,
-            unit: row.what.unit(),
-            ours: median(rounds.iter().map(|[ours, _]| *ours).collect()),
-            theirs: median(rounds.iter().map(|[_, theirs]| *theirs).collect()),
-            ratio,
-            spread: ratio.map(|ratio| (most - least) / ratio).filter(|spread| spread.is_finite()),
-        }
-    }
-
-    fn show(&self) {
-        let Row { transport, what, placement, connections } = &self.row;
-        let (factor, digits, unit) = match self.unit {
+fn text(document: &Document) -> String {
+    let optional = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
+    let cells = |Run { row, unit, medians }: &Run| {
+        let (factor, digits, unit) = match unit {
             Unit::AnswersPerS => (1.0, 0, "1/s"),
             Unit::OfACore => (100.0, 3, "% of core"),
             Unit::Bytes => (1.0 / f64::from(1 << 20), 1, "MiB"),
         };
-        let optional = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
-        println!(
-            "{:9} {:10} {:9} {connections:>11} {:>12.digits$} {:>12.digits$} {unit:>9} {:>7} {:>7}",
-            word(transport),
-            word(what),
-            word(placement),
-            self.ours * factor,
-            self.theirs * factor,
-            optional(self.ratio),
-            optional(self.spread),
-        );
-    }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+        let number = |value: f64| format!("{:.digits$}", value * factor);
+        vec![
+            name_of(&row.transport),
+            name_of(&row.what),
+            name_of(&row.placement),
+            row.connections.to_string(),
+            number(medians.ours),
+            medians.theirs.map_or("-".into(), number),
+            unit.into(),
+            optional(medians.ratio),
+            optional(medians.spread),
+        ]
+    };
+    let titles = "transport, what, placement, connections, ours, TCP, unit, ratio, spread";
+    let law = &document.tcp_congestion;
+    let table = report::table(titles, document.runs.iter().map(cells));
+    format!("{table}TCP's congestion control: {law} (sysctl net.ipv4.tcp_congestion_control)\n")
 }

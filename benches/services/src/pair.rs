@@ -3,11 +3,12 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use midplane_kit::command_line::name_of;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::Failure;
-use crate::arguments::{Arguments, Namespace, Part, Placement, Row, Unit, What, word};
+use crate::arguments::{Arguments, Namespace, Part, Placement, Row, Unit, What};
 
 /// The time for which processes rest before their own time or memory is read.
 const REST: Duration = Duration::from_millis(300);
@@ -86,12 +87,12 @@ impl Process {
             }
         };
         let options = [
-            ("--transport", word(&row.transport)),
-            ("--what", word(&row.what)),
-            ("--placement", word(&row.placement)),
+            ("--transport", name_of(&row.transport)),
+            ("--what", name_of(&row.what)),
+            ("--placement", name_of(&row.placement)),
             ("--connections", row.connections.to_string()),
-            ("--threads", word(&arguments.threads)),
-            ("--part", word(&part)),
+            ("--threads", name_of(&arguments.threads)),
+            ("--part", name_of(&part)),
             ("--at", at.to_owned()),
         ];
         for (option, value) in &options {

@@ -10,7 +10,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
+use midplane_kit::claims::Medians;
+use midplane_kit::{command_line, report};
 use serde::Serialize;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -53,16 +54,18 @@ struct Arguments {
     json: bool,
 }
 
-/// A row of the table; the numbers are medians of the rounds.
+/// A row of the table.
 #[derive(Serialize)]
 struct Run {
     what: What,
     unit: &'static str,
-    ours: f64,
-    theirs: Option<f64>,
-    /// Median of the rounds' ratios, and their range over it.
-    ratio: Option<f64>,
-    spread: Option<f64>,
+    #[serde(flatten)]
+    medians: Medians,
+}
+
+#[derive(Serialize)]
+struct Document {
+    runs: Vec<Run>,
 }
 
 impl What {
@@ -115,71 +118,30 @@ fn for_host_ms(hosts: u32, virtual_time: Duration, wall_seconds: f64) -> f64 {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("simulated: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => report::fail(&error.to_string(), report::FAILED),
     }
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let rows = if arguments.what.is_empty() { What::value_variants() } else { &arguments.what };
-    let progress = ProgressBar::new(rows.len() as u64 * u64::from(arguments.rounds));
-    progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} rounds")?);
+    let rounds = rows.len() * arguments.rounds as usize;
+    let bar = report::progress(rounds, "{bar:30} {pos}/{len} rounds");
     let mut runs = Vec::new();
     for &what in rows {
         let mut rounds = Vec::new();
         for _ in 0..arguments.rounds {
             rounds.push((what.ours()?, what.theirs()?));
-            progress.inc(1);
+            bar.inc(1);
         }
-        runs.push(Run::new(what, &rounds));
+        runs.push(Run { what, unit: what.unit(), medians: Medians::of(&rounds) });
     }
-    progress.finish_and_clear();
-    if arguments.json {
-        println!("{}", serde_json::json!({ "runs": runs }));
-    } else {
-        println!(
-            "{:10} {:>15} {:>12} {:>12} {:>8} {:>7}",
-            "what", "unit", "ours", "turmoil", "ratio", "spread"
-        );
-        runs.iter().for_each(Run::show);
-    }
+    bar.finish_and_clear();
+    report::print_tables(arguments.json, &Document { runs });
     Ok(())
-}
-
-impl Run {
-    fn new(what: What, rounds: &[(f64, Option<f64>)]) -> Self {
-        let theirs: Vec<_> = rounds.iter().filter_map(|round| round.1).collect();
-        let ratios: Vec<_> =
-            rounds.iter().filter_map(|(ours, theirs)| Some(ours / (*theirs)?)).collect();
-        let ratio = median(&ratios);
-        let range =
-            ratios.iter().copied().reduce(f64::max).zip(ratios.iter().copied().reduce(f64::min));
-        let spread = range.zip(ratio).map(|((most, least), ratio)| (most - least) / ratio);
-        let ours: Vec<_> = rounds.iter().map(|round| round.0).collect();
-        let ours = median(&ours).expect("there is a round");
-        Self { what, unit: what.unit(), ours, theirs: median(&theirs), ratio, spread }
-    }
-
-    fn show(&self) {
-        let name = self.what.to_possible_value().expect("no value is skipped");
-        let shown = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
-        let (ours, theirs) = (shown(Some(self.ours)), shown(self.theirs));
-        let (ratio, spread) = (shown(self.ratio), shown(self.spread));
-        println!(
-            "{:10} {:>15} {ours:>12} {theirs:>12} {ratio:>8} {spread:>7}",
-            name.get_name(),
-            self.unit
-        );
-    }
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use super::arguments::PAPER_BUFFER;
 use super::run::Run;
 use super::setting::Control;
+use crate::plot::{self, Line, Panel};
 use midplane_kit::command_line::name_of;
-use midplane_kit::plot::{self, Line, Panel};
 
 /// Largest drawn warp; larger ones are drawn at it.
 const MAX_WARP: f64 = 20.0;

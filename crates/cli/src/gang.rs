@@ -2,7 +2,7 @@
 
 mod arguments;
 mod daemon;
-mod listing;
+pub(crate) mod listing;
 mod run;
 mod slices;
 

@@ -1,9 +1,11 @@
 //! The `midplane` command, a file a subcommand.
 
 mod complete;
+mod discard;
 mod doctor;
 #[cfg(target_os = "linux")]
 mod gang;
+mod gantt;
 #[cfg(target_os = "linux")]
 mod nic;
 mod plan;

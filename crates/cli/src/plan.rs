@@ -5,8 +5,8 @@ mod document;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 
+use crate::gantt;
 use clap::Args;
-use midplane_kit::gantt;
 use midplane_kit::report::{Failure, print_json};
 use serde_json::Value;
 

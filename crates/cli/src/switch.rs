@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::discard::Discard;
 use clap::{Args, ValueEnum};
 use midplane::simhw::drops::Drops;
 use midplane::simhw::link::{Framing, LinkProfile};
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters, resolve_peers};
-use midplane_kit::discard::Discard;
 use midplane_kit::report::{self, Failure};
 use midplane_kit::{processes, ranks};
 use serde::Serialize;

@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::gang::listing::Job;
 use board::{Board, Reading};
 use screen::View;
 
@@ -124,7 +125,7 @@ impl Reader {
     }
 
     /// Returns the jobs of the gang daemon, if one is to be asked.
-    async fn jobs(&self) -> Option<Result<Vec<board::Job>, String>> {
+    async fn jobs(&self) -> Option<Result<Vec<Job>, String>> {
         let socket = self.gang.as_ref()?;
         Some(match ask(socket, &Request::List).await {
             Ok(Reply::Listing(listing)) => Ok(listing.jobs.iter().map(Into::into).collect()),

@@ -129,6 +129,37 @@ fn ends(mut values: Vec<f64>) -> (f64, f64) {
     (values[outliers], values[values.len() - 1 - outliers])
 }
 
+/// Numbers of several rounds without a claim.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Medians {
+    /// Median of ours.
+    pub ours: f64,
+    /// Median of theirs, if there is something to compare with.
+    pub theirs: Option<f64>,
+    /// Median of ours over theirs; none if that is no finite number.
+    pub ratio: Option<f64>,
+    /// The range of the rounds' ratios over the ratio.
+    pub spread: Option<f64>,
+}
+
+impl Medians {
+    /// Summarizes `ours` and `theirs` of each round, if it has both.
+    pub fn of(rounds: &[(f64, Option<f64>)]) -> Self {
+        let theirs: Vec<f64> = rounds.iter().filter_map(|round| round.1).collect();
+        let ratios = rounds.iter().filter_map(|(ours, theirs)| Some(ours / (*theirs)?));
+        let (least, most) =
+            ratios.clone().fold((f64::MAX, 0.0_f64), |(a, b), ratio| (a.min(ratio), b.max(ratio)));
+        let known = |value: f64| Some(value).filter(|value| value.is_finite());
+        let ratio = known(median(ratios.collect()));
+        Self {
+            ours: median(rounds.iter().map(|round| round.0).collect()),
+            theirs: known(median(theirs)),
+            ratio,
+            spread: ratio.and_then(|ratio| known((most - least) / ratio)),
+        }
+    }
+}
+
 /// Returns the median; NaN for an empty list.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

@@ -5,17 +5,11 @@
 //! - [`claims`]: judges timing claims, with the exit code
 //! - [`clock`]: the clocks of this machine
 //! - [`report`]: JSON documents, tables, errors, exit codes
-//! - [`discard`]: the name of a switch's discard policy
-//! - [`plot`], [`gantt`]: pictures
 #![forbid(unsafe_code)]
 
 pub mod claims;
 pub mod clock;
 pub mod command_line;
-pub mod discard;
-pub mod gantt;
-#[cfg(feature = "plot")]
-pub mod plot;
 pub mod processes;
 pub mod ranks;
 pub mod report;

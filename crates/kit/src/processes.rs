@@ -146,25 +146,16 @@ impl Peer {
         let what = launcher.first().map_or("a process", String::as_str);
         let failed = |error| format!("starting {what}: {error}");
         let program = std::env::current_exe().map_err(failed)?;
-        let mut process = match launcher {
+        let mut command = match launcher {
             [] => Command::new(program),
             [first, rest @ ..] => {
-                let mut process = Command::new(first);
-                process.args(rest).arg(program);
-                process
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
             }
         };
-        process.args(arguments);
-        Self::spawn(process, peers).map_err(|error| format!("starting {what}: {error}"))
-    }
-
-    /// Starts a program, and writes the addresses of its peers to its standard input.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub fn spawn(mut process: Command, peers: &[SocketAddr]) -> std::io::Result<Self> {
-        let mut process =
-            process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().map_err(failed)?;
         let mut life = process.stdin.take().expect("it is a pipe");
         let list: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
         // A child that has exited reports the reason itself.

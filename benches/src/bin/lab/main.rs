@@ -30,8 +30,8 @@ mod transfer;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use midplane_benches::{daemons, incast, nas_rank, solver};
-use midplane_kit::{claims, command_line, plot, processes, ranks, report};
+use midplane_benches::{daemons, incast, nas_rank, plot, solver};
+use midplane_kit::{claims, command_line, processes, ranks, report};
 
 /// Measure what Midplane does and what it costs
 ///

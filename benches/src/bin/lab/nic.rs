@@ -5,9 +5,8 @@
 //! ```
 
 mod callers;
-mod crowd;
 mod dispatch;
-mod instructions;
+mod end;
 mod relay;
 mod stream;
 mod void;
@@ -20,6 +19,8 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
+use midplane_benches::callgrind;
+use midplane_benches::work::interfaces::{Nics, units};
 use midplane_kit::clock::now;
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
@@ -128,14 +129,17 @@ impl Row {
             Self::Raw => {
                 (one_way_us("raw", milliseconds)?, Some(one_way_us("slots", milliseconds)?))
             }
-            Self::Instructions => (instructions::count()?, None),
+            // A round trip is two messages.
+            Self::Instructions => {
+                (callgrind::count(&["nic", "--part=counted", "--place=none"])? / 2.0, None)
+            }
             Self::Daemon => (relay::daemon_us(milliseconds)?, Some(relay::slots_us(milliseconds)?)),
             Self::Rate => (stream::messages(time)?, Some(stream::slots(time)?)),
             Self::Dispatch => (dispatch::native_ns(time), None),
             #[cfg(feature = "wasm")]
             Self::Sandboxed => (dispatch::sandboxed_ns(time), None),
             Self::Udp => (callers::ours(time)?, Some(callers::sockets(time)?)),
-            Self::Peers => (crowd::turn_ns(1_024, time), Some(crowd::turn_ns(2, time))),
+            Self::Peers => (dispatch::turn_ns(1_024, time), Some(dispatch::turn_ns(2, time))),
         })
     }
 }
@@ -182,7 +186,11 @@ fn play(part: Part, place: &str, milliseconds: u32) -> Result<(), String> {
         Part::BareReceiver => stream::receive_slots(place),
         Part::Echo => callers::echo(place),
         Part::SocketEcho => callers::echo_socket(place),
-        Part::Counted => instructions::work(),
+        Part::Counted => {
+            let nics = Nics::start("lab nic");
+            callgrind::play(&mut units(&nics));
+            Ok(())
+        }
     }
 }
 

@@ -9,20 +9,40 @@ use serde::Serialize;
 
 use super::{ask, failure};
 
-#[derive(Serialize)]
-struct Job {
-    job: u32,
-    ranks: u16,
-    first_slot: u16,
-    priority: u8,
-    runs: bool,
-    ended_ranks: u16,
-    preemptions: u32,
-    interfaces_stayed: u32,
-    why_stayed: Option<String>,
-    seconds: f64,
-    run_seconds: f64,
-    command: String,
+/// A job of a gang daemon.
+#[derive(Default, Serialize)]
+pub(crate) struct Job {
+    pub(crate) job: u32,
+    pub(crate) ranks: u16,
+    pub(crate) first_slot: u16,
+    pub(crate) priority: u8,
+    pub(crate) runs: bool,
+    pub(crate) ended_ranks: u16,
+    pub(crate) preemptions: u32,
+    pub(crate) interfaces_stayed: u32,
+    pub(crate) why_stayed: Option<String>,
+    pub(crate) seconds: f64,
+    pub(crate) run_seconds: f64,
+    pub(crate) command: String,
+}
+
+impl From<&Line> for Job {
+    fn from(line: &Line) -> Self {
+        Self {
+            job: line.job.0,
+            ranks: line.slots.1.saturating_sub(line.slots.0),
+            first_slot: line.slots.0,
+            priority: line.weight,
+            runs: line.runs,
+            ended_ranks: line.ended,
+            preemptions: line.preemptions,
+            interfaces_stayed: line.stayed,
+            why_stayed: line.why_stayed.clone(),
+            seconds: line.seconds,
+            run_seconds: line.run_seconds,
+            command: line.command.clone(),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -40,20 +60,6 @@ struct Document {
 }
 
 fn document(listing: &Listing) -> Document {
-    let job = |line: &Line| Job {
-        job: line.job.0,
-        ranks: line.slots.1 - line.slots.0,
-        first_slot: line.slots.0,
-        priority: line.weight,
-        runs: line.runs,
-        ended_ranks: line.ended,
-        preemptions: line.preemptions,
-        interfaces_stayed: line.stayed,
-        why_stayed: line.why_stayed.clone(),
-        seconds: line.seconds,
-        run_seconds: line.run_seconds,
-        command: line.command.clone(),
-    };
     Document {
         hosts: listing.hosts.len() as u16,
         hosts_here: listing.hosts.iter().filter(|here| **here).count() as u16,
@@ -64,7 +70,7 @@ fn document(listing: &Listing) -> Document {
         p99_freeze_us: listing.freeze_us[1],
         median_switch_us: listing.switch_us[0],
         p99_switch_us: listing.switch_us[1],
-        jobs: listing.jobs.iter().map(job).collect(),
+        jobs: listing.jobs.iter().map(Job::from).collect(),
     }
 }
 
@@ -75,7 +81,7 @@ fn text(of: &Document) -> String {
         vec![
             job.job.to_string(),
             job.ranks.to_string(),
-            format!("{}-{}", job.first_slot, job.first_slot + job.ranks - 1),
+            format!("{}-{}", job.first_slot, (job.first_slot + job.ranks).saturating_sub(1)),
             job.priority.to_string(),
             if job.runs { "runs" } else { "waits" }.to_owned(),
             format!("{:.1}", job.seconds),

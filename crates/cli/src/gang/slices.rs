@@ -6,7 +6,7 @@ use std::path::Path;
 use midplane::gang::live::message::Slice;
 use midplane::pipeline::timing::Row;
 
-use midplane_kit::gantt;
+use crate::gantt;
 
 /// Most slices of a Gantt chart: the last ones.
 const SHOWN: usize = 48;

@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use midplane::gang::live::message::Line;
 use midplane::top::{self, Peer, Report};
 use midplane::{Error, ErrorKind};
 use serde::Serialize;
+
+use crate::gang::listing::Job;
 
 /// Nodes that have vanished and are still shown; those that began first are dropped.
 const MAX_GONE: usize = 32;
@@ -83,32 +84,6 @@ pub(super) struct Rates {
     pub(super) calls: f64,
     /// Bytes received from and sent to each peer, by its name.
     pub(super) peers: BTreeMap<String, (f64, f64)>,
-}
-
-/// A job of the gang daemon.
-#[derive(Serialize)]
-pub(super) struct Job {
-    pub(super) job: u32,
-    pub(super) ranks: u16,
-    pub(super) runs: bool,
-    pub(super) preemptions: u32,
-    pub(super) seconds: f64,
-    pub(super) run_seconds: f64,
-    pub(super) command: String,
-}
-
-impl From<&Line> for Job {
-    fn from(line: &Line) -> Self {
-        Self {
-            job: line.job.0,
-            ranks: line.slots.1.saturating_sub(line.slots.0),
-            runs: line.runs,
-            preemptions: line.preemptions,
-            seconds: line.seconds,
-            run_seconds: line.run_seconds,
-            command: line.command.clone(),
-        }
-    }
 }
 
 impl Board {

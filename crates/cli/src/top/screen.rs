@@ -11,6 +11,8 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Borders, Paragraph, Row, Table, TableState, Widget, Wrap};
 
+use crate::gang::listing::Job;
+
 use super::board::{self, Board, State, queued, sum};
 
 /// Columns of text that is no screen, and lines of each of its tables at most.
@@ -276,10 +278,10 @@ fn why_table(report: &Report) -> Table<'static> {
     table("why", &["transport of each peer"], rows)
 }
 
-fn jobs_table(jobs: &[board::Job]) -> Table<'static> {
+fn jobs_table(jobs: &[Job]) -> Table<'static> {
     const HEADS: [&str; 7] =
         ["command", "  job", "ranks", "state", " seconds", "     ran", " stops"];
-    let row = |job: &board::Job| {
+    let row = |job: &Job| {
         let cells = vec![
             job.command.clone(),
             job.job.to_string(),

@@ -2,6 +2,8 @@ use midplane::top::{Calls, Loss, Peer, Report, ServiceStreams};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
+use crate::gang::listing::Job;
+
 use super::board::{Row, State, rates};
 use super::*;
 
@@ -75,7 +77,7 @@ fn the_screen_shows_two_nodes_and_the_panels_of_the_selected_one() {
     assert!(drawn(&board, &view, (80, 16)).contains("pricing: process 0"));
     assert!(press(KeyCode::Up, &board, &mut view) && press(KeyCode::Tab, &board, &mut view));
     assert_eq!(drawn(&board, &view, (80, 16)), include_str!("services.txt"));
-    board.jobs = Some(vec![board::Job {
+    board.jobs = Some(vec![Job {
         job: 3,
         ranks: 4,
         runs: true,
@@ -83,6 +85,7 @@ fn the_screen_shows_two_nodes_and_the_panels_of_the_selected_one() {
         seconds: 2.0,
         run_seconds: 1.0,
         command: "solver".into(),
+        ..Job::default()
     }]);
     assert!(press(KeyCode::Tab, &board, &mut view) && press(KeyCode::Tab, &board, &mut view));
     let jobs = drawn(&board, &view, (80, 16));

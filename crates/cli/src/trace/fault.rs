@@ -23,149 +23,105 @@ pub(super) fn read(table: &Table<'_>, topology: &Topology) -> Option<Incident> {
         table.ignore_rest();
         return None;
     };
-    let reader = Reader { table, topology };
-    let fault = reader.network_fault(kind).unwrap_or_else(|| reader.host_fault(kind));
+    let fault = of_network(kind, table, topology).unwrap_or_else(|| of_host(kind, table, topology));
     Some(Incident { at, lasts, fault })
 }
 
-/// Reader of the parameters of a fault.
-struct Reader<'a> {
-    table: &'a Table<'a>,
-    topology: &'a Topology,
+fn node(table: &Table<'_>, topology: &Topology, key: &'static str) -> NodeId {
+    NodeId(table.number(key, None, 0..=topology.hosts() - 1))
 }
 
-impl Reader<'_> {
-    fn link(&self) -> LinkId {
-        let links = self.topology.links().map(|link| (self.topology.link_name(link), link));
-        let links: Vec<_> = links.collect();
-        self.table.choice("link", None, &links).unwrap_or(LinkId(0))
-    }
+fn micros(table: &Table<'_>, key: &'static str) -> Duration {
+    Duration::from_micros(table.number(key, None, 1..=LONGEST))
+}
 
-    fn node(&self, key: &'static str) -> NodeId {
-        NodeId(self.table.number(key, None, 0..=self.topology.hosts() - 1))
-    }
-
-    fn switch(&self) -> SwitchId {
-        SwitchId(self.table.number("switch", None, 0..=0))
-    }
-
-    fn micros(&self, key: &'static str) -> Duration {
-        Duration::from_micros(self.table.number(key, None, 1..=LONGEST))
-    }
-
-    fn probability(&self) -> f64 {
-        self.table.probability("probability")
-    }
-
-    fn percent(&self) -> u8 {
-        self.table.number("percent", None, 0..=100)
-    }
-
-    /// Reads a fault of links or switches; `None` if the kind is another.
-    fn network_fault(&self, kind: FaultKind) -> Option<Fault> {
-        Some(match kind {
-            FaultKind::Loss => Fault::Loss { link: self.link(), probability: self.probability() },
-            FaultKind::BurstLoss => Fault::BurstLoss {
-                link: self.link(),
-                enter: self.table.probability("enter"),
-                leave: self.table.probability("leave"),
-            },
-            FaultKind::Corrupt => {
-                Fault::Corrupt { link: self.link(), probability: self.probability() }
-            }
-            FaultKind::Truncate => {
-                Fault::Truncate { link: self.link(), probability: self.probability() }
-            }
-            FaultKind::Duplicate => {
-                Fault::Duplicate { node: self.node("node"), probability: self.probability() }
-            }
-            FaultKind::Reorder => Fault::Reorder {
-                node: self.node("node"),
-                probability: self.probability(),
-                by: self.micros("by_us"),
-            },
-            FaultKind::DelaySpike => {
-                Fault::DelaySpike { link: self.link(), by: self.micros("by_us") }
-            }
-            FaultKind::SlowPair => Fault::SlowPair {
-                from: self.node("from"),
-                to: self.node("to"),
-                by: self.micros("by_us"),
-            },
-            FaultKind::RateChange => {
-                Fault::RateChange { link: self.link(), percent: self.percent() }
-            }
-            FaultKind::Flap => Fault::Flap { link: self.link(), period: self.micros("period_us") },
-            FaultKind::OneWay => Fault::OneWay { from: self.node("from"), to: self.node("to") },
-            FaultKind::Partition => {
-                Fault::Partition { from: self.node("from"), to: self.node("to") }
-            }
-            FaultKind::QueueShrink => {
-                Fault::QueueShrink { link: self.link(), percent: self.percent() }
-            }
-            FaultKind::PortStuck => Fault::PortStuck { link: self.link() },
-            FaultKind::Misroute => {
-                Fault::Misroute { switch: self.switch(), probability: self.probability() }
-            }
-            FaultKind::CircuitTable => Fault::CircuitTable {
-                switch: self.switch(),
-                most: self.table.number("most", None, 0..=u16::MAX),
-            },
-            FaultKind::SwitchReboot => Fault::SwitchReboot { switch: self.switch() },
-            _ => return None,
-        })
-    }
-
-    /// Reads a fault of a NIC or a host.
-    fn host_fault(&self, kind: FaultKind) -> Fault {
-        let node = self.node("node");
-        match kind {
-            FaultKind::NicMemory => {
-                Fault::NicMemory { node, bytes: self.table.number("bytes", None, 0..=1 << 30) }
-            }
-            FaultKind::DmaStall => Fault::DmaStall { node },
-            FaultKind::DmaError => Fault::DmaError { node, probability: self.probability() },
-            FaultKind::DoorbellLost => {
-                Fault::DoorbellLost { node, probability: self.probability() }
-            }
-            FaultKind::DoorbellDoubled => {
-                Fault::DoorbellDoubled { node, probability: self.probability() }
-            }
-            FaultKind::DoorbellQueue => {
-                Fault::DoorbellQueue { node, depth: self.table.number("depth", None, 0..=u16::MAX) }
-            }
-            FaultKind::CompletionLost => {
-                Fault::CompletionLost { node, probability: self.probability() }
-            }
-            FaultKind::InterruptLost => {
-                Fault::InterruptLost { node, probability: self.probability() }
-            }
-            FaultKind::InterruptLate => Fault::InterruptLate { node, by: self.micros("by_us") },
-            FaultKind::InterruptSpurious => {
-                Fault::InterruptSpurious { node, every: self.micros("every_us") }
-            }
-            FaultKind::CommandDamaged => {
-                Fault::CommandDamaged { node, probability: self.probability() }
-            }
-            FaultKind::NicReset => Fault::NicReset { node },
-            FaultKind::Trap => Fault::Trap { node },
-            FaultKind::Overrun => Fault::Overrun { node, by: self.micros("by_us") },
-            FaultKind::SlowClock => {
-                Fault::SlowClock { node, times: self.table.number("times", None, 1..=u16::MAX) }
-            }
-            FaultKind::Pause => Fault::Pause { node },
-            FaultKind::SlowHost => Fault::SlowHost { node, by: self.micros("by_us") },
-            FaultKind::Unpinned => Fault::Unpinned { node },
-            FaultKind::ProcessExit => Fault::ProcessExit { node },
-            FaultKind::ClockSkew => Fault::ClockSkew {
-                node,
-                ahead_ns: 1_000 * self.table.number("ahead_us", None, -DAY_US..=DAY_US),
-            },
-            FaultKind::ClockDrift => {
-                Fault::ClockDrift { node, ppm: self.table.number("ppm", None, -500_000..=500_000) }
-            }
-            FaultKind::ClockStep => Fault::ClockStep { node, by: self.micros("by_us") },
-            _ => Fault::Crash { node },
+/// Reads a fault of links or switches; `None` if the kind is another.
+fn of_network(kind: FaultKind, table: &Table<'_>, topology: &Topology) -> Option<Fault> {
+    let chance = |key| table.probability(key);
+    let percent = || table.number("percent", None, 0..=100);
+    let micros = |key| micros(table, key);
+    let node = |key| node(table, topology, key);
+    let switch = || SwitchId(table.number("switch", None, 0..=0));
+    let link = || {
+        let links = topology.links().map(|link| (topology.link_name(link), link));
+        table.choice("link", None, &links.collect::<Vec<_>>()).unwrap_or(LinkId(0))
+    };
+    Some(match kind {
+        FaultKind::Loss => Fault::Loss { link: link(), probability: chance("probability") },
+        FaultKind::BurstLoss => {
+            Fault::BurstLoss { link: link(), enter: chance("enter"), leave: chance("leave") }
         }
+        FaultKind::Corrupt => Fault::Corrupt { link: link(), probability: chance("probability") },
+        FaultKind::Truncate => Fault::Truncate { link: link(), probability: chance("probability") },
+        FaultKind::Duplicate => {
+            Fault::Duplicate { node: node("node"), probability: chance("probability") }
+        }
+        FaultKind::Reorder => {
+            let probability = chance("probability");
+            Fault::Reorder { node: node("node"), probability, by: micros("by_us") }
+        }
+        FaultKind::DelaySpike => Fault::DelaySpike { link: link(), by: micros("by_us") },
+        FaultKind::SlowPair => {
+            Fault::SlowPair { from: node("from"), to: node("to"), by: micros("by_us") }
+        }
+        FaultKind::RateChange => Fault::RateChange { link: link(), percent: percent() },
+        FaultKind::Flap => Fault::Flap { link: link(), period: micros("period_us") },
+        FaultKind::OneWay => Fault::OneWay { from: node("from"), to: node("to") },
+        FaultKind::Partition => Fault::Partition { from: node("from"), to: node("to") },
+        FaultKind::QueueShrink => Fault::QueueShrink { link: link(), percent: percent() },
+        FaultKind::PortStuck => Fault::PortStuck { link: link() },
+        FaultKind::Misroute => {
+            Fault::Misroute { switch: switch(), probability: chance("probability") }
+        }
+        FaultKind::CircuitTable => {
+            Fault::CircuitTable { switch: switch(), most: table.number("most", None, 0..=u16::MAX) }
+        }
+        FaultKind::SwitchReboot => Fault::SwitchReboot { switch: switch() },
+        _ => return None,
+    })
+}
+
+/// Reads a fault of a NIC or a host.
+fn of_host(kind: FaultKind, table: &Table<'_>, topology: &Topology) -> Fault {
+    let node = node(table, topology, "node");
+    let chance = || table.probability("probability");
+    let by = || micros(table, "by_us");
+    match kind {
+        FaultKind::NicMemory => {
+            Fault::NicMemory { node, bytes: table.number("bytes", None, 0..=1 << 30) }
+        }
+        FaultKind::DmaStall => Fault::DmaStall { node },
+        FaultKind::DmaError => Fault::DmaError { node, probability: chance() },
+        FaultKind::DoorbellLost => Fault::DoorbellLost { node, probability: chance() },
+        FaultKind::DoorbellDoubled => Fault::DoorbellDoubled { node, probability: chance() },
+        FaultKind::DoorbellQueue => {
+            Fault::DoorbellQueue { node, depth: table.number("depth", None, 0..=u16::MAX) }
+        }
+        FaultKind::CompletionLost => Fault::CompletionLost { node, probability: chance() },
+        FaultKind::InterruptLost => Fault::InterruptLost { node, probability: chance() },
+        FaultKind::InterruptLate => Fault::InterruptLate { node, by: by() },
+        FaultKind::InterruptSpurious => {
+            Fault::InterruptSpurious { node, every: micros(table, "every_us") }
+        }
+        FaultKind::CommandDamaged => Fault::CommandDamaged { node, probability: chance() },
+        FaultKind::NicReset => Fault::NicReset { node },
+        FaultKind::Trap => Fault::Trap { node },
+        FaultKind::Overrun => Fault::Overrun { node, by: by() },
+        FaultKind::SlowClock => {
+            Fault::SlowClock { node, times: table.number("times", None, 1..=u16::MAX) }
+        }
+        FaultKind::Pause => Fault::Pause { node },
+        FaultKind::SlowHost => Fault::SlowHost { node, by: by() },
+        FaultKind::Unpinned => Fault::Unpinned { node },
+        FaultKind::ProcessExit => Fault::ProcessExit { node },
+        FaultKind::ClockSkew => {
+            let micros: i64 = table.number("ahead_us", None, -DAY_US..=DAY_US);
+            Fault::ClockSkew { node, ahead_ns: 1_000 * micros }
+        }
+        FaultKind::ClockDrift => {
+            Fault::ClockDrift { node, ppm: table.number("ppm", None, -500_000..=500_000) }
+        }
+        FaultKind::ClockStep => Fault::ClockStep { node, by: by() },
+        _ => Fault::Crash { node },
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::discard::Discard;
 use clap::ValueEnum;
 use midplane::simhw::fault::Incident;
 use midplane::simhw::id::NodeId;
@@ -10,7 +11,6 @@ use midplane::simhw::profile::NicProfile;
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
-use midplane_kit::discard::Discard;
 
 use super::fault;
 use super::table::{File, Table};

@@ -4,19 +4,15 @@ use std::io::IoSliceMut;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use midplane::nicvm::messages::{receive, send};
-use midplane::simhw::host::Host;
-use midplane::simhw::id::{NodeId, PortId};
-use midplane::simhw::link::LinkProfile;
-use midplane::simhw::port::{Port, PortOptions};
-use midplane::simhw::region::Region;
-use midplane::simhw::time::LineRate;
-use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
+use midplane::simhw::id::NodeId;
+use midplane::simhw::udp::{Coprocessor, UdpNic};
+use midplane_benches::live_nic::unpaced;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
+use super::end::End;
 use super::{BYTES, Part, now, runtime, start, unit};
 use crate::pingpong::layers::{LOST, failed, lost};
 use crate::processes;
@@ -24,64 +20,32 @@ use crate::processes;
 const CALLERS: usize = 8;
 /// Posted buffers: more than there are requests in flight.
 const BUFFERS: usize = 2 * CALLERS;
-const PORT: PortId = PortId(1);
-const SENT: u64 = u64::MAX;
 /// Bytes of one receive buffer of a socket: as many as the system joins.
 const BUFFER_BYTES: usize = 1 << 16;
 
-/// A NIC with a port.
-struct End {
-    _nic: UdpNic,
-    port: Port,
-    region: Region,
-    peer: NodeId,
+/// Starts the NIC of a node at one of the addresses in `place`.
+fn start_nic(place: &str, node: u16) -> Result<UdpNic, String> {
+    let addresses: Result<Vec<SocketAddr>, _> = place.split(',').map(str::parse).collect();
+    let config = unpaced(NodeId(node), addresses.map_err(failed)?).coprocessor(Coprocessor::Task);
+    UdpNic::start(config, unit()).map_err(failed)
 }
 
-impl End {
-    fn open(place: &str, node: u16) -> Result<Self, String> {
-        let addresses: Result<Vec<SocketAddr>, _> = place.split(',').map(str::parse).collect();
-        // A line faster than any loopback: frames are not paced.
-        let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
-        let config = UdpConfig::new(NodeId(node), addresses.map_err(failed)?).line(line);
-        let nic = UdpNic::start(config.coprocessor(Coprocessor::Task), unit()).map_err(failed)?;
-        let options = PortOptions::default().number(PORT);
-        let mut port = nic.host().open_port_with(options).map_err(failed)?;
-        let region = port.register(BUFFERS * BYTES).map_err(failed)?;
-        let mut end = Self { _nic: nic, port, region, peer: NodeId(1 - node) };
-        for slot in 0..BUFFERS as u64 {
+/// Waits for messages, and sends as many; returns their number.
+async fn exchange(end: &mut End) -> Result<u64, String> {
+    let mut next = Some(end.port.completion().await.map_err(failed)?);
+    let mut count = 0;
+    while let Some(done) = next {
+        if let Some(slot) = End::received(&done)? {
             end.post_buffer(slot)?;
+            end.post_message();
+            count += 1;
         }
+        next = end.port.take();
+    }
+    if count > 0 {
         end.port.ring();
-        Ok(end)
     }
-
-    fn post_buffer(&mut self, slot: u64) -> Result<(), String> {
-        let range = self.region.range(slot as usize * BYTES, BYTES).expect("a slot of it");
-        self.port.post(&receive(range, slot)).map_err(failed)
-    }
-
-    fn post_message(&mut self) -> Result<(), String> {
-        let range = self.region.range(0, BYTES).expect("a slot of it");
-        self.port.post(&send(self.peer, PORT, range, SENT)).map_err(failed)
-    }
-
-    /// Waits for messages, and sends as many; returns their number.
-    async fn exchange(&mut self) -> Result<u64, String> {
-        let mut next = Some(self.port.completion().await.map_err(failed)?);
-        let mut count = 0;
-        while let Some(done) = next {
-            if done.cookie != SENT {
-                self.post_buffer(done.cookie)?;
-                self.post_message()?;
-                count += 1;
-            }
-            next = self.port.take();
-        }
-        if count > 0 {
-            self.port.ring();
-        }
-        Ok(count)
-    }
+    Ok(count)
 }
 
 /// Returns the thousands of requests a second through two NICs.
@@ -89,18 +53,19 @@ pub(crate) fn ours(time: Duration) -> Result<f64, String> {
     let addresses = processes::free_addresses(2)?;
     let place = format!("{},{}", addresses[0], addresses[1]);
     runtime()?.block_on(async {
-        let mut end = End::open(&place, 0)?;
+        let nic = start_nic(&place, 0)?;
+        let mut end = End::open(&nic.host(), BUFFERS)?;
         let mut other = start(Part::Echo, &place, 10)?;
         let asked = async {
             // The other side has posted its buffers before it sends.
             end.port.completion().await.map_err(failed)?;
             for _ in 0..CALLERS {
-                end.post_message()?;
+                end.post_message();
             }
             end.port.ring();
             let (begin, mut answers) = (now(), 0);
             while begin.elapsed() < time {
-                answers += timeout(LOST, end.exchange()).await.map_err(|_| lost())??;
+                answers += timeout(LOST, exchange(&mut end)).await.map_err(|_| lost())??;
             }
             Ok(answers as f64 / begin.elapsed().as_secs_f64() / 1e3)
         };
@@ -111,11 +76,12 @@ pub(crate) fn ours(time: Duration) -> Result<f64, String> {
 /// Answers the requests of a NIC.
 pub(crate) fn echo(place: &str) -> Result<(), String> {
     runtime()?.block_on(async {
-        let mut end = End::open(place, 1)?;
-        end.post_message()?;
+        let nic = start_nic(place, 1)?;
+        let mut end = End::open(&nic.host(), BUFFERS)?;
+        end.post_message();
         end.port.ring();
         loop {
-            end.exchange().await?;
+            exchange(&mut end).await?;
         }
     })
 }

@@ -1,5 +1,6 @@
 //! The cost of one call of an extension's handler, from the unit's entry point: a frame of 64 bytes a turn, with
-//! containment of failures and all work of a turn. The NIC below does nothing.
+//! containment of failures and all work of a turn. The NIC below does nothing. And turns of a NIC with many peers, of which
+//! two send.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -12,12 +13,13 @@ use midplane::simhw::hardware::Firmware as _;
 use midplane::simhw::id::{ExtensionId, NodeId};
 use midplane::simhw::port::Command;
 use midplane::simhw::region::Payload;
+use midplane::simhw::shm::measure::Crowd;
 
 use super::void::Void;
 use super::{BYTES, now};
 
 /// The number of the extension whose handler is called.
-pub(crate) const EXTENSION: ExtensionId = FIRST_USER_EXTENSION;
+const EXTENSION: ExtensionId = FIRST_USER_EXTENSION;
 /// Calls between two readings of the clock.
 const BATCH: u32 = 1_000;
 
@@ -40,11 +42,6 @@ impl Extension for Native {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-/// Creates a unit with the native extension.
-pub(crate) fn empty() -> Unit {
-    unit(Native)
-}
-
 fn unit(extension: impl Extension + 'static) -> Unit {
     let mut unit = Unit::default();
     unit.install(EXTENSION, extension).expect("the number is free");
@@ -53,7 +50,7 @@ fn unit(extension: impl Extension + 'static) -> Unit {
 
 /// Returns the nanoseconds of a call of a native handler.
 pub(crate) fn native_ns(time: Duration) -> f64 {
-    call_ns(empty(), time)
+    call_ns(unit(Native), time)
 }
 
 /// Returns the nanoseconds of a call of a compiled WebAssembly handler.
@@ -72,12 +69,22 @@ fn call_ns(mut unit: Unit, time: Duration) -> f64 {
     unit.on_start(&mut hw);
     let bytes = [7; BYTES];
     let header = Header { extension: EXTENSION, length: BYTES as u16, ..Header::default() };
-    let mut batch = || {
-        for _ in 0..BATCH {
-            let frame = Frame { header: black_box(header), payload: Payload::from(&bytes[..]) };
-            unit.on_frame(&mut hw, frame);
-        }
-    };
+    per_call_ns(time, || {
+        let frame = Frame { header: black_box(header), payload: Payload::from(&bytes[..]) };
+        unit.on_frame(&mut hw, frame);
+    })
+}
+
+/// Returns the nanoseconds of a turn of a NIC with a frame from each of two of so many peers.
+pub(crate) fn turn_ns(peers: u16, time: Duration) -> f64 {
+    let mut crowd = Crowd::new(peers, unit(Native));
+    let header = Header { extension: EXTENSION, length: BYTES as u16, ..Header::default() };
+    per_call_ns(time, || crowd.turn(2, &header, &[7; BYTES]))
+}
+
+/// Returns the nanoseconds of one call, over so much time after a first batch.
+fn per_call_ns(time: Duration, mut call: impl FnMut()) -> f64 {
+    let mut batch = || (0..BATCH).for_each(|_| call());
     batch();
     let (begin, mut calls) = (now(), 0_u32);
     while calls == 0 || begin.elapsed() < time {

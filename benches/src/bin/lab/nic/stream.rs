@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use midplane::nicvm::messages::{receive as buffer, send};
 use midplane::simhw::frame::Header;
-use midplane::simhw::host::Host;
-use midplane::simhw::id::{NodeId, PortId};
-use midplane::simhw::port::{Port, PortOptions, Status};
-use midplane::simhw::region::Region;
+use midplane::simhw::id::NodeId;
 use midplane::simhw::shm::measure::Bare;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 
+use super::end::End;
 use super::{BYTES, Part, name, now, runtime, start, unit};
 use crate::pingpong::layers::{EmptyPolls, failed};
 
@@ -22,50 +19,15 @@ const ACKNOWLEDGED: usize = 32;
 const BUFFERS: usize = WINDOW + ACKNOWLEDGED;
 /// Messages between two readings of the clock.
 const BATCH: u64 = 1_000;
-const PORT: PortId = PortId(1);
-const SENT: u64 = u64::MAX;
 
-/// One side: a port with posted buffers.
-struct End {
-    nic: ShmNic,
-    port: Port,
-    buffers: Region,
-    peer: NodeId,
+/// Starts the NIC of a node.
+fn start_nic(place: &str, node: u16) -> Result<ShmNic, String> {
+    ShmNic::start(ShmConfig::new(place, NodeId(node), 2), unit()).map_err(failed)
 }
 
-impl End {
-    fn open(place: &str, node: u16) -> Result<Self, String> {
-        let nic = ShmNic::start(ShmConfig::new(place, NodeId(node), 2), unit()).map_err(failed)?;
-        let options = PortOptions::default().number(PORT);
-        let mut port = nic.host().open_port_with(options).map_err(failed)?;
-        let buffers = port.register(BUFFERS * BYTES).map_err(failed)?;
-        let mut end = Self { nic, port, buffers, peer: NodeId(1 - node) };
-        for slot in 0..BUFFERS as u64 {
-            end.post_buffer(slot)?;
-        }
-        end.port.ring();
-        Ok(end)
-    }
-
-    fn post_buffer(&mut self, slot: u64) -> Result<(), String> {
-        let range = self.buffers.range(slot as usize * BYTES, BYTES).expect("a slot of it");
-        self.port.post(&buffer(range, slot)).map_err(failed)
-    }
-
-    /// Posts a message if the port has room.
-    fn post_message(&mut self) -> bool {
-        let range = self.buffers.range(0, BYTES).expect("a slot of it");
-        self.port.post(&send(self.peer, PORT, range, SENT)).is_ok()
-    }
-
-    /// Takes the next completion; returns its buffer if it is that of a received message.
-    fn take(&mut self) -> Result<Option<Option<u64>>, String> {
-        let Some(done) = self.port.poll() else { return Ok(None) };
-        match done.status {
-            Status::Done => Ok(Some((done.cookie != SENT).then_some(done.cookie))),
-            status => Err(format!("a message ended as {status:?}")),
-        }
-    }
+/// Takes the next completion, if there is one; returns its buffer if it is that of a received message.
+fn take(end: &mut End) -> Result<Option<Option<u64>>, String> {
+    end.port.poll().map(|done| End::received(&done)).transpose()
 }
 
 /// Returns the millions of messages a second that two units and ports carry.
@@ -73,10 +35,11 @@ pub(crate) fn messages(time: Duration) -> Result<f64, String> {
     let name = name("rate");
     let runtime = runtime()?;
     let _entered = runtime.enter();
-    let mut end = End::open(&name, 0)?;
+    let nic = start_nic(&name, 0)?;
+    let mut end = End::open(&nic.host(), BUFFERS)?;
     let mut other = start(Part::Receiver, &name, 10)?;
     runtime.block_on(other.beside(async {
-        end.nic.meet().await;
+        nic.meet().await;
         // The other side has posted its buffers before it sends.
         let first = end.port.completion().await.map_err(failed)?;
         end.post_buffer(first.cookie)?;
@@ -91,7 +54,7 @@ pub(crate) fn messages(time: Duration) -> Result<f64, String> {
                 if sent > before {
                     end.port.ring();
                 }
-                match end.take()? {
+                match take(&mut end)? {
                     Some(Some(slot)) => {
                         acknowledged += ACKNOWLEDGED as u64;
                         end.post_buffer(slot)?;
@@ -109,15 +72,16 @@ pub(crate) fn messages(time: Duration) -> Result<f64, String> {
 pub(crate) fn receive(place: &str) -> Result<(), String> {
     let runtime = runtime()?;
     let _entered = runtime.enter();
-    let mut end = End::open(place, 1)?;
-    runtime.block_on(end.nic.meet());
+    let nic = start_nic(place, 1)?;
+    let mut end = End::open(&nic.host(), BUFFERS)?;
+    runtime.block_on(nic.meet());
     end.post_message();
     end.port.ring();
     let (mut received, mut polls, mut bytes) = (0, EmptyPolls::default(), [0; BYTES]);
     loop {
-        match end.take()? {
+        match take(&mut end)? {
             Some(Some(slot)) => {
-                end.buffers.read(slot as usize * BYTES, &mut bytes).map_err(failed)?;
+                end.read(slot, &mut bytes)?;
                 end.post_buffer(slot)?;
                 received += 1;
                 if received % ACKNOWLEDGED == 0 {

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use midplane_pipeline::gantt::{Chart, chrome_trace, svg};
-use midplane_pipeline::timing::Row;
+use midplane::pipeline::gantt::{Chart, chrome_trace, svg};
+use midplane::pipeline::timing::Row;
 
 /// Writes charts to a file: a trace for Perfetto if its name ends in `.json`, else SVG.
-pub fn write(file: &Path, charts: &[(&str, &[Row])], names: &[&str]) -> std::io::Result<()> {
+pub(crate) fn write(file: &Path, charts: &[(&str, &[Row])], names: &[&str]) -> std::io::Result<()> {
     let charts: Vec<Chart<'_>> =
         charts.iter().map(|&(title, rows)| Chart { title, rows }).collect();
     let trace = file.extension().is_some_and(|extension| extension == "json");

@@ -1,13 +1,13 @@
 //! The switch's discard policy, as flags, scenario files and reports name it.
 
 use clap::ValueEnum;
-use midplane_simhw::switch::DiscardPolicy;
+use midplane::simhw::switch::DiscardPolicy;
 use serde::{Deserialize, Serialize};
 
 /// Discard policy of a full buffer.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Discard {
+pub(crate) enum Discard {
     /// Drop packets or cells that do not fit
     #[default]
     Tail,
