@@ -6,10 +6,10 @@ use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
 use midplane::gang::live::snapshot::Snapshots;
-use midplane::gang::nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
 use midplane::via::message::collective::Operation;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
+use midplane_kit::nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// Rank 0's result.

@@ -36,8 +36,6 @@ pub mod interfaces;
 pub mod live;
 pub mod monitor;
 pub mod names;
-#[cfg(feature = "unstable")]
-pub mod nas;
 pub mod network;
 pub mod port_suspender;
 pub mod process;

@@ -1,8 +1,8 @@
 //! One rank of a NAS kernel: a program for `midplane gang run`.
 
 use clap::Args;
-use midplane::gang::nas::{Class, RealTime};
 use midplane_benches::nas_rank;
+use midplane_kit::nas::{Class, RealTime};
 
 use crate::processes;
 use crate::report::{self, Failure};

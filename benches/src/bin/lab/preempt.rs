@@ -9,6 +9,7 @@ pub(crate) mod paper;
 pub(crate) mod parts;
 pub(crate) mod slowdown;
 mod turns;
+mod virtual_time;
 
 pub(crate) use arguments::Arguments;
 

@@ -8,7 +8,6 @@ use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::channel::{Channel, Descriptor};
 use midplane::gang::daemon::{Costs, Daemon, DaemonConfig, Launch, Mode, Start};
 use midplane::gang::firmware::Gang;
-use midplane::gang::nas::{self, Cg, Class, Ep, Ft, Kernel, Verdict, VirtualTime};
 use midplane::gang::process::SuspendHandle;
 use midplane::gang::schedule::{Request, RoundRobin};
 use midplane::gang::scheduler::{Phases, Scheduler, Submission, Switch};
@@ -24,7 +23,9 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::Instant;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
+use midplane_kit::nas::{self, Cg, Class, Ep, Ft, Kernel, Verdict};
 
+use super::virtual_time::VirtualTime;
 use crate::nas_rank::Name;
 
 /// The paper's machine, and the estimated floating-point operations per second of one processor.

@@ -14,8 +14,8 @@ use std::sync::{Mutex, PoisonError};
 
 use midplane::gang::live::clock::now;
 use midplane::gang::live::message::Slice;
-use midplane::gang::nas::Pace;
 use midplane::simhw::time::Instant;
+use midplane_kit::nas::Pace;
 
 /// Microseconds after a switch in which caches are still cold.
 const AFTER_US: f64 = 1_000.0;

@@ -3,7 +3,6 @@
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::{Costs, Mode};
 use midplane::gang::names::Rank;
-use midplane::gang::nas::Class;
 use midplane::gang::scheduler::Phases;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
@@ -11,6 +10,7 @@ use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::SimHost;
 use midplane_benches::anchors::measure::{self, Anchor};
 use midplane_benches::anchors::pm;
+use midplane_kit::nas::Class;
 
 use super::slowdown::{self, Case, Run};
 use crate::nas_rank::Name;

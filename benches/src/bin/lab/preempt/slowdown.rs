@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use midplane::gang::daemon::Mode;
-use midplane::gang::nas::Class;
 use midplane::gang::scheduler::{Phases, Switch};
 use midplane::simhw::profile::Machine;
+use midplane_kit::nas::Class;
 use serde::Serialize;
 
 use super::arguments::{Arguments, mode_name};

@@ -1,29 +1,14 @@
-//! Accounts for the time of floating-point operations.
+//! The time of floating-point operations in virtual time.
 
-use std::future::Future;
 use std::time::Duration;
 
-use midplane_simhw::host::Host;
-
-use crate::process::SuspendHandle;
-
-/// Accounts for the time of floating-point operations, which take no time in virtual time otherwise.
-pub trait Pace: Send + Sync {
-    /// Waits for the time of `operations` floating-point operations. Zero operations only mark a point of progress.
-    fn work(&self, operations: u64) -> impl Future<Output = ()> + Send;
-}
-
-/// Real time: waits for nothing, since arithmetic takes real time anyway.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RealTime;
-
-impl Pace for RealTime {
-    async fn work(&self, _: u64) {}
-}
+use midplane::gang::process::SuspendHandle;
+use midplane::simhw::host::Host;
+use midplane_kit::nas::Pace;
 
 /// Virtual time: operations take virtual time, and make no progress while their process is suspended.
 #[derive(Clone, Debug)]
-pub struct VirtualTime<H> {
+pub(crate) struct VirtualTime<H> {
     host: H,
     suspend_handle: SuspendHandle,
     per_second: f64,
@@ -32,7 +17,7 @@ pub struct VirtualTime<H> {
 impl<H: Host> VirtualTime<H> {
     /// Creates a processor of `per_second` operations per second, for the process that `suspend_handle` suspends.
     #[must_use]
-    pub const fn new(host: H, suspend_handle: SuspendHandle, per_second: f64) -> Self {
+    pub(crate) const fn new(host: H, suspend_handle: SuspendHandle, per_second: f64) -> Self {
         Self { host, suspend_handle, per_second }
     }
 }

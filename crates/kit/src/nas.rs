@@ -23,7 +23,7 @@ use thiserror::Error;
 pub use cg::Cg;
 pub use ep::Ep;
 pub use ft::Ft;
-pub use pace::{Pace, RealTime, VirtualTime};
+pub use pace::{Pace, RealTime};
 
 /// Problem sizes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
