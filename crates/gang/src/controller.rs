@@ -129,6 +129,8 @@ pub struct Controller {
     is_mapped: bool,
     contexts: Vec<Option<Opened>>,
     next_key: u64,
+    /// Number of commands so far.
+    commands: u64,
 }
 
 impl Controller {
@@ -184,6 +186,7 @@ impl Controller {
             is_mapped,
             contexts,
             next_key,
+            commands: 0,
         };
         if shared {
             controller.shared = Some(controller.fifos()?);
@@ -223,8 +226,16 @@ impl Controller {
     ) -> Result<Completion, ControlError> {
         let mut command = gang(opcode, args);
         command.region = self.scratch.range(0, length).unwrap_or_else(|| self.scratch.whole());
+        self.commands += 1;
+        command.cookie = self.commands;
         self.port.submit(&command)?;
-        let completion = self.port.completion().await?;
+        let completion = loop {
+            let completion = self.port.completion().await?;
+            // Another one is that of a call that was dropped.
+            if completion.cookie == self.commands {
+                break completion;
+            }
+        };
         match completion.status {
             Status::Done => Ok(completion),
             status => Err(ControlError::Refused { what, status }),
@@ -251,7 +262,7 @@ impl Controller {
     /// [`ControlError`]; no context is open then.
     ///
     /// # Cancel safety
-    /// None: the next command would receive this one's completion.
+    /// If the future is dropped, the context may stay open until the controller is dropped.
     pub async fn open_context(
         &mut self,
         options: ContextOptions,
@@ -320,7 +331,7 @@ impl Controller {
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the next command would receive this one's completion.
+    /// If the future is dropped, the context is stopped all the same.
     ///
     /// # Panics
     /// If the context was closed.
@@ -338,7 +349,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// None: the next command would receive this one's completion.
+    /// If the future is dropped, the context may start all the same.
     pub async fn start(&mut self, context: ContextId, epoch: Epoch) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.ask("start a context", START, [handle, epoch.0.into(), 0], 0).await.map(|_| ())
@@ -353,7 +364,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// None: the next command would receive this one's completion.
+    /// If the future is dropped, a context that is to be forgotten may be lost.
     pub async fn save(
         &mut self,
         context: ContextId,
@@ -480,7 +491,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// None: the next command would receive this one's completion.
+    /// If the future is dropped, the context is closed all the same.
     pub(crate) async fn close_context(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.contexts[context.0] = None;

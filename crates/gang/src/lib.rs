@@ -24,6 +24,8 @@ pub mod carrier;
 pub mod channel;
 pub mod checkpoint;
 pub mod context;
+#[cfg(any(test, all(feature = "live", target_os = "linux")))]
+mod contexts;
 pub mod controller;
 pub mod daemon;
 pub mod detect;
@@ -37,12 +39,16 @@ pub mod live;
 pub mod monitor;
 pub mod names;
 pub mod network;
+#[cfg(any(test, all(feature = "live", target_os = "linux")))]
+mod node_core;
 pub mod port_suspender;
 pub mod process;
 pub mod roots;
 pub mod schedule;
 pub mod scheduler;
 pub mod scheduler_core;
+#[cfg(any(test, all(feature = "live", target_os = "linux")))]
+mod step_queue;
 pub mod tree;
 pub mod wait;
 

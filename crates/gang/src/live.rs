@@ -17,25 +17,24 @@
 //! trusts those between it and the root. With the shared key alone, whoever has it can be any host that is not connected, and
 //! receives the commands and environments of later jobs.
 //!
-//! Everything that decides is the same that runs in virtual time:
-//! [`SchedulerCore`](crate::scheduler_core::SchedulerCore), [`Relay`](crate::daemon::Relay), the policies. This is what
-//! waits for real processes and sockets.
+//! What a daemon decides, its node core decides, which runs in virtual time as well. The modules here wait for real
+//! processes and sockets.
 
 mod cell;
 pub mod channels;
+mod checkpoints;
 pub mod client;
 pub mod clock;
 pub mod daemon;
-mod hub;
+mod event_loop;
 pub mod link;
 mod local;
-pub mod message;
-pub mod parcel;
 mod precedence;
 pub mod process;
 pub mod rank;
-mod root;
 pub mod snapshot;
 mod still;
 mod streams;
 pub mod stub;
+
+pub use crate::node_core::message;

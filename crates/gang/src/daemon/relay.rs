@@ -49,6 +49,12 @@ impl<P: Clone> Relay<P> {
         }
     }
 
+    /// Gives up the order under way, because its parent is lost. The children stay.
+    pub fn clear(&mut self) {
+        (self.pending, self.action) = (None, None);
+        self.out.clear();
+    }
+
     /// Takes an order from the parent, or from this daemon if it is the root. Drops an earlier order that is not
     /// complete: its parent has ended.
     pub fn handle_order(&mut self, order: Order<P>) {

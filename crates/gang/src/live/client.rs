@@ -16,8 +16,8 @@ use tokio::sync::mpsc;
 
 use super::clock::now;
 use super::link::{self, Frame, Receiver, Sender, Stream};
-use super::message::{Over, Program, Reply, Request, Saved};
 use crate::names::JobId;
+use crate::node_core::message::{Over, Program, Reply, Request, Saved};
 
 /// Two Ctrl-C within that time end a job.
 const TWICE: Duration = Duration::from_secs(1);

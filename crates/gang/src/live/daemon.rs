@@ -20,20 +20,19 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::cell::Cells;
-use super::channels::ChannelOptions;
+use super::channels::{ChannelOptions, ProcessGroups};
 use super::clock::now;
-use super::hub::{Event, Hub};
+use super::event_loop::{DialRoot, Event, EventLoop};
 use super::link::{self, Credentials, Frame, Receiver};
 use super::local::Local;
-use super::message::{Cluster, Hello, Request};
 use super::precedence;
-use super::root::Root;
 use super::streams;
 use super::stub::Reaper;
 use crate::names::JobId;
+use crate::node_core::message::{Cluster, Hello, Request};
+use crate::node_core::{NodeConfig, NodeCore, RootConfig};
 use crate::schedule::Policy;
 use crate::scheduler_core::SchedulerConfig;
-use crate::tree::Tree;
 use nic::start_nic;
 pub use socket::default_socket;
 use socket::open_socket;
@@ -207,19 +206,27 @@ pub async fn serve(
     precedence::take();
 
     let (events, happens) = mpsc::unbounded_channel();
-    let tree = Tree::new(cluster.hosts, cluster.arity);
-    let steps = tree.depth_below(host).max(1);
-    let geometry = options.fabric.as_ref().map(|fabric| fabric.channels.geometry);
-    let about = (cluster, geometry, options.checkpoint_bytes);
-    let root =
-        (host == 0).then(|| Root::new(policy, scheduler_config, about, peers_names(&options)));
-    let nic = start_nic(&options, &events).await?;
-    // Not its NIC, which may spin.
+    let root = RootConfig {
+        policy,
+        scheduler: scheduler_config,
+        geometry: options.fabric.as_ref().map(|fabric| fabric.channels.geometry),
+        most_saved: options.checkpoint_bytes,
+        names: peers_names(&options),
+        has_streams: true,
+    };
+    let process_groups = ProcessGroups::default();
+    let nic = start_nic(&options, (process_groups.clone(), events.clone())).await?;
+    // The NIC's thread, which may spin, keeps the usual priority.
     precedence::take_at_once();
-    let local = Local::new((host, cluster), (reaper, cells), nic.network, events.clone());
+    let (patience, has_channels) = (options.patience, nic.channels.is_some());
+    let config = NodeConfig { host, cluster, patience, has_channels };
+    let core = NodeCore::new(config, (host == 0).then_some(root));
+    let name = options.fabric.as_ref().map(|fabric| fabric.name.clone());
+    let local =
+        Local::new((host, cluster), (reaper, cells), (name, process_groups), events.clone());
     let dial_root = dial_root(&options, credentials.clone());
-    let about = (host, cluster, options.patience * steps);
-    let hub = Hub::new(about, local, root, events.clone(), dial_root);
+    let channels = nic.channels.clone();
+    let event_loop = EventLoop::new((host, core), (local, channels), events.clone(), dial_root);
     tokio::spawn(take_fronts(listener, events.clone()));
     if let (Some(listener), Some(credentials)) = (network, credentials) {
         let place = (host, cluster);
@@ -230,7 +237,7 @@ pub async fn serve(
         }
     }
     ready();
-    run(hub, signals, happens).await;
+    run(event_loop, signals, happens).await;
     let _ = std::fs::remove_file(&options.socket);
     Ok(())
 }
@@ -300,27 +307,31 @@ impl Signals {
     }
 }
 
-/// Carries events to the hub until a signal ends it, and then waits until nothing runs that it has started, for
+/// Hands events to the event loop until a signal ends it, and then waits until nothing runs that it has started, for
 /// [`LAST_WAIT`] at most.
-async fn run(mut hub: Hub, mut signals: Signals, mut happens: mpsc::UnboundedReceiver<Event>) {
+async fn run(
+    mut event_loop: EventLoop,
+    mut signals: Signals,
+    mut happens: mpsc::UnboundedReceiver<Event>,
+) {
     loop {
-        let wait = hub.turn();
+        let wait = event_loop.turn();
         let wait = wait.map(|at| Duration::from_nanos(at.nanos_since(now())));
         tokio::select! {
             biased;
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
-            _ = signals.children.recv() => hub.children_changed(),
-            _ = signals.explain.recv() => eprintln!("midplane gang daemon: {}", hub.explain()),
-            event = happens.recv() => hub.handle(event.expect("the hub has the other end")),
+            _ = signals.children.recv() => event_loop.children_changed(),
+            _ = signals.explain.recv() => eprintln!("midplane gang daemon: {}", event_loop.explain()),
+            event = happens.recv() => event_loop.handle(event.expect("the event loop has the other end")),
             () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
         }
     }
-    hub.end_all();
+    event_loop.end_all();
     let ended = async {
-        while !hub.is_empty() {
+        while !event_loop.is_empty() {
             signals.children.recv().await;
-            hub.children_changed();
+            event_loop.children_changed();
         }
     };
     let _ = timeout(LAST_WAIT, ended).await;
@@ -363,7 +374,7 @@ async fn serve_front(client: u64, stream: UnixStream, events: mpsc::UnboundedSen
         if let Request::Feed(job) = request {
             return feed(job, receiver, &events).await;
         }
-        if events.send(Event::Asked(client, request, reply.clone())).is_err() {
+        if events.send(Event::Request(client, request, reply.clone())).is_err() {
             return;
         }
     }
@@ -373,18 +384,18 @@ async fn serve_front(client: u64, stream: UnixStream, events: mpsc::UnboundedSen
 /// Hands a job what its front end reads.
 async fn feed(job: JobId, mut receiver: Receiver, events: &mpsc::UnboundedSender<Event>) {
     let (to, feed) = oneshot::channel();
-    let _ = events.send(Event::Feeds(job, to));
+    let _ = events.send(Event::Feed(job, to));
     let Ok(feed) = feed.await else { return };
     while let Ok(Some(frame @ Frame::Data { .. })) = receiver.receive().await {
         if feed.send(frame).await.is_err() {
             return;
         }
-        let _ = events.send(Event::Arrived(job));
+        let _ = events.send(Event::Input(job));
     }
 }
 
 /// What opens links for jobs' streams to the root.
-fn dial_root(options: &DaemonOptions, credentials: Option<Credentials>) -> super::hub::DialRoot {
+fn dial_root(options: &DaemonOptions, credentials: Option<Credentials>) -> DialRoot {
     let (root, host) = (options.peers.first().cloned(), options.host);
     Box::new(move |job, mut output, input| {
         let (address, credentials) = (root.clone(), credentials.clone());

@@ -10,32 +10,9 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpriority_process, kill_process_group,
     pidfd_open, setpriority_process, waitid,
 };
-use serde::{Deserialize, Serialize};
 
 use super::still::no_thread_runs;
-
-/// How a process ended.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum End {
-    /// By itself, with this code.
-    Exited(i32),
-    /// By this signal.
-    Killed(i32),
-    /// With its host's daemon.
-    Lost,
-}
-
-impl End {
-    /// The code that a shell would show.
-    #[must_use]
-    pub const fn code(self) -> i32 {
-        match self {
-            Self::Exited(code) => code,
-            Self::Killed(signal) => 128 + signal,
-            Self::Lost => 1,
-        }
-    }
-}
+pub use crate::node_core::message::End;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {

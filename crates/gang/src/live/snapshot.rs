@@ -21,7 +21,8 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use super::parcel::{self, LONGEST, PART, Part, What};
+use crate::node_core::message::{RankEvent, Word};
+use crate::node_core::state_chunk::{self, CHUNK_BYTES, ChunkKind, LONGEST_STATE, StateChunk};
 
 /// The variable with the number of a rank's end of the stream.
 pub(crate) const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
@@ -45,7 +46,7 @@ pub enum SnapshotError {
     #[error("{SNAPSHOTS} is damaged: start this by `midplane gang run`, which sets it")]
     Variable,
     /// A state has at most a gigabyte.
-    #[error("a state has at most {LONGEST} bytes, not {length}")]
+    #[error("a state has at most {LONGEST_STATE} bytes, not {length}")]
     TooLong {
         /// This one's.
         length: usize,
@@ -120,7 +121,7 @@ impl Snapshots {
     /// # Errors
     /// [`SnapshotError`].
     pub fn save(&mut self, state: &[u8]) -> Result<(), SnapshotError> {
-        if state.len() > LONGEST {
+        if state.len() > LONGEST_STATE {
             return Err(SnapshotError::TooLong { length: state.len() });
         }
         // Whatever was said before is not about this state.
@@ -156,31 +157,13 @@ fn read_state(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     if read as u64 == length { Ok(state) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
-/// What a daemon says to a rank.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Word {
-    Ask,
-    Go,
-}
-
-/// What a rank has said.
-#[derive(Debug)]
-pub(super) enum Said {
-    /// It can be saved.
-    Able,
-    /// It can't any longer.
-    Left,
-    /// A part of its state.
-    Part(Part),
-}
-
 /// The daemon's side of a rank's stream, from beginning to end. A rank that says what makes no sense is
 /// not heard any longer.
 pub(super) async fn serve(
     end: OwnedFd,
     state: Option<Vec<u8>>,
     mut words: mpsc::UnboundedReceiver<Word>,
-    said: impl Fn(Said) + Send + 'static,
+    said: impl Fn(RankEvent) + Send + 'static,
 ) -> io::Result<()> {
     let stream = UnixStream::from(end);
     stream.set_nonblocking(true)?;
@@ -202,34 +185,34 @@ pub(super) async fn serve(
         io::Result::Ok(())
     });
     let heard = hear(&mut receiver, &said).await;
-    said(Said::Left);
+    said(RankEvent::Left);
     speaking.abort();
     heard
 }
 
 async fn hear(
     receiver: &mut tokio::net::unix::OwnedReadHalf,
-    said: &impl Fn(Said),
+    said: &impl Fn(RankEvent),
 ) -> io::Result<()> {
     loop {
         match receiver.read_u8().await? {
-            ABLE => said(Said::Able),
-            LEFT => said(Said::Left),
+            ABLE => said(RankEvent::Able),
+            LEFT => said(RankEvent::Left),
             STATE => {
                 let mut left = receiver.read_u64_le().await?;
-                if left > LONGEST as u64 {
+                if left > LONGEST_STATE as u64 {
                     return Err(ErrorKind::InvalidData.into());
                 }
                 if left == 0 {
-                    parcel::cut(What::State, bytes::Bytes::new())
-                        .for_each(|it| said(Said::Part(it)));
+                    state_chunk::split(ChunkKind::State, bytes::Bytes::new())
+                        .for_each(|chunk| said(RankEvent::Chunk(chunk)));
                 }
                 while left > 0 {
-                    let mut bytes = vec![0; left.min(PART as u64) as usize];
+                    let mut bytes = vec![0; left.min(CHUNK_BYTES as u64) as usize];
                     receiver.read_exact(&mut bytes).await?;
                     left -= bytes.len() as u64;
-                    let (what, is_last) = (What::State, left == 0);
-                    said(Said::Part(Part { what, bytes: bytes.into(), is_last }));
+                    let (kind, is_last) = (ChunkKind::State, left == 0);
+                    said(RankEvent::Chunk(StateChunk { kind, bytes: bytes.into(), is_last }));
                 }
             }
             _ => return Err(ErrorKind::InvalidData.into()),

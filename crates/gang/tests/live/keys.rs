@@ -5,10 +5,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 use midplane_gang::live::link::{Credentials, Frame, Receiver, Sender, dial};
-use midplane_gang::live::message::{Cluster, Down, Hello, Up};
+use midplane_gang::live::message::{Cluster, Hello};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::seal::{Identity, Key, PublicKey, SecretKey};
 use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
 
 use crate::scenes::listing;
 use crate::stage::{Stage, wait_until};
@@ -59,12 +60,22 @@ async fn claim(root: &str, credentials: &Credentials, host: u16) -> Option<(Send
 }
 
 /// All that the root says until it ends the connection.
-async fn heard(mut receiver: Receiver) -> Vec<Down> {
+async fn heard(mut receiver: Receiver) -> Vec<Frame> {
     let mut all = Vec::new();
-    while let Ok(Some(down)) = receiver.message().await {
-        all.push(down);
+    while let Ok(Some(frame)) = receiver.receive().await {
+        all.push(frame);
     }
     all
+}
+
+/// Messages of children, with the numbers that they have in the protocol.
+#[derive(Serialize)]
+#[expect(dead_code, reason = "the first two hold the others' numbers")]
+enum Up {
+    Report,
+    Rank,
+    Here(Vec<u16>),
+    Gone(Vec<u16>),
 }
 
 /// A job of a rank on each host comes to its end.

@@ -2,6 +2,7 @@
 //! them, and their Virtual Interfaces, which are saved and restored where contexts are copied.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
@@ -21,9 +22,34 @@ pub(in crate::live) const CHECKPOINTER: PortId = PortId(1_025);
 
 /// A job on this host, and its ranks' processes, which lead groups of their own.
 #[derive(Clone, Debug)]
-pub(in crate::live) struct Standing {
-    pub(in crate::live) job: JobId,
-    pub(in crate::live) groups: Vec<Pid>,
+pub(super) struct Standing {
+    job: JobId,
+    groups: Vec<Pid>,
+}
+
+/// The process groups of jobs. Clones share one table.
+#[derive(Clone, Debug, Default)]
+pub(in crate::live) struct ProcessGroups(Arc<Mutex<BTreeMap<JobId, Vec<Pid>>>>);
+
+impl ProcessGroups {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<JobId, Vec<Pid>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the groups of a job; none removes it.
+    pub(in crate::live) fn set(&self, job: JobId, groups: Vec<Pid>) {
+        let mut table = self.table();
+        match groups.is_empty() {
+            true => drop(table.remove(&job)),
+            false => drop(table.insert(job, groups)),
+        }
+    }
+
+    pub(super) fn of(&self, jobs: &[JobId]) -> Vec<Standing> {
+        let table = self.table();
+        let groups = |job: &JobId| table.get(job).cloned().unwrap_or_default();
+        jobs.iter().map(|job| Standing { job: *job, groups: groups(job) }).collect()
+    }
 }
 
 /// Where the interfaces of a stopped port are.

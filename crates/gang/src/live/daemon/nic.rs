@@ -13,25 +13,26 @@ use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
 use tokio::sync::mpsc;
 
-use super::super::channels::{self, CHECKPOINTER, Hold, PORT_SUSPENDER};
-use super::super::hub::Event;
-use super::super::local::Network;
+use super::super::channels::{self, CHECKPOINTER, Hold, PORT_SUSPENDER, ProcessGroups};
+use super::super::event_loop::Event;
 use super::{DaemonOptions, Fabric, StartError};
 use crate::firmware::Gang;
+use crate::step_queue::StepQueue;
 use crate::{GANG, GangConfig};
 
-/// A NIC that runs, and whoever serves its ports; it stops when this is dropped.
+/// A NIC that runs, and the server of its ports. It stops when this is dropped.
 pub(super) struct Nic {
-    pub(super) network: Option<Network>,
+    /// The ranks' channels, if the daemon has a fabric.
+    pub(super) channels: Option<StepQueue>,
     _held: Option<Box<dyn std::any::Any>>,
 }
 
 /// Starts the daemon's NIC, if it is to have one.
 pub(super) async fn start_nic(
     options: &DaemonOptions,
-    events: &mpsc::UnboundedSender<Event>,
+    about: (ProcessGroups, mpsc::UnboundedSender<Event>),
 ) -> Result<Nic, StartError> {
-    let Some(fabric) = &options.fabric else { return Ok(Nic { network: None, _held: None }) };
+    let Some(fabric) = &options.fabric else { return Ok(Nic { channels: None, _held: None }) };
     let text = |error: &dyn std::fmt::Display| StartError::Nic(error.to_string());
     let (host, cluster) = (options.host, options.cluster);
     let mut unit = Unit::default();
@@ -42,7 +43,7 @@ pub(super) async fn start_nic(
     unit.install(VIA, Via::new(config)).map_err(|error| text(&error))?;
     let served = ServerConfig::new(&fabric.name);
     let place = (host, cluster);
-    let (held, tasks): (Box<dyn std::any::Any>, _) = match &fabric.fabric {
+    let (held, steps): (Box<dyn std::any::Any>, _) = match &fabric.fabric {
         Fabric::Shm => {
             let nodes = cluster.hosts.max(2);
             let nic = ShmNic::start(ShmConfig::new(&fabric.name, NodeId(host), nodes), unit);
@@ -50,8 +51,8 @@ pub(super) async fn start_nic(
             let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
             let server = nic.serve_ports(served).map_err(|error| text(&error))?;
             let ports = (hold, server.holders());
-            let tasks = channels::start(&nic.host(), place, fabric.channels, ports, events.clone());
-            (Box::new((server, nic)), tasks)
+            let steps = channels::start(&nic.host(), place, fabric.channels, ports, about);
+            (Box::new((server, nic)), steps)
         }
         Fabric::Udp(addresses) => {
             // Nothing is paced but by the channels themselves.
@@ -63,11 +64,10 @@ pub(super) async fn start_nic(
             let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
             let server = nic.serve_ports(served).map_err(|error| text(&error))?;
             let ports = (hold, server.holders());
-            let tasks = channels::start(&nic.host(), place, fabric.channels, ports, events.clone());
-            (Box::new((server, nic)), tasks)
+            let steps = channels::start(&nic.host(), place, fabric.channels, ports, about);
+            (Box::new((server, nic)), steps)
         }
     };
-    let tasks = tasks.map_err(|error| text(&error))?;
-    let network = Some(Network { name: fabric.name.clone(), tasks });
-    Ok(Nic { network, _held: Some(held) })
+    let steps = steps.map_err(|error| text(&error))?;
+    Ok(Nic { channels: Some(steps), _held: Some(held) })
 }

@@ -6,10 +6,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::sleep;
 
-use super::super::hub::{Event, Refusal};
+use super::super::event_loop::{Event, Refusal};
 use super::super::link::{self, Credentials, Frame, Receiver, Sender};
-use super::super::message::{Cluster, Down, Hello, Up};
 use super::AGAIN;
+use crate::node_core::message::{Cluster, Down, Hello, Up};
 use crate::tree::Tree;
 
 /// Connections that have not said yet who they are; further ones wait in the system.
@@ -78,7 +78,7 @@ async fn serve_child(
     events: &mpsc::UnboundedSender<Event>,
 ) {
     let (to, mut orders) = mpsc::unbounded_channel::<Down>();
-    let _ = events.send(Event::Adopted { host, connection, to });
+    let _ = events.send(Event::Child { host, connection, to });
     let writing = tokio::spawn(async move {
         while let Some(down) = orders.recv().await {
             if sender.send(&Frame::message(&down)).await.is_err() {
@@ -89,15 +89,15 @@ async fn serve_child(
     let abort = writing.abort_handle();
     let reading = async {
         while let Ok(Some(up)) = receiver.message::<Up>().await {
-            let _ = events.send(Event::FromBelow(host, connection, up));
+            let _ = events.send(Event::FromChild(connection, up));
         }
     };
-    // Whom the hub does not take, or takes no longer, gets no further orders.
+    // A child that the daemon does not admit, or has lost, gets no further messages.
     tokio::select! {
         () = reading => {}
         _ = writing => {}
     }
-    let _ = events.send(Event::Lost(host, connection));
+    let _ = events.send(Event::ChildLost(connection));
     abort.abort();
 }
 
@@ -129,7 +129,7 @@ pub(super) async fn stay_below(
 /// Hears whoever is above, until that is gone.
 async fn stay(mut sender: Sender, mut receiver: Receiver, events: &mpsc::UnboundedSender<Event>) {
     let (to, mut reports) = mpsc::unbounded_channel::<Up>();
-    let _ = events.send(Event::Below(to));
+    let _ = events.send(Event::Parent(to));
     let writing = tokio::spawn(async move {
         while let Some(up) = reports.recv().await {
             if sender.send(&Frame::message(&up)).await.is_err() {
@@ -139,11 +139,11 @@ async fn stay(mut sender: Sender, mut receiver: Receiver, events: &mpsc::Unbound
     });
     while let Ok(Some(down)) = receiver.message::<Down>().await {
         let is_cut = down == Down::Cut;
-        let _ = events.send(Event::Above(down));
+        let _ = events.send(Event::FromParent(down));
         if is_cut {
             break;
         }
     }
-    let _ = events.send(Event::Cut);
+    let _ = events.send(Event::ParentLost);
     writing.abort();
 }

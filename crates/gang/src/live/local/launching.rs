@@ -1,4 +1,4 @@
-//! A job's ranks on this host begin: their programs, variables, streams and terminal.
+//! Starts a job's ranks on this host: their programs, variables, streams and terminal.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -15,54 +15,57 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
 
 use super::{Held, Local, Member, Opened, Waits};
-use crate::daemon::Launch;
+use crate::daemon::{Launch, Outcome};
 use crate::live::cell::Cell;
-use crate::live::channels::Pass;
-use crate::live::hub::Event;
+use crate::live::event_loop::Event;
 use crate::live::link::Stream;
-use crate::live::message::Program;
-use crate::live::parcel::Parcel;
 use crate::live::process::Process;
-use crate::live::snapshot::{self, Word};
-use crate::live::{rank, stub};
+use crate::live::{rank, snapshot, stub};
+use crate::node_core::message::{Program, Word};
 
 impl Local {
-    pub(super) fn launch(
+    /// Begins to start the ranks of a job that are here, with the states that they were saved with. Returns the files of
+    /// their standard streams.
+    pub(in crate::live) fn launch(
         &mut self,
+        step: u64,
         launch: &Launch<Program>,
-        passes: Vec<(u16, Pass)>,
-        waits: &mut Waits,
-    ) {
-        let passes: BTreeMap<u16, Pass> = passes.into_iter().collect();
-        let own = |rank: &u16| self.cluster.host_of(launch.first + rank) == self.host;
-        let own: Vec<u16> = (0..launch.ranks).filter(own).collect();
-        if let Some(groups) = self.groups.as_ref().filter(|_| !own.is_empty()) {
-            let cell = groups.cell(&format!("job-{}", launch.job));
-            self.cells.extend(cell.ok().map(|cell| (launch.job, cell)));
+        mut states: BTreeMap<u16, Vec<u8>>,
+    ) -> Vec<Opened> {
+        let job = launch.job;
+        let places = self.cluster.places(launch);
+        let hosts: Vec<u16> = places.iter().map(|place| place.node.0).collect();
+        if let Some(groups) = &self.groups {
+            let cell = groups.cell(&format!("job-{job}"));
+            self.cells.extend(cell.ok().map(|cell| (job, cell)));
         }
+        let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
+        let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
+        let own: Vec<u16> = own.map(|(rank, _)| rank).collect();
         for (local, rank) in own.into_iter().enumerate() {
-            match self.start(launch, (rank, local), passes.get(&rank)) {
-                Ok((held, opened)) => {
+            match self.start(launch, &hosts, (rank, local), states.remove(&rank)) {
+                Ok((held, files)) => {
                     self.reaper.hold(held.process.pid());
-                    self.members.insert((launch.job, rank), held);
-                    self.opened.push((launch.job, opened));
+                    self.members.insert((job, rank), held);
+                    opened.push(files);
                 }
                 Err(why) => {
-                    waits.outcome.failed.push((launch.job, self.host, why));
+                    outcome.failed.push((job, self.host, why));
                     break;
                 }
             }
         }
-        // Jobs are launched in order: one before it that has parcels has ended before it was.
-        self.parcels.retain(|(job, _), _| *job > launch.job);
-        waits.members = self.of_job(launch.job);
+        self.passes.clear();
+        self.waits = Some(Waits { outcome, ..Waits::new(step, self.of_job(job), false) });
+        opened
     }
 
     fn start(
-        &mut self,
+        &self,
         launch: &Launch<Program>,
+        hosts: &[u16],
         (rank, local): (u16, usize),
-        pass: Option<&Pass>,
+        state: Option<Vec<u8>>,
     ) -> Result<(Held, Opened), String> {
         let program = &launch.program;
         let path = find(program)?;
@@ -82,14 +85,13 @@ impl Local {
             ("GANG_HOST", self.host.into()),
         ];
         command.envs(numbers.map(|(name, number)| (name, number.to_string())));
-        let hosts = (0..launch.ranks).map(|rank| self.cluster.host_of(launch.first + rank));
-        command.env(rank::HOSTS, rank::hosts_text(hosts));
+        command.env(rank::HOSTS, rank::hosts_text(hosts.iter().copied()));
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-        // Nobody else starts processes here, so that nobody else's gets this copy.
-        let file = match (pass, &self.network) {
-            (Some(pass), Some(network)) => {
+        // This thread alone starts processes, so that no other process inherits this copy.
+        let file = match (self.passes.get(&(launch.job, rank)), &self.nic) {
+            (Some(pass), Some(nic)) => {
                 let file = rustix::io::dup(&pass.file).map_err(|error| failed(error.into()))?;
-                command.env(rank::NIC, &network.name);
+                command.env(rank::NIC, nic);
                 command.env(rank::CHANNEL, format!("{} {}", file.as_raw_fd(), pass.ticket));
                 Some(file)
             }
@@ -104,16 +106,20 @@ impl Local {
         };
         drop((file, theirs));
         let (process, terminal, opened) = started.map_err(failed)?;
-        let words = self.listen((launch.job, rank), ours.into());
-        Ok((Held { process, terminal, words, told: false }, opened))
+        let words = self.listen((launch.job, rank), ours.into(), state);
+        Ok((Held { process, terminal, words, is_reported: false }, opened))
     }
 
-    /// Hears what a rank says about checkpoints.
-    fn listen(&mut self, member: Member, end: OwnedFd) -> mpsc::UnboundedSender<Word> {
-        let state = self.parcels.get_mut(&member).and_then(Parcel::take_state);
+    /// Starts the task that carries a rank's messages about checkpoints.
+    fn listen(
+        &self,
+        member: Member,
+        end: OwnedFd,
+        state: Option<Vec<u8>>,
+    ) -> mpsc::UnboundedSender<Word> {
         let (words, to_rank) = mpsc::unbounded_channel();
         let (events, (job, rank)) = (self.events.clone(), member);
-        let said = move |said| drop(events.send(Event::Said(job, rank, said)));
+        let said = move |event| drop(events.send(Event::Rank(job, rank, event)));
         tokio::spawn(snapshot::serve(end, state, to_rank, said));
         words
     }

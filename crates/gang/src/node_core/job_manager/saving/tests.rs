@@ -1,12 +1,10 @@
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use super::*;
 use crate::channel::geometry::Geometry;
 use crate::daemon::Outcome;
-use crate::live::message::Cluster;
-use crate::live::process::End;
+use crate::node_core::job_manager::RootConfig;
+use crate::node_core::message::{Cluster, End, RankEvent};
 use crate::schedule::RoundRobin;
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 
@@ -24,12 +22,10 @@ fn program() -> Program {
     }
 }
 
-/// A root with a job, and the end at which its front ends hear.
+/// A root with a job.
 struct Scene {
-    root: Root,
+    root: JobManager,
     job: JobId,
-    client: mpsc::Sender<Frame>,
-    heard: mpsc::Receiver<Frame>,
 }
 
 impl Scene {
@@ -47,12 +43,19 @@ impl Scene {
             early_wakeup,
         };
         let cluster = Cluster { hosts: 1, slots: RANKS, arity: 2 };
-        let (policy, names) = (Box::new(RoundRobin::new(RANKS)), vec!["here".into()]);
-        let mut root = Root::new(policy, config, (cluster, Some(Geometry::PM), most), names);
-        let (client, heard) = mpsc::channel(64);
-        let job = root.submit(NOW, (1, client.clone()), (RANKS, 1), program()).unwrap();
+        let root_config = RootConfig {
+            policy: Box::new(RoundRobin::new(RANKS)),
+            scheduler: config,
+            geometry: Some(Geometry::PM),
+            most_saved: most,
+            names: vec!["here".into()],
+            has_streams: false,
+        };
+        let mut root = JobManager::new(cluster, root_config);
+        let request = Request { nodes: RANKS, weight: 1 };
+        let job = root.submit(NOW, 1, (request, RANKS), program()).unwrap();
         (0..RANKS).for_each(|rank| root.able(job, rank));
-        let mut scene = Self { root, job, client, heard };
+        let mut scene = Self { root, job };
         assert!(matches!(scene.replies()[..], [Reply::Accepted(_)]));
         scene
     }
@@ -60,22 +63,24 @@ impl Scene {
     /// Whether the ranks are asked.
     fn save(&mut self) -> Result<bool, String> {
         let folder = b"/nonexistent/saved".to_vec();
-        self.root.save(self.job, (2, self.client.clone()), (folder, false))
+        self.root.save(self.job, 2, (folder, false))
     }
 
     /// A rank hands its state over, in two parts; whether all may go on.
     fn hand_over(&mut self, rank: u16) -> bool {
-        let part = |is_last| Part { what: What::State, bytes: Bytes::from_static(b"x"), is_last };
-        assert!(!self.root.hear_part(NOW, self.job, rank, &part(false)));
-        self.root.hear_part(NOW, self.job, rank, &part(true))
+        let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"x"));
+        let chunk = |is_last| StateChunk { kind, bytes: bytes.clone(), is_last };
+        assert!(!self.root.add_chunk(NOW, self.job, rank, &chunk(false)));
+        self.root.add_chunk(NOW, self.job, rank, &chunk(true))
+    }
+
+    /// A rank ends; returns whether all continue.
+    fn rank_ends(&mut self, rank: u16, end: End) -> bool {
+        self.root.handle_rank(NOW, (self.job, rank), RankEvent::Ended(end))
     }
 
     fn replies(&mut self) -> Vec<Reply> {
-        let mut replies = Vec::new();
-        while let Ok(Frame::Message(bytes)) = self.heard.try_recv() {
-            replies.push(wire::decode_long(&bytes).unwrap());
-        }
-        replies
+        std::iter::from_fn(|| self.root.poll_reply()).map(|(_, reply)| reply).collect()
     }
 
     #[track_caller]
@@ -101,7 +106,7 @@ fn a_rank_that_ends_although_it_is_asked_for_its_state_lets_the_others_go_on() {
     let mut scene = Scene::new();
     assert_eq!(scene.save(), Ok(true));
     assert!(!scene.hand_over(0));
-    assert!(scene.root.rank_ended(NOW, scene.job, 1, End::Exited(0)), "rank 0 goes on");
+    assert!(scene.rank_ends(1, End::Exited(0)), "rank 0 goes on");
     scene.is_refused("rank 1 ended");
     // It was at it.
     assert!(scene.hand_over(2), "and rank 2");
@@ -123,7 +128,7 @@ fn a_rank_that_takes_no_part_any_longer_lets_the_others_go_on() {
 #[test]
 fn a_job_without_some_of_its_ranks_is_not_asked_for_its_state() {
     let mut scene = Scene::new();
-    assert!(!scene.root.rank_ended(NOW, scene.job, 2, End::Exited(0)), "nobody waits");
+    assert!(!scene.rank_ends(2, End::Exited(0)), "nobody waits");
     let why = scene.save().unwrap_err();
     assert!(why.contains("rank 2 can't be saved"), "{why}");
     assert!(scene.replies().is_empty());
@@ -135,7 +140,7 @@ fn a_rank_that_ends_after_it_has_handed_its_state_over_is_saved() {
     scene.root.jobs.get_mut(&scene.job).unwrap().program.keep_going = true;
     assert_eq!(scene.save(), Ok(true));
     assert!(!scene.hand_over(0));
-    assert!(!scene.root.rank_ended(NOW, scene.job, 0, End::Killed(9)), "nobody goes on yet");
+    assert!(!scene.rank_ends(0, End::Killed(9)), "nobody goes on yet");
     assert!(!scene.hand_over(1) && !scene.hand_over(2));
     assert!(scene.root.jobs[&scene.job].saves.is_due);
     assert!(scene.replies().is_empty());
@@ -160,23 +165,15 @@ fn states_that_are_more_than_there_is_memory_for_are_refused_and_dropped_and_all
     assert!(!scene.hand_over(0) && !scene.hand_over(1));
     assert_eq!(scene.root.jobs[&scene.job].saves.held(), 4);
     assert!(scene.replies().is_empty());
-    let (what, is_last) = (What::State, false);
-    let part = Part { what, bytes: Bytes::from_static(b"xx"), is_last };
-    assert!(!scene.root.hear_part(NOW, scene.job, 2, &part));
+    let (kind, is_last) = (ChunkKind::State, false);
+    let chunk = StateChunk { kind, bytes: Bytes::from_static(b"xx"), is_last };
+    assert!(!scene.root.add_chunk(NOW, scene.job, 2, &chunk));
     scene.is_refused("more than the 5 bytes");
     assert_eq!(scene.root.jobs[&scene.job].saves.held(), 0);
     assert!(scene.save().is_err(), "they are still at it");
-    let part = Part { is_last: true, ..part };
-    assert!(scene.root.hear_part(NOW, scene.job, 2, &part), "all have stopped, and go on");
+    let chunk = StateChunk { is_last: true, ..chunk };
+    assert!(scene.root.add_chunk(NOW, scene.job, 2, &chunk), "all have stopped, and go on");
     assert_eq!(scene.save(), Ok(true), "and it may be asked again");
-}
-
-#[test]
-fn a_checkpoint_that_is_more_than_there_is_memory_for_is_not_read() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("process-0.bin"), [0; 100]).unwrap();
-    assert!(is_at_most(99, folder.path()).unwrap_err().contains("100 bytes, more than the 99"));
-    assert!(is_at_most(100, folder.path()).is_ok() && is_at_most(0, Path::new("/nowhere")).is_ok());
 }
 
 /// All ranks hand over their states, and their channels hold nothing.
@@ -188,8 +185,8 @@ fn stand_still(scene: &mut Scene) {
     for rank in 0..RANKS {
         let fresh = crate::context::ChannelContext::fresh(crate::names::Rank(rank), Geometry::PM);
         let bytes = Bytes::from(wire::encode_long(&fresh).unwrap());
-        let part = Part { what: What::Context, bytes, is_last: true };
-        assert!(!scene.root.hear_part(NOW, scene.job, rank, &part));
+        let chunk = StateChunk { kind: ChunkKind::Context, bytes, is_last: true };
+        assert!(!scene.root.add_chunk(NOW, scene.job, rank, &chunk));
     }
 }
 
@@ -201,7 +198,7 @@ fn a_rank_that_leaves_while_its_checkpoint_is_written_is_in_it() {
     assert!(write.go);
     assert!(!scene.root.left(scene.job, 1));
     assert_eq!(scene.replies(), []);
-    scene.root.written(NOW, scene.job, Ok(()));
+    scene.root.handle_written(NOW, scene.job, Ok(()));
     assert!(matches!(scene.replies()[..], [Reply::Saved(Saved { ranks: RANKS, .. })]));
 }
 

@@ -1,70 +1,56 @@
-//! The root's own part: jobs and their front ends.
+//! The root's part: admits jobs, follows their ranks, and replies to their front ends.
 
+mod listing;
 mod saving;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use tokio::sync::mpsc;
 
-use super::link::Frame;
-use super::message::{Cluster, Line, Listing, Over, Program, Reply, Slice};
-use super::process::End;
+use super::message::{Cluster, End, Over, Program, Reply};
+use super::{ClientId, RankEvent};
 use crate::channel::geometry::Geometry;
 use crate::daemon::{Action, Order, Outcome};
 use crate::names::JobId;
 use crate::schedule::{AdmitError, Policy, Request};
 use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
 use saving::Saves;
-pub(super) use saving::{Read, Write};
+pub(crate) use saving::{Read, Write};
 
-/// Switches that are remembered.
+/// Number of switches that are remembered.
 const REMEMBERED: usize = 4096;
 
-/// A front end's connection.
-pub(super) type ClientId = u64;
+/// Time for which the streams of a job may stay open after its processes have ended.
+const LINGER: Duration = Duration::from_secs(2);
 
-/// A job and whoever waits for it.
+/// A job, and the front end that started it.
 #[derive(Debug)]
 struct Job {
     client: ClientId,
-    reply: mpsc::Sender<Frame>,
-    /// Taken by whoever feeds the job.
-    feed: Option<mpsc::Sender<Frame>>,
-    /// Taken by the host of rank 0.
-    input: Option<mpsc::Receiver<Frame>>,
+    /// Its first slot, and the one after its last.
     slots: (u16, u16),
     weight: u8,
     program: Program,
+    /// The host of each rank.
     hosts: Vec<u16>,
     ends: Vec<Option<End>>,
-    /// Hosts whose ranks may have something to say still.
+    /// Hosts whose ranks' output may not have been received completely.
     open: BTreeSet<u16>,
-    /// Its hosts were told of it.
-    launched: bool,
-    /// Nothing of it is left anywhere.
-    gone: bool,
+    is_launched: bool,
+    /// True if it has been removed from all hosts.
+    is_removed: bool,
+    /// Its streams are given up at this time.
+    linger_until: Option<Instant>,
     why: Option<String>,
-    taken: Instant,
+    admitted_at: Instant,
     ran: Duration,
     runs_since: Option<Instant>,
     preemptions: u32,
-    /// Those in which its interfaces stayed on the NICs that would have been saved, and why at last.
+    /// Preemptions in which its interfaces stayed on their NICs, and the last reason.
     stayed: u32,
     why_stayed: Option<String>,
     saves: Saves,
-}
-
-/// What the scheduler core has to say.
-#[derive(Debug, Default)]
-pub(super) struct News {
-    /// Jobs that are gone, and whose streams are not.
-    pub(super) lingering: Vec<JobId>,
-    /// Checkpoints to be written.
-    pub(super) writes: Vec<Write>,
-    /// Jobs whose ranks may go on after all.
-    pub(super) go: Vec<JobId>,
 }
 
 impl Job {
@@ -79,61 +65,72 @@ impl Job {
     }
 }
 
-/// The root's own part.
+/// Work for the node core after a call of the job manager.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// Checkpoints to be written.
+    pub(super) writes: Vec<Write>,
+    /// Jobs whose ranks continue, though they are not saved.
+    pub(super) go: Vec<JobId>,
+    /// Jobs of which a host is lost.
+    pub(super) abandoned: Vec<JobId>,
+}
+
+/// Configuration of the root.
+pub(crate) struct RootConfig {
+    /// Decides which jobs run in a slice. It places jobs on slots.
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) scheduler: SchedulerConfig,
+    /// FIFOs of ranks' channels, if ranks have channels.
+    pub(crate) geometry: Option<Geometry>,
+    /// Most bytes of states and contexts that the root holds for checkpoints.
+    pub(crate) most_saved: u64,
+    /// Names of the hosts, for messages.
+    pub(crate) names: Vec<String>,
+    /// True if the shell reports when the output of a job's ranks on a host has ended.
+    pub(crate) has_streams: bool,
+}
+
+/// The root's part.
 #[derive(Debug)]
-pub(super) struct Root {
-    pub(super) scheduler_core: SchedulerCore<Program>,
+pub(crate) struct JobManager {
+    scheduler_core: SchedulerCore<Program>,
     cluster: Cluster,
-    /// The FIFOs of ranks' channels, if they have any.
     geometry: Option<Geometry>,
-    /// Most bytes that are held of what is being saved.
     most_saved: u64,
     slice: Duration,
+    has_streams: bool,
+    /// Hosts that are connected.
     hosts: BTreeSet<u16>,
-    /// What each host is called.
     names: Vec<String>,
     jobs: BTreeMap<JobId, Job>,
+    /// The last switches, each with the jobs that ran afterwards.
     switches: VecDeque<(Switch, Vec<JobId>)>,
     switch_count: u64,
     next_order: u32,
+    /// Jobs of which a host is lost.
+    abandoned: Vec<JobId>,
+    replies: VecDeque<(ClientId, Reply)>,
 }
 
-fn seconds(time: Duration) -> f64 {
-    time.as_secs_f64()
-}
-
-fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
-}
-
-/// Sends without waiting, behind what is on its way already.
-pub(super) fn post(to: &mpsc::Sender<Frame>, frame: Frame) {
-    if let Err(mpsc::error::TrySendError::Full(frame)) = to.try_send(frame) {
-        let to = to.clone();
-        // Whoever is gone needs no answer.
-        tokio::spawn(async move { drop(to.send(frame).await) });
-    }
-}
-
-impl Root {
-    pub(super) fn new(
-        policy: Box<dyn Policy>,
-        config: SchedulerConfig,
-        (cluster, geometry, most_saved): (Cluster, Option<Geometry>, u64),
-        names: Vec<String>,
-    ) -> Self {
+impl JobManager {
+    pub(crate) fn new(cluster: Cluster, config: RootConfig) -> Self {
+        let RootConfig { policy, scheduler, geometry, most_saved, names, has_streams } = config;
         Self {
-            scheduler_core: SchedulerCore::new(policy, config),
+            scheduler_core: SchedulerCore::new(policy, scheduler),
             cluster,
             geometry,
             most_saved,
-            slice: config.slice,
+            slice: scheduler.slice,
+            has_streams,
             hosts: BTreeSet::from([0]),
             names,
             jobs: BTreeMap::new(),
             switches: VecDeque::new(),
             switch_count: 0,
             next_order: 0,
+            abandoned: Vec::new(),
+            replies: VecDeque::new(),
         }
     }
 
@@ -141,52 +138,58 @@ impl Root {
         self.names.get(usize::from(host)).map_or("?", |name| name)
     }
 
-    /// Takes a job, or says why not; the front end is told.
+    fn reply(&mut self, client: ClientId, reply: Reply) {
+        self.replies.push_back((client, reply));
+    }
+
+    fn refuse(&mut self, client: ClientId, why: String) {
+        self.reply(client, Reply::Refused(why));
+    }
+
+    /// Admits a job or refuses it, and replies to its front end.
     pub(super) fn submit(
         &mut self,
         now: Instant,
-        (client, reply): (ClientId, mpsc::Sender<Frame>),
-        (ranks, weight): (u16, u8),
+        client: ClientId,
+        (request, ranks): (Request, u16),
         program: Program,
     ) -> Option<JobId> {
-        let refuse = |why: String| post(&reply, Frame::message(&Reply::Refused(why)));
-        let request = Request { nodes: ranks, weight };
         let job = match self.scheduler_core.submit(request, ranks, program.clone()) {
             Ok(job) => job,
             Err(AdmitError::TooLarge { there, .. }) => {
-                refuse(format!("--ranks {ranks}: there are {there} slots"));
+                self.refuse(client, format!("--ranks {ranks}: there are {there} slots"));
                 return None;
             }
             Err(error) => {
-                refuse(format!("--ranks {ranks}: {error}"));
+                self.refuse(client, format!("--ranks {ranks}: {error}"));
                 return None;
             }
         };
-        let first = self.scheduler_core.jobs()[&job].launch.first;
-        let hosts: Vec<u16> = (0..ranks).map(|rank| self.cluster.host_of(first + rank)).collect();
+        let launch = &self.scheduler_core.jobs()[&job].launch;
+        let slots = (launch.first, launch.first + launch.nodes);
+        let places = self.cluster.places(launch);
+        let hosts: Vec<u16> = places.iter().map(|place| place.node.0).collect();
         if let Some(host) = hosts.iter().find(|host| !self.hosts.contains(host)) {
             let why = format!("host {host} ({}) can't be reached", self.name(*host));
             self.scheduler_core.end(now, job);
-            refuse(why);
+            self.refuse(client, why);
             return None;
         }
-        let (feed, input) = mpsc::channel(super::streams::QUEUE);
-        post(&reply, Frame::message(&Reply::Accepted(job)));
-        let job_record = Job {
+        self.reply(client, Reply::Accepted(job));
+        let open = if self.has_streams { hosts.iter().copied().collect() } else { BTreeSet::new() };
+        let record = Job {
             client,
-            reply,
-            feed: Some(feed),
-            input: Some(input),
-            slots: (first, first + ranks),
-            weight,
+            slots,
+            weight: request.weight,
             program,
-            open: hosts.iter().copied().collect(),
+            open,
             hosts,
             ends: vec![None; ranks.into()],
-            launched: false,
-            gone: false,
+            is_launched: false,
+            is_removed: false,
+            linger_until: None,
             why: None,
-            taken: now,
+            admitted_at: now,
             ran: Duration::ZERO,
             runs_since: None,
             preemptions: 0,
@@ -194,13 +197,13 @@ impl Root {
             why_stayed: None,
             saves: Saves::default(),
         };
-        self.jobs.insert(job, job_record);
+        self.jobs.insert(job, record);
         Some(job)
     }
 
-    /// Ends a job, if it has not ended already; and why.
+    /// Ends a job, with the reason, unless it has ended.
     pub(super) fn end(&mut self, now: Instant, job: JobId, why: Option<String>) {
-        if let Some(it) = self.jobs.get_mut(&job).filter(|it| !it.gone) {
+        if let Some(it) = self.jobs.get_mut(&job).filter(|it| !it.is_removed) {
             it.pause(now);
             if it.why.is_none() {
                 it.why = why;
@@ -209,61 +212,61 @@ impl Root {
         }
     }
 
-    /// A front end is gone: nothing is saved for it any longer, and its job ends.
-    pub(super) fn client_gone(&mut self, now: Instant, client: ClientId) {
+    /// Ends the job of a front end that is disconnected, and gives up saving for it.
+    pub(super) fn handle_client_gone(&mut self, now: Instant, client: ClientId) {
         self.give_up_saving(client);
         if let Some(job) = self.job_of(client) {
             self.end(now, job, Some("its front end is gone".into()));
         }
     }
 
-    /// The job of a front end, if it has one.
+    /// Returns the job that a front end has started.
     pub(super) fn job_of(&self, client: ClientId) -> Option<JobId> {
         self.jobs.iter().find(|(_, job)| job.client == client).map(|(job, _)| *job)
     }
 
-    /// Whether there is such a job.
     pub(super) fn has(&self, job: JobId) -> bool {
         self.jobs.contains_key(&job)
     }
 
-    /// Where a job's input goes, for whoever feeds it.
-    pub(super) fn take_feed(&mut self, job: JobId) -> Option<mpsc::Sender<Frame>> {
-        self.jobs.get_mut(&job)?.feed.take()
-    }
-
-    /// Where a job's output goes, and where its input comes from, for a host of its.
-    pub(super) fn ends_of(
-        &mut self,
-        job: JobId,
-        host: u16,
-    ) -> Option<(mpsc::Sender<Frame>, Option<mpsc::Receiver<Frame>>)> {
-        let it = self.jobs.get_mut(&job)?;
-        let input = if it.hosts.first() == Some(&host) { it.input.take() } else { None };
-        Some((it.reply.clone(), input))
-    }
-
-    /// The ranks of a job that are on a host.
+    /// Returns the ranks of a job that are on a host.
     pub(super) fn ranks_on(&self, job: JobId, host: u16) -> BTreeSet<u16> {
         let hosts = self.jobs.get(&job).map_or(&[][..], |it| &it.hosts);
         (0..).zip(hosts).filter(|(_, its)| **its == host).map(|(rank, _)| rank).collect()
     }
 
-    /// The host of a job's rank.
+    /// Returns the host of a job's rank.
     pub(super) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
         self.jobs.get(&job)?.hosts.get(usize::from(rank)).copied()
     }
 
-    /// A host's ranks of a job have nothing more to say.
-    pub(super) fn streams_done(&mut self, now: Instant, job: JobId, host: u16) {
+    /// Notes that the output of a job's ranks on a host has been received completely.
+    pub(super) fn handle_streams_done(&mut self, now: Instant, job: JobId, host: u16) {
         if let Some(it) = self.jobs.get_mut(&job) {
             it.open.remove(&host);
         }
         self.finish(now, job);
     }
 
-    /// A rank has ended. `true` as [`Root::left`] has it.
-    pub(super) fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) -> bool {
+    /// Takes a change of a rank. Returns true if the job's ranks that wait to be saved continue.
+    pub(super) fn handle_rank(
+        &mut self,
+        now: Instant,
+        (job, rank): (JobId, u16),
+        event: RankEvent,
+    ) -> bool {
+        match event {
+            RankEvent::Ended(end) => self.rank_ended(now, job, rank, end),
+            RankEvent::Able => {
+                self.able(job, rank);
+                false
+            }
+            RankEvent::Left => self.left(job, rank),
+            RankEvent::Chunk(chunk) => self.add_chunk(now, job, rank, &chunk),
+        }
+    }
+
+    fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) -> bool {
         let Some(it) = self.jobs.get_mut(&job) else { return false };
         let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return false };
         slot.get_or_insert(end);
@@ -285,12 +288,15 @@ impl Root {
         go
     }
 
-    /// These hosts can be reached.
-    pub(super) fn hosts_here(&mut self, hosts: &[u16]) {
+    /// Notes that hosts are connected. If one was, it has lost its connection meanwhile, and all that ran on it.
+    pub(super) fn hosts_here(&mut self, now: Instant, hosts: &[u16]) {
+        let again: Vec<u16> =
+            hosts.iter().copied().filter(|host| self.hosts.contains(host)).collect();
+        self.hosts_gone(now, &again);
         self.hosts.extend(hosts.iter().filter(|host| **host < self.cluster.hosts));
     }
 
-    /// These hosts can't be reached any more: what runs there is as good as dead.
+    /// Notes that hosts are lost, and ends the jobs that have ranks there.
     pub(super) fn hosts_gone(&mut self, now: Instant, hosts: &[u16]) {
         for host in hosts {
             self.hosts.remove(host);
@@ -306,40 +312,33 @@ impl Root {
                         end.get_or_insert(End::Lost);
                     }
                 }
+                self.abandoned.push(job);
                 self.end(now, job, Some(why.clone()));
                 self.finish(now, job);
             }
         }
     }
 
-    /// Something has arrived for a job from outside.
+    /// Wakes a job for which input has arrived, if its program asks for that.
     pub(super) fn arrived(&mut self, job: JobId) {
         if self.jobs.get(&job).is_some_and(|it| it.program.woken) {
             self.scheduler_core.wake(job);
         }
     }
 
-    /// The next order, if it is time for one.
+    /// Returns the next order, if it is time for one.
     pub(super) fn poll_order(&mut self, now: Instant) -> Option<Order<Program>> {
         let action = self.scheduler_core.poll_order(now)?;
         if let Action::Launch(launch) = &action
             && let Some(it) = self.jobs.get_mut(&launch.job)
         {
-            it.launched = true;
+            it.is_launched = true;
         }
         self.next_order += 1;
         Some(Order { number: self.next_order, action })
     }
 
-    /// Whoever still holds a stream of a job that is gone is not waited for.
-    pub(super) fn overdue(&mut self, now: Instant, job: JobId) {
-        if let Some(it) = self.jobs.get_mut(&job) {
-            it.open.clear();
-        }
-        self.finish(now, job);
-    }
-
-    /// What came of an order.
+    /// Takes the outcome of the order under way, from all hosts.
     pub(super) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
         for of in &outcome.interfaces {
             if let Some(it) = self.jobs.get_mut(&of.job) {
@@ -353,19 +352,20 @@ impl Root {
         }
     }
 
-    /// What the scheduler core has to say.
+    /// Takes the scheduler's events, and returns what follows from them.
     pub(super) fn drain(&mut self, now: Instant) -> News {
-        let mut news = News::default();
+        let abandoned = std::mem::take(&mut self.abandoned);
+        let mut news = News { abandoned, ..News::default() };
         while let Some(event) = self.scheduler_core.poll_event() {
             match event {
                 Event::Switched(switch) => self.switched(switch),
                 Event::Removed(job) => {
                     self.scheduler_core.forget(job);
                     if let Some(it) = self.jobs.get_mut(&job) {
-                        it.gone = true;
+                        it.is_removed = true;
+                        it.linger_until = Some(now + LINGER);
                     }
                     self.finish(now, job);
-                    news.lingering.extend(self.jobs.contains_key(&job).then_some(job));
                 }
                 Event::Stayed(job, why) => {
                     if let Some(it) = self.jobs.get_mut(&job) {
@@ -402,73 +402,50 @@ impl Root {
         self.switches.push_back((switch, self.scheduler_core.running().to_vec()));
     }
 
-    /// Tells a job's front end how it went, once all of it is known and said.
+    /// Gives up the streams of jobs that have lingered for too long.
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        let is_over = |(_, it): &(&JobId, &Job)| it.linger_until.is_some_and(|at| at <= now);
+        let over: Vec<JobId> = self.jobs.iter().filter(is_over).map(|(job, _)| *job).collect();
+        for job in over {
+            if let Some(it) = self.jobs.get_mut(&job) {
+                it.open.clear();
+            }
+            self.finish(now, job);
+        }
+    }
+
+    /// Returns when to call [`JobManager::handle_timeout`] and [`JobManager::poll_order`].
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let lingering = self.jobs.values().filter_map(|it| it.linger_until);
+        lingering.chain(self.scheduler_core.poll_timeout()).min()
+    }
+
+    /// Reports a job's end to its front end, once everything about it is known and its output has been received.
     fn finish(&mut self, now: Instant, job: JobId) {
-        let through = |it: &Job| it.gone && (!it.launched || it.open.is_empty());
-        if !self.jobs.get(&job).is_some_and(through) {
+        let is_complete = |it: &Job| it.is_removed && (!it.is_launched || it.open.is_empty());
+        if !self.jobs.get(&job).is_some_and(is_complete) {
             return;
         }
         let Some(mut it) = self.jobs.remove(&job) else { return };
-        it.saves.job_ended(job);
+        self.replies.extend(it.saves.job_ended(job));
         let over = Over {
             job,
             ranks: it.hosts.iter().copied().zip(it.ends).collect(),
             why: it.why,
-            seconds: seconds(Duration::from_nanos(now.nanos_since(it.taken))),
-            run_seconds: seconds(it.ran),
+            seconds: Duration::from_nanos(now.nanos_since(it.admitted_at)).as_secs_f64(),
+            run_seconds: it.ran.as_secs_f64(),
             preemptions: it.preemptions,
         };
-        post(&it.reply, Frame::message(&Reply::Over(over)));
+        self.reply(it.client, Reply::Over(over));
     }
 
-    /// All that the cluster does.
-    pub(super) fn listing(&self, now: Instant) -> Listing {
-        let quantiles = |of: &dyn Fn(&Switch) -> Duration| {
-            let real = self.switches.iter().filter(|(switch, _)| !switch.stopped.is_empty());
-            let mut all: Vec<f64> = real.map(|(switch, _)| micros(of(switch))).collect();
-            all.sort_by(f64::total_cmp);
-            [0.5, 0.99].map(|part| {
-                let at = (all.len() as f64 * part) as usize;
-                all.get(at.min(all.len().saturating_sub(1))).copied().unwrap_or(0.0)
-            })
-        };
-        let line = |(job, it): (&JobId, &Job)| Line {
-            job: *job,
-            slots: it.slots,
-            weight: it.weight,
-            runs: it.runs_since.is_some(),
-            ended: it.ends.iter().flatten().count() as u16,
-            preemptions: it.preemptions,
-            stayed: it.stayed,
-            why_stayed: it.why_stayed.clone(),
-            seconds: seconds(Duration::from_nanos(now.nanos_since(it.taken))),
-            run_seconds: seconds(it.ran(now)),
-            command: it.program.shown(),
-        };
-        Listing {
-            hosts: (0..self.cluster.hosts).map(|host| self.hosts.contains(&host)).collect(),
-            slots: self.cluster.slots,
-            slice_ms: self.slice.as_secs_f64() * 1e3,
-            switches: self.switch_count,
-            freeze_us: quantiles(&|switch| switch.freeze),
-            switch_us: quantiles(&|switch| {
-                Duration::from_nanos(switch.end().nanos_since(switch.at))
-            }),
-            jobs: self.jobs.iter().map(line).collect(),
-        }
+    /// Returns the next reply to a front end.
+    pub(super) fn poll_reply(&mut self) -> Option<(ClientId, Reply)> {
+        self.replies.pop_front()
     }
 
-    /// The last switches.
-    pub(super) fn slices(&self) -> Vec<Slice> {
-        let slice = |(switch, running): &(Switch, Vec<JobId>)| Slice {
-            at_us: switch.at.nanos_since(Instant::ZERO) as f64 / 1e3,
-            freeze_us: micros(switch.freeze),
-            save_us: micros(switch.save),
-            restore_us: micros(switch.restore),
-            stopped: switch.stopped.clone(),
-            switch_us: switch.end().nanos_since(switch.at) as f64 / 1e3,
-            running: running.clone(),
-        };
-        self.switches.iter().map(slice).collect()
+    /// Returns the scheduler's core.
+    pub(crate) const fn scheduler_core(&self) -> &SchedulerCore<Program> {
+        &self.scheduler_core
     }
 }

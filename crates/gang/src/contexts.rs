@@ -1,0 +1,251 @@
+//! The channels of one node's ranks: opened, stopped, saved, restored, started and closed, as the steps of the node's
+//! daemon say. Both shells use them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane_simhw::host::Host;
+
+use crate::channel::geometry::Geometry;
+use crate::context::ChannelContext;
+use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
+use crate::daemon::{Costs, Launch, Mode};
+use crate::names::{Epoch, JobId, Rank};
+use crate::network::together;
+use crate::node_core::message::{Cluster, Program};
+use crate::node_core::{Step, StepOutcome};
+
+/// One rank's context.
+#[derive(Debug)]
+struct Held {
+    rank: u16,
+    context: ContextId,
+    /// Its contents, while the NIC has none; or a copy of them, if `is_copied`.
+    saved: Option<ChannelContext>,
+    /// A message that its process had begun to write.
+    unfinished: Option<Unfinished>,
+    /// True if the NIC holds the contents of `saved` too.
+    is_copied: bool,
+}
+
+/// Configuration of a node's contexts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ContextsConfig {
+    pub(crate) cluster: Cluster,
+    pub(crate) mode: Mode,
+    pub(crate) geometry: Geometry,
+    /// Number of channels for ranks, from channel 1 on.
+    pub(crate) channels: u16,
+    /// Durations in virtual time.
+    pub(crate) costs: Costs,
+}
+
+/// The contexts of one node's ranks.
+#[derive(Debug)]
+pub(crate) struct Contexts<H> {
+    host: H,
+    config: ContextsConfig,
+    /// The controllers of the channels, from channel 1 on.
+    controllers: Vec<Controller>,
+    /// By job and index of the controller.
+    held: BTreeMap<(JobId, usize), Held>,
+}
+
+impl<H: Host> Contexts<H> {
+    /// Opens the channels' controllers. `open` is [`Controller::open`], or opens memory that other processes map.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub(crate) fn open(
+        host: H,
+        config: ContextsConfig,
+        open: impl Fn(&H, crate::names::ChannelId, Geometry, bool) -> Result<Controller, ControlError>,
+    ) -> Result<Self, ControlError> {
+        let shared = config.mode == Mode::Copy;
+        let controllers = (1..=config.channels)
+            .map(|channel| open(&host, crate::names::ChannelId(channel), config.geometry, shared))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { host, config, controllers, held: BTreeMap::new() })
+    }
+
+    /// Carries the channels' part of a step out.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, close the jobs that it concerns.
+    pub(crate) async fn carry_out(&mut self, step: &Step) -> Result<StepOutcome, ControlError> {
+        let mut done = StepOutcome::default();
+        match step {
+            Step::Open(launch, contexts) => self.open_job(launch, contexts).await?,
+            Step::Stop { jobs, .. } => self.stop(jobs).await?,
+            Step::Save(jobs) => self.save(jobs).await?,
+            Step::Restore(jobs) => self.restore(jobs).await?,
+            Step::Switch { stop, run } => {
+                self.save(stop).await?;
+                let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
+                self.restore(&jobs).await?;
+                self.start(run).await?;
+            }
+            Step::Exchange { stop, start, .. } => {
+                self.save(stop).await?;
+                self.restore(start).await?;
+            }
+            Step::Join { run, .. } => self.start(run).await?,
+            Step::Cut(job) => done.contexts = self.cut(*job).await?,
+            Step::Close(jobs) => self.close(jobs).await?,
+            Step::Start(..) | Step::Suspend(_) | Step::Resume(_) | Step::Kill(_) => {}
+        }
+        Ok(done)
+    }
+
+    /// Returns the ranks of a job here, with the controllers of their channels and their contexts.
+    pub(crate) fn of_job(&self, job: JobId) -> impl Iterator<Item = (u16, &Controller, ContextId)> {
+        let all = self.held.range((job, 0)..=(job, usize::MAX));
+        all.map(|((_, at), held)| (held.rank, &self.controllers[*at], held.context))
+    }
+
+    /// Lets virtual time pass.
+    async fn pause(&self, time: Duration) {
+        if !time.is_zero() {
+            self.host.sleep_until(self.host.now() + time).await;
+        }
+    }
+
+    /// Returns the keys of these jobs' contexts.
+    fn keys(&self, jobs: &[JobId]) -> Vec<(JobId, usize)> {
+        self.held.keys().filter(|(job, _)| jobs.contains(job)).copied().collect()
+    }
+
+    async fn open_job(
+        &mut self,
+        launch: &Launch<Program>,
+        contexts: &BTreeMap<u16, ChannelContext>,
+    ) -> Result<(), ControlError> {
+        let (places, node) = (self.config.cluster.places(launch), self.host.node());
+        for (rank, place) in (0_u16..).zip(&places).filter(|(_, place)| place.node == node) {
+            let at = usize::from(place.channel.0 - 1);
+            let Some(controller) = self.controllers.get_mut(at) else {
+                return Err(ControlError::TooManyRanks { ranks: places.len() });
+            };
+            let options =
+                ContextOptions { job: launch.job, rank: Rank(rank), places: places.clone() };
+            let context = controller.open_context(options).await?;
+            let before = contexts.get(&rank);
+            let saved =
+                match self.config.mode {
+                    Mode::Copy => Some(before.cloned().unwrap_or_else(|| {
+                        ChannelContext::fresh(Rank(rank), self.config.geometry)
+                    })),
+                    Mode::Resident => {
+                        if let Some(before) = before {
+                            controller.restore(context, before).await?;
+                        }
+                        None
+                    }
+                };
+            let held = Held { rank, context, saved, unfinished: None, is_copied: false };
+            self.held.insert((launch.job, at), held);
+        }
+        Ok(())
+    }
+
+    async fn stop(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        let of: BTreeMap<usize, ContextId> =
+            self.keys(jobs).into_iter().map(|key| (key.1, self.held[&key].context)).collect();
+        let controllers = self.controllers.iter_mut().enumerate();
+        let stops = controllers.filter_map(|(at, controller)| {
+            let context = *of.get(&at)?;
+            Some(controller.stop(context))
+        });
+        together(stops).await.into_iter().collect()
+    }
+
+    /// Copies the contexts of stopped jobs, before all nodes are known to have stopped theirs.
+    ///
+    /// A steady context does not change until it is started: the NIC refuses messages that arrive for it, and keeps its
+    /// state until the save.
+    pub(crate) async fn copy(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        if self.config.mode == Mode::Resident {
+            return Ok(());
+        }
+        for key in self.keys(jobs) {
+            self.copy_out(key, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Copies the contents of a context out of the NIC, which may forget them.
+    async fn copy_out(&mut self, key: (JobId, usize), forget: bool) -> Result<(), ControlError> {
+        let context = self.held[&key].context;
+        let unfinished = self.controllers[key.1].unfinished(context);
+        let saved = self.controllers[key.1].save(context, forget).await?;
+        self.pause(self.config.costs.of_save(saved.bytes())).await;
+        if let Some(held) = self.held.get_mut(&key) {
+            (held.saved, held.unfinished, held.is_copied) = (Some(saved), unfinished, !forget);
+        }
+        Ok(())
+    }
+
+    async fn save(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        if self.config.mode == Mode::Resident {
+            return Ok(());
+        }
+        for key in self.keys(jobs) {
+            let held = self.held.get_mut(&key).expect("the key was just listed");
+            if !held.is_copied {
+                self.copy_out(key, true).await?;
+                continue;
+            }
+            self.controllers[key.1].forget(held.context).await?;
+            held.is_copied = false;
+        }
+        Ok(())
+    }
+
+    async fn restore(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        for key in self.keys(jobs) {
+            let held = self.held.get_mut(&key).expect("the key was just listed");
+            if let Some(saved) = held.saved.take() {
+                let (context, unfinished) = (held.context, held.unfinished.take());
+                self.pause(self.config.costs.of_restore(saved.bytes())).await;
+                self.controllers[key.1].restore(context, &saved).await?;
+                if let Some(unfinished) = unfinished {
+                    self.controllers[key.1].restore_unfinished(context, &unfinished);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn start(&mut self, run: &[(JobId, Epoch)]) -> Result<(), ControlError> {
+        for (job, epoch) in run {
+            for key in self.keys(&[*job]) {
+                self.controllers[key.1].start(self.held[&key].context, *epoch).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what the contexts of a stopped job hold. They keep it.
+    async fn cut(&mut self, job: JobId) -> Result<Vec<ChannelContext>, ControlError> {
+        let mut contexts = Vec::new();
+        for key in self.keys(&[job]) {
+            let held = &self.held[&key];
+            contexts.push(match &held.saved {
+                Some(saved) => saved.clone(),
+                None => self.controllers[key.1].save(held.context, false).await?,
+            });
+        }
+        Ok(contexts)
+    }
+
+    async fn close(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        for key in self.keys(jobs) {
+            let held = self.held.remove(&key).expect("the key was just listed");
+            self.controllers[key.1].close_context(held.context).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,334 @@
+//! The shell of a real daemon: hands events to its node core, and carries out what that decides.
+
+mod refusals;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+use tokio::sync::{mpsc, oneshot};
+
+use super::channels::Pass;
+use super::checkpoints;
+use super::clock::now;
+use super::link::{Frame, Receiver, Sender};
+use super::local::{Local, Opened};
+use super::streams;
+use crate::names::JobId;
+use crate::node_core::message::{Down, RankEvent, Reply, Request, Up};
+use crate::node_core::{ClientId, Effect, NodeCore, Peer, Read, Step, StepOutcome, Transmit};
+use crate::step_queue::StepQueue;
+pub(super) use refusals::Refusal;
+use refusals::Refusals;
+
+/// Interval of checks whether processes have stopped that take their time.
+const CHECK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Events of a daemon.
+pub(super) enum Event {
+    /// The connection to the parent is open.
+    Parent(mpsc::UnboundedSender<Up>),
+    /// The parent has sent a message.
+    FromParent(Down),
+    /// The connection to the parent has ended.
+    ParentLost,
+    /// A daemon that is `host` wants to be a child.
+    Child { host: u16, connection: u64, to: mpsc::UnboundedSender<Down> },
+    /// A child has sent a message.
+    FromChild(u64, Up),
+    /// A child's connection has ended.
+    ChildLost(u64),
+    /// A daemon was refused.
+    Refused(Refusal),
+    /// A host has opened the connection for a job's streams.
+    Streams { host: u16, job: JobId, link: Box<(Sender, Receiver)> },
+    /// The output of a job's ranks on a host has been received completely.
+    StreamsDone(u16, JobId),
+    /// Input has arrived for a job.
+    Input(JobId),
+    /// A front end has sent a request. The sender is for replies.
+    Request(ClientId, Request, mpsc::Sender<Frame>),
+    /// A front end wants to feed a job.
+    Feed(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
+    /// A front end's connection has ended.
+    ClientGone(ClientId),
+    /// The channels of a job's ranks are open.
+    Opened(JobId, Vec<(u16, Pass)>),
+    /// A step of the channels is complete.
+    StepDone(u64, Result<StepOutcome, String>),
+    /// A rank here has sent a message about checkpoints.
+    Rank(JobId, u16, RankEvent),
+    /// A job's checkpoint is written, or can't be.
+    Written(JobId, Result<(), String>),
+    /// A checkpoint is read for a front end, or can't be.
+    Read(Box<Read>),
+}
+
+/// Opens the connection for the streams of a job's ranks here to the root.
+pub(super) type DialRoot = Box<dyn Fn(JobId, mpsc::Receiver<Frame>, mpsc::Sender<Frame>)>;
+
+/// The streams of a job, on the root.
+struct JobStreams {
+    /// To its front end.
+    output: mpsc::Sender<Frame>,
+    /// Taken by the front end's connection that feeds the job.
+    feed: Option<mpsc::Sender<Frame>>,
+    /// Taken by the host of rank 0.
+    input: Option<mpsc::Receiver<Frame>>,
+}
+
+/// The shell of a real daemon.
+pub(super) struct EventLoop {
+    host: u16,
+    core: NodeCore,
+    local: Local,
+    /// The ranks' channels, if they have any.
+    channels: Option<StepQueue>,
+    parent: Option<mpsc::UnboundedSender<Up>>,
+    /// By connection.
+    children: BTreeMap<u64, mpsc::UnboundedSender<Down>>,
+    clients: BTreeMap<ClientId, mpsc::Sender<Frame>>,
+    streams: BTreeMap<JobId, JobStreams>,
+    refusals: Refusals,
+    events: mpsc::UnboundedSender<Event>,
+    dial_root: DialRoot,
+}
+
+/// Sends a reply without waiting, behind those that wait already.
+fn post(to: &mpsc::Sender<Frame>, frame: Frame) {
+    if let Err(mpsc::error::TrySendError::Full(frame)) = to.try_send(frame) {
+        let to = to.clone();
+        // A front end that is gone needs no reply.
+        tokio::spawn(async move { drop(to.send(frame).await) });
+    }
+}
+
+impl EventLoop {
+    pub(super) fn new(
+        (host, core): (u16, NodeCore),
+        (local, channels): (Local, Option<StepQueue>),
+        events: mpsc::UnboundedSender<Event>,
+        dial_root: DialRoot,
+    ) -> Self {
+        Self {
+            host,
+            core,
+            local,
+            channels,
+            parent: None,
+            children: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            refusals: Refusals::default(),
+            events,
+            dial_root,
+        }
+    }
+
+    /// Hands an event to the core.
+    pub(super) fn handle(&mut self, event: Event) {
+        let now = now();
+        match event {
+            Event::Parent(to) => {
+                self.parent = Some(to);
+                self.core.handle_parent(now);
+            }
+            Event::FromParent(down) => self.core.handle_down(now, down),
+            Event::ParentLost => self.core.handle_disconnected(now, Peer::Parent),
+            Event::Child { host, connection, to } => {
+                self.children.insert(connection, to);
+                self.core.handle_child(now, host, connection);
+            }
+            Event::FromChild(connection, up) => self.core.handle_up(now, connection, up),
+            Event::ChildLost(connection) => {
+                self.core.handle_disconnected(now, Peer::Child(connection));
+                self.children.remove(&connection);
+            }
+            Event::Refused(refusal) => self.refusals.report(now, refusal),
+            Event::Streams { host, job, link } => self.carry_from(host, job, *link),
+            Event::StreamsDone(host, job) => self.core.handle_streams_done(now, job, host),
+            Event::Input(job) => self.core.handle_input(now, job),
+            Event::Request(client, request, reply) => self.request(client, request, reply),
+            Event::Feed(job, to) => {
+                if let Some(feed) = self.streams.get_mut(&job).and_then(|job| job.feed.take()) {
+                    let _ = to.send(feed);
+                }
+            }
+            Event::ClientGone(client) => {
+                self.core.handle_client_gone(now, client);
+                self.clients.remove(&client);
+            }
+            Event::Opened(job, passes) => self.local.add_passes(job, passes),
+            Event::StepDone(number, done) => self.core.handle_step_done(now, number, done),
+            Event::Rank(job, rank, event) => self.core.handle_rank(now, job, rank, event),
+            Event::Written(job, done) => self.core.handle_written(now, job, done),
+            Event::Read(read) => self.core.handle_read(now, *read),
+        }
+    }
+
+    fn request(&mut self, client: ClientId, request: Request, reply: mpsc::Sender<Frame>) {
+        if let Request::Checkpoint { folder, .. } = &request
+            && let Some(why) = checkpoints::refusal(folder)
+        {
+            return post(&reply, Frame::message(&Reply::Refused(why)));
+        }
+        self.clients.insert(client, reply);
+        self.core.handle_request(now(), client, request);
+    }
+
+    /// Carries out all that can be done now. Returns when to do so again, unless an event comes first.
+    pub(super) fn turn(&mut self) -> Option<Instant> {
+        self.core.handle_timeout(now());
+        loop {
+            for (job, rank, end) in self.local.ended() {
+                self.core.handle_rank(now(), job, rank, RankEvent::Ended(end));
+            }
+            if let Some((step, outcome)) = self.local.poll_done() {
+                self.core.handle_step_done(now(), step, Ok(outcome.into()));
+            }
+            while let Some(transmit) = self.core.poll_transmit() {
+                self.send(transmit);
+            }
+            let Some(effect) = self.core.poll_effect() else { break };
+            self.carry_out(effect);
+        }
+        let check = self.local.is_polling().then(|| now() + CHECK_AGAIN);
+        self.core.poll_timeout().into_iter().chain(check).min()
+    }
+
+    fn send(&self, transmit: Transmit) {
+        // A connection that has ended is reported by the task that reads it.
+        match transmit {
+            Transmit::Up(up) => drop(self.parent.as_ref().map(|to| to.send(up))),
+            Transmit::Down(connection, down) => {
+                drop(self.children.get(&connection).map(|to| to.send(down)));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Step(number, step) => self.step(number, step),
+            Effect::Reply(client, reply) => self.reply(client, &reply),
+            Effect::Say(job, word) => self.local.say(job, word),
+            Effect::Signal(job, signal) => self.local.signal(job, signal),
+            Effect::Resize(job, size) => self.local.resize(job, size),
+            Effect::Write(write) => checkpoints::write(write, self.events.clone()),
+            Effect::Read { client, folder, weight, most } => {
+                checkpoints::read((client, weight), folder, most, self.events.clone());
+            }
+            Effect::Disconnect(Peer::Parent) => self.parent = None,
+            Effect::Disconnect(Peer::Child(connection)) => {
+                self.children.remove(&connection);
+            }
+            Effect::Refused(host) => self.refusals.report(now(), Refusal::Connected(host)),
+            // The root orders it in virtual time alone; a real daemon ends by a signal.
+            Effect::Quit => {}
+        }
+    }
+
+    fn step(&mut self, number: u64, step: Step) {
+        match step {
+            Step::Start(launch, states) => {
+                let opened = self.local.launch(number, &launch, states);
+                self.carry(launch.job, opened);
+            }
+            Step::Suspend(jobs) => self.local.suspend(number, &jobs),
+            Step::Resume(jobs) => {
+                self.local.resume(&jobs);
+                self.core.handle_step_done(now(), number, Ok(StepOutcome::default()));
+            }
+            Step::Kill(jobs) => self.local.kill(number, &jobs),
+            other => match &self.channels {
+                Some(channels) => channels.push(number, other),
+                None => self.core.handle_step_done(now(), number, Ok(StepOutcome::default())),
+            },
+        }
+    }
+
+    fn reply(&mut self, client: ClientId, reply: &Reply) {
+        let Some(to) = self.clients.get(&client) else { return };
+        match reply {
+            Reply::Accepted(job) => {
+                let (feed, input) = mpsc::channel(streams::QUEUE);
+                let (output, feed, input) = (to.clone(), Some(feed), Some(input));
+                self.streams.insert(*job, JobStreams { output, feed, input });
+            }
+            Reply::Over(over) => drop(self.streams.remove(&over.job)),
+            _ => {}
+        }
+        post(to, Frame::message(reply));
+    }
+
+    /// Describes what this daemon waits for.
+    pub(super) fn explain(&self) -> String {
+        format!("{}; {}", self.core.explain(now()), self.local.explain())
+    }
+
+    /// Notes that a child of this process has changed.
+    pub(super) const fn children_changed(&mut self) {
+        self.local.children_changed();
+    }
+
+    /// Kills all processes.
+    pub(super) fn end_all(&mut self) {
+        self.local.kill_all();
+    }
+
+    /// Returns whether all processes have ended.
+    pub(super) fn is_empty(&mut self) -> bool {
+        let _ = self.local.ended();
+        self.local.is_empty()
+    }
+
+    /// Returns the ends of a job's streams, on the root: the output, and the input for the host of rank 0.
+    fn ends_of(
+        &mut self,
+        job: JobId,
+        host: u16,
+    ) -> Option<(mpsc::Sender<Frame>, Option<mpsc::Receiver<Frame>>)> {
+        let has_rank_0 = self.core.host_of(job, 0) == Some(host);
+        let streams = self.streams.get_mut(&job)?;
+        let input = if has_rank_0 { streams.input.take() } else { None };
+        Some((streams.output.clone(), input))
+    }
+
+    /// Starts the tasks that carry the streams of a job's ranks here.
+    fn carry(&mut self, job: JobId, opened: Vec<Opened>) {
+        let (output, from_ranks) = mpsc::channel(streams::QUEUE);
+        let (mut input, host) = (None, self.host);
+        if self.core.is_root() {
+            let Some((reply, from_front)) = self.ends_of(job, host) else { return };
+            input = from_front;
+            let (events, mut from_ranks) = (self.events.clone(), from_ranks);
+            tokio::spawn(async move {
+                while let Some(frame) = from_ranks.recv().await {
+                    let _ = reply.send(frame).await;
+                }
+                let _ = events.send(Event::StreamsDone(host, job));
+            });
+        } else {
+            let (to_rank, from_root) = mpsc::channel(streams::QUEUE);
+            input.replace(from_root);
+            (self.dial_root)(job, from_ranks, to_rank);
+        }
+        for opened in opened {
+            let own = if opened.rank == 0 { input.take() } else { None };
+            streams::carry(opened, &output, own);
+        }
+    }
+
+    /// Carries the streams of a job's ranks on another host, on the root.
+    fn carry_from(&mut self, host: u16, job: JobId, link: (Sender, Receiver)) {
+        let ranks = self.core.ranks_on(job, host);
+        if ranks.is_empty() {
+            return;
+        }
+        let Some(ends) = self.ends_of(job, host) else { return };
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            streams::at_root(link, &ranks, ends).await;
+            let _ = events.send(Event::StreamsDone(host, job));
+        });
+    }
+}

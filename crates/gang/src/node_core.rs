@@ -1,0 +1,388 @@
+//! A node's daemon as one machine without I/O: its place in the tree, its part of each order, and, on the root, the jobs.
+//!
+//! Two shells run it: daemons of real processes (`live`), and daemons in virtual time ([`daemon`](crate::daemon)). A
+//! shell carries messages, steps and replies; what follows from them is decided here, once.
+
+mod agent;
+mod children;
+mod job_manager;
+pub mod message;
+mod requests;
+pub(crate) mod state_chunk;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+use midplane_simhw::wire;
+
+use crate::daemon::{Action, Order, Relay};
+use crate::names::JobId;
+use crate::tree::Tree;
+use agent::Agent;
+pub(crate) use agent::{Step, StepOutcome};
+use children::Child;
+pub(crate) use job_manager::{JobManager, Read, RootConfig, Write};
+use message::{Cluster, Down, Program, RankEvent, Reply, Up, Word};
+use state_chunk::{ChunkKind, StateChunk};
+
+/// A front end's connection.
+pub(crate) type ClientId = u64;
+
+/// A connection with another daemon.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Peer {
+    /// The connection that this daemon has opened to its parent.
+    Parent,
+    /// A connection that a child has opened, numbered by the shell.
+    Child(u64),
+}
+
+/// A message for another daemon.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Transmit {
+    /// To the parent.
+    Up(Up),
+    /// To the child of this connection.
+    Down(u64, Down),
+}
+
+/// Work for the shell.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Carries a step out, and reports [`NodeCore::handle_step_done`] with its number.
+    Step(u64, Step),
+    /// Sends a reply to a front end.
+    Reply(ClientId, Reply),
+    /// Sends a word to the ranks of a job that are here.
+    Say(JobId, Word),
+    /// Signals the ranks of a job that are here.
+    Signal(JobId, i32),
+    /// Sets the terminal size of a job whose rank 0 is here.
+    Resize(JobId, (u16, u16)),
+    /// Writes a checkpoint, and reports [`NodeCore::handle_written`].
+    Write(Write),
+    /// Reads a checkpoint of at most `most` bytes, and reports [`NodeCore::handle_read`].
+    Read { client: ClientId, folder: Vec<u8>, weight: u8, most: u64 },
+    /// Closes a connection, once all messages to it are sent.
+    Disconnect(Peer),
+    /// A daemon claims to be this host, which is connected. Its connection is closed.
+    Refused(u16),
+    /// The root has ordered all daemons to end, and this one has carried that out.
+    Quit,
+}
+
+/// Configuration of a [`NodeCore`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeConfig {
+    /// This host.
+    pub(crate) host: u16,
+    pub(crate) cluster: Cluster,
+    /// Silence after which a daemon is lost, and the time that it gets for an order, for each level of the tree below.
+    pub(crate) patience: Duration,
+    /// True if ranks have channels.
+    pub(crate) has_channels: bool,
+}
+
+/// One node's daemon.
+///
+/// A shell calls a `handle_*` method for each event. After each, it drains [`NodeCore::poll_transmit`], then
+/// [`NodeCore::poll_effect`], and reads [`NodeCore::poll_timeout`] again. `now` never decreases.
+///
+/// A connection delivers messages in order and without gaps until it ends. It may end at any time, and messages under
+/// way are lost then. It may also go silent: both ends send something every quarter of the patience, and each gives
+/// the other up when it hears nothing for that long. A daemon that has lost its parent kills the jobs' ranks and closes
+/// their channels before it carries out another order.
+#[derive(Debug)]
+pub(crate) struct NodeCore {
+    config: NodeConfig,
+    tree: Tree,
+    relay: Relay<Program>,
+    /// When the order under way began.
+    order_began: Instant,
+    agent: Agent,
+    manager: Option<JobManager>,
+    /// When the parent was heard last, if there is one.
+    parent_heard: Option<Instant>,
+    children: BTreeMap<u16, Child>,
+    /// When to send [`Down::Present`] and [`Up::Present`] next.
+    beat_at: Instant,
+    /// True once the order to quit was begun.
+    is_quitting: bool,
+    transmits: VecDeque<Transmit>,
+    effects: VecDeque<Effect>,
+}
+
+impl NodeCore {
+    /// Creates the daemon of a node; that of the root has a configuration of its own.
+    pub(crate) fn new(config: NodeConfig, root: Option<RootConfig>) -> Self {
+        let NodeConfig { host, cluster, has_channels, .. } = config;
+        Self {
+            config,
+            tree: Tree::new(cluster.hosts, cluster.arity),
+            relay: Relay::new([]),
+            order_began: Instant::ZERO,
+            agent: Agent::new(host, cluster, has_channels),
+            manager: root.map(|root| JobManager::new(cluster, root)),
+            parent_heard: None,
+            children: BTreeMap::new(),
+            beat_at: Instant::ZERO,
+            is_quitting: false,
+            transmits: VecDeque::new(),
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// Takes a change of a rank on this node.
+    pub(crate) fn handle_rank(&mut self, now: Instant, job: JobId, rank: u16, event: RankEvent) {
+        self.up(now, Up::Rank { job, rank, event });
+        self.settle(now);
+    }
+
+    /// Takes the result of a step: [`Effect::Step`].
+    pub(crate) fn handle_step_done(
+        &mut self,
+        now: Instant,
+        number: u64,
+        done: Result<StepOutcome, String>,
+    ) {
+        self.agent.handle_step_done(number, done);
+        self.settle(now);
+    }
+
+    /// Takes the end of a front end's connection.
+    pub(crate) fn handle_client_gone(&mut self, now: Instant, client: ClientId) {
+        if let Some(manager) = &mut self.manager {
+            manager.handle_client_gone(now, client);
+        }
+        self.settle(now);
+    }
+
+    /// Takes the notice that input has arrived for a job, on the root.
+    pub(crate) fn handle_input(&mut self, now: Instant, job: JobId) {
+        if let Some(manager) = &mut self.manager {
+            manager.arrived(job);
+        }
+        self.settle(now);
+    }
+
+    /// Takes the notice that the output of a job's ranks on a host has been received completely, on the root.
+    pub(crate) fn handle_streams_done(&mut self, now: Instant, job: JobId, host: u16) {
+        if let Some(manager) = &mut self.manager {
+            manager.handle_streams_done(now, job, host);
+        }
+        self.settle(now);
+    }
+
+    /// Takes the result of [`Effect::Write`].
+    pub(crate) fn handle_written(&mut self, now: Instant, job: JobId, done: Result<(), String>) {
+        let manager = self.manager.as_mut();
+        if manager.is_some_and(|manager| manager.handle_written(now, job, done)) {
+            self.everywhere(now, Down::Say(job, Word::Go));
+        }
+        self.settle(now);
+    }
+
+    /// Takes the result of [`Effect::Read`]: admits the job, or refuses it.
+    pub(crate) fn handle_read(&mut self, now: Instant, read: Read) {
+        let manager = self.manager.as_mut();
+        if let Some((job, chunks)) = manager.and_then(|manager| manager.restore(now, read)) {
+            for (host, rank, chunk) in chunks {
+                self.forward_chunk(host, (job, rank), chunk);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Does everything that is due at `now`.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        if let Some(manager) = &mut self.manager {
+            manager.handle_timeout(now);
+        }
+        self.beat(now);
+        self.lose_silent(now);
+        self.settle(now);
+    }
+
+    /// Returns the next message for another daemon.
+    #[must_use]
+    pub(crate) fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmits.pop_front()
+    }
+
+    /// Returns the next work for the shell.
+    #[must_use]
+    pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Returns when to call [`NodeCore::handle_timeout`], unless another call comes first.
+    #[must_use]
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let manager = self.manager.as_ref().and_then(JobManager::poll_timeout);
+        let beat = self.has_peers().then_some(self.beat_at);
+        manager.into_iter().chain(beat).chain(self.silent_at()).min()
+    }
+
+    /// Returns whether this is the root.
+    pub(crate) const fn is_root(&self) -> bool {
+        self.manager.is_some()
+    }
+
+    /// Returns the host of a job's rank, on the root.
+    pub(crate) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
+        self.manager.as_ref()?.host_of(job, rank)
+    }
+
+    /// Returns the ranks of a job that are on a host, on the root.
+    pub(crate) fn ranks_on(&self, job: JobId, host: u16) -> BTreeSet<u16> {
+        self.manager.as_ref().map(|manager| manager.ranks_on(job, host)).unwrap_or_default()
+    }
+
+    /// Returns whether nothing of any job is left on this node.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.agent.is_empty()
+    }
+
+    /// Describes what this daemon waits for. Names no programs and variables.
+    pub(crate) fn explain(&self, now: Instant) -> String {
+        let Self { config, order_began, children, agent, .. } = self;
+        let since = Duration::from_nanos(now.nanos_since(*order_began));
+        let waits: Vec<u16> = self.relay.waits_for().collect();
+        let scheduler_core = self.manager.as_ref().map(JobManager::scheduler_core);
+        format!(
+            "host {}: the last order began {since:?} ago; children that have not reported: {waits:?}; children: \
+             {children:?}; {scheduler_core:?}; {}",
+            config.host,
+            agent.explain()
+        )
+    }
+
+    /// Makes all progress that needs no further event.
+    fn settle(&mut self, now: Instant) {
+        loop {
+            // The reply to a job's admission precedes its first order.
+            self.drain_manager(now);
+            let order = self.manager.as_mut().and_then(|manager| manager.poll_order(now));
+            let begins = order.is_some();
+            order.into_iter().for_each(|order| self.begin(now, order));
+            while let Some((host, order)) = self.relay.poll_order() {
+                self.send_child(host, Down::Order(order));
+            }
+            if let Some((number, action)) = self.relay.poll_action() {
+                self.is_quitting = matches!(action, Action::Quit);
+                self.agent.begin(number, action);
+            }
+            if let Some((number, step)) = self.agent.poll_step() {
+                self.effects.push_back(Effect::Step(number, step));
+            }
+            let own = self.agent.poll_done();
+            let is_done = own.is_some();
+            if let Some((number, outcome)) = own {
+                self.report_cut(now);
+                self.relay.handle_own(number, outcome);
+            }
+            let Some((number, outcome)) = self.relay.poll_done() else {
+                if begins || is_done {
+                    continue;
+                }
+                break;
+            };
+            match &mut self.manager {
+                Some(manager) => manager.handle_outcome(now, &outcome),
+                None => self.up(now, Up::Report { number, outcome }),
+            }
+            if self.is_quitting {
+                self.effects.push_back(Effect::Quit);
+            }
+        }
+    }
+
+    fn drain_manager(&mut self, now: Instant) {
+        let Some(manager) = &mut self.manager else { return };
+        let news = manager.drain(now);
+        for job in news.abandoned {
+            self.everywhere(now, Down::Abandon(job));
+        }
+        for job in news.go {
+            self.everywhere(now, Down::Say(job, Word::Go));
+        }
+        for write in news.writes {
+            if write.go {
+                self.everywhere(now, Down::Say(write.job, Word::Go));
+            }
+            self.effects.push_back(Effect::Write(write));
+        }
+        if let Some(manager) = &mut self.manager {
+            let replies = std::iter::from_fn(|| manager.poll_reply());
+            self.effects.extend(replies.map(|(client, reply)| Effect::Reply(client, reply)));
+        }
+    }
+
+    fn begin(&mut self, now: Instant, order: Order<Program>) {
+        self.order_began = now;
+        self.relay.handle_order(order);
+    }
+
+    /// Takes a message of this node or of a child to the root, or hands it to the parent.
+    fn up(&mut self, now: Instant, up: Up) {
+        let Some(manager) = &mut self.manager else {
+            // A daemon without a parent has ended all that the message could be about.
+            if self.parent_heard.is_some() {
+                self.transmits.push_back(Transmit::Up(up));
+            }
+            return;
+        };
+        match up {
+            Up::Rank { job, rank, event } => {
+                if manager.handle_rank(now, (job, rank), event) {
+                    self.everywhere(now, Down::Say(job, Word::Go));
+                }
+            }
+            Up::Here(hosts) => manager.hosts_here(now, &hosts),
+            Up::Gone(hosts) => manager.hosts_gone(now, &hosts),
+            Up::Report { .. } | Up::Present => {}
+        }
+    }
+
+    /// Carries a message from the root out on this node, and sends it to all children.
+    fn everywhere(&mut self, now: Instant, down: Down) {
+        match &down {
+            Down::Signal { job, signal } => self.effects.push_back(Effect::Signal(*job, *signal)),
+            Down::Resize { job, size } => self.effects.push_back(Effect::Resize(*job, *size)),
+            Down::Say(job, word) => self.effects.push_back(Effect::Say(*job, *word)),
+            Down::Abandon(job) => {
+                self.agent.abandon(*job);
+                // The hosts below may have waited for the lost one.
+                self.order_began = now;
+            }
+            _ => {}
+        }
+        self.send_children(&down);
+    }
+
+    /// Hands a chunk on to the host where its rank will be launched.
+    fn forward_chunk(&mut self, host: u16, (job, rank): (JobId, u16), chunk: StateChunk) {
+        if host == self.config.host {
+            self.agent.add_chunk(job, rank, &chunk);
+        } else if let Some(child) = self.child_above(host) {
+            self.send_child(child, Down::Chunk { host, job, rank, chunk });
+        }
+    }
+
+    /// Sends the contexts of a cut to the root.
+    fn report_cut(&mut self, now: Instant) {
+        for (job, context) in self.agent.take_cut() {
+            let rank = context.rank.0;
+            // If one is too long, the root reports the rank whose context is missing.
+            let Ok(bytes) = wire::encode_long(&context) else { continue };
+            for chunk in state_chunk::split(ChunkKind::Context, bytes.into()) {
+                self.up(now, Up::Rank { job, rank, event: RankEvent::Chunk(chunk) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! Connections with the parent and the children: who is admitted, what each may say, and who is lost.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+
+use super::message::{Down, Up};
+use super::{Effect, NodeCore, Peer, Transmit};
+
+/// A connected child.
+#[derive(Debug)]
+pub(super) struct Child {
+    connection: u64,
+    /// Its host, and the hosts below it.
+    pub(super) hosts: BTreeSet<u16>,
+    heard: Instant,
+}
+
+impl NodeCore {
+    /// Takes the connection of a daemon that is `host`, which is below this one in the tree. If the host is connected
+    /// already, the new connection is refused; a host that is silent is lost in time, and admitted when it tries again.
+    pub(crate) fn handle_child(&mut self, now: Instant, host: u16, connection: u64) {
+        if self.children.contains_key(&host) {
+            self.effects.push_back(Effect::Disconnect(Peer::Child(connection)));
+            self.effects.push_back(Effect::Refused(host));
+            return;
+        }
+        self.begin_beating(now);
+        self.relay.adopt(host);
+        let child = Child { connection, hosts: BTreeSet::new(), heard: now };
+        self.children.insert(host, child);
+        self.settle(now);
+    }
+
+    /// Takes a message of a child. It speaks for itself and for the hosts below it in the tree.
+    pub(crate) fn handle_up(&mut self, now: Instant, connection: u64, mut up: Up) {
+        let Some(host) = self.child_of(connection) else { return };
+        let child = self.children.get_mut(&host).expect("its connection was just found");
+        child.heard = now;
+        let tree = self.tree;
+        match &mut up {
+            Up::Report { number, outcome } => {
+                self.relay.handle_report(host, *number, std::mem::take(outcome));
+                self.settle(now);
+                return;
+            }
+            Up::Present => return,
+            Up::Here(hosts) => {
+                hosts.retain(|other| tree.is_within(*other, host));
+                child.hosts.extend(&*hosts);
+                // A host that is here now is no longer where it was, though that may not be known there yet.
+                let others = self.children.iter_mut().filter(|(other, _)| **other != host);
+                others.for_each(|(_, other)| other.hosts.retain(|of| !hosts.contains(of)));
+            }
+            Up::Gone(hosts) => {
+                hosts.retain(|other| child.hosts.remove(other));
+                self.order_began = now;
+            }
+            Up::Rank { job, rank, .. } => {
+                let its = self.manager.as_ref().and_then(|manager| manager.host_of(*job, *rank));
+                if its.is_some_and(|its| !tree.is_within(its, host)) {
+                    return;
+                }
+            }
+        }
+        self.up(now, up);
+        self.settle(now);
+    }
+
+    /// Takes the connection to the parent.
+    pub(crate) fn handle_parent(&mut self, now: Instant) {
+        self.begin_beating(now);
+        self.parent_heard = Some(now);
+        let below = self.children.values().flat_map(|child| child.hosts.iter().copied());
+        let hosts = std::iter::once(self.config.host).chain(below).collect();
+        self.up(now, Up::Here(hosts));
+        self.settle(now);
+    }
+
+    /// Takes a message of the parent.
+    pub(crate) fn handle_down(&mut self, now: Instant, down: Down) {
+        let Some(heard) = &mut self.parent_heard else { return };
+        *heard = now;
+        match down {
+            Down::Order(order) => self.begin(now, order),
+            Down::Signal { .. } | Down::Resize { .. } | Down::Say(..) | Down::Abandon(_) => {
+                self.everywhere(now, down);
+            }
+            Down::Chunk { host, job, rank, chunk } => self.forward_chunk(host, (job, rank), chunk),
+            Down::Cut => self.lose_parent(),
+            Down::Present => {}
+        }
+        self.settle(now);
+    }
+
+    /// Takes the end of a connection.
+    pub(crate) fn handle_disconnected(&mut self, now: Instant, peer: Peer) {
+        match peer {
+            Peer::Parent if self.parent_heard.is_some() => self.lose_parent(),
+            Peer::Parent => {}
+            Peer::Child(connection) => {
+                if let Some(host) = self.child_of(connection) {
+                    self.lose_child(now, host);
+                }
+            }
+        }
+        self.settle(now);
+    }
+
+    fn child_of(&self, connection: u64) -> Option<u16> {
+        let is_its = |child: &Child| child.connection == connection;
+        self.children.iter().find(|(_, child)| is_its(child)).map(|(host, _)| *host)
+    }
+
+    /// Returns the child that is `host`, or below which it is.
+    pub(super) fn child_above(&self, host: u16) -> Option<u16> {
+        self.children.iter().find(|(_, child)| child.hosts.contains(&host)).map(|(own, _)| *own)
+    }
+
+    pub(super) fn send_child(&mut self, host: u16, down: Down) {
+        if let Some(child) = self.children.get(&host) {
+            self.transmits.push_back(Transmit::Down(child.connection, down));
+        }
+    }
+
+    pub(super) fn send_children(&mut self, down: &Down) {
+        let all = self.children.values().map(|child| child.connection);
+        self.transmits.extend(all.map(|connection| Transmit::Down(connection, down.clone())));
+    }
+
+    /// Ends everything that runs on this node and below: without a way to the root, no other host counts on it.
+    fn lose_parent(&mut self) {
+        self.parent_heard = None;
+        self.effects.push_back(Effect::Disconnect(Peer::Parent));
+        self.relay.clear();
+        self.agent.clear();
+        for host in self.children.keys().copied().collect::<Vec<_>>() {
+            self.cut_child(host);
+        }
+    }
+
+    /// Ends the connection of a child. Returns the hosts that are lost with it.
+    fn cut_child(&mut self, host: u16) -> Vec<u16> {
+        let Some(child) = self.children.remove(&host) else { return Vec::new() };
+        self.transmits.push_back(Transmit::Down(child.connection, Down::Cut));
+        self.effects.push_back(Effect::Disconnect(Peer::Child(child.connection)));
+        self.relay.lose(host);
+        child.hosts.into_iter().collect()
+    }
+
+    fn lose_child(&mut self, now: Instant, host: u16) {
+        let lost = self.cut_child(host);
+        // The others may have waited for the lost hosts.
+        self.order_began = now;
+        self.up(now, Up::Gone(lost));
+    }
+
+    /// Loses the daemons that have been silent, or have not reported an order, for too long.
+    pub(super) fn lose_silent(&mut self, now: Instant) {
+        let is_late = |since: Instant, after: Duration| now >= since + after;
+        let patience = self.config.patience;
+        let mut silent: BTreeSet<u16> = BTreeSet::new();
+        if is_late(self.order_began, self.order_patience()) {
+            silent.extend(self.relay.waits_for());
+        }
+        let unheard = self.children.iter().filter(|(_, child)| is_late(child.heard, patience));
+        silent.extend(unheard.map(|(host, _)| *host));
+        for host in silent {
+            self.lose_child(now, host);
+        }
+        if self.parent_heard.is_some_and(|heard| is_late(heard, patience)) {
+            self.lose_parent();
+        }
+    }
+
+    /// Returns when the next daemon is lost, unless a message comes.
+    pub(super) fn silent_at(&self) -> Option<Instant> {
+        let order = self.relay.waits_for().next().map(|_| self.order_began + self.order_patience());
+        let heard = self.children.values().map(|child| child.heard).chain(self.parent_heard);
+        heard.map(|heard| heard + self.config.patience).chain(order).min()
+    }
+
+    /// Returns the time that the children get for an order.
+    fn order_patience(&self) -> Duration {
+        self.config.patience * self.tree.depth_below(self.config.host).max(1)
+    }
+
+    pub(super) fn has_peers(&self) -> bool {
+        self.parent_heard.is_some() || !self.children.is_empty()
+    }
+
+    fn begin_beating(&mut self, now: Instant) {
+        if !self.has_peers() {
+            self.beat_at = now + self.config.patience / 4;
+        }
+    }
+
+    /// Tells all connected daemons that this one is alive, if it is time to.
+    pub(super) fn beat(&mut self, now: Instant) {
+        if now < self.beat_at || !self.has_peers() {
+            return;
+        }
+        self.beat_at = now + self.config.patience / 4;
+        self.send_children(&Down::Present);
+        if self.parent_heard.is_some() {
+            self.transmits.push_back(Transmit::Up(Up::Present));
+        }
+    }
+}

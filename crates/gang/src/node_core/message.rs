@@ -1,0 +1,370 @@
+//! Messages between daemons, and between a daemon and its front ends.
+
+use serde::{Deserialize, Serialize};
+
+use super::state_chunk::StateChunk;
+use crate::daemon::{Launch, Order, Outcome};
+use crate::names::{ChannelAddress, ChannelId, JobId};
+use midplane_simhw::id::NodeId;
+
+/// How a rank's process ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum End {
+    /// It exited with this code.
+    Exited(i32),
+    /// This signal killed it.
+    Killed(i32),
+    /// Its host's daemon was lost, and the process with it.
+    Lost,
+}
+
+impl End {
+    /// Returns the exit code that a shell would show.
+    #[must_use]
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Killed(signal) => 128 + signal,
+            Self::Lost => 1,
+        }
+    }
+}
+
+/// The program that every rank of a job runs.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// The program and its arguments, at least one. A name without a slash is looked up in `PATH`.
+    pub command: Vec<Vec<u8>>,
+    /// The whole environment, as `NAME=VALUE`.
+    pub environment: Vec<Vec<u8>>,
+    /// Its working directory.
+    pub folder: Vec<u8>,
+    /// Rows and columns of rank 0's terminal, if it has one.
+    pub terminal: Option<(u16, u16)>,
+    /// True if the job continues when a rank fails.
+    pub keep_going: bool,
+    /// True if input for the job wakes it before its turn
+    /// ([`SchedulerConfig::early_wakeup`](crate::scheduler_core::SchedulerConfig::early_wakeup)).
+    pub woken: bool,
+}
+
+/// A [`Program`] in a checkpoint's JSON.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Recorded {
+    command: Vec<String>,
+    environment: Vec<String>,
+    folder: String,
+    terminal: Option<(u16, u16)>,
+    keep_going: bool,
+    #[serde(default)]
+    woken: bool,
+}
+
+impl Program {
+    /// Returns its command, to show.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        let words = self.command.iter().map(|word| String::from_utf8_lossy(word).into_owned());
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Returns it as JSON; `None` if its command, environment or folder is not UTF-8.
+    #[must_use]
+    pub fn to_json(&self) -> Option<String> {
+        let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).ok();
+        let texts = |all: &[Vec<u8>]| all.iter().map(text).collect::<Option<Vec<_>>>();
+        let recorded = Recorded {
+            command: texts(&self.command)?,
+            environment: texts(&self.environment)?,
+            folder: text(&self.folder)?,
+            terminal: self.terminal,
+            keep_going: self.keep_going,
+            woken: self.woken,
+        };
+        serde_json::to_string(&recorded).ok()
+    }
+
+    /// Parses the JSON of [`Program::to_json`].
+    ///
+    /// # Errors
+    /// The parser's error, with its position.
+    pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
+        let Recorded { command, environment, folder, terminal, keep_going, woken } =
+            serde_json::from_str(json)?;
+        let bytes = |texts: Vec<String>| texts.into_iter().map(String::into_bytes).collect();
+        let (command, environment) = (bytes(command), bytes(environment));
+        let folder = folder.into_bytes();
+        Ok(Self { command, environment, folder, terminal, keep_going, woken })
+    }
+}
+
+/// The shape of a cluster, equal on all of its daemons.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Cluster {
+    /// Number of hosts, numbered from 0.
+    pub hosts: u16,
+    /// Ranks that run at once on a host.
+    pub slots: u16,
+    /// Most children of a daemon in the tree.
+    pub arity: u16,
+}
+
+impl Cluster {
+    /// Returns the host of a slot.
+    #[must_use]
+    pub(crate) const fn host_of(&self, slot: u16) -> u16 {
+        slot / if self.slots == 0 { 1 } else { self.slots }
+    }
+
+    /// Returns the host and channel of each rank of a job: its ranks are dealt to its slots in turn.
+    pub(crate) fn places<P>(&self, launch: &Launch<P>) -> Vec<ChannelAddress> {
+        let slots = self.slots.max(1);
+        let place = |rank: u16| {
+            let (slot, layer) =
+                (launch.first + rank % launch.nodes.max(1), rank / launch.nodes.max(1));
+            let channel = ChannelId(1 + slot % slots + layer * slots);
+            ChannelAddress { node: NodeId(self.host_of(slot)), channel }
+        };
+        (0..launch.ranks).map(place).collect()
+    }
+}
+
+/// The first message on a connection between daemons.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Hello {
+    /// The sender wants to be a child of the receiver in the tree.
+    Child {
+        /// The sender's host.
+        host: u16,
+        /// The cluster, as the sender is configured.
+        cluster: Cluster,
+    },
+    /// The connection carries the output of a job's ranks on one host, and the job's input.
+    Streams {
+        /// The sender's host.
+        host: u16,
+        /// The job.
+        job: JobId,
+    },
+}
+
+/// Messages for all ranks of a job on their hosts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Word {
+    /// Asks them for their states.
+    Ask,
+    /// Lets those that have handed their states over continue.
+    Go,
+}
+
+/// Messages from a daemon to its children.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Down {
+    /// An order, to be carried out and forwarded.
+    Order(Order<Program>),
+    /// Signals the ranks of a job.
+    Signal { job: JobId, signal: i32 },
+    /// The job's terminal has a new size, in rows and columns.
+    Resize { job: JobId, size: (u16, u16) },
+    /// A chunk of the state that a rank starts from, for the host where it will be launched.
+    Chunk { host: u16, job: JobId, rank: u16, chunk: StateChunk },
+    /// A word for all ranks of a job.
+    Say(JobId, Word),
+    /// A host of a job is lost: its channels on the others may never be steady, and are closed at once.
+    Abandon(JobId),
+    /// The receiver is no longer a child: it ends everything that it runs.
+    Cut,
+    /// The sender is alive.
+    Present,
+}
+
+/// Messages from a daemon to its parent.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Up {
+    /// The sender and all daemons below have carried out an order.
+    Report { number: u32, outcome: Outcome },
+    /// A rank has changed.
+    Rank { job: JobId, rank: u16, event: RankEvent },
+    /// These hosts are connected now, by the sender.
+    Here(Vec<u16>),
+    /// These hosts are lost.
+    Gone(Vec<u16>),
+    /// The sender is alive.
+    Present,
+}
+
+/// Changes of a rank.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) enum RankEvent {
+    /// Its process has ended.
+    Ended(End),
+    /// It can be saved.
+    Able,
+    /// It can be saved no longer.
+    Left,
+    /// A chunk of its state, or of its channel's context.
+    Chunk(StateChunk),
+}
+
+/// Requests of front ends.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// Runs a job. The job ends when this connection does.
+    Run {
+        /// Number of ranks.
+        ranks: u16,
+        /// Slices that it gets in a row.
+        weight: u8,
+        /// What they run.
+        program: Program,
+    },
+    /// Makes the rest of this connection the job's standard input.
+    Feed(JobId),
+    /// Signals this connection's job.
+    Signal(i32),
+    /// Sets the terminal size of this connection's job, in rows and columns.
+    Resize((u16, u16)),
+    /// Asks for a [`Listing`].
+    List,
+    /// Signals a job, or ends it.
+    Kill {
+        /// The job.
+        job: JobId,
+        /// The signal; `None` ends the job.
+        signal: Option<i32>,
+    },
+    /// Saves a job.
+    Checkpoint {
+        /// The job.
+        job: JobId,
+        /// An absolute path on the daemon's host, where no checkpoint may be yet.
+        folder: Vec<u8>,
+        /// True to end the job once it is saved.
+        end: bool,
+    },
+    /// Runs a job that was saved, as [`Request::Run`] does.
+    Restore {
+        /// The absolute path of its checkpoint, on the daemon's host.
+        folder: Vec<u8>,
+        /// Slices that it gets in a row.
+        weight: u8,
+    },
+    /// Asks for the last switches.
+    Slices,
+}
+
+/// Replies to front ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// The job is admitted.
+    Accepted(JobId),
+    /// The request is refused, with the reason.
+    Refused(String),
+    /// The request is carried out.
+    Done,
+    /// The job is over.
+    Over(Over),
+    /// The state of the cluster.
+    Listing(Listing),
+    /// The job is saved.
+    Saved(Saved),
+    /// The last switches.
+    Slices(Vec<Slice>),
+}
+
+/// What a checkpoint holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    /// The job.
+    pub job: JobId,
+    /// Number of its ranks.
+    pub ranks: u16,
+    /// Bytes of their states.
+    pub state_bytes: u64,
+    /// Messages that were sent and not received.
+    pub messages: u64,
+}
+
+/// How a job went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Over {
+    /// The job.
+    pub job: JobId,
+    /// The host of each rank and how it ended; `None` for a rank that never started.
+    pub ranks: Vec<(u16, Option<End>)>,
+    /// Why it was ended, unless all of its ranks ended by themselves.
+    pub why: Option<String>,
+    /// Seconds from its admission to its end.
+    pub seconds: f64,
+    /// Seconds of that in its own slices.
+    pub run_seconds: f64,
+    /// Times that it was preempted.
+    pub preemptions: u32,
+}
+
+/// The state of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Listing {
+    /// For each host, whether it is connected.
+    pub hosts: Vec<bool>,
+    /// Ranks that run at once on a host.
+    pub slots: u16,
+    /// Milliseconds of a slice.
+    pub slice_ms: f64,
+    /// Switches so far.
+    pub switches: u64,
+    /// Microseconds from the first signal until all processes were stopped and all channels steady: median and 99th
+    /// percentile of the last switches.
+    pub freeze_us: [f64; 2],
+    /// The same for the whole switch.
+    pub switch_us: [f64; 2],
+    /// The jobs.
+    pub jobs: Vec<Line>,
+}
+
+/// A job in a [`Listing`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// The job.
+    pub job: JobId,
+    /// Its slots: the first, and the one after the last.
+    pub slots: (u16, u16),
+    /// Its priority: slices that it gets in a row.
+    pub weight: u8,
+    /// True in its slice.
+    pub runs: bool,
+    /// Ranks that have ended.
+    pub ended: u16,
+    /// Times that it was preempted.
+    pub preemptions: u32,
+    /// Preemptions in which its Virtual Interfaces could not be saved and stayed on their NICs.
+    pub stayed: u32,
+    /// Why they stayed, the last time.
+    pub why_stayed: Option<String>,
+    /// Seconds since its admission.
+    pub seconds: f64,
+    /// Seconds of that in its own slices.
+    pub run_seconds: f64,
+    /// Its command, to show.
+    pub command: String,
+}
+
+/// One switch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Slice {
+    /// When it began, in microseconds of the root daemon's clock.
+    pub at_us: f64,
+    /// Time until all processes were stopped and all channels steady.
+    pub freeze_us: f64,
+    /// Time until all channels were saved. With two barriers a switch, it is part of the rest.
+    pub save_us: f64,
+    /// Time until all channels were restored.
+    pub restore_us: f64,
+    /// Duration of the whole switch.
+    pub switch_us: f64,
+    /// Jobs that were stopped.
+    pub stopped: Vec<JobId>,
+    /// Jobs of the slice that follows.
+    pub running: Vec<JobId>,
+}

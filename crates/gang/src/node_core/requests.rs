@@ -1,0 +1,67 @@
+//! Requests of front ends.
+
+use midplane_simhw::time::Instant;
+
+use super::message::{Down, Reply, Request, Word};
+use super::{ClientId, Effect, NodeCore};
+use crate::schedule;
+
+impl NodeCore {
+    /// Takes a request of a front end. [`Request::Feed`] is the shell's own.
+    pub(crate) fn handle_request(&mut self, now: Instant, client: ClientId, request: Request) {
+        if let Some(reply) = self.answer(now, client, request) {
+            self.effects.push_back(Effect::Reply(client, reply));
+        }
+        self.settle(now);
+    }
+
+    /// Returns the reply, unless a reply follows later.
+    fn answer(&mut self, now: Instant, client: ClientId, request: Request) -> Option<Reply> {
+        let Some(manager) = &mut self.manager else {
+            let why = format!("this daemon is host {}: ask that of host 0", self.config.host);
+            return Some(Reply::Refused(why));
+        };
+        match request {
+            Request::Run { ranks, weight, program } => {
+                let request = schedule::Request { nodes: ranks, weight };
+                manager.submit(now, client, (request, ranks), program);
+            }
+            Request::Signal(signal) => {
+                if let Some(job) = manager.job_of(client) {
+                    manager.arrived(job);
+                    self.everywhere(now, Down::Signal { job, signal });
+                }
+            }
+            Request::Resize(size) => {
+                if let Some(job) = manager.job_of(client) {
+                    self.everywhere(now, Down::Resize { job, size });
+                }
+            }
+            Request::List => return Some(Reply::Listing(manager.listing(now))),
+            Request::Checkpoint { job, folder, end } => {
+                match manager.save(job, client, (folder, end)) {
+                    Ok(true) => self.everywhere(now, Down::Say(job, Word::Ask)),
+                    Ok(false) => {}
+                    Err(why) => return Some(Reply::Refused(why)),
+                }
+            }
+            Request::Restore { folder, weight } => {
+                let most = manager.most_saved();
+                self.effects.push_back(Effect::Read { client, folder, weight, most });
+            }
+            Request::Slices => return Some(Reply::Slices(manager.slices())),
+            Request::Kill { job, .. } if !manager.has(job) => {
+                return Some(Reply::Refused(format!("there is no job {job}")));
+            }
+            Request::Kill { job, signal } => {
+                match signal {
+                    Some(signal) => self.everywhere(now, Down::Signal { job, signal }),
+                    None => manager.end(now, job, Some("it was ended by its owner".into())),
+                }
+                return Some(Reply::Done);
+            }
+            Request::Feed(_) => {}
+        }
+        None
+    }
+}

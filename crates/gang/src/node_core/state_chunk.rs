@@ -1,0 +1,114 @@
+//! States of ranks and contexts of channels, in chunks: both can be longer than a message between daemons.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Longest chunk, in bytes.
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+/// Longest state or context of one rank, in bytes.
+pub(crate) const LONGEST_STATE: usize = 1 << 30;
+
+/// The contents of a [`StateChunk`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) enum ChunkKind {
+    /// A process's state, in its own format.
+    State,
+    /// A channel's context, encoded.
+    Context,
+}
+
+/// A chunk of a rank's state, or of its channel's context.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StateChunk {
+    /// What it is a chunk of.
+    pub(crate) kind: ChunkKind,
+    /// The bytes that follow the earlier chunks.
+    pub(crate) bytes: Bytes,
+    /// True for the last chunk.
+    pub(crate) is_last: bool,
+}
+
+/// Splits bytes into chunks, at least one.
+pub(crate) fn split(kind: ChunkKind, bytes: Bytes) -> impl Iterator<Item = StateChunk> {
+    let count = bytes.len().div_ceil(CHUNK_BYTES).max(1);
+    (0..count).map(move |number| {
+        let end = bytes.len().min((number + 1) * CHUNK_BYTES);
+        let bytes = bytes.slice(number * CHUNK_BYTES..end);
+        StateChunk { kind, bytes, is_last: number + 1 == count }
+    })
+}
+
+#[derive(Clone, Debug, Default)]
+struct Assembly {
+    bytes: Vec<u8>,
+    is_complete: bool,
+}
+
+/// The chunks of one rank, put together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RankState {
+    state: Assembly,
+    context: Assembly,
+}
+
+impl RankState {
+    /// Appends a chunk. Returns false, and drops it, if its state or context is complete or would be too long.
+    pub(crate) fn add(&mut self, chunk: &StateChunk) -> bool {
+        let assembly = match chunk.kind {
+            ChunkKind::State => &mut self.state,
+            ChunkKind::Context => &mut self.context,
+        };
+        if assembly.is_complete || assembly.bytes.len() + chunk.bytes.len() > LONGEST_STATE {
+            return false;
+        }
+        assembly.bytes.extend_from_slice(&chunk.bytes);
+        assembly.is_complete = chunk.is_last;
+        true
+    }
+
+    /// Drops the bytes, but not the knowledge of what is complete.
+    pub(crate) fn clear(&mut self) {
+        (self.state.bytes, self.context.bytes) = (Vec::new(), Vec::new());
+    }
+
+    /// Returns the number of bytes held.
+    pub(crate) const fn len(&self) -> u64 {
+        (self.state.bytes.len() + self.context.bytes.len()) as u64
+    }
+
+    /// Takes the state, if it is complete.
+    pub(crate) fn take_state(&mut self) -> Option<Vec<u8>> {
+        self.has_state().then(|| std::mem::take(&mut self.state).bytes)
+    }
+
+    pub(crate) const fn has_state(&self) -> bool {
+        self.state.is_complete
+    }
+
+    /// Returns the encoded context, if it is complete.
+    pub(crate) fn context(&self) -> Option<&[u8]> {
+        self.context.is_complete.then_some(&self.context.bytes[..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_put_together_and_no_more_are_taken() {
+        for length in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES] {
+            let bytes: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+            let mut state = RankState::default();
+            for chunk in split(ChunkKind::State, bytes.clone().into()) {
+                assert!(!state.has_state() && chunk.bytes.len() <= CHUNK_BYTES);
+                assert!(state.add(&chunk));
+            }
+            let (kind, bytes_more) = (ChunkKind::State, Bytes::new());
+            let more = StateChunk { kind, bytes: bytes_more, is_last: true };
+            assert!(!state.add(&more) && state.context().is_none());
+            assert_eq!(state.take_state(), Some(bytes));
+            assert_eq!(state.take_state(), None);
+        }
+    }
+}

@@ -1,0 +1,536 @@
+//! A cluster of node cores in virtual time: their messages, steps, processes and front ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use midplane_simhw::rng::Rng;
+use midplane_simhw::time::Instant;
+
+use super::network::{End, Message, Network};
+use super::node::{Member, Node, state_of};
+use crate::channel::geometry::Geometry;
+use crate::checkpoint::Checkpoint;
+use crate::names::JobId;
+use crate::node_core::message::{self, Cluster as Shape, Program, RankEvent, Reply, Request, Word};
+use crate::node_core::state_chunk::{self, ChunkKind};
+use crate::node_core::{
+    ClientId, Effect, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
+};
+use crate::schedule::{Placing, QueueTree};
+use crate::scheduler_core::SchedulerConfig;
+
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+/// Interval at which an orphan dials.
+const DIAL: Duration = Duration::from_millis(10);
+
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    Deliver(u64, End, Message),
+    /// A step of a host's incarnation is due.
+    Step(u16, u32, u64),
+    /// A rank's process may end, or hand its state over.
+    Rank(u16, u32, Member, u32),
+    Timeout(u16),
+    Dial(u16),
+    Written(JobId),
+    Read(ClientId, Vec<u8>, u8),
+    /// The scenario's own.
+    Script(usize),
+}
+
+/// A host: its daemon, if that is up, and what it runs.
+pub(super) struct Host {
+    pub(super) core: Option<NodeCore>,
+    pub(super) node: Node,
+    /// Grows with each crash.
+    incarnation: u32,
+    /// The step under way, and its number. The next one cancels it.
+    step: Option<(u64, Step)>,
+    timeout_at: Option<Instant>,
+}
+
+/// A front end.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) request: Request,
+    pub(super) replies: Vec<Reply>,
+    /// The root has crashed, or it has left.
+    pub(super) is_gone: bool,
+    /// The hosts of its job.
+    hosts: BTreeSet<u16>,
+}
+
+pub(super) struct Cluster {
+    pub(super) now: Instant,
+    pub(super) dice: Rng,
+    pub(super) shape: Shape,
+    config: SchedulerConfig,
+    pub(super) hosts: Vec<Host>,
+    pub(super) network: Network,
+    pub(super) clients: BTreeMap<ClientId, Client>,
+    /// Jobs and their front ends, on the present root.
+    pub(super) jobs: BTreeMap<JobId, ClientId>,
+    pub(super) disk: BTreeMap<Vec<u8>, (Program, Checkpoint)>,
+    /// Hosts that can't be reached.
+    pub(super) isolated: BTreeSet<u16>,
+    /// Faults so far, of daemons and of the network.
+    pub(super) faults: u64,
+    /// Hosts that are lost, or may be up to a time.
+    suspect: BTreeMap<u16, Instant>,
+    /// Front ends whose job a fault may have ended.
+    pub(super) harmed: BTreeSet<ClientId>,
+    events: BTreeMap<(Instant, u64), Event>,
+    sequence: u64,
+    pub(super) steps: u64,
+}
+
+impl Cluster {
+    pub(super) fn new(seed: u64, shape: Shape, config: SchedulerConfig) -> Self {
+        let mut cluster = Self {
+            now: Instant::ZERO,
+            dice: Rng::new(seed, "cluster"),
+            shape,
+            config,
+            hosts: Vec::new(),
+            network: Network::default(),
+            clients: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            disk: BTreeMap::new(),
+            isolated: BTreeSet::new(),
+            faults: 0,
+            suspect: BTreeMap::new(),
+            harmed: BTreeSet::new(),
+            events: BTreeMap::new(),
+            sequence: 0,
+            steps: 0,
+        };
+        for host in 0..shape.hosts {
+            let node = Node::default();
+            let host_state =
+                Host { core: None, node, incarnation: 0, step: None, timeout_at: None };
+            cluster.hosts.push(host_state);
+            cluster.boot(host);
+        }
+        cluster
+    }
+
+    fn up_to(&mut self, micros: u64) -> Duration {
+        Duration::from_micros(self.dice.below(micros))
+    }
+
+    pub(super) fn at(&mut self, after: Duration, event: Event) {
+        self.at_time(self.now + after, event);
+    }
+
+    fn at_time(&mut self, at: Instant, event: Event) {
+        self.events.insert((at, self.sequence), event);
+        self.sequence += 1;
+    }
+
+    /// Handles events up to a time. Returns the script's next event, if one comes first.
+    pub(super) fn run_until(&mut self, end: Instant) -> Option<usize> {
+        while let Some(first) = self.events.first_entry() {
+            let at = first.key().0;
+            if at > end {
+                break;
+            }
+            let event = first.remove();
+            self.now = at;
+            self.steps += 1;
+            if let Event::Script(number) = event {
+                return Some(number);
+            }
+            self.handle(event);
+        }
+        self.now = end;
+        None
+    }
+
+    /// Starts a host's daemon.
+    pub(super) fn boot(&mut self, host: u16) {
+        let config =
+            NodeConfig { host, cluster: self.shape, patience: PATIENCE, has_channels: true };
+        let slots = self.shape.hosts * self.shape.slots;
+        let root = (host == 0).then(|| RootConfig {
+            policy: Box::new(QueueTree::new(slots, Placing::LeastLoaded)),
+            scheduler: self.config,
+            geometry: Some(Geometry::PM),
+            most_saved: 1 << 20,
+            names: Vec::new(),
+            has_streams: false,
+        });
+        self.hosts[usize::from(host)].core = Some(NodeCore::new(config, root));
+        if host != 0 {
+            self.at(Duration::ZERO, Event::Dial(host));
+        }
+    }
+
+    /// Crashes a host's daemon. Its processes die with it, its contexts vanish, its connections end or go silent.
+    pub(super) fn crash(&mut self, host: u16, is_silent: bool) {
+        self.suspect(host);
+        let it = &mut self.hosts[usize::from(host)];
+        if it.core.take().is_none() {
+            return;
+        }
+        it.incarnation += 1;
+        (it.node, it.step, it.timeout_at) = (Node::default(), None, None);
+        for (number, end) in self.network.ends_of(host) {
+            if is_silent {
+                self.silence(number);
+            }
+            self.close(number, end);
+        }
+        if host == 0 {
+            self.jobs.clear();
+            self.clients.values_mut().for_each(|client| client.is_gone = true);
+        }
+    }
+
+    /// Notes that the hosts whose way to the root leads over a host may be lost, and their jobs with them.
+    fn suspect(&mut self, at: u16) {
+        self.faults += 1;
+        let above = |host: &u16| Some(self.network.connections[&self.network.above(*host)?].parent);
+        let is_lost = |host: &u16| std::iter::successors(Some(*host), above).any(|host| host == at);
+        let lost: BTreeSet<u16> = (0..self.shape.hosts).filter(is_lost).collect();
+        let until = self.now + PATIENCE * 10;
+        self.suspect.extend(lost.iter().map(|host| (*host, until)));
+        let is_harmed = |it: &Client| !it.hosts.is_disjoint(&lost);
+        let harmed = self.clients.iter().filter(|(_, it)| is_harmed(it));
+        self.harmed.extend(harmed.map(|(client, _)| *client));
+    }
+
+    fn admitted(&mut self, client: ClientId, job: JobId) {
+        let core = self.hosts[0].core.as_ref().expect("it has just replied");
+        let hosts: BTreeSet<u16> = (0..).map_while(|rank| core.host_of(job, rank)).collect();
+        let is_suspect = |host: &u16| self.suspect.get(host).is_some_and(|until| self.now < *until);
+        if hosts.iter().any(is_suspect) {
+            self.harmed.insert(client);
+        }
+        self.clients.get_mut(&client).expect("it has sent a request").hosts = hosts;
+    }
+
+    /// Has a connection go silent.
+    pub(super) fn silence(&mut self, number: u64) {
+        let Some(connection) = self.network.connections.get_mut(&number) else { return };
+        connection.is_silent = true;
+        let child = connection.child;
+        self.suspect(child);
+    }
+
+    /// Breaks a connection: both ends are told.
+    pub(super) fn break_connection(&mut self, number: u64) {
+        let Some(connection) = self.network.connections.get(&number) else { return };
+        self.suspect(connection.child);
+        for end in [End::Child, End::Parent] {
+            let after = self.up_to(3_000);
+            self.at(after, Event::Deliver(number, end, Message::Closed));
+        }
+    }
+
+    fn close(&mut self, number: u64, end: End) {
+        let other = if end == End::Child { End::Parent } else { End::Child };
+        if let Some(at) = self.network.send(self.now, number, other, &mut self.dice) {
+            self.at_time(at, Event::Deliver(number, other, Message::Closed));
+        }
+        self.network.close(number, end);
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Deliver(number, end, message) => self.deliver(number, end, message),
+            Event::Step(host, incarnation, number) => self.step_due(host, incarnation, number),
+            Event::Rank(host, incarnation, member, turn) => {
+                self.rank_due(host, incarnation, member, turn);
+            }
+            Event::Timeout(host) => {
+                let it = &mut self.hosts[usize::from(host)];
+                if it.timeout_at.take_if(|at| *at <= self.now).is_some() {
+                    self.call(host, |core, now| core.handle_timeout(now));
+                }
+            }
+            Event::Dial(host) => self.dial(host),
+            Event::Written(job) => self.call(0, |core, now| core.handle_written(now, job, Ok(()))),
+            Event::Read(client, folder, weight) => {
+                let read = self.disk.get(&folder).cloned().ok_or_else(|| "nothing there".into());
+                self.call(0, |core, now| core.handle_read(now, Read { client, weight, read }));
+            }
+            Event::Script(_) => unreachable!("the script takes it"),
+        }
+    }
+
+    fn deliver(&mut self, number: u64, end: End, message: Message) {
+        let Some(connection) = self.network.connections.get(&number) else { return };
+        let (child, parent) = (connection.child, connection.parent);
+        if !self.network.receives(number, end) {
+            return;
+        }
+        match message {
+            Message::Hello => self.call(parent, |core, now| core.handle_child(now, child, number)),
+            Message::Up(up) => self.call(parent, |core, now| core.handle_up(now, number, up)),
+            Message::Down(down) => self.call(child, |core, now| core.handle_down(now, down)),
+            Message::Closed => {
+                self.network.close(number, end);
+                match end {
+                    End::Child => {
+                        self.call(child, |core, now| core.handle_disconnected(now, Peer::Parent));
+                        self.at(DIAL, Event::Dial(child));
+                    }
+                    End::Parent => {
+                        let peer = Peer::Child(number);
+                        self.call(parent, |core, now| core.handle_disconnected(now, peer));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has an orphan dial the daemons above it, the nearest first.
+    fn dial(&mut self, host: u16) {
+        let is_up = |at: u16| self.hosts[usize::from(at)].core.is_some();
+        if !is_up(host) || self.network.above(host).is_some() {
+            return;
+        }
+        let tree = crate::tree::Tree::new(self.shape.hosts, self.shape.arity);
+        let reaches = |at: &u16| is_up(*at) && !self.isolated.contains(at);
+        let mut above = std::iter::successors(tree.parent(host), |at| tree.parent(*at));
+        let parent = above.find(reaches).filter(|_| !self.isolated.contains(&host));
+        let Some(parent) = parent else { return self.at(DIAL, Event::Dial(host)) };
+        let number = self.network.open(self.now, host, parent);
+        let at = self.network.send(self.now, number, End::Parent, &mut self.dice);
+        self.at_time(
+            at.expect("it was just opened"),
+            Event::Deliver(number, End::Parent, Message::Hello),
+        );
+        self.call(host, NodeCore::handle_parent);
+    }
+
+    /// Calls a core, and carries out what it asks for.
+    pub(super) fn call(&mut self, host: u16, input: impl FnOnce(&mut NodeCore, Instant)) {
+        let Some(core) = &mut self.hosts[usize::from(host)].core else { return };
+        input(core, self.now);
+        loop {
+            while let Some(transmit) = self.core(host).and_then(NodeCore::poll_transmit) {
+                self.transmit(host, transmit);
+            }
+            let Some(effect) = self.core(host).and_then(NodeCore::poll_effect) else { break };
+            self.carry_out(host, effect);
+        }
+        let at = self.core(host).and_then(|core| core.poll_timeout());
+        let it = &mut self.hosts[usize::from(host)];
+        if let Some(at) = at.filter(|at| it.timeout_at.is_none_or(|old| *at < old)) {
+            it.timeout_at = Some(at);
+            self.at_time(at.max(self.now), Event::Timeout(host));
+        }
+    }
+
+    fn core(&mut self, host: u16) -> Option<&mut NodeCore> {
+        self.hosts[usize::from(host)].core.as_mut()
+    }
+
+    fn transmit(&mut self, host: u16, transmit: Transmit) {
+        let (number, to, message) = match transmit {
+            Transmit::Up(up) => match self.network.above(host) {
+                Some(number) => (number, End::Parent, Message::Up(up)),
+                None => return,
+            },
+            Transmit::Down(number, down) => (number, End::Child, Message::Down(down)),
+        };
+        if let Some(at) = self.network.send(self.now, number, to, &mut self.dice) {
+            self.at_time(at, Event::Deliver(number, to, message));
+        }
+    }
+
+    fn carry_out(&mut self, host: u16, effect: Effect) {
+        match effect {
+            Effect::Step(number, step) => self.begin_step(host, number, step),
+            Effect::Reply(client, reply) => {
+                if let Reply::Accepted(job) = reply {
+                    self.jobs.insert(job, client);
+                    self.admitted(client, job);
+                }
+                if let Reply::Over(over) = &reply {
+                    self.jobs.remove(&over.job);
+                }
+                self.clients.get_mut(&client).expect("a front end").replies.push(reply);
+            }
+            Effect::Say(job, word) => self.say(host, job, word),
+            Effect::Signal(..) | Effect::Resize(..) => {}
+            Effect::Write(write) => {
+                let program = Program::from_json(&write.checkpoint.program).unwrap();
+                self.disk.insert(write.folder, (program, write.checkpoint));
+                let after = self.up_to(5_000);
+                self.at(after, Event::Written(write.job));
+            }
+            Effect::Read { client, folder, weight, .. } => {
+                let after = self.up_to(5_000);
+                self.at(after, Event::Read(client, folder, weight));
+            }
+            Effect::Disconnect(Peer::Parent) => {
+                if let Some(number) = self.network.above(host) {
+                    self.close(number, End::Child);
+                    self.at(DIAL, Event::Dial(host));
+                }
+            }
+            Effect::Disconnect(Peer::Child(number)) => self.close(number, End::Parent),
+            Effect::Refused(_) => {}
+            Effect::Quit => unreachable!("nothing orders it"),
+        }
+    }
+
+    fn begin_step(&mut self, host: u16, number: u64, step: Step) {
+        let incarnation = self.hosts[usize::from(host)].incarnation;
+        let took = match &step {
+            Step::Resume(_) => Duration::ZERO,
+            _ => Duration::from_micros(self.dice.below(300)),
+        };
+        self.hosts[usize::from(host)].step = Some((number, step));
+        self.at(took, Event::Step(host, incarnation, number));
+    }
+
+    fn step_due(&mut self, host: u16, incarnation: u32, number: u64) {
+        let it = &self.hosts[usize::from(host)];
+        let is_it = it.incarnation == incarnation
+            && it.step.as_ref().is_some_and(|(other, _)| *other == number);
+        if !is_it {
+            return;
+        }
+        // A channel to a node that is gone is never steady.
+        if let Some((_, Step::Stop { jobs, .. })) = &it.step
+            && jobs.iter().any(|job| self.lacks_a_host(*job))
+        {
+            return self.at(Duration::from_millis(1), Event::Step(host, incarnation, number));
+        }
+        let (_, step) = self.hosts[usize::from(host)].step.take().expect("it was just seen");
+        let done = self.take_step(host, &step);
+        self.call(host, |core, now| core.handle_step_done(now, number, Ok(done)));
+    }
+
+    fn take_step(&mut self, host: u16, step: &Step) -> crate::node_core::StepOutcome {
+        match step {
+            Step::Suspend(jobs) => {
+                for member in self.hosts[usize::from(host)].node.ranks_of(jobs) {
+                    self.hosts[usize::from(host)].node.suspend(self.now, member);
+                }
+            }
+            Step::Resume(jobs) => {
+                for member in self.hosts[usize::from(host)].node.ranks_of(jobs) {
+                    self.hosts[usize::from(host)].node.resume(self.now, member);
+                    self.schedule_rank(host, member);
+                }
+            }
+            Step::Kill(jobs) => {
+                for member in self.hosts[usize::from(host)].node.ranks_of(jobs) {
+                    self.end_rank(host, member, message::End::Killed(9));
+                    self.hosts[usize::from(host)].node.processes.remove(&member);
+                }
+            }
+            Step::Switch { stop, .. } | Step::Exchange { stop, .. } | Step::Save(stop) => {
+                self.all_are_frozen(host, stop);
+            }
+            _ => {}
+        }
+        let own = match step {
+            Step::Open(launch, _) | Step::Start(launch, _) => {
+                let places = self.shape.places(launch);
+                let here = (0_u16..).zip(places).filter(|(_, place)| place.node.0 == host);
+                here.map(|(rank, place)| (rank, place.channel.0)).collect()
+            }
+            _ => Vec::new(),
+        };
+        self.hosts[usize::from(host)].node.carry_out(step, &own)
+    }
+
+    /// A context that is saved while another is active in the same epoch loses the messages that are under way.
+    fn all_are_frozen(&self, host: u16, jobs: &[JobId]) {
+        for job in jobs.iter().filter(|job| self.is_unharmed(**job)) {
+            let Some((own, _)) = self.hosts[usize::from(host)].node.epochs(*job).next() else {
+                continue;
+            };
+            let mut all = self.hosts.iter().flat_map(|host| host.node.epochs(*job));
+            let active = all.any(|(epoch, is_active)| is_active && !epoch.is_newer_than(own));
+            assert!(!active, "job {job} is saved on host {host} while it is active elsewhere");
+        }
+    }
+
+    /// Returns whether no fault can have ended a job.
+    fn is_unharmed(&self, job: JobId) -> bool {
+        self.jobs.get(&job).is_some_and(|client| !self.harmed.contains(client))
+    }
+
+    /// Returns whether the context of a job's rank is on no host.
+    fn lacks_a_host(&self, job: JobId) -> bool {
+        let Some(client) = self.jobs.get(&job) else { return true };
+        let has = |host: &u16| {
+            let contexts = &self.hosts[usize::from(*host)].node.contexts;
+            contexts.range((job, 0)..=(job, u16::MAX)).next().is_some()
+        };
+        !self.clients[client].hosts.iter().all(has)
+    }
+
+    fn say(&mut self, host: u16, job: JobId, word: Word) {
+        for member in self.hosts[usize::from(host)].node.ranks_of(&[job]) {
+            let node = &mut self.hosts[usize::from(host)].node;
+            let process = node.processes.get_mut(&member).expect("it was just listed");
+            match word {
+                Word::Ask => process.is_asked = true,
+                Word::Go => process.waits = false,
+            }
+            process.update(self.now);
+            self.schedule_rank(host, member);
+        }
+    }
+
+    /// Schedules a rank's end, or the time at which it hands its state over.
+    fn schedule_rank(&mut self, host: u16, member: Member) {
+        let it = &self.hosts[usize::from(host)];
+        let (incarnation, process) = (it.incarnation, &it.node.processes[&member]);
+        let Some(since) = process.runs_since else { return };
+        let ends = since + process.works_for.saturating_sub(process.ran);
+        let (turn, hands_over) = (process.turn, process.is_asked);
+        let saves = self.now + Duration::from_micros(self.dice.below(2_000));
+        let at = if hands_over { ends.min(saves) } else { ends };
+        self.at_time(at.max(self.now), Event::Rank(host, incarnation, member, turn));
+    }
+
+    fn rank_due(&mut self, host: u16, incarnation: u32, member: Member, turn: u32) {
+        let now = self.now;
+        let it = &mut self.hosts[usize::from(host)];
+        let process = it.node.processes.get_mut(&member).filter(|it| it.turn == turn);
+        let Some(process) = process.filter(|_| it.incarnation == incarnation) else { return };
+        let Some(since) = process.runs_since else { return };
+        let ran = process.ran + Duration::from_nanos(now.nanos_since(since));
+        if ran >= process.works_for {
+            return self.end_rank(host, member, message::End::Exited(0));
+        }
+        if std::mem::take(&mut process.is_asked) {
+            process.waits = true;
+            process.update(now);
+            for chunk in state_chunk::split(ChunkKind::State, state_of(ran).into()) {
+                let event = RankEvent::Chunk(chunk);
+                self.call(host, |core, now| core.handle_rank(now, member.0, member.1, event));
+            }
+        }
+    }
+
+    /// Ends a rank's process, and reports that.
+    pub(super) fn end_rank(&mut self, host: u16, member: Member, end: message::End) {
+        let now = self.now;
+        let process = self.hosts[usize::from(host)].node.processes.get_mut(&member);
+        let Some(process) = process.filter(|process| process.end.is_none()) else { return };
+        process.end = Some(end);
+        process.update(now);
+        let event = RankEvent::Ended(end);
+        self.call(host, |core, now| core.handle_rank(now, member.0, member.1, event));
+    }
+
+    /// Has a front end send a request.
+    pub(super) fn request(&mut self, request: Request) -> ClientId {
+        let client = self.clients.len() as u64 + 1;
+        let is_gone = self.hosts[0].core.is_none();
+        let (replies, hosts) = (Vec::new(), BTreeSet::new());
+        let made = Client { request: request.clone(), replies, is_gone, hosts };
+        self.clients.insert(client, made);
+        self.call(0, |core, now| core.handle_request(now, client, request));
+        client
+    }
+}

@@ -1,0 +1,233 @@
+//! A host's processes and contexts, which panic at a step that must never be taken.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+
+use crate::channel::geometry::Geometry;
+use crate::context::ChannelContext;
+use crate::names::{Epoch, JobId, Rank};
+use crate::node_core::message::{End, Program};
+use crate::node_core::{Step, StepOutcome};
+
+/// A rank on this host.
+pub(super) type Member = (JobId, u16);
+
+#[derive(Debug)]
+pub(super) struct Process {
+    is_suspended: bool,
+    /// When it was resumed, while it runs.
+    pub(super) runs_since: Option<Instant>,
+    /// Time that it has run for.
+    pub(super) ran: Duration,
+    pub(super) works_for: Duration,
+    pub(super) is_asked: bool,
+    /// It has handed its state over and waits.
+    pub(super) waits: bool,
+    pub(super) end: Option<End>,
+    /// Grows with each change.
+    pub(super) turn: u32,
+}
+
+impl Process {
+    /// Accounts for the time that it has run, after a change.
+    pub(super) fn update(&mut self, now: Instant) {
+        self.turn += 1;
+        if let Some(since) = self.runs_since.take() {
+            self.ran += Duration::from_nanos(now.nanos_since(since));
+        }
+        let runs = !self.is_suspended && !self.waits && self.end.is_none();
+        self.runs_since = runs.then_some(now);
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Phase {
+    /// On no NIC: its contents are saved.
+    Away,
+    /// On the NIC, not started.
+    Parked,
+    Active,
+}
+
+#[derive(Debug)]
+pub(super) struct Context {
+    channel: u16,
+    /// The last epoch in which it was started.
+    pub(super) epoch: Epoch,
+    pub(super) phase: Phase,
+}
+
+/// The processes and contexts of one host.
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    pub(super) processes: BTreeMap<Member, Process>,
+    pub(super) contexts: BTreeMap<Member, Context>,
+}
+
+/// The time that a rank has run for, as its state in a checkpoint.
+pub(super) fn state_of(ran: Duration) -> Vec<u8> {
+    (ran.as_nanos() as u64).to_le_bytes().to_vec()
+}
+
+/// The program of a rank that runs for a time.
+pub(super) fn program(work: Duration) -> Program {
+    Program { command: vec![work.as_micros().to_string().into_bytes()], ..Program::default() }
+}
+
+fn work_of(program: &Program) -> Duration {
+    Duration::from_micros(program.shown().parse().unwrap())
+}
+
+impl Node {
+    pub(super) fn is_empty(&self) -> bool {
+        self.processes.is_empty() && self.contexts.is_empty()
+    }
+
+    fn of<'a>(
+        &'a mut self,
+        jobs: &'a [JobId],
+    ) -> impl Iterator<Item = (&'a Member, &'a mut Context)> {
+        self.contexts.iter_mut().filter(|((job, _), _)| jobs.contains(job))
+    }
+
+    /// Returns the epochs of a job's contexts, and whether each is active.
+    pub(super) fn epochs(&self, job: JobId) -> impl Iterator<Item = (Epoch, bool)> {
+        let of_job = self.contexts.range((job, 0)..=(job, u16::MAX));
+        of_job.map(|(_, context)| (context.epoch, context.phase == Phase::Active))
+    }
+
+    pub(super) fn ranks_of(&self, jobs: &[JobId]) -> Vec<Member> {
+        self.processes.keys().filter(|(job, _)| jobs.contains(job)).copied().collect()
+    }
+
+    fn save(&mut self, jobs: &[JobId]) {
+        for (member, context) in self.of(jobs) {
+            assert_eq!(context.phase, Phase::Parked, "{member:?} is saved, but not stopped");
+            context.phase = Phase::Away;
+        }
+    }
+
+    fn restore(&mut self, jobs: &[JobId]) {
+        for (_, context) in self.of(jobs) {
+            if context.phase == Phase::Away {
+                context.phase = Phase::Parked;
+            }
+        }
+        // One FIFO a channel: two contexts on it would mix their messages.
+        let mut taken = BTreeMap::new();
+        for (member, context) in self.contexts.iter().filter(|it| it.1.phase != Phase::Away) {
+            let other = taken.insert(context.channel, member);
+            assert!(other.is_none(), "{member:?} and {other:?} share channel {}", context.channel);
+        }
+    }
+
+    fn start(&mut self, run: &[(JobId, Epoch)]) {
+        for (job, epoch) in run {
+            for (member, context) in self.of(&[*job]) {
+                assert_eq!(context.phase, Phase::Parked, "{member:?} starts, but was not restored");
+                (context.phase, context.epoch) = (Phase::Active, *epoch);
+            }
+        }
+    }
+
+    fn open(&mut self, job: JobId, own: &[(u16, u16)]) {
+        for &(rank, channel) in own {
+            let context = Context { channel, epoch: Epoch(0), phase: Phase::Away };
+            assert!(self.contexts.insert((job, rank), context).is_none(), "{job}: opened twice");
+        }
+    }
+
+    fn start_process(&mut self, member: Member, program: &Program, state: Option<&Vec<u8>>) {
+        let nanos = |state: &Vec<u8>| u64::from_le_bytes(state[..].try_into().unwrap());
+        let process = Process {
+            is_suspended: true,
+            runs_since: None,
+            ran: Duration::from_nanos(state.map_or(0, nanos)),
+            works_for: work_of(program),
+            is_asked: false,
+            waits: false,
+            end: None,
+            turn: 0,
+        };
+        assert!(self.processes.insert(member, process).is_none(), "{member:?}: started twice");
+    }
+
+    /// Carries a step out, all but [`Step::Suspend`], [`Step::Resume`] and [`Step::Kill`], for which processes are
+    /// scheduled.
+    pub(super) fn carry_out(&mut self, step: &Step, own: &[(u16, u16)]) -> StepOutcome {
+        let mut done = StepOutcome::default();
+        let names =
+            |run: &[(JobId, Epoch)]| -> Vec<JobId> { run.iter().map(|(job, _)| *job).collect() };
+        match step {
+            Step::Open(launch, _) => self.open(launch.job, own),
+            Step::Start(launch, states) => {
+                for (rank, _) in own {
+                    self.start_process((launch.job, *rank), &launch.program, states.get(rank));
+                }
+            }
+            Step::Stop { jobs, .. } => {
+                for (member, context) in self.of(jobs) {
+                    assert_ne!(context.phase, Phase::Away, "{member:?} is stopped, but not there");
+                    context.phase = Phase::Parked;
+                }
+            }
+            Step::Save(jobs) => self.save(jobs),
+            Step::Restore(jobs) => self.restore(jobs),
+            Step::Switch { stop, run } => {
+                self.save(stop);
+                self.restore(&names(run));
+                self.start(run);
+            }
+            Step::Exchange { stop, start, .. } => {
+                self.save(stop);
+                self.restore(start);
+            }
+            Step::Join { run, .. } => self.start(run),
+            Step::Cut(job) => {
+                for (member, context) in self.of(&[*job]) {
+                    assert_ne!(
+                        context.phase,
+                        Phase::Active,
+                        "{member:?} is cut while it is active"
+                    );
+                    done.contexts.push(ChannelContext::fresh(Rank(member.1), Geometry::PM));
+                }
+            }
+            Step::Close(jobs) => {
+                self.contexts.retain(|(job, _), _| !jobs.contains(job));
+                let left = self.processes.iter().find(|((job, _), _)| jobs.contains(job));
+                assert!(left.is_none(), "{left:?} has lost its channel, and was not killed");
+            }
+            Step::Suspend(_) | Step::Resume(_) | Step::Kill(_) => {}
+        }
+        done
+    }
+
+    /// Suspends a process.
+    pub(super) fn suspend(&mut self, now: Instant, member: Member) {
+        let process = self.processes.get_mut(&member).expect("it is there");
+        process.is_suspended = true;
+        process.update(now);
+    }
+
+    /// Resumes a process. No other job's process may run on its slot, and its channel must be started.
+    pub(super) fn resume(&mut self, now: Instant, member: Member) {
+        let context = self.contexts.get(&member).map(|context| (context.phase, context.channel));
+        assert_eq!(
+            context.map(|it| it.0),
+            Some(Phase::Active),
+            "{member:?} runs without its channel"
+        );
+        let process = self.processes.get_mut(&member).expect("it is there");
+        process.is_suspended = false;
+        process.update(now);
+        for (other, process) in &self.processes {
+            let same =
+                self.contexts.get(other).map(|context| context.channel) == context.map(|it| it.1);
+            let is_beside = same && *other != member && process.runs_since.is_some();
+            assert!(!is_beside, "{other:?} and {member:?} run on one slot");
+        }
+    }
+}
