@@ -26,6 +26,12 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
+#[cfg(target_os = "linux")]
+use midplane_ofi::endpoint::{Config, Endpoint};
+#[cfg(target_os = "linux")]
+use midplane_ofi::link::{OfiLink, frame_bytes};
+#[cfg(target_os = "linux")]
+use midplane_ofi::provider::{Choice, OpenError};
 use tokio::sync::Barrier;
 
 use super::guide_fabric::ChannelLink;
@@ -223,6 +229,68 @@ fn channel_with(faults: Option<&FaultInjector>, case: Case<LiveHost>) {
             CustomNic::start(config.incarnation(Incarnation::FIRST), firmware(), link).unwrap()
         };
         let nics: Vec<_> = (0..).zip(ChannelLink::connect(NODES)).map(start).collect();
+        run_all(
+            nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
+        )
+        .await;
+        run_all(nics.into_iter().map(async |nic| _ = nic.shutdown().await)).await;
+    });
+}
+
+/// Runs `case` over libfabric's tcp.
+#[cfg(target_os = "linux")]
+pub(crate) fn ofi_tcp(case: Case<LiveHost>) {
+    ofi("tcp@127.0.0.1", case);
+}
+
+/// Runs `case` over libfabric's tcp with a layer for reliable datagrams.
+#[cfg(target_os = "linux")]
+pub(crate) fn ofi_rxm(case: Case<LiveHost>) {
+    ofi("tcp;ofi_rxm@127.0.0.1", case);
+}
+
+/// Runs `case` over libfabric's shared memory.
+#[cfg(target_os = "linux")]
+pub(crate) fn ofi_shm(case: Case<LiveHost>) {
+    ofi("shm", case);
+}
+
+/// Runs `case` over libfabric's udp with a layer that makes it reliable.
+#[cfg(target_os = "linux")]
+pub(crate) fn ofi_rxd(case: Case<LiveHost>) {
+    ofi("udp;ofi_rxd@127.0.0.1", case);
+}
+
+/// Runs `case` over `midplane-fi`, if `FI_PROVIDER_PATH` names its folder.
+#[cfg(target_os = "linux")]
+pub(crate) fn ofi_midplane(case: Case<LiveHost>) {
+    ofi("midplane", case);
+}
+
+/// Runs `case` on NICs whose links cross libfabric, if that and the provider are there.
+#[cfg(target_os = "linux")]
+#[expect(clippy::print_stderr, reason = "says what is skipped")]
+fn ofi(provider: &str, case: Case<LiveHost>) {
+    let choice: Choice = provider.parse().unwrap();
+    let config = Config::new(frame_bytes(MTU)).sends(64).receives(64);
+    live(async |exchange| {
+        let open = |_| Endpoint::open(&choice, &config);
+        let endpoints: Vec<Endpoint> = match (0..NODES).map(open).collect() {
+            Ok(endpoints) => endpoints,
+            Err(error @ (OpenError::Unavailable(_) | OpenError::NoProvider(_))) => {
+                eprintln!("skipped: {error}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let names: Vec<Vec<u8>> =
+            endpoints.iter().map(|endpoint| endpoint.name().to_vec()).collect();
+        let start = |(node, endpoint)| {
+            let link = OfiLink::new(endpoint, NodeId(node), &names).unwrap();
+            let config = CustomConfig::new(NodeId(node)).seed(SEED).mtu(MTU);
+            CustomNic::start(config.incarnation(Incarnation::FIRST), firmware(), link).unwrap()
+        };
+        let nics: Vec<_> = (0..).zip(endpoints).map(start).collect();
         run_all(
             nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
         )

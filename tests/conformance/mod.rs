@@ -22,19 +22,36 @@ macro_rules! conformance {
         on_fabric!(mapped_shm: $($groups)+);
         #[cfg(target_os = "linux")]
         on_fabric!(mapped_udp: $($groups)+);
+        #[cfg(target_os = "linux")]
+        on_fabric!(ofi_tcp #[ignore = "takes long, where libfabric is"]: $($groups)+);
+        #[cfg(target_os = "linux")]
+        on_fabric!(ofi_rxm #[ignore = "takes long, where libfabric is"]: $($groups)+);
+        #[cfg(target_os = "linux")]
+        on_fabric!(ofi_shm: $($groups)+);
+        #[cfg(target_os = "linux")]
+        on_fabric!(ofi_rxd #[ignore = "takes long, where libfabric is"]: $($groups)+);
+        #[cfg(target_os = "linux")]
+        on_fabric!(ofi_midplane #[ignore = "takes long, where libfabric is"]: $($groups)+);
     };
 }
 
 /// Makes a test of each case on one fabric.
 macro_rules! on_fabric {
-    ($fabric:ident: $($group:ident: $($case:ident),+;)+) => {
+    ($fabric:ident $(#[$how:meta])?: $($group:ident: $($case:ident),+;)+) => {
+        on_fabric!(@of $fabric, [$(#[$how])?], $($group: $($case),+;)+);
+    };
+    (@of $fabric:ident, $how:tt, $($group:ident: $($case:ident),+;)+) => {
         mod $fabric {
             use super::{cases, fabrics};
 
-            $($(#[test]
-            fn $case() {
-                fabrics::$fabric(|site| Box::pin(cases::$group::$case(site)));
-            })+)+
+            $($(on_fabric!(@case $fabric, $how, $group, $case);)+)+
+        }
+    };
+    (@case $fabric:ident, [$(#[$how:meta])?], $group:ident, $case:ident) => {
+        #[test]
+        $(#[$how])?
+        fn $case() {
+            fabrics::$fabric(|site| Box::pin(cases::$group::$case(site)));
         }
     };
 }

@@ -6,7 +6,7 @@
 //! over rings in shared memory between the processes of one host and one user, and over UDP between hosts. It has no
 //! atomic operations and no scalable endpoints.
 //!
-//! - `abi`: libfabric's structures and tables
+//! - libfabric's structures and tables are those of `midplane_ofi::abi`
 //! - `provider`: the entry point; `info` describes what there is, `objects` has the functions that callers reach
 //! - `domain`: a domain, behind one lock; `endpoint`: its endpoints, which do the work
 //! - `peer`, `record`: the stream of records to a peer, and their format
@@ -19,7 +19,6 @@
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
 
-mod abi;
 mod address;
 mod completion;
 mod domain;
@@ -36,3 +35,5 @@ mod region;
 #[cfg(test)]
 mod tests;
 mod vector;
+
+use midplane_ofi::abi;

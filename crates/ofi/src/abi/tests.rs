@@ -39,6 +39,7 @@ layouts! {
     fi_cq_attr, CqAttr: format, wait_obj, wait_set;
     fi_cntr_attr, CntrAttr: wait_set, flags;
     fi_mr_attr, MrAttr: access, context, iface, device;
+    fi_cq_msg_entry, CqMsgEntry: flags, len;
     fi_cq_tagged_entry, CqTaggedEntry: flags, buf, tag;
     fi_cq_err_entry, CqErrEntry: tag = entry.tag, olen, err, prov_errno, err_data_size;
     fi_msg, Msg: iov_count, addr, data;
@@ -107,7 +108,7 @@ fn layouts_are_those_of_the_c_headers_where_there_are_any() {
         }
     }
     program += "}\n";
-    let folder = std::env::temp_dir().join(format!("midplane-fi-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("midplane-ofi-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("layout.c"), program).unwrap();
     let compiled = Command::new("cc")

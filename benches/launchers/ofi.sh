@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Midplane over the system's libfabric, as a client: tests over each provider that needs no hardware, and half round trips.
+#
+#   benches/launchers/ofi.sh [--quick]
+#
+# Runs the endpoints' tests and the conformance suite over tcp, tcp;ofi_rxm, shm, udp;ofi_rxd and the provider of crates/fi; then
+# messages of 64 B and 64 KiB between two processes, compared with libfabric's own fi_pingpong, in alternating rounds
+# (ROUNDS, 5): medians, and the lowest and highest ratio. --quick leaves the rounds out. MIDPLANE_LIBFABRIC names another
+# library. Ends with 1 if something did not hold; what can't be had here is skipped by name, and that is no failure.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+skip() { echo "skipped: $*"; }
+failed=()
+[[ $(uname) == Linux ]] || { skip "it needs Linux"; exit 0; }
+if [[ -z ${MIDPLANE_LIBFABRIC:-} ]] && ! ldconfig -p | grep -q 'libfabric\.so\.1'; then
+    skip "it needs libfabric (Debian's packages libfabric1 and libfabric-bin)"
+    exit 0
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+target=${CARGO_TARGET_DIR:-target}
+
+cargo build -q -p midplane-fi || exit 1
+cp "$target/debug/libmidplane_fi.so" "$folder/libmidplane-fi.so"
+export FI_PROVIDER_PATH=$folder
+cargo test -q -p midplane-ofi || failed+=("endpoints")
+cargo test -q -p midplane --test integration -- conformance::ofi --include-ignored || failed+=("conformance")
+
+# Prints the microseconds of one run of fi_pingpong: PROVIDER BYTES
+theirs() {
+    local address=127.0.0.1 server
+    timeout 60 fi_pingpong -p "$1" -e rdm -I 10000 -S "$2" >/dev/null 2>&1 &
+    server=$!
+    sleep 0.5
+    timeout 60 fi_pingpong -p "$1" -e rdm -I 10000 -S "$2" "$address" 2>/dev/null | awk 'END { print $7 }'
+    wait "$server"
+}
+# Prints those of ours: PROVIDER BYTES LAYER
+ours() {
+    timeout 60 "$target/release/examples/pingpong" "$1" --bytes "$2" --layer "$3" | sed 's/.*us":\([0-9.]*\).*/\1/'
+}
+# Compares in alternating rounds: NAME PROVIDER CHOICE BYTES LAYER
+compare() {
+    local round a b
+    for ((round = 0; round < ${ROUNDS:-5}; round++)); do
+        a=$(ours "$3" "$4" "$5") b=$(theirs "$2" "$4")
+        [[ -n $a && -n $b ]] && echo "$a $b"
+    done | python3 -c '
+import statistics, sys
+rows = [tuple(map(float, line.split())) for line in sys.stdin]
+ratios = [ours / theirs for ours, theirs in rows]
+if rows:
+    ours, theirs = (statistics.median(column) for column in zip(*rows))
+    print(f"{sys.argv[1]}: ours {ours:.2f} us, fi_pingpong {theirs:.2f} us, ratio {statistics.median(ratios):.2f} "
+          f"({min(ratios):.2f} to {max(ratios):.2f}), {len(rows)} rounds")
+else:
+    print(f"{sys.argv[1]}: no round succeeded")' "$1"
+}
+if [[ ${1:-} == --quick ]]; then
+    skip "half round trips: --quick"
+elif ! command -v fi_pingpong >/dev/null || ! command -v python3 >/dev/null; then
+    skip "half round trips: they need fi_pingpong (Debian's package libfabric-bin) and python3"
+else
+    cargo build -q --release -p midplane-ofi --example pingpong || exit 1
+    compare "tcp, 64 B, messages through NICs" tcp tcp@127.0.0.1 64 nic
+    compare "tcp, 64 B, endpoint" tcp tcp@127.0.0.1 64 endpoint
+    compare "shm, 64 B, endpoint" shm shm 64 endpoint
+    compare "shm, 64 KiB, endpoint" shm shm 65536 endpoint
+fi
+
+((${#failed[@]} == 0)) || { printf 'failed: %s\n' "${failed[@]}"; exit 1; }

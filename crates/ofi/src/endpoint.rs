@@ -1,0 +1,444 @@
+//! A reliable datagram endpoint: sends frames to peers, and receives theirs.
+//!
+//! Frames arrive whole, once, and possibly out of order: a long one may complete after a shorter one that was sent later.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::abi::constants::{ADDR_STR, SOCKADDR, SOCKADDR_IN, SOCKADDR_IN6};
+use crate::ffi::{CallError, Completion, MAX_NAME, RawEndpoint};
+use crate::provider::{self, Choice, OpenError, Provider};
+use crate::waiter::Waiter;
+
+/// Default number of frames that may arrive before they are received: 256.
+pub const DEFAULT_RECEIVES: usize = 256;
+/// Default number of frames that may be under way to peers: 256.
+pub const DEFAULT_SENDS: usize = 256;
+/// Default time of busy polling after a completion: 200 us, as that of NICs over UDP.
+pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
+/// Completions that are handled before a caller gets its turn: four calls of the provider.
+const POLLS: usize = 4;
+/// Polls of an endpoint that is dropped while frames wait to leave: below a millisecond with most providers.
+const LAST_POLLS: usize = 1_000;
+/// Configures an endpoint: its frames and its memory.
+#[derive(Clone, Debug)]
+pub struct Config {
+    frame_bytes: usize,
+    receives: usize,
+    sends: usize,
+    spin: Duration,
+}
+
+impl Config {
+    /// Creates the configuration of an endpoint whose frames have at most so many bytes.
+    #[must_use]
+    pub const fn new(frame_bytes: usize) -> Self {
+        let (receives, sends) = (DEFAULT_RECEIVES, DEFAULT_SENDS);
+        Self { frame_bytes, receives, sends, spin: DEFAULT_SPIN }
+    }
+
+    /// Sets how many frames may arrive before they are received, 1 at least; each takes the memory of a frame.
+    #[must_use]
+    pub const fn receives(mut self, frames: usize) -> Self {
+        self.receives = if frames == 0 { 1 } else { frames };
+        self
+    }
+
+    /// Sets how many frames may be under way to all peers together, 1 at least; each takes the memory of a frame.
+    #[must_use]
+    pub const fn sends(mut self, frames: usize) -> Self {
+        self.sends = if frames == 0 { 1 } else { frames };
+        self
+    }
+
+    /// Sets how long the endpoint's task busy-polls after a completion, before it parks.
+    #[must_use]
+    pub const fn spin(mut self, time: Duration) -> Self {
+        self.spin = time;
+        self
+    }
+}
+
+/// A peer whose name an endpoint has learned. It belongs to that endpoint alone.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PeerId(u32);
+
+/// A peer, and what is under way to it.
+#[derive(Debug)]
+struct Peer {
+    address: u64,
+    /// Frames that the provider could not take yet: the slot and the length of each.
+    waiting: VecDeque<(usize, usize)>,
+    /// Frames that the provider has taken and not completed.
+    outstanding: usize,
+}
+
+/// Why a frame was not sent.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// Too many frames are under way; try again once the endpoint was polled.
+    #[error("too many frames are under way")]
+    Full,
+    /// The frame is longer than the endpoint's: the most bytes.
+    #[error("the frame has more than {0} bytes")]
+    TooLong(usize),
+    /// The provider refuses it: the peer can't be reached.
+    #[error(transparent)]
+    Failed(#[from] CallError),
+}
+
+/// Something that has happened at an endpoint.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A frame has arrived: from a peer whose name is known, or an unknown one.
+    Frame {
+        /// `None` if the name was not learned, or the provider does not tell senders.
+        from: Option<PeerId>,
+        /// The bytes of the frame.
+        bytes: &'a [u8],
+    },
+    /// A frame that was sent to this peer is lost: the peer has ended, or can't be reached.
+    Lost {
+        /// `None` if the provider does not tell.
+        to: Option<PeerId>,
+        /// The error that the provider reports.
+        error: CallError,
+    },
+}
+
+/// A reliable datagram endpoint.
+pub struct Endpoint {
+    raw: RawEndpoint,
+    provider: Provider,
+    name: Vec<u8>,
+    frame_bytes: usize,
+    /// Slots below it receive, the others send.
+    receives: usize,
+    peers: Vec<Peer>,
+    by_name: BTreeMap<Vec<u8>, PeerId>,
+    by_address: BTreeMap<u64, PeerId>,
+    /// Slots to send from that are free.
+    free: Vec<usize>,
+    /// The peer to which the frame in each slot is under way, by slot.
+    to: Vec<Option<PeerId>>,
+    /// Peers with frames that the provider could not take yet.
+    waiting: BTreeSet<PeerId>,
+    /// Frames that have arrived: slot, length, source.
+    arrived: VecDeque<(usize, usize, Option<u64>)>,
+    /// Slots to receive that the provider could not take yet.
+    unposted: Vec<usize>,
+    lost: VecDeque<(Option<PeerId>, CallError)>,
+    /// A short frame of several parts.
+    gathered: Vec<u8>,
+    outstanding: usize,
+    failed: Option<CallError>,
+    waiter: Waiter,
+}
+
+impl Endpoint {
+    /// Opens an endpoint of the provider that libfabric prefers among those that fit.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is then open.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time.
+    pub fn open(choice: &Choice, config: &Config) -> Result<Self, OpenError> {
+        let Config { frame_bytes, receives, sends, spin } = *config;
+        let info = choice.offer(frame_bytes)?;
+        let receives = receives.min(info.get().receive().size.max(1));
+        let described = provider::describe(info.get());
+        let mut raw = RawEndpoint::open(info, receives + sends, frame_bytes)?;
+        let name = raw.name()?;
+        let waiter = Waiter::new(raw.take_wait(), spin)?;
+        let mut this = Self {
+            raw,
+            provider: described,
+            name,
+            frame_bytes,
+            receives,
+            peers: Vec::new(),
+            by_name: BTreeMap::new(),
+            by_address: BTreeMap::new(),
+            free: (receives..receives + sends).collect(),
+            to: vec![None; receives + sends],
+            waiting: BTreeSet::new(),
+            arrived: VecDeque::new(),
+            unposted: (0..receives).rev().collect(),
+            lost: VecDeque::new(),
+            gathered: Vec::new(),
+            outstanding: 0,
+            failed: None,
+            waiter,
+        };
+        this.post_receives();
+        this.failed.map_or(Ok(this), |error| Err(error.into()))
+    }
+
+    /// Describes the provider that was chosen.
+    #[must_use]
+    pub const fn provider(&self) -> &Provider {
+        &self.provider
+    }
+
+    /// Returns the endpoint's name, by which peers reach it: at most 512 bytes.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// Returns whether a task that waits for frames sleeps on a descriptor (`FI_WAIT_FD`); otherwise it polls each
+    /// millisecond.
+    #[must_use]
+    pub const fn has_descriptor(&self) -> bool {
+        self.waiter.has_descriptor()
+    }
+
+    /// Learns the name of a peer's endpoint, of the same provider. A name that is known is the same peer.
+    ///
+    /// # Errors
+    /// The provider's, also for a name that can't be one of its own.
+    pub fn insert(&mut self, name: &[u8]) -> Result<PeerId, CallError> {
+        if let Some(peer) = self.by_name.get(name) {
+            return Ok(*peer);
+        }
+        if !self.is_name(name) {
+            return Err(CallError::invalid("fi_av_insert"));
+        }
+        let address = self.raw.insert(name)?;
+        let peer = PeerId(u32::try_from(self.peers.len()).expect("memory holds fewer peers"));
+        self.peers.push(Peer { address, waiting: VecDeque::new(), outstanding: 0 });
+        self.by_name.insert(name.to_vec(), peer);
+        self.by_address.insert(address, peer);
+        Ok(peer)
+    }
+
+    /// Returns whether the bytes can be a name of this provider: what it reads of a name depends on this.
+    fn is_name(&self, name: &[u8]) -> bool {
+        match self.raw.info().get().address_format() {
+            ADDR_STR => {
+                let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+                (1..MAX_NAME).contains(&length) && name.len() <= MAX_NAME
+            }
+            // These begin with the family.
+            SOCKADDR | SOCKADDR_IN | SOCKADDR_IN6 => {
+                name.len() == self.name.len() && name.get(..2) == self.name.get(..2)
+            }
+            _ => name.len() == self.name.len(),
+        }
+    }
+
+    /// Returns how many frames may be sent now, to all peers together.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Returns how many frames to a peer are under way.
+    #[must_use]
+    pub fn outstanding(&self, to: PeerId) -> usize {
+        self.peers[to.0 as usize].outstanding + self.peers[to.0 as usize].waiting.len()
+    }
+
+    /// Sends a frame, given in parts. It is copied.
+    ///
+    /// # Errors
+    /// [`SendError`]; the frame is then not sent.
+    ///
+    /// # Panics
+    /// If the peer is another endpoint's.
+    pub fn send(&mut self, to: PeerId, parts: &[&[u8]]) -> Result<(), SendError> {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if length > self.frame_bytes {
+            return Err(SendError::TooLong(self.frame_bytes));
+        }
+        if let Some(error) = self.failed {
+            return Err(error.into());
+        }
+        let Peer { address, waiting, .. } = &self.peers[to.0 as usize];
+        let (address, is_first) = (*address, waiting.is_empty());
+        if is_first && length <= self.provider.inject && self.inject(parts, address)? {
+            return Ok(());
+        }
+        let slot = self.free.pop().ok_or(SendError::Full)?;
+        let mut rest = self.raw.slot_mut(slot);
+        for part in parts {
+            let (now, later) = rest.split_at_mut(part.len());
+            now.copy_from_slice(part);
+            rest = later;
+        }
+        if is_first && self.post(slot, length, to)? {
+            return Ok(());
+        }
+        self.peers[to.0 as usize].waiting.push_back((slot, length));
+        self.waiting.insert(to);
+        Ok(())
+    }
+
+    fn inject(&mut self, parts: &[&[u8]], address: u64) -> Result<bool, CallError> {
+        if let [whole] = parts {
+            return self.raw.inject(whole, address);
+        }
+        self.gathered.clear();
+        parts.iter().for_each(|part| self.gathered.extend_from_slice(part));
+        self.raw.inject(&self.gathered, address)
+    }
+
+    /// Has the provider send a slot. `false` if it can take it later only; the slot is free after an error.
+    fn post(&mut self, slot: usize, length: usize, to: PeerId) -> Result<bool, CallError> {
+        let peer = &mut self.peers[to.0 as usize];
+        let posted = self.raw.post_send(slot, length, peer.address);
+        match posted {
+            Ok(true) => {
+                peer.outstanding += 1;
+                self.outstanding += 1;
+                self.to[slot] = Some(to);
+            }
+            Ok(false) => {}
+            Err(_) => self.free.push(slot),
+        }
+        posted
+    }
+
+    /// Lets the provider work, without waiting.
+    pub fn progress(&mut self) {
+        let Self { raw, receives, arrived, free, to, peers, outstanding, lost, unposted, .. } =
+            self;
+        let mut each = |completion: Completion| {
+            let Completion { slot, length, source, error } = completion;
+            match (slot, error) {
+                (Some(slot), None) if slot < *receives => arrived.push_back((slot, length, source)),
+                // A frame that was too long, or was cut off by the end of its sender.
+                (Some(slot), Some(_)) if slot < *receives => unposted.push(slot),
+                (slot, error) => {
+                    let peer = slot.and_then(|slot| to[slot].take());
+                    if let Some(PeerId(peer)) = peer {
+                        peers[peer as usize].outstanding -= 1;
+                        *outstanding -= 1;
+                    }
+                    free.extend(slot);
+                    lost.extend(error.map(|error| (peer, error)));
+                }
+            }
+        };
+        for _ in 0..POLLS {
+            match raw.poll(&mut each) {
+                Ok(true) => self.waiter.on_completion(),
+                Ok(false) => break,
+                Err(error) => {
+                    self.failed = Some(error);
+                    break;
+                }
+            }
+        }
+        // Of more losses than that, callers need not know each.
+        self.lost.truncate(self.to.len());
+        self.post_receives();
+        self.send_waiting();
+    }
+
+    fn post_receives(&mut self) {
+        while let Some(slot) = self.unposted.pop() {
+            match self.raw.post_receive(slot) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.unposted.push(slot);
+                    return;
+                }
+                Err(error) => {
+                    self.failed = Some(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends what the provider could not take before, each peer's frames in order.
+    fn send_waiting(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for to in std::mem::take(&mut self.waiting) {
+            while let Some((slot, length)) = self.peers[to.0 as usize].waiting.pop_front() {
+                match self.post(slot, length, to) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        self.peers[to.0 as usize].waiting.push_front((slot, length));
+                        self.waiting.insert(to);
+                        break;
+                    }
+                    Err(error) => self.lost.push_back((Some(to), error)),
+                }
+            }
+        }
+    }
+
+    /// Returns the next event, by calling `each`. If there is none, has the context's task woken when there is.
+    ///
+    /// `is_urgent` has the task woken within a millisecond or two in any case.
+    ///
+    /// # Errors
+    /// The provider's, if the endpoint is of no use any more; then each further call returns it.
+    pub fn poll_event<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        is_urgent: bool,
+        each: impl FnOnce(Event<'_>) -> R,
+    ) -> Poll<Result<R, CallError>> {
+        if self.arrived.is_empty() {
+            self.progress();
+        }
+        if let Some((slot, length, source)) = self.arrived.pop_front() {
+            let source = source.filter(|_| self.provider.has_source);
+            let from = source.and_then(|source| self.by_address.get(&source).copied());
+            let result = each(Event::Frame { from, bytes: &self.raw.slot(slot)[..length] });
+            self.unposted.push(slot);
+            if self.arrived.is_empty() {
+                self.post_receives();
+            }
+            return Poll::Ready(Ok(result));
+        }
+        if let Some((to, error)) = self.lost.pop_front() {
+            return Poll::Ready(Ok(each(Event::Lost { to, error })));
+        }
+        if let Some(error) = self.failed {
+            return Poll::Ready(Err(error));
+        }
+        let is_urgent = is_urgent || !self.is_idle() || !self.unposted.is_empty();
+        let Self { waiter, raw, .. } = self;
+        waiter.park(context, is_urgent, || raw.may_wait());
+        Poll::Pending
+    }
+
+    /// Returns whether the provider has sent everything.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.outstanding == 0 && self.waiting.is_empty()
+    }
+}
+
+/// Gives the provider some turns, in which frames leave that it has not sent yet.
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        for _ in 0..LAST_POLLS {
+            if self.is_idle() || self.failed.is_some() {
+                break;
+            }
+            self.progress();
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Endpoint");
+        debug.field("provider", &self.provider.name).field("peers", &self.peers.len());
+        debug.finish_non_exhaustive()
+    }
+}

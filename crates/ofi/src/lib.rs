@@ -1,0 +1,34 @@
+//! libfabric as a client: frames between processes over verbs, EFA, Slingshot, Omni-Path, tcp, shared memory and others.
+//!
+//! The crate builds without libfabric, and loads the system's `libfabric.so.1` (1.17 or later) when it is first needed.
+//! Where there is none, [`Unavailable`] says what to install. `MIDPLANE_LIBFABRIC` names another file. Linux only.
+//!
+//! - [`provider`]: start here: lists what libfabric offers on this host, and chooses
+//! - [`endpoint`]: a reliable datagram endpoint (`FI_EP_RDM`): sends and receives frames
+//! - `link`, with the feature `nic`: a NIC of `midplane-simhw`, with its whole firmware, on such an endpoint
+//! - `meeting`, with the feature `nic`: the nodes of a fabric exchange the names of their endpoints
+//!
+//! Frames are neither encrypted nor authenticated: a network behind a provider is trusted as its operator partitions it.
+//! What a frame contains is checked by its receiver nevertheless.
+#![cfg(target_os = "linux")]
+#![deny(unsafe_code)]
+
+#[doc(hidden)]
+pub mod abi;
+pub mod endpoint;
+mod ffi;
+#[cfg(feature = "nic")]
+pub mod link;
+#[cfg(feature = "nic")]
+pub mod meeting;
+#[cfg(feature = "nic")]
+mod order;
+pub mod provider;
+mod waiter;
+
+pub use ffi::{CallError, Unavailable};
+
+/// The program of the document on hardware.
+#[cfg(all(doctest, feature = "nic"))]
+#[doc = include_str!("../../../docs/hardware.md")]
+struct Hardware;

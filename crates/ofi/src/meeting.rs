@@ -1,0 +1,123 @@
+//! The nodes of a fabric exchange the names of their endpoints, over TCP.
+//!
+//! Node 0 listens at its address; each other node connects there, says its number and its name, and receives all names.
+//! Nothing of it is secret or authenticated: a process that reaches node 0's
+//! address during the exchange can pose as a node.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+
+use crate::ffi::MAX_NAME;
+
+/// The first bytes of a greeting, with the version of the exchange.
+const MAGIC: [u8; 8] = *b"mpofi\0\0\x01";
+/// Longest wait for the rest of a greeting that has begun.
+const GREETING: Duration = Duration::from_secs(2);
+/// Pause between two attempts to reach node 0.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Exchanges the names of all nodes' endpoints; `addresses` are those of all nodes, of which only node 0's is used.
+/// Waits until all nodes are there: the caller limits the time.
+///
+/// # Errors
+/// The system's; or [`InvalidData`](io::ErrorKind::InvalidData), if what listens at node 0's address is not node 0 of a
+/// fabric of as many nodes.
+///
+/// # Panics
+/// If `node` is not below the number of addresses.
+///
+/// # Cancel safety
+/// Dropping the future leaves the other nodes waiting.
+pub async fn exchange(
+    node: u16,
+    addresses: &[SocketAddr],
+    name: &[u8],
+) -> io::Result<Vec<Vec<u8>>> {
+    assert!(usize::from(node) < addresses.len(), "the node has an address");
+    if node == 0 { gather(addresses, name).await } else { ask(node, addresses, name).await }
+}
+
+/// Receives the names of all other nodes, then sends all names to each.
+async fn gather(addresses: &[SocketAddr], own: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    let mut names = vec![None; addresses.len()];
+    names[0] = Some(own.to_vec());
+    let mut guests: Vec<Option<TcpStream>> = addresses.iter().map(|_| None).collect();
+    let listener = TcpListener::bind(addresses[0]).await?;
+    while names.iter().any(Option::is_none) {
+        let (mut stream, _) = listener.accept().await?;
+        // One that says nothing, or nothing sensible, is none of the nodes; one that comes again replaces itself.
+        let greeting = timeout(GREETING, greeted(&mut stream, addresses.len())).await;
+        let Ok(Ok((node, name))) = greeting else { continue };
+        names[usize::from(node)] = Some(name);
+        guests[usize::from(node)] = Some(stream);
+    }
+    let names: Vec<Vec<u8>> = names.into_iter().flatten().collect();
+    let all: Vec<u8> = names.iter().flat_map(|name| framed(name)).collect();
+    for stream in guests.iter_mut().flatten() {
+        stream.write_all(&all).await?;
+        stream.shutdown().await?;
+    }
+    Ok(names)
+}
+
+async fn greeted(stream: &mut TcpStream, nodes: usize) -> io::Result<(u16, Vec<u8>)> {
+    let mut magic = [0; MAGIC.len()];
+    stream.read_exact(&mut magic).await?;
+    let claimed = (stream.read_u16_le().await?, stream.read_u16_le().await?);
+    let name = read_name(stream).await?;
+    let is_ours = magic == MAGIC && usize::from(claimed.1) == nodes;
+    let is_node = claimed.0 != 0 && usize::from(claimed.0) < nodes;
+    if is_ours && is_node { Ok((claimed.0, name)) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+/// Sends node 0 the own name, and receives all.
+async fn ask(node: u16, addresses: &[SocketAddr], name: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    let mut stream = loop {
+        match TcpStream::connect(addresses[0]).await {
+            Ok(stream) => break stream,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => sleep(PAUSE).await,
+            Err(error) => return Err(error),
+        }
+    };
+    let mut greeting = MAGIC.to_vec();
+    greeting.extend(node.to_le_bytes());
+    greeting.extend(u16::try_from(addresses.len()).unwrap_or(u16::MAX).to_le_bytes());
+    greeting.extend(framed(name));
+    stream.write_all(&greeting).await?;
+    let mut names = Vec::new();
+    for _ in addresses {
+        names.push(read_name(&mut stream).await.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "what listens at {} is no node 0 of {} nodes",
+                    addresses[0],
+                    addresses.len()
+                ),
+            ),
+            _ => error,
+        })?);
+    }
+    Ok(names)
+}
+
+async fn read_name(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let length = usize::from(stream.read_u16_le().await?);
+    if length > MAX_NAME {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut name = vec![0; length];
+    stream.read_exact(&mut name).await?;
+    Ok(name)
+}
+
+/// Returns a name behind its length.
+fn framed(name: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(name.len()).expect("a name has at most 512 bytes");
+    [&length.to_le_bytes(), name].concat()
+}
