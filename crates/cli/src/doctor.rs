@@ -2,6 +2,8 @@
 
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(target_os = "linux")]
+mod ofi;
 
 use std::fmt::Write as _;
 use std::io;
@@ -17,7 +19,7 @@ use serde::Serialize;
 
 const EXAMPLES: &str = "\
 Examples:
-  # Shared memory, UDP, processors, limits and rights of this machine
+  # Shared memory, UDP, processors, limits, rights, and libfabric's providers of this machine
   midplane doctor
 
   # The same, and the longest datagram that reaches another host whole
@@ -34,7 +36,8 @@ const ETHERNET: usize = 1_452;
 
 /// Test what this machine offers Midplane, and name a cure for each lack.
 ///
-/// Tests shared memory, UDP and its offloads, processors, limits, priorities and control groups. Leaves nothing behind.
+/// Tests shared memory, UDP and its offloads, processors, limits, priorities, control groups, and the providers of libfabric.
+/// Leaves nothing behind.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -124,6 +127,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     rows.push(processors(std::thread::available_parallelism().map_or(1, usize::from)));
     #[cfg(target_os = "linux")]
     rows.extend(linux::rights());
+    #[cfg(target_os = "linux")]
+    rows.extend(ofi::rows());
     let document = Document::new(rows);
     report::print_document(arguments.json, &document, text);
     Ok(if document.usable { 0 } else { report::FAILED })
