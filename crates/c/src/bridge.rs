@@ -1,0 +1,157 @@
+//! The node of this process, and its streams by number.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use midplane::{Node, Stream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf, split};
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// Limits how long a close waits for the service's end of the stream.
+const CLOSE: Duration = Duration::from_secs(10);
+/// Bytes that a close reads at once, to discard them.
+const DISCARD: usize = 4096;
+
+/// Any error, as text for the caller.
+pub(crate) type Failed = String;
+
+/// The node, with its runtime, and its open streams.
+struct Bridge {
+    node: Node,
+    runtime: Runtime,
+    streams: BTreeMap<i32, Arc<Halves>>,
+    /// The number of the next stream; numbers are not used again until they wrap.
+    next: i32,
+}
+
+/// The two sides of a stream.
+struct Halves {
+    receiver: Mutex<ReadHalf<Stream>>,
+    sender: Mutex<WriteHalf<Stream>>,
+}
+
+static BRIDGE: Mutex<Option<Bridge>> = Mutex::new(None);
+
+fn bridge() -> MutexGuard<'static, Option<Bridge>> {
+    BRIDGE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the part of a stream that a panic elsewhere can't have left half done.
+fn lock<T>(half: &Mutex<T>) -> MutexGuard<'_, T> {
+    half.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Bridge {
+    fn start() -> Result<Self, Failed> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("midplane")
+            .enable_all()
+            .build()
+            .map_err(|error| format!("no thread for the node: {error}"))?;
+        let mut builder = Node::builder();
+        if let Ok(places) = std::env::var("MIDPLANE_DISCOVER") {
+            builder = builder.discover(places);
+        }
+        if let Some(path) = std::env::var_os("MIDPLANE_KEY_FILE") {
+            builder = builder.key_file(path);
+        }
+        let node = runtime.block_on(builder.start()).map_err(|error| error.to_string())?;
+        Ok(Self { node, runtime, streams: BTreeMap::new(), next: 0 })
+    }
+}
+
+/// Returns a stream, and the runtime that moves its bytes.
+fn find(number: i32) -> Result<(Arc<Halves>, Handle), Failed> {
+    let bridge = bridge();
+    let found = bridge.as_ref().and_then(|bridge| {
+        let halves = bridge.streams.get(&number)?;
+        Some((Arc::clone(halves), bridge.runtime.handle().clone()))
+    });
+    found.ok_or_else(|| format!("there is no stream {number}: it was closed, or never opened"))
+}
+
+/// Opens a stream to a service; starts the node first if there is none.
+pub(crate) fn connect(service: &str) -> Result<i32, Failed> {
+    let (node, runtime) = {
+        let mut bridge = bridge();
+        if bridge.is_none() {
+            *bridge = Some(Bridge::start()?);
+        }
+        let bridge = bridge.as_ref().expect("it was started");
+        (bridge.node.clone(), bridge.runtime.handle().clone())
+    };
+    let stream = runtime.block_on(node.connect(service)).map_err(|error| error.to_string())?;
+    let (receiver, sender) = split(stream);
+    let halves = Halves { receiver: Mutex::new(receiver), sender: Mutex::new(sender) };
+    let mut bridge = bridge();
+    let bridge = bridge.as_mut().expect("the node stays until the process ends");
+    let number = bridge.next;
+    if bridge.streams.contains_key(&number) {
+        return Err("too many streams are open".into());
+    }
+    bridge.next = number.checked_add(1).unwrap_or(0);
+    bridge.streams.insert(number, Arc::new(halves));
+    Ok(number)
+}
+
+/// Sends all of the bytes.
+pub(crate) fn send(number: i32, bytes: &[u8]) -> Result<(), Failed> {
+    let (halves, runtime) = find(number)?;
+    let mut sender = lock(&halves.sender);
+    runtime
+        .block_on(async {
+            sender.write_all(bytes).await?;
+            sender.flush().await
+        })
+        .map_err(|error| told("send", &error))
+}
+
+/// Receives some bytes; none at the end.
+pub(crate) fn receive(number: i32, bytes: &mut [MaybeUninit<u8>]) -> Result<usize, Failed> {
+    let (halves, runtime) = find(number)?;
+    let mut receiver = lock(&halves.receiver);
+    let mut buffer = ReadBuf::uninit(bytes);
+    let read = poll_fn(|context| Pin::new(&mut *receiver).poll_read(context, &mut buffer));
+    runtime.block_on(read).map_err(|error| told("receive", &error))?;
+    Ok(buffer.filled().len())
+}
+
+/// Ends the own side of a stream.
+pub(crate) fn finish(number: i32) -> Result<(), Failed> {
+    let (halves, runtime) = find(number)?;
+    let mut sender = lock(&halves.sender);
+    runtime.block_on(sender.shutdown()).map_err(|error| told("end", &error))
+}
+
+/// Closes a stream, once the service has ended its side or has had its time.
+pub(crate) fn close(number: i32) -> Result<(), Failed> {
+    let (halves, runtime) = find(number)?;
+    if let Some(bridge) = bridge().as_mut() {
+        bridge.streams.remove(&number);
+    }
+    let (mut sender, mut receiver) = (lock(&halves.sender), lock(&halves.receiver));
+    let ends = async {
+        sender.shutdown().await?;
+        let mut rest = [0; DISCARD];
+        while receiver.read(&mut rest).await? > 0 {}
+        io::Result::Ok(())
+    };
+    let ended = runtime.block_on(async { tokio::time::timeout(CLOSE, ends).await });
+    match ended {
+        Ok(ended) => ended.map_err(|error| told("close", &error)),
+        Err(_) => Err(format!(
+            "the service has not ended its side of stream {number} within {} s: it may not have read everything",
+            CLOSE.as_secs()
+        )),
+    }
+}
+
+fn told(what: &str, error: &io::Error) -> Failed {
+    format!("the stream failed ({what}): {error}")
+}
