@@ -9,7 +9,7 @@ use midplane::gang::live::snapshot::Snapshots;
 use midplane::via::message::collective::Operation;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
-use midplane_kit::nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
+use midplane_nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// Rank 0's result.

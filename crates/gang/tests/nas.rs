@@ -9,7 +9,7 @@ use midplane_gang::carrier::ChannelCarrier;
 use midplane_gang::channel::Channel;
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::names::JobId;
-use midplane_kit::nas::{self, Cg, Class, Ep, Ft, Kernel, RealTime, Verdict};
+use midplane_nas::{self as nas, Cg, Class, Ep, Ft, Kernel, RealTime, Verdict};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;

@@ -5,13 +5,11 @@
 //! - [`claims`]: judges timing claims, with the exit code
 //! - [`clock`]: the clocks of this machine
 //! - [`report`]: JSON documents, tables, errors, exit codes
-//! - [`nas`]: three NAS Parallel Benchmarks to test and measure with
 #![forbid(unsafe_code)]
 
 pub mod claims;
 pub mod clock;
 pub mod command_line;
-pub mod nas;
 pub mod processes;
 pub mod ranks;
 pub mod report;

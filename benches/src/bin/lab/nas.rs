@@ -2,7 +2,7 @@
 
 use clap::Args;
 use midplane_benches::nas_rank;
-use midplane_kit::nas::{Class, RealTime};
+use midplane_nas::{Class, RealTime};
 
 use crate::processes;
 use crate::report::{self, Failure};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use midplane::gang::daemon::Mode;
-use midplane_kit::nas::Class;
+use midplane_nas::Class;
 
 use crate::fabric::Fabric;
 use crate::nas_rank::Name;

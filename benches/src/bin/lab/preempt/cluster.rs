@@ -23,7 +23,7 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::Instant;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
-use midplane_kit::nas::{self, Cg, Class, Ep, Ft, Kernel, Verdict};
+use midplane_nas::{self as nas, Cg, Class, Ep, Ft, Kernel, Verdict};
 
 use super::virtual_time::VirtualTime;
 use crate::nas_rank::Name;

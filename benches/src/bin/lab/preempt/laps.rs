@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use midplane::gang::live::clock::now;
 use midplane::gang::live::message::Slice;
 use midplane::simhw::time::Instant;
-use midplane_kit::nas::Pace;
+use midplane_nas::Pace;
 
 /// Microseconds after a switch in which caches are still cold.
 const AFTER_US: f64 = 1_000.0;

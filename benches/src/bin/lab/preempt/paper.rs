@@ -10,7 +10,7 @@ use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::SimHost;
 use midplane_benches::anchors::measure::{self, Anchor};
 use midplane_benches::anchors::pm;
-use midplane_kit::nas::Class;
+use midplane_nas::Class;
 
 use super::slowdown::{self, Case, Run};
 use crate::nas_rank::Name;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use midplane::gang::daemon::Mode;
 use midplane::gang::scheduler::{Phases, Switch};
 use midplane::simhw::profile::Machine;
-use midplane_kit::nas::Class;
+use midplane_nas::Class;
 use serde::Serialize;
 
 use super::arguments::{Arguments, mode_name};

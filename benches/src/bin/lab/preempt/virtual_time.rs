@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use midplane::gang::process::SuspendHandle;
 use midplane::simhw::host::Host;
-use midplane_kit::nas::Pace;
+use midplane_nas::Pace;
 
 /// Virtual time: operations take virtual time, and make no progress while their process is suspended.
 #[derive(Clone, Debug)]

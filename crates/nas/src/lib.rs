@@ -4,6 +4,8 @@
 //! Sums over ranks are computed in one fixed order, so a run's results are bit-identical however often it was
 //! preempted. Between two steps, a kernel's state is plain data ([`Kernel::save`]).
 
+#![forbid(unsafe_code)]
+
 mod cg;
 mod ep;
 mod ft;

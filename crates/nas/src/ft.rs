@@ -370,7 +370,7 @@ impl Kernel for Ft {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nas::numbers;
+    use crate::numbers;
 
     #[test]
     fn the_error_names_all_numbers_of_ranks_that_are_accepted() {
