@@ -8,6 +8,7 @@ use midplane::simhw::port::Command;
 use midplane::simhw::profile::{HostProfile, Machine, Notice};
 use midplane::simhw::region::RegionRef;
 use midplane::simhw::sim::World;
+use serde::Serialize;
 
 use super::bounce::{PortEnd, one_way_us};
 use super::pm;
@@ -17,6 +18,18 @@ use crate::raw::{self, PING, RECEIVE, SEND};
 const A: NodeId = NodeId(0);
 const B: NodeId = NodeId(1);
 
+/// What a model's number owes to the published one beside it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "origin", content = "fitted")]
+pub enum Origin {
+    /// The published number is a constant of the model. Ours shows only that the constant is charged.
+    Input,
+    /// Constants of the model, named here, were chosen so that ours is close. A difference is what the fit leaves.
+    Fitted(&'static str),
+    /// The model was not adjusted to the published number.
+    Predicted,
+}
+
 /// One published result and the measured one.
 #[derive(Clone, Debug)]
 pub struct Anchor {
@@ -24,28 +37,35 @@ pub struct Anchor {
     pub unit: &'static str,
     pub published: f64,
     pub measured: f64,
-    /// True if the published result is a constant of the profile: ours then shows only that the constant is charged.
-    pub is_input: bool,
+    pub origin: Origin,
 }
 
 impl Anchor {
-    /// Creates a result that is no constant of the profile.
-    pub fn new(what: impl Into<String>, unit: &'static str, published: f64, measured: f64) -> Self {
-        Self { what: what.into(), unit, published, measured, is_input: false }
+    /// Creates a result.
+    pub fn new(
+        origin: Origin,
+        what: impl Into<String>,
+        unit: &'static str,
+        published: f64,
+        measured: f64,
+    ) -> Self {
+        Self { what: what.into(), unit, published, measured, origin }
     }
 }
 
 /// Measures the DVCM paper's section 3: coprocessors against applications, and the cost of interrupts.
 pub fn dvcm() -> Vec<Anchor> {
     let machine = Machine::DVCM_ATM;
-    let interrupts = |what, published, notice| Anchor {
-        is_input: true,
-        ..Anchor::new(what, "us", published, interrupt_us(&machine, notice))
+    let interrupts = |what, published, notice| {
+        Anchor::new(Origin::Input, what, "us", published, interrupt_us(&machine, notice))
+    };
+    let fitted = |constants, what, published, us| {
+        Anchor::new(Origin::Fitted(constants), what, "us", published, us)
     };
     let (nics, hosts) = (coprocessors_us(&machine), applications_us(&machine, 40));
     vec![
-        Anchor::new("coprocessor to coprocessor, one way", "us", 18.0, nics),
-        Anchor::new("application to application, one way", "us", 60.0, hosts),
+        fitted("latency of the switch", "coprocessor to coprocessor, one way", 18.0, nics),
+        fitted("doorbell, completion", "application to application, one way", 60.0, hosts),
         interrupts("interrupt, kernel handler", 9.0, Notice::Interrupt),
         interrupts("interrupt, signal handler", 50.0, Notice::Signal),
     ]
@@ -55,8 +75,20 @@ pub fn dvcm() -> Vec<Anchor> {
 pub fn score_d() -> Vec<Anchor> {
     let (latency, bandwidth) = pm::transfer().expect("all messages arrive");
     vec![
-        Anchor::new("Table 2, least latency through a channel", "us", 7.5, latency),
-        Anchor::new("Table 2, most bandwidth through a channel", "MB/s", 117.6, bandwidth),
+        Anchor::new(
+            Origin::Fitted("instructions of an event, DMA setup, completion"),
+            "Table 2, least latency through a channel",
+            "us",
+            7.5,
+            latency,
+        ),
+        Anchor::new(
+            Origin::Fitted("time per byte of the DMA"),
+            "Table 2, most bandwidth through a channel",
+            "MB/s",
+            117.6,
+            bandwidth,
+        ),
     ]
 }
 
@@ -73,8 +105,13 @@ pub fn pipelines() -> Vec<Anchor> {
             sizes.iter().zip(&times).map(|(bytes, times)| (*bytes as f64 / 1024.0, times[stage]));
         let (intercept, slope) = regression(&points.collect::<Vec<_>>());
         let what = |cost| format!("stage {stage}, {cost}");
-        anchors.push(Anchor::new(what("overhead"), "us", overhead, intercept));
-        anchors.push(Anchor::new(what("per KiB"), "us", per_kb, slope));
+        // Copies and DMAs per byte, and the overheads of copies, are the paper's; the NIC's overheads are fitted.
+        let origin = match stage {
+            1 | 2 => Origin::Fitted("instructions of an event, DMA setups"),
+            _ => Origin::Input,
+        };
+        anchors.push(Anchor::new(origin, what("overhead"), "us", overhead, intercept));
+        anchors.push(Anchor::new(Origin::Input, what("per KiB"), "us", per_kb, slope));
     }
     anchors
 }
@@ -84,8 +121,14 @@ pub fn lam_via() -> Vec<Anchor> {
     let via = applications_us(&Machine::MVIA_FAST_ETHERNET, 4);
     let tcp = tcp_us(4, 0).expect("all rounds end");
     vec![
-        Anchor::new("M-VIA, one way", "us", 61.0, via),
-        Anchor::new("TCP, one way", "us", 100.0, tcp),
+        Anchor::new(
+            Origin::Fitted("interrupt, instructions of an event, DMA setup, latency of the switch"),
+            "M-VIA, one way",
+            "us",
+            61.0,
+            via,
+        ),
+        Anchor::new(Origin::Fitted("instructions of TCP"), "TCP, one way", "us", 100.0, tcp),
     ]
 }
 

@@ -62,7 +62,7 @@ impl Costs {
     /// Costs of the paper's cluster (Tables 2 and 3, section 5).
     ///
     /// From the paper: 0.62 and 0.18 ms to save and restore empty buffers; about 40 us to switch a process, split
-    /// evenly between stop and resume. Fitted to the other rows of Table 3: the costs per byte, as in
+    /// evenly between stop and resume. Fitted to its second row: the costs per byte, as in
     /// [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET).
     #[must_use]
     pub const fn paper(host: &HostProfile) -> Self {

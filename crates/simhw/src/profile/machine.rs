@@ -98,7 +98,8 @@ impl Machine {
     /// Read: 160 MB/s of the link. Derived: a LANai of 33 MHz, the bus's clock; a switch that forwards after
     /// the route byte in 0.5 us (Myrinet paper, Boden 1995). Fitted to 117.6 MB/s: the DMA's time per byte.
     /// Fitted to 7.5 us through a channel of `midplane-gang`, as in the paper through PM's: instructions of an
-    /// event, DMA setup, completion. Fitted to Table 3: reading and writing the NIC's memory over PCI.
+    /// event, DMA setup, completion. Fitted to the two times of Table 3 with a full send buffer and an empty receive
+    /// buffer: reading and writing the NIC's memory over PCI; the other rows with full buffers are predicted.
     /// Estimated: NetBSD's system call, interrupt and context switch.
     pub const PM_MYRINET: Self = Self {
         name: "pm-myrinet",
@@ -119,8 +120,8 @@ impl Machine {
             interrupt_ns: 8_000,
             signal_ns: 20_000,
             context_switch_ns: 10_000,
-            io_read_ps: 23_000,
-            io_write_ps: 22_600,
+            io_read_ps: 21_895,
+            io_write_ps: 22_549,
             ..HostProfile::FREE
         },
         attachment: Attachment::Switched(MYRINET_LINK, MYRINET_SWITCH),

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::figures::rows::Row;
 use crate::lam_table::{self, Column};
 use crate::plot::{self, Line, Panel};
-use midplane_benches::anchors::measure;
+use midplane_benches::anchors::measure::{self, Origin};
 
 const PAPER: &str = "lam-via";
 /// The table's messages have 2^n bytes, for n below this.
@@ -16,12 +16,15 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "section 2.1", anchor)).collect();
     let mut lines = Vec::new();
     for column in Column::ALL {
-        let (name, place, note) = match column {
-            Column::Tcp => ("TCP/IP", "remote", "LAM's own work is fitted to the first row"),
-            Column::Copied => ("VIA", "remote", ""),
-            Column::Local => {
-                ("VIA", "local", "six costs of the loopback are fitted to this column")
-            }
+        let (name, place) = match column {
+            Column::Tcp => ("TCP/IP", "remote"),
+            Column::Copied => ("VIA", "remote"),
+            Column::Local => ("VIA", "local"),
+        };
+        let origin = |bytes| match column {
+            Column::Tcp if bytes == 1 => Origin::Fitted("LAM's work over TCP"),
+            Column::Tcp | Column::Copied => Origin::Predicted,
+            Column::Local => Origin::Fitted("six costs of the loopback, to this column"),
         };
         let line =
             |whose| Line { label: format!("LAM on {name}, {place}, {whose}"), points: Vec::new() };
@@ -30,7 +33,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
             let us = lam_table::one_way_us(column, bytes)?;
             let published = lam_table::published(column, bytes).ok_or("a size of the table")?;
             let what = format!("Table 1: {bytes} B, {place}, {name}");
-            rows.push(Row::new(PAPER, what, "us", published, us).note(note));
+            rows.push(Row::new(PAPER, origin(bytes), what, "us", published, us));
             paper.points.push((bytes as f64 / 1024.0, published));
             ours.points.push((bytes as f64 / 1024.0, us));
         }

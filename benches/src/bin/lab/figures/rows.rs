@@ -1,6 +1,6 @@
 //! The table over all papers.
 
-use midplane_benches::anchors::measure::Anchor;
+use midplane_benches::anchors::measure::{Anchor, Origin};
 use serde::Serialize;
 
 use crate::report;
@@ -16,6 +16,9 @@ pub(crate) struct Row {
     ours: Option<f64>,
     /// Ours over the published one, less 1.
     deviation: Option<f64>,
+    /// What ours owes to the published one; `None` if ours is missing.
+    #[serde(flatten)]
+    origin: Option<Origin>,
     /// The reason for a missing number, or a remark.
     note: String,
 }
@@ -29,24 +32,26 @@ impl Row {
     /// Creates a row with the paper's number and ours.
     pub(crate) fn new(
         paper: &'static str,
+        origin: Origin,
         what: impl Into<String>,
         unit: &'static str,
         published: f64,
         ours: f64,
     ) -> Self {
         let deviation = (published != 0.0).then(|| ours / published - 1.0);
-        let (published, ours) = (Some(published), Some(ours));
-        Self { paper, what: what.into(), unit, published, ours, deviation, note: String::new() }
+        let (what, published, ours) = (what.into(), Some(published), Some(ours));
+        let (origin, note) = (Some(origin), String::new());
+        Self { paper, what, unit, published, ours, deviation, origin, note }
     }
 
     /// Creates the row of an anchor, whose place in the paper is `place`.
     pub(crate) fn of(paper: &'static str, place: &str, anchor: Anchor) -> Self {
-        let what = format!("{place}: {}", anchor.what);
-        let row = Self::new(paper, what, anchor.unit, anchor.published, anchor.measured);
-        if anchor.is_input { row.note("a constant of the profile") } else { row }
+        let Anchor { what, unit, published, measured, origin } = anchor;
+        let what = if place.is_empty() { what } else { format!("{place}: {what}") };
+        Self::new(paper, origin, what, unit, published, measured)
     }
 
-    /// Creates a row for a number that the paper describes in words only, or not at all.
+    /// Creates a row for a predicted number that the paper describes in words only, or not at all.
     pub(crate) fn ours(
         paper: &'static str,
         what: impl Into<String>,
@@ -54,8 +59,9 @@ impl Row {
         ours: f64,
         note: impl Into<String>,
     ) -> Self {
-        let (what, note) = (what.into(), note.into());
-        Self { paper, what, unit, published: None, ours: Some(ours), deviation: None, note }
+        let (what, note, ours) = (what.into(), note.into(), Some(ours));
+        let (published, deviation, origin) = (None, None, Some(Origin::Predicted));
+        Self { paper, what, unit, published, ours, deviation, origin, note }
     }
 
     /// Creates a row for a missing number, with the reason.
@@ -65,7 +71,8 @@ impl Row {
         why: impl Into<String>,
     ) -> Self {
         let (what, note) = (what.into(), why.into());
-        Self { paper, what, unit: "", published: None, ours: None, deviation: None, note }
+        let (unit, published, ours, deviation, origin) = ("", None, None, None, None);
+        Self { paper, what, unit, published, ours, deviation, origin, note }
     }
 
     /// Adds a remark.
@@ -84,12 +91,57 @@ impl Row {
     }
 }
 
+impl Document {
+    /// Counts the numbers that the papers print, by the origin of ours, and sums up the predictions.
+    fn summary(&self) -> String {
+        let printed =
+            || self.rows.iter().filter_map(|row| Some((row, row.deviation?, row.origin?)));
+        let count = |is_it: fn(Origin) -> bool| printed().filter(|(.., it)| is_it(*it)).count();
+        let inputs = count(|origin| origin == Origin::Input);
+        let fitted = count(|origin| matches!(origin, Origin::Fitted(_)));
+        let mut predicted: Vec<_> =
+            printed().filter(|(.., origin)| *origin == Origin::Predicted).collect();
+        predicted.sort_by(|(_, a, _), (_, b, _)| a.abs().total_cmp(&b.abs()));
+        let of_predictions = match (predicted.get(predicted.len() / 2), predicted.last()) {
+            (Some((_, median, _)), Some((worst, most, _))) => format!(
+                ": they are off by {:.1} % in the median, and by {:+.0} % at worst ({} {})",
+                median.abs() * 100.0,
+                most * 100.0,
+                worst.paper,
+                worst.what
+            ),
+            _ => String::new(),
+        };
+        format!(
+            "\nOf {} numbers that the papers print, {inputs} are inputs of the model, {fitted} had constants fitted to \
+             them, and {} are predicted{of_predictions}.\n",
+            printed().count(),
+            predicted.len()
+        )
+    }
+}
+
 /// Formats the table as Markdown.
 pub(crate) fn markdown(document: &Document) -> String {
     let cells = |row: &Row| {
         let [published, ours, unit, off] = row.cells();
-        vec![row.paper.into(), row.what.clone(), published, ours, unit, off, row.note.clone()]
+        let origin = match row.origin {
+            Some(Origin::Input) => "input".to_owned(),
+            Some(Origin::Fitted(constants)) => format!("fitted: {constants}"),
+            Some(Origin::Predicted) => "predicted".to_owned(),
+            None => String::new(),
+        };
+        vec![
+            row.paper.into(),
+            row.what.clone(),
+            published,
+            ours,
+            unit,
+            off,
+            origin,
+            row.note.clone(),
+        ]
     };
-    let titles = "paper, what, paper's, ours, unit, off,";
-    report::markdown(titles, document.rows.iter().map(cells))
+    let titles = "paper, what, paper's, ours, unit, off, origin of ours,";
+    report::markdown(titles, document.rows.iter().map(cells)) + &document.summary()
 }

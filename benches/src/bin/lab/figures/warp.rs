@@ -6,6 +6,7 @@ use std::sync::Arc;
 use clap::Parser as _;
 use indicatif::ProgressBar;
 use midplane::warp::iterate::FixedPoint as _;
+use midplane_benches::anchors::measure::Origin;
 
 use crate::figures::rows::Row;
 use crate::solver;
@@ -34,14 +35,14 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let pair = |what: &str, unit, published: [f64; 2], measured: [f64; 2]| {
         let row = |with, at: usize| {
             let what = format!("{what}, {with}");
-            Row::new(PAPER, what, unit, published[at], measured[at]).note(note)
+            Row::new(PAPER, Origin::Predicted, what, unit, published[at], measured[at]).note(note)
         };
         let what = format!("{what}: with over without");
         let ratio = [published[1] / published[0], measured[1] / measured[0]];
         [
             row("buffers of 4", 0),
             row("Warp and c_send", 1),
-            Row::new(PAPER, what, "", ratio[0], ratio[1]),
+            Row::new(PAPER, Origin::Predicted, what, "", ratio[0], ratio[1]),
         ]
     };
     let both = [messages(fixed), messages(ours)];

@@ -5,6 +5,8 @@ use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::hierarchical::{Base, LinearModel, linear_model};
 use midplane::pipeline::{Grouping, Pipeline, Request, Stage, fixed};
 
+use midplane_benches::anchors::measure::Origin;
+
 use super::PAPER;
 use crate::figures::rows::Row;
 
@@ -58,9 +60,14 @@ pub(super) fn algorithms(
     (a, b, c)
 }
 
-/// Returns the row of a number that the paper prints.
+/// Returns the row of a number that the paper prints. Ours is computed from the stages that the paper gives.
 fn near(what: impl Into<String>, value: f64, printed: f64, unit: &'static str) -> Row {
-    Row::new(PAPER, what, unit, printed, value)
+    Row::new(PAPER, Origin::Predicted, what, unit, printed, value)
+}
+
+/// Returns the row of a number that the paper does not print.
+fn computed(what: impl Into<String>, value: f64, unit: &'static str) -> Row {
+    Row::ours(PAPER, what, unit, value, "no number in the paper")
 }
 
 /// Computes all rows.
@@ -93,9 +100,9 @@ fn gam() -> Vec<Row> {
         near("GAM, 4 KB: best number of fragments", count, 5.0, "fragments"),
         near("GAM, 4 KB: gain over one fragment (paper: measured)", gain(4000.0), 51.0, "%"),
         near("GAM, to 4 KB: size of the largest gain", largest, 4000.0, "bytes"),
-        near("FM, 4 KB in 32 fragments (computed elsewhere)", fm, 364.4, "us"),
-        near("GAM, 4 KB in one fragment (computed elsewhere)", one, 286.9, "us"),
-        near("GAM, 4 KB in five fragments (computed elsewhere)", plan.latency().get(), 188.9, "us"),
+        computed("FM, 4 KB in 32 fragments", fm, "us"),
+        computed("GAM, 4 KB in one fragment", one, "us"),
+        computed("GAM, 4 KB in five fragments", plan.latency().get(), "us"),
         near("Table 2, direct (7.5, 40.0): fragments", direct, 5.0, "fragments"),
         near(tie, indirect, 5.0, "fragments"),
     ]
@@ -106,15 +113,12 @@ fn gms() -> Vec<Row> {
     let best = signature.count(8000.0, 1, 8000) as f64;
     let mut rows =
         vec![near("GMS, 8 KB: best number of fragments (paper 3 or 4)", best, 3.0, "fragments")];
-    rows.extend([(2.0, 895.4), (3.0, 796.2), (4.0, 811.6), (5.0, 859.9)].map(
-        |(count, printed)| {
-            let what = format!("GMS, 8 KB in {count} fragments (computed elsewhere)");
-            near(what, signature.latency(8000.0, count).get(), printed, "us")
-        },
-    ));
+    rows.extend([2.0, 3.0, 4.0, 5.0].map(|count| {
+        let what = format!("GMS, 8 KB in {count} fragments");
+        computed(what, signature.latency(8000.0, count).get(), "us")
+    }));
     let switch = signature.switches().next().unwrap_or(0.0) / 1000.0;
-    let what = "GMS: bottleneck moves from CPU to wire at (computed elsewhere)";
-    rows.push(near(what, switch, 2.62, "KB"));
+    rows.push(computed("GMS: bottleneck moves from CPU to wire at", switch, "KB"));
     rows
 }
 
