@@ -4,7 +4,8 @@ use midplane_benches::chains;
 use std::hint::black_box;
 
 use chains::Dice;
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
 use midplane::pipeline::auto::Refragment;
 use midplane::pipeline::fixed::{self, Signature};
 use midplane::pipeline::{Limits, Pipeline, Planner, Request, auto, ramp};
@@ -28,25 +29,34 @@ fn cached(c: &mut Criterion) {
     });
 }
 
+/// Measures `work` on one of `inputs` after another.
+fn in_turn<T, R>(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    id: BenchmarkId,
+    inputs: &[T],
+    work: impl Fn(usize, &T) -> R,
+) {
+    let mut turn = 0;
+    group.bench_function(id, |b| {
+        b.iter(|| {
+            turn = (turn + 1) % inputs.len();
+            black_box(work(turn, &inputs[turn]))
+        });
+    });
+}
+
 fn cold(c: &mut Criterion) {
     let mut group = c.benchmark_group("pipeline/equal fragments, cold (at most 50 ns)");
     for stages in [2, 4, 8] {
         let mut dice = Dice::new(2);
         let chains: Vec<Pipeline> = (0..256).map(|_| dice.chain(stages)).collect();
         let signatures: Vec<Signature> = chains.iter().map(Signature::new).collect();
-        let mut turn = 0;
-        group.bench_function(BenchmarkId::new("new chain", stages), |b| {
-            b.iter(|| {
-                turn = (turn + 1) % chains.len();
-                let bytes = black_box(1000.0 + 97.0 * turn as f64);
-                black_box(fixed::count(&chains[turn], bytes, 1, 65_536))
-            });
+        let bytes = |turn| black_box(1000.0 + 97.0 * turn as f64);
+        in_turn(&mut group, BenchmarkId::new("new chain", stages), &chains, |turn, chain| {
+            fixed::count(chain, bytes(turn), 1, 65_536)
         });
-        group.bench_function(BenchmarkId::new("known chain", stages), |b| {
-            b.iter(|| {
-                turn = (turn + 1) % signatures.len();
-                black_box(signatures[turn].count(black_box(1000.0 + 97.0 * turn as f64), 1, 65_536))
-            });
+        in_turn(&mut group, BenchmarkId::new("known chain", stages), &signatures, |turn, known| {
+            known.count(bytes(turn), 1, 65_536)
         });
     }
     group.finish();
@@ -59,18 +69,11 @@ fn computed(c: &mut Criterion) {
         let chains: Vec<_> = (0..64)
             .map(|_| (dice.chain(stages), Request::new(dice.between(1000.0, 64_000.0))))
             .collect();
-        let mut turn = 0;
-        group.bench_function(BenchmarkId::new("ramp", stages), |b| {
-            b.iter(|| {
-                turn = (turn + 1) % chains.len();
-                black_box(ramp(&chains[turn].0, &chains[turn].1))
-            });
+        in_turn(&mut group, BenchmarkId::new("ramp", stages), &chains, |_, (chain, request)| {
+            ramp(chain, request)
         });
-        group.bench_function(BenchmarkId::new("auto", stages), |b| {
-            b.iter(|| {
-                turn = (turn + 1) % chains.len();
-                black_box(auto(&chains[turn].0, &chains[turn].1, None, Refragment::WhereItHelps))
-            });
+        in_turn(&mut group, BenchmarkId::new("auto", stages), &chains, |_, (chain, request)| {
+            auto(chain, request, None, Refragment::WhereItHelps)
         });
     }
     group.finish();

@@ -1,7 +1,6 @@
 //! One rank of a NAS kernel as a real process, over the channel that its daemon has given it.
 
-use std::str::FromStr;
-
+use clap::ValueEnum;
 use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
@@ -27,7 +26,7 @@ pub struct Said {
 }
 
 /// A NAS kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum Name {
     Ep,
     Cg,
@@ -41,19 +40,6 @@ impl Name {
             Self::Ep => "ep",
             Self::Cg => "cg",
             Self::Ft => "ft",
-        }
-    }
-}
-
-impl FromStr for Name {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "ep" => Ok(Self::Ep),
-            "cg" => Ok(Self::Cg),
-            "ft" => Ok(Self::Ft),
-            _ => Err(format!("no kernel is called {text}: ep, cg or ft")),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::stage::Daemons;
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
@@ -19,8 +20,6 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Environment variable with the key that the daemons of a run share.
 pub(super) const KEY: &str = "STAGE_KEY";
-/// Argument of a daemon: a job that is alone is never stopped at the end of its slice.
-pub(super) const NEVER: &str = "never";
 
 /// Plays the part that this process was started for, to its end; returns false if there is none.
 pub fn play_part() -> bool {
@@ -28,9 +27,7 @@ pub fn play_part() -> bool {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let played = match words[..] {
-        ["--be-daemon", socket, host, slots, slice_ms, alone, fabric, mode, peers] => {
-            daemon(socket, (host, slots), (slice_ms, alone), (fabric, mode), peers)
-        }
+        ["--be-daemon", socket, host, of, peers] => daemon(socket, host, of, peers),
         ["--be-front", socket, ranks, ref command @ ..] => attend(run(socket, ranks, command)),
         ["--be-restored", socket, folder] => attend(restore(socket, folder)),
         _ => return false,
@@ -56,19 +53,14 @@ pub fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{text} is no number"))
 }
 
-fn daemon(
-    socket: &str,
-    (host, slots): (&str, &str),
-    (slice_ms, alone): (&str, &str),
-    (fabric, mode): (&str, &str),
-    peers: &str,
-) -> Result<(), String> {
+/// Runs a host's daemon; `of` are all daemons' parameters as JSON.
+fn daemon(socket: &str, host: &str, of: &str, peers: &str) -> Result<(), String> {
     end_with_parent();
-    let (host, slots): (u16, u16) = (number(host)?, number(slots)?);
+    let host: u16 = number(host)?;
+    let of: Daemons<'_> = serde_json::from_str(of).map_err(|error| error.to_string())?;
     let peers: Vec<String> = peers.split_terminator(',').map(str::to_owned).collect();
-    let hosts = peers.len().max(1) as u16;
-    let mode = if mode == "copy" { Mode::Copy } else { Mode::Resident };
-    let (joined, geometry) = match fabric {
+    let mode = if of.mode == "copy" { Mode::Copy } else { Mode::Resident };
+    let (joined, geometry) = match of.fabric {
         "shm" => (Some(Fabric::Shm), Geometry::BULK),
         "udp" => {
             let addresses = resolve_peers(&peers).map_err(|error| error.to_string())?;
@@ -79,7 +71,7 @@ fn daemon(
     let run = Path::new(socket).parent().unwrap_or_else(|| Path::new("")).display();
     let options = DaemonOptions {
         host,
-        cluster: Cluster { hosts, slots, arity: hosts },
+        cluster: Cluster { hosts: of.hosts, slots: of.slots, arity: of.hosts },
         peers,
         key: std::env::var(KEY).ok().and_then(|key| key.parse().ok()),
         identity: None,
@@ -93,15 +85,14 @@ fn daemon(
         freezer: Freezer::Auto,
         checkpoint_bytes: CHECKPOINT_BYTES,
     };
-    let slice = Duration::from_secs_f64(number::<f64>(slice_ms)? / 1e3);
-    let preempt_when_alone = match alone {
-        NEVER => PreemptWhenAlone::Never,
-        each => PreemptWhenAlone::Alternately(number(each)?),
-    };
+    let slice = Duration::from_secs_f64(of.slice_ms / 1e3);
+    let preempt_when_alone =
+        of.stretch.map_or(PreemptWhenAlone::Never, PreemptWhenAlone::Alternately);
     let (phases, early_wakeup) = (Phases::Two, Duration::ZERO);
     let scheduler_config = SchedulerConfig { slice, phases, preempt_when_alone, early_wakeup };
     let ready = || println!("ready");
-    let served = serve(options, Box::new(RoundRobin::new(hosts * slots)), scheduler_config, ready);
+    let served =
+        serve(options, Box::new(RoundRobin::new(of.hosts * of.slots)), scheduler_config, ready);
     runtime()?.block_on(served).map_err(|error| error.to_string())
 }
 

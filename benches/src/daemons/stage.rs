@@ -10,8 +10,9 @@ use midplane::gang::live::client::{ask, checkpoint};
 use midplane::gang::live::message::{Listing, Reply, Request, Slice};
 use midplane::gang::names::JobId;
 
-use super::parts::{KEY, NEVER, runtime};
+use super::parts::{KEY, runtime};
 use midplane_kit::processes;
+use serde::{Deserialize, Serialize};
 
 /// Time limit for daemons to find each other.
 const MEET: Duration = Duration::from_secs(10);
@@ -26,7 +27,7 @@ pub struct Stage {
 }
 
 /// Parameters of a run's daemons.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Daemons<'a> {
     pub hosts: u16,
     /// Slots of each host.
@@ -67,15 +68,14 @@ impl Stage {
         };
         let peers: Vec<String> = peers.iter().map(ToString::to_string).collect();
         let (peers, key) = (peers.join(","), fresh_key()?);
+        let parameters = serde_json::to_string(&of).expect("plain data");
         let socket = folder.join("0.socket");
         let mut stage = Self { socket, daemons: Vec::new(), _folder: None };
         for host in 0..of.hosts {
             let mut daemon = Command::new(std::env::current_exe().map_err(failed)?)
                 .arg("--be-daemon")
                 .arg(folder.join(format!("{host}.socket")))
-                .args([host.to_string(), of.slots.to_string(), of.slice_ms.to_string()])
-                .arg(of.stretch.map_or_else(|| NEVER.to_owned(), |slices| slices.to_string()))
-                .args([of.fabric, of.mode, &peers])
+                .args([&host.to_string(), &parameters, &peers])
                 .env(KEY, &key)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())

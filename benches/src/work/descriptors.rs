@@ -1,6 +1,6 @@
 //! Descriptors, posted and reaped by their hosts. The NICs' work between is not counted and takes virtual time only.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
@@ -18,6 +18,7 @@ use midplane::via::descriptor::Descriptor;
 use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::memory::{Memory, MemoryOptions};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
+use midplane_kit::clock::now;
 
 /// Descriptors posted before any of them is reaped.
 pub const BATCH: usize = 240;
@@ -73,11 +74,6 @@ fn world() -> World<Unit> {
         unit.install(VIA, Via::new(ViaConfig::default())).expect("the unit is empty");
         unit
     })
-}
-
-#[expect(clippy::disallowed_methods, reason = "it measures the machine")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// Returns the hosts' time to post and reap `descriptors` descriptors, a batch at a time, half of them sends and half

@@ -161,9 +161,8 @@ impl Medians {
 }
 
 /// Returns the median; NaN for an empty list.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+pub fn median(values: Vec<f64>) -> f64 {
+    report::quantile(values, 0.5)
 }
 
 /// Processor time, in the system's ticks.

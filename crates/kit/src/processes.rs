@@ -61,34 +61,35 @@ pub fn is_free(address: &SocketAddr) -> bool {
     UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok()
 }
 
-/// Completes at Ctrl-C, or when the system asks this process to end (SIGTERM).
+/// Completes at Ctrl-C, when the system asks this process to end (SIGTERM), and at the latest after `limit`.
 ///
-/// Cancel safe. Never completes where the system has neither.
-pub async fn asked_to_end() {
+/// Cancel safe.
+pub async fn until_asked(limit: Option<Duration>) {
     let interrupted = async {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending().await
         }
     };
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let Ok(mut terminated) = signal(SignalKind::terminate()) else { return interrupted.await };
-        tokio::select! {
-            () = interrupted => {}
-            _ = terminated.recv() => {}
+    let limit = async {
+        match limit {
+            Some(limit) => tokio::time::sleep(limit).await,
+            None => std::future::pending().await,
         }
-    }
+    };
+    #[cfg(unix)]
+    let terminated = async {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
     #[cfg(not(unix))]
-    interrupted.await;
-}
-
-/// Completes as [`asked_to_end`], and at the latest after `limit`.
-pub async fn until_asked(limit: Option<Duration>) {
-    match limit {
-        // The time is over: the program ends as it does when it is asked to.
-        Some(limit) => drop(tokio::time::timeout(limit, asked_to_end()).await),
-        None => asked_to_end().await,
+    let terminated = std::future::pending();
+    tokio::select! {
+        () = interrupted => {}
+        () = terminated => {}
+        () = limit => {}
     }
 }
 

@@ -84,27 +84,7 @@ impl Ranks {
 pub fn addresses(place: &ProcessGroup, wait: Duration) -> Result<Vec<SocketAddr>, String> {
     let peers = place.addresses(wait).map_err(|error| format!("--peers: {error}"))?;
     let own = peers[usize::from(place.rank)];
-    match UdpSocket::bind(own) {
-        Ok(_) => Ok(peers),
-        Err(error) => Err(refused(own, &error)),
-    }
-}
-
-/// Returns this process's rank of two and both addresses, after checking that its own is free; `None` if it is alone.
-/// Rank 1 listens for TCP there. Retries unknown names for `wait`.
-///
-/// # Errors
-/// One line that names the argument and the remedy.
-pub fn of_two(ranks: &Ranks, wait: Duration) -> Result<Option<(u16, Vec<SocketAddr>)>, String> {
-    let Some(place) = ranks.place()? else { return Ok(None) };
-    if place.size() != 2 {
-        return Err(format!("--peers: name two ranks, 0 and 1, not {}", place.size()));
-    }
-    let peers = addresses(&place, wait)?;
-    if place.rank == 1 {
-        listen(peers[1])?;
-    }
-    Ok(Some((place.rank, peers)))
+    UdpSocket::bind(own).map(|_| peers).map_err(|error| refused(own, &error))
 }
 
 /// Returns the address of a flag's `host:port`.
@@ -112,10 +92,8 @@ pub fn of_two(ranks: &Ranks, wait: Duration) -> Result<Option<(u16, Vec<SocketAd
 /// # Errors
 /// One line that names the flag.
 pub fn resolve(flag: &str, text: &str) -> Result<SocketAddr, String> {
-    let found = resolve_peers(std::slice::from_ref(&text.to_owned()));
-    found
-        .map(|found| found[0])
-        .map_err(|_| format!("{flag} {text}: it must be host:port with a host that resolves"))
+    let wrong = |_| format!("{flag} {text}: it must be host:port with a host that resolves");
+    resolve_peers(&[text.to_owned()]).map(|found| found[0]).map_err(wrong)
 }
 
 /// Returns the addresses of a list of `host:port`.

@@ -75,10 +75,7 @@ pub fn print(text: &str) {
 
 /// Prints a document as JSON, or as tables for a terminal.
 pub fn print_tables(json: bool, document: &impl Serialize) {
-    match json {
-        true => print_json(document),
-        false => print(&tables::text(document)),
-    }
+    print_document(json, document, |document| tables::text(document));
 }
 
 /// Prints a document; returns the exit code for claims that hold or failed.

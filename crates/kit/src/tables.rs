@@ -93,35 +93,15 @@ fn table(rows: &[Value]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-
-    #[derive(Serialize)]
-    struct Inner {
-        median_us: f64,
-    }
-
-    #[derive(Serialize)]
-    struct Line {
-        kind: &'static str,
-        nodes: u16,
-        save: Option<Inner>,
-    }
-
-    #[derive(Serialize)]
-    struct Document {
-        rows: Vec<Line>,
-        none: Vec<Line>,
-        holds: bool,
-    }
 
     #[test]
     fn rows_become_a_table_and_what_is_the_same_in_all_stands_above() {
-        let row = |kind, save: Option<f64>| {
-            let save = save.map(|median_us| Inner { median_us });
-            Line { kind, nodes: 4, save }
-        };
-        let rows = vec![row("host", None), row("nic", Some(12.34))];
-        let said = text(&Document { rows, none: Vec::new(), holds: true });
+        let row = |kind, save: Value| json!({"kind": kind, "nodes": 4, "save": save});
+        let rows = [row("host", Value::Null), row("nic", json!({"median_us": 12.34}))];
+        let said = text(&json!({"rows": rows, "none": [], "holds": true}));
         let table = "kind  save median us\nhost               -\nnic             12.3\n";
         assert_eq!(said, format!("nodes: 4\n{table}\nholds: yes\n"));
     }

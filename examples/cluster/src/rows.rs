@@ -52,71 +52,41 @@ struct Comparison {
     wanted: f64,
 }
 
-impl Comparison {
-    /// Compares times: less is better.
-    const fn faster(
-        question: Question,
-        (what, unit): (&'static str, &'static str),
-        (ours, theirs): (Contest, Contest),
-        wanted: f64,
-    ) -> Self {
-        Self { question, what, unit, ours, theirs, more: false, wanted }
-    }
-
-    /// Compares goodputs into one receiver, in Mb/s.
-    const fn fan_in(what: &'static str, (ours, theirs): (Contest, Contest), wanted: f64) -> Self {
-        Self { question: Question::FanIn, what, unit: "Mb/s", ours, theirs, more: true, wanted }
-    }
-}
-
-/// Returns both sides of a contest.
-fn sides(of: fn(Side) -> Contest) -> (Contest, Contest) {
-    (of(Side::Ours), of(Side::Theirs))
-}
-
 /// Returns the comparisons of all rows. The bounds are the same on one host and across several.
 fn comparisons() -> Vec<Comparison> {
-    let udp = Contest::FanInUdp;
-    let (latency, bulk) = (sides(Contest::Latency), (Contest::Bulk, Contest::Bulk));
-    let (barrier, sum) = (sides(Contest::Barrier), sides(Contest::Sum));
-    let fresh = sides(Contest::Fresh);
-    let faster = Comparison::faster;
+    use Contest::{Barrier, Bulk, FanIn, FanInUdp, FanInWarp, Fresh, Latency, Sum};
+    use Side::{Ours, Theirs};
+    let compare = |question, what, unit, [ours, theirs]: [Contest; 2], wanted| {
+        // Times are better if they are less.
+        let more = unit == "Mb/s";
+        Comparison { question, what, unit, ours, theirs, more, wanted }
+    };
+    let fan_in = |what, sides, wanted| compare(Question::FanIn, what, "Mb/s", sides, wanted);
+    let latency = [Latency(Ours), Latency(Theirs)];
+    let (fresh, sum) = ([Fresh(Ours), Fresh(Theirs)], [Sum(Ours), Sum(Theirs)]);
+    let barrier = [Barrier(Ours), Barrier(Theirs)];
+    let bulk = "bulk, 4 MiB by plan, compared with 64 KiB pieces";
     vec![
-        faster(
+        compare(
             Question::Latency,
-            ("request and reply, 64 B, compared with TCP", "us"),
+            "request and reply, 64 B, compared with TCP",
+            "us",
             latency,
             1.0,
         ),
-        Comparison::fan_in(
-            "fan-in by tokens, 10 KB, compared with UDP",
-            (Contest::FanIn(Side::Ours), udp),
-            1.5,
-        ),
-        Comparison::fan_in(
-            "fan-in by tokens, 10 KB, compared with TCP",
-            sides(Contest::FanIn),
-            NEAR,
-        ),
-        Comparison::fan_in(
-            "fan-in by Warp, 10 KB, compared with UDP",
-            (Contest::FanInWarp, udp),
-            1.5,
-        ),
-        faster(
-            Question::Bulk,
-            ("bulk, 4 MiB by plan, compared with 64 KiB pieces", "ms"),
-            bulk,
-            1.0,
-        ),
-        faster(Question::Fresh, ("age of others' state, compared with TCP", "ms"), fresh, 2.0),
-        faster(Question::Together, ("barrier on NICs, compared with TCP", "us"), barrier, BEHIND),
-        faster(Question::Together, ("sum of all on NICs, compared with TCP", "us"), sum, BEHIND),
+        fan_in("fan-in by tokens, 10 KB, compared with UDP", [FanIn(Ours), FanInUdp], 1.5),
+        fan_in("fan-in by tokens, 10 KB, compared with TCP", [FanIn(Ours), FanIn(Theirs)], NEAR),
+        fan_in("fan-in by Warp, 10 KB, compared with UDP", [FanInWarp, FanInUdp], 1.5),
+        compare(Question::Bulk, bulk, "ms", [Bulk, Bulk], 1.0),
+        compare(Question::Fresh, "age of others' state, compared with TCP", "ms", fresh, 2.0),
+        compare(Question::Together, "barrier on NICs, compared with TCP", "us", barrier, BEHIND),
+        compare(Question::Together, "sum of all on NICs, compared with TCP", "us", sum, BEHIND),
         #[cfg(target_os = "linux")]
-        faster(
+        compare(
             Question::Job,
-            ("preempted job of 4 ranks moved, compared with begun anew", "ms"),
-            (Contest::Job, Contest::Job),
+            "preempted job of 4 ranks moved, compared with begun anew",
+            "ms",
+            [Contest::Job, Contest::Job],
             1.0,
         ),
     ]

@@ -3,7 +3,6 @@
 mod arguments;
 mod groups;
 mod member;
-mod world;
 
 use std::net::SocketAddr;
 use std::time::Duration;

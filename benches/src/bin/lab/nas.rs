@@ -12,7 +12,8 @@ use crate::report::{self, Failure};
 /// For example: midplane gang run -n 2 -- lab nas cg S. Kernels are ep, cg and ft; classes S, W and A.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// The kernel: ep, cg or ft
+    /// The kernel
+    #[arg(value_enum)]
     kernel: nas_rank::Name,
     /// The class: S, W or A
     class: Class,

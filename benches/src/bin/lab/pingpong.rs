@@ -17,6 +17,7 @@ use crate::report::{self, Failure, progress};
 use crate::{lam_table, processes};
 
 use clap::Parser as _;
+use midplane_kit::claims::median;
 use serde::Serialize;
 
 pub(crate) use arguments::Arguments;
@@ -122,7 +123,7 @@ fn contest(arguments: &Arguments, skipped: &mut Vec<String>) -> Result<Vec<Run>,
 fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) -> Vec<Run> {
     let row = |(at, bytes): (usize, &usize)| {
         let median = |figure: fn(&Figures) -> f64| {
-            measure::median(rounds.iter().map(|round| figure(&round[at])).collect())
+            median(rounds.iter().map(|round| figure(&round[at])).collect())
         };
         Run {
             fabric: contest.fabric(),

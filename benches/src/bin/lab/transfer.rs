@@ -60,7 +60,7 @@ longer than the fastest fixed size; also 0 with fewer than 3 rounds or without o
 1 one of these failed, or the peer was lost; 2 bad input; 3 one failed, and the machine was too busy to judge it.";
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    let place = ranks::of_two(&arguments.ranks, Duration::ZERO)?;
+    let place = place(&arguments.ranks)?;
     if arguments.child {
         processes::end_with_parent();
     }
@@ -75,6 +75,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         done.map_err(Failure::of_run)
     })?;
     Ok(verdict.map_or(0, |verdict| claims::exit(&[verdict], &watch)))
+}
+
+/// Returns this process's rank of two and both addresses, after checking that its own is free; `None` if it is alone.
+fn place(ranks: &ranks::Ranks) -> Result<Option<(u16, Vec<SocketAddr>)>, String> {
+    let Some(place) = ranks.place()? else { return Ok(None) };
+    if place.size() != 2 {
+        return Err(format!("--peers: name two ranks, 0 and 1, not {}", place.size()));
+    }
+    let peers = ranks::addresses(&place, Duration::ZERO)?;
+    if place.rank == 1 {
+        // It listens for TCP there.
+        ranks::listen(peers[1])?;
+    }
+    Ok(Some((place.rank, peers)))
 }
 
 /// Takes this process's part, as a sender or a receiver; a process that is alone starts its receiver. The sender

@@ -9,9 +9,15 @@ use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::{Command, Port, PortOptions, Status};
 use midplane::simhw::region::Region;
 use midplane::simhw::time::Instant;
+use midplane::via::message::collective::Operation::Sum;
+use midplane::via::message::communicator::Communicator;
+use midplane::via::message::engine::{Config, Engine};
+use midplane::via::message::envelope::Peer;
+use midplane::via::message::group::Rank;
+use midplane::via::message::process::MessageError;
+use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::collectives::arguments::{Operation, Where};
-use crate::collectives::world::World;
 use crate::fabric::text;
 
 /// Parameters of a run.
@@ -36,6 +42,8 @@ pub(crate) type Times = (u16, Instant, Instant);
 
 /// Bytes of a broadcast, of a member's words, or of its part.
 pub(crate) const BYTES: usize = 8;
+/// Bytes of the receive area that each member of a communicator has for each other member.
+const AREA: usize = 16 << 10;
 /// Rounds of warm-up, which are not counted.
 const WARM_UP: u32 = 3;
 
@@ -47,7 +55,17 @@ pub(crate) async fn play<H: Host>(
 ) -> Result<Vec<Times>, String> {
     let members: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
     let mut side = match plan.place {
-        _ if plan.communicator => Side::World(Box::new(World::enter(host, &plan).await?)),
+        _ if plan.communicator => {
+            let config = RdmaConfig::default().area(AREA);
+            let carrier = RdmaCarrier::open(host, Peer(host.node().0.into()), &members, config);
+            let engine = Engine::new(carrier.await.map_err(text)?, Config::default());
+            let all = Communicator::world(engine, plan.nodes.into()).map_err(text)?;
+            let by = match plan.place {
+                Where::Host => all.clone(),
+                Where::Nic => all.on_nics(host).await.map_err(text)?,
+            };
+            Side::World(Box::new([all, by]))
+        }
         Where::Host => {
             let options = PortOptions::default();
             let options = plan.port.map_or(options, |number| options.number(number));
@@ -69,21 +87,24 @@ pub(crate) async fn play<H: Host>(
     let mut times = Vec::new();
     for round in 0..WARM_UP + plan.rounds {
         if plan.operation != Operation::Barrier || !plan.skew.is_zero() {
-            side.run(Operation::Barrier, host).await?;
+            side.run(Operation::Barrier, host, plan.bytes).await?;
         }
         let skew = plan.skew.as_nanos() as u64;
         if skew > 0 {
             host.sleep_until(host.now().plus_nanos(rng.below(skew))).await;
         }
         let begun = host.now();
-        side.run(plan.operation, host).await?;
+        side.run(plan.operation, host, plan.bytes).await?;
         if round >= WARM_UP {
             times.push((host.node().0, begun, host.now()));
         }
     }
     match side {
         Side::Host(mut group) => group.flush().await.map_err(text)?,
-        Side::World(world) => world.leave().await?,
+        Side::World(world) => {
+            world[0].barrier().await.map_err(text)?;
+            world[0].finalize().await;
+        }
         Side::Nic(..) => {}
     }
     Ok(times)
@@ -92,14 +113,20 @@ pub(crate) async fn play<H: Host>(
 enum Side {
     Nic(Port, Region),
     Host(Box<HostGroup>),
-    World(Box<World>),
+    /// The communicator of all ranks, and the one whose operations are measured.
+    World(Box<[Communicator; 2]>),
 }
 
 impl Side {
-    async fn run(&mut self, operation: Operation, host: &impl Host) -> Result<(), String> {
+    async fn run(
+        &mut self,
+        operation: Operation,
+        host: &impl Host,
+        bytes: usize,
+    ) -> Result<(), String> {
         let rank = host.node().0;
         match self {
-            Self::World(world) => world.run(operation).await,
+            Self::World(world) => in_world(&world[1], operation, bytes).await.map_err(text),
             Self::Nic(port, region) => {
                 port.submit(&command(operation, region)).map_err(text)?;
                 let done = port.completion().await.map_err(text)?;
@@ -120,6 +147,23 @@ impl Side {
                 ended.map_err(text)
             }
         }
+    }
+}
+
+/// Runs one operation of a communicator.
+async fn in_world(
+    world: &Communicator,
+    operation: Operation,
+    length: usize,
+) -> Result<(), MessageError> {
+    let words = vec![u64::from(world.rank().0); length / 8];
+    let bytes = vec![world.rank().0 as u8; length];
+    match operation {
+        Operation::Barrier => world.barrier().await,
+        Operation::Broadcast => world.broadcast(Rank(0), bytes).await.map(drop),
+        Operation::Reduce => world.reduce(Rank(0), &words, Sum).await.map(drop),
+        Operation::AllReduce => world.all_reduce(&words, Sum).await.map(drop),
+        Operation::AllGather => world.all_gather(bytes).await.map(drop),
     }
 }
 

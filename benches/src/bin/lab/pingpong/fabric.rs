@@ -71,7 +71,8 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
             arguments.sizes.iter().map(|bytes| simulated(*column, *bytes)).collect()
         }
         Contest::Kernel(library) if library.is_library() => {
-            libraries::ask(*library, &arguments.sizes, arguments.milliseconds)
+            let (sizes, milliseconds) = (&arguments.sizes, arguments.milliseconds);
+            runtime(Wait::Await)?.block_on(libraries::ask(*library, sizes, milliseconds))
         }
         Contest::Kernel(kernel) => runtime(Wait::Await)?.block_on(async {
             let tell = |place: String| start(&format!("kernel={place}"));

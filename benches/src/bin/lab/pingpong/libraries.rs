@@ -3,11 +3,12 @@
 //! UCX and libfabric come with measuring tools. For an MPI, a program like ours is compiled with its own compiler.
 //! Libraries that are not installed are skipped, by name.
 
-use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread::park_timeout;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tokio::process::Child;
+use tokio::time::{sleep, timeout};
 
 use crate::pingpong::arguments::Kernel;
 use crate::pingpong::measure::{Figures, batch_of, batches};
@@ -15,8 +16,6 @@ use crate::processes;
 
 /// Time limit of one measurement.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Interval at which the exit of a program is polled.
-const LOOK: Duration = Duration::from_millis(5);
 /// Time in which a tool's first process starts listening.
 const COMES_UP: Duration = Duration::from_millis(300);
 
@@ -24,11 +23,6 @@ const COMES_UP: Duration = Duration::from_millis(300);
 const ICEORYX2: &str = "midplane-iceoryx2-pingpong";
 
 const MPI: &str = include_str!("mpi.c");
-
-#[expect(clippy::disallowed_methods, reason = "programs take real time")]
-fn now() -> Instant {
-    Instant::now()
-}
 
 /// Returns the programs that a library's measurement needs, and the command that installs them.
 const fn needs(library: Kernel) -> (&'static [&'static str], &'static str) {
@@ -55,66 +49,52 @@ pub(crate) fn missing(library: Kernel) -> Option<String> {
 ///
 /// # Errors
 /// One line: what failed.
-pub(crate) fn ask(
+pub(crate) async fn ask(
     library: Kernel,
     sizes: &[usize],
     milliseconds: u32,
 ) -> Result<Vec<Figures>, String> {
     let folder = tempfile::tempdir().map_err(|error| format!("{library}: {error}"))?;
     if library == Kernel::Openmpi {
-        compile(folder.path())?;
+        compile(folder.path()).await?;
     }
-    let one = |bytes: &usize| {
-        let count = batches(milliseconds, *bytes);
-        match library {
-            Kernel::Ucx => ucx(*bytes, count * batch_of(*bytes)),
-            Kernel::Libfabric => libfabric(*bytes, count * batch_of(*bytes)),
-            Kernel::Iceoryx2 => iceoryx2(*bytes, count),
-            _ => openmpi(folder.path(), *bytes, count),
-        }
-    };
-    sizes.iter().map(one).collect()
+    let mut all = Vec::new();
+    for bytes in sizes.iter().copied() {
+        let count = batches(milliseconds, bytes);
+        all.push(match library {
+            Kernel::Ucx => ucx(bytes, count * batch_of(bytes)).await?,
+            Kernel::Libfabric => libfabric(bytes, count * batch_of(bytes)).await?,
+            Kernel::Iceoryx2 => plays(ICEORYX2, Command::new(ICEORYX2), bytes, count).await?,
+            _ => openmpi(folder.path(), bytes, count).await?,
+        });
+    }
+    Ok(all)
 }
 
-/// A program that is killed when this is dropped.
-struct Program {
-    name: &'static str,
-    child: Child,
+/// Starts a program, which is killed when it is dropped.
+fn start(name: &str, command: Command) -> Result<Child, String> {
+    let mut command = tokio::process::Command::from(command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+    command.spawn().map_err(|error| format!("{name}: {error}"))
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        // It may have exited already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// Returns a program's output, once it has exited.
+async fn output(name: &str, command: Command) -> Result<String, String> {
+    let ended = timeout(PATIENCE, start(name, command)?.wait_with_output()).await;
+    let ended = ended.map_err(|_| format!("{name}: not done after {PATIENCE:?}"))?;
+    let output = ended.map_err(|error| format!("{name}: {error}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("{name}: {}", output.status)),
     }
 }
 
-impl Program {
-    fn start(name: &'static str, command: &mut Command) -> Result<Self, String> {
-        let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let child = piped.spawn().map_err(|error| format!("{name}: {error}"))?;
-        Ok(Self { name, child })
-    }
-
-    /// Returns its output, once it has exited.
-    fn output(&mut self) -> Result<String, String> {
-        let until = now() + PATIENCE;
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) if status.success() => break,
-                Ok(Some(status)) => return Err(format!("{}: {status}", self.name)),
-                Ok(None) if now() < until => park_timeout(LOOK),
-                Ok(None) => return Err(format!("{}: not done after {PATIENCE:?}", self.name)),
-                Err(error) => return Err(format!("{}: {error}", self.name)),
-            }
-        }
-        let mut text = String::new();
-        let pipe = self.child.stdout.take();
-        let read = pipe.map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut text));
-        read.map_err(|error| format!("{}: {error}", self.name))?;
-        Ok(text)
-    }
+/// Builds a command of words that spaces separate.
+fn command(words: &str) -> Command {
+    let mut words = words.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    command
 }
 
 /// Returns the numbers of the last line of a report that begins with `start`.
@@ -130,35 +110,27 @@ fn number(name: &str, numbers: &[f64], at: usize) -> Result<f64, String> {
 }
 
 /// Starts a tool's two processes, the second with the first's address; returns the second's output.
-fn both(
-    name: &'static str,
-    command: impl Fn() -> Command,
-    first: &[String],
-    second: &[String],
-) -> Result<String, String> {
-    let _first = Program::start(name, command().args(first))?;
-    park_timeout(COMES_UP);
-    Program::start(name, command().args(second))?.output()
+async fn both(name: &str, first: Command, second: Command) -> Result<String, String> {
+    let _first = start(name, first)?;
+    sleep(COMES_UP).await;
+    output(name, second).await
 }
 
 /// Measures UCX: shared memory, tag matching, both processes busy-polling.
-fn ucx(bytes: usize, count: usize) -> Result<Figures, String> {
+async fn ucx(bytes: usize, count: usize) -> Result<Figures, String> {
     const NAME: &str = "ucx_perftest";
-    let command = || {
-        let mut command = Command::new(NAME);
-        command.env("UCX_TLS", "shm,self");
-        command
-    };
-    let run = |test: &str, count: usize| {
+    let run = async |test: &str| {
         let port = processes::free_addresses(1)?[0].port();
-        let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        let first = words(format!("-p {port}"));
-        let second = words(format!("127.0.0.1 -p {port} -t {test} -s {bytes} -n {count} -w 100"));
-        numbers(NAME, &both(NAME, command, &first, &second)?, "Final:")
+        let more = format!("127.0.0.1 -t {test} -s {bytes} -n {count} -w 100");
+        let [first, second] = ["", &more].map(|more| {
+            let mut command = command(&format!("{NAME} -p {port} {more}"));
+            command.env("UCX_TLS", "shm,self");
+            command
+        });
+        numbers(NAME, &both(NAME, first, second).await?, "Final:")
     };
     // Iterations; latency: a percentile, average, overall; MiB/s: average, overall; messages/s.
-    let latency = run("tag_lat", count)?;
-    let stream = run("tag_bw", count)?;
+    let (latency, stream) = (run("tag_lat").await?, run("tag_bw").await?);
     Ok(Figures {
         median_us: number(NAME, &latency, 1)?,
         p99_us: f64::NAN,
@@ -167,14 +139,12 @@ fn ucx(bytes: usize, count: usize) -> Result<Figures, String> {
 }
 
 /// Measures libfabric's provider for shared memory.
-fn libfabric(bytes: usize, count: usize) -> Result<Figures, String> {
+async fn libfabric(bytes: usize, count: usize) -> Result<Figures, String> {
     const NAME: &str = "fi_pingpong";
     let port = processes::free_addresses(1)?[0].port();
-    let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-    let shared = format!("-p shm -e rdm -S {bytes} -I {count}");
-    let first = words(format!("{shared} -B {port}"));
-    let second = words(format!("{shared} -P {port} 127.0.0.1"));
-    let text = both(NAME, || Command::new(NAME), &first, &second)?;
+    let shared = format!("{NAME} -p shm -e rdm -S {bytes} -I {count}");
+    let first = command(&format!("{shared} -B {port}"));
+    let text = both(NAME, first, command(&format!("{shared} -P {port} 127.0.0.1"))).await?;
     // MB/sec, usec/xfer, Mxfers/sec, behind sizes and counts with letters.
     let line = text.lines().last().unwrap_or_default();
     let last: Vec<f64> =
@@ -183,49 +153,33 @@ fn libfabric(bytes: usize, count: usize) -> Result<Figures, String> {
     Ok(Figures { median_us, p99_us: f64::NAN, gb_per_s: f64::NAN })
 }
 
-fn compile(folder: &Path) -> Result<(), String> {
+async fn compile(folder: &Path) -> Result<(), String> {
     const NAME: &str = "mpicc";
     let source = folder.join("pingpong.c");
     std::fs::write(&source, MPI).map_err(|error| format!("{NAME}: {error}"))?;
     let mut command = Command::new(NAME);
     command.arg("-O2").arg("-o").arg(folder.join("pingpong")).arg(&source);
-    Program::start(NAME, &mut command)?.output().map(drop)
+    output(NAME, command).await.map(drop)
 }
 
-fn openmpi(folder: &Path, bytes: usize, count: usize) -> Result<Figures, String> {
-    const NAME: &str = "mpirun";
-    let mut command = Command::new(NAME);
+/// Measures Open MPI over shared memory.
+async fn openmpi(folder: &Path, bytes: usize, count: usize) -> Result<Figures, String> {
+    let mut command = command("mpirun --oversubscribe --mca btl vader,self --mca pml ob1 -n 2");
     // Open MPI refuses to run without these as root, or with fewer cores than processes.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    command.args([
-        "--oversubscribe",
-        "--mca",
-        "btl",
-        "vader,self",
-        "--mca",
-        "pml",
-        "ob1",
-        "-n",
-        "2",
-    ]);
     command.arg(folder.join("pingpong"));
-    plays(NAME, &mut command, bytes, count)
-}
-
-fn iceoryx2(bytes: usize, count: usize) -> Result<Figures, String> {
-    plays(ICEORYX2, &mut Command::new(ICEORYX2), bytes, count)
+    plays("mpirun", command, bytes, count).await
 }
 
 /// Runs a program that measures as ours does and prints the three numbers.
-fn plays(
-    name: &'static str,
-    command: &mut Command,
+async fn plays(
+    name: &str,
+    mut command: Command,
     bytes: usize,
     count: usize,
 ) -> Result<Figures, String> {
     command.args([bytes, count, batch_of(bytes)].map(|number| number.to_string()));
-    let text = Program::start(name, command)?.output()?;
-    let numbers = numbers(name, &text, "")?;
+    let numbers = numbers(name, &output(name, command).await?, "")?;
     Ok(Figures {
         median_us: number(name, &numbers, 0)?,
         p99_us: number(name, &numbers, 1)?,

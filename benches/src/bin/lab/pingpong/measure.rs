@@ -1,6 +1,8 @@
 //! The measurement: messages back and forth, then messages one way.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use midplane_kit::clock::now;
 
 /// One side of a connection. Both sides know the length of each message.
 pub(crate) trait Side {
@@ -29,16 +31,6 @@ pub(crate) const WINDOW: usize = 16;
 
 /// Bytes of the acknowledgement.
 pub(crate) const WORD: usize = 8;
-
-#[expect(clippy::disallowed_methods, reason = "it measures the machine")]
-fn now() -> Instant {
-    Instant::now()
-}
-
-pub(crate) fn median(mut sorted: Vec<f64>) -> f64 {
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
-}
 
 /// Returns the round trips of one batch: enough to time, few enough for many batches.
 pub(crate) fn batch_of(bytes: usize) -> usize {

@@ -27,8 +27,8 @@ use crate::nas_rank::Name;
     Exit code: 0 all results are the official ones, with the same bits preempted or not; 1 some are not; 2 bad input."
 )]
 pub(crate) struct Arguments {
-    /// Kernels, separated by commas: ep, cg, ft
-    #[arg(long, value_delimiter = ',', default_value = "ep,cg,ft")]
+    /// Kernels, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "ep,cg,ft")]
     pub(crate) kernel: Vec<Name>,
     /// Classes: S, W, A; arithmetic is real, so A takes minutes
     #[arg(long, value_delimiter = ',', default_value = "S")]

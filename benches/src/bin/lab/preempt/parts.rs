@@ -1,7 +1,9 @@
 //! Parts that this program plays when it has started itself: a daemon, a front end, a rank.
 
 use crate::daemons::parts::{self, number, runtime};
-use crate::nas_rank;
+use clap::ValueEnum as _;
+
+use crate::nas_rank::{self, Name};
 use crate::preempt::laps::Stopwatch;
 use crate::preempt::turns;
 
@@ -28,7 +30,8 @@ pub(crate) fn play_part() -> bool {
 
 /// Runs a rank; prints its result and its reports of work at the end.
 fn rank(kernel: &str, class: &str, times: &str) -> Result<(), String> {
-    let (program, times) = ((kernel.parse()?, class.parse()?), number(times)?);
+    let program = (Name::from_str(kernel, false)?, class.parse()?);
+    let times = number(times)?;
     let watch = Stopwatch::default();
     let said = runtime()?.block_on(nas_rank::run(program, times, &watch))?;
     if let Some(said) = said {
