@@ -7,13 +7,12 @@ use midplane::pipeline::{
     ramp_up, ramp_up_down,
 };
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
-    pipelines: Vec<Value>,
+    pipelines: Vec<Entry>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -70,16 +69,16 @@ pub(crate) struct Solved {
 ///
 /// One line that names the pipeline's index and the field.
 pub(crate) fn solve(text: &str) -> Result<Vec<Solved>, String> {
-    let document: Document = serde_json::from_str(text)
-        .map_err(|error| format!("standard input: {error}; --help shows a document"))?;
+    let document: Document =
+        serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(text))
+            .map_err(|error| format!("standard input: {error}; --help shows a document"))?;
     let solved = document.pipelines.iter().enumerate().map(|(index, entry)| {
         solve_one(entry).map_err(|problem| format!("pipelines[{index}]: {problem}"))
     });
     solved.collect()
 }
 
-fn solve_one(value: &Value) -> Result<Solved, String> {
-    let entry = Entry::deserialize(value).map_err(|error| field_of(value, &error))?;
+fn solve_one(entry: &Entry) -> Result<Solved, String> {
     let mut stages = Vec::with_capacity(entry.stages.len());
     for (index, stage) in entry.stages.iter().enumerate() {
         let named = |error| format!("stages[{index}].{error}");
@@ -90,31 +89,8 @@ fn solve_one(value: &Value) -> Result<Solved, String> {
         stages.push(made);
     }
     let pipeline = Pipeline::new(stages).map_err(|error| error.to_string())?;
-    let plan = plan_one(&entry, &pipeline).map_err(|error| describe(&error))?;
+    let plan = plan_one(entry, &pipeline).map_err(|error| describe(&error))?;
     Ok(Solved { plan, pipeline, max_in_flight: entry.max_in_flight })
-}
-
-/// Returns a line that names the first field that is missing or has a wrong type.
-fn field_of(value: &Value, error: &serde_json::Error) -> String {
-    let stages = value["stages"].as_array().into_iter().flatten().enumerate();
-    let in_a_stage = stages.filter_map(|(index, stage)| {
-        let fields = wrong_field::<StageEntry>(stage, &json!({"overhead_us": 0, "us_per_byte": 0}));
-        let what = fields.or_else(|| StageEntry::deserialize(stage).err().map(|e| e.to_string()));
-        Some(format!("stages[{index}]: {}", what?))
-    });
-    in_a_stage
-        .chain(wrong_field::<Entry>(value, &json!({"stages": [], "bytes": 1})))
-        .next()
-        .unwrap_or_else(|| error.to_string())
-}
-
-/// Names the first field of an object that a `T` cannot have; `whole` is an object that is one.
-fn wrong_field<T: DeserializeOwned>(value: &Value, whole: &Value) -> Option<String> {
-    value.as_object()?.iter().find_map(|(field, value)| {
-        let mut alone = whole.clone();
-        alone[field] = value.clone();
-        T::deserialize(&alone).err().map(|error| format!("{field}: {error}"))
-    })
 }
 
 fn describe(error: &PlanError) -> String {
