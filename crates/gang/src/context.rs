@@ -2,7 +2,6 @@
 //!
 //! It names ranks only, no hosts, ports or addresses, so it can be restored on other hosts.
 
-mod difference;
 mod file;
 mod text;
 
@@ -14,9 +13,7 @@ use crate::channel::geometry::Geometry;
 use crate::names::{Epoch, JobId, Rank};
 use crate::wait::WaitState;
 
-pub use difference::Difference;
 pub use file::ReadError;
-pub(crate) use file::{seal, unseal};
 
 /// The channel contexts of all ranks of a job, saved while all were steady.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]

@@ -9,10 +9,11 @@ use midplane_simhw::host::Host;
 use crate::channel::geometry::Geometry;
 use crate::context::ChannelContext;
 use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
-use crate::daemon::{Costs, Launch, Mode};
+use crate::daemon::{Costs, Mode};
 use crate::names::{Epoch, JobId, Rank};
 use crate::network::together;
-use crate::node_core::message::{Cluster, Program};
+use crate::node_core::message::Cluster;
+use crate::node_core::order::{Action, Launch};
 use crate::node_core::{Step, StepOutcome};
 
 /// One rank's context.
@@ -79,23 +80,21 @@ impl<H: Host> Contexts<H> {
         let mut done = StepOutcome::default();
         match step {
             Step::Open(launch, contexts) => self.open_job(launch, contexts).await?,
-            Step::Stop { jobs, .. } => self.stop(jobs).await?,
-            Step::Save(jobs) => self.save(jobs).await?,
-            Step::Restore(jobs) => self.restore(jobs).await?,
-            Step::Switch { stop, run } => {
-                self.save(stop).await?;
-                let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
-                self.restore(&jobs).await?;
-                self.start(run).await?;
-            }
-            Step::Exchange { stop, start, .. } => {
+            Step::Close(jobs) => self.close(jobs).await?,
+            Step::Channels(Action::Freeze(jobs) | Action::Leave(jobs)) => self.stop(jobs).await?,
+            Step::Channels(Action::Save(jobs)) => self.save(jobs).await?,
+            Step::Channels(Action::Restore(jobs)) => self.restore(jobs).await?,
+            Step::Channels(Action::Exchange { stop, start, .. }) => {
                 self.save(stop).await?;
                 self.restore(start).await?;
             }
-            Step::Join { run, .. } => self.start(run).await?,
-            Step::Cut(job) => done.contexts = self.cut(*job).await?,
-            Step::Close(jobs) => self.close(jobs).await?,
-            Step::Start(..) | Step::Suspend(_) | Step::Resume(_) | Step::Kill(_) => {}
+            Step::Channels(Action::Switch { stop, run }) => {
+                self.save(stop).await?;
+                self.start(run).await?;
+            }
+            Step::Channels(Action::Run(run) | Action::Join { run, .. }) => self.start(run).await?,
+            Step::Channels(Action::Cut(job)) => done.contexts = self.cut(*job).await?,
+            _ => {}
         }
         Ok(done)
     }
@@ -120,7 +119,7 @@ impl<H: Host> Contexts<H> {
 
     async fn open_job(
         &mut self,
-        launch: &Launch<Program>,
+        launch: &Launch,
         contexts: &BTreeMap<u16, ChannelContext>,
     ) -> Result<(), ControlError> {
         let (places, node) = (self.config.cluster.places(launch), self.host.node());
@@ -219,7 +218,10 @@ impl<H: Host> Contexts<H> {
         Ok(())
     }
 
+    /// Restores the contexts of jobs that are saved, and starts them.
     async fn start(&mut self, run: &[(JobId, Epoch)]) -> Result<(), ControlError> {
+        let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
+        self.restore(&jobs).await?;
         for (job, epoch) in run {
             for key in self.keys(&[*job]) {
                 self.controllers[key.1].start(self.held[&key].context, *epoch).await?;

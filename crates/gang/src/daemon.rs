@@ -1,15 +1,12 @@
-//! A host's daemon: carries out the orders of the tree's root, and reports once its subtree has.
+//! Daemons in virtual time: a host's daemon runs its node core on a simulated host.
 //!
-//! Daemons talk over a channel of their own, which no user's job can stop.
+//! Daemons talk over a channel of their own, which no user's job can stop. If a daemon is dropped, its jobs end as those
+//! of a lost host, and so do the daemons below it in the tree; the others continue.
 
-mod core;
-mod early_save;
+mod executor;
 mod messenger;
-mod node_agent;
-mod order;
-mod relay;
-mod work;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -19,18 +16,29 @@ use std::time::Duration;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::profile::HostProfile;
+use midplane_simhw::time::Instant;
 use thiserror::Error;
 
 use crate::channel::geometry::Geometry;
-use crate::channel::{AttachError, Closed, Descriptor, SendError};
-use crate::controller::ControlError;
+use crate::channel::{AttachError, Closed, Descriptor};
+use crate::contexts::{Contexts, ContextsConfig};
+use crate::controller::{ControlError, Controller};
+use crate::names::JobId;
+use crate::node_core::message::{Cluster, Program, RankEvent, Reply};
+use crate::node_core::order;
+use crate::node_core::{
+    ClientId, Effect, NodeConfig, NodeCore, Peer, RootConfig, StepOutcome, Transmit,
+};
 use crate::process::SuspendHandle;
+use crate::queue::{Queue, until};
+use crate::scheduler::Submission;
+use crate::steps::{self, StepQueue};
+use crate::tree::Tree;
+use executor::Executor;
+use messenger::{Message, Messenger};
 
-use self::core::Core;
-use work::Owner;
-
-pub use order::{Action, Launch, Order, Outcome};
-pub use relay::Relay;
+/// Silence after which a daemon is lost, in virtual time. A daemon that is dropped says so.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Ways to switch contexts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -108,6 +116,30 @@ pub struct DaemonConfig {
     pub costs: Costs,
 }
 
+/// A job whose ranks are started.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Launch {
+    /// The job.
+    pub job: JobId,
+    /// Number of its ranks.
+    pub ranks: u16,
+    /// The program, as submitted.
+    pub program: u32,
+}
+
+impl Launch {
+    /// Returns the program of a submission for the node core.
+    pub(crate) fn program(number: u32) -> Program {
+        let command = vec![number.to_string().into_bytes()];
+        Program { command, woken: true, ..Program::default() }
+    }
+
+    fn of(launch: &order::Launch) -> Self {
+        let program = launch.program.shown().parse().unwrap_or_default();
+        Self { job: launch.job, ranks: launch.ranks, program }
+    }
+}
+
 /// Starts a rank's process: returns the future that it runs.
 pub type Start<H> = Arc<
     dyn Fn(H, Launch, Descriptor, SuspendHandle) -> Pin<Box<dyn Future<Output = ()> + Send>>
@@ -128,25 +160,50 @@ pub enum DaemonError {
     /// The daemons' channel could not be attached.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// An order could not be sent, such as one longer than a message of the daemons' channel.
-    #[error("the order could not be sent: {0}")]
-    Order(SendError),
-    /// A daemon was dropped or has failed. All daemons of the cluster end, and end the processes that they have
-    /// started.
-    #[error("the daemon of node {node} is gone, and all daemons end with it; start them again")]
+    /// A message is longer than the daemons' channel carries.
+    #[error("a message to another daemon is too long: run fewer jobs at once")]
+    TooLong,
+    /// The parent was dropped or has failed. This daemon has ended the processes that it had started.
+    #[error("the daemon of node {node} is gone, and those below it end; start them again")]
     Gone {
-        /// The node of the daemon.
+        /// The parent's node.
         node: NodeId,
     },
 }
 
+/// An event of a node, or of a client of its scheduler.
+#[derive(Debug)]
+pub(crate) enum NodeEvent {
+    StepDone(u64, Result<StepOutcome, String>),
+    Rank(JobId, u16, RankEvent),
+    /// A job is submitted.
+    Submit(Submission),
+    /// Data has arrived for a job.
+    Input(JobId),
+}
+
+/// The events of a daemon.
+pub(crate) type Inbox = Queue<NodeEvent>;
+
 /// One host's daemon.
 ///
-/// If it is dropped before it has quit, it ends its processes, and all daemons of the cluster end with
-/// [`DaemonError::Gone`].
+/// If it is dropped, it ends its processes, and notifies its parent and children. It does nothing unless
+/// [`Daemon::serve`] or [`Scheduler::run`](crate::scheduler::Scheduler::run) is polled.
 pub struct Daemon<H: Host> {
     host: H,
-    owner: Owner<H>,
+    config: NodeConfig,
+    tree: Tree,
+    pub(crate) core: NodeCore,
+    /// Children that are connected. None is connected again once it is lost.
+    children: BTreeSet<u16>,
+    has_parent: bool,
+    /// Taken when the daemon is dropped.
+    messenger: Option<Messenger>,
+    steps: StepQueue,
+    pub(crate) inbox: Inbox,
+    pub(crate) submissions: Vec<Submission>,
+    pub(crate) replies: Vec<(ClientId, Reply)>,
+    pub(crate) has_quit: bool,
 }
 
 impl<H: Host> fmt::Debug for Daemon<H> {
@@ -156,8 +213,8 @@ impl<H: Host> fmt::Debug for Daemon<H> {
 }
 
 impl<H: Host> Daemon<H> {
-    /// Opens the daemons' channel and the controllers of the users' channels. Spawns a task on `host` that completes
-    /// the work of dropped calls.
+    /// Opens the daemons' channel and the users' channels, and connects to the parent. Spawns a task on `host` that
+    /// carries out steps.
     ///
     /// # Errors
     /// [`DaemonError`].
@@ -165,41 +222,181 @@ impl<H: Host> Daemon<H> {
     /// # Cancel safety
     /// If the future is dropped, its channels are closed; the other daemons wait until this daemon is opened again.
     pub async fn open(host: H, config: DaemonConfig, start: Start<H>) -> Result<Self, DaemonError> {
-        let core = Core::open(host.clone(), config, start).await?;
-        let owner = Owner::new(&host, core);
-        Ok(Self { host, owner })
+        let DaemonConfig { nodes, arity, mode, geometry, channels, costs } = config;
+        let messenger = Messenger::open(&host, nodes).await?;
+        let cluster = Cluster { hosts: nodes, slots: 1, arity };
+        let of_contexts = ContextsConfig { cluster, mode, geometry, channels, costs };
+        let contexts = Contexts::open(host.clone(), of_contexts, Controller::open)?;
+        let (inbox, steps) = (Inbox::default(), StepQueue::default());
+        let executor = Executor::new((host.clone(), config), contexts, start, inbox.clone());
+        let done = inbox.clone();
+        host.spawn(steps::run(steps.clone(), executor, move |number, result| {
+            done.push(NodeEvent::StepDone(number, result));
+        }));
+        let node = host.node().0;
+        let config = NodeConfig { host: node, cluster, patience: PATIENCE, has_channels: true };
+        let mut daemon = Self {
+            host,
+            config,
+            tree: Tree::new(nodes, arity),
+            core: NodeCore::new(config, None),
+            children: BTreeSet::new(),
+            has_parent: false,
+            messenger: Some(messenger),
+            steps,
+            inbox,
+            submissions: Vec::new(),
+            replies: Vec::new(),
+            has_quit: false,
+        };
+        if let Some(parent) = daemon.tree.parent(node) {
+            daemon.has_parent = true;
+            daemon.messenger().post(parent, &Message::Hello)?;
+            let now = daemon.host.now();
+            daemon.core.handle_parent(now);
+            daemon.carry_out()?;
+        }
+        Ok(daemon)
     }
 
-    /// Carries out orders until the order to quit.
+    /// Makes this daemon the root.
+    pub(crate) fn become_root(&mut self, root: RootConfig) {
+        self.core = NodeCore::new(self.config, Some(root));
+    }
+
+    /// Carries orders out until the order to quit.
     ///
     /// # Errors
-    /// [`DaemonError`]; [`DaemonError::Gone`] once any daemon of the cluster has ended otherwise.
+    /// [`DaemonError`]; [`DaemonError::Gone`] once the parent is gone and nothing is left of the jobs here.
     ///
     /// # Cancel safety
-    /// If the future is dropped, so is the daemon: the calls of all other daemons end with [`DaemonError::Gone`].
+    /// If the future is dropped, so is the daemon.
     pub async fn serve(mut self) -> Result<(), DaemonError> {
-        self.owner.run(|core| Box::pin(core.serve())).await.map(|_| ())
-    }
-
-    /// Gives an order to all daemons, and waits until all have carried it out. For the root only.
-    ///
-    /// # Errors
-    /// [`DaemonError`]; [`DaemonError::Gone`] once any daemon of the cluster has ended, and at each further call.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped after its first poll, the order is still carried out. The next call waits for it.
-    pub async fn order(&mut self, action: Action) -> Result<Outcome, DaemonError> {
-        self.owner.run(|core| Box::pin(core.order(action))).await
-    }
-
-    /// Waits for an order whose call was dropped, and returns its result; `None` if there was no such order.
-    pub(crate) async fn dropped_order(&mut self) -> Option<Result<Outcome, DaemonError>> {
-        self.owner.last_result().await
+        while !self.has_quit {
+            if !self.has_parent && self.core.is_empty() {
+                let parent = self.tree.parent(self.host.node().0).unwrap_or_default();
+                return Err(DaemonError::Gone { node: NodeId(parent) });
+            }
+            self.turn().await?;
+        }
+        Ok(())
     }
 
     /// Returns this daemon's host.
     #[must_use]
     pub const fn host(&self) -> &H {
         &self.host
+    }
+
+    fn messenger(&mut self) -> &mut Messenger {
+        self.messenger.as_mut().expect("it is taken when the daemon is dropped")
+    }
+
+    /// Waits for the next event, and handles all that have happened.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, no event is lost.
+    pub(crate) async fn turn(&mut self) -> Result<(), DaemonError> {
+        let (host, inbox) = (self.host.clone(), self.inbox.clone());
+        let timeout = self.core.poll_timeout();
+        let due = async {
+            match timeout {
+                Some(at) => host.sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        let other = async {
+            let _ = until(inbox.ready(), due).await;
+        };
+        if let Some(received) = until(self.messenger().receive(), other).await {
+            let (from, message) = received?;
+            self.receive(self.host.now(), from, message);
+        }
+        self.progress()
+    }
+
+    /// Handles everything that has happened on this node.
+    pub(crate) fn progress(&mut self) -> Result<(), DaemonError> {
+        while let Some(event) = self.inbox.pop() {
+            let now = self.host.now();
+            match event {
+                NodeEvent::StepDone(number, done) => self.core.handle_step_done(now, number, done),
+                NodeEvent::Rank(job, rank, event) => self.core.handle_rank(now, job, rank, event),
+                NodeEvent::Submit(submission) => self.submissions.push(submission),
+                NodeEvent::Input(job) => self.core.handle_input(now, job),
+            }
+        }
+        self.core.handle_timeout(self.host.now());
+        self.carry_out()
+    }
+
+    fn receive(&mut self, now: Instant, from: u16, message: Message) {
+        let is_parent = self.tree.parent(self.host.node().0) == Some(from) && self.has_parent;
+        match message {
+            Message::Hello if self.tree.parent(from) == Some(self.host.node().0) => {
+                self.children.insert(from);
+                self.core.handle_child(now, from, from.into());
+            }
+            Message::Up(up) if self.children.contains(&from) => {
+                self.core.handle_up(now, from.into(), up);
+            }
+            Message::Down(down) if is_parent => self.core.handle_down(now, down),
+            Message::Bye if is_parent => {
+                self.has_parent = false;
+                self.core.handle_disconnected(now, Peer::Parent);
+            }
+            Message::Bye if self.children.remove(&from) => {
+                self.core.handle_disconnected(now, Peer::Child(from.into()));
+            }
+            // Of a daemon that is lost.
+            _ => {}
+        }
+    }
+
+    /// Carries out what the core asks for.
+    fn carry_out(&mut self) -> Result<(), DaemonError> {
+        loop {
+            while let Some(transmit) = self.core.poll_transmit() {
+                match transmit {
+                    Transmit::Up(up) => {
+                        if let Some(parent) = self.tree.parent(self.host.node().0) {
+                            self.messenger().post(parent, &Message::Up(up))?;
+                        }
+                    }
+                    Transmit::Down(child, down) => {
+                        self.messenger().post(child as u16, &Message::Down(down))?;
+                    }
+                }
+            }
+            let Some(effect) = self.core.poll_effect() else { return Ok(()) };
+            match effect {
+                Effect::Step(number, step) => self.steps.push((number, step)),
+                Effect::Reply(client, reply) => self.replies.push((client, reply)),
+                Effect::Disconnect(Peer::Parent) => self.has_parent = false,
+                Effect::Disconnect(Peer::Child(child)) => {
+                    self.children.remove(&(child as u16));
+                }
+                Effect::Quit => self.has_quit = true,
+                // Processes in virtual time have no signals, no terminals and no part in checkpoints.
+                Effect::Say(..) | Effect::Signal(..) | Effect::Resize(..) => {}
+                Effect::Write(_) | Effect::Read { .. } | Effect::Refused(_) => {}
+            }
+        }
+    }
+}
+
+impl<H: Host> Drop for Daemon<H> {
+    fn drop(&mut self) {
+        self.steps.close();
+        let Some(mut messenger) = self.messenger.take() else { return };
+        if !self.has_quit {
+            let parent = self.tree.parent(self.host.node().0).filter(|_| self.has_parent);
+            for peer in self.children.iter().copied().chain(parent) {
+                // It is short.
+                let _ = messenger.post(peer, &Message::Bye);
+            }
+        }
+        let host = self.host.clone();
+        self.host.spawn(async move { messenger.finish(&host).await });
     }
 }

@@ -1,362 +1,166 @@
-//! Preempts all Virtual Interfaces of one job together.
+//! Exchanges between hosts that preempt one job's Virtual Interfaces: the ends of its connections.
 //!
 //! First the processes are suspended, and with them all that their NICs do for them. From then on, no NIC accepts a
 //! frame of the job, and the counts of both ends of each connection form a consistent cut. Restored connections get new
 //! numbers, so frames sent before the cut are dropped.
 //!
-//! [`Interfaces`] does this for a job whose nodes are all in one process, as in virtual time. Daemons of real processes
-//! do the same by orders, each for its own host ([`HostInterfaces`], [`check_cut`], [`RestoredInterface`]).
-
-mod context;
-mod ends;
+//! No host sees the whole job. Each host reports its ends and where they lead. The scheduler, which knows all of them,
+//! decides whether they can be saved, so a job's interfaces are forgotten on all hosts or on none.
 
 use std::collections::BTreeMap;
 
-use midplane_simhw::host::Host;
-use midplane_simhw::id::PortId;
-use midplane_via::checkpointer::{
-    Checkpointer, CheckpointerError, Joined, MappedMemory, NicEnd, SavedPort,
-};
-use midplane_via::context::{PortContext, RemoteEnd, Violation};
+use midplane_via::checkpointer::{NicEnd, SavedPort};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::controller::ControlError;
-use crate::names::{JobId, Rank};
-use crate::network::together;
-use crate::port_suspender::PortSuspender;
-use crate::process::SuspendHandle;
+use crate::names::JobId;
 
-pub use context::InterfacesContext;
-pub use ends::CutError;
-pub use ends::HeldEnd;
-pub use ends::HostInterfaces;
-pub use ends::RestoredInterface;
-pub use ends::check_cut;
-
-/// A daemon's access to the ports of one node.
-#[derive(Debug)]
-pub struct PortControl {
-    /// Suspends and resumes the ports.
-    pub port_suspender: PortSuspender,
-    /// Saves and restores the ports' interfaces.
-    pub checkpointer: Checkpointer,
+/// An interface as its NIC names it, and the other end of its connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) struct HeldEnd {
+    /// The interface.
+    pub(crate) own: NicEnd,
+    /// The other end, if it is connected.
+    pub(crate) far: Option<NicEnd>,
 }
 
-/// One rank's process and its port, held to be preempted.
-#[derive(Clone, Debug)]
-pub struct RankPort {
-    /// Index of its node's [`PortControl`].
-    pub hold: usize,
-    /// The rank's port.
-    pub port: PortId,
-    /// Suspends its process.
-    pub suspend_handle: SuspendHandle,
+/// One host's part of a job's interfaces, while the job's processes are suspended.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) struct HostInterfaces {
+    /// The job.
+    pub(crate) job: JobId,
+    /// The host.
+    pub(crate) host: u16,
+    /// All interfaces; maybe incomplete if `refused` is set.
+    pub(crate) ends: Vec<HeldEnd>,
+    /// Why some can't be saved, if so.
+    pub(crate) refused: Option<String>,
 }
 
-/// The interfaces and processes of one job.
-#[derive(Debug)]
-pub struct Interfaces {
-    job: JobId,
-    holds: Vec<PortControl>,
-    ranks: Vec<RankPort>,
+/// A connected interface that was restored.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RestoredInterface {
+    /// Its name before.
+    pub(crate) from: NicEnd,
+    /// Its name now.
+    pub(crate) to: NicEnd,
+    /// Sequence number of the next frame that it accepts.
+    pub(crate) taken: u32,
 }
 
-/// Evaluates an expression for every rank: concurrently across nodes, in sequence on each node. Returns the results by
-/// rank.
-macro_rules! each {
-    ($job:expr, |$hold:ident, $rank:ident, $port:ident| $work:expr) => {{
-        let ranks = &$job.ranks;
-        let nodes = $job.holds.iter_mut().enumerate().map(|(at, $hold)| async move {
-            let mut done = Vec::new();
-            for ($rank, held) in ranks.iter().enumerate().filter(|(_, held)| held.hold == at) {
-                let $port = held.port;
-                done.push(($rank, $work));
-            }
-            done
-        });
-        let mut done: Vec<_> = together(nodes).await.into_iter().flatten().collect();
-        done.sort_by_key(|(rank, _)| *rank);
-        done.into_iter().map(|(_, value)| value).collect::<Vec<_>>()
-    }};
-}
-
-/// Errors of [`Interfaces::save`]. Except after [`SaveError::Forget`], the NICs still hold all interfaces.
+/// Why a job's interfaces can't be saved, and stay on their NICs.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
-pub enum SaveError {
-    /// A NIC can't save its interfaces.
-    #[error("rank {rank}: {error}")]
-    Keep {
-        /// The rank whose interfaces they are.
-        rank: Rank,
-        /// The NIC's error.
-        error: CheckpointerError,
+pub(crate) enum CutError {
+    /// A host can't save them.
+    #[error("host {host}: {why}")]
+    Refused {
+        /// The host.
+        host: u16,
+        /// The host's reason.
+        why: String,
     },
     /// A connection leads to an interface outside the job.
-    #[error("rank {rank}, interface {vi}: it is connected with interface {} of node {}, which is not one of the job's", .to.vi, .to.node)]
+    #[error(
+        "host {host}: a connection leads to interface {} of node {}, which is not one of the job's", .to.vi, .to.node
+    )]
     Stranger {
-        /// The rank whose connection it is.
-        rank: Rank,
-        /// The process's number for the interface.
-        vi: u16,
+        /// The host.
+        host: u16,
         /// The other end of the connection.
         to: NicEnd,
     },
     /// The other end has closed the connection, and the notification is in transit.
-    #[error(
-        "rank {rank}, interface {vi}: its other end is closing the connection: run the job, then save again"
-    )]
+    #[error("host {host}: the other end of a connection, on node {}, is closing it", .to.node)]
     Ending {
-        /// The rank whose connection it is.
-        rank: Rank,
-        /// The process's number for the interface.
-        vi: u16,
-    },
-    /// The saved state is not a consistent cut.
-    #[error("the NICs' state is not a consistent cut: {0}")]
-    Inconsistent(#[from] Violation),
-    /// A NIC could not forget its interfaces, though others have. The error holds the saved state.
-    #[error("rank {rank}: the NIC did not forget the saved interfaces: {error}")]
-    Forget {
-        /// The rank whose interfaces they are.
-        rank: Rank,
-        /// The NIC's error.
-        error: CheckpointerError,
-        /// The saved state.
-        saved: Box<InterfacesContext>,
+        /// The host.
+        host: u16,
+        /// The other end.
+        to: NicEnd,
     },
 }
 
-/// Errors of [`Interfaces::restore`]. No NIC holds any of the interfaces then.
-#[derive(Clone, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
-pub enum RestoreError {
-    /// The context has another number of ranks than the job.
-    #[error("the saved interfaces are of {saved} ranks, the job has {ranks}")]
-    Ranks {
-        /// Number of ranks of the context.
-        saved: usize,
-        /// Number of ranks of the job.
-        ranks: usize,
-    },
-    /// The context is not a consistent cut.
-    #[error(transparent)]
-    Inconsistent(#[from] Violation),
-    /// A NIC can't restore its part.
-    #[error("rank {rank}: {error}")]
-    Keep {
-        /// The rank whose interfaces they are.
-        rank: Rank,
-        /// The NIC's error.
-        error: CheckpointerError,
-    },
-}
-
-fn named<T, E>(results: Vec<Result<T, E>>) -> Result<Vec<T>, (Rank, E)> {
-    let ranks = (0..).map(Rank).zip(results);
-    ranks.map(|(rank, result)| result.map_err(|error| (rank, error))).collect()
-}
-
-impl Interfaces {
-    /// Creates the interfaces of a job from the ports of its ranks and the [`PortControl`]s of their nodes.
-    ///
-    /// # Panics
-    /// If a rank's `hold` is not an index into `holds`.
-    #[must_use]
-    pub fn new(job: JobId, holds: Vec<PortControl>, ranks: Vec<RankPort>) -> Self {
-        assert!(ranks.iter().all(|held| held.hold < holds.len()), "a rank's hold is out of range");
-        Self { job, holds, ranks }
-    }
-
-    /// Returns the holds.
-    #[must_use]
-    pub fn into_port_controls(self) -> Vec<PortControl> {
-        self.holds
-    }
-
-    /// Returns the processes, by rank.
-    #[must_use]
-    pub fn ranks(&self) -> &[RankPort] {
-        &self.ranks
-    }
-
-    /// Freezes the job: suspends all processes, and all that their NICs do for them.
-    ///
-    /// # Errors
-    /// [`ControlError`].
-    ///
-    /// # Cancel safety
-    /// None: the port suspenders' next commands would receive these commands' completions.
-    pub async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
-        for held in &self.ranks {
-            held.suspend_handle.suspend(host.now());
-        }
-        each!(self, |hold, _rank, port| hold.port_suspender.suspend(port).await)
-            .into_iter()
-            .collect()
-    }
-
-    /// Saves and checks all interfaces; connections name their other ends by rank. If `forget`, the NICs forget the
-    /// interfaces: their descriptors complete only after [`Interfaces::restore`].
-    ///
-    /// # Errors
-    /// [`SaveError`], which names the rank that can't be saved now.
-    ///
-    /// # Cancel safety
-    /// None: the checkpointers' next commands would receive these commands' completions.
-    pub async fn save(&mut self, forget: bool) -> Result<InterfacesContext, SaveError> {
-        let saves = each!(self, |hold, _rank, port| hold.checkpointer.save(port).await);
-        let saved = named(saves).map_err(|(rank, error)| SaveError::Keep { rank, error })?;
-        let context = InterfacesContext { job: self.job, ranks: by_rank(&saved)? };
-        context.validate()?;
-        if forget {
-            let saved = &saved;
-            let forgets =
-                each!(self, |hold, rank, port| hold.checkpointer.forget(port, &saved[rank]).await);
-            named(forgets).map_err(|(rank, error)| {
-                let saved = Box::new(context.clone());
-                SaveError::Forget { rank, error, saved }
-            })?;
-        }
-        Ok(context)
-    }
-
-    /// Restores all interfaces, for suspended processes that have none. `memory` is each rank's memory now
-    /// ([`Nic::memory_map`](midplane_via::nic::Nic::memory_map)); `None` if it is where it was when saved.
-    ///
-    /// # Errors
-    /// [`RestoreError`], which names the rank that can't be restored.
-    ///
-    /// # Cancel safety
-    /// None: the checkpointers' next commands would receive these commands' completions.
-    pub async fn restore(
-        &mut self,
-        saved: &InterfacesContext,
-        memory: Option<&[Vec<MappedMemory>]>,
-    ) -> Result<(), RestoreError> {
-        let (own, count) = (self.ranks.len(), saved.ranks.len());
-        if own != count || memory.is_some_and(|memory| memory.len() != own) {
-            return Err(RestoreError::Ranks { saved: count, ranks: own });
-        }
-        saved.validate()?;
-        let restored = &each!(self, |hold, rank, port| {
-            let memory = memory.map(|memory| &memory[rank][..]);
-            hold.checkpointer.restore(port, &saved.ranks[rank], memory).await
-        });
-        if !restored.iter().all(Result::is_ok) {
-            // A NIC that does not answer any more holds nothing either.
-            let _ = each!(self, |hold, rank, port| match &restored[rank] {
-                Ok(_) => hold.checkpointer.discard_restored(port).await,
-                Err(error) => Err(*error),
-            });
-        }
-        let keep = |(rank, error)| RestoreError::Keep { rank, error };
-        let ends = named(restored.clone()).map_err(keep)?;
-        let joins = &ends_by_rank(saved, &ends);
-        let joined =
-            each!(self, |hold, rank, port| hold.checkpointer.join(port, &joins[rank]).await);
-        named(joined).map(|_| ()).map_err(keep)
-    }
-
-    /// Runs the job: resumes all NICs' work for the processes, then the processes.
-    ///
-    /// # Errors
-    /// [`ControlError`].
-    ///
-    /// # Cancel safety
-    /// None: the port suspenders' next commands would receive these commands' completions.
-    pub async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
-        let resumes = each!(self, |hold, _rank, port| hold.port_suspender.resume(port).await);
-        resumes.into_iter().collect::<Result<(), _>>()?;
-        for held in &self.ranks {
-            held.suspend_handle.resume(host.now());
-        }
-        Ok(())
+impl HostInterfaces {
+    /// Adds the interfaces of a saved port.
+    pub(crate) fn add(&mut self, saved: &SavedPort) {
+        let far = saved.context.vis.iter().map(|vi| vi.link.as_ref().map(|link| link.peer));
+        self.ends.extend(saved.ends.iter().zip(far).map(|(own, far)| HeldEnd { own: *own, far }));
     }
 }
 
-/// Converts the NICs' state: names the ends of connections by rank.
-fn by_rank(saved: &[SavedPort]) -> Result<Vec<PortContext>, SaveError> {
-    let ranks = || (0_u16..).zip(saved);
-    let ends = |(rank, saved): (u16, &SavedPort)| -> Vec<(NicEnd, RemoteEnd)> {
-        let names = saved.context.vis.iter().map(|vi| RemoteEnd { rank, vi: vi.name });
-        saved.ends.iter().copied().zip(names).collect()
-    };
-    let all: Vec<(NicEnd, RemoteEnd)> = ranks().flat_map(ends).collect();
+/// Checks that the interfaces of one job, as its hosts report them, may be forgotten: all can be saved, and both ends
+/// of each connection are reported.
+///
+/// # Errors
+/// [`CutError`], for the first problem.
+pub(crate) fn check_cut(hosts: &[&HostInterfaces]) -> Result<(), CutError> {
+    for HostInterfaces { host, refused, .. } in hosts {
+        if let Some(why) = refused {
+            return Err(CutError::Refused { host: *host, why: why.clone() });
+        }
+    }
     let key = |end: &NicEnd| (end.node, end.vi);
-    let by_number: BTreeMap<_, _> = all.iter().map(|(end, far)| (key(end), (*end, *far))).collect();
-    ranks()
-        .map(|(rank, saved)| {
-            saved.context.clone().with_peers(|vi, to| match by_number.get(&key(&to)) {
-                Some((end, far)) if *end == to => Ok(*far),
-                Some(_) => Err(SaveError::Ending { rank: Rank(rank), vi }),
-                None => Err(SaveError::Stranger { rank: Rank(rank), vi, to }),
-            })
-        })
-        .collect()
-}
-
-/// Returns the other end of each connection, by rank, as the NICs name it now.
-fn ends_by_rank(saved: &InterfacesContext, ends: &[Vec<NicEnd>]) -> Vec<Vec<Joined>> {
-    let joined = |name: u16, far: RemoteEnd| {
-        let rank = usize::from(far.rank);
-        let vis = &saved.ranks[rank].vis;
-        let at = vis.binary_search_by_key(&far.vi, |vi| vi.name).ok()?;
-        let taken = vis[at].link.as_ref()?.expected;
-        Some(Joined { name, end: ends[rank][at], taken })
-    };
-    let of_rank = |context: &PortContext| {
-        let linked = context.vis.iter().filter_map(|vi| Some((vi.name, vi.link.as_ref()?.peer)));
-        linked.filter_map(|(name, peer)| joined(name, peer)).collect()
-    };
-    saved.ranks.iter().map(of_rank).collect()
+    let all = || hosts.iter().flat_map(|of| of.ends.iter().map(|end| (of.host, *end)));
+    let own: BTreeMap<_, _> = all().map(|(_, end)| (key(&end.own), end)).collect();
+    for (host, HeldEnd { own: this, far }) in all() {
+        let Some(to) = far else { continue };
+        match own.get(&key(&to)) {
+            None => return Err(CutError::Stranger { host, to }),
+            Some(other) if other.own != to || other.far != Some(this) => {
+                return Err(CutError::Ending { host, to });
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use midplane_simhw::id::{Incarnation, NodeId};
-    use midplane_via::attributes::{ViAttributes, ViState};
-    use midplane_via::context::{LinkContext, ViContext};
 
-    fn end(node: u16, connection: u16) -> NicEnd {
-        NicEnd { node: NodeId(node), incarnation: Incarnation(3), vi: 8, connection }
+    fn end(node: u16, vi: u16) -> NicEnd {
+        NicEnd { node: NodeId(node), incarnation: Incarnation(7), vi, connection: 1 }
     }
 
-    fn saved(node: u16, far: Option<NicEnd>) -> SavedPort {
-        let link = far.map(|peer| LinkContext {
-            peer,
-            remote: ViAttributes::default(),
-            base: 0,
-            flights: Vec::new(),
-            expected: 0,
-            arriving: None,
-            responses: Vec::new(),
-        });
-        let vi = ViContext {
-            name: 5,
-            attributes: ViAttributes::default(),
-            state: if link.is_some() { ViState::Connected } else { ViState::Idle },
-            link,
-            sends: Vec::new(),
-            cut: 0,
-            acknowledged: 0,
-            withdrawn: 0,
-            receives: Vec::new(),
-        };
-        let context = PortContext { vis: vec![vi], errors: Vec::new() };
-        SavedPort { context, ends: vec![end(node, 1 + u16::from(far.is_none()))] }
+    fn pair() -> [HostInterfaces; 2] {
+        [0, 1].map(|host| HostInterfaces {
+            job: JobId(3),
+            host,
+            ends: vec![
+                HeldEnd { own: end(host, 0), far: Some(end(1 - host, 0)) },
+                HeldEnd { own: end(host, 1), far: None },
+            ],
+            refused: None,
+        })
+    }
+
+    fn check(hosts: &[HostInterfaces]) -> Result<(), CutError> {
+        check_cut(&hosts.iter().collect::<Vec<_>>())
     }
 
     #[test]
-    fn a_connection_that_only_one_end_still_has_is_ending() {
-        let whole = by_rank(&[saved(0, Some(end(1, 1))), saved(1, Some(end(0, 1)))]).unwrap();
-        let peer = whole[0].vis[0].link.as_ref().map(|link| link.peer);
-        assert_eq!(peer, Some(RemoteEnd { rank: 1, vi: 5 }));
-        // The other end has closed it, and its interface's next connection gets another number.
-        let ending = by_rank(&[saved(0, Some(end(1, 1))), saved(1, None)]);
-        assert_eq!(ending, Err(SaveError::Ending { rank: Rank(0), vi: 5 }));
-        let stranger = by_rank(&[saved(0, Some(end(2, 1))), saved(1, None)]);
-        assert_eq!(stranger, Err(SaveError::Stranger { rank: Rank(0), vi: 5, to: end(2, 1) }));
+    fn a_job_whose_ends_are_all_there_is_whole() {
+        assert_eq!(check(&pair()), Ok(()));
+        assert_eq!(check(&[]), Ok(()));
+    }
+
+    #[test]
+    fn the_reason_that_a_job_is_not_whole_is_returned() {
+        let mut refused = pair();
+        refused[1].refused = Some("no".into());
+        assert_eq!(check(&refused), Err(CutError::Refused { host: 1, why: "no".into() }));
+        let stranger = Err(CutError::Stranger { host: 0, to: end(1, 0) });
+        assert_eq!(check(&pair()[..1]), stranger);
+        // The other end has another connection by now, or none, or one with another interface.
+        for far in [None, Some(end(0, 1))] {
+            let mut ended = pair();
+            ended[1].ends[0].far = far;
+            assert_eq!(check(&ended), Err(CutError::Ending { host: 0, to: end(1, 0) }));
+        }
+        let mut anew = pair();
+        anew[1].ends[0].own.connection = 2;
+        assert_eq!(check(&anew), Err(CutError::Ending { host: 0, to: end(1, 0) }));
     }
 }

@@ -15,7 +15,6 @@
 //! - [`schedule`]: policies: which jobs run in the next slice
 //! - `live` (feature `live`, Linux): the same for real processes and real daemons
 //! - [`port_suspender`]: suspends a process's port on its NIC: everything but channels
-//! - [`interfaces`]: preempts, saves and restores all Virtual Interfaces of a job
 //! - [`process`]: tasks that can be suspended, for jobs in virtual time
 //! - [`wait`]: wait states that processes publish; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
@@ -24,7 +23,6 @@ pub mod carrier;
 pub mod channel;
 pub mod checkpoint;
 pub mod context;
-#[cfg(any(test, all(feature = "live", target_os = "linux")))]
 mod contexts;
 pub mod controller;
 pub mod daemon;
@@ -33,22 +31,29 @@ pub mod detect;
 #[path = "../../../docs/wireshark/tables.rs"]
 mod dissector;
 pub mod firmware;
-pub mod interfaces;
+#[cfg_attr(
+    not(all(feature = "live", target_os = "linux")),
+    allow(dead_code, reason = "only real daemons save Virtual Interfaces")
+)]
+mod interfaces;
 #[cfg(all(feature = "live", target_os = "linux"))]
 pub mod live;
 pub mod monitor;
 pub mod names;
 pub mod network;
-#[cfg(any(test, all(feature = "live", target_os = "linux")))]
+#[cfg_attr(
+    not(all(feature = "live", target_os = "linux")),
+    allow(dead_code, unreachable_pub, reason = "only real daemons have checkpoints and terminals")
+)]
 mod node_core;
 pub mod port_suspender;
 pub mod process;
+mod queue;
 pub mod roots;
 pub mod schedule;
 pub mod scheduler;
 pub mod scheduler_core;
-#[cfg(any(test, all(feature = "live", target_os = "linux")))]
-mod step_queue;
+mod steps;
 pub mod tree;
 pub mod wait;
 

@@ -7,6 +7,8 @@ mod agent;
 mod children;
 mod job_manager;
 pub mod message;
+pub(crate) mod order;
+mod relay;
 mod requests;
 pub(crate) mod state_chunk;
 
@@ -16,14 +18,17 @@ use std::time::Duration;
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
-use crate::daemon::{Action, Order, Relay};
 use crate::names::JobId;
+use crate::schedule;
+use crate::scheduler_core::Switch;
 use crate::tree::Tree;
 use agent::Agent;
 pub(crate) use agent::{Step, StepOutcome};
 use children::Child;
 pub(crate) use job_manager::{JobManager, Read, RootConfig, Write};
 use message::{Cluster, Down, Program, RankEvent, Reply, Up, Word};
+use order::{Action, Order};
+use relay::Relay;
 use state_chunk::{ChunkKind, StateChunk};
 
 /// A front end's connection.
@@ -97,7 +102,7 @@ pub(crate) struct NodeConfig {
 pub(crate) struct NodeCore {
     config: NodeConfig,
     tree: Tree,
-    relay: Relay<Program>,
+    relay: Relay,
     /// When the order under way began.
     order_began: Instant,
     agent: Agent,
@@ -147,6 +152,28 @@ impl NodeCore {
         done: Result<StepOutcome, String>,
     ) {
         self.agent.handle_step_done(number, done);
+        self.settle(now);
+    }
+
+    /// Takes a job of a client of this process, on the root.
+    pub(crate) fn submit(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        job: (schedule::Request, u16),
+        program: Program,
+    ) {
+        if let Some(manager) = &mut self.manager {
+            manager.submit(now, client, job, program);
+        }
+        self.settle(now);
+    }
+
+    /// Orders all daemons to end, on the root.
+    pub(crate) fn quit(&mut self, now: Instant) {
+        if let Some(manager) = &mut self.manager {
+            manager.quit();
+        }
         self.settle(now);
     }
 
@@ -229,6 +256,16 @@ impl NodeCore {
         self.manager.is_some()
     }
 
+    /// Returns whether all hosts are connected, or one was lost, on the root.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.manager.as_ref().is_some_and(JobManager::is_ready)
+    }
+
+    /// Returns the last switches, on the root.
+    pub(crate) fn switches(&self) -> impl Iterator<Item = &Switch> {
+        self.manager.iter().flat_map(JobManager::switches)
+    }
+
     /// Returns the host of a job's rank, on the root.
     pub(crate) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
         self.manager.as_ref()?.host_of(job, rank)
@@ -240,7 +277,6 @@ impl NodeCore {
     }
 
     /// Returns whether nothing of any job is left on this node.
-    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.agent.is_empty()
     }
@@ -320,7 +356,7 @@ impl NodeCore {
         }
     }
 
-    fn begin(&mut self, now: Instant, order: Order<Program>) {
+    fn begin(&mut self, now: Instant, order: Order) {
         self.order_began = now;
         self.relay.handle_order(order);
     }

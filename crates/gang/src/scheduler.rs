@@ -1,179 +1,179 @@
-//! Gang scheduling in virtual time: the root daemon switches jobs at the end of each slice.
+//! Gang scheduling in virtual time: the root daemon admits jobs, and switches them at the end of each slice.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
 
 use midplane_simhw::host::Host;
+use midplane_simhw::time::Instant;
 
-use crate::daemon::{Action, Daemon, DaemonError};
+use crate::daemon::{Daemon, DaemonError, Inbox, Launch, NodeEvent};
 use crate::names::JobId;
-use crate::schedule::{AdmitError, Policy, Request};
-use crate::scheduler_core::{Event, PreemptWhenAlone, SchedulerConfig, SchedulerCore};
+use crate::node_core::message::{End, Reply};
+use crate::node_core::{ClientId, RootConfig};
+use crate::schedule::{Policy, Request};
+use crate::scheduler_core::SchedulerConfig;
 
-pub use crate::scheduler_core::{JobRecord, Phases, Switch};
+pub use crate::scheduler_core::{Phases, Switch};
 
 /// A job to be submitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Submission {
     /// Number of nodes, and priority.
     pub request: Request,
-    /// Number of ranks.
+    /// Number of ranks, dealt to the nodes in turn.
     pub ranks: u16,
     /// The program, as passed to [`Start`](crate::daemon::Start).
     pub program: u32,
 }
 
 /// Submits jobs to a scheduler, and wakes them. Clones share one scheduler.
-#[derive(Clone, Debug, Default)]
-pub struct SchedulerClient(Arc<Mutex<Inbox>>);
-
-#[derive(Debug, Default)]
-struct Inbox {
-    submissions: Vec<Submission>,
-    arrivals: Vec<JobId>,
-    /// The scheduler's task, while it waits.
-    waker: Option<Waker>,
-}
+#[derive(Clone, Debug)]
+pub struct SchedulerClient(Inbox);
 
 impl SchedulerClient {
-    /// Submits a job, which starts at the end of the current slice.
+    /// Submits a job, which starts at the end of the current slice. Jobs are numbered from 1 in the order in which they
+    /// are submitted, unless one is refused.
     pub fn submit(&self, submission: Submission) {
-        self.inbox().submissions.push(submission);
+        self.0.push(NodeEvent::Submit(submission));
     }
 
-    /// Wakes a job early: data has arrived for it from outside ([`SchedulerCore::wake`]).
+    /// Wakes a job early: data has arrived for it from outside ([`SchedulerConfig::early_wakeup`]).
     pub fn wake(&self, job: JobId) {
-        let mut inbox = self.inbox();
-        inbox.arrivals.push(job);
-        if let Some(waker) = inbox.waker.take() {
-            waker.wake();
-        }
-    }
-
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns once a job was woken, or `until` completes.
-    async fn arrival(&self, until: impl Future<Output = ()>) {
-        let mut until = pin!(until);
-        poll_fn(|context| {
-            let mut inbox = self.inbox();
-            if !inbox.arrivals.is_empty() {
-                return Poll::Ready(());
-            }
-            inbox.waker = Some(context.waker().clone());
-            drop(inbox);
-            until.as_mut().poll(context)
-        })
-        .await;
+        self.0.push(NodeEvent::Input(job));
     }
 }
 
-/// Runs a [`SchedulerCore`] on the root daemon.
+/// A job that was admitted.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct JobRecord {
+    /// The submission.
+    pub submission: Submission,
+    /// When the job was removed from all nodes.
+    pub ended: Option<Instant>,
+    /// True if all of its ranks have completed; false if it was ended because a node was lost or a step failed.
+    pub is_complete: bool,
+}
+
+/// Schedules jobs, from the root daemon.
 pub struct Scheduler<H: Host> {
-    root: Daemon<H>,
-    scheduler_core: SchedulerCore<u32>,
-    client: SchedulerClient,
-    switches: Vec<Switch>,
-    refused: Vec<(Submission, AdmitError)>,
-    /// True once the order to quit was given.
-    has_quit: bool,
+    daemon: Daemon<H>,
+    /// Submissions without a reply.
+    asked: BTreeMap<ClientId, Submission>,
+    next_client: ClientId,
+    jobs: BTreeMap<JobId, JobRecord>,
+    refused: Vec<(Submission, String)>,
 }
 
 impl<H: Host> fmt::Debug for Scheduler<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scheduler")
-            .field("scheduler_core", &self.scheduler_core)
-            .finish_non_exhaustive()
+        let jobs = &self.jobs;
+        f.debug_struct("Scheduler").field("jobs", jobs).finish_non_exhaustive()
     }
 }
 
 impl<H: Host> Scheduler<H> {
-    /// Creates a scheduler on the root daemon.
-    ///
-    /// Sets [`PreemptWhenAlone::Always`]: daemons report ended ranks only in answers to orders, so a job that runs
-    /// alone must get some too.
+    /// Makes the daemon of node 0 the root.
     #[must_use]
-    pub fn new(root: Daemon<H>, policy: Box<dyn Policy>, config: SchedulerConfig) -> Self {
-        let scheduler_core = SchedulerCore::new(
+    pub fn new(mut daemon: Daemon<H>, policy: Box<dyn Policy>, config: SchedulerConfig) -> Self {
+        daemon.become_root(RootConfig {
             policy,
-            SchedulerConfig { preempt_when_alone: PreemptWhenAlone::Always, ..config },
-        );
-        let (client, switches, refused) = (SchedulerClient::default(), Vec::new(), Vec::new());
-        Self { root, scheduler_core, client, switches, refused, has_quit: false }
+            scheduler: config,
+            geometry: None,
+            most_saved: 0,
+            names: Vec::new(),
+            has_streams: false,
+        });
+        let (asked, jobs, refused) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        Self { daemon, asked, next_client: 1, jobs, refused }
     }
 
     /// Returns a handle that submits jobs.
     #[must_use]
     pub fn client(&self) -> SchedulerClient {
-        self.client.clone()
+        SchedulerClient(self.daemon.inbox.clone())
     }
 
-    /// Runs until no job is left and none is submitted, then has the daemons quit.
+    /// Runs until no job is left and none is submitted, then has the daemons quit. Jobs are admitted once all daemons
+    /// are connected, or one of them is lost.
     ///
     /// # Errors
     /// [`DaemonError`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, no further order is given. The next call continues with the last order's result.
+    /// If the future is dropped, no job is lost, and the next call continues. Within two seconds of virtual time, the
+    /// other daemons take a root that is not polled for lost.
     pub async fn run(&mut self) -> Result<(), DaemonError> {
-        let host = self.root.host().clone();
-        if let Some(outcome) = self.root.dropped_order().await {
-            let outcome = outcome?;
-            if self.has_quit {
+        loop {
+            self.daemon.progress()?;
+            self.take_replies();
+            if self.daemon.has_quit {
                 return Ok(());
             }
-            self.scheduler_core.handle_outcome(host.now(), &outcome);
-        }
-        loop {
-            let Inbox { submissions, arrivals, .. } = std::mem::take(&mut *self.client.inbox());
-            for submission in submissions {
-                let Submission { request, ranks, program } = submission;
-                if let Err(error) = self.scheduler_core.submit(request, ranks, program) {
-                    self.refused.push((submission, error));
-                }
+            self.submit();
+            let is_over =
+                self.asked.is_empty() && self.jobs.values().all(|job| job.ended.is_some());
+            if is_over && self.daemon.submissions.is_empty() {
+                self.daemon.core.quit(self.daemon.host().now());
             }
-            arrivals.into_iter().for_each(|job| self.scheduler_core.wake(job));
-            while let Some(action) = self.scheduler_core.poll_order(host.now()) {
-                let outcome = self.root.order(action).await?;
-                self.scheduler_core.handle_outcome(host.now(), &outcome);
-            }
-            while let Some(event) = self.scheduler_core.poll_event() {
-                if let Event::Switched(switch) = event {
-                    self.switches.push(switch);
-                }
-            }
-            match self.scheduler_core.poll_timeout() {
-                Some(at) => self.client.arrival(host.sleep_until(at)).await,
-                None => {
-                    self.has_quit = true;
-                    self.root.order(Action::Quit).await?;
-                    return Ok(());
-                }
+            self.daemon.progress()?;
+            if !self.daemon.has_quit {
+                self.daemon.turn().await?;
             }
         }
     }
 
-    /// Returns all switches so far.
-    #[must_use]
-    pub fn switches(&self) -> &[Switch] {
-        &self.switches
+    fn submit(&mut self) {
+        if !self.daemon.core.is_ready() {
+            return;
+        }
+        for submission in std::mem::take(&mut self.daemon.submissions) {
+            let (client, now) = (self.next_client, self.daemon.host().now());
+            self.next_client += 1;
+            self.asked.insert(client, submission);
+            let Submission { request, ranks, program } = submission;
+            self.daemon.core.submit(now, client, (request, ranks), Launch::program(program));
+        }
+    }
+
+    fn take_replies(&mut self) {
+        for (client, reply) in std::mem::take(&mut self.daemon.replies) {
+            match reply {
+                Reply::Accepted(job) => {
+                    if let Some(submission) = self.asked.remove(&client) {
+                        let record = JobRecord { submission, ended: None, is_complete: false };
+                        self.jobs.insert(job, record);
+                    }
+                }
+                Reply::Refused(why) => {
+                    let submission = self.asked.remove(&client);
+                    self.refused.extend(submission.map(|submission| (submission, why)));
+                }
+                Reply::Over(over) => {
+                    if let Some(record) = self.jobs.get_mut(&over.job) {
+                        record.ended = Some(self.daemon.host().now());
+                        let all = |(_, end): &(u16, Option<End>)| *end == Some(End::Exited(0));
+                        record.is_complete = over.why.is_none() && over.ranks.iter().all(all);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the last 4,096 switches.
+    pub fn switches(&self) -> impl Iterator<Item = &Switch> {
+        self.daemon.core.switches()
     }
 
     /// Returns all jobs so far.
     #[must_use]
     pub const fn jobs(&self) -> &BTreeMap<JobId, JobRecord> {
-        self.scheduler_core.jobs()
+        &self.jobs
     }
 
     /// Returns the submissions that were not admitted, and why.
     #[must_use]
-    pub fn refused(&self) -> &[(Submission, AdmitError)] {
+    pub fn refused(&self) -> &[(Submission, String)] {
         &self.refused
     }
 }

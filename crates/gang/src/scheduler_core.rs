@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-use crate::daemon::{Action, Launch, Outcome};
 use crate::interfaces::CutError;
 use crate::names::{Epoch, JobId};
+use crate::node_core::message::Program;
+use crate::node_core::order::{Action, Launch, Outcome};
 use crate::schedule::{AdmitError, Policy, Request};
 use early_wakeups::EarlyWakeups;
 use migrations::Migrations;
@@ -52,7 +53,7 @@ impl PreemptWhenAlone {
     }
 }
 
-/// Configuration of a [`SchedulerCore`].
+/// Configuration of a gang scheduler.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SchedulerConfig {
     /// Length of a slice.
@@ -61,7 +62,8 @@ pub struct SchedulerConfig {
     pub phases: Phases,
     /// Decides whether a job that also runs in the next slice is preempted.
     pub preempt_when_alone: PreemptWhenAlone,
-    /// Run time of a job that is woken before its turn ([`SchedulerCore::wake`]); zero disables early wake-ups.
+    /// Run time of a job that is woken before its turn, because data has arrived for it from outside; zero disables early
+    /// wake-ups.
     pub early_wakeup: Duration,
 }
 
@@ -96,18 +98,18 @@ impl Switch {
 
 /// The scheduler's record of a job.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct JobRecord<P = u32> {
+pub(crate) struct JobRecord {
     /// The job's nodes, ranks and program.
-    pub launch: Launch<P>,
+    pub(crate) launch: Launch,
     /// Its epoch; 0 before its first slice.
-    pub epoch: Epoch,
+    pub(crate) epoch: Epoch,
     /// When the scheduler learned that it has ended.
-    pub ended: Option<Instant>,
+    pub(crate) ended: Option<Instant>,
 }
 
 /// Events of the scheduler.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Event {
+pub(crate) enum Event {
     /// The scheduler has switched jobs.
     Switched(Switch),
     /// A job has been removed from all nodes.
@@ -135,10 +137,10 @@ enum Step {
 }
 
 /// The gang scheduler's core.
-pub struct SchedulerCore<P> {
+pub(crate) struct SchedulerCore {
     policy: Box<dyn Policy>,
     config: SchedulerConfig,
-    jobs: BTreeMap<JobId, JobRecord<P>>,
+    jobs: BTreeMap<JobId, JobRecord>,
     next_job: u32,
     /// Admitted jobs that have not been launched.
     fresh: VecDeque<JobId>,
@@ -166,7 +168,7 @@ pub struct SchedulerCore<P> {
     events: VecDeque<Event>,
 }
 
-impl<P> std::fmt::Debug for SchedulerCore<P> {
+impl std::fmt::Debug for SchedulerCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { running, phase, under_way, until, .. } = self;
         let mut shown = f.debug_struct("SchedulerCore");
@@ -175,10 +177,10 @@ impl<P> std::fmt::Debug for SchedulerCore<P> {
     }
 }
 
-impl<P: Clone> SchedulerCore<P> {
+impl SchedulerCore {
     /// Creates a scheduler core without jobs.
     #[must_use]
-    pub fn new(policy: Box<dyn Policy>, config: SchedulerConfig) -> Self {
+    pub(crate) fn new(policy: Box<dyn Policy>, config: SchedulerConfig) -> Self {
         Self {
             policy,
             config,
@@ -206,11 +208,11 @@ impl<P: Clone> SchedulerCore<P> {
     ///
     /// # Errors
     /// [`AdmitError`] if the job needs no node, or more than there are.
-    pub fn submit(
+    pub(crate) fn submit(
         &mut self,
         request: Request,
         ranks: u16,
-        program: P,
+        program: Program,
     ) -> Result<JobId, AdmitError> {
         let job = JobId(self.next_job);
         let nodes = self.policy.admit(job, request)?;
@@ -223,7 +225,7 @@ impl<P: Clone> SchedulerCore<P> {
     }
 
     /// Ends a job, whose processes have ended or are to be killed. Its remains are removed from all nodes.
-    pub fn end(&mut self, now: Instant, job: JobId) {
+    pub(crate) fn end(&mut self, now: Instant, job: JobId) {
         let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) else {
             return;
         };
@@ -245,7 +247,7 @@ impl<P: Clone> SchedulerCore<P> {
     /// Requests a cut: freezes a job so that the contents of its channels are known.
     ///
     /// [`Event::Cut`] follows, unless the job ends before. A job that runs is resumed within its slice.
-    pub fn cut(&mut self, job: JobId) {
+    pub(crate) fn cut(&mut self, job: JobId) {
         self.cuts.push_back(job);
     }
 
@@ -256,7 +258,7 @@ impl<P: Clone> SchedulerCore<P> {
     ///
     /// In dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995), a message wakes one process, depending on its
     /// priority. Here it wakes the whole gang, and the bound above replaces priorities.
-    pub fn wake(&mut self, job: JobId) {
+    pub(crate) fn wake(&mut self, job: JobId) {
         let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
         if is_there && !self.running.contains(&job) {
             self.early_wakeups.wake(job);
@@ -264,12 +266,12 @@ impl<P: Clone> SchedulerCore<P> {
     }
 
     /// Removes the record of a job that has ended.
-    pub fn forget(&mut self, job: JobId) {
+    pub(crate) fn forget(&mut self, job: JobId) {
         self.jobs.remove(&job);
     }
 
     /// Takes the result of the outstanding order, which all daemons have carried out.
-    pub fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
+    pub(crate) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
         let took = Duration::from_nanos(now.nanos_since(self.phase_began));
         if !std::mem::take(&mut self.under_way) {
             return;
@@ -298,16 +300,11 @@ impl<P: Clone> SchedulerCore<P> {
             }
             _ => {}
         }
-        for &(job, count) in &outcome.ended {
-            if self.jobs.get(&job).is_some_and(|record| count >= record.launch.ranks) {
-                self.end(now, job);
-            }
-        }
     }
 
     /// Returns the next order for the daemons; `None` while an order is outstanding or a slice lasts.
     #[must_use]
-    pub fn poll_order(&mut self, now: Instant) -> Option<Action<P>> {
+    pub(crate) fn poll_order(&mut self, now: Instant) -> Option<Action> {
         if self.under_way {
             return None;
         }
@@ -324,41 +321,41 @@ impl<P: Clone> SchedulerCore<P> {
 
     /// Returns when to call [`SchedulerCore::poll_order`] again, unless another call comes first.
     #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let until = self.until.filter(|_| !self.under_way)?;
         Some(self.early_wakeups.next_at().map_or(until, |at| until.min(at)))
     }
 
     /// Returns the next event.
     #[must_use]
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub(crate) fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
     /// Returns the records of all jobs that are not forgotten.
     #[must_use]
-    pub const fn jobs(&self) -> &BTreeMap<JobId, JobRecord<P>> {
+    pub(crate) const fn jobs(&self) -> &BTreeMap<JobId, JobRecord> {
         &self.jobs
     }
 
     /// Returns the jobs of the current slice.
     #[must_use]
-    pub fn running(&self) -> &[JobId] {
+    pub(crate) fn running(&self) -> &[JobId] {
         &self.running
     }
 
     /// Returns whether there is nothing to do until a job is submitted.
     #[must_use]
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let nothing = self.fresh.is_empty() && self.ended.is_empty() && self.events.is_empty();
         nothing && !self.under_way && self.jobs.values().all(|job| job.ended.is_some())
     }
 
-    fn launch_of(&self, job: JobId) -> Option<Launch<P>> {
+    fn launch_of(&self, job: JobId) -> Option<Launch> {
         self.jobs.get(&job).map(|record| record.launch.clone())
     }
 
-    fn between(&mut self, now: Instant) -> Option<(Step, Action<P>)> {
+    fn between(&mut self, now: Instant) -> Option<(Step, Action)> {
         if let Some(job) = self.ended.pop_front() {
             return Some((Step::End(job), Action::End(job)));
         }
@@ -392,7 +389,7 @@ impl<P: Clone> SchedulerCore<P> {
     }
 
     /// Returns the next order of a cut in the job's own slice: the cut, then the job's resumption.
-    fn next_of_cut(&mut self) -> Option<(Step, Action<P>)> {
+    fn next_of_cut(&mut self) -> Option<(Step, Action)> {
         let job = self.frozen?;
         let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) else {
             self.frozen = None;
@@ -407,7 +404,7 @@ impl<P: Clone> SchedulerCore<P> {
     }
 
     /// Begins or ends an early wake-up.
-    fn early_wakeup(&mut self, now: Instant, left: Duration) -> Option<(Step, Action<P>)> {
+    fn early_wakeup(&mut self, now: Instant, left: Duration) -> Option<(Step, Action)> {
         let (jobs, fresh) = (&self.jobs, &self.fresh);
         let nodes = |job: JobId| {
             let record = jobs.get(&job).filter(|record| record.ended.is_none())?;
@@ -428,7 +425,7 @@ impl<P: Clone> SchedulerCore<P> {
     }
 
     /// Ends a slice: starts the jobs of the next one.
-    fn turn(&mut self, now: Instant) -> Option<(Step, Action<P>)> {
+    fn turn(&mut self, now: Instant) -> Option<(Step, Action)> {
         let next = self.policy.turn();
         if next.is_empty() && self.running.is_empty() {
             return None;
@@ -455,7 +452,7 @@ impl<P: Clone> SchedulerCore<P> {
         now: Instant,
         stopped: Vec<JobId>,
         started: Vec<JobId>,
-    ) -> (Step, Action<P>) {
+    ) -> (Step, Action) {
         let [freeze, save, restore, run] = [Duration::ZERO; 4];
         let freezing = stopped.clone();
         self.switch = Some(Switch { at: now, freeze, save, restore, run, stopped, started });
@@ -467,7 +464,7 @@ impl<P: Clone> SchedulerCore<P> {
     }
 
     /// Returns the next phase of the switch under way.
-    fn next_phase(&mut self) -> (Step, Action<P>) {
+    fn next_phase(&mut self) -> (Step, Action) {
         let switch = self.switch.as_ref().expect("a switch is under way");
         let (stop, started) = (switch.stopped.clone(), switch.started.clone());
         if self.phase == Step::Freeze

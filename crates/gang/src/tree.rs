@@ -2,7 +2,7 @@
 
 /// A complete tree over nodes 0 to n - 1; node 0 is the root.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Tree {
+pub(crate) struct Tree {
     arity: u16,
     nodes: u16,
 }
@@ -13,7 +13,7 @@ pub const DEFAULT_ARITY: u16 = 16;
 impl Tree {
     /// Creates a tree of `nodes` nodes (at least 1), each with up to `arity` children (at least 1).
     #[must_use]
-    pub const fn new(nodes: u16, arity: u16) -> Self {
+    pub(crate) const fn new(nodes: u16, arity: u16) -> Self {
         Self {
             arity: if arity == 0 { 1 } else { arity },
             nodes: if nodes == 0 { 1 } else { nodes },
@@ -22,12 +22,12 @@ impl Tree {
 
     /// Returns the parent of `node`; `None` for the root.
     #[must_use]
-    pub const fn parent(&self, node: u16) -> Option<u16> {
+    pub(crate) const fn parent(&self, node: u16) -> Option<u16> {
         if node == 0 { None } else { Some((node - 1) / self.arity) }
     }
 
     /// Returns the children of `node`.
-    pub fn children(&self, node: u16) -> impl Iterator<Item = u16> + use<> {
+    pub(crate) fn children(&self, node: u16) -> impl Iterator<Item = u16> + use<> {
         let first = u32::from(node) * u32::from(self.arity) + 1;
         let last = (first + u32::from(self.arity)).min(self.nodes.into());
         (first..last).map(|child| child as u16)
@@ -35,28 +35,16 @@ impl Tree {
 
     /// Returns whether `node` is in the subtree of `above`; `above` itself counts.
     #[must_use]
-    pub fn is_within(&self, node: u16, above: u16) -> bool {
+    pub(crate) fn is_within(&self, node: u16, above: u16) -> bool {
         let mut ancestors = std::iter::successors(Some(node), |node| self.parent(*node));
         node < self.nodes && ancestors.any(|node| node == above)
     }
 
     /// Returns the number of levels below `node`.
     #[must_use]
-    pub fn depth_below(&self, node: u16) -> u32 {
+    pub(crate) fn depth_below(&self, node: u16) -> u32 {
         // In a complete tree, the first child's subtree is the deepest.
         self.children(node).next().map_or(0, |child| 1 + self.depth_below(child))
-    }
-
-    /// Returns the number of levels below the root.
-    #[must_use]
-    pub fn depth(&self) -> u32 {
-        let mut node = self.nodes - 1;
-        let mut depth = 0;
-        while let Some(parent) = self.parent(node) {
-            node = parent;
-            depth += 1;
-        }
-        depth
     }
 }
 
@@ -94,7 +82,7 @@ mod tests {
 
     #[test]
     fn the_papers_tree_reaches_4096_nodes_in_three_steps() {
-        assert_eq!(Tree::new(64, DEFAULT_ARITY).depth(), 2);
-        assert_eq!(Tree::new(4096, DEFAULT_ARITY).depth(), 3);
+        assert_eq!(Tree::new(64, DEFAULT_ARITY).depth_below(0), 2);
+        assert_eq!(Tree::new(4096, DEFAULT_ARITY).depth_below(0), 3);
     }
 }

@@ -94,8 +94,9 @@ fn a_thousand_random_cuts_end_elsewhere_as_they_would_have_here() {
         let saved = saved.unwrap();
         saved.validate().unwrap_or_else(|violation| panic!("cut {cut}: {violation}"));
         in_transit += saved.in_transit().count();
-        let back = NetworkContext::from_json(&saved.to_json()).unwrap();
-        assert_eq!(saved.diff(&back), []);
+        let text = serde_json::to_string(&saved).unwrap();
+        let back: NetworkContext = serde_json::from_str(&text).unwrap();
+        assert_eq!(saved, back);
         let (_, ended) = leg(to, cut + 5_000, Some(&(back, progress)), None);
         assert_eq!(digests(&ended), whole, "cut {cut}, from {from} nodes to {to}");
     }
@@ -140,7 +141,6 @@ fn a_context_that_loses_or_doubles_a_message_is_no_consistent_cut() {
     let mut doubled = saved.clone();
     doubled.ranks[1].peers[0].acked = doubled.ranks[1].peers[0].acked.wrapping_add(1);
     doubled.validate().unwrap_err();
-    assert!(!saved.diff(&lost).is_empty());
     let mut swapped = saved;
     swapped.ranks.swap(0, 1);
     assert!(swapped.validate().unwrap_err().to_string().contains("ranks are not 0 to"));

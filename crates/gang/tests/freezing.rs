@@ -51,7 +51,7 @@ fn freeze(nodes: u16, arity: u16) -> f64 {
         let request = Request { nodes, weight: 1 };
         scheduler.client().submit(Submission { request, ranks: nodes, program: 0 });
         scheduler.run().await.unwrap();
-        scheduler.switches().to_vec()
+        scheduler.switches().cloned().collect::<Vec<_>>()
     };
     let switches = world.block_on(NodeId(0), task).expect("it comes to its end");
     let mut freezes: Vec<f64> =

@@ -1,5 +1,6 @@
 //! Daemons, trees and slices in virtual time.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use midplane_gang::schedule::{Placing, Policy, QueueTree, Request, RoundRobin};
 use midplane_gang::scheduler::{JobRecord, Phases, Scheduler, Submission, Switch};
 use midplane_gang::scheduler_core::{PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::fault::Faults;
-use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::sim::SimHost;
 
@@ -27,7 +27,7 @@ fn config(nodes: u16, arity: u16, mode: Mode) -> DaemonConfig {
 
 struct Outcome {
     switches: Vec<Switch>,
-    jobs: Vec<JobRecord>,
+    jobs: BTreeMap<JobId, JobRecord>,
     refused: usize,
     /// Of every rank that came to its end: job, rank, digests.
     ended: Vec<(JobId, u16, Vec<u64>)>,
@@ -48,13 +48,7 @@ fn schedule(
     let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, _| {
         let results = Arc::clone(&results);
         Box::pin(async move {
-            let places = launch.places();
-            let rank = (0..launch.ranks)
-                .find(|rank| {
-                    let place = places[usize::from(*rank)];
-                    place.node == host.node() && descriptor.rank().0 == *rank
-                })
-                .unwrap();
+            let rank = descriptor.rank().0;
             let progress = Arc::new(Mutex::new(Progress::new(launch.ranks, rank.into())));
             chatter(host, descriptor, Arc::clone(&progress), launch.program).await;
             let digests = progress.lock().unwrap().digests.clone();
@@ -77,8 +71,8 @@ fn schedule(
             scheduler.client().submit(submission);
         }
         scheduler.run().await.unwrap();
-        let jobs = scheduler.jobs().values().cloned().collect();
-        (scheduler.switches().to_vec(), jobs, scheduler.refused().len())
+        let switches = scheduler.switches().cloned().collect();
+        (switches, scheduler.jobs().clone(), scheduler.refused().len())
     };
     let (switches, jobs, refused) = world.block_on(NodeId(0), task).expect("it comes to its end");
     let ended = ended.lock().unwrap().clone();
@@ -115,16 +109,12 @@ fn jobs_that_share_a_cluster_end_as_if_alone() {
             vec![job(5, 5, 40), job(4, 8, 25), job(9, 9, 1), job(1, 1, 10)],
         );
         assert_eq!((outcome.refused, outcome.jobs.len()), (1, 3));
-        assert!(outcome.jobs.iter().all(|job| job.ended.is_some()));
+        assert!(outcome.jobs.values().all(|job| job.ended.is_some() && job.is_complete));
         assert_eq!(outcome.ended.len(), 5 + 8 + 1);
         assert!(outcome.switches.len() > 10, "{}", outcome.switches.len());
         for (job, rank, found) in outcome.ended {
-            let launch = outcome.jobs.iter().find(|it| it.launch.job == job).unwrap().launch;
-            assert_eq!(
-                found,
-                digests(launch.ranks, rank, launch.program),
-                "job {job}, rank {rank}"
-            );
+            let of = outcome.jobs[&job].submission;
+            assert_eq!(found, digests(of.ranks, rank, of.program), "job {job}, rank {rank}");
         }
     }
 }
@@ -154,8 +144,8 @@ fn what_is_saved_while_others_freeze_is_all_there() {
         assert_eq!(outcome.ended.len(), 7 + 9 + 2);
         assert!(outcome.switches.len() > 10, "{}", outcome.switches.len());
         for (job, rank, found) in outcome.ended {
-            let launch = outcome.jobs.iter().find(|it| it.launch.job == job).unwrap().launch;
-            assert_eq!(found, digests(launch.ranks, rank, launch.program));
+            let of = outcome.jobs[&job].submission;
+            assert_eq!(found, digests(of.ranks, rank, of.program));
         }
     }
 }
@@ -204,8 +194,8 @@ fn halves_of_a_cluster_run_different_jobs_at_once() {
     assert_eq!(outcome.ended.len(), 8 + 4 + 3 + 2);
     assert!(outcome.switches.iter().any(|switch| switch.started.len() > 1));
     for (job, rank, found) in outcome.ended {
-        let launch = outcome.jobs.iter().find(|it| it.launch.job == job).unwrap().launch;
-        assert_eq!(found, digests(launch.ranks, rank, launch.program));
+        let of = outcome.jobs[&job].submission;
+        assert_eq!(found, digests(of.ranks, rank, of.program));
     }
 }
 

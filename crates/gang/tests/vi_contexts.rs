@@ -3,11 +3,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::vis::interfaces::{Interfaces, RestoreError, SaveError};
+use crate::vis::interfaces_context::InterfacesContext;
 use crate::vis::{
     CHECKPOINTER, Plan, Program, attributes, connect, finish, hold, run, standing, start, world,
 };
-use midplane_gang::context::ReadError;
-use midplane_gang::interfaces::{Interfaces, InterfacesContext, RestoreError, SaveError};
 use midplane_gang::names::{JobId, Rank};
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
@@ -176,41 +176,7 @@ fn a_process_whose_numbers_contradict_each_other_is_named() {
         let said = violation.to_string();
         assert!(matches!(violation, Violation::Rank { rank: 1, .. }), "{what}: {said}");
         assert!(said.contains(what), "{what}: {said}");
-        let read = InterfacesContext::from_bytes(&changed.to_bytes().unwrap()).unwrap_err();
-        assert!(matches!(read, ReadError::Interfaces(found) if found == violation), "{read}");
-        InterfacesContext::from_json(&changed.to_json()).unwrap_err();
-    }
-}
-
-#[test]
-fn damaged_bytes_are_refused_with_what_and_where() {
-    let saved = example();
-    let bytes = saved.to_bytes().unwrap();
-    assert_eq!(InterfacesContext::from_bytes(&bytes).unwrap(), saved);
-    assert_eq!(InterfacesContext::from_json(&saved.to_json()).unwrap(), saved);
-    for cut in [0, 3, 19, 20, bytes.len() - 1] {
-        let said = InterfacesContext::from_bytes(&bytes[..cut]).unwrap_err().to_string();
-        assert!(said.starts_with("byte "), "{said}");
-    }
-    let mut channels = bytes.clone();
-    channels[..4].copy_from_slice(b"MPNC");
-    assert!(matches!(InterfacesContext::from_bytes(&channels), Err(ReadError::Foreign)));
-    let mut changed = bytes;
-    *changed.last_mut().unwrap() ^= 1;
-    assert!(matches!(InterfacesContext::from_bytes(&changed), Err(ReadError::Checksum { .. })));
-}
-
-proptest! {
-    #[test]
-    fn bytes_that_were_changed_anywhere_are_refused(at: usize, to: u8) {
-        thread_local! {
-            static SAVED: Vec<u8> = example().to_bytes().unwrap();
-        }
-        let mut bytes = SAVED.with(Clone::clone);
-        let at = at % bytes.len();
-        let before = bytes[at];
-        bytes[at] = to;
-        prop_assert_eq!(InterfacesContext::from_bytes(&bytes).is_ok(), before == to);
+        assert!(InterfacesContext::from_bytes(&changed.to_bytes()).is_none());
     }
 }
 
@@ -411,15 +377,14 @@ proptest! {
         changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..4),
     ) {
         thread_local! {
-            static SAVED: Vec<u8> = example().to_bytes().unwrap();
+            static SAVED: Vec<u8> = example().to_bytes();
         }
         let mut bytes = SAVED.with(Clone::clone);
-        let (head, body) = bytes.split_at_mut(20);
         for (at, to) in changes {
-            body[at % body.len()] = to;
+            let at = at % bytes.len();
+            bytes[at] = to;
         }
-        head[8..12].copy_from_slice(&crc32fast::hash(body).to_le_bytes());
-        if let Ok(changed) = InterfacesContext::from_bytes(&bytes) {
+        if let Some(changed) = InterfacesContext::from_bytes(&bytes) {
             take(changed);
         }
     }

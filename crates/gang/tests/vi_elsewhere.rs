@@ -3,11 +3,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::vis::interfaces_context::InterfacesContext;
 use crate::vis::talk::Image;
 use crate::vis::{
     ALL, BAD, Plan, Program, Totals, connect, finish, handed_on, hold, standing, start, world,
 };
-use midplane_gang::interfaces::InterfacesContext;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -68,7 +68,7 @@ async fn begin(
     hosts: &[SimHost],
     plan: &Plan,
     from: Option<Cut>,
-) -> (Vec<Arc<Mutex<Program>>>, midplane_gang::interfaces::Interfaces) {
+) -> (Vec<Arc<Mutex<Program>>>, crate::vis::interfaces::Interfaces) {
     let Some(Cut { saved, images }) = from else {
         let programs = connect(hosts, plan).await;
         let held = hold(hosts, &programs);

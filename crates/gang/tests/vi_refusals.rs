@@ -1,7 +1,7 @@
 //! What is refused halfway, or of a process's own part: nothing is lost by it.
 
+use crate::vis::interfaces::{Interfaces, PortControl, RankPort, SaveError};
 use crate::vis::{CHECKPOINTER, PORT_SUSPENDER, attributes, finish, world};
-use midplane_gang::interfaces::{Interfaces, PortControl, RankPort, SaveError};
 use midplane_gang::names::{JobId, Rank};
 use midplane_gang::port_suspender::PortSuspender;
 use midplane_gang::process::SuspendHandle;

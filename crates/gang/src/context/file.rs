@@ -1,4 +1,4 @@
-//! Encodes contexts as bytes and as JSON.
+//! Encodes contexts as bytes.
 //!
 //! | offset | bytes | content |
 //! |---|---|---|
@@ -19,7 +19,7 @@ pub(crate) const FORMAT: u16 = 1;
 const MAGIC: [u8; 4] = *b"MPNC";
 const HEAD: usize = 20;
 
-/// Errors of reading a context from bytes or JSON.
+/// Errors of reading a context.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReadError {
@@ -51,21 +51,15 @@ pub enum ReadError {
     /// The body can't be decoded.
     #[error("byte {HEAD}: {0}")]
     Body(WireError),
-    /// The JSON can't be parsed.
-    #[error("this is not a context in JSON: {0}")]
-    Json(#[from] serde_json::Error),
     /// The context is not a consistent cut.
     #[error("the context contradicts itself: {0}")]
     Inconsistent(#[from] Violation),
-    /// The context is not a consistent cut of a job's Virtual Interfaces.
-    #[error("the context contradicts itself: {0}")]
-    Interfaces(#[from] midplane_via::context::Violation),
 }
 
 /// Prepends a head to a context's body.
-pub(crate) fn seal(magic: [u8; 4], body: &[u8]) -> Vec<u8> {
+fn seal(body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD + body.len());
-    bytes.extend_from_slice(&magic);
+    bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&FORMAT.to_le_bytes());
     bytes.extend_from_slice(&[0; 2]);
     bytes.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
@@ -75,9 +69,9 @@ pub(crate) fn seal(magic: [u8; 4], body: &[u8]) -> Vec<u8> {
 }
 
 /// Checks a context's head, and returns the body.
-pub(crate) fn unseal(magic: [u8; 4], bytes: &[u8]) -> Result<&[u8], ReadError> {
+fn unseal(bytes: &[u8]) -> Result<&[u8], ReadError> {
     let there = bytes.len() as u64;
-    if !bytes.starts_with(&magic[..bytes.len().min(4)]) {
+    if !bytes.starts_with(&MAGIC[..bytes.len().min(4)]) {
         return Err(ReadError::Foreign);
     }
     let Some((head, body)) = bytes.split_first_chunk::<HEAD>() else {
@@ -105,7 +99,7 @@ impl NetworkContext {
     /// # Errors
     /// [`WireError::TooLong`] beyond a gigabyte.
     pub fn to_bytes(&self) -> Result<Vec<u8>, WireError> {
-        Ok(seal(MAGIC, &wire::encode_long(self)?))
+        Ok(seal(&wire::encode_long(self)?))
     }
 
     /// Reads the bytes of [`NetworkContext::to_bytes`], and checks the context.
@@ -113,27 +107,8 @@ impl NetworkContext {
     /// # Errors
     /// [`ReadError`], with the position of the problem.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ReadError> {
-        let body = unseal(MAGIC, bytes)?;
+        let body = unseal(bytes)?;
         let context: Self = wire::decode_long(body).map_err(ReadError::Body)?;
-        context.validate()?;
-        Ok(context)
-    }
-
-    /// Encodes the context as JSON, to be read by people.
-    ///
-    /// # Panics
-    /// Never: every context can be written as JSON.
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("every context can be written as JSON")
-    }
-
-    /// Reads the text of [`NetworkContext::to_json`], and checks the context.
-    ///
-    /// # Errors
-    /// [`ReadError`], with the position of the problem.
-    pub fn from_json(text: &str) -> Result<Self, ReadError> {
-        let context: Self = serde_json::from_str(text)?;
         context.validate()?;
         Ok(context)
     }

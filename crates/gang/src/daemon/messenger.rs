@@ -1,77 +1,52 @@
-//! A daemon's connection with its parent and children, over a channel that no user's job can stop.
+//! A daemon's connections with its parent and children, over a channel that no user's job can stop.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use midplane_simhw::host::Host;
-use midplane_simhw::id::NodeId;
 use midplane_simhw::wire;
+use serde::{Deserialize, Serialize};
 
 use super::DaemonError;
-use super::early_save::until;
-use super::order::Message;
 use crate::channel::geometry::{FifoSize, Geometry};
 use crate::channel::{Channel, Closed, SendError};
 use crate::controller::{ContextOptions, Controller};
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
+use crate::node_core::message::{Down, Up};
+use crate::queue::until;
+use midplane_simhw::id::NodeId;
 
 /// The daemons' own job.
 const DAEMONS: JobId = JobId(0);
 /// The daemons' channel; users' jobs have the channels after it.
 const OWN_CHANNEL: ChannelId = ChannelId(0);
-/// FIFOs of the daemons' channel: orders are short and few.
+/// FIFOs of the daemons' channel: their messages are short and few.
 const OWN_FIFOS: Geometry = Geometry {
     send: FifoSize { messages: 80, bytes: 16 << 10 },
     receive: FifoSize { messages: 160, bytes: 16 << 10 },
     message: 1024,
 };
-/// If this daemon's part of an order takes longer, it may be waiting for a daemon that is gone.
-const GRACE: Duration = Duration::from_secs(1);
+/// Longest time that an ending daemon waits until the others have received its last messages.
+const LINGER: Duration = Duration::from_secs(1);
 
-/// Notifies a daemon's work that the daemon was dropped.
-#[derive(Debug, Default)]
-pub(super) struct Halt(Mutex<(bool, Option<Waker>)>);
-
-impl Halt {
-    fn state(&self) -> MutexGuard<'_, (bool, Option<Waker>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn raise(&self) {
-        let mut state = self.state();
-        state.0 = true;
-        let waker = state.1.take();
-        drop(state);
-        waker.into_iter().for_each(Waker::wake);
-    }
-
-    async fn raised(&self) {
-        poll_fn(|context| {
-            let mut state = self.state();
-            if state.0 {
-                return Poll::Ready(());
-            }
-            let before = state.1.replace(context.waker().clone());
-            drop(state);
-            drop(before);
-            Poll::Pending
-        })
-        .await;
-    }
+/// A message between two daemons.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// The sender is a child of the receiver.
+    Hello,
+    Up(Up),
+    Down(Down),
+    /// The sender ends.
+    Bye,
 }
 
-/// A daemon's connection with its parent and children.
+/// A daemon's connections.
 pub(super) struct Messenger {
-    node: NodeId,
     channel: Channel,
     /// Keeps the channel open.
     _own: Controller,
-    /// Messages received while the daemon waited for something else.
-    inbox: VecDeque<(Rank, Message)>,
-    halt: Arc<Halt>,
+    /// Messages for which there was no room yet.
+    outbox: VecDeque<(Rank, Vec<u8>)>,
 }
 
 impl Messenger {
@@ -83,101 +58,66 @@ impl Messenger {
         let context = own.open_context(ContextOptions { job: DAEMONS, rank, places }).await?;
         own.start(context, Epoch(1)).await?;
         let channel = Channel::attach(host, own.descriptor(context)).await?;
-        let (inbox, halt) = (VecDeque::new(), Arc::default());
-        Ok(Self { node: host.node(), channel, _own: own, inbox, halt })
+        Ok(Self { channel, _own: own, outbox: VecDeque::new() })
     }
 
-    pub(super) fn halt(&self) -> Arc<Halt> {
-        Arc::clone(&self.halt)
-    }
-
-    /// Returns the result of `wait`, unless this daemon is dropped.
-    async fn unless_halted<T>(
-        wait: impl Future<Output = Result<T, Closed>>,
-        (node, halt): (NodeId, &Halt),
-    ) -> Result<T, DaemonError> {
-        let value = until(wait, halt.raised()).await.ok_or(DaemonError::Gone { node })?;
-        Ok(value?)
-    }
-
-    /// Returns the next message.
+    /// Sends a message once there is room.
     ///
     /// # Errors
-    /// [`DaemonError::Gone`] if the message reports that a daemon is gone.
-    pub(super) async fn receive(&mut self) -> Result<(Rank, Message), DaemonError> {
-        match self.inbox.pop_front() {
-            Some(first) => Ok(first),
-            None => self.receive_next().await,
-        }
+    /// [`DaemonError::TooLong`].
+    pub(super) fn post(&mut self, to: u16, message: &Message) -> Result<(), DaemonError> {
+        let bytes = wire::encode(message).ok();
+        let bytes = bytes.filter(|bytes| bytes.len() <= OWN_FIFOS.message as usize);
+        self.outbox.push_back((Rank(to), bytes.ok_or(DaemonError::TooLong)?));
+        self.send_some()
     }
 
-    async fn receive_next(&mut self) -> Result<(Rank, Message), DaemonError> {
-        loop {
-            let wait = self.channel.receive();
-            let (from, bytes) = Self::unless_halted(wait, (self.node, &self.halt)).await?;
-            match wire::decode(&bytes) {
-                Ok(Message::Gone(node)) => return Err(DaemonError::Gone { node }),
-                Ok(message) => return Ok((from, message)),
-                Err(_) => {}
+    fn send_some(&mut self) -> Result<(), DaemonError> {
+        while let Some((to, bytes)) = self.outbox.front() {
+            match self.channel.try_send(*to, bytes) {
+                Err(SendError::Full) => return Ok(()),
+                Err(_) => return Err(Closed.into()),
+                Ok(()) => drop(self.outbox.pop_front()),
             }
-        }
-    }
-
-    pub(super) async fn send(&mut self, to: Rank, message: &Message) -> Result<(), DaemonError> {
-        let too_long = SendError::TooLong { length: wire::LIMIT, most: OWN_FIFOS.message };
-        let bytes = wire::encode(message).map_err(|_| DaemonError::Order(too_long))?;
-        loop {
-            match self.channel.try_send(to, &bytes) {
-                Err(SendError::Full) => {}
-                sent => return sent.map_err(DaemonError::Order),
-            }
-            // The receiver may be gone; then a message reports that.
-            let wait = self.channel.room();
-            Self::unless_halted(wait, (self.node, &self.halt)).await?;
-            while self.channel.waiting() > 0 {
-                let next = self.receive_next().await?;
-                self.inbox.push_back(next);
-            }
-        }
-    }
-
-    /// Returns the error for which this daemon's part of an order is to be given up.
-    ///
-    /// Messages are not polled within the first [`GRACE`], so an order that is carried out in that time is not
-    /// disturbed.
-    pub(super) async fn wait_for_failure(&mut self, host: &impl Host) -> DaemonError {
-        let grace = async {
-            host.sleep_until(host.now() + GRACE).await;
-            Ok(())
-        };
-        if let Err(error) = Self::unless_halted(grace, (self.node, &self.halt)).await {
-            return error;
-        }
-        loop {
-            match self.receive_next().await {
-                Ok(next) => self.inbox.push_back(next),
-                Err(error) => return error,
-            }
-        }
-    }
-
-    /// Waits until all messages sent have been accepted.
-    pub(super) async fn flush(&mut self) -> Result<(), Closed> {
-        while !self.channel.is_flushed() {
-            self.channel.room().await?;
         }
         Ok(())
     }
 
-    /// Sends the notice that the daemon of `node` is gone.
-    pub(super) async fn send_gone(&mut self, node: NodeId, to: impl Iterator<Item = u16>) {
-        let bytes = wire::encode(&Message::Gone(node)).expect("the notice is short");
-        for relative in to {
-            if self.channel.send(Rank(relative), &bytes).await.is_err() {
-                return;
+    /// Returns the next message and its sender.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, nothing is lost.
+    pub(super) async fn receive(&mut self) -> Result<(u16, Message), DaemonError> {
+        loop {
+            self.send_some()?;
+            let next = match self.outbox.is_empty() {
+                true => Some(self.channel.receive().await?),
+                false => self.channel.try_receive(),
+            };
+            match next {
+                None => self.channel.room().await?,
+                Some((from, bytes)) => {
+                    // A message that can't be decoded is no daemon's.
+                    if let Ok(message) = wire::decode(&bytes) {
+                        return Ok((from.0, message));
+                    }
+                }
             }
         }
-        // If the channel is closed, there is no peer to wait for.
-        let _ = self.flush().await;
+    }
+
+    /// Waits until the receivers have accepted all messages, for [`LINGER`] at most.
+    pub(super) async fn finish(mut self, host: &impl Host) {
+        let end = host.sleep_until(host.now() + LINGER);
+        let flushed = async {
+            while !self.outbox.is_empty() || !self.channel.is_flushed() {
+                if self.send_some().is_err() || self.channel.room().await.is_err() {
+                    return;
+                }
+                // Others' messages need room too.
+                while self.channel.try_receive().is_some() {}
+            }
+        };
+        let _ = until(flushed, end).await;
     }
 }

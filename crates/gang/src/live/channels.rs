@@ -15,10 +15,11 @@ use crate::channel::geometry::Geometry;
 use crate::contexts::{Contexts, ContextsConfig};
 use crate::controller::{ControlError, Controller};
 use crate::daemon::{Costs, Mode};
-use crate::names::JobId;
+use crate::names::{Epoch, JobId};
 use crate::node_core::message::Cluster;
+use crate::node_core::order::{Action, Outcome};
 use crate::node_core::{Step, StepOutcome};
-use crate::step_queue::{Executor, StepQueue};
+use crate::steps::{self, Executor, StepQueue};
 use ports::Ports;
 pub(super) use ports::{CHECKPOINTER, Hold, PORT_SUSPENDER, ProcessGroups};
 
@@ -70,7 +71,7 @@ pub(super) fn start(
     let (to_copy, done) = (Vec::new(), events.clone());
     let channels = Channels { contexts, ports, to_copy, processes, events };
     let steps = StepQueue::default();
-    tokio::spawn(steps.clone().run(channels, move |number, result| {
+    tokio::spawn(steps::run(steps.clone(), channels, move |number, result| {
         let _ = done.send(Event::StepDone(number, result));
     }));
     Ok(steps)
@@ -92,12 +93,12 @@ impl<H: Host> Executor for Channels<H> {
 impl<H: Host> Channels<H> {
     async fn carry_out_all(&mut self, step: &Step) -> Result<StepOutcome, ControlError> {
         let mut joined = StepOutcome::default();
-        if let Step::Join { run, moved } = step {
-            let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
-            joined = self.ports.join(&jobs, moved).await.into();
-        }
-        if let Step::Close(jobs) = step {
-            self.ports.resume(jobs).await?;
+        match step {
+            Step::Channels(Action::Join { run, moved }) => {
+                joined = self.ports.join(&jobs_of(run), moved).await.into();
+            }
+            Step::Close(jobs) => self.ports.resume(jobs).await?,
+            _ => {}
         }
         let mut done = self.contexts.carry_out(step).await?;
         done.outcome.add(joined.outcome);
@@ -110,24 +111,40 @@ impl<H: Host> Channels<H> {
                 });
                 let _ = self.events.send(Event::Opened(launch.job, passes.collect()));
             }
-            Step::Stop { jobs, copy } => {
-                if *copy {
-                    self.to_copy.clone_from(jobs);
-                }
-                let groups = self.processes.of(jobs);
-                done.outcome.add(self.ports.stop(&groups).await?);
-            }
-            Step::Exchange { away, start, .. } => {
-                done.outcome.add(self.ports.forget(away).await);
-                done.outcome.add(self.ports.restore(start).await);
-            }
-            Step::Cut(job) => done.outcome.interfaces.extend(self.ports.save(*job).await),
-            Step::Switch { run, .. } | Step::Join { run, .. } => {
-                let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
-                self.ports.resume(&jobs).await?;
-            }
+            Step::Channels(action) => self.control_ports(action, &mut done.outcome).await?,
             _ => {}
         }
         Ok(done)
     }
+
+    /// Carries the ports' part of an action out, after that of the channels.
+    async fn control_ports(
+        &mut self,
+        action: &Action,
+        outcome: &mut Outcome,
+    ) -> Result<(), ControlError> {
+        match action {
+            Action::Freeze(jobs) | Action::Leave(jobs) => {
+                if matches!(action, Action::Leave(_)) {
+                    self.to_copy.clone_from(jobs);
+                }
+                let groups = self.processes.of(jobs);
+                outcome.add(self.ports.stop(&groups).await?);
+            }
+            Action::Exchange { away, start, .. } => {
+                outcome.add(self.ports.forget(away).await);
+                outcome.add(self.ports.restore(start).await);
+            }
+            Action::Cut(job) => outcome.interfaces.extend(self.ports.save(*job).await),
+            Action::Run(run) | Action::Switch { run, .. } | Action::Join { run, .. } => {
+                self.ports.resume(&jobs_of(run)).await?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn jobs_of(run: &[(JobId, Epoch)]) -> Vec<JobId> {
+    run.iter().map(|(job, _)| *job).collect()
 }

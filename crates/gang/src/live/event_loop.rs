@@ -17,7 +17,7 @@ use super::streams;
 use crate::names::JobId;
 use crate::node_core::message::{Down, RankEvent, Reply, Request, Up};
 use crate::node_core::{ClientId, Effect, NodeCore, Peer, Read, Step, StepOutcome, Transmit};
-use crate::step_queue::StepQueue;
+use crate::steps::StepQueue;
 pub(super) use refusals::Refusal;
 use refusals::Refusals;
 
@@ -240,7 +240,7 @@ impl EventLoop {
             }
             Step::Kill(jobs) => self.local.kill(number, &jobs),
             other => match &self.channels {
-                Some(channels) => channels.push(number, other),
+                Some(channels) => channels.push((number, other)),
                 None => self.core.handle_step_done(now(), number, Ok(StepOutcome::default())),
             },
         }

@@ -17,9 +17,9 @@ use super::link::Stream;
 use super::process::Process;
 use super::still::descendants_stand;
 use super::stub::Reaper;
-use crate::daemon::Outcome;
 use crate::names::JobId;
 use crate::node_core::message::{Cluster, End, Word};
+use crate::node_core::order::Outcome;
 
 /// How often processes are checked before the daemon waits for a signal instead.
 const CHECKS: usize = 30;

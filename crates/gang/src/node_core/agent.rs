@@ -4,55 +4,53 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use midplane_simhw::wire;
 
-use super::message::{Cluster, Program};
+use super::message::Cluster;
+use super::order::{Action, Launch, Outcome};
 use super::state_chunk::{RankState, StateChunk};
 use crate::context::ChannelContext;
-use crate::daemon::{Action, Launch, Outcome};
-use crate::interfaces::RestoredInterface;
-use crate::names::{Epoch, JobId};
+use crate::names::JobId;
 
 /// A step of a node's own part of an order. It concerns the ranks of the jobs that are on this node.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// Opens the channels of a job's ranks. Ranks of a job that was saved have contexts.
-    Open(Launch<Program>, BTreeMap<u16, ChannelContext>),
+    Open(Launch, BTreeMap<u16, ChannelContext>),
     /// Starts the ranks of a job, suspended, each with the state that it was saved with.
-    Start(Launch<Program>, BTreeMap<u16, Vec<u8>>),
+    Start(Launch, BTreeMap<u16, Vec<u8>>),
     /// Suspends the processes of jobs.
     Suspend(Vec<JobId>),
-    /// Stops the channels of jobs, and waits until all are steady.
-    Stop {
-        jobs: Vec<JobId>,
-        /// True if the contexts may be copied after the step is reported: [`Step::Switch`] or another step will save
-        /// them.
-        copy: bool,
-    },
-    /// Saves the contexts of stopped jobs.
-    Save(Vec<JobId>),
-    /// Restores the contexts of jobs.
-    Restore(Vec<JobId>),
-    /// Saves the contexts of `stop`, then restores and starts those of `run`.
-    Switch { stop: Vec<JobId>, run: Vec<(JobId, Epoch)> },
-    /// Saves the contexts of `stop` and restores those of `start`. The NIC forgets the Virtual Interfaces of `away`, and
-    /// gets back those of `start`.
-    Exchange { stop: Vec<JobId>, away: Vec<JobId>, start: Vec<JobId> },
-    /// Connects restored interfaces with their other ends, and starts the contexts of `run`.
-    Join { run: Vec<(JobId, Epoch)>, moved: Vec<RestoredInterface> },
+    /// Carries the channels' part of an action out. [`Action::Freeze`] and [`Action::Leave`] stop the channels, and wait
+    /// until all are steady. After [`Action::Leave`] is reported, the contexts may be copied: they will be saved.
+    Channels(Action),
     /// Resumes the processes of jobs.
     Resume(Vec<JobId>),
-    /// Copies the contexts of a stopped job for a checkpoint.
-    Cut(JobId),
     /// Kills the processes of jobs, and waits until all have ended.
     Kill(Vec<JobId>),
-    /// Closes the channels of jobs. Cancels the step before, if that is under way.
+    /// Closes the channels of jobs. Cancels the step before, if that waits until channels are steady.
     Close(Vec<JobId>),
+}
+
+impl Step {
+    /// Returns whether the step waits until channels are steady.
+    pub(crate) const fn is_stop(&self) -> bool {
+        matches!(self, Self::Channels(Action::Freeze(_) | Action::Leave(_)))
+    }
+
+    /// Describes the step, without programs, variables and states.
+    fn shown(&self) -> String {
+        match self {
+            Self::Open(launch, _) => format!("Open({})", launch.job),
+            Self::Start(launch, _) => format!("Start({})", launch.job),
+            other => format!("{other:?}"),
+        }
+    }
 }
 
 /// The result of a step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepOutcome {
     pub(crate) outcome: Outcome,
-    /// For [`Step::Cut`]: the contexts.
+    /// For [`Action::Cut`]: the contexts.
     pub(crate) contexts: Vec<ChannelContext>,
 }
 
@@ -60,6 +58,18 @@ impl From<Outcome> for StepOutcome {
     fn from(outcome: Outcome) -> Self {
         Self { outcome, contexts: Vec::new() }
     }
+}
+
+/// The step that the shell carries out.
+#[derive(Debug)]
+struct UnderWay {
+    number: u64,
+    /// For [`Step::Channels`]: the action.
+    action: Option<Action>,
+    /// The jobs of which nothing is left here afterwards.
+    ends: Vec<JobId>,
+    /// The step, to show.
+    shown: String,
 }
 
 /// Turns actions into steps.
@@ -80,21 +90,6 @@ pub(super) struct Agent {
     steps: VecDeque<Step>,
     under_way: Option<UnderWay>,
     next_step: u64,
-}
-
-/// The step that the shell carries out.
-#[derive(Debug)]
-struct UnderWay {
-    number: u64,
-    /// The job that is cut.
-    cut: Option<JobId>,
-    /// The jobs of which nothing is left here afterwards.
-    ends: Vec<JobId>,
-    /// For [`Step::Stop`]: its jobs, and whether they are copied.
-    stops: Vec<JobId>,
-    copy: bool,
-    /// The step, to show.
-    shown: String,
 }
 
 impl Agent {
@@ -120,65 +115,36 @@ impl Agent {
     }
 
     /// Begins this node's part of an order.
-    pub(super) fn begin(&mut self, number: u32, action: Action<Program>) {
+    pub(super) fn begin(&mut self, number: u32, action: Action) {
         self.order = Some(number);
-        let steps = self.steps_of(action);
-        let has_channels = self.has_channels;
-        let is_needed = |step: &Step| {
-            has_channels
-                || matches!(
-                    step,
-                    Step::Start(..) | Step::Suspend(_) | Step::Resume(_) | Step::Kill(_)
-                )
-        };
-        self.steps.extend(steps.into_iter().filter(is_needed));
-    }
-
-    fn steps_of(&mut self, action: Action<Program>) -> Vec<Step> {
-        let here = |jobs: Vec<JobId>| {
-            jobs.into_iter().filter(|job| self.jobs.contains(job)).collect::<Vec<_>>()
-        };
-        let run_here = |run: Vec<(JobId, Epoch)>| {
-            run.into_iter().filter(|(job, _)| self.jobs.contains(job)).collect::<Vec<_>>()
-        };
-        let names = |run: &[(JobId, Epoch)]| run.iter().map(|(job, _)| *job).collect::<Vec<_>>();
+        let is_here = action.jobs().any(|job| self.jobs.contains(&job));
         let steps = match action {
-            Action::Launch(launch) => return self.launch(launch),
-            Action::Freeze(jobs) => vec![
-                Step::Suspend(here(jobs.clone())),
-                Step::Stop { jobs: here(jobs), copy: false },
-            ],
-            Action::Leave(jobs) => {
-                vec![Step::Suspend(here(jobs.clone())), Step::Stop { jobs: here(jobs), copy: true }]
+            Action::Launch(launch) => self.launch(launch),
+            _ if !is_here => Vec::new(),
+            Action::Freeze(ref jobs) | Action::Leave(ref jobs) => {
+                vec![Step::Suspend(jobs.clone()), Step::Channels(action)]
             }
-            Action::Save(jobs) => vec![Step::Save(here(jobs))],
-            Action::Restore(jobs) => vec![Step::Restore(here(jobs))],
-            Action::Run(run) => {
-                let run = run_here(run);
-                let jobs = names(&run);
-                vec![Step::Switch { stop: Vec::new(), run }, Step::Resume(jobs)]
+            Action::Run(ref run)
+            | Action::Switch { ref run, .. }
+            | Action::Join { ref run, .. } => {
+                let resumes = Step::Resume(run.iter().map(|(job, _)| *job).collect());
+                vec![Step::Channels(action), resumes]
             }
-            Action::Switch { stop, run } => {
-                let run = run_here(run);
-                let jobs = names(&run);
-                vec![Step::Switch { stop: here(stop), run }, Step::Resume(jobs)]
-            }
-            Action::Exchange { stop, away, start } => {
-                vec![Step::Exchange { stop: here(stop), away: here(away), start: here(start) }]
-            }
-            Action::Join { run, moved } => {
-                let run = run_here(run);
-                let jobs = names(&run);
-                vec![Step::Join { run, moved }, Step::Resume(jobs)]
-            }
-            Action::End(job) => vec![Step::Kill(here(vec![job])), Step::Close(here(vec![job]))],
-            Action::Cut(job) if self.jobs.contains(&job) => vec![Step::Cut(job)],
-            Action::Cut(_) | Action::Report | Action::Quit => Vec::new(),
+            Action::End(job) => vec![Step::Kill(vec![job]), Step::Close(vec![job])],
+            _ => vec![Step::Channels(action)],
         };
-        steps.into_iter().filter(|step| !is_empty(step)).collect()
+        self.add(steps);
     }
 
-    fn launch(&mut self, launch: Launch<Program>) -> Vec<Step> {
+    /// Adds steps, without those of channels if ranks have none.
+    fn add(&mut self, steps: impl IntoIterator<Item = Step>) {
+        let of_channels =
+            |step: &Step| matches!(step, Step::Open(..) | Step::Channels(_) | Step::Close(_));
+        let steps = steps.into_iter().filter(|step| self.has_channels || !of_channels(step));
+        self.steps.extend(steps);
+    }
+
+    fn launch(&mut self, launch: Launch) -> Vec<Step> {
         let job = launch.job;
         // Jobs are launched in the order of their numbers: an earlier one with states has ended before its launch.
         let later = self.states.split_off(&(JobId(job.0.saturating_add(1)), 0));
@@ -202,28 +168,24 @@ impl Agent {
         self.states.clear();
         if !self.jobs.is_empty() {
             let jobs: Vec<JobId> = self.jobs.iter().copied().collect();
-            self.steps.push_back(Step::Kill(jobs.clone()));
-            if self.has_channels {
-                self.steps.push_back(Step::Close(jobs));
-            }
+            self.add([Step::Kill(jobs.clone()), Step::Close(jobs)]);
         }
     }
 
     /// Ends a job at once if an order under way stops it: a channel to a node that is lost is never steady.
     pub(super) fn abandon(&mut self, job: JobId) {
-        let stops = |step: &Step| matches!(step, Step::Stop { jobs, .. } if jobs.contains(&job));
-        let under_way = self.under_way.take_if(|step| step.stops.contains(&job));
-        if under_way.is_none() && !self.steps.iter().any(stops) {
-            return;
+        let stops = |action: &Action| match action {
+            Action::Freeze(jobs) | Action::Leave(jobs) => jobs.contains(&job),
+            _ => false,
+        };
+        let again = self.under_way.take_if(|step| step.action.as_ref().is_some_and(stops));
+        let will_stop = |step: &Step| matches!(step, Step::Channels(action) if stops(action));
+        if self.jobs.contains(&job) && (again.is_some() || self.steps.iter().any(will_stop)) {
+            let later = std::mem::take(&mut self.steps);
+            self.add([Step::Kill(vec![job]), Step::Close(vec![job])]);
+            let again = again.and_then(|step| step.action).map(Step::Channels);
+            self.steps.extend(again.into_iter().chain(later));
         }
-        let end = [Step::Kill(vec![job]), Step::Close(vec![job])];
-        let again = under_way.map(|step| {
-            let jobs = step.stops.into_iter().filter(|other| *other != job).collect();
-            Step::Stop { jobs, copy: step.copy }
-        });
-        let rest = self.steps.drain(..).map(|step| without(step, job)).collect::<Vec<_>>();
-        let steps = end.into_iter().chain(again).chain(rest);
-        self.steps = steps.filter(|step| !is_empty(step)).collect();
     }
 
     /// Returns the next step and its number; `None` while a step is under way.
@@ -234,17 +196,13 @@ impl Agent {
         let step = self.steps.pop_front()?;
         let number = self.next_step;
         self.next_step += 1;
-        let cut = if let Step::Cut(job) = step { Some(job) } else { None };
+        let action = if let Step::Channels(action) = &step { Some(action.clone()) } else { None };
         let ends = match &step {
             Step::Kill(jobs) if !self.has_channels => jobs.clone(),
             Step::Close(jobs) => jobs.clone(),
             _ => Vec::new(),
         };
-        let (stops, copy) = match &step {
-            Step::Stop { jobs, copy } => (jobs.clone(), *copy),
-            _ => (Vec::new(), false),
-        };
-        self.under_way = Some(UnderWay { number, cut, ends, stops, copy, shown: shown(&step) });
+        self.under_way = Some(UnderWay { number, action, ends, shown: step.shown() });
         Some((number, step))
     }
 
@@ -254,7 +212,7 @@ impl Agent {
         match done {
             Ok(StepOutcome { outcome, contexts }) => {
                 self.outcome.add(outcome);
-                if let Some(job) = step.cut {
+                if let Some(Action::Cut(job)) = step.action {
                     self.cut.extend(contexts.into_iter().map(|context| (job, context)));
                 }
             }
@@ -282,7 +240,6 @@ impl Agent {
     }
 
     /// Returns whether nothing of any job is left here.
-    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty() && self.under_way.is_none() && self.steps.is_empty()
     }
@@ -290,46 +247,8 @@ impl Agent {
     /// Describes the step under way.
     pub(super) fn explain(&self) -> String {
         let Self { order, jobs, under_way, steps, .. } = self;
-        let next: Vec<String> = steps.iter().map(shown).collect();
+        let next: Vec<String> = steps.iter().map(Step::shown).collect();
         let under_way = under_way.as_ref().map(|step| &step.shown);
         format!("order {order:?}: step {under_way:?}, then {next:?}; jobs here: {jobs:?}")
-    }
-}
-
-/// Describes a step, without programs, variables and states.
-fn shown(step: &Step) -> String {
-    match step {
-        Step::Open(launch, _) => format!("Open({})", launch.job),
-        Step::Start(launch, _) => format!("Start({})", launch.job),
-        other => format!("{other:?}"),
-    }
-}
-
-/// Returns a step of an order that stops jobs, without one of them.
-fn without(step: Step, job: JobId) -> Step {
-    let rest = |jobs: Vec<JobId>| jobs.into_iter().filter(|other| *other != job).collect();
-    match step {
-        Step::Suspend(jobs) => Step::Suspend(rest(jobs)),
-        Step::Stop { jobs, copy } => Step::Stop { jobs: rest(jobs), copy },
-        other => other,
-    }
-}
-
-/// Returns whether a step concerns no job.
-fn is_empty(step: &Step) -> bool {
-    match step {
-        Step::Open(..) | Step::Start(..) | Step::Cut(_) => false,
-        Step::Suspend(jobs)
-        | Step::Stop { jobs, .. }
-        | Step::Save(jobs)
-        | Step::Restore(jobs)
-        | Step::Resume(jobs)
-        | Step::Kill(jobs)
-        | Step::Close(jobs) => jobs.is_empty(),
-        Step::Switch { stop, run } => stop.is_empty() && run.is_empty(),
-        Step::Exchange { stop, away, start } => {
-            stop.is_empty() && away.is_empty() && start.is_empty()
-        }
-        Step::Join { run, .. } => run.is_empty(),
     }
 }

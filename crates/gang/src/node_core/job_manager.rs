@@ -11,8 +11,8 @@ use midplane_simhw::time::Instant;
 use super::message::{Cluster, End, Over, Program, Reply};
 use super::{ClientId, RankEvent};
 use crate::channel::geometry::Geometry;
-use crate::daemon::{Action, Order, Outcome};
 use crate::names::JobId;
+use crate::node_core::order::{Action, Order, Outcome};
 use crate::schedule::{AdmitError, Policy, Request};
 use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
 use saving::Saves;
@@ -91,10 +91,18 @@ pub(crate) struct RootConfig {
     pub(crate) has_streams: bool,
 }
 
+/// Whether all daemons are to end.
+#[derive(Clone, Copy, Debug)]
+enum Quitting {
+    No,
+    Due,
+    Ordered,
+}
+
 /// The root's part.
 #[derive(Debug)]
 pub(crate) struct JobManager {
-    scheduler_core: SchedulerCore<Program>,
+    scheduler_core: SchedulerCore,
     cluster: Cluster,
     geometry: Option<Geometry>,
     most_saved: u64,
@@ -108,6 +116,8 @@ pub(crate) struct JobManager {
     switches: VecDeque<(Switch, Vec<JobId>)>,
     switch_count: u64,
     next_order: u32,
+    quitting: Quitting,
+    has_lost_a_host: bool,
     /// Jobs of which a host is lost.
     abandoned: Vec<JobId>,
     replies: VecDeque<(ClientId, Reply)>,
@@ -129,6 +139,8 @@ impl JobManager {
             switches: VecDeque::new(),
             switch_count: 0,
             next_order: 0,
+            quitting: Quitting::No,
+            has_lost_a_host: false,
             abandoned: Vec::new(),
             replies: VecDeque::new(),
         }
@@ -298,6 +310,7 @@ impl JobManager {
 
     /// Notes that hosts are lost, and ends the jobs that have ranks there.
     pub(super) fn hosts_gone(&mut self, now: Instant, hosts: &[u16]) {
+        self.has_lost_a_host |= !hosts.is_empty();
         for host in hosts {
             self.hosts.remove(host);
             let why = format!("host {host} ({}) is gone", self.name(*host));
@@ -326,9 +339,33 @@ impl JobManager {
         }
     }
 
+    /// Orders all daemons to end, unless that is ordered.
+    pub(super) const fn quit(&mut self) {
+        if matches!(self.quitting, Quitting::No) {
+            self.quitting = Quitting::Due;
+        }
+    }
+
+    /// Returns whether all hosts are connected, or one was lost.
+    pub(super) fn is_ready(&self) -> bool {
+        self.has_lost_a_host || self.hosts.len() == usize::from(self.cluster.hosts)
+    }
+
+    /// Returns the last switches.
+    pub(super) fn switches(&self) -> impl Iterator<Item = &Switch> {
+        self.switches.iter().map(|(switch, _)| switch)
+    }
+
     /// Returns the next order, if it is time for one.
-    pub(super) fn poll_order(&mut self, now: Instant) -> Option<Order<Program>> {
-        let action = self.scheduler_core.poll_order(now)?;
+    pub(super) fn poll_order(&mut self, now: Instant) -> Option<Order> {
+        let action = match (self.scheduler_core.poll_order(now), self.quitting) {
+            (Some(action), _) => action,
+            (None, Quitting::Due) if self.scheduler_core.is_idle() => {
+                self.quitting = Quitting::Ordered;
+                Action::Quit
+            }
+            (None, _) => return None,
+        };
         if let Action::Launch(launch) = &action
             && let Some(it) = self.jobs.get_mut(&launch.job)
         {
@@ -445,7 +482,7 @@ impl JobManager {
     }
 
     /// Returns the scheduler's core.
-    pub(crate) const fn scheduler_core(&self) -> &SchedulerCore<Program> {
+    pub(crate) const fn scheduler_core(&self) -> &SchedulerCore {
         &self.scheduler_core
     }
 }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::order::{Launch, Order, Outcome};
 use super::state_chunk::StateChunk;
-use crate::daemon::{Launch, Order, Outcome};
 use crate::names::{ChannelAddress, ChannelId, JobId};
 use midplane_simhw::id::NodeId;
 
@@ -118,7 +118,7 @@ impl Cluster {
     }
 
     /// Returns the host and channel of each rank of a job: its ranks are dealt to its slots in turn.
-    pub(crate) fn places<P>(&self, launch: &Launch<P>) -> Vec<ChannelAddress> {
+    pub(crate) fn places(&self, launch: &Launch) -> Vec<ChannelAddress> {
         let slots = self.slots.max(1);
         let place = |rank: u16| {
             let (slot, layer) =
@@ -162,7 +162,7 @@ pub(crate) enum Word {
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Down {
     /// An order, to be carried out and forwarded.
-    Order(Order<Program>),
+    Order(Order),
     /// Signals the ranks of a job.
     Signal { job: JobId, signal: i32 },
     /// The job's terminal has a new size, in rows and columns.

@@ -49,7 +49,7 @@ fn interfaces_of(job: JobId) -> Option<HostInterfaces> {
 }
 
 impl Nodes {
-    fn carry_out(&mut self, action: &Action<()>) -> Outcome {
+    fn carry_out(&mut self, action: &Action) -> Outcome {
         let mut outcome = Outcome::default();
         match action {
             Action::Launch(launch) => {
@@ -88,7 +88,7 @@ impl Nodes {
                 self.unjoined.remove(job);
                 assert!(self.launched.remove(job).is_some(), "ended, but never launched");
             }
-            Action::Save(_) | Action::Restore(_) | Action::Report | Action::Quit => {}
+            Action::Save(_) | Action::Restore(_) | Action::Quit => {}
         }
         outcome
     }
@@ -130,13 +130,14 @@ proptest! {
         let [slice, early_wakeup] = [10, early_wakeup].map(Duration::from_millis);
         let config = SchedulerConfig { slice, phases, preempt_when_alone, early_wakeup };
         let policy = Box::new(QueueTree::new(8, Placing::LeastLoaded));
-        let (mut scheduler_core, mut nodes) = (SchedulerCore::<()>::new(policy, config), Nodes::default());
+        let (mut scheduler_core, mut nodes) = (SchedulerCore::new(policy, config), Nodes::default());
         let (mut now, mut taken, mut gone) = (Instant::ZERO, BTreeSet::new(), BTreeSet::new());
-        let mut step = |scheduler_core: &mut SchedulerCore<()>, now, ended: Option<JobId>| {
+        let mut step = |scheduler_core: &mut SchedulerCore, now, ended: Option<JobId>| {
             while let Some(action) = scheduler_core.poll_order(now) {
                 let outcome = nodes.carry_out(&action);
-                let ended = ended.into_iter().map(|job| (job, u16::MAX)).collect();
-                scheduler_core.handle_outcome(now, &Outcome { ended, ..outcome });
+                scheduler_core.handle_outcome(now, &outcome);
+                // All of its ranks have ended meanwhile.
+                ended.into_iter().for_each(|job| scheduler_core.end(now, job));
             }
             while let Some(event) = scheduler_core.poll_event() {
                 match event {
@@ -154,7 +155,7 @@ proptest! {
             match op {
                 Op::Submit(count, weight) => {
                     let request = Request { nodes: count, weight };
-                    taken.extend(scheduler_core.submit(request, count, ()));
+                    taken.extend(scheduler_core.submit(request, count, Program::default()));
                 }
                 Op::End(at) => {
                     if let Some(job) = nth(&taken, at) {
@@ -189,7 +190,7 @@ proptest! {
 }
 
 /// Carries out all orders at once.
-fn settle(scheduler_core: &mut SchedulerCore<()>, now: Instant) {
+fn settle(scheduler_core: &mut SchedulerCore, now: Instant) {
     while scheduler_core.poll_order(now).is_some() {
         scheduler_core.handle_outcome(now, &Outcome::default());
     }
@@ -197,7 +198,7 @@ fn settle(scheduler_core: &mut SchedulerCore<()>, now: Instant) {
 }
 
 /// Submits `jobs` jobs of all nodes, with slices of 100 ms and early wake-ups of 10 ms; the first job runs.
-fn round(jobs: u8) -> (SchedulerCore<()>, Vec<JobId>, Instant) {
+fn round(jobs: u8) -> (SchedulerCore, Vec<JobId>, Instant) {
     let config = SchedulerConfig {
         slice: Duration::from_millis(100),
         phases: Phases::Two,
@@ -208,7 +209,7 @@ fn round(jobs: u8) -> (SchedulerCore<()>, Vec<JobId>, Instant) {
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
     let request = Request { nodes: 4, weight: 1 };
     let jobs: Vec<JobId> =
-        (0..jobs).map(|_| scheduler_core.submit(request, 4, ()).unwrap()).collect();
+        (0..jobs).map(|_| scheduler_core.submit(request, 4, Program::default()).unwrap()).collect();
     let now = Instant::from_nanos(1);
     settle(&mut scheduler_core, now);
     assert_eq!(scheduler_core.running(), [jobs[0]]);
@@ -227,7 +228,7 @@ fn a_job_that_is_alone_is_stopped_in_stretches() {
     };
     let mut scheduler_core =
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
-    scheduler_core.submit(Request { nodes: 4, weight: 1 }, 4, ()).unwrap();
+    scheduler_core.submit(Request { nodes: 4, weight: 1 }, 4, Program::default()).unwrap();
     let mut now = Instant::from_nanos(1);
     settle(&mut scheduler_core, now);
     let mut stopped = String::new();
@@ -295,8 +296,8 @@ fn a_woken_job_that_ends_before_it_starts_returns_the_slice() {
     let now = began + Duration::from_millis(50);
     scheduler_core.wake(jobs[1]);
     assert_eq!(scheduler_core.poll_order(now), Some(Action::Leave(vec![jobs[0]])));
-    let ended = vec![(jobs[1], 4)];
-    scheduler_core.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
+    scheduler_core.end(now, jobs[1]);
+    scheduler_core.handle_outcome(now, &Outcome::default());
     settle(&mut scheduler_core, now);
     assert_eq!(scheduler_core.running(), [jobs[0]]);
     assert_eq!(scheduler_core.poll_timeout(), Some(began + Duration::from_millis(100)));

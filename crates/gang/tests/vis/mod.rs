@@ -4,11 +4,15 @@
 
 pub(crate) mod talk;
 
+pub(crate) mod interfaces;
+pub(crate) mod interfaces_context;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use interfaces::{Interfaces, PortControl, RankPort};
+use interfaces_context::InterfacesContext;
 use midplane_gang::firmware::Gang;
-use midplane_gang::interfaces::{Interfaces, InterfacesContext, PortControl, RankPort};
 use midplane_gang::names::JobId;
 use midplane_gang::port_suspender::PortSuspender;
 use midplane_gang::process::SuspendHandle;
@@ -202,11 +206,10 @@ pub(crate) fn finish<T: Send + 'static>(
 
 /// What a context is handed on as: bytes or text, and back.
 pub(crate) fn handed_on(saved: &InterfacesContext, as_text: bool) -> InterfacesContext {
-    let back = match as_text {
-        true => InterfacesContext::from_json(&saved.to_json()),
-        false => InterfacesContext::from_bytes(&saved.to_bytes().unwrap()),
-    };
-    back.unwrap()
+    match as_text {
+        true => serde_json::from_str(&serde_json::to_string(saved).unwrap()).unwrap(),
+        false => InterfacesContext::from_bytes(&saved.to_bytes()).unwrap(),
+    }
 }
 
 /// Where all processes stand, for people.

@@ -155,7 +155,7 @@ pub(crate) fn run(setting: Setting) -> Outcome {
         let request = Request { nodes, weight: 1 };
         scheduler.client().submit(Submission { request, ranks: nodes, program: 0 });
         scheduler.run().await.expect("the NIC stays up");
-        scheduler.switches().to_vec()
+        scheduler.switches().cloned().collect()
     };
     let ran = world.block_on(NodeId(0), task);
     let switches = ran.expect("the scheduler ends once the jobs have");

@@ -11,9 +11,10 @@ use midplane_via::checkpointer::{Checkpointer, CheckpointerError, Joined, NicEnd
 use rustix::process::{Pid, getpgid};
 
 use crate::controller::ControlError;
-use crate::daemon::{Mode, Outcome};
+use crate::daemon::Mode;
 use crate::interfaces::{HostInterfaces, RestoredInterface};
 use crate::names::JobId;
+use crate::node_core::order::Outcome;
 use crate::port_suspender::PortSuspender;
 
 /// The daemon's ports that stop others and save their interfaces.

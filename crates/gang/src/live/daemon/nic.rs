@@ -17,7 +17,7 @@ use super::super::channels::{self, CHECKPOINTER, Hold, PORT_SUSPENDER, ProcessGr
 use super::super::event_loop::Event;
 use super::{DaemonOptions, Fabric, StartError};
 use crate::firmware::Gang;
-use crate::step_queue::StepQueue;
+use crate::steps::StepQueue;
 use crate::{GANG, GangConfig};
 
 /// A NIC that runs, and the server of its ports. It stops when this is dropped.

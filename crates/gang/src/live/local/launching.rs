@@ -15,13 +15,13 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
 
 use super::{Held, Local, Member, Opened, Waits};
-use crate::daemon::{Launch, Outcome};
 use crate::live::cell::Cell;
 use crate::live::event_loop::Event;
 use crate::live::link::Stream;
 use crate::live::process::Process;
 use crate::live::{rank, snapshot, stub};
 use crate::node_core::message::{Program, Word};
+use crate::node_core::order::{Launch, Outcome};
 
 impl Local {
     /// Begins to start the ranks of a job that are here, with the states that they were saved with. Returns the files of
@@ -29,7 +29,7 @@ impl Local {
     pub(in crate::live) fn launch(
         &mut self,
         step: u64,
-        launch: &Launch<Program>,
+        launch: &Launch,
         mut states: BTreeMap<u16, Vec<u8>>,
     ) -> Vec<Opened> {
         let job = launch.job;
@@ -62,7 +62,7 @@ impl Local {
 
     fn start(
         &self,
-        launch: &Launch<Program>,
+        launch: &Launch,
         hosts: &[u16],
         (rank, local): (u16, usize),
         state: Option<Vec<u8>>,

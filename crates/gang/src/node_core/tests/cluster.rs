@@ -12,6 +12,7 @@ use crate::channel::geometry::Geometry;
 use crate::checkpoint::Checkpoint;
 use crate::names::JobId;
 use crate::node_core::message::{self, Cluster as Shape, Program, RankEvent, Reply, Request, Word};
+use crate::node_core::order::Action;
 use crate::node_core::state_chunk::{self, ChunkKind};
 use crate::node_core::{
     ClientId, Effect, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
@@ -395,8 +396,9 @@ impl Cluster {
             return;
         }
         // A channel to a node that is gone is never steady.
-        if let Some((_, Step::Stop { jobs, .. })) = &it.step
-            && jobs.iter().any(|job| self.lacks_a_host(*job))
+        if let Some((_, Step::Channels(action))) = &it.step
+            && matches!(action, Action::Freeze(_) | Action::Leave(_))
+            && action.jobs().any(|job| it.node.has(job) && self.lacks_a_host(job))
         {
             return self.at(Duration::from_millis(1), Event::Step(host, incarnation, number));
         }
@@ -424,9 +426,9 @@ impl Cluster {
                     self.hosts[usize::from(host)].node.processes.remove(&member);
                 }
             }
-            Step::Switch { stop, .. } | Step::Exchange { stop, .. } | Step::Save(stop) => {
-                self.all_are_frozen(host, stop);
-            }
+            Step::Channels(
+                Action::Switch { stop, .. } | Action::Exchange { stop, .. } | Action::Save(stop),
+            ) => self.all_are_frozen(host, stop),
             _ => {}
         }
         let own = match step {
@@ -460,10 +462,7 @@ impl Cluster {
     /// Returns whether the context of a job's rank is on no host.
     fn lacks_a_host(&self, job: JobId) -> bool {
         let Some(client) = self.jobs.get(&job) else { return true };
-        let has = |host: &u16| {
-            let contexts = &self.hosts[usize::from(*host)].node.contexts;
-            contexts.range((job, 0)..=(job, u16::MAX)).next().is_some()
-        };
+        let has = |host: &u16| self.hosts[usize::from(*host)].node.has(job);
         !self.clients[client].hosts.iter().all(has)
     }
 

@@ -9,6 +9,7 @@ use crate::channel::geometry::Geometry;
 use crate::context::ChannelContext;
 use crate::names::{Epoch, JobId, Rank};
 use crate::node_core::message::{End, Program};
+use crate::node_core::order::Action;
 use crate::node_core::{Step, StepOutcome};
 
 /// A rank on this host.
@@ -92,6 +93,11 @@ impl Node {
         self.contexts.iter_mut().filter(|((job, _), _)| jobs.contains(job))
     }
 
+    /// Returns whether a job has a context here.
+    pub(super) fn has(&self, job: JobId) -> bool {
+        self.epochs(job).next().is_some()
+    }
+
     /// Returns the epochs of a job's contexts, and whether each is active.
     pub(super) fn epochs(&self, job: JobId) -> impl Iterator<Item = (Epoch, bool)> {
         let of_job = self.contexts.range((job, 0)..=(job, u16::MAX));
@@ -124,6 +130,7 @@ impl Node {
     }
 
     fn start(&mut self, run: &[(JobId, Epoch)]) {
+        self.restore(&run.iter().map(|(job, _)| *job).collect::<Vec<_>>());
         for (job, epoch) in run {
             for (member, context) in self.of(&[*job]) {
                 assert_eq!(context.phase, Phase::Parked, "{member:?} starts, but was not restored");
@@ -158,8 +165,6 @@ impl Node {
     /// scheduled.
     pub(super) fn carry_out(&mut self, step: &Step, own: &[(u16, u16)]) -> StepOutcome {
         let mut done = StepOutcome::default();
-        let names =
-            |run: &[(JobId, Epoch)]| -> Vec<JobId> { run.iter().map(|(job, _)| *job).collect() };
         match step {
             Step::Open(launch, _) => self.open(launch.job, own),
             Step::Start(launch, states) => {
@@ -167,25 +172,37 @@ impl Node {
                     self.start_process((launch.job, *rank), &launch.program, states.get(rank));
                 }
             }
-            Step::Stop { jobs, .. } => {
+            Step::Channels(action) => self.carry_out_action(action, &mut done),
+            Step::Close(jobs) => {
+                self.contexts.retain(|(job, _), _| !jobs.contains(job));
+                let left = self.processes.iter().find(|((job, _), _)| jobs.contains(job));
+                assert!(left.is_none(), "{left:?} has lost its channel, and was not killed");
+            }
+            Step::Suspend(_) | Step::Resume(_) | Step::Kill(_) => {}
+        }
+        done
+    }
+
+    fn carry_out_action(&mut self, action: &Action, done: &mut StepOutcome) {
+        match action {
+            Action::Freeze(jobs) | Action::Leave(jobs) => {
                 for (member, context) in self.of(jobs) {
                     assert_ne!(context.phase, Phase::Away, "{member:?} is stopped, but not there");
                     context.phase = Phase::Parked;
                 }
             }
-            Step::Save(jobs) => self.save(jobs),
-            Step::Restore(jobs) => self.restore(jobs),
-            Step::Switch { stop, run } => {
-                self.save(stop);
-                self.restore(&names(run));
-                self.start(run);
-            }
-            Step::Exchange { stop, start, .. } => {
+            Action::Save(jobs) => self.save(jobs),
+            Action::Restore(jobs) => self.restore(jobs),
+            Action::Exchange { stop, start, .. } => {
                 self.save(stop);
                 self.restore(start);
             }
-            Step::Join { run, .. } => self.start(run),
-            Step::Cut(job) => {
+            Action::Switch { stop, run } => {
+                self.save(stop);
+                self.start(run);
+            }
+            Action::Run(run) | Action::Join { run, .. } => self.start(run),
+            Action::Cut(job) => {
                 for (member, context) in self.of(&[*job]) {
                     assert_ne!(
                         context.phase,
@@ -195,14 +212,8 @@ impl Node {
                     done.contexts.push(ChannelContext::fresh(Rank(member.1), Geometry::PM));
                 }
             }
-            Step::Close(jobs) => {
-                self.contexts.retain(|(job, _), _| !jobs.contains(job));
-                let left = self.processes.iter().find(|((job, _), _)| jobs.contains(job));
-                assert!(left.is_none(), "{left:?} has lost its channel, and was not killed");
-            }
-            Step::Suspend(_) | Step::Resume(_) | Step::Kill(_) => {}
+            Action::Launch(_) | Action::End(_) | Action::Quit => {}
         }
-        done
     }
 
     /// Suspends a process.

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::channel::geometry::Geometry;
-use crate::daemon::Outcome;
 use crate::node_core::job_manager::RootConfig;
 use crate::node_core::message::{Cluster, End, RankEvent};
+use crate::node_core::order::Outcome;
 use crate::schedule::RoundRobin;
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 

@@ -21,28 +21,28 @@ struct Pending {
 /// After any `&mut self` call: drain [`Relay::poll_order`], then [`Relay::poll_action`], then
 /// [`Relay::poll_done`].
 #[derive(Debug)]
-pub struct Relay<P> {
+pub(crate) struct Relay {
     children: BTreeSet<u16>,
     pending: Option<Pending>,
-    out: VecDeque<(u16, Order<P>)>,
-    action: Option<(u32, Action<P>)>,
+    out: VecDeque<(u16, Order)>,
+    action: Option<(u32, Action)>,
 }
 
-impl<P: Clone> Relay<P> {
+impl Relay {
     /// Creates a relay with these children.
     #[must_use]
-    pub fn new(children: impl IntoIterator<Item = u16>) -> Self {
+    pub(crate) fn new(children: impl IntoIterator<Item = u16>) -> Self {
         let children = children.into_iter().collect();
         Self { children, pending: None, out: VecDeque::new(), action: None }
     }
 
     /// Adds a child, which gets the next order.
-    pub fn adopt(&mut self, child: u16) {
+    pub(crate) fn adopt(&mut self, child: u16) {
         self.children.insert(child);
     }
 
     /// Removes a child; the order under way no longer waits for its report.
-    pub fn lose(&mut self, child: u16) {
+    pub(crate) fn lose(&mut self, child: u16) {
         self.children.remove(&child);
         if let Some(pending) = &mut self.pending {
             pending.below.remove(&child);
@@ -50,14 +50,14 @@ impl<P: Clone> Relay<P> {
     }
 
     /// Gives up the order under way, because its parent is lost. The children stay.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         (self.pending, self.action) = (None, None);
         self.out.clear();
     }
 
     /// Takes an order from the parent, or from this daemon if it is the root. Drops an earlier order that is not
     /// complete: its parent has ended.
-    pub fn handle_order(&mut self, order: Order<P>) {
+    pub(crate) fn handle_order(&mut self, order: Order) {
         let below = self.children.clone();
         self.out.extend(below.iter().map(|child| (*child, order.clone())));
         let Order { number, action } = order;
@@ -66,7 +66,7 @@ impl<P: Clone> Relay<P> {
     }
 
     /// Takes a child's report.
-    pub fn handle_report(&mut self, from: u16, number: u32, outcome: Outcome) {
+    pub(crate) fn handle_report(&mut self, from: u16, number: u32, outcome: Outcome) {
         if let Some(pending) = self.pending.as_mut().filter(|pending| pending.number == number)
             && pending.below.remove(&from)
         {
@@ -83,25 +83,25 @@ impl<P: Clone> Relay<P> {
     }
 
     /// Returns the children that have not reported.
-    pub fn waits_for(&self) -> impl Iterator<Item = u16> {
+    pub(crate) fn waits_for(&self) -> impl Iterator<Item = u16> {
         self.pending.iter().flat_map(|pending| pending.below.iter().copied())
     }
 
     /// Returns an order to be sent to a child.
     #[must_use]
-    pub fn poll_order(&mut self) -> Option<(u16, Order<P>)> {
+    pub(crate) fn poll_order(&mut self) -> Option<(u16, Order)> {
         self.out.pop_front()
     }
 
     /// Returns the order's number and the action that this daemon is to carry out itself.
     #[must_use]
-    pub fn poll_action(&mut self) -> Option<(u32, Action<P>)> {
+    pub(crate) fn poll_action(&mut self) -> Option<(u32, Action)> {
         self.action.take()
     }
 
     /// If this daemon and all below have carried the order out, returns its number and outcome, for the parent.
     #[must_use]
-    pub fn poll_done(&mut self) -> Option<(u32, Outcome)> {
+    pub(crate) fn poll_done(&mut self) -> Option<(u32, Outcome)> {
         let is_done = |pending: &mut Pending| pending.own && pending.below.is_empty();
         self.pending.take_if(is_done).map(|pending| (pending.number, pending.outcome))
     }

@@ -1,44 +1,30 @@
-//! Messages between daemons.
+//! Orders of the root, and their outcomes.
 
-use midplane_simhw::id::NodeId;
 use serde::{Deserialize, Serialize};
 
 use crate::interfaces::{HostInterfaces, RestoredInterface};
-use crate::names::{ChannelAddress, ChannelId, Epoch, JobId};
+use crate::names::{Epoch, JobId};
 
-/// A job to start. Its ranks are dealt to its nodes in turn, one rank per channel.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Launch<P = u32> {
-    /// The job.
-    pub job: JobId,
-    /// Its first node.
-    pub first: u16,
-    /// Number of its nodes.
-    pub nodes: u16,
-    /// Number of its ranks: rank r is on node `first + r % nodes`.
-    pub ranks: u16,
-    /// The program, which only [`Start`](super::Start) (or the daemon of real processes) interprets.
-    pub program: P,
-}
+use super::message::Program;
 
-impl<P> Launch<P> {
-    /// Returns the node and channel of each rank.
-    #[must_use]
-    pub fn places(&self) -> Vec<ChannelAddress> {
-        let nodes = self.nodes.max(1);
-        let place = |rank: u16| ChannelAddress {
-            node: NodeId(self.first + rank % nodes),
-            channel: ChannelId(1 + rank / nodes),
-        };
-        (0..self.ranks).map(place).collect()
-    }
+/// A job to start. Its ranks are dealt to its slots in turn.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Launch {
+    pub(crate) job: JobId,
+    /// Its first slot.
+    pub(crate) first: u16,
+    /// Number of its slots.
+    pub(crate) nodes: u16,
+    /// Number of its ranks.
+    pub(crate) ranks: u16,
+    pub(crate) program: Program,
 }
 
 /// Orders to daemons.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum Action<P = u32> {
+pub(crate) enum Action {
     /// Open a job's contexts and start its processes, suspended.
-    Launch(Launch<P>),
+    Launch(Launch),
     /// Stop the processes of jobs, and wait until their channels are steady.
     Freeze(Vec<JobId>),
     /// The same as [`Action::Freeze`], before [`Action::Switch`]. Once a node has reported, it may save the contexts
@@ -61,7 +47,7 @@ pub enum Action<P = u32> {
         run: Vec<(JobId, Epoch)>,
     },
     /// Save and restore, Virtual Interfaces included, and report where restored interfaces are now. [`Action::Join`]
-    /// follows once all nodes have reported. For daemons of real processes only.
+    /// follows once all nodes have reported.
     Exchange {
         /// Jobs that are frozen on all nodes.
         stop: Vec<JobId>,
@@ -79,64 +65,54 @@ pub enum Action<P = u32> {
     },
     /// End a job, and kill its processes.
     End(JobId),
-    /// Report to the root what the channels of a frozen job hold; the contexts stay as they are. For daemons of real
-    /// processes only: others report at once.
+    /// Report to the root what the channels of a frozen job hold; the contexts stay as they are.
     Cut(JobId),
-    /// Report, and do nothing else.
-    Report,
     /// Report, then end.
     Quit,
 }
 
 /// Results of an order.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// Jobs, and how many of their processes have ended.
-    pub ended: Vec<(JobId, u16)>,
+pub(crate) struct Outcome {
     /// Jobs that can't be started on a node: the job, the node and the reason.
-    pub failed: Vec<(JobId, u16, String)>,
+    pub(crate) failed: Vec<(JobId, u16, String)>,
     /// The Virtual Interfaces of frozen jobs, on the NIC or saved.
-    pub interfaces: Vec<HostInterfaces>,
+    pub(crate) interfaces: Vec<HostInterfaces>,
     /// Interfaces that were restored.
-    pub moved: Vec<RestoredInterface>,
+    pub(crate) moved: Vec<RestoredInterface>,
+}
+
+impl Action {
+    /// Returns the jobs that the action concerns.
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = JobId> {
+        let (jobs, more, run): (&[JobId], &[JobId], &[(JobId, Epoch)]) = match self {
+            Self::Launch(launch) => (std::slice::from_ref(&launch.job), &[], &[]),
+            Self::Freeze(jobs) | Self::Leave(jobs) | Self::Save(jobs) | Self::Restore(jobs) => {
+                (jobs, &[], &[])
+            }
+            Self::End(job) | Self::Cut(job) => (std::slice::from_ref(job), &[], &[]),
+            Self::Run(run) | Self::Join { run, .. } => (&[], &[], run),
+            Self::Switch { stop, run } => (stop, &[], run),
+            Self::Exchange { stop, start, .. } => (stop, start, &[]),
+            Self::Quit => (&[], &[], &[]),
+        };
+        jobs.iter().chain(more).copied().chain(run.iter().map(|(job, _)| *job))
+    }
 }
 
 impl Outcome {
     pub(crate) fn add(&mut self, more: Self) {
-        for (job, count) in more.ended {
-            match self.ended.iter_mut().find(|(other, _)| *other == job) {
-                Some((_, sum)) => *sum += count,
-                None => self.ended.push((job, count)),
-            }
-        }
         self.failed.extend(more.failed);
         self.interfaces.extend(more.interfaces);
         self.moved.extend(more.moved);
-    }
-
-    /// Returns how many processes of a job have ended.
-    #[must_use]
-    pub fn ended(&self, job: JobId) -> u16 {
-        self.ended.iter().find(|(other, _)| *other == job).map_or(0, |(_, count)| *count)
     }
 }
 
 /// An order, numbered by the root.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Order<P = u32> {
+pub(crate) struct Order {
     /// Grows with each order.
-    pub number: u32,
+    pub(crate) number: u32,
     /// The action to carry out.
-    pub action: Action<P>,
-}
-
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub(super) enum Message {
-    Order(Order),
-    Done {
-        number: u32,
-        outcome: Outcome,
-    },
-    /// The daemon of that node is gone.
-    Gone(NodeId),
+    pub(crate) action: Action,
 }

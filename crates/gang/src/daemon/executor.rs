@@ -1,0 +1,109 @@
+//! Carries the steps of a node out in virtual time: on its processes, and on its contexts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane_simhw::host::Host;
+
+use super::{DaemonConfig, Inbox, Launch, NodeEvent, Start};
+use crate::contexts::Contexts;
+use crate::names::JobId;
+use crate::node_core::message::{End, RankEvent};
+use crate::node_core::order::Action;
+use crate::node_core::{Step, StepOutcome};
+use crate::process::SuspendHandle;
+use crate::steps;
+
+/// The processes and contexts of one node.
+pub(super) struct Executor<H> {
+    host: H,
+    config: DaemonConfig,
+    contexts: Contexts<H>,
+    processes: BTreeMap<(JobId, u16), SuspendHandle>,
+    /// Jobs whose contexts are to be copied while other nodes still stop theirs.
+    to_copy: Vec<JobId>,
+    start: Start<H>,
+    inbox: Inbox,
+}
+
+impl<H: Host> Executor<H> {
+    pub(super) fn new(
+        (host, config): (H, DaemonConfig),
+        contexts: Contexts<H>,
+        start: Start<H>,
+        inbox: Inbox,
+    ) -> Self {
+        let (processes, to_copy) = (BTreeMap::new(), Vec::new());
+        Self { host, config, contexts, processes, to_copy, start, inbox }
+    }
+
+    async fn pause(&self, time: Duration) {
+        if !time.is_zero() {
+            self.host.sleep_until(self.host.now() + time).await;
+        }
+    }
+
+    fn of<'a>(&'a self, jobs: &'a [JobId]) -> impl Iterator<Item = &'a SuspendHandle> {
+        let all = self.processes.iter().filter(|((job, _), _)| jobs.contains(job));
+        all.map(|(_, process)| process)
+    }
+
+    fn start(&mut self, launch: &Launch) {
+        let job = launch.job;
+        let opened: Vec<_> = self
+            .contexts
+            .of_job(job)
+            .map(|(rank, controller, context)| (rank, controller.descriptor(context)))
+            .collect();
+        for (rank, descriptor) in opened {
+            let process = SuspendHandle::new();
+            process.suspend(self.host.now());
+            let program = (self.start)(self.host.clone(), *launch, descriptor, process.clone());
+            let (held, inbox) = (process.hold(program), self.inbox.clone());
+            self.host.spawn(async move {
+                held.await;
+                let event = RankEvent::Ended(End::Exited(0));
+                inbox.push(NodeEvent::Rank(job, rank, event));
+            });
+            self.processes.insert((job, rank), process);
+        }
+    }
+}
+
+impl<H: Host> steps::Executor for Executor<H> {
+    async fn carry_out(&mut self, step: Step) -> Result<StepOutcome, String> {
+        match &step {
+            Step::Start(launch, _) => self.start(&Launch::of(launch)),
+            Step::Suspend(jobs) => {
+                self.of(jobs).for_each(|process| process.suspend(self.host.now()));
+                let count = self.of(jobs).count() as u32;
+                self.pause(self.config.costs.stop * count).await;
+            }
+            Step::Resume(jobs) => {
+                for process in self.of(jobs) {
+                    self.pause(self.config.costs.resume).await;
+                    process.resume(self.host.now());
+                }
+            }
+            Step::Kill(jobs) => {
+                self.of(jobs).for_each(SuspendHandle::kill);
+                self.processes.retain(|(job, _), _| !jobs.contains(job));
+            }
+            Step::Channels(Action::Leave(jobs)) => self.to_copy.clone_from(jobs),
+            _ => {}
+        }
+        self.contexts.carry_out(&step).await.map_err(|error| error.to_string())
+    }
+
+    async fn carry_on(&mut self) {
+        let jobs = std::mem::take(&mut self.to_copy);
+        // If it fails, the save that follows fails too, and is reported.
+        let _ = self.contexts.copy(&jobs).await;
+    }
+}
+
+impl<H> Drop for Executor<H> {
+    fn drop(&mut self) {
+        self.processes.values().for_each(SuspendHandle::kill);
+    }
+}
