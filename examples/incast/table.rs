@@ -13,10 +13,7 @@ use midplane_kit::report::table;
 pub(crate) fn text(runs: &[Run]) -> String {
     let mut text = String::new();
     if let Some(Run { setting, .. }) = runs.first() {
-        let buffer = match setting.buffer_cells {
-            Some(cells) => format!("{cells} cells"),
-            None => format!("{} bytes", setting.buffer_bytes),
-        };
+        let buffer = format!("{} bytes", setting.buffer_bytes);
         let trust = match (setting.fabric, setting.sealed) {
             (Fabric::Sim, _) => "in memory",
             (_, true) => "sealed",

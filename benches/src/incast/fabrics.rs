@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig, LeadTrim};
+use midplane::nicvm::coordination::{
+    COORDINATION, Coordination, CoordinationConfig, Hold, LeadTrim,
+};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::fault::Faults;
@@ -25,6 +27,8 @@ use midplane_kit::report::Failure;
 
 /// Commands in flight on a port: at 100 Mb/s, 4,096 messages of 64 bytes last some 50 ms.
 const PORT_DEPTH: usize = 4_096;
+/// Bytes of a message in an ATM cell.
+const CELL_PAYLOAD: u32 = 48;
 
 /// Builds the firmware of a run's NIC.
 fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Failure> {
@@ -41,6 +45,10 @@ fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Fail
         let senders: Vec<NodeId> = (1..=setting.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
         config = config.lead(lead).rate(setting.rate()).genesis(genesis).trim_lead(RECEIVER, trim);
+        if let Some(atm) = setting.atm {
+            let hold = if atm.passes_each { Hold::Message } else { Hold::Auto };
+            config = config.hold(hold).ahead(atm.ahead * CELL_PAYLOAD);
+        }
         let coordination =
             Coordination::new(config).map_err(|error| format!("--senders: {error}"))?;
         unit.install(COORDINATION, coordination).map_err(Failure::of_run)?;
@@ -53,8 +61,7 @@ pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
     // Report a wrong configuration here, once.
     firmware(setting, RECEIVER, true)?;
     let topology = Topology::star(setting.nodes(), setting.link(), setting.switch());
-    let profile =
-        if setting.buffer_cells.is_some() { NicProfile::SBA_200E } else { NicProfile::MODERN };
+    let profile = if setting.atm.is_some() { NicProfile::SBA_200E } else { NicProfile::MODERN };
     let for_nics = setting.clone();
     let mut world = World::new(&topology, profile, setting.seed, move |node, _| {
         firmware(&for_nics, node, true).expect("it was checked")

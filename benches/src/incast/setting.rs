@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use midplane::nicvm::coordination::Lead;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::{CELL_BYTES, LinkProfile};
-use midplane::simhw::switch::{Buffer, SwitchProfile};
+use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::warp::firmware::WarpConfig;
 use serde::Serialize;
@@ -52,6 +52,22 @@ impl Mode {
     }
 }
 
+/// Links of ATM cells, and the protocol of senders on them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Atm {
+    /// Cells that each port of the switch holds.
+    pub buffer_cells: u32,
+    /// True if the switch drops the rest of a message once it has dropped a cell: what the paper calls early packet discard.
+    pub discards_rest: bool,
+    /// True if a sender passes the token on after each message, as in the paper (section 4.2); if false, after the time of
+    /// 48 hand-overs.
+    pub passes_each: bool,
+    /// Cells before a message's end at which mode `token-etr` releases the token (section 4.3).
+    pub etr_lead: u32,
+    /// Cells of a message that are sent before the token arrives: the paper's other way to release early.
+    pub ahead: u32,
+}
+
 /// The parameters of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
@@ -67,10 +83,9 @@ pub struct Setting {
     pub link_mbps: u32,
     /// Bytes that each port of the switch holds.
     pub buffer_bytes: u32,
-    /// Cells that each port of the switch holds, if links carry cells.
-    pub buffer_cells: Option<u32>,
-    /// Cells before a message's end at which mode `token-etr` releases the token; `None`: derived from hand-overs.
-    pub etr_lead: Option<u32>,
+    /// Cells and the DVCM paper's protocol; `None` for Ethernet, and for what is ours.
+    #[serde(flatten)]
+    pub atm: Option<Atm>,
     /// Seconds of the measured part.
     pub seconds: f64,
     /// True if frames are sealed with a key; if false, the network is trusted.
@@ -83,7 +98,7 @@ impl Setting {
     /// Returns the model of every link: cells if the buffer counts cells, else Ethernet.
     pub fn link(&self) -> LinkProfile {
         let (rate, propagation) = (self.rate(), Duration::from_micros(1));
-        match self.buffer_cells {
+        match self.atm {
             Some(_) => LinkProfile::atm(rate, propagation),
             None => LinkProfile::ethernet(rate, propagation),
         }
@@ -91,18 +106,23 @@ impl Setting {
 
     /// Returns the switch's model.
     pub fn switch(&self) -> SwitchProfile {
-        let buffer = self.buffer_cells.map_or(Buffer::Bytes(self.buffer_bytes), Buffer::Cells);
-        SwitchProfile::new(buffer)
+        let cells = |atm: Atm| Buffer::Cells(atm.buffer_cells);
+        let discard = match self.atm {
+            Some(Atm { discards_rest: true, .. }) => DiscardPolicy::Partial,
+            _ => DiscardPolicy::Tail,
+        };
+        let buffer = self.atm.map_or(Buffer::Bytes(self.buffer_bytes), cells);
+        SwitchProfile { discard, ..SwitchProfile::new(buffer) }
     }
 
     /// Returns the lead of the token release; `None` in modes without one.
     pub fn lead(&self) -> Option<Lead> {
-        match (self.mode, self.etr_lead) {
+        match (self.mode, self.atm) {
             (Mode::None | Mode::Warp, _) => None,
             (Mode::Token, _) => Some(Lead::Off),
             (Mode::TokenEtr | Mode::TokenWarp, None) => Some(Lead::Adaptive),
-            (Mode::TokenEtr | Mode::TokenWarp, Some(cells)) => {
-                let nanos = self.rate().nanos_for(u64::from(cells) * u64::from(CELL_BYTES));
+            (Mode::TokenEtr | Mode::TokenWarp, Some(atm)) => {
+                let nanos = self.rate().nanos_for(u64::from(atm.etr_lead) * u64::from(CELL_BYTES));
                 Some(Lead::Fixed(Duration::from_nanos(nanos)))
             }
         }
