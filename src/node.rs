@@ -14,6 +14,8 @@ mod local;
 pub(crate) mod mailbox;
 pub(crate) mod meter;
 mod network;
+#[cfg(feature = "ofi")]
+mod ofi;
 mod places;
 #[cfg(feature = "sim")]
 mod simulated;
@@ -127,26 +129,24 @@ impl Node {
         let (own, is_kept) = builder.own.as_ref().map(|(own, kept)| (own, *kept)).unzip();
         let (public, is_kept) = (own.map(SecretKey::public), is_kept == Some(true));
         let (sessions, driver) = make_sessions(&builder, udp, tcp.is_some()).map_err(failed)?;
+        #[cfg(feature = "ofi")]
+        let ofi = ofi::Ofi::of(&builder, allowed).await?;
         let id = host::random().map_err(failed)?.max(1);
         let name = builder.resolved_name(id);
-        let hello = Hello {
-            version: VERSION,
-            cluster: builder.cluster.clone(),
-            id,
-            incarnation: host::milliseconds(),
-            name: name.clone(),
-            services: Vec::new(),
-            rival: 0,
-            key: public.map_or([0; 32], |public| *public.bytes()),
-            is_kept,
-            refusal: 0,
-        };
+        let hello = describe(&builder, (id, &name), public, is_kept);
+        #[cfg(feature = "ofi")]
+        let hello =
+            Hello { ofi: ofi.as_ref().map(|ofi| ofi.describe()).unwrap_or_default(), ..hello };
         tracing::info!(name, key = public.map(tracing::field::display), is_kept, "a node starts");
         let local = allowed.shm().then(|| Local::new(&builder.cluster, id));
         let listener = local.as_ref().map(Local::bind).transpose().map_err(failed)?;
         let network = Box::new(System { sessions: sessions.clone(), local });
         let members = Members::new(&hello, address);
         let shared = Shared::new(sessions, network, hello, members);
+        #[cfg(feature = "ofi")]
+        if let Some(ofi) = ofi {
+            shared.serve_ofi(ofi);
+        }
         let places = Arc::new(places);
         #[cfg(feature = "discovery-gossip")]
         let gossip = builder.start_gossip(&shared, &places, address)?;
@@ -396,6 +396,28 @@ fn make_sessions(
     });
     let tcp = is_tcp_open.then(|| tcp::Config::default().key(builder.key.clone()).own_key(own));
     Sessions::new(udp, tcp)
+}
+
+/// Returns the description of a node that offers nothing yet.
+fn describe(
+    builder: &NodeBuilder,
+    (id, name): (u64, &str),
+    public: Option<PublicKey>,
+    is_kept: bool,
+) -> Hello {
+    Hello {
+        version: VERSION,
+        cluster: builder.cluster.clone(),
+        id,
+        incarnation: host::milliseconds(),
+        name: name.to_owned(),
+        services: Vec::new(),
+        rival: 0,
+        key: public.map_or([0; 32], |public| *public.bytes()),
+        is_kept,
+        refusal: 0,
+        ofi: Vec::new(),
+    }
 }
 
 /// Spawns the tasks of a node; the channel is closed once those that have sockets have ended.

@@ -3,7 +3,7 @@
 #
 #   benches/launchers/ofi.sh [--quick]
 #
-# Runs the endpoints' tests and the conformance suite over tcp, tcp;ofi_rxm, shm, udp;ofi_rxd and the provider of crates/fi; then
+# Runs the tests of endpoints and nodes, and the conformance suite over tcp, tcp;ofi_rxm, shm, udp;ofi_rxd and the provider of crates/fi; then
 # messages of 64 B and 64 KiB between two processes, compared with libfabric's own fi_pingpong, in alternating rounds
 # (ROUNDS, 5): medians, and the lowest and highest ratio. --quick leaves the rounds out. MIDPLANE_LIBFABRIC names another
 # library. Ends with 1 if something did not hold; what can't be had here is skipped by name, and that is no failure.
@@ -25,6 +25,7 @@ cargo build -q -p midplane-fi || exit 1
 cp "$target/debug/libmidplane_fi.so" "$folder/libmidplane-fi.so"
 export FI_PROVIDER_PATH=$folder
 cargo test -q -p midplane-ofi || failed+=("endpoints")
+cargo test -q -p midplane --features ofi --test ofi || failed+=("nodes")
 cargo test -q -p midplane --test integration -- conformance::ofi --include-ignored || failed+=("conformance")
 
 # Prints the microseconds of one run of fi_pingpong: PROVIDER BYTES

@@ -42,11 +42,15 @@ pub(crate) struct Hello {
     pub(crate) is_kept: bool,
     /// The reason why the sender refuses the receiver, by [`Refusal`]'s numbers; 0 if it does not.
     pub(crate) refusal: u8,
+    /// The sender's provider of libfabric, a zero, and the name of its endpoint; empty if it has none, or is older.
+    pub(crate) ofi: Vec<u8>,
 }
 
-/// Bytes of the fields that older nodes do not send, from each of them to the end: the keys and the refusal, and the empty
-/// name of a cluster before them.
-const APPENDED: [usize; 2] = [34, 34 + size_of::<u64>()];
+/// Bytes of the fields that older nodes do not send, from each of them to the end: the empty endpoint of libfabric, the keys
+/// and the refusal, and the empty name of a cluster before them.
+const APPENDED: [usize; 3] = [8, 8 + 34, 8 + 34 + 8];
+/// Bytes of an endpoint of libfabric.
+const MAX_OFI: usize = 600;
 
 /// The reason why a node refuses another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -121,7 +125,10 @@ impl Hello {
         let hello = Self::decode(bytes).map_err(|_| Unreadable::Malformed)?;
         let is_short = |name: &String| name.len() <= MAX_NAME;
         let fits = hello.services.len() <= MAX_SERVICES && is_short(&hello.name);
-        let fits = fits && is_short(&hello.cluster) && hello.services.iter().all(is_short);
+        let fits = fits
+            && hello.ofi.len() <= MAX_OFI
+            && is_short(&hello.cluster)
+            && hello.services.iter().all(is_short);
         fits.then_some(hello).ok_or(Unreadable::Malformed)
     }
 
@@ -133,12 +140,13 @@ impl Hello {
     /// Decodes a description; the fields that an older node does not send are zeros, which is what they mean then.
     fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut padded = bytes.to_vec();
-        padded.resize(bytes.len() + APPENDED[1], 0);
+        padded.resize(bytes.len() + APPENDED[2], 0);
         let hello: Self = decode_first(&padded)?;
         let missing = encode(&hello)?.len().saturating_sub(bytes.len());
-        let [keys, cluster] = APPENDED;
+        let [ofi, keys, cluster] = APPENDED;
         let is_oldest = missing == cluster && hello.cluster.is_empty();
-        let is_whole = missing == 0 || missing == keys || is_oldest;
+        let is_older = hello.ofi.is_empty() && (missing == ofi || missing == keys || is_oldest);
+        let is_whole = missing == 0 || is_older;
         if is_whole { Ok(hello) } else { Err(WireError::Malformed) }
     }
 }
@@ -164,6 +172,7 @@ mod tests {
             key: [5; 32],
             is_kept: true,
             refusal: 1,
+            ofi: b"efa\0name".to_vec(),
         }
     }
 
@@ -176,13 +185,16 @@ mod tests {
         golden.extend(b"\x02\0\0\0\0\0\0\0");
         golden.extend(b"\x06\0\0\0\0\0\0\0orders\x02\0\0\0\0\0\0\0kv");
         golden.extend([3, 0, 0, 0, 0, 0, 0, 0]);
-        let older = Hello { key: [0; 32], is_kept: false, refusal: 0, ..hello() };
+        let former = Hello { ofi: Vec::new(), ..hello() };
+        let older = Hello { key: [0; 32], is_kept: false, refusal: 0, ..former.clone() };
         let oldest = Hello { cluster: String::new(), ..older.clone() };
         assert_eq!(Hello::parse(&golden), Ok(oldest), "{CHANGED}");
         golden.extend(b"\x01\0\0\0\0\0\0\0a");
         assert_eq!(Hello::parse(&golden), Ok(older), "{CHANGED}");
         golden.extend([5; 32]);
         golden.extend([1, 1]);
+        assert_eq!(Hello::parse(&golden), Ok(former), "{CHANGED}");
+        golden.extend(b"\x08\0\0\0\0\0\0\0efa\0name");
         assert_eq!(hello().emit(), golden, "{CHANGED}");
         assert_eq!(Hello::parse(&golden), Ok(hello()), "{CHANGED}");
         let reasons = (0..=4).map(Refusal::of).collect::<Vec<_>>();
@@ -194,13 +206,14 @@ mod tests {
     #[test]
     fn a_description_that_ends_within_a_field_is_none() {
         let whole = hello().emit();
-        let older = [whole.len() - 34, whole.len() - 34 - 9];
+        let ofi = 8 + hello().ofi.len();
+        let older = [whole.len() - ofi, whole.len() - ofi - 34, whole.len() - ofi - 34 - 9];
         for length in 0..whole.len() {
             let read = Hello::parse(&whole[..length]);
             assert_eq!(read.is_ok(), older.contains(&length), "{length} bytes: {read:?}");
         }
         let mut wrong = whole;
-        let at = wrong.len() - 2;
+        let at = wrong.len() - ofi - 2;
         wrong[at] = 2;
         assert_eq!(Hello::parse(&wrong), Err(Unreadable::Malformed), "kept or not, nothing third");
     }

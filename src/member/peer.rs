@@ -75,8 +75,9 @@ pub(super) const fn distance(transport: TransportKind) -> u8 {
 const fn preference(transport: TransportKind) -> u8 {
     match transport {
         TransportKind::Shm => 0,
-        TransportKind::Tcp(_) => 2,
-        _ => 1,
+        TransportKind::Ofi => 1,
+        TransportKind::Tcp(_) => 3,
+        _ => 2,
     }
 }
 

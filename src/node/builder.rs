@@ -43,6 +43,8 @@ pub struct NodeBuilder {
     pub(super) is_trusted: bool,
     pub(super) is_gossiping: bool,
     pub(super) transports: Option<String>,
+    #[cfg(feature = "ofi")]
+    pub(super) libfabric: Option<String>,
     pub(super) port_buffer: Option<u64>,
     pub(super) congestion: Congestion,
     allows_top: bool,
@@ -65,6 +67,8 @@ impl Default for NodeBuilder {
             is_trusted: false,
             is_gossiping: false,
             transports: None,
+            #[cfg(feature = "ofi")]
+            libfabric: None,
             port_buffer: None,
             congestion: Congestion::default(),
             allows_top: false,
@@ -188,13 +192,25 @@ impl NodeBuilder {
     }
 
     /// Limits the transports that the node may use, instead of `MIDPLANE_TRANSPORTS` of the environment: some of `shm`,
-    /// `udp` and `tcp`, in any order, separated by commas. Default: all of them.
+    /// `ofi` (feature `ofi`), `udp` and `tcp`, in any order, separated by commas. Default: all of them.
     ///
-    /// The order of preference is fixed: shared memory between nodes of one host, then UDP, then TCP, where UDP has not
-    /// answered within 300 ms. A connection keeps its transport until it ends. A node with UDP and TCP has one port for
+    /// The order of preference is fixed: shared memory between nodes of one host, then libfabric, then UDP, then TCP, where UDP
+    /// has not answered within 300 ms. A connection keeps its transport until it ends. A node with UDP and TCP has one port for
     /// both. [`Node::explain`] reports the choice.
     pub fn transports(mut self, allowed: impl Into<String>) -> Self {
         self.transports = Some(allowed.into());
+        self
+    }
+
+    /// Chooses a provider of libfabric, instead of `MIDPLANE_OFI` of the environment: `PROVIDER[/DOMAIN][@ADDRESS]`, like `efa` or
+    /// `tcp@10.0.0.1`. Default: that of a hardware NIC, if there is one; without, libfabric is not used.
+    ///
+    /// Two nodes that have met over UDP or TCP, and have the same provider, open a session over it; new streams use that. It is
+    /// the transport `ofi`. New streams wait up to 300 ms for it; those that are open stay where they are. `midplane
+    /// doctor` lists the providers of a host.
+    #[cfg(feature = "ofi")]
+    pub fn libfabric(mut self, provider: impl Into<String>) -> Self {
+        self.libfabric = Some(provider.into());
         self
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use midplane_simhw::seal::PublicKey;
-use midplane_via::session::{Attempt, Session, Stats};
+use midplane_via::session::{Attempt, Session, Stats, TransportKind};
 use midplane_via::wire::endpoint::TokenCounters;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use super::transports::WORDS;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The transports that the node may use, the nearest first: of `shm`, `udp` and `tcp`.
+    /// The transports that the node may use, the nearest first: of `shm`, `ofi`, `udp` and `tcp`.
     pub allowed: Vec<&'static str>,
     /// The address of the node's sockets, if it has any.
     pub address: Option<SocketAddr>,
@@ -55,7 +55,7 @@ pub struct PeerPath {
     pub name: String,
     /// The random number of this incarnation of the peer.
     pub id: u64,
-    /// The transport of new streams: `shm`, `udp` or `tcp`.
+    /// The transport of new streams: `shm`, `ofi`, `udp` or `tcp`.
     pub transport: &'static str,
     /// The address that it is reached at; none through shared memory.
     pub address: Option<SocketAddr>,
@@ -168,7 +168,7 @@ impl Node {
             mtu: stats.pipe.map(|pipe| pipe.mtu),
             round_trip: stats.pipe.map(|pipe| Duration::from_nanos(pipe.round_trip)),
             congestion: stats.pipe.map(|pipe| pipe.congestion),
-            is_sealed: self.0.is_sealed && chosen.address().is_some(),
+            is_sealed: self.0.is_sealed && chosen != TransportKind::Shm,
             key: session.peer_key(),
             streams: stats.open,
         }
@@ -188,6 +188,10 @@ impl Node {
                 Some(why) => UnusedReason::HandshakeFailed(why),
                 None => UnusedReason::NoAnswer("it is dialed with the next search".into()),
             };
+        }
+        if word == TransportKind::Ofi.name() {
+            let why = "this node or the peer has no such NIC, or they have different providers";
+            return UnusedReason::NoAnswer(why.into());
         }
         match session.attempts().map(|attempts| attempts.udp()) {
             None | Some(Attempt::None) => UnusedReason::PeerHasChosen,
@@ -248,15 +252,16 @@ impl fmt::Display for PeerPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.name, self.transport)?;
         match self.address {
-            None => {
+            None if self.transport == "shm" => {
                 f.write_str(", as it is on this host and the handshake through it succeeded")?
             }
-            Some(address) => {
-                let sealed = if self.is_sealed { "sealed" } else { "not sealed" };
-                write!(f, " to {address}, as it answers there; {sealed}")?;
-                if let Some(key) = self.key {
-                    write!(f, ", key {key}")?;
-                }
+            None => f.write_str(", as both have the same provider of libfabric")?,
+            Some(address) => write!(f, " to {address}, as it answers there")?,
+        }
+        if self.transport != "shm" {
+            f.write_str(if self.is_sealed { "; sealed" } else { "; not sealed" })?;
+            if let Some(key) = self.key {
+                write!(f, ", key {key}")?;
             }
         }
         if let Some(mtu) = self.mtu {

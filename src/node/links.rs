@@ -220,6 +220,11 @@ impl Node {
             candidates.retain(|one| !refused.contains(&one.session.number()) && is_fit(one));
             if let Some(best) = candidates.iter().map(|one| one.choice.rank).min() {
                 candidates.retain(|one| one.choice.rank == best);
+                #[cfg(feature = "ofi")]
+                if let Some(at) = self.0.shared.awaits_libfabric(&candidates) {
+                    let _ = tokio::time::timeout_at(at, changed).await;
+                    continue;
+                }
                 return Ok(candidates);
             }
             if self.look(service).await {

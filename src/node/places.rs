@@ -346,6 +346,7 @@ mod tests {
             key: [0; 32],
             is_kept: false,
             refusal: 0,
+            ofi: Vec::new(),
         };
         let members = crate::member::Members::new(&hello, None);
         let shared = Shared::new(sessions, Box::new(Arc::clone(&names)), hello, members);

@@ -1,5 +1,7 @@
 //! The state of a node: its services, its peers and theirs.
 
+#[cfg(feature = "ofi")]
+mod libfabric;
 mod strangers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +37,8 @@ pub(super) struct Shared {
     state: Mutex<State>,
     pub(super) dials: Dials,
     pub(super) meter: Meter,
+    #[cfg(feature = "ofi")]
+    ofi: std::sync::OnceLock<Arc<super::ofi::Ofi>>,
     /// A peer has joined, ended, or changed its services, or this node has changed its own.
     pub(super) changed: Notify,
     /// The time of the next timeout has changed.
@@ -74,7 +78,7 @@ pub struct PeerInfo {
     pub id: u64,
     /// The services that it offers.
     pub services: Vec<String>,
-    /// The transport of its streams: `shm`, `udp` or `tcp`.
+    /// The transport of its streams: `shm`, `ofi`, `udp` or `tcp`.
     pub transport: &'static str,
     /// Streams that are open.
     pub streams: usize,
@@ -128,6 +132,8 @@ impl Shared {
             state: Mutex::new(state),
             dials: Dials::default(),
             meter,
+            #[cfg(feature = "ofi")]
+            ofi: std::sync::OnceLock::new(),
             changed: Notify::new(),
             due: Notify::new(),
         })
@@ -472,6 +478,8 @@ impl Handler for Receiver {
 
     fn on_hello(&mut self, session: &Arc<Session>, hello: &[u8]) {
         let hello = Hello::parse(hello);
+        #[cfg(feature = "ofi")]
+        let described = hello.as_ref().map(|hello| hello.ofi.clone()).unwrap_or_default();
         self.0.change(|state, now| {
             match hello {
                 Ok(hello) => {
@@ -497,6 +505,8 @@ impl Handler for Receiver {
             }
             state.review_name();
         });
+        #[cfg(feature = "ofi")]
+        self.0.improve(session, &described);
     }
 
     fn on_stream(

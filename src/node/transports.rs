@@ -5,6 +5,10 @@ use std::fmt;
 use crate::error::{Error, ErrorKind};
 
 /// The words of [`NodeBuilder::transports`](super::NodeBuilder::transports), the nearest transport first.
+#[cfg(feature = "ofi")]
+pub(super) const WORDS: [&str; 4] = ["shm", "ofi", "udp", "tcp"];
+/// The same, without libfabric.
+#[cfg(not(feature = "ofi"))]
 pub(super) const WORDS: [&str; 3] = ["shm", "udp", "tcp"];
 /// The environment variable with the same meaning.
 pub(super) const VARIABLE: &str = "MIDPLANE_TRANSPORTS";
@@ -17,6 +21,7 @@ impl Transports {
     /// Reads a list of words with commas between, in any order; `origin` names where it stands.
     pub(super) fn parse(list: &str, origin: &str) -> Result<Self, Error> {
         let known = WORDS.join(", ");
+        let needs_feature = |word: &str| word == "ofi" && !WORDS.contains(&word);
         let wrong = |what: String| {
             let text = format!("{origin}: {what}; list some of {known}, with commas between");
             Error::new(ErrorKind::Config, text)
@@ -24,7 +29,8 @@ impl Transports {
         let mut allowed = [false; WORDS.len()];
         for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             let Some(at) = WORDS.iter().position(|known| *known == word) else {
-                return Err(wrong(format!("{word:?} is no transport")));
+                let why = if needs_feature(word) { ": it needs the feature `ofi`" } else { "" };
+                return Err(wrong(format!("{word:?} is no transport{why}")));
             };
             allowed[at] = true;
         }
@@ -41,12 +47,18 @@ impl Transports {
 
     /// UDP, on one host as well where shared memory is not allowed.
     pub(super) const fn udp(self) -> bool {
-        self.0[1]
+        self.0[WORDS.len() - 2]
     }
 
     /// TCP where UDP does not answer.
     pub(super) const fn tcp(self) -> bool {
-        self.0[2]
+        self.0[WORDS.len() - 1]
+    }
+
+    /// A NIC that libfabric reaches, between nodes that have met over UDP or TCP.
+    #[cfg(feature = "ofi")]
+    pub(super) const fn ofi(self) -> bool {
+        self.0[1]
     }
 
     /// Returns whether a word is allowed.
@@ -81,7 +93,7 @@ mod tests {
             let error = Transports::parse(list, VARIABLE).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             let text = error.to_string();
-            for part in [what, VARIABLE, "shm, udp, tcp"] {
+            for part in [what, VARIABLE, "shm, ", "udp, tcp"] {
                 assert!(text.contains(part), "{text}");
             }
         }

@@ -27,7 +27,7 @@ macro_rules! conformance {
         #[cfg(target_os = "linux")]
         on_fabric!(ofi_rxm #[ignore = "takes long, where libfabric is"]: $($groups)+);
         #[cfg(target_os = "linux")]
-        on_fabric!(ofi_shm: $($groups)+);
+        on_fabric!(ofi_shm #[ignore = "takes long, where libfabric is"]: $($groups)+);
         #[cfg(target_os = "linux")]
         on_fabric!(ofi_rxd #[ignore = "takes long, where libfabric is"]: $($groups)+);
         #[cfg(target_os = "linux")]

@@ -7,6 +7,7 @@
 //! - [`endpoint`]: a reliable datagram endpoint (`FI_EP_RDM`): sends and receives frames
 //! - `link`, with the feature `nic`: a NIC of `midplane-simhw`, with its whole firmware, on such an endpoint
 //! - `meeting`, with the feature `nic`: the nodes of a fabric exchange the names of their endpoints
+//! - `streams`, with the feature of that name: byte streams over one endpoint of each process
 //!
 //! Frames are neither encrypted nor authenticated: a network behind a provider is trusted as its operator partitions it.
 //! What a frame contains is checked by its receiver nevertheless.
@@ -21,9 +22,11 @@ mod ffi;
 pub mod link;
 #[cfg(feature = "nic")]
 pub mod meeting;
-#[cfg(feature = "nic")]
+#[cfg(any(feature = "nic", feature = "streams"))]
 mod order;
 pub mod provider;
+#[cfg(feature = "streams")]
+pub mod streams;
 mod waiter;
 
 pub use ffi::{CallError, Unavailable};

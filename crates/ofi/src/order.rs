@@ -45,6 +45,7 @@ impl<T> Order<T> {
     }
 
     /// Returns the next frame, unless an earlier one may still arrive.
+    #[cfg(feature = "nic")]
     pub(crate) fn next(&mut self, now: Instant) -> Option<T> {
         let (first, _) = self.held.first_key_value()?;
         let is_due = *first == self.next
@@ -59,7 +60,22 @@ impl<T> Order<T> {
         Some(frame)
     }
 
+    /// Returns the next frame, and never a later one: none is lost.
+    #[cfg(feature = "streams")]
+    pub(crate) fn next_whole(&mut self) -> Option<T> {
+        let frame = self.held.remove(&self.next)?;
+        self.next += 1;
+        Some(frame)
+    }
+
+    /// Returns whether more frames wait for an earlier one than any sender has under way.
+    #[cfg(feature = "streams")]
+    pub(crate) fn is_overfull(&self) -> bool {
+        self.held.len() > 2 * MOST
+    }
+
     /// Returns whether frames wait for an earlier one.
+    #[cfg(feature = "nic")]
     pub(crate) fn is_waiting(&self) -> bool {
         !self.held.is_empty()
     }

@@ -4,6 +4,7 @@
 
 mod endpoints;
 mod fabrics;
+mod streams;
 
 use midplane_ofi::endpoint::{Config, Endpoint};
 use midplane_ofi::provider::{Choice, OpenError};

@@ -32,6 +32,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use atomic_waker::AtomicWaker;
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 
 use self::core::Core;
 pub use self::core::Ended;
@@ -125,24 +127,27 @@ pub enum TransportKind {
     Udp(SocketAddr),
     /// TCP to this address, for a peer that does not answer over UDP.
     Tcp(SocketAddr),
+    /// A provider of libfabric.
+    Ofi,
 }
 
 impl TransportKind {
-    /// Returns its name: `shm`, `udp` or `tcp`.
+    /// Returns its name: `shm`, `udp`, `tcp` or `ofi`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
             Self::Udp(_) => "udp",
             Self::Tcp(_) => "tcp",
+            Self::Ofi => "ofi",
         }
     }
 
-    /// Returns the peer's address; `None` through shared memory.
+    /// Returns the peer's address; `None` through shared memory and libfabric.
     #[must_use]
     pub const fn address(self) -> Option<SocketAddr> {
         match self {
-            Self::Shm => None,
+            Self::Shm | Self::Ofi => None,
             Self::Udp(address) | Self::Tcp(address) => Some(address),
         }
     }
@@ -177,13 +182,13 @@ impl Session {
         *self.decided.get().unwrap_or(&self.transport)
     }
 
-    /// Returns the peer's own key, as proven over UDP or TCP. `None` if the peer or this process has no such
+    /// Returns the peer's own key, as proven over UDP, TCP or libfabric. `None` if the peer or this process has no such
     /// key, and always through shared memory, where the system identifies the peer's user.
     #[must_use]
     pub fn peer_key(&self) -> Option<PublicKey> {
         match self.transport() {
             TransportKind::Udp(_) => self.over_pipe(pipe::Pipe::peer_key)?,
-            TransportKind::Tcp(_) => self.proven.get().copied(),
+            TransportKind::Tcp(_) | TransportKind::Ofi => self.proven.get().copied(),
             TransportKind::Shm => None,
         }
     }
@@ -240,7 +245,7 @@ impl Session {
     }
 
     /// Returns whether the peer has been silent for a second although something is outstanding: over UDP; over
-    /// TCP, only once the system's buffers are full.
+    /// TCP and libfabric, only once the system's buffers are full.
     #[must_use]
     pub fn is_suspected(&self) -> bool {
         match (self.transport(), &self.shared.pipes) {
@@ -248,7 +253,7 @@ impl Session {
                 let now = pipes.clock.now();
                 self.over_pipe(|pipe| pipe.is_suspected(now)).unwrap_or(false)
             }
-            (TransportKind::Tcp(_), _) => self.lock().is_stuck(),
+            (TransportKind::Tcp(_) | TransportKind::Ofi, _) => self.lock().is_stuck(),
             _ => false,
         }
     }
@@ -329,7 +334,11 @@ impl Session {
     }
 
     /// Carries a dialed session over TCP; returns `false` if UDP carries it already, or if it has ended.
-    fn adopt(self: &Arc<Self>, connection: tcp::Connection, transport: TransportKind) -> bool {
+    fn adopt(
+        self: &Arc<Self>,
+        connection: tcp::Connection<TcpStream>,
+        transport: TransportKind,
+    ) -> bool {
         let line = Arc::new(Line::default());
         let is_adopted = self.with(|core| {
             let is_adopted = core.on_tcp_established(Arc::clone(&line));
@@ -344,7 +353,11 @@ impl Session {
         is_adopted
     }
 
-    fn move_bytes(self: &Arc<Self>, line: Arc<Line>, connection: tcp::Connection) {
+    fn move_bytes<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+        self: &Arc<Self>,
+        line: Arc<Line>,
+        connection: tcp::Connection<S>,
+    ) {
         if let Some(proven) = connection.records.as_ref().and_then(tcp::Records::peer) {
             let _ = self.proven.set(proven);
         }
@@ -484,18 +497,48 @@ impl Sessions {
     /// If dropped, it closes the connection.
     pub async fn accept_tcp(
         &self,
-        stream: tokio::net::TcpStream,
+        stream: TcpStream,
         peer: SocketAddr,
     ) -> Result<Arc<Session>, tcp::Failed> {
         let config = self.0.tcp.as_ref().expect("sessions over TCP were configured");
-        let connection = tcp::accept(stream, peer, config).await?;
+        let connection = tcp::accept(stream, config).await?;
+        Ok(self.over_connection(connection, TransportKind::Tcp(peer), false))
+    }
+
+    /// Makes a session over a reliable stream of bytes that libfabric carries, after a handshake of at most 10 s as over TCP;
+    /// `is_first` at the end that has connected. [`Session::send_hello`] starts it.
+    ///
+    /// # Errors
+    /// [`tcp::Failed`].
+    ///
+    /// # Cancel safety
+    /// If dropped, it closes the stream.
+    pub async fn over_stream(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        config: &tcp::Config,
+        is_first: bool,
+    ) -> Result<Arc<Session>, tcp::Failed> {
+        let connection = match is_first {
+            true => tcp::connect_over(stream, config).await?,
+            false => tcp::accept_over(stream, config).await?,
+        };
+        Ok(self.over_connection(connection, TransportKind::Ofi, is_first))
+    }
+
+    fn over_connection<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+        &self,
+        connection: tcp::Connection<S>,
+        transport: TransportKind,
+        is_first: bool,
+    ) -> Arc<Session> {
         let line = Arc::new(Line::default());
         let wire = Wire::Piped(Piped::over_line(Arc::clone(&line)));
-        let wire = (wire, TransportKind::Tcp(connection.peer));
-        let session = Session::new(Arc::clone(&self.0), self.0.number(), wire, false);
+        let session =
+            Session::new(Arc::clone(&self.0), self.0.number(), (wire, transport), is_first);
         session.with(|core| core.is_dirty = true);
         session.move_bytes(line, connection);
-        Ok(session)
+        session
     }
 
     /// Returns the counters of the tokens that this process grants; `None` without [`Config::receive_tokens`],

@@ -23,6 +23,7 @@ pub(super) fn hello(id: u64, incarnation: u64, name: &str) -> Hello {
         key: [0; 32],
         is_kept: false,
         refusal: 0,
+        ofi: Vec::new(),
     }
 }
 

@@ -246,6 +246,7 @@ impl Network {
             key,
             is_kept: kept.is_some(),
             refusal: 0,
+            ofi: Vec::new(),
         };
         let members = Members::new(&hello, None);
         let life = Life { id, since: self.now, members, hello };

@@ -64,7 +64,7 @@ pub struct Peer {
     pub incarnation: u64,
     /// `open`; `silent` if it does not answer, `leaving` if it ends, `another has its name` if it is not used.
     pub state: String,
-    /// The transport of new streams: `shm`, `udp` or `tcp`.
+    /// The transport of new streams: `shm`, `ofi`, `udp` or `tcp`.
     pub transport: String,
     /// Why it is this one, and no other.
     pub why: String,

@@ -1,4 +1,4 @@
-//! The task that moves the bytes of one session between its buffers and a TCP socket.
+//! The task that moves the bytes of one session between its buffers and a TCP socket, or another stream of bytes.
 
 use std::future::poll_fn;
 use std::io;
@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use super::Session;
@@ -26,10 +25,10 @@ const CLOSE: Duration = Duration::from_secs(5);
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Moves the bytes of one session.
-pub(super) struct Mover {
+pub(super) struct Mover<S> {
     session: Arc<Session>,
     line: Arc<Line>,
-    stream: TcpStream,
+    stream: S,
     records: Option<Records>,
     /// Bytes for the system, of which it has taken the first `written`.
     outbox: Vec<u8>,
@@ -59,14 +58,14 @@ impl From<io::Error> for Over {
 }
 
 /// Ends the session when the task ends, however that happens.
-impl Drop for Mover {
+impl<S> Drop for Mover<S> {
     fn drop(&mut self) {
         self.session.with(super::core::Core::on_wire_ended);
     }
 }
 
-impl Mover {
-    pub(super) fn new(session: Arc<Session>, line: Arc<Line>, connection: Connection) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
+    pub(super) fn new(session: Arc<Session>, line: Arc<Line>, connection: Connection<S>) -> Self {
         Self {
             session,
             line,

@@ -23,7 +23,7 @@ mod records;
 use midplane_simhw::seal::{Key, SecretKey};
 use thiserror::Error;
 
-pub(crate) use handshake::{Connection, accept, connect};
+pub(crate) use handshake::{Connection, accept, accept_over, connect, connect_over};
 pub(crate) use records::Records;
 
 use super::pipe::sealing::{Label, Secrets};

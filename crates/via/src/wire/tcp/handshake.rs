@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{Config, Failed, Records, STREAMS};
@@ -36,20 +36,22 @@ mod reason {
     pub(super) const KEY: u8 = 3;
 }
 
-/// A connection over TCP whose handshake has succeeded.
+/// A connection whose handshake has succeeded: over TCP, or another stream of bytes.
 #[derive(Debug)]
-pub(crate) struct Connection {
-    pub(crate) stream: TcpStream,
+pub(crate) struct Connection<S> {
+    pub(crate) stream: S,
     /// Seals and opens records; `None` without a key.
     pub(crate) records: Option<Records>,
-    pub(crate) peer: SocketAddr,
 }
 
 /// Connects to the process at an address.
 ///
 /// # Cancel safety
 /// If dropped, it closes the connection.
-pub(crate) async fn connect(to: SocketAddr, config: &Config) -> Result<Connection, Failed> {
+pub(crate) async fn connect(
+    to: SocketAddr,
+    config: &Config,
+) -> Result<Connection<TcpStream>, Failed> {
     let connecting = async {
         let secrets = config.secrets();
         match dial(to, secrets, newest(secrets)).await {
@@ -85,9 +87,30 @@ async fn dial(
     to: SocketAddr,
     secrets: Option<Secrets<'_>>,
     version: u8,
-) -> Result<Connection, Failed> {
-    let mut stream = TcpStream::connect(to).await?;
+) -> Result<Connection<TcpStream>, Failed> {
+    let stream = TcpStream::connect(to).await?;
     set_options(&stream)?;
+    dial_over(stream, secrets, version).await
+}
+
+/// Connects over a stream, to a peer that speaks the newest version that this end speaks.
+///
+/// # Cancel safety
+/// If dropped, it closes the stream.
+pub(crate) async fn connect_over<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    config: &Config,
+) -> Result<Connection<S>, Failed> {
+    let secrets = config.secrets();
+    let dialing = dial_over(stream, secrets, newest(secrets));
+    tokio::time::timeout(CONNECT_TIMEOUT, dialing).await.unwrap_or(Err(Failed::NoAnswer))
+}
+
+async fn dial_over<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    secrets: Option<Secrets<'_>>,
+    version: u8,
+) -> Result<Connection<S>, Failed> {
     let (id, secrets) = (random()?, of_version(secrets, version));
     let begun = secrets.map(|secrets| Begun::new(secrets, STREAMS, id).ok_or(Failed::KeyMismatch));
     let (begun, noise) = begun.transpose()?.unzip();
@@ -112,7 +135,7 @@ async fn dial(
         stream.write_all(&proof).await?;
         records = Some(own);
     }
-    Ok(Connection { stream, records, peer: to })
+    Ok(Connection { stream, records })
 }
 
 /// Answers the process that has connected. Takes at most 2 s.
@@ -121,19 +144,28 @@ async fn dial(
 /// If dropped, it closes the connection.
 pub(crate) async fn accept(
     stream: TcpStream,
-    peer: SocketAddr,
     config: &Config,
-) -> Result<Connection, Failed> {
-    let accepted = tokio::time::timeout(ACCEPT_WITHIN, greet(stream, peer, config.secrets())).await;
+) -> Result<Connection<TcpStream>, Failed> {
+    set_options(&stream)?;
+    accept_over(stream, config).await
+}
+
+/// Answers the process that has connected over a stream. Takes at most 2 s.
+///
+/// # Cancel safety
+/// If dropped, it closes the stream.
+pub(crate) async fn accept_over<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    config: &Config,
+) -> Result<Connection<S>, Failed> {
+    let accepted = tokio::time::timeout(ACCEPT_WITHIN, greet(stream, config.secrets())).await;
     accepted.unwrap_or(Err(Failed::NoAnswer))
 }
 
-async fn greet(
-    mut stream: TcpStream,
-    peer: SocketAddr,
+async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
     secrets: Option<Secrets<'_>>,
-) -> Result<Connection, Failed> {
-    set_options(&stream)?;
+) -> Result<Connection<S>, Failed> {
     let newest = newest(secrets);
     let spoken = |version| (SHARED..=newest).contains(&version).then(|| dial_bytes(version));
     let dial = read_message(&mut stream, spoken).await.map_err(|_| Failed::NoNode)?;
@@ -173,12 +205,12 @@ async fn greet(
             return Err(Failed::KeyMismatch);
         }
     }
-    Ok(Connection { stream, records, peer })
+    Ok(Connection { stream, records })
 }
 
 /// Reads a message of the handshake, as long as its version says; of an unknown version, only the fixed bytes.
 async fn read_message(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + Unpin),
     bytes: impl Fn(u8) -> Option<usize>,
 ) -> Result<Vec<u8>, Failed> {
     let mut message = vec![0; FIXED_BYTES];
@@ -240,14 +272,14 @@ mod tests {
     }
 
     /// Connects two ends on loopback, with these keys.
-    async fn both(dialer: Keys, acceptor: Keys) -> [Result<Connection, Failed>; 2] {
+    async fn both(dialer: Keys, acceptor: Keys) -> [Result<Connection<TcpStream>, Failed>; 2] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();
         let (dialer, acceptor) = (config(dialer), config(acceptor));
         let accepting = async {
             loop {
-                let (stream, peer) = listener.accept().await.unwrap();
-                match accept(stream, peer, &acceptor).await {
+                let (stream, _) = listener.accept().await.unwrap();
+                match accept(stream, &acceptor).await {
                     // The dialer connects again.
                     Err(Failed::Version(IDENTIFIED)) => {}
                     accepted => return accepted,
@@ -337,8 +369,8 @@ mod tests {
                 let mut stranger = TcpStream::connect(to).await.unwrap();
                 stranger.write_all(bytes).await.unwrap();
                 stranger.shutdown().await.unwrap();
-                let (stream, peer) = listener.accept().await.unwrap();
-                let failed = accept(stream, peer, &config(keys)).await.unwrap_err();
+                let (stream, _) = listener.accept().await.unwrap();
+                let failed = accept(stream, &config(keys)).await.unwrap_err();
                 assert_eq!(matches!(failed, Failed::Version(9)), is_version, "{failed}");
                 assert_eq!(matches!(failed, Failed::NoNode), !is_version, "{failed}");
                 let mut answer = Vec::new();
@@ -362,8 +394,8 @@ mod tests {
                 let mut bytes = message(version, 1, 7, Some(&[byte; 200]));
                 bytes.truncate(dial_bytes(version));
                 stranger.write_all(&bytes).await.unwrap();
-                let (stream, peer) = listener.accept().await.unwrap();
-                let failed = accept(stream, peer, &config((key(1), own(3)))).await.unwrap_err();
+                let (stream, _) = listener.accept().await.unwrap();
+                let failed = accept(stream, &config((key(1), own(3)))).await.unwrap_err();
                 let is_spoken = (1..=2).contains(&version);
                 assert_eq!(matches!(failed, Failed::KeyMismatch), is_spoken, "{failed}");
             }

@@ -1,0 +1,344 @@
+//! Byte streams between processes, over one endpoint each.
+//!
+//! Bytes arrive in order and once, or the stream fails. Each direction has a window: a stream that is not read stops its own
+//! writer, and no other stream.
+
+mod connection;
+mod frame;
+mod stream;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::time::{Instant, Interval};
+
+use crate::CallError;
+use crate::endpoint::{Config, Endpoint, Event, PeerId, SendError};
+use crate::provider::{Choice, OpenError};
+use connection::{Connection, Wakes, register};
+use frame::{Frame, HEAD, Kind};
+pub use stream::Stream;
+
+/// Most bytes of a frame's payload.
+const PIECE: usize = 32 << 10;
+/// Bytes that a stream's sender may send before its reader has consumed any.
+const WINDOW: usize = 1 << 20;
+/// Frames that may arrive and leave at once: 4 MiB and 2 MiB.
+const RECEIVES: usize = 128;
+const SENDS: usize = 64;
+/// Frames to one peer that may be under way: a peer that takes none leaves the others half.
+const SENDS_TO_ONE: usize = SENDS / 2;
+/// Most streams of an endpoint, and most that wait to be accepted.
+const MOST: usize = 4_096;
+const BACKLOG: usize = 64;
+/// Events that are handled before the lock is released for a moment.
+const TURN: usize = 64;
+/// Period of the search for silent peers, and the silence after which a peer is asked, and is lost.
+const PERIOD: Duration = Duration::from_millis(250);
+const ASK: Duration = Duration::from_millis(700);
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// Makes and accepts streams over one endpoint. Its streams continue after it is dropped; the endpoint closes with the last
+/// of them.
+#[derive(Debug)]
+pub struct Streams {
+    shared: Arc<Shared>,
+    name: Vec<u8>,
+    provider: String,
+}
+
+/// State that streams share with the task that receives.
+#[derive(Debug)]
+struct Shared(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    endpoint: Endpoint,
+    connections: BTreeMap<u64, Connection>,
+    /// Streams that peers have opened.
+    accepted: VecDeque<u64>,
+    acceptor: Option<Waker>,
+    /// The task that receives.
+    driver: Option<Waker>,
+    wakes: Wakes,
+    is_closed: bool,
+}
+
+impl Shared {
+    /// Changes the state, then wakes the tasks concerned, without the lock: a waker may drop a stream.
+    fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut state);
+        let wakes = std::mem::take(&mut state.wakes);
+        drop(state);
+        wakes.into_iter().for_each(Waker::wake);
+        result
+    }
+}
+
+impl Streams {
+    /// Opens an endpoint, and starts the task that receives.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time.
+    pub fn open(choice: &Choice) -> Result<Self, OpenError> {
+        let config = Config::new(HEAD + PIECE).receives(RECEIVES).sends(SENDS);
+        let endpoint = Endpoint::open(choice, &config)?;
+        let (name, provider) = (endpoint.name().to_vec(), endpoint.provider().name.clone());
+        let shared = Arc::new(Shared(Mutex::new(State {
+            endpoint,
+            connections: BTreeMap::new(),
+            accepted: VecDeque::new(),
+            acceptor: None,
+            driver: None,
+            wakes: Vec::new(),
+            is_closed: false,
+        })));
+        tokio::spawn(run(Arc::downgrade(&shared)));
+        Ok(Self { shared, name, provider })
+    }
+
+    /// Returns the name by which peers connect.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// Returns the name of the provider.
+    #[must_use]
+    pub fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    /// Opens a stream to the process whose endpoint has this name. What is written waits until that has accepted it.
+    ///
+    /// # Errors
+    /// The provider's, or [`QuotaExceeded`](io::ErrorKind::QuotaExceeded) if there are too many streams.
+    pub fn connect(&self, name: &[u8]) -> io::Result<Stream> {
+        let opened = self.shared.with(|state| {
+            let peer = state.endpoint.insert(name)?;
+            let id = state.add(peer, None)?;
+            let open = Frame { to: 0, number: 0, kind: Kind::Open, value: id };
+            let sent = state.send(peer, open, &self.name);
+            sent.map(|()| id).inspect_err(|_| drop(state.connections.remove(&id)))
+        });
+        Ok(Stream::new(Arc::clone(&self.shared), opened?))
+    }
+
+    /// Returns the next stream that a peer has opened; `None` once the endpoint has failed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no stream.
+    pub async fn accept(&self) -> Option<Stream> {
+        poll_fn(|context| {
+            let next = self.shared.with(|state| {
+                if let Some(id) = state.accepted.pop_front() {
+                    return Poll::Ready(Some(id));
+                }
+                if state.is_closed {
+                    return Poll::Ready(None);
+                }
+                register(&mut state.acceptor, context.waker(), &mut state.wakes);
+                Poll::Pending
+            });
+            next.map(|id| Some(Stream::new(Arc::clone(&self.shared), id?)))
+        })
+        .await
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        let unaccepted = self.shared.with(|state| {
+            state.is_closed = true;
+            std::mem::take(&mut state.accepted)
+        });
+        // Refuses them.
+        unaccepted.into_iter().for_each(|id| drop(Stream::new(Arc::clone(&self.shared), id)));
+    }
+}
+
+/// Receives until all streams and their maker are dropped, or the endpoint fails.
+async fn run(shared: Weak<Shared>) {
+    let mut period = tokio::time::interval(PERIOD);
+    poll_fn(|context| {
+        let Some(shared) = shared.upgrade() else { return Poll::Ready(()) };
+        shared.with(|state| {
+            let polled = state.turn(context, &mut period);
+            if polled.is_ready() {
+                state.close();
+            }
+            polled
+        })
+    })
+    .await;
+}
+
+impl State {
+    /// Handles what has arrived.
+    fn turn(&mut self, context: &mut Context<'_>, period: &mut Interval) -> Poll<()> {
+        register(&mut self.driver, context.waker(), &mut self.wakes);
+        while period.poll_tick(context).is_ready() {
+            self.find_silent(Instant::now());
+        }
+        let mut payload = Vec::new();
+        for _ in 0..TURN {
+            let polled = self.endpoint.poll_event(context, false, |event| match event {
+                Event::Frame { from, bytes } => {
+                    let frame = Frame::parse(bytes).map(|frame| (from, frame));
+                    payload.clear();
+                    payload.extend_from_slice(bytes.get(HEAD..).unwrap_or_default());
+                    Ok(frame)
+                }
+                Event::Lost { to, .. } => Err(to),
+            });
+            match polled {
+                Poll::Ready(Ok(Ok(Some((from, frame))))) => self.on_frame(from, frame, &payload),
+                // No peer of this version sends that.
+                Poll::Ready(Ok(Ok(None))) => {}
+                Poll::Ready(Ok(Err(to))) => self.on_lost(to),
+                Poll::Ready(Err(_)) => return Poll::Ready(()),
+                Poll::Pending => {
+                    self.serve_waiting();
+                    return Poll::Pending;
+                }
+            }
+        }
+        self.serve_waiting();
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn on_frame(&mut self, from: Option<PeerId>, frame: Frame, payload: &[u8]) {
+        let now = Instant::now();
+        if frame.kind == Kind::Open {
+            return self.on_open(frame.value, payload);
+        }
+        let Some(connection) = self.connections.get_mut(&frame.to) else {
+            // It was dropped before it was accepted.
+            if let (Kind::Accept, Some(from)) = (frame.kind, from) {
+                let reset = Frame { to: frame.value, number: 0, kind: Kind::Reset, value: 0 };
+                let _ = self.send(from, reset, &[]);
+            }
+            return;
+        };
+        connection.heard_at = now;
+        match frame.kind {
+            Kind::Accept => connection.on_accept(frame.value, &mut self.wakes),
+            Kind::Ask => {
+                if let Some(remote) = connection.remote {
+                    let answer = Frame { to: remote, number: 0, kind: Kind::Alive, value: 0 };
+                    let peer = connection.peer;
+                    // Without room, frames under way show as much.
+                    let _ = self.send(peer, answer, &[]);
+                }
+            }
+            Kind::Alive | Kind::Open => {}
+            Kind::Reset => connection.fail(io::ErrorKind::ConnectionReset, &mut self.wakes),
+            Kind::Data | Kind::Credit | Kind::End => {
+                connection.on_ordered(frame, payload, now, &mut self.wakes);
+            }
+        }
+    }
+
+    fn on_open(&mut self, remote: u64, name: &[u8]) {
+        if self.accepted.len() >= BACKLOG {
+            return;
+        }
+        let Ok(peer) = self.endpoint.insert(name) else { return };
+        let Ok(id) = self.add(peer, Some(remote)) else { return };
+        let accept = Frame { to: remote, number: 0, kind: Kind::Accept, value: id };
+        if self.send(peer, accept, &[]).is_err() {
+            self.connections.remove(&id);
+            return;
+        }
+        self.accepted.push_back(id);
+        self.wakes.extend(self.acceptor.take());
+    }
+
+    /// Adds a connection, under a number that no other process can guess.
+    fn add(&mut self, peer: PeerId, remote: Option<u64>) -> io::Result<u64> {
+        if self.is_closed {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        if self.connections.len() >= MOST {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        let id = getrandom::u64().map_err(io::Error::other)?;
+        self.connections.insert(id, Connection::new(peer, remote, Instant::now()));
+        Ok(id)
+    }
+
+    /// Sends a frame; [`WouldBlock`](io::ErrorKind::WouldBlock) without room for it.
+    fn send(&mut self, to: PeerId, frame: Frame, payload: &[u8]) -> io::Result<()> {
+        if self.endpoint.outstanding(to) >= SENDS_TO_ONE {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let sent = self.endpoint.send(to, &[&frame.emit(), payload]);
+        // The waker of a task of tokio's, which runs nothing of it.
+        if let Some(driver) = &self.driver {
+            driver.wake_by_ref();
+        }
+        sent.map_err(|error| match error {
+            SendError::Full => io::ErrorKind::WouldBlock.into(),
+            error => io::Error::other(error),
+        })
+    }
+
+    fn on_lost(&mut self, to: Option<PeerId>) {
+        let is_hit = |connection: &&mut Connection| to.is_none_or(|to| connection.peer == to);
+        let hit = self.connections.values_mut().filter(is_hit);
+        hit.for_each(|connection| {
+            connection.fail(io::ErrorKind::ConnectionReset, &mut self.wakes);
+        });
+    }
+
+    /// Returns credit that had no room before, and wakes the tasks that wait for room.
+    fn serve_waiting(&mut self) {
+        if self.endpoint.room() == 0 {
+            return;
+        }
+        let mut owing = Vec::new();
+        for (id, connection) in &mut self.connections {
+            self.wakes.extend(connection.writer.take());
+            owing.extend(connection.owes_credit().then_some(*id));
+        }
+        owing.into_iter().for_each(|id| self.return_credit(id));
+    }
+
+    /// Asks silent peers whether they live; fails the streams of those that do not answer.
+    fn find_silent(&mut self, now: Instant) {
+        let mut asked = Vec::new();
+        for connection in self.connections.values_mut() {
+            let silence = now - connection.heard_at;
+            if silence >= SILENCE {
+                connection.fail(io::ErrorKind::TimedOut, &mut self.wakes);
+            } else if silence >= ASK {
+                asked.extend(connection.remote.map(|remote| (connection.peer, remote)));
+            }
+        }
+        for (peer, remote) in asked {
+            let _ =
+                self.send(peer, Frame { to: remote, number: 0, kind: Kind::Ask, value: 0 }, &[]);
+        }
+    }
+
+    fn close(&mut self) {
+        self.is_closed = true;
+        self.on_lost(None);
+        self.wakes.extend(self.acceptor.take());
+    }
+}
+
+impl From<CallError> for io::Error {
+    fn from(error: CallError) -> Self {
+        Self::other(error)
+    }
+}

@@ -1,0 +1,168 @@
+//! The application's end of a stream.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::connection::{Connection, Wakes, register};
+use super::frame::{Frame, Kind};
+use super::{Shared, State};
+
+/// A byte stream. Dropping it before both sides have ended fails it for the peer.
+#[derive(Debug)]
+pub struct Stream {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl Stream {
+    pub(super) const fn new(shared: Arc<Shared>, id: u64) -> Self {
+        Self { shared, id }
+    }
+}
+
+impl State {
+    /// Returns a stream, and the wakers to be woken later.
+    fn connection(&mut self, id: u64) -> io::Result<(&mut Connection, &mut Wakes)> {
+        let connection = self.connections.get_mut(&id).ok_or(io::ErrorKind::NotConnected)?;
+        Ok((connection, &mut self.wakes))
+    }
+
+    /// Sends the next frame of a stream; `false` without room for it.
+    fn send_next(&mut self, id: u64, kind: Kind, value: u64, bytes: &[u8]) -> io::Result<bool> {
+        let (connection, _) = self.connection(id)?;
+        let (peer, frame) = (connection.peer, connection.frame(kind, value));
+        let Some(frame) = frame else { return Ok(false) };
+        let sent = self.send(peer, frame, bytes);
+        let (connection, wakes) = self.connection(id)?;
+        match sent {
+            Ok(()) => connection.on_sent(bytes.len()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => {
+                connection.fail(io::ErrorKind::ConnectionReset, wakes);
+                return Err(error);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the credit that a stream owes its peer, if there is room. The task that receives tries again.
+    pub(super) fn return_credit(&mut self, id: u64) {
+        let Ok((connection, _)) = self.connection(id) else { return };
+        let owed = connection.owed;
+        if connection.owes_credit()
+            && let Ok(true) = self.send_next(id, Kind::Credit, owed as u64, &[])
+            && let Ok((connection, _)) = self.connection(id)
+        {
+            connection.owed = 0;
+        }
+    }
+
+    fn poll_read(
+        &mut self,
+        id: u64,
+        context: &Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let (connection, _) = self.connection(id)?;
+        let readable = connection.readable();
+        let count = readable.len().min(buffer.remaining());
+        buffer.put_slice(&readable[..count]);
+        connection.consume(count);
+        self.return_credit(id);
+        let (connection, wakes) = self.connection(id)?;
+        match connection.failed {
+            _ if count > 0 || connection.is_ended => Poll::Ready(Ok(())),
+            Some(why) => Poll::Ready(Err(why.into())),
+            None => {
+                register(&mut connection.reader, context.waker(), wakes);
+                Poll::Pending
+            }
+        }
+    }
+
+    fn poll_write(
+        &mut self,
+        id: u64,
+        context: &Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let (connection, _) = self.connection(id)?;
+        if let Some(why) = connection.failed {
+            return Poll::Ready(Err(why.into()));
+        }
+        if connection.is_finished {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let count = bytes.len().min(connection.room());
+        if bytes.is_empty() || (count > 0 && self.send_next(id, Kind::Data, 0, &bytes[..count])?) {
+            return Poll::Ready(Ok(count));
+        }
+        let (connection, wakes) = self.connection(id)?;
+        register(&mut connection.writer, context.waker(), wakes);
+        Poll::Pending
+    }
+
+    fn poll_finish(&mut self, id: u64, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let (connection, _) = self.connection(id)?;
+        if connection.is_finished || connection.failed.is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        let is_sent = self.send_next(id, Kind::End, 0, &[])?;
+        let (connection, wakes) = self.connection(id)?;
+        connection.is_finished = is_sent;
+        if is_sent {
+            return Poll::Ready(Ok(()));
+        }
+        register(&mut connection.writer, context.waker(), wakes);
+        Poll::Pending
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.shared.with(|state| state.poll_read(self.id, context, buffer))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.shared.with(|state| state.poll_write(self.id, context, bytes))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.shared.with(|state| state.poll_finish(self.id, context))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let removed = self.shared.with(|state| {
+            let connection = state.connections.remove(&self.id)?;
+            let is_over = connection.is_ended && connection.is_finished;
+            if let Some(remote) = connection.remote.filter(|_| !is_over) {
+                // Without room, the peer notices the silence.
+                let reset = Frame { to: remote, number: 0, kind: Kind::Reset, value: 0 };
+                let _ = state.send(connection.peer, reset, &[]);
+            }
+            Some(connection)
+        });
+        // Its wakers are dropped without the lock.
+        drop(removed);
+    }
+}

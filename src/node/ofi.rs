@@ -1,0 +1,196 @@
+//! Sessions over libfabric: nodes that know each other over UDP or TCP continue over a NIC.
+//!
+//! A node describes the name of its endpoint to its peers. Of two nodes with the same provider, the one with the lower
+//! number dials; new streams then use that session. Its handshake and seals are those of TCP.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use midplane_ofi::provider::{Choice, OpenError, providers};
+use midplane_ofi::streams::{Stream, Streams};
+use midplane_via::wire::tcp;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+
+use super::builder::NodeBuilder;
+use super::host;
+use super::state::Shared;
+use super::transports::Transports;
+use crate::error::{Error, ErrorKind};
+
+/// The environment variable that chooses the provider.
+const VARIABLE: &str = "MIDPLANE_OFI";
+/// Providers of hardware NICs, the beginnings of their names: the others are no better than UDP and shared memory.
+const HARDWARE: [&str; 8] = ["cxi", "efa", "verbs", "opx", "psm3", "psm2", "usnic", "ucx"];
+/// Limits how long new streams wait for the session over libfabric with a peer that was just met.
+const AWAIT: Duration = Duration::from_millis(300);
+/// Peers of which it is known until when to wait.
+const MOST_AWAITED: usize = 4_096;
+/// Handshakes with peers that have connected, at most at once.
+const MOST_GREETINGS: usize = 64;
+
+/// A node's endpoint.
+#[derive(Debug)]
+pub(super) struct Ofi {
+    streams: Streams,
+    config: tcp::Config,
+    /// Peers that are being dialed.
+    dialing: Mutex<BTreeSet<u64>>,
+    /// Peers with the same provider and no session over it yet: until when new streams wait for that.
+    awaited: Mutex<BTreeMap<u64, Instant>>,
+}
+
+impl Ofi {
+    /// Opens a node's endpoint; `None` if the node may not use libfabric, or has no NIC for it.
+    pub(super) async fn of(
+        builder: &NodeBuilder,
+        allowed: Transports,
+    ) -> Result<Option<Arc<Self>>, Error> {
+        if !allowed.ofi() || host::is_simulated() {
+            return Ok(None);
+        }
+        if !allowed.udp() && !allowed.tcp() {
+            let text =
+                "nodes meet over `udp` or `tcp` before they use `ofi`: list one of them as well";
+            return Err(Error::new(ErrorKind::Config, text));
+        }
+        let own = builder.own.as_ref().map(|(own, _)| own.clone());
+        let config = tcp::Config::default().key(builder.key.clone()).own_key(own);
+        Self::open(builder.libfabric.as_deref(), config).await
+    }
+
+    /// Opens an endpoint of the chosen provider, or else of a hardware NIC; `None` if there is no NIC and no provider was chosen.
+    async fn open(chosen: Option<&str>, config: tcp::Config) -> Result<Option<Arc<Self>>, Error> {
+        let variable = std::env::var(VARIABLE).ok();
+        let chosen = chosen.or(variable.as_deref()).map(str::parse::<Choice>).transpose();
+        let invalid = |error| Error::new(ErrorKind::Config, format!("{VARIABLE}: {error}"));
+        let chosen = chosen.map_err(invalid)?;
+        let is_chosen = chosen.is_some();
+        // libfabric asks the system and its devices, which takes up to a second.
+        let opening = spawn_blocking(move || match chosen {
+            Some(choice) => Streams::open(&choice).map(Some),
+            None => hardware()?.map(|choice| Streams::open(&choice)).transpose(),
+        });
+        let opened = match opening.await {
+            Ok(opened) => opened,
+            // The runtime shuts down.
+            Err(_) => Ok(None),
+        };
+        match opened {
+            Ok(Some(streams)) => {
+                let (dialing, awaited) = (Mutex::default(), Mutex::default());
+                Ok(Some(Arc::new(Self { streams, config, dialing, awaited })))
+            }
+            Err(error) if is_chosen => Err(Error::new(ErrorKind::Config, error.to_string())),
+            Ok(None) => Ok(None),
+            Err(error) => {
+                tracing::debug!(%error, "libfabric is not used");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Describes the endpoint to peers: the provider's name, a zero, the endpoint's name.
+    pub(super) fn describe(&self) -> Vec<u8> {
+        [self.streams.provider().as_bytes(), &[0], self.streams.name()].concat()
+    }
+
+    /// Returns the name of a peer's endpoint, if it has the same provider.
+    fn name_of<'a>(&self, described: &'a [u8]) -> Option<&'a [u8]> {
+        described.strip_prefix(self.streams.provider().as_bytes())?.strip_prefix(&[0])
+    }
+
+    fn dialing(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.dialing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, BTreeMap<u64, Instant>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that there is a session over libfabric with a peer.
+    pub(super) fn on_session(&self, peer: u64) {
+        self.awaited().remove(&peer);
+    }
+
+    /// Returns until when new streams to a peer wait for its session over libfabric.
+    pub(super) fn awaits(&self, peer: u64) -> Option<Instant> {
+        self.awaited().get(&peer).copied().filter(|until| *until > Instant::now())
+    }
+
+    /// Handles the description of a peer without a session over libfabric: dials it, if this node is to, and if that is
+    /// not under way.
+    pub(super) fn on_peer(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        peer: u64,
+        described: &[u8],
+        is_dialer: bool,
+    ) {
+        let Some(name) = self.name_of(described).map(<[u8]>::to_vec) else { return };
+        let mut awaited = self.awaited();
+        if awaited.len() >= MOST_AWAITED && !awaited.contains_key(&peer) {
+            awaited.pop_first();
+        }
+        awaited.entry(peer).or_insert_with(|| Instant::now() + AWAIT);
+        drop(awaited);
+        if !is_dialer || !self.dialing().insert(peer) {
+            return;
+        }
+        let (this, shared) = (Arc::clone(self), Arc::downgrade(shared));
+        let dialing = Dialing(Arc::clone(self), peer);
+        tokio::spawn(async move {
+            let stream = this.streams.connect(&name);
+            match stream {
+                Ok(stream) => this.begin(stream, &shared, true).await,
+                Err(error) => tracing::debug!(peer, %error, "libfabric can't reach a peer"),
+            }
+            drop(dialing);
+        });
+    }
+
+    /// Makes a session over a stream, after its handshake.
+    async fn begin(&self, stream: Stream, shared: &Weak<Shared>, is_first: bool) {
+        let Some(sessions) = shared.upgrade().map(|shared| shared.sessions().clone()) else {
+            return;
+        };
+        match sessions.over_stream(stream, &self.config, is_first).await {
+            Ok(session) => match shared.upgrade() {
+                Some(shared) => shared.on_session(&session),
+                None => session.end(),
+            },
+            Err(error) => tracing::debug!(%error, "a handshake over libfabric has failed"),
+        }
+    }
+
+    /// Accepts other nodes until the node ends.
+    pub(super) async fn accept(self: Arc<Self>, shared: Weak<Shared>) {
+        let greetings = Arc::new(tokio::sync::Semaphore::new(MOST_GREETINGS));
+        while let Some(stream) = self.streams.accept().await {
+            let Ok(permit) = Arc::clone(&greetings).acquire_owned().await else { return };
+            let (this, shared) = (Arc::clone(&self), shared.clone());
+            tokio::spawn(async move {
+                this.begin(stream, &shared, false).await;
+                drop(permit);
+            });
+        }
+    }
+}
+
+/// A dial under way.
+struct Dialing(Arc<Ofi>, u64);
+
+impl Drop for Dialing {
+    fn drop(&mut self) {
+        self.0.dialing().remove(&self.1);
+    }
+}
+
+/// Chooses the provider of a hardware NIC, if there is one.
+fn hardware() -> Result<Option<Choice>, OpenError> {
+    let is_hardware = |name: &str| HARDWARE.iter().any(|hardware| name.starts_with(hardware));
+    let all = providers(&Choice::any())?;
+    let first = all.into_iter().find(|provider| is_hardware(&provider.name));
+    Ok(first.map(|provider| Choice::any().provider(provider.name).domain(provider.domain)))
+}

@@ -1,0 +1,47 @@
+//! Sessions over libfabric, beside those over UDP and TCP.
+
+use std::sync::Arc;
+
+use midplane_via::session::{Session, TransportKind};
+
+use tokio::time::Instant;
+
+use super::{Candidate, Shared};
+use crate::node::ofi::Ofi;
+
+impl Shared {
+    /// Accepts nodes over libfabric, and dials those that have it.
+    pub(in crate::node) fn serve_ofi(self: &Arc<Self>, ofi: Arc<Ofi>) {
+        let accepting = Arc::clone(&ofi).accept(Arc::downgrade(self));
+        self.on_end(tokio::spawn(accepting).abort_handle());
+        // It is new: nothing was set before.
+        let _ = self.ofi.set(ofi);
+    }
+
+    /// Handles the description of a peer: dials it over libfabric, if both have the same provider and no session over it, and
+    /// this node has the lower number.
+    pub(super) fn improve(self: &Arc<Self>, session: &Arc<Session>, described: &[u8]) {
+        let Some(ofi) = self.ofi.get() else { return };
+        let state = self.state();
+        let Some((peer, _)) = state.members.peer_of(session.number()) else { return };
+        let has_link = state.sessions.iter().any(|(number, session)| {
+            session.transport() == TransportKind::Ofi
+                && state.members.peer_of(*number).is_some_and(|(id, _)| id == peer)
+        });
+        let is_dialer = state.hello.id < peer;
+        drop(state);
+        if has_link {
+            ofi.on_session(peer);
+        } else if session.transport() != TransportKind::Shm {
+            ofi.on_peer(self, peer, described, is_dialer);
+        }
+    }
+
+    /// Returns until when new streams wait, because one of these peers is to be reached over libfabric soon.
+    pub(in crate::node) fn awaits_libfabric(&self, candidates: &[Candidate]) -> Option<Instant> {
+        let ofi = self.ofi.get()?;
+        let over_others =
+            candidates.iter().filter(|one| one.session.transport() != TransportKind::Shm);
+        over_others.filter_map(|one| ofi.awaits(one.peer)).min()
+    }
+}
