@@ -2,10 +2,10 @@
 
 use midplane::gang::channel::Channel;
 use midplane::gang::channel::geometry::Geometry;
-use midplane::gang::controller::Controller;
+use midplane::gang::context::ChannelContext;
+use midplane::gang::controller::{ContextId, ContextOptions, Controller};
 use midplane::gang::firmware::Gang;
-use midplane::gang::names::{ChannelAddress, ChannelId, JobId, Rank};
-use midplane::gang::network::Network;
+use midplane::gang::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 use midplane::gang::{GANG, GangConfig};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
@@ -34,8 +34,8 @@ pub fn transfer() -> Option<(f64, f64)> {
     let mut world = world();
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     world.block_on(NodeId(0), async move {
-        let (mut network, mut channels) = pair(&hosts, Geometry::BULK).await;
-        network.run(&hosts[0]).await.expect("both are parked");
+        let (mut contexts, mut channels) = pair(&hosts, Geometry::BULK).await;
+        contexts.start().await;
         let mut far = channels.pop().expect("there are two");
         let mut near = channels.pop().expect("there are two");
         hosts[1].spawn(async move {
@@ -69,18 +69,52 @@ pub fn transfer() -> Option<(f64, f64)> {
     })
 }
 
-/// Opens a channel between the two hosts; returns its network and both ends, parked.
-pub async fn pair(hosts: &[SimHost], geometry: Geometry) -> (Network, Vec<Channel>) {
-    let channel = ChannelId(0);
-    let places = [0, 1].map(|node| ChannelAddress { node: NodeId(node), channel });
-    let controllers = hosts
-        .iter()
-        .map(|host| Controller::open(host, channel, geometry, true).expect("the NIC has room"));
-    let network = Network::open(JobId(1), &places, controllers.collect()).await.expect("it is new");
-    let mut channels = Vec::new();
-    for (held, host) in network.ranks().iter().zip(hosts) {
-        let descriptor = held.controller.descriptor(held.context);
-        channels.push(Channel::attach(host, descriptor).await.expect("nobody else has it"));
+/// The contexts of a channel between two hosts.
+pub struct Contexts(Vec<(Controller, ContextId)>);
+
+impl Contexts {
+    pub async fn start(&mut self) {
+        for (controller, context) in &mut self.0 {
+            controller.start(*context, Epoch(1)).await.expect("it is parked");
+        }
     }
-    (network, channels)
+
+    /// Stops both, and waits until they are steady.
+    pub async fn stop(&mut self) {
+        for (controller, context) in &mut self.0 {
+            controller.stop(*context).await.expect("the NIC is up");
+        }
+    }
+
+    /// Saves both, which the NICs forget.
+    pub async fn save(&mut self) -> Vec<ChannelContext> {
+        let mut saved = Vec::new();
+        for (controller, context) in &mut self.0 {
+            saved.push(controller.save(*context, true).await.expect("it is steady"));
+        }
+        saved
+    }
+
+    pub async fn restore(&mut self, saved: &[ChannelContext]) {
+        for ((controller, context), saved) in self.0.iter_mut().zip(saved) {
+            controller.restore(*context, saved).await.expect("it was saved here");
+        }
+    }
+}
+
+/// Opens a channel between the two hosts; returns its contexts, parked, and both ends.
+pub async fn pair(hosts: &[SimHost], geometry: Geometry) -> (Contexts, Vec<Channel>) {
+    let (job, channel) = (JobId(1), ChannelId(0));
+    let places = [0, 1].map(|node| ChannelAddress { node: NodeId(node), channel });
+    let (mut contexts, mut channels) = (Vec::new(), Vec::new());
+    for (rank, host) in (0..2).map(Rank).zip(hosts) {
+        let controller = Controller::open(host, channel, geometry, true);
+        let mut controller = controller.expect("the NIC has room");
+        let options = ContextOptions { job, rank, places: places.to_vec() };
+        let context = controller.open_context(options).await.expect("it is new");
+        let descriptor = controller.descriptor(context);
+        channels.push(Channel::attach(host, descriptor).await.expect("nobody else has it"));
+        contexts.push((controller, context));
+    }
+    (Contexts(contexts), channels)
 }

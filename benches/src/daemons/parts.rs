@@ -11,8 +11,8 @@ use midplane::gang::live::client::{self, ClientError, Output, RunOptions};
 use midplane::gang::live::daemon::{
     CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, serve,
 };
+use midplane::gang::live::exec_shim;
 use midplane::gang::live::message::{Cluster, Over, Program};
-use midplane::gang::live::stub;
 use midplane::gang::schedule::RoundRobin;
 use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane::simhw::udp::resolve_peers;
@@ -23,7 +23,7 @@ pub(super) const KEY: &str = "STAGE_KEY";
 
 /// Plays the part that this process was started for, to its end; returns false if there is none.
 pub fn play_part() -> bool {
-    stub::play_part();
+    exec_shim::play_part();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let played = match words[..] {

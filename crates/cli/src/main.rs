@@ -61,7 +61,7 @@ enum Command {
 fn main() -> ExitCode {
     // A gang daemon starts each rank of a job, and its reaper, through this program.
     #[cfg(target_os = "linux")]
-    midplane::gang::live::stub::play_part();
+    midplane::gang::live::exec_shim::play_part();
     let cli = match command_line::parse::<Cli>(std::env::args_os()) {
         Ok(cli) => cli,
         Err(code) => return code,

@@ -5,16 +5,75 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use midplane_simhw::host::Host;
+use midplane_simhw::profile::HostProfile;
 
 use crate::channel::geometry::Geometry;
 use crate::context::ChannelContext;
 use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
-use crate::daemon::{Costs, Mode};
 use crate::names::{Epoch, JobId, Rank};
-use crate::network::together;
 use crate::node_core::message::Cluster;
 use crate::node_core::order::{Action, Launch};
 use crate::node_core::{Step, StepOutcome};
+use crate::queue::together;
+
+/// Ways to switch contexts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Mode {
+    /// All contexts of a channel share its FIFOs, whose contents are copied out and in, as in the paper.
+    Copy,
+    /// Each context keeps its own FIFOs; a switch only changes the NIC's active context.
+    Resident,
+}
+
+/// Durations of a daemon's operations on its host, in virtual time.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Costs {
+    /// Time to stop a process: to signal it, and to see that it has stopped.
+    pub stop: Duration,
+    /// Time to resume a process.
+    pub resume: Duration,
+    /// Time to save a context without its messages.
+    pub save: Duration,
+    /// Time to restore a context without its messages.
+    pub restore: Duration,
+    /// Time to read a byte of a FIFO, in picoseconds.
+    pub read_ps: u32,
+    /// Time to write a byte of a FIFO, in picoseconds.
+    pub write_ps: u32,
+}
+
+impl Costs {
+    /// Costs of the paper's cluster (Tables 2 and 3, section 5).
+    ///
+    /// From the paper: 0.62 and 0.18 ms to save and restore empty buffers; about 40 us to switch a process, split
+    /// evenly between stop and resume. Fitted to its second row: the costs per byte, as in
+    /// [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET).
+    #[must_use]
+    pub const fn paper(host: &HostProfile) -> Self {
+        Self {
+            stop: Duration::from_micros(20),
+            resume: Duration::from_micros(20),
+            save: Duration::from_micros(620),
+            restore: Duration::from_micros(180),
+            read_ps: host.io_read_ps,
+            write_ps: host.io_write_ps,
+        }
+    }
+
+    /// Returns the time to save a context that holds `bytes` bytes of messages.
+    #[must_use]
+    pub const fn of_save(&self, bytes: usize) -> Duration {
+        let nanos = bytes as u64 * self.read_ps as u64 / 1000;
+        Duration::from_nanos(self.save.as_nanos() as u64 + nanos)
+    }
+
+    /// Returns the time to restore a context that holds `bytes` bytes of messages.
+    #[must_use]
+    pub const fn of_restore(&self, bytes: usize) -> Duration {
+        let nanos = bytes as u64 * self.write_ps as u64 / 1000;
+        Duration::from_nanos(self.restore.as_nanos() as u64 + nanos)
+    }
+}
 
 /// One rank's context.
 #[derive(Debug)]

@@ -3,187 +3,33 @@
 //! Daemons talk over a channel of their own, which no user's job can stop. If a daemon is dropped, its jobs end as those
 //! of a lost host, and so do the daemons below it in the tree; the others continue.
 
+mod config;
 mod executor;
 mod messenger;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
-use midplane_simhw::profile::HostProfile;
 use midplane_simhw::time::Instant;
-use thiserror::Error;
 
-use crate::channel::geometry::Geometry;
-use crate::channel::{AttachError, Closed, Descriptor};
 use crate::contexts::{Contexts, ContextsConfig};
-use crate::controller::{ControlError, Controller};
-use crate::names::JobId;
-use crate::node_core::message::{Cluster, Program, RankEvent, Reply};
-use crate::node_core::order;
-use crate::node_core::{
-    ClientId, Effect, NodeConfig, NodeCore, Peer, RootConfig, StepOutcome, Transmit,
-};
-use crate::process::SuspendHandle;
-use crate::queue::{Queue, until};
-use crate::scheduler::Submission;
+pub use crate::contexts::{Costs, Mode};
+use crate::controller::Controller;
+use crate::node_core::message::{Cluster, Reply};
+use crate::node_core::{ClientId, Effect, NodeConfig, NodeCore, Peer, RootConfig, Transmit};
+use crate::queue::until;
 use crate::steps::{self, StepQueue};
 use crate::tree::Tree;
+pub use config::{DaemonConfig, DaemonError, Launch, Start, Submission};
+pub(crate) use config::{Inbox, NodeEvent};
 use executor::Executor;
 use messenger::{Message, Messenger};
 
 /// Silence after which a daemon is lost, in virtual time. A daemon that is dropped says so.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Ways to switch contexts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Mode {
-    /// All contexts of a channel share its FIFOs, whose contents are copied out and in, as in the paper.
-    Copy,
-    /// Each context keeps its own FIFOs; a switch only changes the NIC's active context.
-    Resident,
-}
-
-/// Durations of a daemon's operations on its host, in virtual time.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Costs {
-    /// Time to stop a process: to signal it, and to see that it has stopped.
-    pub stop: Duration,
-    /// Time to resume a process.
-    pub resume: Duration,
-    /// Time to save a context without its messages.
-    pub save: Duration,
-    /// Time to restore a context without its messages.
-    pub restore: Duration,
-    /// Time to read a byte of a FIFO, in picoseconds.
-    pub read_ps: u32,
-    /// Time to write a byte of a FIFO, in picoseconds.
-    pub write_ps: u32,
-}
-
-impl Costs {
-    /// Costs of the paper's cluster (Tables 2 and 3, section 5).
-    ///
-    /// From the paper: 0.62 and 0.18 ms to save and restore empty buffers; about 40 us to switch a process, split
-    /// evenly between stop and resume. Fitted to its second row: the costs per byte, as in
-    /// [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET).
-    #[must_use]
-    pub const fn paper(host: &HostProfile) -> Self {
-        Self {
-            stop: Duration::from_micros(20),
-            resume: Duration::from_micros(20),
-            save: Duration::from_micros(620),
-            restore: Duration::from_micros(180),
-            read_ps: host.io_read_ps,
-            write_ps: host.io_write_ps,
-        }
-    }
-
-    /// Returns the time to save a context that holds `bytes` bytes of messages.
-    #[must_use]
-    pub const fn of_save(&self, bytes: usize) -> Duration {
-        let nanos = bytes as u64 * self.read_ps as u64 / 1000;
-        Duration::from_nanos(self.save.as_nanos() as u64 + nanos)
-    }
-
-    /// Returns the time to restore a context that holds `bytes` bytes of messages.
-    #[must_use]
-    pub const fn of_restore(&self, bytes: usize) -> Duration {
-        let nanos = bytes as u64 * self.write_ps as u64 / 1000;
-        Duration::from_nanos(self.restore.as_nanos() as u64 + nanos)
-    }
-}
-
-/// Settings that all daemons of a cluster share.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct DaemonConfig {
-    /// Number of nodes, numbered from 0.
-    pub nodes: u16,
-    /// Most children of a daemon in the tree.
-    pub arity: u16,
-    /// The way to switch contexts.
-    pub mode: Mode,
-    /// Sizes of the FIFOs of users' channels.
-    pub geometry: Geometry,
-    /// Users' channels per node: the most ranks of one job on a node.
-    pub channels: u16,
-    /// Durations of operations, in virtual time.
-    pub costs: Costs,
-}
-
-/// A job whose ranks are started.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Launch {
-    /// The job.
-    pub job: JobId,
-    /// Number of its ranks.
-    pub ranks: u16,
-    /// The program, as submitted.
-    pub program: u32,
-}
-
-impl Launch {
-    /// Returns the program of a submission for the node core.
-    pub(crate) fn program(number: u32) -> Program {
-        let command = vec![number.to_string().into_bytes()];
-        Program { command, woken: true, ..Program::default() }
-    }
-
-    fn of(launch: &order::Launch) -> Self {
-        let program = launch.program.shown().parse().unwrap_or_default();
-        Self { job: launch.job, ranks: launch.ranks, program }
-    }
-}
-
-/// Starts a rank's process: returns the future that it runs.
-pub type Start<H> = Arc<
-    dyn Fn(H, Launch, Descriptor, SuspendHandle) -> Pin<Box<dyn Future<Output = ()> + Send>>
-        + Send
-        + Sync,
->;
-
-/// Errors of a [`Daemon`].
-#[derive(Clone, Debug, Error, PartialEq)]
-#[non_exhaustive]
-pub enum DaemonError {
-    /// A context could not be opened, switched or closed.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// The daemons' channel is closed.
-    #[error(transparent)]
-    Closed(#[from] Closed),
-    /// The daemons' channel could not be attached.
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    /// A message is longer than the daemons' channel carries.
-    #[error("a message to another daemon is too long: run fewer jobs at once")]
-    TooLong,
-    /// The parent was dropped or has failed. This daemon has ended the processes that it had started.
-    #[error("the daemon of node {node} is gone, and those below it end; start them again")]
-    Gone {
-        /// The parent's node.
-        node: NodeId,
-    },
-}
-
-/// An event of a node, or of a client of its scheduler.
-#[derive(Debug)]
-pub(crate) enum NodeEvent {
-    StepDone(u64, Result<StepOutcome, String>),
-    Rank(JobId, u16, RankEvent),
-    /// A job is submitted.
-    Submit(Submission),
-    /// Data has arrived for a job.
-    Input(JobId),
-}
-
-/// The events of a daemon.
-pub(crate) type Inbox = Queue<NodeEvent>;
 
 /// One host's daemon.
 ///

@@ -3,17 +3,14 @@
 //! - [`channel`]: start here: a process's end of a channel, as in PM
 //! - [`controller`]: the daemon's end: opens, stops, saves, restores and starts a channel's contexts
 //! - [`context`]: the saved state of a job's channels
-//! - [`network`]: preempts all channels of a job together
 //! - [`carrier`]: carries the messages of `midplane-via` over channels
 //! - [`detect`], [`monitor`], [`roots`]: termination, deadlocks and garbage collection roots, found in a cut; and
 //!   termination detection that does not suspend the job
 //! - [`checkpoint`]: a job's cut and its processes' states on disk
 //! - [`firmware`]: the NIC's side, an extension of `midplane-nicvm`
-//! - [`scheduler_core`]: the gang scheduler's core (no I/O); [`scheduler`], [`daemon`], [`tree`]: run it on a tree of
-//!   daemons,
-//!   in virtual time
-//! - [`schedule`]: policies: which jobs run in the next slice
-//! - `live` (feature `live`, Linux): the same for real processes and real daemons
+//! - [`scheduler`], [`daemon`]: gang scheduling by a tree of daemons in virtual time
+//! - [`scheduler_core`]: configuration of a gang scheduler; [`schedule`]: policies: which jobs run in the next slice
+//! - `live` (feature `live`, Linux): gang scheduling of real processes by real daemons
 //! - [`port_suspender`]: suspends a process's port on its NIC: everything but channels
 //! - [`process`]: tasks that can be suspended, for jobs in virtual time
 //! - [`wait`]: wait states that processes publish; [`names`]: jobs, ranks, channels, epochs
@@ -40,7 +37,6 @@ mod interfaces;
 pub mod live;
 pub mod monitor;
 pub mod names;
-pub mod network;
 #[cfg_attr(
     not(all(feature = "live", target_os = "linux")),
     allow(dead_code, unreachable_pub, reason = "only real daemons have checkpoints and terminals")

@@ -2,13 +2,13 @@
 //!
 //! - [`daemon`]: start here: a host's daemon
 //! - [`client`]: asks the daemon of this host to run, list, end, watch jobs
-//! - [`process`]: a rank's process: started stopped, stopped, resumed, ended
-//! - [`stub`]: what such a process is before it is the job's program; the reaper that ends all of them
-//!   when the daemon is gone
+//! - [`process`]: a rank's process: started stopped, suspended, resumed, killed
+//! - [`exec_shim`]: what such a process is before it becomes the job's program; the reaper that kills all of them when
+//!   the daemon is gone
 //! - [`rank`]: a rank's own side: its channel on the daemon's NIC, and its Virtual Interfaces there;
 //!   [`channels`]: the daemon's side
 //! - [`snapshot`]: a rank's part in checkpoints
-//! - [`link`], [`message`]: what daemons and front ends say to each other, and how
+//! - [`link`], [`message`]: connections between daemons and front ends, and their messages
 //!
 //! # Trust
 //!
@@ -20,21 +20,23 @@
 //! What a daemon decides, its node core decides, which runs in virtual time as well. The modules here wait for real
 //! processes and sockets.
 
-mod cell;
 pub mod channels;
 mod checkpoints;
 pub mod client;
 pub mod clock;
 pub mod daemon;
+mod event;
 mod event_loop;
+pub mod exec_shim;
+mod job_cgroup;
 pub mod link;
-mod local;
-mod precedence;
+mod priority;
 pub mod process;
+mod processes;
+mod quiesce;
 pub mod rank;
+mod refusals;
 pub mod snapshot;
-mod still;
 mod streams;
-pub mod stub;
 
 pub use crate::node_core::message;

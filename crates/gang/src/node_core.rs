@@ -26,13 +26,11 @@ use agent::Agent;
 pub(crate) use agent::{Step, StepOutcome};
 use children::Child;
 pub(crate) use job_manager::{JobManager, Read, RootConfig, Write};
+pub(crate) use message::ClientId;
 use message::{Cluster, Down, Program, RankEvent, Reply, Up, Word};
 use order::{Action, Order};
 use relay::Relay;
 use state_chunk::{ChunkKind, StateChunk};
-
-/// A front end's connection.
-pub(crate) type ClientId = u64;
 
 /// A connection with another daemon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

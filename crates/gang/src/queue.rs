@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -93,6 +93,31 @@ pub(crate) async fn until<T>(
     poll_fn(|context| match first.as_mut().poll(context) {
         Poll::Ready(value) => Poll::Ready(Some(value)),
         Poll::Pending => end.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
+
+/// Runs futures concurrently until all have completed, and returns their results in order.
+///
+/// # Cancel safety
+/// If the future is dropped, all of them are dropped.
+pub(crate) async fn together<T, F: Future<Output = T>>(
+    futures: impl IntoIterator<Item = F>,
+) -> Vec<T> {
+    let mut running: Vec<Pin<Box<F>>> = futures.into_iter().map(Box::pin).collect();
+    let mut results: Vec<Option<T>> = running.iter().map(|_| None).collect();
+    poll_fn(move |context| {
+        for (future, result) in running.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *result = Some(value);
+            }
+        }
+        match results.iter_mut().all(|result| result.is_some()) {
+            true => Poll::Ready(results.iter_mut().filter_map(Option::take).collect()),
+            false => Poll::Pending,
+        }
     })
     .await
 }

@@ -10,21 +10,11 @@ use crate::daemon::{Daemon, DaemonError, Inbox, Launch, NodeEvent};
 use crate::names::JobId;
 use crate::node_core::message::{End, Reply};
 use crate::node_core::{ClientId, RootConfig};
-use crate::schedule::{Policy, Request};
+use crate::schedule::Policy;
 use crate::scheduler_core::SchedulerConfig;
 
+pub use crate::daemon::Submission;
 pub use crate::scheduler_core::{Phases, Switch};
-
-/// A job to be submitted.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Submission {
-    /// Number of nodes, and priority.
-    pub request: Request,
-    /// Number of ranks, dealt to the nodes in turn.
-    pub ranks: u16,
-    /// The program, as passed to [`Start`](crate::daemon::Start).
-    pub program: u32,
-}
 
 /// Submits jobs to a scheduler, and wakes them. Clones share one scheduler.
 #[derive(Clone, Debug)]

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::job::network::Network;
 use crate::job::{TIGHT, open};
 use midplane_gang::channel::Channel;
 use midplane_gang::firmware::Gang;
 use midplane_gang::names::{ChannelAddress, ChannelId, JobId, Rank};
-use midplane_gang::network::Network;
 use midplane_gang::{Flow, GANG, GangConfig};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::job::network::Network;
 use crate::job::{open, places, world};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::channel::{Channel, Descriptor, SendError};
@@ -11,7 +12,6 @@ use midplane_gang::context::{ChannelContext, NetworkContext};
 use midplane_gang::controller::{ContextOptions, Controller};
 use midplane_gang::detect::{Deadlock, LeadingTag, Verdict};
 use midplane_gang::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
-use midplane_gang::network::Network;
 use midplane_gang::process::SuspendHandle;
 use midplane_gang::wait::WaitState;
 use midplane_simhw::fault::Faults;

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::job::network::Network;
 use crate::job::{TIGHT, open, world};
 use midplane_gang::channel::Channel;
 use midplane_gang::names::{ChannelAddress, ChannelId, JobId, Rank};
-use midplane_gang::network::Network;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;

@@ -1,5 +1,6 @@
 //! The NIC's side of a context: one rank's FIFOs, and its protocol state with each peer.
 
+mod fifos;
 mod receiving;
 mod saving;
 mod sending;
@@ -19,8 +20,7 @@ use super::frame::{Body, PmFrame};
 use super::geometry::{Geometry, RECORD_BYTES, Record};
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 
-use receiving::Receiving;
-use sending::Sending;
+use fifos::{Receiving, Sending};
 pub(crate) use shared::{LocalFrame, Shared};
 
 /// Instructions per message or answer, in addition to the unit's own.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use midplane_simhw::host::Host;
 
-use super::{DaemonConfig, Inbox, Launch, NodeEvent, Start};
+use super::config::{DaemonConfig, Inbox, Launch, NodeEvent, Start};
 use crate::contexts::Contexts;
 use crate::names::JobId;
 use crate::node_core::message::{End, RankEvent};

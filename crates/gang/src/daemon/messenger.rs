@@ -7,7 +7,7 @@ use midplane_simhw::host::Host;
 use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 
-use super::DaemonError;
+use super::config::DaemonError;
 use crate::channel::geometry::{FifoSize, Geometry};
 use crate::channel::{Channel, Closed, SendError};
 use crate::controller::{ContextOptions, Controller};

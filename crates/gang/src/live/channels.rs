@@ -2,19 +2,14 @@
 
 mod ports;
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
 use midplane_simhw::host::Host;
 use midplane_simhw::nicd::PortHolders;
 use tokio::sync::mpsc;
 
-use super::event_loop::Event;
-use crate::channel::Ticket;
+use super::event::{Event, Pass};
 use crate::channel::geometry::Geometry;
-use crate::contexts::{Contexts, ContextsConfig};
+use crate::contexts::{Contexts, ContextsConfig, Costs, Mode};
 use crate::controller::{ControlError, Controller};
-use crate::daemon::{Costs, Mode};
 use crate::names::{Epoch, JobId};
 use crate::node_core::message::Cluster;
 use crate::node_core::order::{Action, Outcome};
@@ -22,15 +17,6 @@ use crate::node_core::{Step, StepOutcome};
 use crate::steps::{self, Executor, StepQueue};
 use ports::Ports;
 pub(super) use ports::{CHECKPOINTER, Hold, PORT_SUSPENDER, ProcessGroups};
-
-/// What a process attaches to its channel with.
-#[derive(Debug)]
-pub struct Pass {
-    /// The channel's ticket, as text.
-    pub ticket: Ticket,
-    /// The file of its FIFOs.
-    pub file: Arc<OwnedFd>,
-}
 
 /// Configuration of ranks' channels.
 #[derive(Clone, Copy, Debug)]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use tokio::sync::mpsc;
 
-use super::event_loop::Event;
-use super::precedence;
+use super::event::Event;
+use super::priority;
 use crate::checkpoint::Checkpoint;
 use crate::node_core::message::Program;
 use crate::node_core::{ClientId, Read, Write};
@@ -25,7 +25,7 @@ pub(super) fn refusal(folder: &[u8]) -> Option<String> {
 /// Writes a checkpoint. [`Event::Written`] follows.
 pub(super) fn write(write: Write, events: mpsc::UnboundedSender<Event>) {
     tokio::task::spawn_blocking(move || {
-        precedence::give_up();
+        priority::lower_this_thread();
         let Write { job, checkpoint, folder, .. } = write;
         let written = checkpoint.write_to(&path(&folder)).map_err(|error| error.to_string());
         let _ = events.send(Event::Written(job, written));
@@ -40,7 +40,7 @@ pub(super) fn read(
     events: mpsc::UnboundedSender<Event>,
 ) {
     tokio::task::spawn_blocking(move || {
-        precedence::give_up();
+        priority::lower_this_thread();
         let read = Read { client, weight, read: read_from(&path(&folder), most) };
         let _ = events.send(Event::Read(Box::new(read)));
     });

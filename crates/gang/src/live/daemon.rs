@@ -1,180 +1,46 @@
 //! A host's daemon: its sockets, its NIC, and what they carry to its hub.
 
 mod nic;
+mod options;
 mod peers;
 mod socket;
 
 use std::io;
-use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
-use midplane_simhw::seal::{Identity, Key};
 use rustix::thread::set_current_timer_slack;
-use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
-use super::cell::Cells;
-use super::channels::{ChannelOptions, ProcessGroups};
+use super::channels::ProcessGroups;
 use super::clock::now;
-use super::event_loop::{DialRoot, Event, EventLoop};
+use super::event::Event;
+use super::event_loop::{DialRoot, EventLoop};
+use super::exec_shim::Reaper;
+use super::job_cgroup::JobCgroups;
 use super::link::{self, Credentials, Frame, Receiver};
-use super::local::Local;
-use super::precedence;
+use super::priority;
+use super::processes::Processes;
 use super::streams;
-use super::stub::Reaper;
 use crate::names::JobId;
-use crate::node_core::message::{Cluster, Hello, Request};
+use crate::node_core::message::{Hello, Request};
 use crate::node_core::{NodeConfig, NodeCore, RootConfig};
 use crate::schedule::Policy;
 use crate::scheduler_core::SchedulerConfig;
 use nic::start_nic;
+pub use options::{CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError};
 pub use socket::default_socket;
 use socket::open_socket;
 
-/// How long nobody above is asked again.
+/// Pause after a failed `accept`.
 const AGAIN: Duration = Duration::from_millis(100);
 /// How long ranks may take to end after their kill, when the daemon ends.
 const LAST_WAIT: Duration = Duration::from_secs(2);
-
-/// What a daemon is.
-#[derive(Clone, Debug)]
-pub struct DaemonOptions {
-    /// Which host of the cluster this one is.
-    pub host: u16,
-    /// The cluster.
-    pub cluster: Cluster,
-    /// `host:port` of every daemon, in the order of hosts; may be empty for a single one.
-    pub peers: Vec<String>,
-    /// The key that all daemons share. Where there are several, they need this or an identity each. Alone, it keeps out
-    /// who does not have it, and who has it can claim to be any host.
-    pub key: Option<Key>,
-    /// This host's own key, and those of all hosts in their order: no host is admitted that is not listed, or as another.
-    /// A host speaks for those below it in the tree as well, whose reports it hands on.
-    pub identity: Option<Identity>,
-    /// The socket that front ends of this host connect to.
-    pub socket: PathBuf,
-    /// How long a daemon may take for an order before it is given up, for each step below it.
-    pub patience: Duration,
-    /// What ranks talk over, if the daemons have it.
-    pub fabric: Option<FabricOptions>,
-    /// How processes are stopped.
-    pub freezer: Freezer,
-    /// Most bytes of the states of jobs' ranks, and of their channels, that host 0 holds in memory at once: of those that
-    /// are yet to be written, and of each checkpoint that is read. [`CHECKPOINT_BYTES`] suits most.
-    pub checkpoint_bytes: u64,
-}
-
-/// Four gigabytes: what a host of a cluster has to spare.
-pub const CHECKPOINT_BYTES: u64 = 4 << 30;
-
-/// How a job's processes on a host are stopped.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub enum Freezer {
-    /// By control groups where they are to be had, by signals elsewhere.
-    #[default]
-    Auto,
-    /// By a control group (version 2) for each job, below that of the daemon: whatever ranks have started
-    /// stands still with them, and ends with them. The daemon must be allowed to make some.
-    Cgroup,
-    /// By SIGSTOP to the process group of each rank. What ranks have started and put into another goes on.
-    Signals,
-}
-
-/// The NICs of the daemons, and the channels on them.
-#[derive(Clone, Debug)]
-pub struct FabricOptions {
-    /// What joins them.
-    pub fabric: Fabric,
-    /// The name under which the daemons of one cluster, and their ranks, find each other on a host.
-    pub name: String,
-    /// The ranks' channels.
-    pub channels: ChannelOptions,
-}
-
-/// What joins NICs.
-#[derive(Clone, Debug, Eq, PartialEq)]
-#[non_exhaustive]
-pub enum Fabric {
-    /// Shared memory: all daemons are on this host.
-    Shm,
-    /// UDP, by the address of each, in the order of hosts; frames are sealed with the daemons' key, if they have
-    /// one.
-    Udp(Vec<SocketAddr>),
-}
-
-/// Why there is no daemon.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// Somebody answers on the socket.
-    #[error("{}: another daemon serves it; stop that, or name another --socket", path.display())]
-    Taken {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// There is no folder for the socket.
-    #[error("--socket {}: there is no folder {}: make it, or name another", path.display(), folder.display())]
-    NoFolder {
-        /// The socket.
-        path: PathBuf,
-        /// Where it was to be.
-        folder: PathBuf,
-    },
-    /// The socket is not to be had.
-    #[error("{}: {error}", path.display())]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// The address is not to be had.
-    #[error("{address}: {error}; stop what has it, or give this host another address")]
-    Address {
-        /// This host's.
-        address: String,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// Several daemons, and no key.
-    #[error(
-        "daemons of several hosts need keys: give each its own --secret-key, or all the same --key"
-    )]
-    NoKey,
-    /// The identity is not that of this host among these.
-    #[error(
-        "the keys are those of host {own} of {listed}, and this is host {host} of {hosts}: list a key for each host"
-    )]
-    Identity {
-        /// The owner of the secret.
-        own: u16,
-        /// Hosts in the list of keys.
-        listed: usize,
-        /// This host.
-        host: u16,
-        /// Hosts in the cluster.
-        hosts: u16,
-    },
-    /// No control groups can be made.
-    #[error(
-        "no control groups can be made below this process's own: they need cgroup v2, delegated (systemd-run \
-         --user --scope -p Delegate=yes) or as root"
-    )]
-    NoCgroup,
-    /// The NIC can't be had.
-    #[error("the NIC: {0}")]
-    Nic(String),
-    /// The system refuses signals or processes.
-    #[error(transparent)]
-    System(#[from] io::Error),
-}
 
 /// Serves until it is told to end by SIGTERM or SIGINT; nothing that it has started runs on then. SIGUSR1 has it print
 /// on standard error what it waits for.
@@ -203,7 +69,7 @@ pub async fn serve(
     // How long naps are beyond what was asked for; nobody else's.
     let _ = set_current_timer_slack(NonZeroU64::new(1_000));
     let signals = Signals::open()?;
-    precedence::take();
+    priority::raise_new_threads();
 
     let (events, happens) = mpsc::unbounded_channel();
     let root = RootConfig {
@@ -217,16 +83,16 @@ pub async fn serve(
     let process_groups = ProcessGroups::default();
     let nic = start_nic(&options, (process_groups.clone(), events.clone())).await?;
     // The NIC's thread, which may spin, keeps the usual priority.
-    precedence::take_at_once();
+    priority::raise_this_thread();
     let (patience, has_channels) = (options.patience, nic.channels.is_some());
     let config = NodeConfig { host, cluster, patience, has_channels };
     let core = NodeCore::new(config, (host == 0).then_some(root));
     let name = options.fabric.as_ref().map(|fabric| fabric.name.clone());
-    let local =
-        Local::new((host, cluster), (reaper, cells), (name, process_groups), events.clone());
+    let processes =
+        Processes::new((host, cluster), (reaper, cells), (name, process_groups), events.clone());
     let dial_root = dial_root(&options, credentials.clone());
     let channels = nic.channels.clone();
-    let event_loop = EventLoop::new((host, core), (local, channels), events.clone(), dial_root);
+    let event_loop = EventLoop::new((host, core), (processes, channels), events.clone(), dial_root);
     tokio::spawn(take_fronts(listener, events.clone()));
     if let (Some(listener), Some(credentials)) = (network, credentials) {
         let place = (host, cluster);
@@ -272,15 +138,15 @@ async fn open_network(options: &DaemonOptions) -> Result<Option<TcpListener>, St
 /// # Errors
 /// The reason why it can't: version 2 is not mounted, its own group is not delegated, or Linux is older than 5.14.
 pub fn probe_control_groups() -> io::Result<PathBuf> {
-    Cells::open().map(|cells| cells.folder().to_owned())
+    JobCgroups::open().map(|cells| cells.folder().to_owned())
 }
 
 /// The control groups that jobs are stopped by, if they are to be; gone when the reaper is.
-fn open_cells(freezer: Freezer, reaper: &mut Reaper) -> Result<Option<Cells>, StartError> {
+fn open_cells(freezer: Freezer, reaper: &mut Reaper) -> Result<Option<JobCgroups>, StartError> {
     let cells = match freezer {
         Freezer::Signals => None,
-        Freezer::Auto => Cells::open().ok(),
-        Freezer::Cgroup => Some(Cells::open().map_err(|_| StartError::NoCgroup)?),
+        Freezer::Auto => JobCgroups::open().ok(),
+        Freezer::Cgroup => Some(JobCgroups::open().map_err(|_| StartError::NoCgroup)?),
     };
     if let Some(cells) = &cells {
         reaper.hold_cells(cells.folder());

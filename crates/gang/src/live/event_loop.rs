@@ -1,68 +1,25 @@
 //! The shell of a real daemon: hands events to its node core, and carries out what that decides.
 
-mod refusals;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
-use super::channels::Pass;
 use super::checkpoints;
 use super::clock::now;
+use super::event::Event;
 use super::link::{Frame, Receiver, Sender};
-use super::local::{Local, Opened};
-use super::streams;
+use super::processes::Processes;
+use super::refusals::{Refusal, Refusals};
+use super::streams::{self, Opened};
 use crate::names::JobId;
 use crate::node_core::message::{Down, RankEvent, Reply, Request, Up};
-use crate::node_core::{ClientId, Effect, NodeCore, Peer, Read, Step, StepOutcome, Transmit};
+use crate::node_core::{ClientId, Effect, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
-pub(super) use refusals::Refusal;
-use refusals::Refusals;
 
 /// Interval of checks whether processes have stopped that take their time.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
-
-/// Events of a daemon.
-pub(super) enum Event {
-    /// The connection to the parent is open.
-    Parent(mpsc::UnboundedSender<Up>),
-    /// The parent has sent a message.
-    FromParent(Down),
-    /// The connection to the parent has ended.
-    ParentLost,
-    /// A daemon that is `host` wants to be a child.
-    Child { host: u16, connection: u64, to: mpsc::UnboundedSender<Down> },
-    /// A child has sent a message.
-    FromChild(u64, Up),
-    /// A child's connection has ended.
-    ChildLost(u64),
-    /// A daemon was refused.
-    Refused(Refusal),
-    /// A host has opened the connection for a job's streams.
-    Streams { host: u16, job: JobId, link: Box<(Sender, Receiver)> },
-    /// The output of a job's ranks on a host has been received completely.
-    StreamsDone(u16, JobId),
-    /// Input has arrived for a job.
-    Input(JobId),
-    /// A front end has sent a request. The sender is for replies.
-    Request(ClientId, Request, mpsc::Sender<Frame>),
-    /// A front end wants to feed a job.
-    Feed(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
-    /// A front end's connection has ended.
-    ClientGone(ClientId),
-    /// The channels of a job's ranks are open.
-    Opened(JobId, Vec<(u16, Pass)>),
-    /// A step of the channels is complete.
-    StepDone(u64, Result<StepOutcome, String>),
-    /// A rank here has sent a message about checkpoints.
-    Rank(JobId, u16, RankEvent),
-    /// A job's checkpoint is written, or can't be.
-    Written(JobId, Result<(), String>),
-    /// A checkpoint is read for a front end, or can't be.
-    Read(Box<Read>),
-}
 
 /// Opens the connection for the streams of a job's ranks here to the root.
 pub(super) type DialRoot = Box<dyn Fn(JobId, mpsc::Receiver<Frame>, mpsc::Sender<Frame>)>;
@@ -81,7 +38,7 @@ struct JobStreams {
 pub(super) struct EventLoop {
     host: u16,
     core: NodeCore,
-    local: Local,
+    processes: Processes,
     /// The ranks' channels, if they have any.
     channels: Option<StepQueue>,
     parent: Option<mpsc::UnboundedSender<Up>>,
@@ -106,14 +63,14 @@ fn post(to: &mpsc::Sender<Frame>, frame: Frame) {
 impl EventLoop {
     pub(super) fn new(
         (host, core): (u16, NodeCore),
-        (local, channels): (Local, Option<StepQueue>),
+        (processes, channels): (Processes, Option<StepQueue>),
         events: mpsc::UnboundedSender<Event>,
         dial_root: DialRoot,
     ) -> Self {
         Self {
             host,
             core,
-            local,
+            processes,
             channels,
             parent: None,
             children: BTreeMap::new(),
@@ -158,7 +115,7 @@ impl EventLoop {
                 self.core.handle_client_gone(now, client);
                 self.clients.remove(&client);
             }
-            Event::Opened(job, passes) => self.local.add_passes(job, passes),
+            Event::Opened(job, passes) => self.processes.add_passes(job, passes),
             Event::StepDone(number, done) => self.core.handle_step_done(now, number, done),
             Event::Rank(job, rank, event) => self.core.handle_rank(now, job, rank, event),
             Event::Written(job, done) => self.core.handle_written(now, job, done),
@@ -180,10 +137,10 @@ impl EventLoop {
     pub(super) fn turn(&mut self) -> Option<Instant> {
         self.core.handle_timeout(now());
         loop {
-            for (job, rank, end) in self.local.ended() {
+            for (job, rank, end) in self.processes.ended() {
                 self.core.handle_rank(now(), job, rank, RankEvent::Ended(end));
             }
-            if let Some((step, outcome)) = self.local.poll_done() {
+            if let Some((step, outcome)) = self.processes.poll_done() {
                 self.core.handle_step_done(now(), step, Ok(outcome.into()));
             }
             while let Some(transmit) = self.core.poll_transmit() {
@@ -192,7 +149,7 @@ impl EventLoop {
             let Some(effect) = self.core.poll_effect() else { break };
             self.carry_out(effect);
         }
-        let check = self.local.is_polling().then(|| now() + CHECK_AGAIN);
+        let check = self.processes.is_polling().then(|| now() + CHECK_AGAIN);
         self.core.poll_timeout().into_iter().chain(check).min()
     }
 
@@ -210,9 +167,9 @@ impl EventLoop {
         match effect {
             Effect::Step(number, step) => self.step(number, step),
             Effect::Reply(client, reply) => self.reply(client, &reply),
-            Effect::Say(job, word) => self.local.say(job, word),
-            Effect::Signal(job, signal) => self.local.signal(job, signal),
-            Effect::Resize(job, size) => self.local.resize(job, size),
+            Effect::Say(job, word) => self.processes.say(job, word),
+            Effect::Signal(job, signal) => self.processes.signal(job, signal),
+            Effect::Resize(job, size) => self.processes.resize(job, size),
             Effect::Write(write) => checkpoints::write(write, self.events.clone()),
             Effect::Read { client, folder, weight, most } => {
                 checkpoints::read((client, weight), folder, most, self.events.clone());
@@ -230,15 +187,15 @@ impl EventLoop {
     fn step(&mut self, number: u64, step: Step) {
         match step {
             Step::Start(launch, states) => {
-                let opened = self.local.launch(number, &launch, states);
+                let opened = self.processes.launch(number, &launch, states);
                 self.carry(launch.job, opened);
             }
-            Step::Suspend(jobs) => self.local.suspend(number, &jobs),
+            Step::Suspend(jobs) => self.processes.suspend(number, &jobs),
             Step::Resume(jobs) => {
-                self.local.resume(&jobs);
+                self.processes.resume(&jobs);
                 self.core.handle_step_done(now(), number, Ok(StepOutcome::default()));
             }
-            Step::Kill(jobs) => self.local.kill(number, &jobs),
+            Step::Kill(jobs) => self.processes.kill(number, &jobs),
             other => match &self.channels {
                 Some(channels) => channels.push((number, other)),
                 None => self.core.handle_step_done(now(), number, Ok(StepOutcome::default())),
@@ -262,23 +219,23 @@ impl EventLoop {
 
     /// Describes what this daemon waits for.
     pub(super) fn explain(&self) -> String {
-        format!("{}; {}", self.core.explain(now()), self.local.explain())
+        format!("{}; {}", self.core.explain(now()), self.processes.explain())
     }
 
     /// Notes that a child of this process has changed.
     pub(super) const fn children_changed(&mut self) {
-        self.local.children_changed();
+        self.processes.children_changed();
     }
 
     /// Kills all processes.
     pub(super) fn end_all(&mut self) {
-        self.local.kill_all();
+        self.processes.kill_all();
     }
 
     /// Returns whether all processes have ended.
     pub(super) fn is_empty(&mut self) -> bool {
-        let _ = self.local.ended();
-        self.local.is_empty()
+        let _ = self.processes.ended();
+        self.processes.is_empty()
     }
 
     /// Returns the ends of a job's streams, on the root: the output, and the input for the host of rank 0.

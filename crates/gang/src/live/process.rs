@@ -11,7 +11,7 @@ use rustix::process::{
     pidfd_open, setpriority_process, waitid,
 };
 
-use super::still::no_thread_runs;
+use super::quiesce::no_thread_runs;
 pub use crate::node_core::message::End;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -37,7 +37,7 @@ pub struct Process {
 const FIRST: i32 = -20;
 
 impl Process {
-    /// Starts a [`stub`](super::stub::rank); and what it has of pipes. It is about to stop by itself.
+    /// Starts an [`exec_shim`](super::exec_shim::rank), which stops by itself. Returns its pipes too.
     ///
     /// # Errors
     /// What the system says.

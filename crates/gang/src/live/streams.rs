@@ -11,7 +11,16 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
 use super::link::{Frame, Receiver, Sender, Stream};
-use super::local::Opened;
+
+/// Files for the standard streams of a rank that was started.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub rank: u16,
+    /// Rank 0's input is written here.
+    pub input: Option<OwnedFd>,
+    /// Outputs are read here.
+    pub outputs: Vec<(Stream, OwnedFd)>,
+}
 
 /// Frames on their way.
 pub(super) const QUEUE: usize = 16;

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-use super::message::{Cluster, End, Over, Program, Reply};
-use super::{ClientId, RankEvent};
+use super::message::{ClientId, Cluster, End, Over, Program, RankEvent, Reply};
 use crate::channel::geometry::Geometry;
 use crate::names::JobId;
 use crate::node_core::order::{Action, Order, Outcome};

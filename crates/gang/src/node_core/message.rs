@@ -7,6 +7,9 @@ use super::state_chunk::StateChunk;
 use crate::names::{ChannelAddress, ChannelId, JobId};
 use midplane_simhw::id::NodeId;
 
+/// A front end's connection.
+pub(crate) type ClientId = u64;
+
 /// How a rank's process ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum End {

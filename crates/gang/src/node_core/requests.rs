@@ -2,8 +2,8 @@
 
 use midplane_simhw::time::Instant;
 
-use super::message::{Down, Reply, Request, Word};
-use super::{ClientId, Effect, NodeCore};
+use super::message::{ClientId, Down, Reply, Request, Word};
+use super::{Effect, NodeCore};
 use crate::schedule;
 
 impl NodeCore {

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{AdmitError, Policy, Request, Round};
+use super::policy::{AdmitError, Policy, Request, Round};
 use crate::names::JobId;
 
 /// Choice among the parts that are large enough for a job.

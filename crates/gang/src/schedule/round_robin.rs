@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{AdmitError, Policy, Request, Round};
+use super::policy::{AdmitError, Policy, Request, Round};
 use crate::names::JobId;
 
 /// Runs one job at a time, in turn.

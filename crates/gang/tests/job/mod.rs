@@ -1,5 +1,7 @@
 //! A job in virtual time: ranks that send each other numbered messages, and somebody who preempts them.
 
+pub(crate) mod network;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,7 +11,6 @@ use midplane_gang::context::NetworkContext;
 use midplane_gang::controller::Controller;
 use midplane_gang::firmware::Gang;
 use midplane_gang::names::{ChannelAddress, ChannelId, JobId, Rank};
-use midplane_gang::network::Network;
 use midplane_gang::{GANG, GangConfig};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
@@ -22,6 +23,7 @@ use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
+use network::Network;
 
 /// FIFOs that are full most of the time.
 pub(crate) const TIGHT: Geometry = Geometry {

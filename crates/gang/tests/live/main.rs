@@ -28,7 +28,7 @@ const LIMIT: std::time::Duration = std::time::Duration::from_secs(240);
 
 #[cfg(target_os = "linux")]
 fn main() {
-    midplane_gang::live::stub::play_part();
+    midplane_gang::live::exec_shim::play_part();
     if parts::play() {
         return;
     }

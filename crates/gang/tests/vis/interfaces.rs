@@ -14,9 +14,9 @@ use midplane_via::checkpointer::{
 use midplane_via::context::{PortContext, RemoteEnd, Violation};
 use thiserror::Error;
 
+use crate::job::network::together;
 use midplane_gang::controller::ControlError;
 use midplane_gang::names::{JobId, Rank};
-use midplane_gang::network::together;
 use midplane_gang::port_suspender::PortSuspender;
 use midplane_gang::process::SuspendHandle;
 

@@ -1,8 +1,9 @@
 //! The paper's numbers, and ours on its machine, for `lab figures`.
 
 use midplane::gang::channel::geometry::Geometry;
+use midplane::gang::context::NetworkContext;
 use midplane::gang::daemon::{Costs, Mode};
-use midplane::gang::names::Rank;
+use midplane::gang::names::{Epoch, JobId, Rank};
 use midplane::gang::scheduler::Phases;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
@@ -21,10 +22,10 @@ fn filled(send: bool, receive: bool) -> Option<usize> {
     let mut world = pm::world();
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     world.block_on(NodeId(0), async move {
-        let (mut network, mut channels) = pm::pair(&hosts, Geometry::PM).await;
+        let (mut contexts, mut channels) = pm::pair(&hosts, Geometry::PM).await;
         let mut other = channels.pop().expect("there are two");
         let mut own = channels.pop().expect("there are two");
-        network.run(&hosts[0]).await.expect("both are parked");
+        contexts.start().await;
         if receive {
             for _ in 0..Geometry::PM.receive.messages {
                 other.send(Rank(0), &[1; 128]).await.expect("the channel is open");
@@ -33,14 +34,15 @@ fn filled(send: bool, receive: bool) -> Option<usize> {
                 other.room().await.expect("the channel is open");
             }
         }
-        network.freeze(&hosts[0]).await.expect("the NIC is up");
+        contexts.stop().await;
         // A process may have filled its FIFO just before it was stopped.
         while send && own.try_send(Rank(1), &[2; 240]).is_ok() {}
         hosts[0].sleep_until(hosts[0].now().plus_nanos(1_000_000)).await;
-        let saved = network.save(true).await.expect("it is steady");
-        saved.validate().expect("the cut is consistent");
-        network.restore(&saved).await.expect("it was saved here");
-        saved.ranks[0].bytes()
+        let saved = contexts.save().await;
+        contexts.restore(&saved).await;
+        let network = NetworkContext { job: JobId(1), epoch: Epoch(1), ranks: saved };
+        network.validate().expect("the cut is consistent");
+        network.ranks[0].bytes()
     })
 }
 

@@ -1,7 +1,5 @@
 //! Receives messages: finds space in the receive FIFO, and answers the peers.
 
-use std::collections::VecDeque;
-
 use midplane_nicvm::context::Context;
 use midplane_simhw::region::Payload;
 
@@ -9,17 +7,8 @@ use super::{Endpoint, MESSAGE_INSTRUCTIONS, Phase, Shared};
 use crate::channel::ack::{Answer, ReceiveDecision};
 use crate::channel::config::Flow;
 use crate::channel::frame::{Body, PmFrame};
-use crate::channel::geometry::{ByteRing, CONSUMED, Record};
+use crate::channel::geometry::{CONSUMED, Record};
 use crate::names::Rank;
-
-#[derive(Debug, Default)]
-pub(super) struct Receiving {
-    pub(super) tail: u64,
-    /// Messages ever consumed by the process, as last read.
-    pub(super) head: u64,
-    pub(super) ring: ByteRing,
-    pub(super) positions: VecDeque<u64>,
-}
 
 impl Endpoint {
     pub(super) fn read_consumed(&mut self, nic: &Context<'_>) {

@@ -1,7 +1,5 @@
 //! Sends messages from the process's FIFO, and handles the peers' answers.
 
-use std::collections::VecDeque;
-
 use midplane_nicvm::context::Context;
 use midplane_nicvm::transmit::{self, FlowId, Packet};
 use midplane_simhw::hardware::Source;
@@ -15,16 +13,6 @@ use crate::channel::config::Flow;
 use crate::channel::frame::{Body, Fields, PmFrame};
 use crate::channel::geometry::{Record, SENT};
 use crate::names::Rank;
-
-#[derive(Debug, Default)]
-pub(super) struct Sending {
-    /// Messages ever put in by the process, as last read.
-    pub(super) tail: u64,
-    /// Number of the oldest message that still occupies the FIFO.
-    pub(super) freed: u64,
-    /// Records from `freed` on, and whether each message is accepted.
-    pub(super) records: VecDeque<(Record, bool)>,
-}
 
 impl Endpoint {
     pub(super) fn read_sent(&mut self, nic: &Context<'_>) {

@@ -10,8 +10,8 @@ use midplane_simhw::nicd::PortHolders;
 use midplane_via::checkpointer::{Checkpointer, CheckpointerError, Joined, NicEnd, SavedPort};
 use rustix::process::{Pid, getpgid};
 
+use crate::contexts::Mode;
 use crate::controller::ControlError;
-use crate::daemon::Mode;
 use crate::interfaces::{HostInterfaces, RestoredInterface};
 use crate::names::JobId;
 use crate::node_core::order::Outcome;

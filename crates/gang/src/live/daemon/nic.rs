@@ -14,8 +14,8 @@ use midplane_via::firmware::{Via, ViaConfig};
 use tokio::sync::mpsc;
 
 use super::super::channels::{self, CHECKPOINTER, Hold, PORT_SUSPENDER, ProcessGroups};
-use super::super::event_loop::Event;
-use super::{DaemonOptions, Fabric, StartError};
+use super::super::event::Event;
+use super::options::{DaemonOptions, Fabric, StartError};
 use crate::firmware::Gang;
 use crate::steps::StepQueue;
 use crate::{GANG, GangConfig};

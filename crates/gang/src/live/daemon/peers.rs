@@ -1,17 +1,20 @@
 //! Connections between the daemons of different hosts.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::sleep;
 
-use super::super::event_loop::{Event, Refusal};
+use super::super::event::Event;
 use super::super::link::{self, Credentials, Frame, Receiver, Sender};
-use super::AGAIN;
+use super::super::refusals::Refusal;
 use crate::node_core::message::{Cluster, Down, Hello, Up};
 use crate::tree::Tree;
 
+/// Interval at which the daemons above are dialled again.
+const AGAIN: Duration = Duration::from_millis(100);
 /// Connections that have not said yet who they are; further ones wait in the system.
 const STRANGERS: usize = 64;
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
-use super::StartError;
+use super::options::StartError;
 
 /// Where the socket of a user's daemon is, unless it is said: in a folder of the user's alone.
 #[must_use]

@@ -10,8 +10,7 @@ use super::{Job, JobManager};
 use crate::checkpoint::Checkpoint;
 use crate::context::NetworkContext;
 use crate::names::{Epoch, JobId};
-use crate::node_core::ClientId;
-use crate::node_core::message::{Program, Reply, Saved};
+use crate::node_core::message::{ClientId, Program, Reply, Saved};
 use crate::node_core::state_chunk::{self, ChunkKind, RankState, StateChunk};
 use crate::schedule::Request;
 

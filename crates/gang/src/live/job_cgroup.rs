@@ -40,11 +40,11 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
 
 /// The groups of a daemon's jobs.
 #[derive(Debug)]
-pub(super) struct Cells {
+pub(super) struct JobCgroups {
     folder: PathBuf,
 }
 
-impl Cells {
+impl JobCgroups {
     /// Makes a folder for them, in the group of this process.
     ///
     /// # Errors
@@ -52,13 +52,13 @@ impl Cells {
     pub(super) fn open() -> io::Result<Self> {
         let folder = own_group()?.join(format!("gangd-{}", std::process::id()));
         fs::create_dir(&folder).map_err(|error| named(&folder, &error))?;
-        let cells = Self { folder };
+        let cgroups = Self { folder };
         // Neither file is older than Linux 5.14.
         for name in [FREEZE, KILL] {
-            let file = cells.folder.join(name);
+            let file = cgroups.folder.join(name);
             access(&file, Access::WRITE_OK).map_err(|error| named(&file, &error.into()))?;
         }
-        Ok(cells)
+        Ok(cgroups)
     }
 
     pub(super) fn folder(&self) -> &Path {
@@ -69,16 +69,16 @@ impl Cells {
     ///
     /// # Errors
     /// What the system says.
-    pub(super) fn cell(&self, name: &str) -> io::Result<Cell> {
+    pub(super) fn cgroup(&self, name: &str) -> io::Result<JobCgroup> {
         let folder = self.folder.join(name);
         fs::create_dir(&folder)?;
         let freeze = File::options().write(true).open(folder.join(FREEZE))?;
         let events = File::open(folder.join(EVENTS))?;
-        Ok(Cell { freeze, events, folder })
+        Ok(JobCgroup { freeze, events, folder })
     }
 }
 
-impl Drop for Cells {
+impl Drop for JobCgroups {
     fn drop(&mut self) {
         clear(&self.folder);
     }
@@ -105,18 +105,18 @@ pub(super) fn enter(group: &Path) -> io::Result<()> {
 
 /// A job's group.
 #[derive(Debug)]
-pub(super) struct Cell {
+pub(super) struct JobCgroup {
     folder: PathBuf,
     freeze: File,
     events: File,
 }
 
-impl Cell {
+impl JobCgroup {
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Orders all of it to stand still; it does when [`Cell::is_frozen`] says so.
+    /// Orders all of it to stand still; it does when [`JobCgroup::is_frozen`] says so.
     ///
     /// # Errors
     /// What the system says.

@@ -14,16 +14,17 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
 
-use super::{Held, Local, Member, Opened, Waits};
-use crate::live::cell::Cell;
-use crate::live::event_loop::Event;
+use super::{Held, Member, Processes, Waits};
+use crate::live::event::Event;
+use crate::live::job_cgroup::JobCgroup;
 use crate::live::link::Stream;
 use crate::live::process::Process;
-use crate::live::{rank, snapshot, stub};
+use crate::live::streams::Opened;
+use crate::live::{exec_shim, rank, snapshot};
 use crate::node_core::message::{Program, Word};
 use crate::node_core::order::{Launch, Outcome};
 
-impl Local {
+impl Processes {
     /// Begins to start the ranks of a job that are here, with the states that they were saved with. Returns the files of
     /// their standard streams.
     pub(in crate::live) fn launch(
@@ -36,8 +37,8 @@ impl Local {
         let places = self.cluster.places(launch);
         let hosts: Vec<u16> = places.iter().map(|place| place.node.0).collect();
         if let Some(groups) = &self.groups {
-            let cell = groups.cell(&format!("job-{job}"));
-            self.cells.extend(cell.ok().map(|cell| (job, cell)));
+            let cgroup = groups.cgroup(&format!("job-{job}"));
+            self.cgroups.extend(cgroup.ok().map(|cgroup| (job, cgroup)));
         }
         let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
         let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
@@ -70,8 +71,8 @@ impl Local {
         let program = &launch.program;
         let path = find(program)?;
         let terminal = program.terminal.filter(|_| rank == 0);
-        let group = self.cells.get(&launch.job).map(Cell::folder);
-        let mut command = stub::rank(&path, &program.command, group, terminal.is_some());
+        let group = self.cgroups.get(&launch.job).map(JobCgroup::folder);
+        let mut command = exec_shim::rank(&path, &program.command, group, terminal.is_some());
         let variables = program.environment.iter().filter_map(|line| {
             let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
             Some((OsStr::from_bytes(&line[..at]), OsStr::from_bytes(&line[at + 1..])))

@@ -10,13 +10,12 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use rustix::thread::{Timespec, nanosleep};
 use tokio::sync::mpsc;
 
-use super::cell::{Cell, Cells};
-use super::channels::{Pass, ProcessGroups};
-use super::event_loop::Event;
-use super::link::Stream;
+use super::channels::ProcessGroups;
+use super::event::{Event, Pass};
+use super::exec_shim::Reaper;
+use super::job_cgroup::{JobCgroup, JobCgroups};
 use super::process::Process;
-use super::still::descendants_stand;
-use super::stub::Reaper;
+use super::quiesce::descendants_are_stopped;
 use crate::names::JobId;
 use crate::node_core::message::{Cluster, End, Word};
 use crate::node_core::order::Outcome;
@@ -45,16 +44,6 @@ struct Held {
     is_reported: bool,
 }
 
-/// Files for the standard streams of a rank that was started.
-#[derive(Debug)]
-pub(super) struct Opened {
-    pub rank: u16,
-    /// Rank 0's input is written here.
-    pub input: Option<OwnedFd>,
-    /// Outputs are read here.
-    pub outputs: Vec<(Stream, OwnedFd)>,
-}
-
 /// A step that waits for processes.
 #[derive(Debug)]
 struct Waits {
@@ -64,21 +53,21 @@ struct Waits {
     /// Processes whose descendants are to stop.
     groups: Vec<Member>,
     /// Jobs whose control groups are to freeze.
-    cells: Vec<JobId>,
+    cgroups: Vec<JobId>,
     is_kill: bool,
     outcome: Outcome,
 }
 
 impl Waits {
     fn new(step: u64, members: Vec<Member>, is_kill: bool) -> Self {
-        let (groups, cells, outcome) = (Vec::new(), Vec::new(), Outcome::default());
-        Self { step, members, groups, cells, is_kill, outcome }
+        let (groups, cgroups, outcome) = (Vec::new(), Vec::new(), Outcome::default());
+        Self { step, members, groups, cgroups, is_kill, outcome }
     }
 }
 
 /// The jobs' processes on this host.
 #[derive(Debug)]
-pub(super) struct Local {
+pub(super) struct Processes {
     host: u16,
     cluster: Cluster,
     members: BTreeMap<Member, Held>,
@@ -91,19 +80,19 @@ pub(super) struct Local {
     process_groups: ProcessGroups,
     events: mpsc::UnboundedSender<Event>,
     /// Makes control groups, if this process may.
-    groups: Option<Cells>,
-    cells: BTreeMap<JobId, Cell>,
+    groups: Option<JobCgroups>,
+    cgroups: BTreeMap<JobId, JobCgroup>,
     /// Control groups of jobs that have ended, to be removed.
-    emptied: Vec<Cell>,
+    emptied: Vec<JobCgroup>,
     /// True if a child has changed since the last [`Local::ended`].
     have_changed: bool,
 }
 
-impl Local {
+impl Processes {
     /// Creates a host without processes. `reaper` kills processes that this one can't.
     pub(super) fn new(
         (host, cluster): (u16, Cluster),
-        (reaper, groups): (Reaper, Option<Cells>),
+        (reaper, groups): (Reaper, Option<JobCgroups>),
         (nic, process_groups): (Option<String>, ProcessGroups),
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
@@ -118,7 +107,7 @@ impl Local {
             process_groups,
             events,
             groups,
-            cells: BTreeMap::new(),
+            cgroups: BTreeMap::new(),
             emptied: Vec::new(),
             have_changed: true,
         }
@@ -134,8 +123,8 @@ impl Local {
         let mut waits = Waits::new(step, Vec::new(), false);
         for job in jobs {
             // If a job's control group can't be frozen, the job is stopped by signals.
-            if self.cells.get(job).is_some_and(|cell| cell.freeze().is_ok()) {
-                waits.cells.push(*job);
+            if self.cgroups.get(job).is_some_and(|cgroup| cgroup.freeze().is_ok()) {
+                waits.cgroups.push(*job);
             } else {
                 waits.members.extend(self.of_job(*job));
             }
@@ -176,9 +165,9 @@ impl Local {
             for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
                 held.process.relax();
             }
-            if let Some(cell) = self.cells.get(job) {
+            if let Some(cgroup) = self.cgroups.get(job) {
                 // If it stays frozen, the job's owner notices.
-                let _ = cell.thaw();
+                let _ = cgroup.thaw();
             }
             for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
                 held.process.resume();
@@ -189,9 +178,9 @@ impl Local {
     /// Begins to kill the processes of jobs.
     pub(super) fn kill(&mut self, step: u64, jobs: &[JobId]) {
         for job in jobs {
-            if let Some(cell) = self.cells.remove(job) {
-                cell.kill();
-                self.emptied.push(cell);
+            if let Some(cgroup) = self.cgroups.remove(job) {
+                cgroup.kill();
+                self.emptied.push(cgroup);
             }
             for (_, held) in self.members.range((*job, 0)..=(*job, u16::MAX)) {
                 held.process.signal(Signal::KILL);
@@ -214,15 +203,15 @@ impl Local {
             }
             waits.members.pop();
         }
-        while let Some(job) = waits.cells.last() {
-            if self.cells.get(job).is_some_and(|cell| !cell.is_frozen()) {
+        while let Some(job) = waits.cgroups.last() {
+            if self.cgroups.get(job).is_some_and(|cgroup| !cgroup.is_frozen()) {
                 return false;
             }
-            waits.cells.pop();
+            waits.cgroups.pop();
         }
         while let Some(member) = waits.groups.last() {
             let held = self.members.get(member).filter(|held| held.process.is_stopped());
-            if held.is_some_and(|held| !descendants_stand(held.process.pid())) {
+            if held.is_some_and(|held| !descendants_are_stopped(held.process.pid())) {
                 return false;
             }
             waits.groups.pop();
@@ -233,7 +222,7 @@ impl Local {
     /// Returns whether a step waits for something that no signal reports.
     pub(super) fn is_polling(&self) -> bool {
         let waits = self.waits.as_ref();
-        waits.is_some_and(|waits| !waits.cells.is_empty() || !waits.groups.is_empty())
+        waits.is_some_and(|waits| !waits.cgroups.is_empty() || !waits.groups.is_empty())
     }
 
     /// Returns the number and outcome of the step under way, once it is complete.
@@ -244,7 +233,7 @@ impl Local {
             return None;
         }
         // Killed processes may take a moment to leave their control group.
-        self.emptied.retain(|cell| !cell.remove());
+        self.emptied.retain(|cgroup| !cgroup.remove());
         Some((waits.step, waits.outcome))
     }
 
@@ -285,7 +274,7 @@ impl Local {
     /// Signals all ranks of a job here.
     pub(super) fn signal(&self, job: JobId, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
-        let has_cell = self.cells.contains_key(&job);
+        let has_cell = self.cgroups.contains_key(&job);
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
             // Where signals stop a job, SIGCONT waits for the job's slice, as all other signals do.
             let waits = signal == Signal::CONT && !has_cell && held.process.is_stopped();
@@ -315,7 +304,7 @@ impl Local {
     /// Kills all processes, and gives the step under way up.
     pub(super) fn kill_all(&mut self) {
         self.waits = None;
-        self.cells.values().for_each(Cell::kill);
+        self.cgroups.values().for_each(JobCgroup::kill);
         for held in self.members.values() {
             held.process.signal(Signal::KILL);
         }

@@ -4,18 +4,20 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
-use crate::context::{ChannelContext, NetworkContext};
-use crate::controller::{ContextId, ContextOptions, ControlError, Controller};
-use crate::names::{ChannelAddress, Epoch, JobId, Rank};
-use crate::process::SuspendHandle;
-use crate::wait::WaitState;
+use midplane_gang::context::{ChannelContext, NetworkContext};
+use midplane_gang::controller::{ContextId, ContextOptions, ControlError, Controller};
+use midplane_gang::names::{ChannelAddress, Epoch, JobId, Rank};
+use midplane_gang::process::SuspendHandle;
+use midplane_gang::wait::WaitState;
 use midplane_simhw::host::Host;
 
 /// Runs futures concurrently until all have completed, and returns their results in order.
 ///
 /// # Cancel safety
 /// If the future is dropped, all of them are dropped.
-pub async fn together<T, F: Future<Output = T>>(futures: impl IntoIterator<Item = F>) -> Vec<T> {
+pub(crate) async fn together<T, F: Future<Output = T>>(
+    futures: impl IntoIterator<Item = F>,
+) -> Vec<T> {
     let mut running: Vec<Pin<Box<F>>> = futures.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<T>> = running.iter().map(|_| None).collect();
     poll_fn(move |context| {
@@ -36,18 +38,18 @@ pub async fn together<T, F: Future<Output = T>>(futures: impl IntoIterator<Item 
 
 /// One rank's channel and process, held to be preempted.
 #[derive(Debug)]
-pub struct RankChannel {
+pub(crate) struct RankChannel {
     /// The controller of its node and channel.
-    pub controller: Controller,
+    pub(crate) controller: Controller,
     /// The rank's context.
-    pub context: ContextId,
+    pub(crate) context: ContextId,
     /// Suspends its process.
-    pub suspend_handle: SuspendHandle,
+    pub(crate) suspend_handle: SuspendHandle,
 }
 
 /// The channels and processes of one job.
 #[derive(Debug)]
-pub struct Network {
+pub(crate) struct Network {
     job: JobId,
     epoch: Epoch,
     ranks: Vec<RankChannel>,
@@ -61,7 +63,7 @@ impl Network {
     ///
     /// # Cancel safety
     /// If the future is dropped, no context is open.
-    pub async fn open(
+    pub(crate) async fn open(
         job: JobId,
         places: &[ChannelAddress],
         controllers: Vec<Controller>,
@@ -77,14 +79,8 @@ impl Network {
 
     /// Returns the channels, by rank.
     #[must_use]
-    pub fn ranks(&self) -> &[RankChannel] {
+    pub(crate) fn ranks(&self) -> &[RankChannel] {
         &self.ranks
-    }
-
-    /// Returns the epoch that runs, or ran last.
-    #[must_use]
-    pub const fn epoch(&self) -> Epoch {
-        self.epoch
     }
 
     /// Freezes the job: stops all processes, then waits until all channels are steady.
@@ -94,7 +90,7 @@ impl Network {
     ///
     /// # Cancel safety
     /// None: the controllers' next commands would receive these commands' completions.
-    pub async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
+    pub(crate) async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
         for held in &self.ranks {
             held.suspend_handle.suspend(host.now());
         }
@@ -109,7 +105,7 @@ impl Network {
     ///
     /// # Cancel safety
     /// None: the controllers' next commands would receive these commands' completions.
-    pub async fn save(&mut self, forget: bool) -> Result<NetworkContext, ControlError> {
+    pub(crate) async fn save(&mut self, forget: bool) -> Result<NetworkContext, ControlError> {
         let saves = self.ranks.iter_mut().map(|held| held.controller.save(held.context, forget));
         let ranks: Result<Vec<_>, _> = together(saves).await.into_iter().collect();
         Ok(self.cut(ranks?))
@@ -123,7 +119,7 @@ impl Network {
     ///
     /// # Cancel safety
     /// None: the controllers' next commands would receive these commands' completions.
-    pub async fn leave(&mut self, host: &impl Host) -> Result<NetworkContext, ControlError> {
+    pub(crate) async fn leave(&mut self, host: &impl Host) -> Result<NetworkContext, ControlError> {
         let mut ranks = Vec::with_capacity(self.ranks.len());
         for held in &mut self.ranks {
             held.suspend_handle.suspend(host.now());
@@ -149,7 +145,7 @@ impl Network {
     ///
     /// # Cancel safety
     /// None: the controllers' next commands would receive these commands' completions.
-    pub async fn restore(&mut self, saved: &NetworkContext) -> Result<(), ControlError> {
+    pub(crate) async fn restore(&mut self, saved: &NetworkContext) -> Result<(), ControlError> {
         if saved.ranks.len() != self.ranks.len() {
             return Err(ControlError::Saved("it has another number of ranks than the job"));
         }
@@ -169,7 +165,7 @@ impl Network {
     ///
     /// # Cancel safety
     /// None: the controllers' next commands would receive these commands' completions.
-    pub async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
+    pub(crate) async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
         self.epoch = self.epoch.next();
         let epoch = self.epoch;
         let starts = self.ranks.iter_mut().map(|held| held.controller.start(held.context, epoch));

@@ -10,7 +10,7 @@ const REPORT_EACH: Duration = Duration::from_secs(1);
 
 /// Reasons why a daemon is not admitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(in crate::live) enum Refusal {
+pub(super) enum Refusal {
     /// A host with a key of its own claims to be another.
     Another {
         /// The host that the key belongs to.

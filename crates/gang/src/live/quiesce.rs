@@ -6,9 +6,9 @@ use rustix::process::Pid;
 
 /// Whether all descendants of a stopped process that are in its group stand still or have ended. Whoever
 /// has left the group was not told to.
-pub(super) fn descendants_stand(group: Pid) -> bool {
+pub(super) fn descendants_are_stopped(group: Pid) -> bool {
     let group = group.as_raw_nonzero().get();
-    children(group).into_iter().all(|child| stands(child, group))
+    children(group).into_iter().all(|child| is_stopped(child, group))
 }
 
 /// Whether every thread of a process that was told to stop has, or waits where nothing but the end of that
@@ -30,14 +30,14 @@ fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
-fn stands(pid: i32, group: i32) -> bool {
+fn is_stopped(pid: i32, group: i32) -> bool {
     // After the name, which may hold anything: state, parent, group.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
     let (state, its_group) = (fields.next().unwrap_or_default(), fields.nth(1));
     let is_ours = its_group.and_then(|it| it.parse().ok()) == Some(group);
     let still = matches!(state, "" | "D" | "T" | "t" | "Z" | "X");
-    (still || !is_ours) && children(pid).into_iter().all(|child| stands(child, group))
+    (still || !is_ours) && children(pid).into_iter().all(|child| is_stopped(child, group))
 }
 
 #[cfg(test)]
@@ -57,15 +57,15 @@ mod tests {
         }
         kill_process(pid, Signal::STOP).unwrap();
         // At first it may wait for its program's pages, which nothing stops.
-        while descendants_stand(pid) {
+        while descendants_are_stopped(pid) {
             std::thread::yield_now();
         }
         kill_process_group(pid, Signal::STOP).unwrap();
-        while !descendants_stand(pid) {
+        while !descendants_are_stopped(pid) {
             std::thread::yield_now();
         }
         kill_process_group(pid, Signal::KILL).unwrap();
         shell.wait().unwrap();
-        assert!(descendants_stand(pid));
+        assert!(descendants_are_stopped(pid));
     }
 }

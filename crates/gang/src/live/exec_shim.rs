@@ -19,7 +19,7 @@ use rustix::process::{
 };
 use rustix::thread::set_current_timer_slack;
 
-use super::{cell, precedence};
+use super::{job_cgroup, priority};
 
 const BECOME_RANK: &str = "--become-rank";
 const BECOME_KEEPER: &str = "--become-keeper";
@@ -67,7 +67,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
     let mut next = || arguments.next().unwrap_or_default();
     let (daemon, terminal, group, program, name) = (next(), next(), next(), next(), next());
     if !group.is_empty()
-        && let Err(error) = cell::enter(group.as_ref())
+        && let Err(error) = job_cgroup::enter(group.as_ref())
     {
         eprintln!("{}: {error}", group.display());
         return CANNOT_START;
@@ -87,7 +87,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
             setpgid(None, None)?;
         }
         // Only the daemon goes before others.
-        precedence::give_up();
+        priority::lower_this_thread();
         let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
         kill_process(getpid(), Signal::STOP)
     });
@@ -105,7 +105,7 @@ fn keep() -> ! {
     let mut groups = BTreeSet::new();
     let (mut files, mut cells) = (BTreeSet::new(), BTreeSet::new());
     let _ = setsid();
-    precedence::give_up();
+    priority::lower_this_thread();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         match line.split_at_checked(1) {
@@ -125,7 +125,7 @@ fn keep() -> ! {
     }
     for folder in cells {
         for _ in 0..CLEARED {
-            cell::clear(&folder);
+            job_cgroup::clear(&folder);
             if !folder.exists() {
                 break;
             }

@@ -1,0 +1,117 @@
+//! Configuration, errors and events of daemons in virtual time.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use midplane_simhw::id::NodeId;
+use thiserror::Error;
+
+use crate::channel::geometry::Geometry;
+use crate::channel::{AttachError, Closed, Descriptor};
+use crate::contexts::{Costs, Mode};
+use crate::controller::ControlError;
+use crate::names::JobId;
+use crate::node_core::StepOutcome;
+use crate::node_core::message::{Program, RankEvent};
+use crate::node_core::order;
+use crate::process::SuspendHandle;
+use crate::queue::Queue;
+use crate::schedule::Request;
+
+/// Settings that all daemons of a cluster share.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct DaemonConfig {
+    /// Number of nodes, numbered from 0.
+    pub nodes: u16,
+    /// Most children of a daemon in the tree.
+    pub arity: u16,
+    /// The way to switch contexts.
+    pub mode: Mode,
+    /// Sizes of the FIFOs of users' channels.
+    pub geometry: Geometry,
+    /// Users' channels per node: the most ranks of one job on a node.
+    pub channels: u16,
+    /// Durations of operations, in virtual time.
+    pub costs: Costs,
+}
+
+/// A job whose ranks are started.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Launch {
+    /// The job.
+    pub job: JobId,
+    /// Number of its ranks.
+    pub ranks: u16,
+    /// The program, as submitted.
+    pub program: u32,
+}
+
+impl Launch {
+    /// Returns the program of a submission for the node core.
+    pub(crate) fn program(number: u32) -> Program {
+        let command = vec![number.to_string().into_bytes()];
+        Program { command, woken: true, ..Program::default() }
+    }
+
+    pub(super) fn of(launch: &order::Launch) -> Self {
+        let program = launch.program.shown().parse().unwrap_or_default();
+        Self { job: launch.job, ranks: launch.ranks, program }
+    }
+}
+
+/// Starts a rank's process: returns the future that it runs.
+pub type Start<H> = Arc<
+    dyn Fn(H, Launch, Descriptor, SuspendHandle) -> Pin<Box<dyn Future<Output = ()> + Send>>
+        + Send
+        + Sync,
+>;
+
+/// Errors of a [`Daemon`].
+#[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum DaemonError {
+    /// A context could not be opened, switched or closed.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The daemons' channel is closed.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The daemons' channel could not be attached.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// A message is longer than the daemons' channel carries.
+    #[error("a message to another daemon is too long: run fewer jobs at once")]
+    TooLong,
+    /// The parent was dropped or has failed. This daemon has ended the processes that it had started.
+    #[error("the daemon of node {node} is gone, and those below it end; start them again")]
+    Gone {
+        /// The parent's node.
+        node: NodeId,
+    },
+}
+
+/// A job to be submitted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Submission {
+    /// Number of nodes, and priority.
+    pub request: Request,
+    /// Number of ranks, dealt to the nodes in turn.
+    pub ranks: u16,
+    /// The program, as passed to [`Start`](crate::daemon::Start).
+    pub program: u32,
+}
+
+/// An event of a node, or of a client of its scheduler.
+#[derive(Debug)]
+pub(crate) enum NodeEvent {
+    StepDone(u64, Result<StepOutcome, String>),
+    Rank(JobId, u16, RankEvent),
+    /// A job is submitted.
+    Submit(Submission),
+    /// Data has arrived for a job.
+    Input(JobId),
+}
+
+/// The events of a daemon.
+pub(crate) type Inbox = Queue<NodeEvent>;

@@ -1,0 +1,62 @@
+//! Events of a daemon, from its tasks.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::link::{Frame, Receiver, Sender};
+use super::refusals::Refusal;
+use crate::channel::Ticket;
+use crate::names::JobId;
+use crate::node_core::message::{ClientId, Down, RankEvent, Request, Up};
+use crate::node_core::{Read, StepOutcome};
+
+/// What a process attaches to its channel with.
+#[derive(Debug)]
+pub(super) struct Pass {
+    /// The channel's ticket, as text.
+    pub(super) ticket: Ticket,
+    /// The file of its FIFOs.
+    pub(super) file: Arc<OwnedFd>,
+}
+
+/// Events of a daemon.
+pub(super) enum Event {
+    /// The connection to the parent is open.
+    Parent(mpsc::UnboundedSender<Up>),
+    /// The parent has sent a message.
+    FromParent(Down),
+    /// The connection to the parent has ended.
+    ParentLost,
+    /// A daemon that is `host` wants to be a child.
+    Child { host: u16, connection: u64, to: mpsc::UnboundedSender<Down> },
+    /// A child has sent a message.
+    FromChild(u64, Up),
+    /// A child's connection has ended.
+    ChildLost(u64),
+    /// A daemon was refused.
+    Refused(Refusal),
+    /// A host has opened the connection for a job's streams.
+    Streams { host: u16, job: JobId, link: Box<(Sender, Receiver)> },
+    /// The output of a job's ranks on a host has been received completely.
+    StreamsDone(u16, JobId),
+    /// Input has arrived for a job.
+    Input(JobId),
+    /// A front end has sent a request. The sender is for replies.
+    Request(ClientId, Request, mpsc::Sender<Frame>),
+    /// A front end wants to feed a job.
+    Feed(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
+    /// A front end's connection has ended.
+    ClientGone(ClientId),
+    /// The channels of a job's ranks are open.
+    Opened(JobId, Vec<(u16, Pass)>),
+    /// A step of the channels is complete.
+    StepDone(u64, Result<StepOutcome, String>),
+    /// A rank here has sent a message about checkpoints.
+    Rank(JobId, u16, RankEvent),
+    /// A job's checkpoint is written, or can't be.
+    Written(JobId, Result<(), String>),
+    /// A checkpoint is read for a front end, or can't be.
+    Read(Box<Read>),
+}
