@@ -67,6 +67,9 @@ impl Ofi {
         let invalid = |error| Error::new(ErrorKind::Config, format!("{VARIABLE}: {error}"));
         let chosen = chosen.map_err(invalid)?;
         let is_chosen = chosen.is_some();
+        if !is_chosen && !has_devices() {
+            return Ok(None);
+        }
         // libfabric asks the system and its devices, which takes up to a second.
         let opening = spawn_blocking(move || match chosen {
             Some(choice) => Streams::open(&choice).map(Some),
@@ -185,6 +188,13 @@ impl Drop for Dialing {
     fn drop(&mut self) {
         self.0.dialing().remove(&self.1);
     }
+}
+
+/// Returns whether the system has a device of such a NIC; without one, libfabric is not even loaded.
+fn has_devices() -> bool {
+    let has_entries =
+        |folder: &&str| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    ["/sys/class/infiniband", "/sys/class/cxi"].iter().any(has_entries)
 }
 
 /// Chooses the provider of a hardware NIC, if there is one.
