@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use midplane_simhw::services::VirtualHost;
 
 /// Returns whether this code runs on a simulated host.
-#[cfg(feature = "fabric")]
+#[cfg(any(feature = "fabric", feature = "ofi"))]
 pub(super) fn is_simulated() -> bool {
     #[cfg(feature = "sim")]
     return VirtualHost::current().is_some();

@@ -1,14 +1,14 @@
 //! Restores the order of one sender's frames, which may complete out of order.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 /// Most frames that wait for an earlier one; the earlier one then counts as lost.
 const MOST: usize = 64;
 /// Longest wait for an earlier frame; it then counts as lost.
-const LONGEST: Duration = Duration::from_millis(100);
+#[cfg(feature = "nic")]
+const LONGEST: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The frames of one sender. Their numbers are 32 bits long, and begin again at 0.
 #[derive(Debug)]
