@@ -5,7 +5,6 @@
 //! many_to_one 1 127.0.0.1:4700 127.0.0.1:4701 127.0.0.1:4702   # sends the lines of its input
 //! ```
 
-use midplane_kit::command_line;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -16,6 +15,8 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::Port;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
+use midplane_kit::report::Failure;
+use midplane_kit::{command_line, processes};
 
 /// Bytes of a line at most.
 const LINE: usize = 1_024;
@@ -32,32 +33,23 @@ struct Options {
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let options: Options = match command_line::parse(std::env::args_os()) {
-        Ok(options) => options,
-        Err(code) => return code,
-    };
-    if usize::from(options.rank) >= options.peers.len() {
-        eprintln!("error: rank {} has no address; name one for each rank", options.rank);
-        return ExitCode::from(2);
-    }
-    match run(options).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
+fn main() -> ExitCode {
+    command_line::main(|options: &Options| {
+        if usize::from(options.rank) >= options.peers.len() {
+            let rank = options.rank;
+            return Err(format!("rank {rank} has no address; name one for each rank").into());
         }
-    }
+        processes::run(async { run(options).await.map(|()| 0).map_err(Failure::of_run) })
+    })
 }
 
-async fn run(Options { rank, peers }: Options) -> Result<(), Fault> {
+async fn run(&Options { rank, ref peers }: &Options) -> Result<(), Fault> {
     let senders: Vec<NodeId> = (1..peers.len() as u16).map(NodeId).collect();
     let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
     config = config.buffers(true); // a message is sent once a receive is posted for it
     let mut unit = Unit::default();
     unit.install(COORDINATION, Coordination::new(config)?)?;
-    let nic = UdpNic::start(UdpConfig::new(NodeId(rank), peers), unit)?;
+    let nic = UdpNic::start(UdpConfig::new(NodeId(rank), peers.clone()), unit)?;
     let port = nic.host().open_port()?;
     if rank == 0 { receive(port).await } else { send(port).await }?;
     nic.shutdown().await;

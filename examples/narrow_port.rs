@@ -6,7 +6,6 @@
 //! narrow_port --to 10.0.0.1:4700                                 # sends until the receiver ends, on other hosts
 //! ```
 
-use midplane_kit::command_line;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,6 +14,8 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use midplane::prelude::*;
+use midplane_kit::report::Failure;
+use midplane_kit::{command_line, processes};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 
@@ -53,19 +54,10 @@ struct Options {
     json: bool,
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    let options: Options = match command_line::parse(std::env::args_os()) {
-        Ok(options) => options,
-        Err(code) => return code,
-    };
-    match run(&options).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+fn main() -> ExitCode {
+    command_line::main(|options| {
+        processes::run(async { run(options).await.map(|()| 0).map_err(Failure::of_run) })
+    })
 }
 
 async fn run(options: &Options) -> Result<(), Fault> {

@@ -22,7 +22,6 @@ pub mod incast;
 pub mod kernel_tcp;
 pub mod live_nic;
 pub mod meeting;
-pub mod messages;
 #[cfg(all(feature = "lab", target_os = "linux"))]
 pub mod nas_rank;
 pub mod nodes;

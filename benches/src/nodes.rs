@@ -202,10 +202,7 @@ pub trait Program: Parser {
 
 /// Runs a program; returns its exit code.
 pub fn main<P: Program>() -> ExitCode {
-    match command_line::parse::<P>(std::env::args_os()) {
-        Ok(program) => report::finish(conduct(&program).map(|()| 0)),
-        Err(code) => code,
-    }
+    command_line::main::<P>(|program| conduct(program).map(|()| 0))
 }
 
 fn conduct<P: Program>(program: &P) -> Result<(), Failure> {

@@ -57,13 +57,13 @@ fn mistake(arguments: &Arguments, rows: &[Row]) -> Option<&'static str> {
 }
 
 fn main() -> ExitCode {
-    let arguments: Arguments = match command_line::parse(std::env::args_os()) {
-        Ok(arguments) => arguments,
-        Err(code) => return code,
-    };
+    command_line::main(start)
+}
+
+fn start(arguments: &Arguments) -> Result<u8, report::Failure> {
     let rows = arguments.rows();
-    if let Some(what) = mistake(&arguments, &rows) {
-        return report::fail(what, report::BAD_INPUT);
+    if let Some(what) = mistake(arguments, &rows) {
+        return Err(what.to_owned().into());
     }
     let mut builder = match arguments.threads {
         Threads::Single => tokio::runtime::Builder::new_current_thread(),
@@ -83,13 +83,10 @@ fn main() -> ExitCode {
         match arguments.part {
             Some(Part::Service) => place::serve(rows[0], arguments.host).await,
             Some(Part::Client) => client::run(rows[0], &arguments.at, arguments.host).await,
-            None => run(&arguments, &rows).await,
+            None => run(arguments, &rows).await,
         }
     });
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(&error.to_string(), report::FAILED),
-    }
+    ended.map(|()| 0).map_err(report::Failure::of_run)
 }
 
 async fn run(arguments: &Arguments, rows: &[Row]) -> Result<(), Failure> {

@@ -118,17 +118,10 @@ fn for_host_ms(hosts: u32, virtual_time: Duration, wall_seconds: f64) -> f64 {
 }
 
 fn main() -> ExitCode {
-    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
-        Ok(arguments) => arguments,
-        Err(code) => return code,
-    };
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(&error.to_string(), report::FAILED),
-    }
+    command_line::main(|arguments| run(arguments).map_err(report::Failure::of_run))
 }
 
-fn run(arguments: &Arguments) -> Result<(), Failure> {
+fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let rows = if arguments.what.is_empty() { What::value_variants() } else { &arguments.what };
     let rounds = rows.len() * arguments.rounds as usize;
     let bar = report::progress(rounds, "{bar:30} {pos}/{len} rounds");
@@ -143,5 +136,5 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     report::print_tables(arguments.json, &Document { runs });
-    Ok(())
+    Ok(0)
 }

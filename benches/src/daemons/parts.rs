@@ -21,8 +21,9 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 /// Environment variable with the key that the daemons of a run share.
 pub(super) const KEY: &str = "STAGE_KEY";
 
-/// Plays the part that this process was started for, to its end; returns false if there is none.
-pub fn play_part() -> bool {
+/// Plays the part that this process was started for, to its end; returns false if there is none. `own` plays the
+/// program's own parts, by the command line's words.
+pub fn play_part(own: impl FnOnce(&[&str]) -> Option<Result<(), String>>) -> bool {
     exec_shim::play_part();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -30,7 +31,10 @@ pub fn play_part() -> bool {
         ["--be-daemon", socket, host, of, peers] => daemon(socket, host, of, peers),
         ["--be-front", socket, ranks, ref command @ ..] => attend(run(socket, ranks, command)),
         ["--be-restored", socket, folder] => attend(restore(socket, folder)),
-        _ => return false,
+        _ => match own(&words) {
+            Some(played) => played,
+            None => return false,
+        },
     };
     if let Err(error) = played {
         eprintln!("error: {error}");

@@ -18,7 +18,7 @@ mod trace;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use midplane_kit::{command_line, report};
+use midplane_kit::command_line;
 
 const EXAMPLES: &str = "\
 Start here:
@@ -62,11 +62,7 @@ fn main() -> ExitCode {
     // A gang daemon starts each rank of a job, and its reaper, through this program.
     #[cfg(target_os = "linux")]
     midplane::gang::live::exec_shim::play_part();
-    let cli = match command_line::parse::<Cli>(std::env::args_os()) {
-        Ok(cli) => cli,
-        Err(code) => return code,
-    };
-    report::finish(match &cli.command {
+    command_line::main(|cli: &Cli| match &cli.command {
         Command::Switch(arguments) => switch::main(arguments),
         #[cfg(target_os = "linux")]
         Command::Nic(arguments) => nic::main(arguments),

@@ -6,12 +6,20 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
 
+use crate::report::{self, Failure};
+
 /// Returns the command line's name of a value.
 pub fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }
 
-use crate::report;
+/// Runs a program with its command line; prints one line about an error, and returns the exit code.
+pub fn main<A: Parser>(run: impl FnOnce(&A) -> Result<u8, Failure>) -> ExitCode {
+    match parse(std::env::args_os()) {
+        Ok(arguments) => report::finish(run(&arguments)),
+        Err(code) => code,
+    }
+}
 
 /// Parses a command line; prints one line about an error.
 ///

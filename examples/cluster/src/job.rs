@@ -46,21 +46,11 @@ struct Progress {
 
 /// Runs the daemon, client or rank that this process was started as; returns false if it was none of them.
 pub(crate) fn play_part() -> bool {
-    if parts::play_part() {
-        return true;
-    }
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let played = match words[..] {
-        ["--be-ring"] => runtime().and_then(|runtime| runtime.block_on(ring())),
-        ["--be-other", seconds] => number(seconds).map(other),
-        _ => return false,
-    };
-    if let Err(error) = played {
-        eprintln!("error: {error}");
-        std::process::exit(1);
-    }
-    true
+    parts::play_part(|words| match *words {
+        ["--be-ring"] => Some(runtime().and_then(|runtime| runtime.block_on(ring()))),
+        ["--be-other", seconds] => Some(number(seconds).map(other)),
+        _ => None,
+    })
 }
 
 /// Has rank 0 run the job and its daemons on its own host. Returns the ms to the job's end if it is moved, and if it is

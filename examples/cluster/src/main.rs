@@ -22,7 +22,7 @@ mod together;
 
 #[cfg(target_os = "linux")]
 use midplane_benches::daemons;
-use midplane_benches::{incast, messages, nodes, transfer};
+use midplane_benches::{incast, nodes, transfer};
 use midplane_kit::{claims, command_line, processes, ranks, report};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -37,11 +37,7 @@ fn main() -> ExitCode {
     if job::play_part() {
         return ExitCode::SUCCESS;
     }
-    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
-        Ok(arguments) => arguments,
-        Err(code) => return code,
-    };
-    report::finish(run(&arguments))
+    command_line::main(run)
 }
 
 /// Returns this process's rank and all ranks' addresses; `None` if it is to start the other ranks.

@@ -66,11 +66,7 @@ fn main() -> ExitCode {
     if preempt::parts::play_part() {
         return ExitCode::SUCCESS;
     }
-    let lab = match command_line::parse::<Lab>(std::env::args_os()) {
-        Ok(lab) => lab,
-        Err(code) => return code,
-    };
-    report::finish(match &lab.question {
+    command_line::main(|lab: &Lab| match &lab.question {
         Question::Collectives(arguments) => collectives::run(arguments),
         Question::Detector(arguments) => detector::run(arguments),
         Question::Fairness(arguments) => fairness::run(arguments),

@@ -6,11 +6,11 @@ use std::time::Duration;
 use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::channel::{Channel, Descriptor};
-use midplane::gang::daemon::{Costs, Daemon, DaemonConfig, Launch, Mode, Start};
+use midplane::gang::daemon::{Costs, Daemon, DaemonConfig, Launch, Start};
 use midplane::gang::firmware::Gang;
 use midplane::gang::process::SuspendHandle;
 use midplane::gang::schedule::{Request, RoundRobin};
-use midplane::gang::scheduler::{Phases, Scheduler, Submission, Switch};
+use midplane::gang::scheduler::{Scheduler, Submission, Switch};
 use midplane::gang::scheduler_core::{PreemptWhenAlone, SchedulerConfig};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::gang::{GANG, GangConfig};
@@ -25,24 +25,13 @@ use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane_nas::{self as nas, Cg, Class, Ep, Ft, Kernel, Verdict};
 
+use super::slowdown::Case;
 use super::virtual_time::VirtualTime;
 use crate::nas_rank::Name;
 
 /// The paper's machine, and the estimated floating-point operations per second of one processor.
 const MACHINE: Machine = Machine::PM_MYRINET;
 const PER_SECOND: f64 = 50e6;
-
-/// A job with a rank on each node, and its scheduling.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Setting {
-    pub(crate) kernel: Name,
-    pub(crate) class: Class,
-    pub(crate) nodes: u16,
-    pub(crate) mode: Mode,
-    pub(crate) phases: Phases,
-    pub(crate) slice: Duration,
-    pub(crate) seed: u64,
-}
 
 /// Result of one rank.
 #[derive(Clone, Debug)]
@@ -82,7 +71,7 @@ async fn rank(
     launch: Launch,
     descriptor: Descriptor,
     suspend_handle: SuspendHandle,
-    Setting { kernel: name, class, .. }: Setting,
+    Case { kernel: name, class, .. }: Case,
     results: Results,
 ) {
     let began = host.now();
@@ -109,9 +98,9 @@ fn lossless() -> Machine {
     Machine { attachment, nic, ..MACHINE }
 }
 
-/// Runs the job until all its ranks have ended.
-pub(crate) fn run(setting: Setting) -> Outcome {
-    let Setting { nodes, mode, phases, slice, seed, .. } = setting;
+/// Runs a job with a rank on each node, in slices of `slice`, until all its ranks have ended.
+pub(crate) fn run(case: Case, slice: Duration, seed: u64) -> Outcome {
+    let Case { ranks: nodes, mode, phases, .. } = case;
     let machine = lossless();
     let mut world = World::new(&machine.topology(nodes), machine.nic, seed, |_, _| {
         let mut unit = Unit::default();
@@ -132,7 +121,7 @@ pub(crate) fn run(setting: Setting) -> Outcome {
     let results = Results::default();
     let ends = Arc::clone(&results);
     let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, suspend_handle| {
-        Box::pin(rank(host, launch, descriptor, suspend_handle, setting, Arc::clone(&ends)))
+        Box::pin(rank(host, launch, descriptor, suspend_handle, case, Arc::clone(&ends)))
     });
     for node in (1..nodes).map(NodeId) {
         let (host, start) = (world.host(node), Arc::clone(&start));

@@ -9,23 +9,13 @@ use crate::preempt::turns;
 
 /// Plays the part that this process was started for; returns false if there is none.
 pub(crate) fn play_part() -> bool {
-    if parts::play_part() {
-        return true;
-    }
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let played = match words[..] {
-        ["--be-rank", kernel, class, times] => rank(kernel, class, times),
+    parts::play_part(|words| match *words {
+        ["--be-rank", kernel, class, times] => Some(rank(kernel, class, times)),
         ["--be-ticker", folder, name, seconds] => {
-            number(seconds).and_then(|seconds| turns::tick(folder, name, seconds))
+            Some(number(seconds).and_then(|seconds| turns::tick(folder, name, seconds)))
         }
-        _ => return false,
-    };
-    if let Err(error) = played {
-        eprintln!("error: {error}");
-        std::process::exit(1);
-    }
-    true
+        _ => None,
+    })
 }
 
 /// Runs a rank; prints its result and its reports of work at the end.

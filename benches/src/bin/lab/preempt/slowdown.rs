@@ -9,7 +9,7 @@ use midplane_nas::Class;
 use serde::Serialize;
 
 use super::arguments::{Arguments, mode_name};
-use super::cluster::{self, Outcome, Setting};
+use super::cluster;
 use super::lines::{self, Lines};
 use super::live;
 use crate::fabric::Fabric;
@@ -82,13 +82,6 @@ pub(crate) struct Case {
     pub(crate) seed: u64,
 }
 
-impl Case {
-    fn once(&self, slice: Duration, seed: u64) -> Outcome {
-        let Self { kernel, class, ranks: nodes, mode, phases, .. } = *self;
-        cluster::run(Setting { kernel, class, nodes, mode, phases, slice, seed })
-    }
-}
-
 /// 97.5 % quantiles of Student's distribution by degrees of freedom, from 1.
 const STUDENT: [f64; 10] = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
 
@@ -121,7 +114,7 @@ fn mean_us(switches: &[Switch], of: impl Fn(&Switch) -> Duration) -> f64 {
 
 /// Measures a kernel in virtual time, with preemption and without.
 pub(crate) fn measure(repeat: u32, case: &Case) -> Run {
-    let alone = case.once(FOR_EVER, case.seed);
+    let alone = cluster::run(*case, FOR_EVER, case.seed);
     let alone_s = alone.took.as_secs_f64();
     let verdict = alone.verdict;
     let mut slowdowns = Vec::new();
@@ -129,7 +122,8 @@ pub(crate) fn measure(repeat: u32, case: &Case) -> Run {
     for repeat in 0..repeat {
         // Each repetition has slices a little longer, so that the first one ends elsewhere in the job.
         let slice = case.slice_ms / 1e3 * (1.0 + 0.013 * f64::from(repeat));
-        let outcome = case.once(Duration::from_secs_f64(slice), case.seed + u64::from(repeat));
+        let seed = case.seed + u64::from(repeat);
+        let outcome = cluster::run(*case, Duration::from_secs_f64(slice), seed);
         let lost = outcome.took.as_secs_f64() - alone_s;
         slowdowns.push(lost / alone_s * slice * 1e3 / case.slice_ms);
         same_bits &= outcome.verdict == verdict;
