@@ -17,7 +17,7 @@
 //! trusts those between it and the root. With the shared key alone, whoever has it can be any host that is not connected, and
 //! receives the commands and environments of later jobs.
 //!
-//! What a daemon decides, its node core decides, which runs in virtual time as well. The modules here wait for real
+//! A daemon's decisions are those of its node core, which runs in virtual time as well. The modules here wait for real
 //! processes and sockets.
 
 pub mod channels;

@@ -226,6 +226,9 @@ impl NodeCore {
         }
         self.beat(now);
         self.lose_silent(now);
+        if self.stop_until().is_some_and(|until| until <= now) {
+            self.agent.give_up_stop();
+        }
         self.settle(now);
     }
 
@@ -246,7 +249,8 @@ impl NodeCore {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let manager = self.manager.as_ref().and_then(JobManager::poll_timeout);
         let beat = self.has_peers().then_some(self.beat_at);
-        manager.into_iter().chain(beat).chain(self.silent_at()).min()
+        let all = manager.into_iter().chain(beat).chain(self.silent_at());
+        all.chain(self.stop_until()).min()
     }
 
     /// Returns whether this is the root.
@@ -293,6 +297,11 @@ impl NodeCore {
         )
     }
 
+    /// Returns when this node gives jobs up whose channels are not steady: before its parent gives the node up.
+    fn stop_until(&self) -> Option<Instant> {
+        self.agent.stop_began().map(|began| began + self.config.patience / 2)
+    }
+
     /// Makes all progress that needs no further event.
     fn settle(&mut self, now: Instant) {
         loop {
@@ -308,7 +317,7 @@ impl NodeCore {
                 self.is_quitting = matches!(action, Action::Quit);
                 self.agent.begin(number, action);
             }
-            if let Some((number, step)) = self.agent.poll_step() {
+            if let Some((number, step)) = self.agent.poll_step(now) {
                 self.effects.push_back(Effect::Step(number, step));
             }
             let own = self.agent.poll_done();

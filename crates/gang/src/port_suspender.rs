@@ -2,7 +2,7 @@
 //!
 //! While a port is suspended, its packets are withdrawn, what peers have granted it is returned, and peers do not take
 //! its silence for a failure. Channels are suspended by [`Controller::stop`](crate::controller::Controller::stop), and
-//! Virtual Interfaces are saved by [`Interfaces`](crate::interfaces::Interfaces).
+//! Virtual Interfaces are saved by via's [`Checkpointer`](midplane_via::checkpointer::Checkpointer).
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;

@@ -1,8 +1,4 @@
 //! The gang scheduler's core: decides which order the daemons get next, and when. No I/O, no clock.
-//!
-//! After any `&mut self` call, carry out the order of [`SchedulerCore::poll_order`] and hand its result to
-//! [`SchedulerCore::handle_outcome`], until `poll_order` returns `None`. Then drain [`SchedulerCore::poll_event`], and
-//! read [`SchedulerCore::poll_timeout`] again. One order is outstanding at a time. `now` never decreases.
 
 mod early_wakeups;
 mod migrations;
@@ -137,6 +133,10 @@ enum Step {
 }
 
 /// The gang scheduler's core.
+///
+/// After any `&mut self` call, carry out the order of [`SchedulerCore::poll_order`] and hand its result to
+/// [`SchedulerCore::handle_outcome`], until `poll_order` returns `None`. Then drain [`SchedulerCore::poll_event`], and
+/// read [`SchedulerCore::poll_timeout`] again. One order is outstanding at a time. `now` never decreases.
 pub(crate) struct SchedulerCore {
     policy: Box<dyn Policy>,
     config: SchedulerConfig,

@@ -67,7 +67,7 @@ pub type Start<H> = Arc<
         + Sync,
 >;
 
-/// Errors of a [`Daemon`].
+/// Errors of a [`Daemon`](crate::daemon::Daemon).
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum DaemonError {

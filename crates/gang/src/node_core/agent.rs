@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
 use super::message::Cluster;
@@ -64,6 +65,8 @@ impl From<Outcome> for StepOutcome {
 #[derive(Debug)]
 struct UnderWay {
     number: u64,
+    /// When it was begun.
+    began: Instant,
     /// For [`Step::Channels`]: the action.
     action: Option<Action>,
     /// The jobs of which nothing is left here afterwards.
@@ -188,8 +191,26 @@ impl Agent {
         }
     }
 
+    /// Returns when the step under way began, if that waits until channels are steady.
+    pub(super) fn stop_began(&self) -> Option<Instant> {
+        let is_stop =
+            |step: &&UnderWay| matches!(step.action, Some(Action::Freeze(_) | Action::Leave(_)));
+        self.under_way.as_ref().filter(is_stop).map(|step| step.began)
+    }
+
+    /// Gives up jobs whose channels are not steady after a long time, and reports that they have failed.
+    pub(super) fn give_up_stop(&mut self) {
+        let action = self.under_way.as_ref().and_then(|step| step.action.as_ref());
+        let jobs: Vec<JobId> = action.into_iter().flat_map(Action::jobs).collect();
+        for job in jobs.into_iter().filter(|job| self.jobs.contains(job)).collect::<Vec<_>>() {
+            self.abandon(job);
+            let why = "its channels do not become steady".to_owned();
+            self.outcome.failed.push((job, self.host, why));
+        }
+    }
+
     /// Returns the next step and its number; `None` while a step is under way.
-    pub(super) fn poll_step(&mut self) -> Option<(u64, Step)> {
+    pub(super) fn poll_step(&mut self, now: Instant) -> Option<(u64, Step)> {
         if self.under_way.is_some() {
             return None;
         }
@@ -202,7 +223,7 @@ impl Agent {
             Step::Close(jobs) => jobs.clone(),
             _ => Vec::new(),
         };
-        self.under_way = Some(UnderWay { number, action, ends, shown: step.shown() });
+        self.under_way = Some(UnderWay { number, began: now, action, ends, shown: step.shown() });
         Some((number, step))
     }
 

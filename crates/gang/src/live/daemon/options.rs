@@ -11,113 +11,113 @@ use thiserror::Error;
 use crate::live::channels::ChannelOptions;
 use crate::node_core::message::Cluster;
 
-/// What a daemon is.
+/// Configuration of a daemon.
 #[derive(Clone, Debug)]
 pub struct DaemonOptions {
-    /// Which host of the cluster this one is.
+    /// The number of this host.
     pub host: u16,
-    /// The cluster.
+    /// The shape of the cluster.
     pub cluster: Cluster,
-    /// `host:port` of every daemon, in the order of hosts; may be empty for a single one.
+    /// `host:port` of every daemon, in the order of hosts. May be empty for a single daemon.
     pub peers: Vec<String>,
-    /// The key that all daemons share. Where there are several, they need this or an identity each. Alone, it keeps out
-    /// who does not have it, and who has it can claim to be any host.
+    /// The key that all daemons share. Several daemons need this key or an identity each. With this key alone, a daemon
+    /// that has it can claim to be any host.
     pub key: Option<Key>,
-    /// This host's own key, and those of all hosts in their order: no host is admitted that is not listed, or as another.
-    /// A host speaks for those below it in the tree as well, whose reports it hands on.
+    /// This host's own key, and those of all hosts in their order. Only listed hosts are admitted, each as itself. A host
+    /// also forwards the reports of the hosts below it in the tree.
     pub identity: Option<Identity>,
     /// The socket that front ends of this host connect to.
     pub socket: PathBuf,
-    /// How long a daemon may take for an order before it is given up, for each step below it.
+    /// Silence after which a daemon is lost. Also the time that a daemon gets for an order, for each level of the tree
+    /// below it; it gives up jobs whose channels are not steady after half of this.
     pub patience: Duration,
-    /// What ranks talk over, if the daemons have it.
+    /// NICs for the ranks' channels and Virtual Interfaces; `None` if ranks have none.
     pub fabric: Option<FabricOptions>,
-    /// How processes are stopped.
+    /// The way to suspend processes.
     pub freezer: Freezer,
-    /// Most bytes of the states of jobs' ranks, and of their channels, that host 0 holds in memory at once: of those that
-    /// are yet to be written, and of each checkpoint that is read. [`CHECKPOINT_BYTES`] suits most.
+    /// Most bytes of ranks' states and channels' contexts that host 0 holds in memory: of all checkpoints that are yet
+    /// to be written, and of each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
     pub checkpoint_bytes: u64,
 }
 
-/// Four gigabytes: what a host of a cluster has to spare.
+/// Default of [`DaemonOptions::checkpoint_bytes`]: 4 GiB, which a host of a cluster can spare.
 pub const CHECKPOINT_BYTES: u64 = 4 << 30;
 
-/// How a job's processes on a host are stopped.
+/// Ways to suspend a job's processes on a host.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Freezer {
-    /// By control groups where they are to be had, by signals elsewhere.
+    /// Control groups if this process can make some, signals otherwise.
     #[default]
     Auto,
-    /// By a control group (version 2) for each job, below that of the daemon: whatever ranks have started
-    /// stands still with them, and ends with them. The daemon must be allowed to make some.
+    /// A control group (version 2) for each job, below that of the daemon. Processes that ranks have started are
+    /// suspended and killed with them. The daemon needs the right to make groups.
     Cgroup,
-    /// By SIGSTOP to the process group of each rank. What ranks have started and put into another goes on.
+    /// SIGSTOP to the process group of each rank. Processes that ranks have put into other groups keep running.
     Signals,
 }
 
 /// The NICs of the daemons, and the channels on them.
 #[derive(Clone, Debug)]
 pub struct FabricOptions {
-    /// What joins them.
+    /// The network between the NICs.
     pub fabric: Fabric,
     /// The name under which the daemons of one cluster, and their ranks, find each other on a host.
     pub name: String,
-    /// The ranks' channels.
+    /// Configuration of the ranks' channels.
     pub channels: ChannelOptions,
 }
 
-/// What joins NICs.
+/// Networks between the daemons' NICs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Fabric {
     /// Shared memory: all daemons are on this host.
     Shm,
-    /// UDP, by the address of each, in the order of hosts; frames are sealed with the daemons' key, if they have
-    /// one.
+    /// UDP, with the addresses of all hosts in their order. Frames are sealed with the daemons' key, if they have one.
     Udp(Vec<SocketAddr>),
 }
 
-/// Why there is no daemon.
+/// Reasons why a daemon does not start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// Somebody answers on the socket.
+    /// Another daemon serves the socket.
     #[error("{}: another daemon serves it; stop that, or name another --socket", path.display())]
     Taken {
         /// The socket.
         path: PathBuf,
     },
-    /// There is no folder for the socket.
+    /// The socket's folder does not exist.
     #[error("--socket {}: there is no folder {}: make it, or name another", path.display(), folder.display())]
     NoFolder {
         /// The socket.
         path: PathBuf,
-        /// Where it was to be.
+        /// The missing folder.
         folder: PathBuf,
     },
-    /// The socket is not to be had.
+    /// The socket can't be opened.
     #[error("{}: {error}", path.display())]
     Socket {
         /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
     },
-    /// The address is not to be had.
+    /// The address can't be bound.
     #[error("{address}: {error}; stop what has it, or give this host another address")]
     Address {
-        /// This host's.
+        /// The address of this host.
         address: String,
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
     },
-    /// Several daemons, and no key.
+    /// There are several daemons, but no key.
     #[error(
         "daemons of several hosts need keys: give each its own --secret-key, or all the same --key"
     )]
     NoKey,
-    /// The identity is not that of this host among these.
+    /// The identity does not belong to this host of this cluster.
     #[error(
         "the keys are those of host {own} of {listed}, and this is host {host} of {hosts}: list a key for each host"
     )]
@@ -131,13 +131,13 @@ pub enum StartError {
         /// Hosts in the cluster.
         hosts: u16,
     },
-    /// No control groups can be made.
+    /// This process can't make control groups.
     #[error(
         "no control groups can be made below this process's own: they need cgroup v2, delegated (systemd-run \
          --user --scope -p Delegate=yes) or as root"
     )]
     NoCgroup,
-    /// The NIC can't be had.
+    /// The NIC does not start.
     #[error("the NIC: {0}")]
     Nic(String),
     /// The system refuses signals or processes.

@@ -72,6 +72,8 @@ pub(super) struct Cluster {
     /// Jobs and their front ends, on the present root.
     pub(super) jobs: BTreeMap<JobId, ClientId>,
     pub(super) disk: BTreeMap<Vec<u8>, (Program, Checkpoint)>,
+    /// Jobs with a rank on a host whose channel never becomes steady.
+    pub(super) stuck: BTreeSet<(JobId, u16)>,
     /// Hosts that can't be reached.
     pub(super) isolated: BTreeSet<u16>,
     /// Faults so far, of daemons and of the network.
@@ -97,6 +99,7 @@ impl Cluster {
             clients: BTreeMap::new(),
             jobs: BTreeMap::new(),
             disk: BTreeMap::new(),
+            stuck: BTreeSet::new(),
             isolated: BTreeSet::new(),
             faults: 0,
             suspect: BTreeMap::new(),
@@ -183,6 +186,7 @@ impl Cluster {
         }
         if host == 0 {
             self.jobs.clear();
+            self.stuck.clear();
             self.clients.values_mut().for_each(|client| client.is_gone = true);
         }
     }
@@ -204,7 +208,9 @@ impl Cluster {
         let core = self.hosts[0].core.as_ref().expect("it has just replied");
         let hosts: BTreeSet<u16> = (0..).map_while(|rank| core.host_of(job, rank)).collect();
         let is_suspect = |host: &u16| self.suspect.get(host).is_some_and(|until| self.now < *until);
-        if hosts.iter().any(is_suspect) {
+        // Of jobs that are stopped together, it is not known whose channel is stuck.
+        let is_stuck = |host: &u16| self.stuck.iter().any(|(_, stuck)| stuck == host);
+        if hosts.iter().any(|host| is_suspect(host) || is_stuck(host)) {
             self.harmed.insert(client);
         }
         self.clients.get_mut(&client).expect("it has sent a request").hosts = hosts;
@@ -398,7 +404,9 @@ impl Cluster {
         // A channel to a node that is gone is never steady.
         if let Some((_, Step::Channels(action))) = &it.step
             && matches!(action, Action::Freeze(_) | Action::Leave(_))
-            && action.jobs().any(|job| it.node.has(job) && self.lacks_a_host(job))
+            && action.jobs().any(|job| {
+                it.node.has(job) && (self.lacks_a_host(job) || self.stuck.contains(&(job, host)))
+            })
         {
             return self.at(Duration::from_millis(1), Event::Step(host, incarnation, number));
         }

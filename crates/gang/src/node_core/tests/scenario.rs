@@ -51,6 +51,7 @@ enum Act {
     KillJob,
     ClientLeaves,
     KillRank,
+    Stick,
     Crash,
     Boot(u16),
     Break,
@@ -66,6 +67,7 @@ fn acts(dice: &mut Rng) -> Vec<(Duration, Act)> {
         Act::KillJob,
         Act::ClientLeaves,
         Act::KillRank,
+        Act::Stick,
         Act::Crash,
         Act::Break,
         Act::Silence,
@@ -216,10 +218,17 @@ impl Scenario {
             Act::KillRank => {
                 let ranks = self.cluster.hosts[usize::from(host)].node.processes.keys();
                 let Some(member) = ranks.copied().next() else { return };
-                if let Some(client) = self.cluster.jobs.get(&member.0) {
-                    self.cluster.harmed.insert(*client);
-                }
+                self.cluster.harmed.extend(self.cluster.jobs.get(&member.0));
                 self.cluster.end_rank(host, member, End::Killed(11));
+            }
+            Act::Stick => {
+                let ranks = self.cluster.hosts[usize::from(host)].node.processes.keys();
+                let members: Vec<_> = ranks.copied().collect();
+                let Some(first) = members.first() else { return };
+                self.cluster.stuck.insert((first.0, host));
+                let clients = members.iter().filter_map(|member| self.cluster.jobs.get(&member.0));
+                let clients: Vec<_> = clients.copied().collect();
+                self.cluster.harmed.extend(clients);
             }
             Act::Crash => {
                 let is_silent = self.cluster.dice.chance(0.5);
