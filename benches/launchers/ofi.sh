@@ -39,7 +39,7 @@ theirs() {
 }
 # Prints those of ours: PROVIDER BYTES LAYER
 ours() {
-    timeout 60 "$target/release/examples/pingpong" "$1" --bytes "$2" --layer "$3" | sed 's/.*us":\([0-9.]*\).*/\1/'
+    timeout 60 "$target/release/examples/pingpong" "$1" --bytes "$2" --layer "$3" | sed 's/.*mean_us":\([0-9.]*\).*/\1/'
 }
 # Compares in alternating rounds: NAME PROVIDER CHOICE BYTES LAYER
 compare() {

@@ -31,7 +31,7 @@ Examples:
   pingpong tcp@127.0.0.1                       two processes of this host
   pingpong efa --rank 0 --meet 10.0.0.1:4700   on the first host; --rank 1 on the second
 
-Prints one JSON document: the median of the half round trips, in microseconds. Exit code: 0 it ran; 1 it did not; 2 bad input.";
+Prints one JSON document: mean and median of the half round trips, in microseconds. Exit code: 0 it ran; 1 it did not; 2 bad input.";
 
 /// Measure half round trips over a provider of libfabric
 #[derive(Clone, Debug, Parser)]
@@ -100,7 +100,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             (0, meet)
         }
     };
-    let median = runtime.block_on(async {
+    let Times { mean_us, median_us } = runtime.block_on(async {
         match arguments.layer {
             Layer::Endpoint => endpoints(arguments, rank, meet).await,
             Layer::Nic => nics(arguments, rank, meet).await,
@@ -111,16 +111,26 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     }
     if rank == 0 {
         println!(
-            "{{\"provider\":\"{}\",\"layer\":\"{:?}\",\"bytes\":{},\"half_round_trip_us\":{median:.3}}}",
+            "{{\"provider\":\"{}\",\"layer\":\"{:?}\",\"bytes\":{},\"mean_us\":{mean_us:.3},\"median_us\":{median_us:.3}}}",
             arguments.provider, arguments.layer, arguments.bytes
         );
     }
     Ok(())
 }
 
-fn median_us(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6 / 2.0
+/// Half round trips.
+struct Times {
+    mean_us: f64,
+    median_us: f64,
+}
+
+impl Times {
+    fn new(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let half_us = |time: Duration| time.as_secs_f64() * 1e6 / 2.0;
+        let mean_us = half_us(times.iter().sum()) / times.len() as f64;
+        Self { mean_us, median_us: half_us(times[times.len() / 2]) }
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "it measures the machine")]
@@ -128,7 +138,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-async fn endpoints(arguments: &Arguments, rank: u16, meet: SocketAddr) -> Result<f64, Error> {
+async fn endpoints(arguments: &Arguments, rank: u16, meet: SocketAddr) -> Result<Times, Error> {
     let config = Config::new(arguments.bytes as usize);
     let mut endpoint = Endpoint::open(&arguments.provider, &config)?;
     let names = exchange(rank, &[meet, meet], endpoint.name()).await?;
@@ -150,7 +160,7 @@ async fn endpoints(arguments: &Arguments, rank: u16, meet: SocketAddr) -> Result
         }
     }
     flush(&mut endpoint, peer).await;
-    Ok(median_us(times))
+    Ok(Times::new(times))
 }
 
 async fn receive(endpoint: &mut Endpoint) -> Result<(), Error> {
@@ -177,7 +187,7 @@ async fn flush(endpoint: &mut Endpoint, peer: PeerId) {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
-async fn nics(arguments: &Arguments, rank: u16, meet: SocketAddr) -> Result<f64, Error> {
+async fn nics(arguments: &Arguments, rank: u16, meet: SocketAddr) -> Result<Times, Error> {
     const MTU: usize = 16 << 10;
     let endpoint = Endpoint::open(&arguments.provider, &Config::new(frame_bytes(MTU)))?;
     let names = exchange(rank, &[meet, meet], endpoint.name()).await?;
@@ -211,5 +221,5 @@ async fn nics(arguments: &Arguments, rank: u16, meet: SocketAddr) -> Result<f64,
     }
     tokio::time::sleep(Duration::from_millis(20)).await;
     nic.shutdown().await;
-    Ok(median_us(times))
+    Ok(Times::new(times))
 }
