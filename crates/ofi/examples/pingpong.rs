@@ -118,7 +118,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     Ok(())
 }
 
-/// Half round trips.
+/// Half round trips of a run.
 struct Times {
     mean_us: f64,
     median_us: f64,

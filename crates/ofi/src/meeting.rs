@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::ffi::MAX_NAME;
@@ -18,6 +19,8 @@ use crate::ffi::MAX_NAME;
 const MAGIC: [u8; 8] = *b"mpofi\0\0\x01";
 /// Longest wait for the rest of a greeting that has begun.
 const GREETING: Duration = Duration::from_secs(2);
+/// Connections whose greeting is awaited at once; more wait until some of them end.
+const MOST_GREETINGS: usize = 256;
 /// Pause between two attempts to reach node 0.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -42,25 +45,64 @@ pub async fn exchange(
     if node == 0 { gather(addresses, name).await } else { ask(node, addresses, name).await }
 }
 
+/// Another node that has connected.
+struct Guest {
+    /// The place of its connection among all.
+    number: u64,
+    name: Vec<u8>,
+    stream: TcpStream,
+}
+
+impl Guest {
+    /// Returns whether the node has closed its connection, as far as the system has reported that.
+    fn has_left(&self) -> bool {
+        let read = self.stream.try_read(&mut [0]);
+        !read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
 /// Receives the names of all other nodes, then sends all names to each.
 async fn gather(addresses: &[SocketAddr], own: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-    let mut names = vec![None; addresses.len()];
-    names[0] = Some(own.to_vec());
-    let mut guests: Vec<Option<TcpStream>> = addresses.iter().map(|_| None).collect();
+    let nodes = addresses.len();
+    let mut guests: Vec<Option<Guest>> = (1..nodes).map(|_| None).collect();
     let listener = TcpListener::bind(addresses[0]).await?;
-    while names.iter().any(Option::is_none) {
-        let (mut stream, _) = listener.accept().await?;
-        // One that says nothing, or nothing sensible, is none of the nodes; one that comes again replaces itself.
-        let greeting = timeout(GREETING, greeted(&mut stream, addresses.len())).await;
-        let Ok(Ok((node, name))) = greeting else { continue };
-        names[usize::from(node)] = Some(name);
-        guests[usize::from(node)] = Some(stream);
+    let (mut greetings, mut accepted) = (JoinSet::new(), 0);
+    loop {
+        if guests.iter().all(Option::is_some) {
+            guests.iter_mut().for_each(|guest| drop(guest.take_if(|guest| guest.has_left())));
+            if guests.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        tokio::select! {
+            connected = listener.accept(), if greetings.len() < MOST_GREETINGS => {
+                let (mut stream, _) = connected?;
+                accepted += 1;
+                let number = accepted;
+                greetings.spawn(async move {
+                    let greeting = timeout(GREETING, greeted(&mut stream, nodes)).await;
+                    let (node, name) = greeting.ok()?.ok()?;
+                    Some((node, Guest { number, name, stream }))
+                });
+            }
+            // One that says nothing, or nothing sensible, is none of the nodes; one that comes again replaces itself.
+            Some(greeted) = greetings.join_next() => {
+                let Ok(Some((node, guest))) = greeted else { continue };
+                let place = &mut guests[usize::from(node) - 1];
+                if place.as_ref().is_none_or(|before| before.number < guest.number) {
+                    *place = Some(guest);
+                }
+            }
+        }
     }
-    let names: Vec<Vec<u8>> = names.into_iter().flatten().collect();
+    let names = guests.iter().flatten().map(|guest| guest.name.clone());
+    let names: Vec<Vec<u8>> = [own.to_vec()].into_iter().chain(names).collect();
     let all: Vec<u8> = names.iter().flat_map(|name| framed(name)).collect();
-    for stream in guests.iter_mut().flatten() {
-        stream.write_all(&all).await?;
-        stream.shutdown().await?;
+    for Guest { stream, .. } in guests.iter_mut().flatten() {
+        // A node that has left by now does not keep the others from their names.
+        if stream.write_all(&all).await.is_ok() {
+            let _ = stream.shutdown().await;
+        }
     }
     Ok(names)
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 const MOST: usize = 64;
 /// Longest wait for an earlier frame; it then counts as lost.
 #[cfg(feature = "nic")]
-const LONGEST: std::time::Duration = std::time::Duration::from_millis(100);
+const LONGEST: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// The frames of one sender. Their numbers are 32 bits long, and begin again at 0.
 #[derive(Debug)]

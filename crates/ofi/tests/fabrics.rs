@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use midplane_ofi::endpoint::{Config, Endpoint};
 use midplane_ofi::link::{LinkError, OfiLink, frame_bytes};
+use midplane_ofi::meeting::exchange;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::nic::custom::FrameLink;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::over_each;
 
@@ -104,4 +106,45 @@ fn a_list_of_names_that_fits_no_fabric_is_refused() {
         let wrong = OfiLink::new(open(), NodeId(0), &[name, b""]);
         assert!(matches!(wrong, Err(LinkError::Name(NodeId(1), _))), "{wrong:?}");
     });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_exchange_names_whatever_else_connects() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let addresses = [free; 3];
+    let name = |node: u16| vec![node as u8; usize::from(node) * 100];
+    let exchanges = |node: u16| async move { exchange(node, &addresses, &name(node)).await };
+    let first = tokio::spawn(exchanges(0));
+    let node = |node: u16, nodes: u16, length: u16| {
+        let numbers = [node, nodes, length].map(u16::to_le_bytes).concat();
+        [b"mpofi\0\0\x01".to_vec(), numbers].concat()
+    };
+    // No greeting, another program, other fabrics, no such nodes, too long a name.
+    for greeting in [
+        Vec::new(),
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        node(1, 4, 0),
+        node(0, 3, 0),
+        node(3, 3, 0),
+        node(1, 3, 513),
+    ] {
+        let mut stranger = loop {
+            match tokio::net::TcpStream::connect(free).await {
+                Ok(stream) => break stream,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        };
+        stranger.write_all(&greeting).await.unwrap();
+        stranger.shutdown().await.unwrap();
+        let answer = tokio::time::timeout(LIMIT, stranger.read_to_end(&mut Vec::new())).await;
+        assert!(matches!(answer, Ok(Ok(0) | Err(_))), "no stranger learns the names");
+    }
+    // One that comes again counts once.
+    let lost = tokio::time::timeout(Duration::from_millis(100), exchanges(2)).await;
+    assert!(lost.is_err(), "node 1 is missing");
+    let others = [tokio::spawn(exchanges(2)), tokio::spawn(exchanges(1))];
+    for exchanged in [first].into_iter().chain(others) {
+        let names = tokio::time::timeout(LIMIT, exchanged).await.unwrap().unwrap().unwrap();
+        assert_eq!(names, (0..3).map(name).collect::<Vec<_>>());
+    }
 }
