@@ -313,7 +313,9 @@ impl NodeCore {
             while let Some((host, order)) = self.relay.poll_order() {
                 self.send_child(host, Down::Order(order));
             }
-            if let Some((number, action)) = self.relay.poll_action() {
+            if !self.agent.is_clearing()
+                && let Some((number, action)) = self.relay.poll_action()
+            {
                 self.is_quitting = matches!(action, Action::Quit);
                 self.agent.begin(number, action);
             }

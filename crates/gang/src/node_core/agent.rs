@@ -177,13 +177,16 @@ impl Agent {
 
     /// Ends a job at once if an order under way stops it: a channel to a node that is lost is never steady.
     pub(super) fn abandon(&mut self, job: JobId) {
+        if !self.jobs.contains(&job) {
+            return;
+        }
         let stops = |action: &Action| match action {
             Action::Freeze(jobs) | Action::Leave(jobs) => jobs.contains(&job),
             _ => false,
         };
         let again = self.under_way.take_if(|step| step.action.as_ref().is_some_and(stops));
         let will_stop = |step: &Step| matches!(step, Step::Channels(action) if stops(action));
-        if self.jobs.contains(&job) && (again.is_some() || self.steps.iter().any(will_stop)) {
+        if again.is_some() || self.steps.iter().any(will_stop) {
             let later = std::mem::take(&mut self.steps);
             self.add([Step::Kill(vec![job]), Step::Close(vec![job])]);
             let again = again.and_then(|step| step.action).map(Step::Channels);
@@ -258,6 +261,11 @@ impl Agent {
         }
         let number = self.order.take()?;
         Some((number, std::mem::take(&mut self.outcome)))
+    }
+
+    /// Returns whether jobs of a lost parent are being ended. An order waits for that: a new root uses job numbers again.
+    pub(super) fn is_clearing(&self) -> bool {
+        self.order.is_none() && (self.under_way.is_some() || !self.steps.is_empty())
     }
 
     /// Returns whether nothing of any job is left here.

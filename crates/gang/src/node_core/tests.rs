@@ -16,6 +16,12 @@ fn clusters_survive_their_faults_at_the_pinned_seeds() {
     }
 }
 
+/// When a job of other hosts was abandoned, a host forgot to stop the jobs that were to be stopped with it.
+#[test]
+fn a_job_that_is_abandoned_elsewhere_leaves_others_to_be_stopped() {
+    let _ = run(5039);
+}
+
 /// The number of seeds is `GANG_SEEDS`, from `GANG_SEED` on.
 #[test]
 #[ignore = "many seeds; a few seconds for ten thousand"]
