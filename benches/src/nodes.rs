@@ -14,6 +14,7 @@ use midplane_kit::processes::{self, Peer, free_addresses};
 use midplane_kit::ranks::{self, Ranks};
 use midplane_kit::report::{self, Failure};
 use serde::Serialize;
+use serde_json::json;
 
 /// The fabric between the nodes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
@@ -206,10 +207,6 @@ pub fn main<P: Program>() -> ExitCode {
 }
 
 fn conduct<P: Program>(program: &P) -> Result<(), Failure> {
-    #[derive(Serialize)]
-    struct Document<'a, R> {
-        runs: &'a [R],
-    }
     let nodes = program.nodes();
     if nodes.serve_switch {
         return program.serve(ranks::resolve_all(&nodes.ranks.peers.read()?)?);
@@ -222,7 +219,7 @@ fn conduct<P: Program>(program: &P) -> Result<(), Failure> {
     if runs.is_empty() {
         return Ok(());
     }
-    report::print_document(nodes.json, &Document { runs: &runs }, |_| program.text(&runs));
+    report::print_document(nodes.json, &json!({"runs": runs}), |_| program.text(&runs));
     let usual = program.picture().filter(|_| place.is_none() && !nodes.json).map(PathBuf::from);
     if let Some(path) = nodes.plot.clone().or(usual) {
         let drawn = program.draw(&path, &runs)?;

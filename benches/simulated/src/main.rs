@@ -13,6 +13,7 @@ use clap::{Parser, ValueEnum};
 use midplane_kit::claims::Medians;
 use midplane_kit::{command_line, report};
 use serde::Serialize;
+use serde_json::json;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -61,11 +62,6 @@ struct Run {
     unit: &'static str,
     #[serde(flatten)]
     medians: Medians,
-}
-
-#[derive(Serialize)]
-struct Document {
-    runs: Vec<Run>,
 }
 
 impl What {
@@ -135,6 +131,6 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
         runs.push(Run { what, unit: what.unit(), medians: Medians::of(&rounds) });
     }
     bar.finish_and_clear();
-    report::print_tables(arguments.json, &Document { runs });
+    report::print_tables(arguments.json, &json!({"runs": runs}));
     Ok(0)
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::time::Instant;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::fabric::Fabric;
 use crate::ranks;
@@ -51,12 +52,6 @@ struct Run {
     model_us: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
-struct Document {
-    runs: Vec<Run>,
-    holds: bool,
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     check(arguments)?;
     let runs = match arguments.ranks.place()? {
@@ -74,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         run.model_us.is_none_or(|model| (run.median_us / model - 1.0).abs() <= TOLERANCE)
     };
     let holds = runs.iter().all(near);
-    Ok(report::conclude(arguments.json, &Document { runs, holds }, holds))
+    Ok(report::conclude(arguments.json, &json!({"runs": runs, "holds": holds}), holds))
 }
 
 fn check(arguments: &Arguments) -> Result<(), String> {

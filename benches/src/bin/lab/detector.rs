@@ -14,6 +14,7 @@ use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::World;
 use midplane::simhw::time::Instant;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::report::{self, Failure};
 
@@ -63,12 +64,6 @@ struct Run {
     found_within_periods: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
-struct Document {
-    runs: Vec<Run>,
-    holds: bool,
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if !(0.0..=0.1).contains(&arguments.loss) {
         return Err(format!("--loss {}: a share from 0 to 0.1", arguments.loss).into());
@@ -77,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let nic = &runs[0];
     let holds = nic.false_suspicions == 0
         && nic.found_within_periods.is_some_and(|periods| periods <= WITHIN);
-    Ok(report::conclude(arguments.json, &Document { runs, holds }, holds))
+    Ok(report::conclude(arguments.json, &json!({"runs": runs, "holds": holds}), holds))
 }
 
 /// Returns the node that crashes, and when.

@@ -23,6 +23,7 @@ use midplane_benches::callgrind;
 use midplane_benches::work::interfaces::{Nics, units};
 use midplane_kit::clock::now;
 use serde::Serialize;
+use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 
 /// Bytes of every message.
@@ -156,16 +157,11 @@ struct Run {
     reach: &'static str,
 }
 
-#[derive(Debug, Serialize)]
-struct Document {
-    runs: Vec<Run>,
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let done = match (arguments.part, &arguments.place) {
         (Some(part), Some(place)) => play(part, place, arguments.milliseconds),
         _ => measure(arguments).map(|runs| {
-            report::print_tables(arguments.json, &Document { runs });
+            report::print_tables(arguments.json, &json!({"runs": runs}));
         }),
     };
     done.map(|()| 0).map_err(Failure::of_run)

@@ -7,10 +7,11 @@ use midplane::gang::scheduler::{Phases, Switch};
 use midplane::simhw::profile::Machine;
 use midplane_nas::Class;
 use serde::Serialize;
+use serde_json::json;
 
 use super::arguments::{Arguments, mode_name};
 use super::cluster;
-use super::lines::{self, Lines};
+use super::lines;
 use super::live;
 use crate::fabric::Fabric;
 use crate::nas_rank::Name;
@@ -57,13 +58,6 @@ impl Run {
         let what = |run: &Self| (run.kernel, run.class, run.ranks, run.mode);
         what(self) == what(other)
     }
-}
-
-#[derive(Serialize)]
-struct Document {
-    runs: Vec<Run>,
-    /// Lines of real processes.
-    lines: Vec<Lines>,
 }
 
 /// A slice longer than any run.
@@ -203,5 +197,5 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     bar.finish_and_clear();
     let holds = runs.iter().all(|run| run.verified && run.same_bits);
     let lines = lines::lines(&runs);
-    Ok(report::conclude(arguments.json, &Document { runs, lines }, holds))
+    Ok(report::conclude(arguments.json, &json!({"runs": runs, "lines": lines}), holds))
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use midplane::gang::live::clock::now;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::report::{self, Failure, quantile};
 
@@ -59,11 +60,6 @@ struct Row {
     /// Time from the first rank's begin to the last rank's.
     median_start_skew_ms: f64,
     longest_start_skew_ms: f64,
-}
-
-#[derive(Serialize)]
-struct Document {
-    turns: Vec<Row>,
 }
 
 /// Joins a rank's spans over pauses in which only its processor was taken by others: pauses less than half as long as
@@ -171,7 +167,6 @@ fn read(folder: &Path) -> Result<Notes, String> {
 /// Prints the evaluation of a folder's records, one row per scheduler.
 pub(crate) fn run(folder: &Path, json: bool) -> Result<u8, Failure> {
     let notes = read(folder)?;
-    let rows = notes.iter().map(|(scheduler, jobs)| row(scheduler, jobs));
-    let document = Document { turns: rows.collect() };
-    Ok(report::conclude(json, &document, true))
+    let rows: Vec<Row> = notes.iter().map(|(scheduler, jobs)| row(scheduler, jobs)).collect();
+    Ok(report::conclude(json, &json!({"turns": rows}), true))
 }
