@@ -67,7 +67,9 @@ const PIECES: &[(&str, Prepare)] = &[
     #[cfg(target_os = "linux")]
     ("64 B there and back over shm: messages", || over(interfaces::messages)),
     #[cfg(target_os = "linux")]
-    ("64 B there and back over lanes: interfaces", || over(interfaces::direct)),
+    ("64 B there and back over shm: interfaces, gate open", || {
+        held(interfaces::Nics::start_gated("instructions"), interfaces::gated)
+    }),
     #[cfg(target_os = "linux")]
     ("64 B there and back over lanes: messages", || over(interfaces::lanes)),
 ];
@@ -83,7 +85,14 @@ fn virtually<F: Firmware + 'static>(mut world: World<F>) -> Work {
 /// Builds work over NICs that live as long as it.
 #[cfg(target_os = "linux")]
 fn over<W: FnMut() + 'static>(layer: impl FnOnce(&interfaces::Nics) -> W) -> Work {
-    let nics = interfaces::Nics::start("instructions");
+    held(interfaces::Nics::start("instructions"), layer)
+}
+
+#[cfg(target_os = "linux")]
+fn held<W: FnMut() + 'static>(
+    nics: interfaces::Nics,
+    layer: impl FnOnce(&interfaces::Nics) -> W,
+) -> Work {
     let mut work = layer(&nics);
     Box::new(move || {
         let _alive = &nics;

@@ -31,11 +31,12 @@ fn over_shared_memory(c: &mut Criterion) {
     let mut group = c.benchmark_group("there and back over shared memory, 64 bytes");
     let nics = interfaces::Nics::start("layers");
     group.bench_function("units", |b| b.iter(interfaces::units(&nics)));
-    group.bench_function("Virtual Interfaces", |b| b.iter(interfaces::interfaces(&nics)));
+    group
+        .bench_function("Virtual Interfaces, gate shut", |b| b.iter(interfaces::interfaces(&nics)));
     group.bench_function("messages", |b| b.iter(interfaces::messages(&nics)));
     // NICs that were not run for seconds declare each other dead.
-    let nics = interfaces::Nics::start("layers, direct");
-    group.bench_function("direct interfaces", |b| b.iter(interfaces::direct(&nics)));
+    let nics = interfaces::Nics::start_gated("layers, gated");
+    group.bench_function("Virtual Interfaces, gate open", |b| b.iter(interfaces::gated(&nics)));
     group.bench_function("messages over lanes", |b| b.iter(interfaces::lanes(&nics)));
     group.finish();
 }

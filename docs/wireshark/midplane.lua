@@ -35,6 +35,7 @@ local via_kinds = {
 local via_flags = { [0x08] = "first", [0x10] = "last", [0x20] = "immediate", [0x40] = "urgent" }
 local via_messages = {
     [0] = "Request", [1] = "Accept", [2] = "Refuse", [3] = "Withdraw", [4] = "Peer", [5] = "End",
+    [6] = "Gate",
 }
 -- Frames of channels; without the first two flags a frame is a message.
 local gang_flags = {

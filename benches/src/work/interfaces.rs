@@ -7,12 +7,10 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::port::PortOptions;
-use midplane::simhw::shm::lanes::Lanes;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::via::VIA;
 use midplane::via::attributes::{Address, Reliability, ViAttributes};
 use midplane::via::descriptor::{Completed, Descriptor};
-use midplane::via::direct::Lane;
 use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::lanes::LaneCarrier;
 use midplane::via::memory::{Memory, MemoryOptions};
@@ -38,17 +36,26 @@ pub struct Nics {
 impl Nics {
     /// Starts the NICs of a fabric that no other process uses.
     pub fn start(purpose: &str) -> Self {
+        Self::with(purpose, ViaConfig::default().shut_gate())
+    }
+
+    /// Starts such NICs, whose gates open: Virtual Interfaces bypass them.
+    pub fn start_gated(purpose: &str) -> Self {
+        Self::with(purpose, ViaConfig::default())
+    }
+
+    fn with(purpose: &str, via: ViaConfig) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let nics = runtime.block_on(nics(&format!("bench {purpose} {}", std::process::id())));
+        let nics = runtime.block_on(nics(&format!("bench {purpose} {}", std::process::id()), via));
         Self { runtime, nics }
     }
 }
 
-async fn nics(name: &str) -> Vec<ShmNic> {
+async fn nics(name: &str, via: ViaConfig) -> Vec<ShmNic> {
     let start = |node| {
         let mut unit = Unit::default();
         unit.install(MESSAGES, Messages::new()).expect("the unit is empty");
-        unit.install(VIA, Via::new(ViaConfig::default())).expect("a second one");
+        unit.install(VIA, Via::new(via)).expect("a second one");
         let config = ShmConfig::new(name, NodeId(node), 2).spin(Duration::ZERO);
         ShmNic::start(config, unit).expect("the fabric is new")
     };
@@ -85,15 +92,10 @@ struct Interface {
 }
 
 impl Interface {
-    async fn connect(nic: &ShmNic, lane: Option<Box<dyn Lane>>) -> Self {
-        let direct = lane.is_some();
-        let nic = match lane {
-            Some(lane) => Nic::open_with(&nic.host(), PortOptions::default(), lane).await,
-            None => Nic::open(&nic.host(), PortOptions::default()).await,
-        };
-        let mut nic = nic.expect("it runs");
+    async fn connect(nic: &ShmNic) -> Self {
+        let mut nic = Nic::open(&nic.host(), PortOptions::default()).await.expect("it runs");
         let reliability = Reliability::ReliableDelivery;
-        let attributes = ViAttributes { reliability, direct, ..ViAttributes::default() };
+        let attributes = ViAttributes { reliability, ..ViAttributes::default() };
         let vi = nic.create_vi(attributes).await.expect("the first");
         let receives = nic.register(BYTES, MemoryOptions::default()).expect("room");
         for _ in 0..8 {
@@ -130,48 +132,50 @@ impl Interface {
     fn receive(&mut self) {
         while !self.has_received() {}
     }
+
+    /// Receives a message of `other`, which has something to do meanwhile, on this thread.
+    fn receive_beside(&mut self, other: &mut Self) {
+        while !self.has_received() {
+            other.nic.poll();
+        }
+    }
 }
 
 /// Returns a round trip of descriptors of two Virtual Interfaces: posted, processed, reaped.
 pub fn interfaces(both: &Nics) -> impl FnMut() + use<> {
-    there_and_back_between(both, [None, None])
+    let (mut a, mut b) = met(both);
+    move || round_trip(&mut a, &mut b)
 }
 
-/// Returns the same round trip, bypassing the NICs.
-pub fn direct(both: &Nics) -> impl FnMut() + use<> {
-    let _entered = both.runtime.enter();
-    let name = format!("bench direct {}", std::process::id());
-    let open = |node| {
-        let lanes = Lanes::open(&ShmConfig::new(&name, NodeId(node), 2));
-        Some(Box::new(lanes.expect("the fabric is new")) as Box<dyn Lane>)
-    };
-    there_and_back_between(both, [open(0), open(1)])
+/// Returns the same round trip between two that bypass their NICs.
+pub fn gated(both: &Nics) -> impl FnMut() + use<> {
+    let (mut a, mut b) = met(both);
+    while !(a.nic.is_gate_open(a.vi) && b.nic.is_gate_open(b.vi)) {
+        a.send();
+        b.receive_beside(&mut a);
+        b.send();
+        a.receive_beside(&mut b);
+    }
+    move || round_trip(&mut a, &mut b)
 }
 
-fn there_and_back_between(
-    both: &Nics,
-    [first, second]: [Option<Box<dyn Lane>>; 2],
-) -> impl FnMut() + use<> {
+fn round_trip(a: &mut Interface, b: &mut Interface) {
+    a.send();
+    b.receive();
+    b.send();
+    a.receive();
+}
+
+fn met(both: &Nics) -> (Interface, Interface) {
     let Nics { runtime, nics } = both;
-    let both = async {
-        tokio::join!(Interface::connect(&nics[0], first), Interface::connect(&nics[1], second))
-    };
+    let both = async { tokio::join!(Interface::connect(&nics[0]), Interface::connect(&nics[1])) };
     let (mut a, mut b) = runtime.block_on(both);
     // Until both sides are connected, this thread must poll for both.
-    let first = |from: &mut Interface, to: &mut Interface| {
-        from.send();
-        while !to.has_received() {
-            from.nic.poll();
-        }
-    };
-    first(&mut a, &mut b);
-    first(&mut b, &mut a);
-    move || {
-        a.send();
-        b.receive();
-        b.send();
-        a.receive();
-    }
+    a.send();
+    b.receive_beside(&mut a);
+    b.send();
+    a.receive_beside(&mut b);
+    (a, b)
 }
 
 /// One process of the message layer.

@@ -154,7 +154,7 @@ fn a_process_whose_numbers_contradict_each_other_is_named() {
         }),
         ("counts sends", |saved| saved.ranks[1].vis[0].cut = 1000),
         ("counts sends", |saved| saved.ranks[1].vis[0].withdrawn = 1),
-        ("goes past the NIC", |saved| saved.ranks[1].vis[0].attributes.direct = true),
+        ("that the NIC has too", |saved| saved.ranks[1].vis[0].gate.lent[1] = true),
         ("being made", |saved| saved.ranks[1].vis[0].state = ViState::ConnectPending),
         ("not connected", |saved| saved.ranks[1].vis[0].state = ViState::Error),
         ("frames on the way", |saved| {

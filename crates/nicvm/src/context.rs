@@ -371,6 +371,24 @@ impl Context<'_> {
         self.services.effects.push(Effect::ResumePort(port));
     }
 
+    /// Opens the gate of `port`, as [`Hardware::open_gate`]: from now on its host may bypass this NIC. Returns the
+    /// number that the host needs; `None` if the port has no gate, is suspended, or has a post under way.
+    pub fn open_gate(&mut self, port: PortId) -> Option<u64> {
+        if self.is_suspended(port) { None } else { self.hw.open_gate(port) }
+    }
+
+    /// Closes the gate of `port` at once, as [`Hardware::close_gate`]. Returns whether no post is under way; if one
+    /// is, call it again later. Suspending a port closes its gate, too.
+    pub fn close_gate(&mut self, port: PortId) -> bool {
+        self.hw.close_gate(port)
+    }
+
+    /// Returns whether any extension has installed an admission: then every frame must pass this NIC.
+    #[must_use]
+    pub fn has_admission(&self) -> bool {
+        self.services.transmit.has_admissions()
+    }
+
     /// Returns whether `port` is suspended.
     #[must_use]
     pub fn is_suspended(&self, port: PortId) -> bool {

@@ -154,6 +154,10 @@ pub trait Extension: Any + Send {
     /// Handles the resumption of a port that was suspended for `stood`. A peer's silence in that time means nothing.
     fn on_port_resumed(&mut self, _nic: &mut Context<'_>, _port: PortId, _stood: Duration) {}
 
+    /// Handles the installation or removal of an admission ([`Context::has_admission`]). While there is one, no gate of
+    /// a port may be open.
+    fn on_admission(&mut self, _nic: &mut Context<'_>) {}
+
     /// Handles an event of another unit.
     fn on_peer(&mut self, _nic: &mut Context<'_>, _event: PeerEvent) {}
 

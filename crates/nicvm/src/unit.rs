@@ -15,7 +15,7 @@ use midplane_simhw::id::{DmaId, ExtensionId, Incarnation, NodeId, PortId, TimerI
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::time::Instant;
 
-use crate::context::{Context, UnitServices};
+use crate::context::{Context, PortEvent, UnitServices};
 use crate::control::{self, Address, Body, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, UnitEvent};
 use crate::heap::{self, Heap};
@@ -286,7 +286,10 @@ impl Unit {
         }
         let services = self.services.as_mut().expect("the unit has started");
         services.timeouts.cancel_all(number);
-        services.transmit.uninstall(number);
+        if services.transmit.has_admission(number) {
+            services.transmit.uninstall(number);
+            services.port_events.push_back(PortEvent::Admission);
+        }
         // No extension opens the gate any more for the frames that wait there.
         let steered = services.gate_controller == Some(number);
         services.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {

@@ -193,6 +193,19 @@ pub trait Hardware {
     /// take effect at once has nothing to apply.
     fn apply_registrations(&mut self, _port: PortId) {}
 
+    /// Opens the gate of `port`, at once: from now on its host may write to other processes itself, if it has the
+    /// returned number. If the gate is open, returns its number. Returns `None` if the port has no gate, or the last
+    /// post before it was closed may still be under way.
+    fn open_gate(&mut self, _port: PortId) -> Option<u64> {
+        None
+    }
+
+    /// Closes the gate of `port`, at once: no post begins until it is opened again, under another number. Returns
+    /// whether none is under way. If one is, the caller calls again later: the gate stays closed.
+    fn close_gate(&mut self, _port: PortId) -> bool {
+        true
+    }
+
     /// Sets an alarm to `at`, in place of its previous instant; [`Instant::FAR_FUTURE`] turns it off.
     ///
     /// # Panics

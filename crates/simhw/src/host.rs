@@ -5,6 +5,7 @@ use std::future::Future;
 use thiserror::Error;
 
 use crate::id::{NodeId, PortId};
+use crate::peer_rings::PeerRings;
 use crate::port::{MAX_DEPTH, Port, PortOptions};
 use crate::rng::Rng;
 use crate::time::Instant;
@@ -41,6 +42,12 @@ pub trait Host: Clone + Send + Sync + 'static {
     /// [`OpenError`] if the NIC has stopped or has no port left.
     fn open_port(&self) -> Result<Port, OpenError> {
         self.open_port_with(PortOptions::default())
+    }
+
+    /// Opens the rings by which this process may bypass its NIC while the port's gate is open. `None` if the fabric has
+    /// none, or they are open already: one port of a process has them. Default: none.
+    fn open_peer_rings(&self) -> Option<Box<dyn PeerRings>> {
+        None
     }
 }
 

@@ -11,6 +11,7 @@
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and the causes of
 //!   lost frames
 //! - `shm`: the fabric of shared memory, between processes of one host (Linux)
+//! - [`peer_rings`]: rings between processes, by which they may bypass their NICs
 //! - `nicd`: a NIC in a daemon, with ports in other processes (Linux)
 //! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
@@ -46,6 +47,7 @@ pub mod nic;
 pub mod nicd;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 mod passing;
+pub mod peer_rings;
 pub mod port;
 pub mod profile;
 pub mod region;

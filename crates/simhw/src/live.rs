@@ -63,6 +63,12 @@ impl Tasks {
         }
     }
 
+    /// Enters the node's runtime.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(crate) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
+        self.runtime.enter()
+    }
+
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }

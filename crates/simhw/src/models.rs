@@ -11,10 +11,10 @@ use crate::byte_ring::{self, MIN_CAPACITY, RingReceiver, RingSender};
 use crate::frame::Header;
 use crate::id::PortId;
 use crate::lane::{Receiver, Sender, Shape};
-use crate::port::{Bells, PortControlBlock};
+use crate::port::{Bells, GATE_BYTES, PortControlBlock, gate};
 use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::{Segment, View};
-use crate::sync::{Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Checks all interleavings with at most three preemptions. More take minutes, and have found nothing.
 fn check(model: impl Fn() + Send + Sync + 'static) {
@@ -333,5 +333,38 @@ fn no_wake_is_lost_between_a_full_byte_ring_and_waiting_for_room() {
             event.wait();
         }
         reader.join().unwrap();
+    });
+}
+
+/// Increments without an atomic operation: two at once, or one that does not see the other, lose a count.
+fn increment(count: &AtomicU64) {
+    count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+/// The NIC takes the ring from a host that posts, writes behind the host's last entry, and opens the gate again.
+#[test]
+fn host_and_nic_never_write_a_gated_ring_at_once() {
+    check(|| {
+        let (mut host, mut nic) = gate(&Arc::new(Segment::private(GATE_BYTES)), 0);
+        let written = Arc::new(AtomicU64::new(0));
+        let first = nic.open().expect("nothing was posted");
+        let count = Arc::clone(&written);
+        let poster = thread::spawn(move || {
+            let posts = [first, first + 1].map(|number| host.post(number, || increment(&count)));
+            posts.into_iter().flatten().count() as u64
+        });
+        while !nic.close() {
+            thread::yield_now();
+        }
+        increment(&written);
+        while nic.open().is_none() {
+            thread::yield_now();
+        }
+        while !nic.close() {
+            thread::yield_now();
+        }
+        increment(&written);
+        let passed = poster.join().unwrap();
+        assert_eq!(written.load(Ordering::Relaxed), passed + 2);
     });
 }

@@ -6,6 +6,7 @@ mod command;
 mod control_block;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 mod far;
+mod gate;
 mod nic;
 mod numbers;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
@@ -25,6 +26,7 @@ use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::Segment;
 
 pub use command::{Command, Completion, Status};
+pub use gate::HostGate;
 pub use numbers::WELL_KNOWN;
 
 pub(crate) use bells::Bells;
@@ -32,6 +34,7 @@ pub(crate) use bells::Bells;
 pub(crate) use control_block::PortControlBlock;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) use far::{Arenas, Grant, far_port};
+pub(crate) use gate::{GATE_BYTES, NicGate, gate};
 pub(crate) use nic::{NicPort, Ports};
 pub(crate) use numbers::{PortName, PortNumbers};
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
@@ -129,6 +132,8 @@ pub struct Port {
     spin_state: AdaptiveSpin,
     commands: Producer,
     completions: Consumer,
+    /// The port's gate, until the host takes it.
+    gate: Option<HostGate>,
     shared: Arc<PortShared>,
 }
 
@@ -138,7 +143,8 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
     let depth = depth.max(2).next_power_of_two();
     // The consumer returns slots late, by up to a quarter of the ring.
     let bytes = ring_bytes(depth * 2);
-    let segment = Arc::new(Segment::private(2 * bytes));
+    let segment = Arc::new(Segment::private(2 * bytes + GATE_BYTES));
+    let (host_gate, nic_gate) = gate(&segment, 2 * bytes);
     let (command_in, command_out) = ring(&segment, 0, depth * 2);
     let (completion_in, completion_out) = ring(&segment, bytes, depth * 2);
     let shared = Arc::new(PortShared::new(name, bell));
@@ -149,9 +155,10 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
         spin_state: AdaptiveSpin::default(),
         commands: command_in,
         completions: completion_out,
+        gate: Some(host_gate),
         shared: Arc::clone(&shared),
     };
-    let nic = NicPort::new(command_out, completion_in, shared);
+    let nic = NicPort::new(command_out, completion_in, nic_gate, shared);
     (port, nic)
 }
 
@@ -182,8 +189,9 @@ pub(crate) fn borrowed_port(
     let shared = Arc::new(PortShared::far(name, Box::new(bell), remote));
     let id = name.id;
     let (local, spin_state) = (Arc::clone(&shared), AdaptiveSpin::default());
+    let (gate, outstanding) = (None, 0);
     Ok((
-        Port { id, depth, outstanding: 0, spin_state, commands, completions, shared: local },
+        Port { id, depth, outstanding, spin_state, commands, completions, gate, shared: local },
         shared,
     ))
 }
@@ -205,6 +213,12 @@ impl Port {
     #[must_use]
     pub const fn outstanding(&self) -> usize {
         self.outstanding
+    }
+
+    /// Takes the port's gate, by which the NIC says whether this process may write to other processes itself.
+    /// Returns `None` if it was taken before, or if the NIC is in another process.
+    pub const fn take_gate(&mut self) -> Option<HostGate> {
+        self.gate.take()
     }
 
     /// Registers `bytes` of zeroed memory that the NIC may read and write for this port's commands.

@@ -96,8 +96,14 @@ impl ShmNic {
             let _ = end.send(());
         });
         let tasks = Tasks::new(config.nic.node, config.nic.seed, runtime);
+        let host = LiveHost::new(tasks, Arc::clone(&core) as _);
+        // Rings would bypass the faults.
+        let host = match config.nic.faults {
+            None => host.with_rings(config.clone()),
+            Some(_) => host,
+        };
         Ok(Self {
-            host: LiveHost::new(tasks, Arc::clone(&core) as _),
+            host,
             ports: Arc::clone(&core) as _,
             peers: core.peers(),
             nic: core,

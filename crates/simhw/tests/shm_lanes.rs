@@ -237,8 +237,8 @@ fn what_can_not_be_sent_is_refused() {
         let mut refused = |to, bytes| lanes.send(NodeId(to), [0; 5], &vec![0; bytes]).unwrap_err();
         assert_eq!(refused(1, 200), SendRefused::Full, "it has not come");
         assert_eq!(refused(1, 201), SendRefused::TooLong { bytes: 201, mtu: 200 });
-        assert_eq!(refused(0, 0), SendRefused::NoLane(NodeId(0)));
-        assert_eq!(refused(2, 0), SendRefused::NoLane(NodeId(2)));
+        assert_eq!(refused(0, 0), SendRefused::NoRing(NodeId(0)));
+        assert_eq!(refused(2, 0), SendRefused::NoRing(NodeId(2)));
         let again = Lanes::open(&narrow(&fabric, 0, 2)).unwrap_err();
         assert!(matches!(again, StartError::Occupied { node: NodeId(0), .. }));
     });

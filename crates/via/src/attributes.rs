@@ -19,7 +19,7 @@ pub enum Reliability {
     #[default]
     Unreliable = 1,
     /// A message arrives exactly once and in order, or the connection breaks. A send completes when the other
-    /// NIC has it; for a direct interface, once it is in memory that the other process can read. The NICs here
+    /// NIC has it; while it bypasses the NIC, once it is in memory that the other process can read. The NICs here
     /// acknowledge only what is in memory, so a send completes no sooner than with reliable reception.
     ReliableDelivery = 2,
     /// Like reliable delivery, but a send completes only once the data is in the other side's memory.
@@ -56,10 +56,6 @@ pub struct ViAttributes {
     pub rdma_write: bool,
     /// True if the other end may read memory of this tag that allows it. Reliable levels only.
     pub rdma_read: bool,
-    /// True if data goes from process to process, bypassing the NIC, which then handles only connections: see
-    /// [`direct`](crate::direct). Requires reliable delivery and no remote reads; both ends of a connection
-    /// must have the same value.
-    pub direct: bool,
 }
 
 impl Default for ViAttributes {
@@ -70,7 +66,6 @@ impl Default for ViAttributes {
             tag: ProtectionTag::default(),
             rdma_write: false,
             rdma_read: false,
-            direct: false,
         }
     }
 }
@@ -80,7 +75,6 @@ impl ViAttributes {
         let bits = self.reliability as u64
             | (self.rdma_write as u64) << 8
             | (self.rdma_read as u64) << 9
-            | (self.direct as u64) << 10
             | (self.max_transfer as u64) << 32;
         [bits, self.tag.0 as u64]
     }
@@ -93,7 +87,6 @@ impl ViAttributes {
             tag: ProtectionTag(tag as u32),
             rdma_write: bits & 1 << 8 != 0,
             rdma_read: bits & 1 << 9 != 0,
-            direct: bits & 1 << 10 != 0,
         })
     }
 }

@@ -39,6 +39,16 @@ pub(crate) const QUERY_NIC: u8 = 14;
 /// Announces a descriptor of a context that is to be restored: completes when the descriptor does.
 pub(crate) const AWAIT: u8 = 15;
 
+/// Offers the host for a queue of an interface, which the cookie names as a [`WorkQueue`](crate::nic::WorkQueue).
+/// Completes once the queue is lent to it, with the gate's number and both ends of the connection; or with
+/// [`Status::Cancelled`].
+pub(crate) const LEND: u8 = 20;
+/// Completes when the host has to return a lent queue; or with [`Status::Cancelled`] if it is not lent.
+pub(crate) const RECALL: u8 = 21;
+/// Returns a queue: bytes of its first message that were sent or received, and how many receives the host then posts
+/// again.
+pub(crate) const RETURN: u8 = 22;
+
 /// Saves a port's interfaces into the region: port. Completes with their length in bytes; writes nothing if the
 /// region is smaller. Only from the checkpointer's port.
 pub(crate) const SAVE: u8 = 16;

@@ -55,8 +55,26 @@ pub struct ViContext<P = RemoteEnd> {
     pub acknowledged: u32,
     /// On an unreliable interface: how many of the sends are done and count as lost on the way.
     pub withdrawn: u32,
+    /// Who has its queues.
+    pub gate: GateContext,
     /// Receives that have not completed, oldest first.
     pub receives: Vec<ReceiveContext>,
+}
+
+/// The queues of an interface that its process has, to send and receive bypassing the NIC. The NIC has the others.
+/// Pairs are of the send queue and the receive queue.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct GateContext {
+    /// True if the process has the queue, and must return it before the NIC uses it.
+    pub lent: [bool; 2],
+    /// True if the process can be lent the queue.
+    pub offers: [bool; 2],
+    /// True if the process waits to be asked for the queue.
+    pub recalls: [bool; 2],
+    /// Bytes that the process has sent of the next message, whose descriptor it has yet to post again.
+    pub begun: u32,
+    /// Receives that the process has yet to post again.
+    pub filling: u32,
 }
 
 /// One end of a connection. Frames are numbered modulo 2^32.
@@ -201,6 +219,7 @@ impl<P> PortContext<P> {
                 cut: vi.cut,
                 acknowledged: vi.acknowledged,
                 withdrawn: vi.withdrawn,
+                gate: vi.gate,
                 receives: vi.receives,
             })
         });

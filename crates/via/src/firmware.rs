@@ -9,6 +9,7 @@ mod connect;
 mod endpoint;
 mod fragments;
 mod frame;
+mod gate;
 mod names;
 mod post;
 mod receive;
@@ -35,8 +36,8 @@ use midplane_simhw::wire;
 use crate::attributes::ViState;
 use crate::command::{
     AWAIT, CANCEL, CONNECT_ACCEPT, CONNECT_PEER, CONNECT_REJECT, CONNECT_REQUEST, CONNECT_WAIT,
-    CREATE, DESTROY, DISCONNECT, EVENT, FORGET, JOIN, POST_RECEIVE, POST_SEND, QUERY, QUERY_NIC,
-    RESTORE, SAVE,
+    CREATE, DESTROY, DISCONNECT, EVENT, FORGET, JOIN, LEND, POST_RECEIVE, POST_SEND, QUERY,
+    QUERY_NIC, RECALL, RESTORE, RETURN, SAVE,
 };
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 pub use config::ViaConfig;
@@ -220,6 +221,11 @@ impl Via {
     /// Sends what a frame or command has made possible, and acknowledgements that are due now.
     fn settle(&mut self, nic: &mut Context<'_>, vi: PortId) {
         self.pump(nic, vi);
+        if let Some(Some(endpoint)) = self.vis.get(vi.index())
+            && !endpoint.gate.may_begin()
+        {
+            self.begin_to_lend(nic, vi);
+        }
         let now = nic.now();
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
         let Some(link) = endpoint.link.as_ref().filter(|_| !endpoint.is_stopped) else { return };
@@ -296,6 +302,9 @@ impl Extension for Via {
                 nic.refuse(&command, Status::Refused);
             }
             AWAIT => {}
+            LEND => self.on_lend(nic, &command),
+            RECALL => self.on_recall(nic, &command),
+            RETURN => self.on_return(nic, &command),
             SAVE | FORGET | RESTORE | JOIN => self.on_order(nic, &command),
             EVENT if !self.listening.contains_key(&command.region.port) => {
                 self.listening.insert(command.region.port, command.cookie);
@@ -344,6 +353,7 @@ impl Extension for Via {
         self.expire(nic, now);
         self.ask_again(nic, |pending| pending.ask_at <= now);
         self.cutter.catch_up();
+        self.check_gates(nic);
         let deadlines = self.pending.iter().map(|pending| pending.deadline.min(pending.ask_at));
         let mut next = deadlines.min().unwrap_or(Instant::FAR_FUTURE);
         for at in 0..self.vis.len() {
@@ -371,10 +381,15 @@ impl Extension for Via {
         }
     }
 
-    fn on_port_suspended(&mut self, _: &mut Context<'_>, port: PortId) {
+    fn on_port_suspended(&mut self, nic: &mut Context<'_>, port: PortId) {
         for endpoint in self.vis.iter_mut().flatten().filter(|endpoint| endpoint.owner == port) {
             endpoint.stop();
         }
+        self.shut_gates(nic, port);
+    }
+
+    fn on_admission(&mut self, nic: &mut Context<'_>) {
+        self.check_gates(nic);
     }
 
     fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, stood: Duration) {
@@ -394,6 +409,7 @@ impl Extension for Via {
                     self.break_link(nic, vi, fault, DescriptorError::Transport);
                 }
             }
+            self.reopen_gate(nic, vi);
         }
         self.arm_sweep(nic);
     }

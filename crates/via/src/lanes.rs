@@ -8,11 +8,9 @@ use std::task::Waker;
 
 use midplane_simhw::id::NodeId;
 use midplane_simhw::nic::StartError;
-use midplane_simhw::region::{Payload, Region};
 use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
 use midplane_simhw::shm::{DEFAULT_MTU, ShmConfig};
 
-use crate::direct::{Arrival, Lane, Refused, WORDS};
 use crate::message::carrier::{Carrier, Event, Refusal};
 use crate::message::envelope::{Envelope, Peer};
 use crate::message::transport::InitError;
@@ -121,50 +119,5 @@ impl Carrier for LaneCarrier {
 
     fn close(&mut self) {
         self.lanes = None;
-    }
-}
-
-impl Lane for Lanes {
-    fn node(&self) -> NodeId {
-        Self::node(self)
-    }
-
-    fn mtu(&self) -> usize {
-        Self::mtu(self)
-    }
-
-    #[inline]
-    fn send(
-        &mut self,
-        to: NodeId,
-        words: [u64; WORDS],
-        parts: &[Payload<'_>],
-    ) -> Result<(), Refused> {
-        self.send_parts(to, words, parts).map_err(|refused| match refused {
-            SendRefused::Full => Refused::Full,
-            _ => Refused::Gone,
-        })
-    }
-
-    fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), Refused> {
-        Self::show(self, to, name, region).map_err(|refused| match refused {
-            SendRefused::Full => Refused::Full,
-            _ => Refused::Gone,
-        })
-    }
-
-    #[inline]
-    fn poll(&mut self) -> Option<Arrival<'_>> {
-        Some(match Self::poll(self)? {
-            News::Left(node) | News::Restarted(node) => Arrival::Left(node),
-            // Its interfaces are connected anew by the NIC.
-            News::Returned(_) => return None,
-            News::Shown { from, name, memory } => Arrival::Shown { from, name, memory },
-            News::Frame { from, words, payload } => Arrival::Frame { from, words, payload },
-        })
-    }
-
-    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
-        Self::arm_wakeup(self, waker)
     }
 }

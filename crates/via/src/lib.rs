@@ -5,9 +5,9 @@
 //! - [`message`]: start here: messages with MPI's matching rules, over any carrier of packets
 //! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
 //! - `lanes`, on Linux: carries packets between processes of one host, bypassing the NIC
-//! - [`nic`]: the host's half: opens a NIC, creates interfaces, connects them, posts descriptors
+//! - [`nic`]: the host's half: opens a NIC, creates interfaces, connects them, posts descriptors, and writes to processes of
+//!   this host itself while the NIC leaves its gate open
 //! - [`descriptor`]: what is posted: sends, receives, remote writes and reads; [`memory`]: registered memory
-//! - [`direct`]: interfaces whose data goes from process to process, bypassing the NIC
 //! - [`context`]: the saved state of a process's interfaces; [`checkpointer`]: a daemon that saves interfaces,
 //!   removes them from the NIC, and restores them on this host or another
 //! - [`attributes`], [`outcome`]: how interfaces are configured, and how descriptors end
@@ -28,8 +28,6 @@ mod command;
 pub mod context;
 #[cfg(feature = "interfaces")]
 pub mod descriptor;
-#[cfg(feature = "interfaces")]
-pub mod direct;
 #[cfg(all(feature = "interfaces", test))]
 #[path = "../../../docs/wireshark/tables.rs"]
 mod dissector;

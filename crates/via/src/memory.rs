@@ -14,8 +14,8 @@ use crate::context::MemoryName;
 pub struct MemoryOptions {
     /// The tag of the interfaces that may use it.
     pub tag: ProtectionTag,
-    /// True if the other ends of those interfaces may write it. For [direct](crate::direct) interfaces, it must
-    /// be readable too: the peer maps the memory, and memory mapped for writing can be read.
+    /// True if the other ends of those interfaces may write it. Peers of this host map memory that may be read, too, and
+    /// then write it themselves; memory mapped for writing can be read.
     pub rdma_write: bool,
     /// True if the other ends of those interfaces may read it.
     pub rdma_read: bool,

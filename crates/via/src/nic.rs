@@ -5,8 +5,8 @@
 //! is processed by the next call.
 
 mod connect;
-mod direct;
 mod error;
+mod gated;
 mod image;
 mod memory;
 mod operations;
@@ -28,12 +28,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
-    AWAIT, CREATE, EVENT, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, SEGMENT_BYTES, about,
+    AWAIT, CREATE, EVENT, LEND, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, RECALL, RETURN,
+    SEGMENT_BYTES, about,
 };
 use crate::context::MemoryName;
-use crate::direct::Lane;
 use crate::outcome::{AsyncError, ConnectError};
-use direct::Direct;
+use gated::Gated;
 use operations::{Operation, Operations};
 use queues::Queues;
 
@@ -86,13 +86,12 @@ pub struct Nic {
     handled: u64,
     next_tag: u32,
     next_serial: u32,
-    direct: Option<Direct>,
+    /// The ways past the NIC, if this process has any.
+    gated: Option<Gated>,
     /// All memory that was registered, in that order, with the name that other nodes use.
     memories: Vec<(MemoryName, Weak<Region>)>,
     /// Names under which memory was restored.
     restored: BTreeSet<MemoryName>,
-    /// Descriptors that were posted before this process was saved, and that the NIC had not taken then.
-    untaken: Vec<(ViId, WorkQueue, u64)>,
 }
 
 impl Nic {
@@ -108,6 +107,8 @@ impl Nic {
         let mut port = host.open_port_with(options)?;
         let options = RegionOptions::default().tag(SCRATCH_TAG);
         let scratch = port.register_with(usize::from(SCRATCH_SLOTS) * SCRATCH_BYTES, options)?;
+        let gate = port.take_gate();
+        let rings = gate.and_then(|gate| Some(Gated::new(host.open_peer_rings()?, gate)));
         let mut nic = Self {
             port,
             node: host.node(),
@@ -121,10 +122,9 @@ impl Nic {
             handled: 0,
             next_tag: 1,
             next_serial: 0,
-            direct: None,
+            gated: rings,
             memories: Vec::new(),
             restored: BTreeSet::new(),
-            untaken: Vec::new(),
         };
         // Checks that the extension answers, by a query for an interface that does not exist.
         let probe = about(PortId(u16::MAX), crate::command::QUERY, 0);
@@ -133,26 +133,6 @@ impl Nic {
             return Err(NicError::NoExtension);
         }
         nic.listen()?;
-        Ok(nic)
-    }
-
-    /// Opens the NIC with a lane, so that it also has [direct](crate::direct) interfaces.
-    ///
-    /// # Errors
-    /// As [`Nic::open`]; [`NicError::LaneOfAnother`] if the lane belongs to another node.
-    ///
-    /// # Cancel safety
-    /// As [`Nic::open`].
-    pub async fn open_with(
-        host: &impl Host,
-        options: PortOptions,
-        lane: Box<dyn Lane>,
-    ) -> Result<Self, NicError> {
-        let mut nic = Self::open(host, options).await?;
-        if lane.node() != nic.node {
-            return Err(NicError::LaneOfAnother { lane: lane.node(), nic: nic.node });
-        }
-        nic.direct = Some(Direct::new(lane));
         Ok(nic)
     }
 
@@ -171,8 +151,7 @@ impl Nic {
     /// Creates an interface whose queues are polled directly.
     ///
     /// # Errors
-    /// [`NicError::TooManyVis`] if the NIC has no more; [`NicError::NoLane`] or [`NicError::NotDirect`] if the
-    /// interface should be direct and can't be.
+    /// [`NicError::TooManyVis`] if the NIC has no more.
     ///
     /// # Cancel safety
     /// If dropped after its first poll, the NIC may keep an interface that this process cannot name, until the
@@ -194,10 +173,6 @@ impl Nic {
         send_queue: Option<CqId>,
         receive_queue: Option<CqId>,
     ) -> Result<ViId, NicError> {
-        if attributes.direct {
-            direct::check(&attributes)?;
-            self.direct.as_ref().ok_or(NicError::NoLane)?;
-        }
         let [first, second] = attributes.to_words();
         let command = Command { args: [first, second, 0], ..about(PortId(0), CREATE, 0) };
         let answer = self.call(command).await?;
@@ -207,9 +182,7 @@ impl Nic {
         self.next_serial = self.next_serial.wrapping_add(1);
         let vi = ViId { number: answer.port, serial: self.next_serial };
         self.queues.insert(vi, attributes, [send_queue, receive_queue]);
-        if attributes.direct {
-            self.add_direct(vi, attributes);
-        }
+        self.add_path(vi, attributes);
         Ok(vi)
     }
 
@@ -229,7 +202,7 @@ impl Nic {
             Ok(()) | Err(ConnectError::Gone) => {}
             Err(_) => return Err(NicError::InUse),
         }
-        self.remove_direct(vi);
+        self.remove_path(vi);
         self.queues.remove(vi);
         Ok(())
     }
@@ -248,19 +221,19 @@ impl Nic {
     }
 
     /// Processes what the hardware has completed, and what has arrived bypassing it; returns whether there was
-    /// anything. If the hardware can only report events of [direct](crate::direct) interfaces, it is not polled
-    /// each time: [`Nic::next_error`], [`Nic::connected`] and [`Nic::requested`] do poll it.
+    /// anything. While all data bypasses the hardware, it is polled rarely: [`Nic::next_error`], [`Nic::connected`] and
+    /// [`Nic::requested`] poll it each time.
     #[inline]
     pub fn poll(&mut self) -> bool {
-        if self.direct.is_none() {
+        if self.gated.is_none() {
             return self.poll_port();
         }
-        let has_come = self.poll_direct();
+        let has_come = self.poll_rings();
         if self.is_port_due() { self.poll_port() | has_come } else { has_come }
     }
 
     fn poll_all(&mut self) -> bool {
-        self.poll_direct() | self.poll_port()
+        self.poll_rings() | self.poll_port()
     }
 
     fn poll_port(&mut self) -> bool {
@@ -313,7 +286,11 @@ impl Nic {
             return Poll::Ready(Ok(()));
         }
         self.ring_if_unrung();
-        if self.direct.as_mut().is_some_and(|direct| !direct.arm_wakeup(context.waker())) {
+        // A process may have opened its rings meanwhile.
+        if self.gated.is_some() {
+            self.catch_up();
+        }
+        if self.gated.as_mut().is_some_and(|gated| !gated.arm_wakeup(context.waker())) {
             // Something may have arrived meanwhile.
             context.waker().wake_by_ref();
             return Poll::Pending;
@@ -338,12 +315,18 @@ impl Nic {
     fn on_completion(&mut self, completion: &Completion) {
         self.handled += 1;
         if matches!(completion.opcode, POST_SEND | POST_RECEIVE) {
+            if completion.status == Status::Cancelled {
+                return self.on_given_back(completion);
+            }
             self.queues.on_ended(&mut self.free_scratch, completion);
             return;
         }
         // Its cookie names a descriptor; it says only that the wait has ended.
         if completion.opcode == AWAIT {
             return;
+        }
+        if matches!(completion.opcode, LEND | RECALL | RETURN) {
+            return self.on_gate(completion);
         }
         match self.operations.get(completion.cookie) {
             Some(operation) => {
@@ -366,11 +349,14 @@ impl Nic {
         }
         let vi = self.queues.id(completion.port);
         if let (Some(vi), Some(error)) = (vi, AsyncError::of(completion.args[0])) {
-            let is_news = !self.is_direct(vi) || self.unlink_direct(vi.number);
-            if is_news && error.ends_connection() {
-                self.queues.set_state(vi, ViState::Error);
+            if error.ends_connection() {
+                self.unlink_path(vi.number);
             }
-            if is_news {
+            // The host has reported the end of a connection that it has ended itself.
+            if !self.is_broken(vi.number) {
+                if error.ends_connection() {
+                    self.queues.set_state(vi, ViState::Error);
+                }
                 self.errors.push_back((vi, error));
             }
         }

@@ -156,13 +156,10 @@ pub enum ConnectError {
     /// The other node does not answer.
     #[error("the other node does not answer")]
     Unreachable = 9,
-    /// One end is [direct](crate::direct), the other is not.
-    #[error("one end is direct and the other is not: give both the same")]
-    Direct = 10,
 }
 
 impl ConnectError {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 9] = [
         Self::NoMatch,
         Self::Rejected,
         Self::TimedOut,
@@ -172,7 +169,6 @@ impl ConnectError {
         Self::Gone,
         Self::Resources,
         Self::Unreachable,
-        Self::Direct,
     ];
 
     pub(crate) fn of(bits: u64) -> Result<(), Self> {

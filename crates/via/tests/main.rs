@@ -4,11 +4,11 @@ mod collective_order;
 mod connecting;
 mod death;
 mod descriptor_allocations;
-mod direct;
 #[cfg(target_os = "linux")]
 mod dropping;
 mod engines;
 mod errors;
+mod gate;
 mod hostile;
 mod hostile_frames;
 mod interfaces;

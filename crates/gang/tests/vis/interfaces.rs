@@ -331,6 +331,7 @@ mod tests {
             cut: 0,
             acknowledged: 0,
             withdrawn: 0,
+            gate: midplane_via::context::GateContext::default(),
             receives: Vec::new(),
         };
         let context = PortContext { vis: vec![vi], errors: Vec::new() };

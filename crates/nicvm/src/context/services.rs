@@ -68,15 +68,17 @@ pub(crate) struct UnitServices {
     pub(crate) counters: Box<[ExtensionCounters; 256]>,
     /// Suspended ports, and since when.
     pub(crate) stopped: BTreeMap<PortId, Instant>,
-    /// Suspensions and resumptions of ports that extensions are not yet notified of.
+    /// Events of ports and admissions that extensions are not yet notified of.
     pub(crate) port_events: VecDeque<PortEvent>,
 }
 
-/// A port's process was suspended, or was resumed after the given time.
+/// A port's process was suspended, or was resumed after the given time; or an admission has changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PortEvent {
     Stopped(PortId),
     Resumed(PortId, Duration),
+    /// An admission was installed or removed.
+    Admission,
 }
 
 impl UnitServices {
@@ -114,7 +116,10 @@ impl UnitServices {
                 Effect::SendPacket(packet) => self.transmit.enqueue_packet(now, packet),
                 Effect::StopPort(port) => self.suspend_port(hw, port),
                 Effect::ResumePort(port) => self.resume_port(now, port),
-                Effect::Install(admission) => self.transmit.install(extension, admission),
+                Effect::Install(admission) => {
+                    self.transmit.install(extension, admission);
+                    self.port_events.push_back(PortEvent::Admission);
+                }
                 Effect::Admission(update) => self.transmit.update(now, extension, update),
                 Effect::Allow { destination, bytes, until } => {
                     self.transmit.allow(destination, bytes, until);
@@ -138,6 +143,7 @@ impl UnitServices {
     fn suspend_port(&mut self, hw: &mut dyn Hardware, port: PortId) {
         if let Entry::Vacant(entry) = self.stopped.entry(port) {
             entry.insert(hw.now());
+            hw.close_gate(port);
             // Its doorbell may still be on its way: what is saved of the port must not change by it.
             hw.apply_registrations(port);
             self.transmit.park(hw, port);

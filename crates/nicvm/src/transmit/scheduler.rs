@@ -91,6 +91,10 @@ impl Transmit {
         self.admissions.iter().any(|installed| installed.owner == owner)
     }
 
+    pub(crate) fn has_admissions(&self) -> bool {
+        !self.admissions.is_empty()
+    }
+
     pub(crate) fn update(&mut self, now: Instant, owner: ExtensionId, update: AdmissionUpdate) {
         for installed in self.admissions.iter_mut().filter(|a| a.owner == owner) {
             let steer = AssertUnwindSafe(|| installed.admission.update(now, update));

@@ -8,6 +8,8 @@ use super::NicCounters;
 use crate::host::{Host, OpenError};
 use crate::id::NodeId;
 use crate::live::Tasks;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+use crate::peer_rings::PeerRings;
 use crate::port::{Port, PortOptions};
 use crate::rng::Rng;
 use crate::time::Instant;
@@ -37,11 +39,25 @@ pub(crate) trait NicHandle: PortOpener {
 pub struct LiveHost {
     tasks: Arc<Tasks>,
     ports: Arc<dyn PortOpener>,
+    /// The fabric beside which the process opens its rings, if it may.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    rings: Option<Arc<crate::shm::ShmConfig>>,
 }
 
 impl LiveHost {
     pub(crate) fn new(tasks: Tasks, ports: Arc<dyn PortOpener>) -> Self {
-        Self { tasks: Arc::new(tasks), ports }
+        Self {
+            tasks: Arc::new(tasks),
+            ports,
+            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            rings: None,
+        }
+    }
+
+    /// Lets the process open rings to the other processes of that fabric.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(crate) fn with_rings(self, config: crate::shm::ShmConfig) -> Self {
+        Self { rings: Some(Arc::new(config)), ..self }
     }
 }
 
@@ -68,5 +84,12 @@ impl Host for LiveHost {
 
     fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
         Arc::clone(&self.ports).open(options)
+    }
+
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    fn open_peer_rings(&self) -> Option<Box<dyn PeerRings>> {
+        let _inside = self.tasks.enter();
+        let rings = crate::shm::lanes::Lanes::beside_nic(self.rings.as_deref()?).ok()?;
+        Some(Box::new(rings))
     }
 }

@@ -328,6 +328,14 @@ impl<L: Link> Hardware for Nic<L> {
         self.ports.next_command(port)
     }
 
+    fn open_gate(&mut self, port: PortId) -> Option<u64> {
+        self.ports.open_gate(port)
+    }
+
+    fn close_gate(&mut self, port: PortId) -> bool {
+        self.ports.close_gate(port)
+    }
+
     fn apply_registrations(&mut self, port: PortId) {
         if let Some(port) = self.ports.at(port) {
             port.sync();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 use super::far::FarEnd;
 use super::shared::{PortShared, Registration};
-use super::{Command, Completion};
+use super::{Command, Completion, NicGate};
 use crate::frame::{Header, Kind};
 use crate::id::PortId;
 use crate::region::{Access, Payload, RegionError, RegionRef, RegionTable};
@@ -18,6 +18,8 @@ pub(crate) struct NicPort {
     completions: Producer,
     backend: PortBackend,
     regions: RegionTable,
+    /// The port's gate, if it has one.
+    pub(crate) gate: Option<NicGate>,
     open: bool,
     /// Commands that were taken and not yet completed.
     owed: usize,
@@ -36,18 +38,28 @@ enum PortBackend {
 }
 
 impl NicPort {
-    pub(super) fn new(commands: Consumer, completions: Producer, shared: Arc<PortShared>) -> Self {
-        Self::with(commands, completions, PortBackend::Near(shared))
+    pub(super) fn new(
+        commands: Consumer,
+        completions: Producer,
+        gate: NicGate,
+        shared: Arc<PortShared>,
+    ) -> Self {
+        Self::with(commands, completions, Some(gate), PortBackend::Near(shared))
     }
 
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(super) fn far(commands: Consumer, completions: Producer, end: FarEnd) -> Self {
-        Self::with(commands, completions, PortBackend::Far(Box::new(end)))
+        Self::with(commands, completions, None, PortBackend::Far(Box::new(end)))
     }
 
-    fn with(commands: Consumer, completions: Producer, backend: PortBackend) -> Self {
+    fn with(
+        commands: Consumer,
+        completions: Producer,
+        gate: Option<NicGate>,
+        backend: PortBackend,
+    ) -> Self {
         let regions = RegionTable::default();
-        Self { commands, completions, backend, regions, open: true, owed: 0, staged: 0 }
+        Self { commands, completions, backend, regions, gate, open: true, owed: 0, staged: 0 }
     }
 
     /// Applies pending registrations and deregistrations. Returns `false` once the port is dropped.
@@ -260,6 +272,16 @@ impl Ports {
             self.sync(id);
         }
         command
+    }
+
+    /// Opens a port's gate; returns the number under which it is open.
+    pub(crate) fn open_gate(&mut self, id: PortId) -> Option<u64> {
+        self.at(id)?.gate.as_mut()?.open()
+    }
+
+    /// Closes a port's gate; returns whether no post is under way.
+    pub(crate) fn close_gate(&mut self, id: PortId) -> bool {
+        self.at(id).and_then(|port| port.gate.as_ref()).is_none_or(NicGate::close)
     }
 
     pub(crate) fn read(&self, at: RegionRef) -> Result<Payload<'_>, RegionError> {

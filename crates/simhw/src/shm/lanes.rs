@@ -15,7 +15,6 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use thiserror::Error;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
@@ -31,62 +30,7 @@ use crate::wakes::Wakes;
 use awaited::Awaited;
 use door::{Door, Inbox, Tidings};
 
-/// Words that go before a payload, the sender's own.
-pub const WORDS: usize = 5;
-
-/// What has come.
-#[derive(Debug)]
-pub enum News<'a> {
-    /// A frame.
-    Frame {
-        /// Who sent it.
-        from: NodeId,
-        /// Its words.
-        words: [u64; WORDS],
-        /// Its payload; its sender may be writing it.
-        payload: Payload<'a>,
-    },
-    /// Memory that another process shows.
-    Shown {
-        /// Whose it is.
-        from: NodeId,
-        /// What it calls it.
-        name: [u64; 2],
-        /// The memory.
-        memory: SharedMemory,
-    },
-    /// A process is gone, or did not come in the time that [`ShmConfig::join_timeout`] gives it: nothing more comes
-    /// from it, and nothing goes there, until [`News::Returned`].
-    Left(NodeId),
-    /// A process has exited, and another one has taken its place: later frames are the other one's.
-    Restarted(NodeId),
-    /// A process has taken the place of one that had exited.
-    Returned(NodeId),
-}
-
-/// Why a frame was not sent.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
-pub enum SendRefused {
-    /// The other has not taken what is under way, or is not there yet; [`Lanes::arm_wakeup`] tells when. Who never
-    /// comes is gone in the end: see [`ShmConfig::join_timeout`].
-    #[error("no slot is free; try again once the other process has taken a frame")]
-    Full,
-    /// It is gone, or did not come in time.
-    #[error("node {0} is gone")]
-    Gone(NodeId),
-    /// There is no such node, or it is this one.
-    #[error("there is no lane to node {0}")]
-    NoLane(NodeId),
-    /// A frame carries at most the MTU.
-    #[error("a payload has {bytes} bytes, more than the MTU of {mtu}; cut it")]
-    TooLong {
-        /// Bytes of the payload.
-        bytes: usize,
-        /// Most bytes of one.
-        mtu: usize,
-    },
-}
+pub use crate::peer_rings::{News, PeerRings, SendRefused, WORDS};
 
 /// Another process.
 #[derive(Debug, Default)]
@@ -156,6 +100,16 @@ impl Lanes {
     /// If the current runtime's I/O is not enabled; [`Lanes::arm_wakeup`], if its timers are not.
     pub fn open(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
+        Self::open_checked(config)
+    }
+
+    /// Opens the rings that processes use beside their NICs of the fabric in `config`.
+    pub(crate) fn beside_nic(config: &ShmConfig) -> Result<Self, StartError> {
+        let name = format!("{}/rings", config.name);
+        Self::open_checked(&ShmConfig { name, ..config.clone() })
+    }
+
+    fn open_checked(config: &ShmConfig) -> Result<Self, StartError> {
         Handle::try_current().map_err(|_| StartError::NoRuntime)?;
         let failed = |error: std::io::Error| StartError::System(error.kind());
         let wakes = Wakes::new().map_err(failed)?;
@@ -289,7 +243,7 @@ impl Lanes {
                 Err(SendRefused::Full)
             }
             Some(Peer::Here(_) | Peer::Gone) => Err(SendRefused::Gone(node)),
-            Some(Peer::Expected) | None => Err(SendRefused::NoLane(node)),
+            Some(Peer::Expected) | None => Err(SendRefused::NoRing(node)),
         }
     }
 
@@ -472,9 +426,10 @@ impl Lanes {
             || self.peers.iter_mut().any(|peer| match peer {
                 Peer::Here(here) => {
                     let has_room = |bytes| here.link.sender.has_room_for(bytes);
-                    here.is_leaving
-                        || here.link.receiver.has_frame()
-                        || here.was_full.is_some_and(has_room)
+                    let may_send = here.was_full.is_some_and(has_room);
+                    // That is news once: the frame may never be sent again.
+                    here.was_full = here.was_full.filter(|_| !may_send);
+                    may_send || here.is_leaving || here.link.receiver.has_frame()
                 }
                 Peer::Expected | Peer::Gone => false,
             })
@@ -516,6 +471,40 @@ impl Lanes {
             }
         }
         fence(Ordering::SeqCst);
+    }
+}
+
+impl PeerRings for Lanes {
+    fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    fn has_peer(&self, node: NodeId) -> bool {
+        let peer = self.peers.get(node.index());
+        matches!(peer, Some(Peer::Here(here)) if !here.is_leaving)
+    }
+
+    #[inline]
+    fn send_parts(
+        &mut self,
+        to: NodeId,
+        words: [u64; WORDS],
+        parts: &[Payload<'_>],
+    ) -> Result<(), SendRefused> {
+        Self::send_parts(self, to, words, parts)
+    }
+
+    fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), SendRefused> {
+        Self::show(self, to, name, region)
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<News<'_>> {
+        Self::poll(self)
+    }
+
+    fn arm_wakeup(&mut self, waker: &Waker) -> bool {
+        Self::arm_wakeup(self, waker)
     }
 }
 

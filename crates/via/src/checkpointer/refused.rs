@@ -16,11 +16,10 @@ pub enum Refused {
     /// A connection is being made or requested.
     #[error("a connection is being made: let the process run until it is made, or cancel it")]
     Connecting = 3,
-    /// The interface's data bypasses the NIC.
-    #[error("its data bypasses the NIC, which can't save it")]
-    Direct = 4,
-    /// The NIC has not counted all withdrawn descriptors yet.
-    #[error("the NIC has not counted all withdrawn descriptors yet: try again")]
+    /// The NIC has not counted all withdrawn descriptors yet, or a gate is being closed.
+    #[error(
+        "the NIC has not counted all withdrawn descriptors yet, or is closing a gate: try again"
+    )]
     Unsteady = 5,
     /// The interfaces have changed since they were saved.
     #[error("it has changed since it was saved: save again")]
@@ -64,11 +63,10 @@ pub enum Refused {
 }
 
 impl Refused {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 14] = [
         Self::NotCheckpointer,
         Self::Running,
         Self::Connecting,
-        Self::Direct,
         Self::Unsteady,
         Self::Changed,
         Self::Occupied,

@@ -19,7 +19,6 @@ use midplane_simhw::topology::Topology;
 use super::*;
 use crate::VIA;
 use crate::attributes::{Address, Discriminator, Reliability, ViAttributes};
-use crate::command::CREATE;
 use crate::descriptor::Descriptor;
 use crate::firmware::{Via, ViaConfig};
 use crate::memory::MemoryOptions;
@@ -137,20 +136,6 @@ fn why<T: std::fmt::Debug>(result: Result<T, CheckpointerError>) -> (Refused, Op
         CheckpointerError::Refused { why, vi, .. } => (why, vi),
         other => panic!("{other}"),
     }
-}
-
-#[test]
-fn an_interface_past_the_nic_is_not_saved() {
-    play(Reliability::ReliableDelivery, |mut scene| async move {
-        let port = scene.port();
-        let direct = ViAttributes { direct: true, ..ViAttributes::default() };
-        let [first, second] = direct.to_words();
-        // The command by which a process with a lane creates a direct interface.
-        let create = Command { args: [first, second, 0], ..about(PortId(0), CREATE, 0) };
-        let vi = scene.nics[0].call(create).await.unwrap().port.0;
-        scene.stop().await;
-        assert_eq!(why(scene.checkpointer.save(port).await), (Refused::Direct, Some(vi)));
-    });
 }
 
 /// The stop withdraws frames that have left the queue and not the NIC; they are counted right after it.

@@ -12,6 +12,7 @@ pub struct ViaConfig {
     pub(super) acknowledgement_delay_ns: u64,
     pub(super) dead_after_ns: u64,
     pub(super) checkpointer: Option<PortId>,
+    pub(super) is_gate_shut: bool,
 }
 
 impl Default for ViaConfig {
@@ -21,6 +22,7 @@ impl Default for ViaConfig {
             acknowledgement_delay_ns: 50_000,
             dead_after_ns: 2_000_000_000,
             checkpointer: None,
+            is_gate_shut: false,
         }
     }
 }
@@ -46,6 +48,14 @@ impl ViaConfig {
     #[must_use]
     pub fn dead_after(mut self, time: Duration) -> Self {
         self.dead_after_ns = nanos(time);
+        self
+    }
+
+    /// Has all messages pass the NIC, also between processes of one host, which bypass it otherwise while nothing
+    /// requires the NIC: no suspension and no admission. Default: the NIC opens the gate when it can.
+    #[must_use]
+    pub const fn shut_gate(mut self) -> Self {
+        self.is_gate_shut = true;
         self
     }
 

@@ -9,6 +9,7 @@ use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::{Endpoint, Link, PendingEnd};
+use super::gate::Step;
 use super::{Via, take};
 use crate::attributes::{Discriminator, ViAttributes, ViState};
 use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
@@ -52,6 +53,12 @@ pub(super) enum Message {
         connection: u16,
         expected: u32,
         error: u8,
+    },
+    /// A step of the gate of a connection.
+    Gate {
+        vi: u16,
+        connection: u16,
+        step: Step,
     },
 }
 
@@ -125,8 +132,6 @@ fn incarnation_of(nic: &Context<'_>, node: NodeId) -> Option<Incarnation> {
 fn differ(ours: &ViAttributes, theirs: &ViAttributes) -> Result<(), ConnectError> {
     if ours.reliability != theirs.reliability {
         Err(ConnectError::Reliability)
-    } else if ours.direct != theirs.direct {
-        Err(ConnectError::Direct)
     } else if ours.max_transfer != theirs.max_transfer {
         Err(ConnectError::MaxTransfer)
     } else {
@@ -148,8 +153,8 @@ impl Via {
         nic.complete(owner, &Completion { opcode, cookie, args, ..Completion::default() });
     }
 
-    /// Completes a command that has connected `vi`, with the other end's attributes. Adds both ends, for
-    /// interfaces whose data bypasses this NIC.
+    /// Completes a command that has connected `vi`, with the other end's attributes. Adds both ends, for a host that
+    /// is lent its queues.
     fn answer_connected(
         &mut self,
         nic: &mut Context<'_>,
@@ -332,6 +337,9 @@ impl Via {
             }
             Message::Peer { from: end, local, remote } => {
                 self.on_peer_request(nic, from, end, (local, remote));
+            }
+            Message::Gate { vi, connection, step } => {
+                self.on_step(nic, from, (PortId(vi), connection), step);
             }
             Message::End { vi, connection, expected, error } => {
                 self.on_end(nic, from, (PortId(vi), connection), expected, error);

@@ -10,6 +10,7 @@ use midplane_simhw::region::{Access, RegionRef, Rights};
 use midplane_simhw::time::Instant;
 
 use super::fragments::Fragments;
+use super::gate::Gate;
 use super::names::MemoryNames;
 use super::window::{ReceiveWindow, SendWindow};
 use crate::attributes::{ViAttributes, ViState};
@@ -170,6 +171,8 @@ pub(super) struct Endpoint {
     pub(super) rejoins: Option<Box<LinkContext<()>>>,
     /// The frame that the other end of a restored connection accepts next.
     pub(super) taken: Option<u32>,
+    /// Who has its work queues.
+    pub(super) gate: Gate,
 }
 
 impl Endpoint {
@@ -198,6 +201,7 @@ impl Endpoint {
             memory: None,
             rejoins: None,
             taken: None,
+            gate: Gate::default(),
         }
     }
 
@@ -257,6 +261,7 @@ impl Endpoint {
 
     /// Ends the connection: all posted descriptors complete, the first send with `first`.
     pub(super) fn flush(&mut self, nic: &mut Context<'_>, first: DescriptorError, state: ViState) {
+        self.reset_gate(nic);
         self.link = None;
         self.rejoins = None;
         self.pending_end = None;

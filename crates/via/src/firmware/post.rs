@@ -12,6 +12,7 @@ use crate::command::{
     Ended, FENCE, IMMEDIATE, MAX_SEGMENTS, OPERATION, OPERATION_READ, OPERATION_WRITE,
     SEGMENT_BYTES, TABLE, segment_of,
 };
+use crate::nic::WorkQueue;
 use crate::outcome::{DescriptorError, Operation};
 
 impl Via {
@@ -25,6 +26,9 @@ impl Via {
         let Some(endpoint) = self.own(owner, command.port) else {
             return refuse(nic, command, operation, DescriptorError::Format);
         };
+        if endpoint.gate.has_host(WorkQueue::Send) {
+            return endpoint.give_back(nic, WorkQueue::Send, command.cookie);
+        }
         if endpoint.state != ViState::Connected {
             let command = &Command { port: endpoint.name, ..*command };
             return refuse(nic, command, operation, DescriptorError::Flushed);
@@ -42,6 +46,7 @@ impl Via {
         let (segments, length) =
             checked.unwrap_or_else(|_| (Segments::One(RegionRef::default()), 0));
         let [word, first, second] = command.args;
+        let moved = std::mem::take(&mut endpoint.gate.begun).min(length);
         endpoint.sends.push_back(SendWork {
             cookie: command.cookie,
             operation,
@@ -50,7 +55,7 @@ impl Via {
             immediate: (command.flags & IMMEDIATE != 0).then_some(word as u32),
             remote: RegionRef::from_words([first, second]),
             fence: command.flags & FENCE != 0,
-            moved: 0,
+            moved,
             done: outcome.err().map(Err),
         });
         if outcome.is_err() {
@@ -68,6 +73,9 @@ impl Via {
         let Some(endpoint) = self.own(owner, command.port) else {
             return refuse(nic, command, Operation::Receive, DescriptorError::Format);
         };
+        if endpoint.gate.has_host(WorkQueue::Receive) {
+            return endpoint.give_back(nic, WorkQueue::Receive, command.cookie);
+        }
         let named = Command { port: endpoint.name, ..*command };
         if endpoint.state == ViState::Error {
             return refuse(nic, &named, Operation::Receive, DescriptorError::Flushed);
@@ -81,6 +89,7 @@ impl Via {
             }
             Err(error) => refuse(nic, &named, Operation::Receive, error),
         }
+        self.on_filled(nic, command.port, 1);
     }
 }
 

@@ -65,8 +65,14 @@ impl Endpoint {
             return self.on_unreliable(nic, fields, frame);
         }
         let arrived = link.sending.on_acknowledgement(now, header.acknowledgement);
-        let place = link.receiving.place(header.sequence);
         self.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
+        if !self.accepts() {
+            // The host has the receive queue, and first takes what came before over its rings.
+            self.acknowledge(nic, false);
+            return Ok(());
+        }
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let place = link.receiving.place(header.sequence);
         if place != Arrival::Next {
             return Ok(());
         }

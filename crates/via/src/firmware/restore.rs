@@ -9,6 +9,7 @@ use midplane_simhw::wire;
 use super::Via;
 use super::endpoint::{Arriving, Endpoint, Link, ReceiveWork, Response, Segments, SendWork};
 use super::frame::{Fields, FrameKind};
+use super::gate::Gate;
 use super::save::{Denied, check_pieces, write_answer};
 use super::window::{Flight, ReceiveWindow, SendWindow};
 use crate::checkpointer::{Joined, NicEnd, Refused, RestoreRequest};
@@ -30,6 +31,7 @@ impl Via {
             wire::decode_long(&bytes).map_err(|_| (Refused::Malformed, None))?;
         let RestoreRequest { context, memory } = request;
         context.validate().map_err(|wrong| (Refused::Malformed, Some(wrong.vi)))?;
+        let is_elsewhere = memory.is_some();
         let memory = self.names.memory_as(owner, memory.as_deref());
         let real = |piece: Piece| {
             let region = piece.at(owner);
@@ -52,6 +54,10 @@ impl Via {
         for (vi, end) in context.vis.into_iter().zip(ends) {
             let mut endpoint = Endpoint::restored(vi, &end, owner, real);
             endpoint.memory.clone_from(&memory);
+            if is_elsewhere {
+                // The commands that waited were another port's.
+                (endpoint.gate.offers, endpoint.gate.recalls) = Default::default();
+            }
             let number = endpoint.number;
             self.names.set_number(owner, endpoint.name, number);
             if self.vis.len() <= number.index() {
@@ -152,6 +158,7 @@ impl Endpoint {
         own.cutting = vi.cut as usize;
         own.unacknowledged = vi.acknowledged as usize;
         own.withdrawn = vi.withdrawn;
+        own.gate = Gate::restored(&vi.gate);
         own.is_stopped = true;
         own.sends = vi.sends.into_iter().map(|work| restored_send(work, &real)).collect();
         for work in vi.receives {

@@ -129,9 +129,6 @@ impl Via {
 
 impl Endpoint {
     fn is_savable(&self) -> Result<(), Refused> {
-        if self.attributes.direct {
-            return Err(Refused::Direct);
-        }
         if self.state == ViState::ConnectPending {
             return Err(Refused::Connecting);
         }
@@ -140,6 +137,9 @@ impl Endpoint {
         }
         if self.rejoins.is_some() {
             return Err(Refused::NotRestored);
+        }
+        if !self.gate.is_settled() {
+            return Err(Refused::Unsteady);
         }
         let undone = self.sends.iter().take(self.cutting).filter(|work| work.done.is_none());
         if !self.is_reliable() && undone.count() != self.withdrawn as usize {
@@ -166,6 +166,7 @@ impl Endpoint {
             cut: self.cutting as u32,
             acknowledged: self.unacknowledged as u32,
             withdrawn: self.withdrawn,
+            gate: self.gate.save(),
             receives: self
                 .receives
                 .iter()

@@ -117,6 +117,9 @@ impl Endpoint {
             self.cutting += 1;
         }
         let work = self.sends.get(self.cutting)?;
+        if work.moved == 0 && !self.gate.may_begin() {
+            return None;
+        }
         if work.fence && self.sends.iter().take(self.cutting).any(reads) {
             return None;
         }
@@ -134,6 +137,14 @@ impl Endpoint {
         };
         self.cutting += usize::from(flight.ends);
         Some(flight)
+    }
+
+    /// Has the other end send all frames again that this end has not accepted.
+    pub(super) fn report_gap(&mut self, nic: &mut Context<'_>) {
+        if let Some(link) = &mut self.link {
+            link.receiving.report_gap();
+            self.acknowledge(nic, false);
+        }
     }
 
     /// Sends an acknowledgement alone; `asks` requests one in return.

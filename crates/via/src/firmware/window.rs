@@ -279,6 +279,11 @@ impl ReceiveWindow {
         self.owed_since.map(|since| since.plus_nanos(delay_ns))
     }
 
+    /// Notes that frames were not accepted, which the next acknowledgement reports.
+    pub(super) const fn report_gap(&mut self) {
+        self.reported_gap = Some(self.expected);
+    }
+
     /// Returns whether a frame is missing, which the next acknowledgement reports.
     pub(super) fn has_gap(&self) -> bool {
         self.reported_gap == Some(self.expected)

@@ -213,7 +213,7 @@ impl Nic {
             || self.queues.of(vi).is_ok_and(|queues| queues.state == ViState::ConnectPending);
         if is_wanted {
             self.queues.set_state(vi, ViState::Connected);
-            self.link_direct(vi.number, Ends::of(ends));
+            self.link_path(vi.number, Ends::of(ends));
         }
     }
 
@@ -300,7 +300,7 @@ impl Nic {
     }
 
     fn end_connection(&mut self, vi: ViId) {
-        self.unlink_direct(vi.number);
+        self.unlink_path(vi.number);
         self.queues.set_state(vi, ViState::Idle);
     }
 }

@@ -1,7 +1,6 @@
 //! Errors of a NIC.
 
 use midplane_simhw::host::OpenError;
-use midplane_simhw::id::NodeId;
 use midplane_simhw::port::{PortClosed, PostError, RegisterError};
 use thiserror::Error;
 
@@ -38,20 +37,6 @@ pub enum NicError {
     /// The interface is connected.
     #[error("the Virtual Interface is connected: disconnect it first")]
     InUse,
-    /// A direct interface needs a lane.
-    #[error("the NIC has no lane for direct Virtual Interfaces: open it with one")]
-    NoLane,
-    /// The lane belongs to another node.
-    #[error("the lane is node {lane}'s, and the NIC node {nic}'s: give both the same number")]
-    LaneOfAnother {
-        /// The lane's node.
-        lane: NodeId,
-        /// The NIC's node.
-        nic: NodeId,
-    },
-    /// A direct interface can't have these attributes.
-    #[error("a direct Virtual Interface has reliable delivery and no remote reads: ask for that")]
-    NotDirect,
 }
 
 impl From<PortClosed> for NicError {

@@ -82,9 +82,9 @@ pub enum NicSaveError {
     /// A command is under way, or its completion was not taken.
     #[error("a command is under way: wait for its completion, and take it, first")]
     Busy,
-    /// The NIC was opened with a lane, for interfaces whose data bypasses the NIC.
-    #[error("direct Virtual Interfaces can't be saved: close them first")]
-    Direct,
+    /// The process bypassed its NIC when it was suspended.
+    #[error("messages bypass the NIC: shut the gate of NICs whose processes move to others")]
+    Lent,
 }
 
 /// Why the host's half was not restored.
@@ -106,8 +106,8 @@ impl Nic {
     /// # Errors
     /// [`NicSaveError`]; nothing has changed then.
     pub fn save(&mut self) -> Result<NicContext, NicSaveError> {
-        if self.direct.is_some() {
-            return Err(NicSaveError::Direct);
+        if self.has_lent() {
+            return Err(NicSaveError::Lent);
         }
         while let Some(completion) = self.port.take() {
             self.on_completion(&completion);
@@ -177,20 +177,18 @@ impl Nic {
         if nic.restored.len() != memory.len() {
             return Err(NicRestoreError::Malformed("two regions have one name"));
         }
-        nic.adopt(saved, &memory)?;
         let taken: BTreeSet<u64> = taken.cookies().collect();
+        nic.adopt(saved, &memory, &taken)?;
         let unended = saved.vis.iter().flat_map(|vi| {
             let of_queue = |queue: WorkQueue| {
                 let posted = vi.posted[queue as usize].iter();
-                posted.filter(|held| held.ended.is_none()).map(move |it| (vi.id, queue, it.cookie))
+                posted.filter(|held| held.ended.is_none()).map(move |it| (vi.id, it.cookie))
             };
             of_queue(WorkQueue::Send).chain(of_queue(WorkQueue::Receive))
         });
-        for (vi, queue, cookie) in unended {
+        for (vi, cookie) in unended {
             if taken.contains(&cookie) {
                 nic.port.submit(&about(vi.number, AWAIT, cookie)).map_err(NicError::from)?;
-            } else {
-                nic.untaken.push((vi, queue, cookie));
             }
         }
         // Once this completes, the NIC has received the commands before it.
@@ -199,7 +197,12 @@ impl Nic {
     }
 
     /// Restores the interfaces and the descriptors posted to them.
-    fn adopt(&mut self, saved: &NicContext, memory: &[Memory]) -> Result<(), NicRestoreError> {
+    fn adopt(
+        &mut self,
+        saved: &NicContext,
+        memory: &[Memory],
+        taken: &BTreeSet<u64>,
+    ) -> Result<(), NicRestoreError> {
         let wrong = NicRestoreError::Malformed;
         let mut queues = Queues::default();
         for told in &saved.queues {
@@ -215,6 +218,7 @@ impl Nic {
             }
             queues.insert(vi.id, vi.attributes, told);
             queues.set_state(vi.id, vi.state);
+            self.add_path(vi.id, vi.attributes);
             for queue in [WorkQueue::Send, WorkQueue::Receive] {
                 for held in &vi.posted[queue as usize] {
                     let descriptor = held.descriptor(memory, &saved.memory);
@@ -223,7 +227,8 @@ impl Nic {
                     let at = number(held.cookie);
                     let is_its_own = held.cookie == cookie(vi.id.number, queue, at);
                     let place = &mut queues.of(vi.id)?.posted[queue as usize];
-                    if !is_its_own || !place.restore(at, descriptor, held.ended) {
+                    let is_kept = !taken.contains(&held.cookie);
+                    if !is_its_own || !place.restore(at, descriptor, held.ended, is_kept) {
                         return Err(wrong("a descriptor's cookie is not one that there is"));
                     }
                 }
@@ -235,15 +240,19 @@ impl Nic {
         Ok(())
     }
 
-    /// Posts the descriptors that the former NIC had not taken when the process was stopped. A restored process
-    /// calls this before anything else.
+    /// Posts the descriptors that the former NIC did not have when the process was stopped. A restored process calls
+    /// this before anything else.
     ///
     /// # Errors
     /// [`NicError::QueueFull`], [`NicError::Closed`]: the next call posts the rest.
     pub fn post_untaken(&mut self) -> Result<(), NicError> {
-        while let Some((vi, queue, cookie)) = self.untaken.first().copied() {
-            self.post_again(vi, queue, cookie)?;
-            self.untaken.remove(0);
+        let vis: Vec<ViId> = self.queues.iter().map(|queues| queues.id).collect();
+        for vi in vis {
+            for queue in [WorkQueue::Send, WorkQueue::Receive] {
+                let kept = self.queues.posted(vi.number, queue).and_then(|it| it.first_kept());
+                let Some(first) = kept else { continue };
+                self.post_from(vi, queue, first).map_err(|(_, error)| error)?;
+            }
         }
         self.ring();
         Ok(())
@@ -271,11 +280,17 @@ impl Nic {
         let registered = midplane_simhw::region::RegionOptions::default()
             .tag(options.tag)
             .rights(options.rights());
-        let mut region = self.port.register_with(bytes, registered)?;
+        let exposed = if name.is_none() { self.register_exposed(bytes, options) } else { None };
+        let mut is_exposed = exposed.is_some();
+        let mut region = match exposed {
+            Some(region) => region,
+            None => self.port.register_with(bytes, registered)?,
+        };
         // Peers use the former names of restored memory: no other memory may get such a name.
         while name.is_none() && self.restored.contains(&region.whole().into()) {
             drop(region);
             region = self.port.register_with(bytes, registered)?;
+            is_exposed = false;
         }
         let name = name.unwrap_or_else(|| region.whole().into());
         let memory = Memory::new(region, name);
@@ -283,6 +298,9 @@ impl Nic {
             self.memories.retain(|(_, region)| region.strong_count() > 0);
         }
         self.memories.push((name, Arc::downgrade(memory.region())));
+        if is_exposed {
+            self.expose(&memory);
+        }
         Ok(memory)
     }
 }

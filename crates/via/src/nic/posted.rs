@@ -21,8 +21,9 @@ pub(super) struct End {
 /// The state of a posted descriptor.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Not completed; with the scratch slot of its segment table, if it has one.
-    Pending(Option<u16>),
+    /// Not completed; with the scratch slot of its segment table, if it has one, and how many commands for it the NIC
+    /// has yet to complete or give back. Without any, the host has the descriptor.
+    Pending(Option<u16>, u8),
     Ended(End),
 }
 
@@ -51,7 +52,41 @@ impl PostedQueue {
 
     #[inline]
     pub(super) fn push(&mut self, descriptor: Descriptor, scratch: Option<u16>) {
-        self.entries.push_back((descriptor, State::Pending(scratch)));
+        self.entries.push_back((descriptor, State::Pending(scratch, 1)));
+    }
+
+    /// Adds a descriptor that the host keeps, as it has the queue.
+    #[inline]
+    pub(super) fn keep(&mut self, descriptor: Descriptor) {
+        self.entries.push_back((descriptor, State::Pending(None, 0)));
+    }
+
+    /// Takes a descriptor back from the NIC. Returns the scratch slot of its segment table, if it had one.
+    pub(super) fn take_back(&mut self, number: u64) -> Option<u16> {
+        let at = self.place(number)?;
+        let (_, State::Pending(scratch, commands)) = self.entries.get_mut(at)? else { return None };
+        *commands = commands.saturating_sub(1);
+        if *commands == 0 { scratch.take() } else { None }
+    }
+
+    /// Returns the number of the first descriptor that the host has.
+    pub(super) fn first_kept(&self) -> Option<u64> {
+        let rest = self.entries.iter().skip((self.pending - self.first) as usize);
+        let is_kept = |state: &State| matches!(state, State::Pending(_, 0));
+        (self.pending..).zip(rest).find(|(_, (_, state))| is_kept(state)).map(|(number, _)| number)
+    }
+
+    /// Returns the first number, from `from` on, of a descriptor that has not completed.
+    pub(super) fn next_unended(&self, from: u64) -> Option<u64> {
+        let from = from.max(self.pending);
+        let rest = self.entries.iter().skip((from - self.first) as usize);
+        let is_pending = |state: &State| matches!(state, State::Pending(..));
+        (from..).zip(rest).find(|(_, (_, state))| is_pending(state)).map(|(number, _)| number)
+    }
+
+    /// Returns how many descriptors have not completed.
+    pub(super) fn unended(&self) -> usize {
+        self.entries.iter().filter(|(_, state)| matches!(state, State::Pending(..))).count()
     }
 
     /// Restores a descriptor under its number; returns `false` if that is not the next one.
@@ -60,13 +95,14 @@ impl PostedQueue {
         number: u64,
         descriptor: Descriptor,
         end: Option<End>,
+        is_kept: bool,
     ) -> bool {
         if self.entries.is_empty() {
             (self.first, self.pending) = (number, number);
         }
         let is_next = number == self.next_number();
         if is_next {
-            let state = end.map_or(State::Pending(None), State::Ended);
+            let state = end.map_or_else(|| State::Pending(None, u8::from(!is_kept)), State::Ended);
             self.entries.push_back((descriptor, state));
             self.skip_ended();
         }
@@ -76,7 +112,7 @@ impl PostedQueue {
     /// Iterates over all descriptors, with their numbers and results.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Descriptor, Option<End>)> {
         (self.first..).zip(&self.entries).map(|(number, (descriptor, state))| match state {
-            State::Pending(_) => (number, descriptor, None),
+            State::Pending(..) => (number, descriptor, None),
             State::Ended(end) => (number, descriptor, Some(*end)),
         })
     }
@@ -89,12 +125,13 @@ impl PostedQueue {
         Some(&self.entries.get(self.place(number)?)?.0)
     }
 
-    /// Sets the scratch slot of a pending descriptor's segment table.
-    pub(super) fn set_scratch(&mut self, number: u64, scratch: Option<u16>) {
+    /// Notes that a descriptor was posted to the NIC again, with the scratch slot of its segment table. Returns its
+    /// former slot: the NIC gives the former command back without reading it.
+    pub(super) fn set_posted(&mut self, number: u64, scratch: Option<u16>) -> Option<u16> {
         let place = self.place(number).and_then(|at| self.entries.get_mut(at));
-        if let Some((_, State::Pending(place))) = place {
-            *place = scratch;
-        }
+        let Some((_, State::Pending(place, commands))) = place else { return scratch };
+        *commands += 1;
+        std::mem::replace(place, scratch)
     }
 
     /// Returns the first pending descriptor and its number.
@@ -110,7 +147,7 @@ impl PostedQueue {
     pub(super) fn end(&mut self, number: u64, end: End) -> Option<Option<u16>> {
         let at = self.place(number)?;
         let (_, state) = self.entries.get_mut(at)?;
-        let State::Pending(scratch) = *state else { return None };
+        let State::Pending(scratch, _) = *state else { return None };
         *state = State::Ended(end);
         if number == self.pending {
             self.skip_ended();
@@ -118,14 +155,16 @@ impl PostedQueue {
         Some(scratch)
     }
 
-    /// Completes the first pending descriptor, which has no segment table; returns `false` if there is none.
+    /// Completes the first pending descriptor. Returns the scratch slot of its segment table, if it had one; `None` if
+    /// there is none.
     #[inline]
-    pub(super) fn end_pending(&mut self, end: End) -> bool {
+    pub(super) fn end_pending(&mut self, end: End) -> Option<Option<u16>> {
         let next = self.entries.get_mut((self.pending - self.first) as usize);
-        let Some((_, state)) = next else { return false };
+        let (_, state) = next?;
+        let State::Pending(scratch, _) = *state else { return None };
         *state = State::Ended(end);
         self.skip_ended();
-        true
+        Some(scratch)
     }
 
     #[inline]
@@ -248,10 +287,10 @@ mod tests {
     #[test]
     fn what_is_restored_stands_where_it_stood() {
         let mut queue = PostedQueue::default();
-        assert!(queue.restore(7, Descriptor::default(), Some(end(1))));
-        assert!(queue.restore(8, Descriptor::default(), None));
-        assert!(!queue.restore(8, Descriptor::default(), None), "it is there twice");
-        assert!(!queue.restore(10, Descriptor::default(), None), "one is missing");
+        assert!(queue.restore(7, Descriptor::default(), Some(end(1)), false));
+        assert!(queue.restore(8, Descriptor::default(), None, false));
+        assert!(!queue.restore(8, Descriptor::default(), None, false), "it is there twice");
+        assert!(!queue.restore(10, Descriptor::default(), None, false), "one is missing");
         assert!(queue.take().is_some());
         assert!(queue.take().is_none());
         assert_eq!(queue.pending().map(|(number, _)| number), Some(8));

@@ -42,10 +42,9 @@ impl Nic {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn query_vi(&mut self, vi: ViId) -> Result<(ViState, ViAttributes), NicError> {
-        let queues = self.queues.of(vi)?;
-        let attributes = queues.attributes;
-        if attributes.direct {
-            return Ok((queues.state, attributes));
+        let attributes = self.queues.of(vi)?.attributes;
+        if self.is_broken(vi.number) {
+            return Ok((ViState::Error, attributes));
         }
         let answer = self.call(about(vi.number, crate::command::QUERY, 0)).await?;
         let states = [ViState::Idle, ViState::Connected, ViState::ConnectPending, ViState::Error];

@@ -137,16 +137,19 @@ impl Queues {
         scratch
     }
 
-    /// Completes the first pending descriptor of a direct interface's queue; returns `false` if there is none.
-    /// Such descriptors have no segment table.
+    /// Completes the first pending descriptor of a queue that the host has. Returns the scratch slot of its segment
+    /// table, if it had one; `None` if there is no descriptor.
     #[inline]
-    pub(super) fn end_pending(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
-        let Some(Some(queues)) = self.vis.get_mut(vi.index()) else { return false };
-        let has_ended = queues.posted[queue as usize].end_pending(end);
-        if has_ended {
-            push_completion(&mut self.completions, queues, queue);
-        }
-        has_ended
+    pub(super) fn end_pending(
+        &mut self,
+        vi: PortId,
+        queue: WorkQueue,
+        end: End,
+    ) -> Option<Option<u16>> {
+        let queues = self.vis.get_mut(vi.index())?.as_mut()?;
+        let scratch = queues.posted[queue as usize].end_pending(end)?;
+        push_completion(&mut self.completions, queues, queue);
+        Some(scratch)
     }
 }
 
@@ -178,8 +181,8 @@ impl Nic {
     /// outcome.
     #[inline]
     pub fn post_send(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
-        if self.is_direct(vi) {
-            return self.post_direct(vi, WorkQueue::Send, descriptor);
+        if self.has_queue(vi, WorkQueue::Send) {
+            return self.post_kept(vi, WorkQueue::Send, descriptor);
         }
         let command = send_command(vi, &descriptor);
         self.post(vi, WorkQueue::Send, command, descriptor)?;
@@ -199,8 +202,8 @@ impl Nic {
     /// As [`Nic::post_send`].
     #[inline]
     pub fn post_receive(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
-        if self.is_direct(vi) {
-            return self.post_direct(vi, WorkQueue::Receive, descriptor);
+        if self.has_queue(vi, WorkQueue::Receive) {
+            return self.post_kept(vi, WorkQueue::Receive, descriptor);
         }
         let command = about(vi.number, POST_RECEIVE, 0);
         self.post(vi, WorkQueue::Receive, command, descriptor)?;
@@ -215,8 +218,8 @@ impl Nic {
         vi: ViId,
         descriptor: Descriptor,
     ) -> Result<(), PostFailed> {
-        if self.is_direct(vi) {
-            return self.post_direct(vi, WorkQueue::Receive, descriptor);
+        if self.has_queue(vi, WorkQueue::Receive) {
+            return self.post_kept(vi, WorkQueue::Receive, descriptor);
         }
         let command = about(vi.number, POST_RECEIVE, 0);
         self.post(vi, WorkQueue::Receive, command, descriptor)?;
@@ -253,15 +256,27 @@ impl Nic {
         Ok(())
     }
 
-    /// Posts a descriptor again to the new NIC, after a restore.
-    pub(super) fn post_again(
+    /// Posts all descriptors of a queue, from number `from` on, to the NIC. If that fails, returns the number of the next
+    /// one with the error of the port.
+    pub(super) fn post_from(
         &mut self,
         vi: ViId,
         queue: WorkQueue,
-        cookie: u64,
-    ) -> Result<(), NicError> {
+        mut from: u64,
+    ) -> Result<(), (u64, NicError)> {
+        while let Some(posted) = self.queues.posted(vi.number, queue)
+            && let Some(number) = posted.next_unended(from)
+        {
+            self.post_again(vi, queue, number).map_err(|error| (number, error))?;
+            from = number + 1;
+        }
+        Ok(())
+    }
+
+    /// Posts a descriptor that the host has to the NIC.
+    fn post_again(&mut self, vi: ViId, queue: WorkQueue, number: u64) -> Result<(), NicError> {
         let Some(posted) = self.queues.posted(vi.number, queue) else { return Ok(()) };
-        let Some(descriptor) = posted.get(number(cookie)) else { return Ok(()) };
+        let Some(descriptor) = posted.get(number) else { return Ok(()) };
         // Segments are references: the NIC's use of the memory continues.
         let fields = Fields { segments: descriptor.segments.clone(), ..**descriptor };
         let descriptor = Descriptor::from(fields);
@@ -270,13 +285,13 @@ impl Nic {
             WorkQueue::Receive => about(vi.number, POST_RECEIVE, 0),
         };
         let slot = self.describe(&descriptor, &mut command)?;
-        command.cookie = cookie;
+        command.cookie = cookie(vi.number, queue, number);
         if let Err(error) = self.port.post(&command) {
             self.free_scratch.extend(slot);
             return Err(error.into());
         }
         if let Some(posted) = self.queues.posted(vi.number, queue) {
-            posted.set_scratch(number(cookie), slot);
+            self.free_scratch.extend(posted.set_posted(number, slot));
         }
         Ok(())
     }

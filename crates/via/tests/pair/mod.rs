@@ -9,18 +9,19 @@ use std::time::Duration;
 
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
-use midplane_simhw::host::Host;
+use midplane_simhw::host::{Host, OpenError};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
-use midplane_simhw::port::PortOptions;
+use midplane_simhw::peer_rings::PeerRings;
+use midplane_simhw::port::{Port, PortOptions};
 use midplane_simhw::profile::NicProfile;
+use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_via::VIA;
 use midplane_via::attributes::{Address, Discriminator, Reliability, ViAttributes};
-use midplane_via::direct::Lane;
 use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::memory::{Memory, MemoryOptions};
 use midplane_via::nic::{Nic, ViId};
@@ -95,6 +96,43 @@ pub(crate) async fn pause(host: &impl Host, time: Duration) {
     host.sleep_until(host.now() + time).await;
 }
 
+/// A host that has rings to other processes.
+#[derive(Clone)]
+struct WithRings<H> {
+    host: H,
+    rings: Arc<Mutex<Option<Box<dyn PeerRings>>>>,
+}
+
+impl<H: Host> Host for WithRings<H> {
+    fn node(&self) -> NodeId {
+        self.host.node()
+    }
+
+    fn now(&self) -> Instant {
+        self.host.now()
+    }
+
+    async fn sleep_until(&self, at: Instant) {
+        self.host.sleep_until(at).await;
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.host.spawn(task);
+    }
+
+    fn rng(&self, stream: &str) -> Rng {
+        self.host.rng(stream)
+    }
+
+    fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
+        self.host.open_port_with(options)
+    }
+
+    fn open_peer_rings(&self) -> Option<Box<dyn PeerRings>> {
+        self.rings.lock().unwrap().take()
+    }
+}
+
 /// One end of a connection, with memory of its own.
 pub(crate) struct End<H = SimHost> {
     pub(crate) host: H,
@@ -109,15 +147,19 @@ impl<H: Host> End<H> {
         Self::over(host, attributes, bytes, None).await
     }
 
-    /// The same, with a lane for direct interfaces.
+    /// The same, with rings to bypass the NIC.
     pub(crate) async fn over(
         host: H,
         attributes: ViAttributes,
         bytes: usize,
-        lane: Option<Box<dyn Lane>>,
+        rings: Option<Box<dyn PeerRings>>,
     ) -> Self {
-        let nic = match lane {
-            Some(lane) => Nic::open_with(&host, PortOptions::default(), lane).await,
+        let nic = match rings {
+            Some(rings) => {
+                let host =
+                    WithRings { host: host.clone(), rings: Arc::new(Mutex::new(Some(rings))) };
+                Nic::open(&host, PortOptions::default()).await
+            }
             None => Nic::open(&host, PortOptions::default()).await,
         };
         let mut nic = nic.unwrap();
@@ -125,6 +167,16 @@ impl<H: Host> End<H> {
         let memory = nic.register(bytes, options).unwrap();
         let vi = nic.create_vi(attributes).await.unwrap();
         Self { host, nic, vi, memory }
+    }
+
+    /// Waits until what it sends bypasses the NIC, and what it receives.
+    pub(crate) async fn opens(&mut self) {
+        let mut polls = 0;
+        while !self.nic.is_gate_open(self.vi) || polls < 50 {
+            pause(&self.host, Duration::from_micros(20)).await;
+            self.nic.poll();
+            polls += 1;
+        }
     }
 
     pub(crate) async fn serve(&mut self) {
@@ -166,12 +218,12 @@ where
     connected_over(setting, attributes, bytes, [None, None], client, server)
 }
 
-/// The same, with lanes for direct interfaces.
+/// The same, with rings to bypass the NICs.
 pub(crate) fn connected_over<C, S, CF, SF>(
     setting: Setting,
     attributes: ViAttributes,
     bytes: usize,
-    [client_lane, server_lane]: [Option<Box<dyn Lane>>; 2],
+    [client_rings, server_rings]: [Option<Box<dyn PeerRings>>; 2],
     client: impl FnOnce(End) -> CF + Send + 'static,
     server: impl FnOnce(End) -> SF + Send + 'static,
 ) -> (C, S)
@@ -186,13 +238,13 @@ where
     let result = Arc::new(Mutex::new(None));
     let place = Arc::clone(&result);
     world.spawn(SERVER, async move {
-        let mut end = End::over(server_host, attributes, bytes, server_lane).await;
+        let mut end = End::over(server_host, attributes, bytes, server_rings).await;
         end.serve().await;
         *place.lock().unwrap() = Some(server(end).await);
     });
     let told = world
         .block_on(CLIENT, async move {
-            let mut end = End::over(client_host, attributes, bytes, client_lane).await;
+            let mut end = End::over(client_host, attributes, bytes, client_rings).await;
             end.connect().await;
             client(end).await
         })

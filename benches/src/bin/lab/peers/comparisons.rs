@@ -44,7 +44,7 @@ pub(crate) const COMPARISONS: [Comparison; 6] = [
     Comparison {
         name: "libraries",
         program: "pingpong",
-        words: "--wait poll --layer direct,write,lanes,vi,message --peer ucx,openmpi,libfabric,iceoryx2 --sizes 64,4096,65536 \
+        words: "--wait poll --layer vi,write,lanes,firmware,message --peer ucx,openmpi,libfabric,iceoryx2 --sizes 64,4096,65536 \
                 --rounds 3 --milliseconds 100",
         brief: "--wait poll --layer lanes --peer ucx,openmpi,libfabric,iceoryx2 --sizes 64 --rounds 1 --milliseconds 10",
         read: pingpong,

@@ -17,8 +17,8 @@ Examples:
 
 One way is half a round trip: the median over batches of round trips, and over the rounds. The sender copies
 nothing beforehand: messages lie in a buffer (kernel) or in registered memory (raw, vi). The receiver reads every byte.
-Layers: slots is the bare ring slots, polled; raw is the unit's message service; vi bare Virtual Interfaces; direct vi with its data bypassing the NIC;
-write direct with RDMA writes; message MPI's tagged point-to-point over vi; lanes the same over shared memory alone,
+Layers: slots is the bare ring slots, polled; raw is the unit's message service; vi bare Virtual Interfaces, which bypass the NIC while its gate
+is open; firmware vi with the gate shut; write vi with RDMA writes; message MPI's tagged point-to-point over vi; lanes the same over shared memory alone,
 bypassing the NIC; world the same between ranks on nodes (`Node::world`), with --wait await. With --wait poll both processes busy-poll and need a core each.
 Other libraries are measured by programs of their packages; a missing one is skipped.
 With --fabric sim the layers are columns of the paper's Table 1 (local: VIA on one host). The last two columns of the
@@ -46,9 +46,9 @@ pub(crate) enum Layer {
     Raw,
     /// Virtual Interfaces.
     Vi,
-    /// Virtual Interfaces whose data bypasses the NIC.
-    Direct,
-    /// RDMA writes over such interfaces.
+    /// Virtual Interfaces whose messages all pass the NIC's firmware.
+    Firmware,
+    /// RDMA writes over Virtual Interfaces.
     Write,
     /// Messages with tags over Virtual Interfaces.
     Message,
@@ -322,7 +322,7 @@ impl Arguments {
             Layer::Vi,
             Layer::Message,
             Layer::World,
-            Layer::Direct,
+            Layer::Firmware,
             Layer::Write,
             Layer::Lanes,
         ];

@@ -9,12 +9,10 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
-use midplane::simhw::shm::lanes::Lanes;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 use midplane::via::VIA;
-use midplane::via::direct::Lane;
 use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::lanes::LaneCarrier;
 use midplane::via::message::engine::{DEFAULT_EAGER, SOCKET_EAGER};
@@ -122,10 +120,12 @@ fn most(arguments: &Arguments) -> usize {
     arguments.sizes.iter().copied().max().unwrap_or(0)
 }
 
-fn unit() -> Result<Unit, String> {
+fn unit(layer: Layer) -> Result<Unit, String> {
+    let via = ViaConfig::default();
+    let via = if layer == Layer::Firmware { via.shut_gate() } else { via };
     let mut unit = Unit::default();
     unit.install(MESSAGES, Service::new()).map_err(|error| error.to_string())?;
-    unit.install(VIA, Via::new(ViaConfig::default())).map_err(|error| error.to_string())?;
+    unit.install(VIA, Via::new(via)).map_err(|error| error.to_string())?;
     Ok(unit)
 }
 
@@ -150,23 +150,12 @@ async fn ours<G: Game>(
         }
         Fabric::Shm => {
             let config = ShmConfig::new(place, NodeId(node), 2);
-            let nic = ShmNic::start(config, unit()?).map_err(|error| error.to_string())?;
+            let nic = ShmNic::start(config, unit(layer)?).map_err(|error| error.to_string())?;
             let met = tokio::time::timeout(Duration::from_secs(10), nic.meet()).await;
             met.map_err(|_| "the other process did not come up in 10 s")?;
             let (host, peer) = (nic.host(), NodeId(1 - node));
-            let lane = || {
-                let lanes = ShmConfig::new(format!("{place}-lanes"), NodeId(node), 2);
-                let lanes = Lanes::open(&lanes.mtu(LANE_MTU)).map_err(|error| error.to_string())?;
-                Ok::<_, String>(Box::new(lanes) as Box<dyn Lane>)
-            };
             let result = match layer {
-                Layer::Direct => {
-                    let side = Interface::new(&host, peer, most, wait, Some(lane()?));
-                    game.play(&mut side.await?).await
-                }
-                Layer::Write => {
-                    game.play(&mut Writes::new(&host, peer, most, wait, lane()?).await?).await
-                }
+                Layer::Write => game.play(&mut Writes::new(&host, peer, most, wait).await?).await,
                 _ => play(&host, peer, (fabric, layer, wait, how), most, game).await,
             };
             nic.shutdown().await;
@@ -180,7 +169,7 @@ async fn ours<G: Game>(
             // As over shared memory, the task that rings or polls runs the NIC.
             let config = UdpConfig::new(NodeId(node), addresses).line(line);
             let config = config.coprocessor(Coprocessor::Task);
-            let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
+            let nic = UdpNic::start(config, unit(layer)?).map_err(|error| error.to_string())?;
             play(&nic.host(), NodeId(1 - node), (fabric, layer, wait, how), most, game).await
         }
         Fabric::Sim => unreachable!("its columns are contests of their own"),
@@ -226,13 +215,15 @@ async fn play<G: Game>(
             host.sleep_until(host.now() + Duration::from_millis(300)).await;
             game.play(&mut side).await
         }
-        Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait, None).await?).await,
+        Layer::Vi | Layer::Firmware => {
+            game.play(&mut Interface::new(host, peer, most, wait).await?).await
+        }
         Layer::Message => {
             let eager = if fabric == Fabric::Udp { SOCKET_EAGER } else { DEFAULT_EAGER };
             let carrier = interfaces(host, how, eager).await?;
             game.play(&mut Messages::new(carrier, most, wait, eager)?).await
         }
-        Layer::Slots | Layer::Lanes | Layer::Direct | Layer::Write | Layer::World => {
+        Layer::Slots | Layer::Lanes | Layer::Write | Layer::World => {
             unreachable!("over shared memory alone, or on nodes, which is checked")
         }
     }

@@ -11,7 +11,6 @@ use midplane::simhw::port::{Port, PortOptions, Status};
 use midplane::simhw::region::Region;
 use midplane::via::attributes::{Address, Reliability, ViAttributes};
 use midplane::via::descriptor::{Completed, Descriptor};
-use midplane::via::direct::Lane;
 use midplane::via::memory::{Memory, MemoryOptions};
 use midplane::via::message::carrier::Carrier;
 use midplane::via::message::communicator::{Communicator, block_on};
@@ -195,23 +194,12 @@ impl Side for Raw {
     }
 }
 
-/// Creates a reliable Virtual Interface. If the fabric has a shared-memory path, its data bypasses the NIC. With
-/// `rdma_write` the other end may write this side's memory.
-pub(crate) async fn interface(
-    host: &impl Host,
-    lane: Option<Box<dyn Lane>>,
-    rdma_write: bool,
-) -> Result<(Nic, ViId), String> {
-    let direct = lane.is_some();
-    let nic = match lane {
-        Some(lane) => Nic::open_with(host, PortOptions::default(), lane).await,
-        None => Nic::open(host, PortOptions::default()).await,
-    };
-    let mut nic = nic.map_err(failed)?;
+/// Creates a reliable Virtual Interface. With `rdma_write` the other end may write this side's memory.
+pub(crate) async fn interface(host: &impl Host, rdma_write: bool) -> Result<(Nic, ViId), String> {
+    let mut nic = Nic::open(host, PortOptions::default()).await.map_err(failed)?;
     let attributes = ViAttributes {
         reliability: Reliability::ReliableDelivery,
         max_transfer: MAX_BYTES as u32,
-        direct,
         rdma_write,
         ..ViAttributes::default()
     };
@@ -273,9 +261,8 @@ impl Interface {
         node: NodeId,
         most: usize,
         wait: Wait,
-        lane: Option<Box<dyn Lane>>,
     ) -> Result<Self, String> {
-        let (mut nic, vi) = interface(host, lane, false).await?;
+        let (mut nic, vi) = interface(host, false).await?;
         let room = stride(most);
         let receives = nic.register(RECEIVES * room, MemoryOptions::default()).map_err(failed)?;
         for slot in 0..RECEIVES {

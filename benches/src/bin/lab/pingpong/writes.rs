@@ -3,7 +3,6 @@
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::via::descriptor::{Completed, Descriptor, Transfer};
-use midplane::via::direct::Lane;
 use midplane::via::memory::{Memory, MemoryOptions, RemoteMemory};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 
@@ -16,7 +15,7 @@ use crate::pingpong::measure::Side;
 /// Bytes for the name of memory, in text.
 const NAME_BYTES: usize = 256;
 
-/// An interface with RDMA writes; its data bypasses the NIC.
+/// An interface with RDMA writes.
 pub(crate) struct Writes {
     nic: Nic,
     vi: ViId,
@@ -42,9 +41,8 @@ impl Writes {
         node: NodeId,
         most: usize,
         wait: Wait,
-        lane: Box<dyn Lane>,
     ) -> Result<Self, String> {
-        let (mut nic, vi) = interface(host, Some(lane), true).await?;
+        let (mut nic, vi) = interface(host, true).await?;
         let room = stride(most);
         let options =
             MemoryOptions { rdma_write: true, rdma_read: true, ..MemoryOptions::default() };

@@ -351,6 +351,14 @@ impl Hardware for SimHardware<'_> {
         Ok(dma)
     }
 
+    fn open_gate(&mut self, port: PortId) -> Option<u64> {
+        self.nic.ports.open_gate(port)
+    }
+
+    fn close_gate(&mut self, port: PortId) -> bool {
+        self.nic.ports.close_gate(port)
+    }
+
     fn apply_registrations(&mut self, port: PortId) {
         if let Some(port) = self.nic.ports.at(port) {
             port.sync();

@@ -1,4 +1,4 @@
-//! Two NICs of this process over shared memory, and lanes beside them: tasks that park and are woken.
+//! Two NICs of this process over shared memory, whose hosts bypass them: tasks that park and are woken.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,11 +6,9 @@ use std::time::Duration;
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::nic::LiveHost;
-use midplane_simhw::shm::lanes::Lanes;
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_via::VIA;
 use midplane_via::attributes::ViAttributes;
-use midplane_via::direct::Lane;
 use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::memory::RemoteMemory;
 use midplane_via::nic::WorkQueue;
@@ -87,10 +85,9 @@ async fn reads(mut end: End<LiveHost>) -> End<LiveHost> {
     end
 }
 
-async fn end(nic: &ShmNic, lanes: Lanes) -> End<LiveHost> {
-    let lane = Some(Box::new(lanes) as Box<dyn Lane>);
+async fn end(nic: &ShmNic) -> End<LiveHost> {
     let attributes = ViAttributes { rdma_write: true, ..attributes() };
-    let mut end = End::over(nic.host(), attributes, 20 * ROOM, lane).await;
+    let mut end = End::new(nic.host(), attributes, 20 * ROOM).await;
     for slot in 1..19 {
         end.nic.post_receive(end.vi, descriptor(&end, slot * ROOM, ROOM, 30_000)).unwrap();
     }
@@ -112,14 +109,11 @@ fn meet<F: Future<Output = End<LiveHost>> + Send + 'static>(
             unit.install(VIA, Via::new(ViaConfig::default())).unwrap();
             ShmNic::start(ShmConfig::new(&name, NodeId(node), 2), unit).unwrap()
         };
-        let lanes =
-            |node| Lanes::open(&ShmConfig::new(format!("{name}-lanes"), NodeId(node), 2)).unwrap();
         let nics = [nic(0), nic(1)];
         for nic in &nics {
             nic.meet().await;
         }
-        let (mut client, mut server) =
-            (end(&nics[0], lanes(0)).await, end(&nics[1], lanes(1)).await);
+        let (mut client, mut server) = (end(&nics[0]).await, end(&nics[1]).await);
         let memory = client.memory.remote();
         let first = tokio::spawn(async move {
             client.connect().await;

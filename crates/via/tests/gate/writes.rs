@@ -13,8 +13,8 @@ use midplane_via::nic::WorkQueue;
 use midplane_via::outcome::{AsyncError, DescriptorError, Operation};
 use proptest::prelude::*;
 
-use super::lane::lanes;
 use super::pair::{End, Setting, connected_over, pattern, pause};
+use super::rings::rings;
 use super::{descriptor, errors, received};
 
 const BYTES: usize = 5_000;
@@ -59,11 +59,11 @@ proptest! {
     fn writes_land_where_they_are_aimed_and_nowhere_else(
         steps in steps(), mtu in 1_usize..3_000, depth in 2_usize..6, most in 1_usize..BYTES,
     ) {
-        let (both, _) = lanes(mtu, depth);
+        let (both, _) = rings(mtu, depth);
         let name = Arc::new(Mutex::new(None));
         let (place, todo, expected) = (Arc::clone(&name), steps.clone(), steps.clone());
         let client = move |mut end: End| async move {
-            pause(&end.host, Duration::from_millis(2)).await;
+            end.opens().await;
             let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
             for (number, step) in todo.iter().enumerate() {
                 let at = number * BYTES;
@@ -132,11 +132,11 @@ fn refused(
     expose: impl Fn(&mut End) -> (RemoteMemory, Option<Memory>) + Send + 'static,
     is_undone: bool,
 ) -> (Vec<Result<(), DescriptorError>>, [Vec<AsyncError>; 2]) {
-    let (both, _) = lanes(1_000, 8);
+    let (both, _) = rings(1_000, 8);
     let name = Arc::new(Mutex::new(None));
     let place = Arc::clone(&name);
     let client = move |mut end: End| async move {
-        pause(&end.host, Duration::from_millis(2)).await;
+        end.opens().await;
         let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
         let write = |end: &End| descriptor(end, 0, 10, 10).write(to);
         if is_undone {
@@ -167,7 +167,10 @@ fn refused(
         let whole = memory.as_ref().map(|memory| memory.view(0, memory.len()).unwrap().to_vec());
         assert!(is_undone || whole.is_none_or(|bytes| bytes.iter().all(|byte| *byte == 0)));
         drop(memory);
-        pause(&end.host, Duration::from_millis(20)).await;
+        for _ in 0..200 {
+            end.nic.poll();
+            pause(&end.host, Duration::from_micros(100)).await;
+        }
         errors(&mut end)
     };
     let ((outcomes, client), server) =
@@ -187,11 +190,6 @@ fn what_may_not_be_written_is_not_and_the_connection_ends() {
         let memory = end.nic.register(100, options).unwrap();
         (memory.remote(), Some(memory))
     };
-    let may_not_be_read: Expose = |end| {
-        let options = MemoryOptions { rdma_write: true, ..MemoryOptions::default() };
-        let memory = end.nic.register(100, options).unwrap();
-        (memory.remote(), Some(memory))
-    };
     let not_exposed: Expose = |end| {
         let memory = end.nic.register(100, MemoryOptions::default()).unwrap();
         (memory.remote(), Some(memory))
@@ -205,28 +203,62 @@ fn what_may_not_be_written_is_not_and_the_connection_ends() {
         let memory = end.nic.register(100, options()).unwrap();
         (memory.remote(), Some(memory))
     };
-    let is_refused = |ours, expose: Expose, is_undone| {
+    let is_refused = |ours, expose: Expose, is_undone, told: &[AsyncError]| {
         let (outcomes, [client, server]) = refused(ours, expose, is_undone);
         let wrong = [Err(DescriptorError::RdmaProtection), Err(DescriptorError::Flushed)];
         assert_eq!(outcomes, wrong);
-        assert_eq!([&client[..], &server[..]], [&[AsyncError::ConnectionLost]; 2]);
+        assert_eq!([&client[..], &server[..]], [&[AsyncError::ConnectionLost], told]);
     };
-    for expose in [other_tag, not_exposed, may_not_be_read, too_short, gone] {
-        is_refused(attributes(), expose, false);
+    // The server's NIC refuses them.
+    let told = &[AsyncError::RdmaWriteProtection, AsyncError::ConnectionLost];
+    for expose in [other_tag, not_exposed, too_short, gone] {
+        is_refused(attributes(), expose, false, told);
     }
-    // The interface lets nobody write.
-    is_refused(super::attributes(), plain, false);
-    // It was in reach, and is taken back.
-    is_refused(attributes(), plain, true);
+    // The interface lets no process write: the client's NIC refuses.
+    is_refused(super::attributes(), plain, false, &[AsyncError::ConnectionLost]);
+    // It was mapped, and is deregistered.
+    is_refused(attributes(), plain, true, told);
+}
+
+/// A process that maps memory can read it: the NIC writes memory that may not be read.
+#[test]
+fn memory_that_may_not_be_read_is_written_by_the_nic() {
+    let (both, _) = rings(1_000, 8);
+    let name = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&name);
+    let client = move |mut end: End| async move {
+        end.opens().await;
+        let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
+        end.memory.write(0, &[7; 10]).unwrap();
+        end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10).write(to)).unwrap();
+        end.nic.post_send(end.vi, descriptor(&end, 0, 0, 1)).unwrap();
+        let mut outcomes = Vec::new();
+        for _ in 0..2 {
+            outcomes.push(end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome);
+        }
+        assert!(!end.nic.is_gate_open(end.vi), "the NIC has to write again");
+        outcomes
+    };
+    let server = move |mut end: End| async move {
+        let options = MemoryOptions { rdma_write: true, ..MemoryOptions::default() };
+        let memory = end.nic.register(10, options).unwrap();
+        end.nic.post_receive(end.vi, Descriptor::default()).unwrap();
+        *place.lock().unwrap() = Some(memory.remote());
+        assert_eq!(received(&mut end).await.outcome, Ok(()));
+        memory.view(0, 10).unwrap().to_vec()
+    };
+    let (outcomes, bytes) =
+        connected_over(Setting::default(), attributes(), 100, both, client, server);
+    assert_eq!((outcomes, bytes), (vec![Ok(()); 2], vec![7; 10]));
 }
 
 #[test]
 fn news_of_a_write_without_a_receive_ends_the_connection() {
-    let (both, _) = lanes(1_000, 8);
+    let (both, _) = rings(1_000, 8);
     let name = Arc::new(Mutex::new(None));
     let place = Arc::clone(&name);
     let client = move |mut end: End| async move {
-        pause(&end.host, Duration::from_millis(2)).await;
+        end.opens().await;
         let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
         let write: Descriptor = descriptor(&end, 0, 10, 10).write(to).immediate(7);
         end.nic.post_send(end.vi, write).unwrap();
@@ -252,11 +284,11 @@ fn news_of_a_write_without_a_receive_ends_the_connection() {
 /// What was asked for over a connection that is over is asked for again over the next.
 #[test]
 fn a_write_over_the_next_connection_lands() {
-    let (both, _) = lanes(1_000, 8);
+    let (both, _) = rings(1_000, 8);
     let name = Arc::new(Mutex::new(None));
     let place = Arc::clone(&name);
     let client = move |mut end: End| async move {
-        pause(&end.host, Duration::from_millis(2)).await;
+        end.opens().await;
         let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
         end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10).write(to)).unwrap();
         end.nic.disconnect(end.vi).await.unwrap();
@@ -294,13 +326,14 @@ fn news_of_writes_that_nobody_of_ours_tells_ends_the_connection() {
     let long = [of_vi | WRITTEN, (1 << 20) + 1, with_immediate, 0, 0];
     let bare = [of_vi | WRITTEN, 10, 0, 0, 0];
     let told = |frames: Vec<([u64; 5], Vec<u8>)>| {
-        let (both, [_, to_server]) = lanes(1_000, 8);
+        let (both, [_, to_server]) = rings(1_000, 8);
         let client = |mut end: End| async move {
             pause(&end.host, Duration::from_millis(20)).await;
             end.nic.poll();
         };
         let server = move |mut end: End| async move {
             end.nic.post_receive(end.vi, descriptor(&end, 0, 100, 100)).unwrap();
+            end.opens().await;
             frames.into_iter().for_each(|frame| to_server.send(frame));
             received(&mut end).await.outcome
         };

@@ -1,7 +1,9 @@
-//! Interfaces whose data goes past the NIC: what was sent arrives once, in order and whole, whatever the
-//! lane is like; connections end as any other's do; and nothing that comes over a lane is believed.
+//! Interfaces that bypass their NIC while its gate is open: what was sent arrives once, in order and whole, whatever the
+//! rings are like and whenever the gate moves; connections end as any other's do; no frame of a ring is trusted.
 
-mod lane;
+mod moves;
+mod rings;
+mod saving;
 #[cfg(target_os = "linux")]
 mod shm;
 #[cfg(target_os = "linux")]
@@ -12,26 +14,20 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use crate::pair;
-use crate::pair::{CLIENT, End, SERVER, Setting, address, connected_over, name, pattern, pause};
-use lane::{Forger, lanes};
+use crate::pair::{End, Setting, connected_over, pattern, pause};
 use midplane_simhw::host::Host as _;
-use midplane_simhw::id::NodeId;
-use midplane_simhw::port::PortOptions;
+use midplane_simhw::peer_rings::WORDS;
 use midplane_simhw::region::ProtectionTag;
 use midplane_via::attributes::{Reliability, ViAttributes, ViState};
 use midplane_via::descriptor::{Completed, Descriptor};
-use midplane_via::direct::WORDS;
 use midplane_via::memory::MemoryOptions;
-use midplane_via::nic::{ConnectFailed, Nic, NicError, WorkQueue};
-use midplane_via::outcome::{AsyncError, ConnectError, DescriptorError};
+use midplane_via::nic::WorkQueue;
+use midplane_via::outcome::{AsyncError, DescriptorError};
 use proptest::prelude::*;
+use rings::{Forger, rings};
 
 pub(crate) fn attributes() -> ViAttributes {
-    ViAttributes {
-        reliability: Reliability::ReliableDelivery,
-        direct: true,
-        ..ViAttributes::default()
-    }
+    ViAttributes { reliability: Reliability::ReliableDelivery, ..ViAttributes::default() }
 }
 
 /// A descriptor of these bytes of an end's memory, in segments of at most `most`.
@@ -61,7 +57,7 @@ proptest! {
         lengths in proptest::collection::vec(0_usize..ROOM, 0..12),
         mtu in 1_usize..3_000, depth in 1_usize..6, most in 1_usize..ROOM,
     ) {
-        let (both, _) = lanes(mtu, depth);
+        let (both, _) = rings(mtu, depth);
         let (total, sent) = (lengths.len(), lengths.clone());
         let client = move |mut end: End| async move {
             for (number, length) in sent.iter().enumerate() {
@@ -100,13 +96,13 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_comes_over_a_lane_is_believed(
+    fn no_frame_of_a_ring_is_trusted(
         frames in proptest::collection::vec(
             (any::<[u64; WORDS]>(), 0_u64..4, 0_u64..4, 0_u64..7, any::<bool>(), 0_usize..300), 1..20,
         ),
         rdma_write: bool,
     ) {
-        let (both, [_, to_server]) = lanes(1_000, 8);
+        let (both, [_, to_server]) = rings(1_000, 8);
         let client = |mut end: End| async move {
             pause(&end.host, Duration::from_millis(20)).await;
             end.nic.poll();
@@ -117,6 +113,7 @@ proptest! {
                 let receive = descriptor(&end, number * 500, 500, 500);
                 end.nic.post_receive(end.vi, receive).unwrap();
             }
+            end.opens().await;
             for (mut words, vi, connection, kind, is_near, bytes) in frames {
                 if is_near {
                     // Near to what somebody of ours would say.
@@ -152,8 +149,9 @@ type Told = (Option<Result<(), DescriptorError>>, Vec<AsyncError>);
 /// Both ends, after the client has sent a message of `sent` bytes, and the server has posted a receive of
 /// `room`, if any: how the receive ended, and what both were told.
 fn met(sent: usize, room: Option<usize>) -> (Vec<AsyncError>, Told) {
-    let (both, _) = lanes(1_000, 8);
+    let (both, _) = rings(1_000, 8);
     let client = move |mut end: End| async move {
+        end.opens().await;
         end.nic.post_send(end.vi, descriptor(&end, 0, sent, sent)).unwrap();
         pause(&end.host, Duration::from_millis(5)).await;
         let told = errors(&mut end);
@@ -207,7 +205,7 @@ fn a_message_longer_than_its_receive_ends_the_connection_at_both_ends() {
 /// faster.
 #[test]
 fn what_is_sent_before_the_other_end_knows_of_the_connection_arrives_after() {
-    let (both, _) = lanes(1_000, 64);
+    let (both, _) = rings(1_000, 64);
     let client = |mut end: End| async move {
         end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         received(&mut end).await.outcome
@@ -223,7 +221,7 @@ fn what_is_sent_before_the_other_end_knows_of_the_connection_arrives_after() {
 /// As of any other interface: the receives that it has are not touched.
 #[test]
 fn a_send_without_a_connection_comes_back_and_nothing_else_does() {
-    let (both, _) = lanes(1_000, 8);
+    let (both, _) = rings(1_000, 8);
     let client = |mut end: End| async move {
         end.nic.disconnect(end.vi).await.unwrap();
         end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
@@ -249,10 +247,9 @@ fn a_send_without_a_connection_comes_back_and_nothing_else_does() {
 
 #[test]
 fn what_was_sent_before_its_sender_disconnected_arrives() {
-    let (both, _) = lanes(1_000, 64);
+    let (both, _) = rings(1_000, 64);
     let client = |mut end: End| async move {
-        // The server's greeting comes; what is sent then is in its reach at once.
-        pause(&end.host, Duration::from_millis(2)).await;
+        end.opens().await;
         for _ in 0..20 {
             end.nic.post_send(end.vi, descriptor(&end, 0, 900, 900)).unwrap();
         }
@@ -279,13 +276,13 @@ fn what_was_sent_before_its_sender_disconnected_arrives() {
 
 #[test]
 fn a_completion_queue_is_told_of_each_descriptor_once() {
-    let (both, _) = lanes(1_000, 8);
-    // A look takes one frame.
+    let (both, _) = rings(1_000, 8);
     let told = |end: &mut End, cq| (0..20).filter_map(|_| end.nic.cq_done(cq)).collect::<Vec<_>>();
     let client = move |mut end: End| async move {
         let cq = end.nic.create_cq();
         end.vi = end.nic.create_vi_with(attributes(), Some(cq), Some(cq)).await.unwrap();
         end.connect().await;
+        end.opens().await;
         for _ in 0..2 {
             end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         }
@@ -301,8 +298,10 @@ fn a_completion_queue_is_told_of_each_descriptor_once() {
             end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         }
         end.serve().await;
-        pause(&end.host, Duration::from_millis(50)).await;
+        end.opens().await;
+        pause(&end.host, Duration::from_millis(3)).await;
         assert_eq!(told(&mut end, cq), [(end.vi, WorkQueue::Receive); 2]);
+        pause(&end.host, Duration::from_millis(50)).await;
         // The end flushes the third.
         assert_eq!(errors(&mut end), [AsyncError::ConnectionLost]);
         assert_eq!(told(&mut end, cq), [(end.vi, WorkQueue::Receive)]);
@@ -312,11 +311,15 @@ fn a_completion_queue_is_told_of_each_descriptor_once() {
 
 #[test]
 fn a_process_that_is_gone_ends_its_connections() {
-    let (both, forgers) = lanes(1_000, 8);
+    let (both, forgers) = rings(1_000, 8);
     let [_, to_server]: [Forger; 2] = forgers;
-    let client = |end: End| async move { pause(&end.host, Duration::from_millis(30)).await };
+    let client = |mut end: End| async move {
+        pause(&end.host, Duration::from_millis(30)).await;
+        end.nic.poll();
+    };
     let server = move |mut end: End| async move {
         end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        end.opens().await;
         let before = end.host.now();
         to_server.end();
         let done = received(&mut end).await;
@@ -333,13 +336,13 @@ fn a_process_that_is_gone_ends_its_connections() {
 
 #[test]
 fn a_disconnect_that_nobody_waits_for_holds_nothing_that_is_posted_then() {
-    let (both, _) = lanes(1_000, 8);
+    let (both, _) = rings(1_000, 8);
     let client = |mut end: End| async move {
         let mut ending = Box::pin(end.nic.disconnect(end.vi));
         assert!(ending.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(ending);
         end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
-        let done = end.nic.send_done(end.vi).unwrap().expect("it has ended");
+        let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
         assert_eq!(done.outcome, Err(DescriptorError::Flushed));
         pause(&end.host, Duration::from_millis(5)).await;
         assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
@@ -349,8 +352,8 @@ fn a_disconnect_that_nobody_waits_for_holds_nothing_that_is_posted_then() {
 }
 
 #[test]
-fn memory_is_not_read_past_the_nic() {
-    let (both, _) = lanes(1_000, 8);
+fn memory_that_may_not_be_read_is_not() {
+    let (both, _) = rings(1_000, 8);
     let client = |mut end: End| async move {
         let read = descriptor(&end, 0, 10, 10).read(end.memory.remote());
         end.nic.post_send(end.vi, read).unwrap();
@@ -358,17 +361,17 @@ fn memory_is_not_read_past_the_nic() {
     };
     let server = |end: End| async move { pause(&end.host, Duration::from_millis(20)).await };
     let (outcome, ()) = connected_over(Setting::default(), attributes(), 100, both, client, server);
-    assert_eq!(outcome, Err(DescriptorError::Format));
+    assert_eq!(outcome, Err(DescriptorError::RdmaProtection));
 }
 
 #[test]
 fn what_a_descriptor_may_not_touch_ends_the_connection_and_the_descriptor_in_its_turn() {
-    let (both, _) = lanes(1_000, 2);
+    let (both, _) = rings(1_000, 1);
     let client = |mut end: End| async move {
-        pause(&end.host, Duration::from_millis(2)).await;
+        end.opens().await;
         let options = MemoryOptions { tag: ProtectionTag(9), ..MemoryOptions::default() };
         let foreign = end.nic.register(100, options).unwrap();
-        // The lane takes one beside the greeting; the second one waits.
+        // The ring takes one; the second one waits.
         for _ in 0..2 {
             end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         }
@@ -390,38 +393,4 @@ fn what_a_descriptor_may_not_touch_ends_the_connection_and_the_descriptor_in_its
     let wrong = [Ok(()), Err(DescriptorError::Flushed), Err(DescriptorError::Protection)];
     assert_eq!(outcomes, wrong);
     assert_eq!(told, [AsyncError::ConnectionLost]);
-}
-
-#[test]
-fn what_can_t_be_direct_is_refused() {
-    let mut world = pair::world(Setting::default());
-    let (host, other) = (world.host(CLIENT), world.host(SERVER));
-    let ([lane, _], _) = lanes(100, 4);
-    let ([_, wrong], _) = lanes(100, 4);
-    world.spawn(SERVER, async move {
-        let mut end = End::new(other, ViAttributes { direct: false, ..attributes() }, 100).await;
-        let request = end.nic.connect_wait(name("service"), None).await.unwrap();
-        let refused = end.nic.accept(&request, end.vi).await;
-        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::Direct)));
-        end.nic.reject(request).await.unwrap();
-    });
-    let told = world.block_on(CLIENT, async move {
-        let options = PortOptions::default();
-        let refused = Nic::open_with(&host, options, wrong.unwrap()).await.unwrap_err();
-        assert_eq!(refused, NicError::LaneOfAnother { lane: NodeId(1), nic: NodeId(0) });
-        let mut bare = Nic::open(&host, options).await.unwrap();
-        assert_eq!(bare.create_vi(attributes()).await, Err(NicError::NoLane));
-        let mut nic = Nic::open_with(&host, options, lane.unwrap()).await.unwrap();
-        for reliability in [Reliability::Unreliable, Reliability::ReliableReception] {
-            let wrong = ViAttributes { reliability, ..attributes() };
-            assert_eq!(nic.create_vi(wrong).await, Err(NicError::NotDirect));
-        }
-        let wrong = ViAttributes { rdma_read: true, ..attributes() };
-        assert_eq!(nic.create_vi(wrong).await, Err(NicError::NotDirect));
-        let vi = nic.create_vi(attributes()).await.unwrap();
-        pause(&host, Duration::from_millis(5)).await;
-        nic.connect(vi, address(SERVER, "service"), None).await
-    });
-    let rejected = Err(ConnectFailed::Connect(ConnectError::Rejected));
-    assert_eq!(told.expect("the client comes to its end"), rejected);
 }

@@ -1,0 +1,522 @@
+//! The gate at the host: what a process sends and receives over its own rings while its NIC lends it the queues.
+//!
+//! The host offers the queues of each connected interface to its NIC, which lends and recalls them (see the firmware's
+//! module of the gate). While the host has the send queue, it writes messages to the ring of the other process; a send is
+//! done once it lies there. While it has the receive queue, it copies what the other process has written into the
+//! memory that was posted. The gate of its port says in each post whether it still may. If not, it returns the queue,
+//! and posts its descriptors to the NIC.
+//!
+//! Memory that may be written and read by the other end is mapped there, so that a write is one copy, in which the
+//! owner takes part only for immediate data. Processors map no memory to be written and not read: writes to other memory
+//! are left to the NIC. A process that has mapped a region may write it until it is deregistered.
+
+mod exposed;
+mod fast_path;
+mod frame;
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::peer_rings::{News, PeerRings};
+use midplane_simhw::port::{Command, Completion, HostGate, Status};
+use midplane_simhw::region::{Payload, RegionOptions, Rights};
+
+use super::posted::number;
+use super::{MAX_SEGMENTS, Nic, NicError, PostFailed, ViId, WorkQueue};
+use crate::attributes::{Reliability, ViAttributes, ViState};
+use crate::command::{DISCONNECT, Ends, LEND, POST_SEND, RECALL, RETURN, about};
+use crate::descriptor::{Descriptor, Transfer};
+use crate::memory::{Memory, MemoryOptions};
+use crate::outcome::{AsyncError, DescriptorError};
+use exposed::Exposed;
+use fast_path::{FastPath, Fault, Holder, Rings, Stop, Tables, failed};
+use frame::{Fields, Kind};
+
+/// Polls of the rings for one of the port, while the port can only report events of connections.
+const POLLS_PER_PORT: u32 = 64;
+/// Most frames that are taken before a queue is returned, or a connection ends: more than rings hold, because other
+/// processes may send without end.
+const MAX_UNDER_WAY: u32 = 1 << 20;
+/// Most frames kept until the port was polled for the queue that they are for. More are dropped.
+const MAX_EARLY: usize = 1024;
+const QUEUES: [WorkQueue; 2] = [WorkQueue::Send, WorkQueue::Receive];
+
+/// A frame for a queue that the NIC may be lending right now: the sender, its fields and its payload.
+type Early = (NodeId, Fields, Vec<u8>);
+
+/// The host's ways past its NIC.
+#[derive(Debug)]
+pub(super) struct Gated {
+    rings: Box<dyn PeerRings>,
+    gate: HostGate,
+    /// By the interfaces' numbers.
+    paths: Vec<Option<FastPath>>,
+    /// Some interfaces have something to send, to return or to tell the NIC.
+    is_behind: bool,
+    /// Some wait for their other ends' processes to open their rings.
+    awaits_peers: bool,
+    /// Commands under way that only report that a lent queue has to be returned.
+    recalls: usize,
+    early: VecDeque<Early>,
+    polls: u32,
+    exposed: Exposed,
+}
+
+impl Gated {
+    pub(super) fn new(rings: Box<dyn PeerRings>, gate: HostGate) -> Self {
+        Self {
+            rings,
+            gate,
+            paths: Vec::new(),
+            is_behind: false,
+            awaits_peers: false,
+            recalls: 0,
+            early: VecDeque::new(),
+            polls: 0,
+            exposed: Exposed::default(),
+        }
+    }
+
+    #[inline]
+    fn path(&mut self, vi: PortId) -> Option<&mut FastPath> {
+        self.paths.get_mut(vi.index())?.as_mut()
+    }
+
+    /// Takes the next event of the rings; returns whether there was one.
+    #[inline]
+    fn poll(&mut self, tables: &mut Tables<'_>) -> bool {
+        match self.rings.poll() {
+            None => return false,
+            Some(News::Frame { from, words, payload }) => {
+                // Frames that no host writes, or to no interface, are dropped.
+                let Some(fields) = Fields::of(words) else { return true };
+                let vi = PortId(fields.vi);
+                let Some(Some(path)) = self.paths.get_mut(vi.index()) else { return true };
+                if path.may_be_early(&fields) {
+                    if self.early.len() < MAX_EARLY {
+                        self.early.push_back((from, fields, payload.to_vec()));
+                    }
+                } else if let Err(fault) = path.on_frame(tables, from, &fields, payload) {
+                    self.break_path(tables, vi, fault);
+                } else {
+                    self.is_behind |= matches!(fields.kind, Kind::Ask | Kind::Deny);
+                }
+            }
+            Some(News::Shown { from, name: [name, asker], memory }) => {
+                if let Some(path) = self.path(PortId(asker as u16)) {
+                    path.on_shown(from, (asker >> 16) as u16, name, memory);
+                    self.is_behind = true;
+                }
+            }
+            Some(News::Left(node) | News::Restarted(node)) => self.on_left(tables, node),
+            Some(News::Returned(_)) => self.is_behind = true,
+        }
+        true
+    }
+
+    /// Sends what an interface has to send, as far as there is room; returns how many frames.
+    #[inline]
+    fn pump(&mut self, tables: &mut Tables<'_>, vi: PortId) -> u64 {
+        let Self { rings, gate, paths, is_behind, exposed, .. } = self;
+        let Some(path) = paths.get_mut(vi.index()).and_then(Option::as_mut) else { return 0 };
+        let mut out = Rings { rings: &mut **rings, gate, exposed, frames: 0 };
+        let stop = path.pump(&mut out, tables, vi);
+        let frames = out.frames;
+        match stop {
+            Ok(()) => {}
+            Err(Stop::Full) => *is_behind = true,
+            Err(Stop::Gone) => self.break_path(tables, vi, None),
+            Err(stop @ (Stop::Closed | Stop::NeedsNic)) => {
+                path.give_up(WorkQueue::Send, stop == Stop::NeedsNic);
+                *is_behind = true;
+            }
+        }
+        frames
+    }
+
+    /// Handles the exit of a process: what hosts have exchanged with it is lost, and so are their connections.
+    fn on_left(&mut self, tables: &mut Tables<'_>, node: NodeId) {
+        for at in 0..self.paths.len() {
+            let Some(path) = &self.paths[at] else { continue };
+            if path.peer == Some(node) && path.sides.iter().any(|side| side.holder != Holder::Nic) {
+                self.break_path(tables, PortId(at as u16), None);
+            }
+        }
+    }
+
+    /// Ends a connection because of an error: completes what the host has, and reports the error.
+    fn break_path(&mut self, tables: &mut Tables<'_>, vi: PortId, fault: Fault) {
+        let Some(path) = self.path(vi) else { return };
+        path.unlink();
+        (path.owes_end, path.is_broken) = (true, true);
+        self.is_behind = true;
+        tables.flush(vi);
+        if let Some(id) = tables.queues.id(vi) {
+            tables.queues.set_state(id, ViState::Error);
+            let errors = fault.into_iter().chain([AsyncError::ConnectionLost]);
+            tables.errors.extend(errors.map(|error| (id, error)));
+        }
+    }
+
+    /// Has `waker` woken once there may be something to poll for; `false` if there may be already.
+    pub(super) fn arm_wakeup(&mut self, waker: &Waker) -> bool {
+        self.early.is_empty() && self.rings.arm_wakeup(waker)
+    }
+}
+
+/// Returns whether the queues of such an interface may be lent.
+const fn may_be_lent(attributes: &ViAttributes) -> bool {
+    matches!(attributes.reliability, Reliability::ReliableDelivery) && !attributes.rdma_read
+}
+
+impl Nic {
+    fn gated(&mut self) -> Option<(&mut Gated, Tables<'_>)> {
+        let Self { queues, free_scratch, errors, gated, .. } = self;
+        Some((gated.as_mut()?, Tables { queues, free_scratch, errors }))
+    }
+
+    fn path(&mut self, vi: PortId) -> Option<&mut FastPath> {
+        self.gated.as_mut()?.path(vi)
+    }
+
+    /// Returns whether messages that are sent over an interface now bypass the NIC.
+    #[must_use]
+    pub fn is_gate_open(&self, vi: ViId) -> bool {
+        let Some(gated) = &self.gated else { return false };
+        let path = gated.paths.get(vi.number.index()).and_then(Option::as_ref);
+        path.is_some_and(|path| path.may_send(&gated.gate))
+    }
+
+    /// Returns whether the host keeps what is posted to a queue.
+    #[inline]
+    pub(super) fn has_queue(&self, vi: ViId, queue: WorkQueue) -> bool {
+        let Some(gated) = &self.gated else { return false };
+        let path = gated.paths.get(vi.number.index()).and_then(Option::as_ref);
+        path.is_some_and(|path| path.sides[queue as usize].keeps())
+    }
+
+    /// Takes the next event of the rings, and sends what waits; returns whether there was anything.
+    #[inline]
+    pub(super) fn poll_rings(&mut self) -> bool {
+        let Some((gated, mut tables)) = self.gated() else { return false };
+        let has_come = gated.poll(&mut tables);
+        gated.polls = gated.polls.wrapping_add(1);
+        let is_due = gated.is_behind
+            || gated.awaits_peers && gated.polls.is_multiple_of(POLLS_PER_PORT)
+            || !gated.early.is_empty();
+        self.handled += u64::from(has_come);
+        if is_due { self.catch_up() | has_come } else { has_come }
+    }
+
+    /// Does what interfaces owe to the rings and to the NIC; returns whether anything was sent.
+    #[cold]
+    pub(super) fn catch_up(&mut self) -> bool {
+        self.take_early();
+        let Some(gated) = &mut self.gated else { return false };
+        (gated.is_behind, gated.awaits_peers) = (false, false);
+        let mut frames = 0;
+        for at in 0..gated.paths.len() {
+            let vi = PortId(at as u16);
+            self.tend(vi);
+            let Some((gated, mut tables)) = self.gated() else { return false };
+            frames += gated.pump(&mut tables, vi);
+            let is_behind = gated.path(vi).is_some_and(|path| path.is_behind());
+            gated.is_behind |= is_behind;
+        }
+        self.handled += frames;
+        frames > 0
+    }
+
+    /// Handles frames for queues that the NIC lends: the port has the news, because the NIC lends the queue
+    /// before the other end's NIC opens the gate.
+    fn take_early(&mut self) {
+        if self.gated.as_ref().is_some_and(|gated| !gated.early.is_empty()) {
+            self.poll_port();
+            self.deliver_early();
+        }
+    }
+
+    /// Delivers the kept frames for queues that were lent meanwhile, and drops those for queues that never will be.
+    fn deliver_early(&mut self) {
+        let Some((gated, mut tables)) = self.gated() else { return };
+        for early in std::mem::take(&mut gated.early) {
+            let (from, fields, payload) = &early;
+            let vi = PortId(fields.vi);
+            let Some(path) = gated.path(vi) else { continue };
+            if path.may_be_early(fields) {
+                gated.early.push_back(early);
+            } else if let Err(fault) =
+                path.on_frame(&mut tables, *from, fields, Payload::from(&payload[..]))
+            {
+                gated.break_path(&mut tables, vi, fault);
+            }
+        }
+    }
+
+    /// Tells the NIC what it has to know of an interface: ends, offers, and queues that are returned.
+    fn tend(&mut self, vi: PortId) {
+        let Some(id) = self.queues.id(vi) else { return };
+        if self.path(vi).is_some_and(|path| path.owes_end)
+            && self.start_unwatched(about(vi, DISCONNECT, 0)).is_ok()
+            && let Some(path) = self.path(vi)
+        {
+            path.owes_end = false;
+        }
+        for queue in QUEUES {
+            self.tend_queue(id, queue);
+        }
+    }
+
+    fn tend_queue(&mut self, id: ViId, queue: WorkQueue) {
+        let (vi, at) = (id.number, queue as usize);
+        let Some(gated) = &mut self.gated else { return };
+        let Some(path) = gated.paths.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        let side = &mut path.sides[at];
+        let command = |opcode, args| Command { args, ..about(vi, opcode, queue as u64) };
+        match side.holder {
+            Holder::Host if !side.awaits_recall => {
+                side.awaits_recall = self.port.submit(&command(RECALL, [0; 3])).is_ok();
+                gated.recalls += usize::from(side.awaits_recall);
+                return;
+            }
+            Holder::Host => return,
+            Holder::Returning => {
+                let posted = self.queues.posted(vi, queue).map_or(0, |posted| posted.unended());
+                let args = [path.progress(queue).into(), posted as u64, 0];
+                if self.port.submit(&command(RETURN, args)).is_err() {
+                    return;
+                }
+                path.returned(queue);
+            }
+            Holder::Nic => {}
+        }
+        if let Some(from) = path.sides[at].posts_from {
+            let rest = self.post_from(id, queue, from).err().map(|(next, _)| next);
+            self.ring();
+            let Some(path) = self.path(vi) else { return };
+            path.sides[at].posts_from = rest;
+        }
+        let Some(gated) = &mut self.gated else { return };
+        let Some(path) = gated.paths.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        let side = &mut path.sides[at];
+        if !side.wants || side.keeps() || side.has_offered {
+            return;
+        }
+        if !path.peer.is_some_and(|peer| gated.rings.has_peer(peer)) {
+            gated.awaits_peers = true;
+            return;
+        }
+        match self.port.submit(&command(LEND, [0; 3])) {
+            Ok(()) => {
+                (side.wants, side.has_offered) = (false, true);
+            }
+            Err(_) => gated.is_behind = true,
+        }
+    }
+
+    /// Handles the completion of a command of the gate.
+    pub(super) fn on_gate(&mut self, completion: &Completion) {
+        let queue = if completion.cookie == 0 { WorkQueue::Send } else { WorkQueue::Receive };
+        let [number, ends, ..] = completion.args;
+        let (vi, is_done) = (completion.port, completion.status == Status::Done);
+        let is_connected = self.queues.id(vi).and_then(|id| self.queues.of(id).ok());
+        let is_connected = is_connected.is_some_and(|vi| vi.state == ViState::Connected);
+        let Some(gated) = &mut self.gated else { return };
+        gated.is_behind = true;
+        let Some(path) = gated.paths.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        let side = &mut path.sides[queue as usize];
+        match completion.opcode {
+            LEND => {
+                side.has_offered = false;
+                if is_done && is_connected {
+                    path.take(queue, Ends::of(ends), number);
+                    // They came before what the rings still hold.
+                    self.deliver_early();
+                    self.catch_up();
+                }
+            }
+            RECALL => {
+                side.awaits_recall = false;
+                gated.recalls = gated.recalls.saturating_sub(1);
+                if is_done && side.holder == Holder::Host {
+                    if queue == WorkQueue::Receive {
+                        // The other end sends no more over the rings: what it has sent is there.
+                        self.drain_rings();
+                    }
+                    self.path(vi).into_iter().for_each(|path| path.give_up(queue, false));
+                    self.catch_up();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Handles a descriptor that the NIC gives back, because the host has the queue or is about to.
+    pub(super) fn on_given_back(&mut self, completion: &Completion) {
+        let queue = match completion.opcode {
+            POST_SEND => WorkQueue::Send,
+            _ => WorkQueue::Receive,
+        };
+        let (vi, number) = (completion.port, number(completion.cookie));
+        let Some(posted) = self.queues.posted(vi, queue) else { return };
+        self.free_scratch.extend(posted.take_back(number));
+        let is_connected = self.queues.id(vi).and_then(|id| self.queues.of(id).ok());
+        if is_connected.is_none_or(|vi| vi.state != ViState::Connected) {
+            // The connection is over, and with it the lending.
+            let end = failed(queue, DescriptorError::Flushed);
+            self.free_scratch.extend(self.queues.end(vi, queue, number, end));
+        }
+    }
+
+    /// Returns whether the host has any queue.
+    pub(super) fn has_lent(&self) -> bool {
+        let paths = self.gated.iter().flat_map(|gated| gated.paths.iter().flatten());
+        paths.flat_map(|path| &path.sides).any(|side| side.holder != Holder::Nic)
+    }
+
+    /// Takes all that is in the rings.
+    fn drain_rings(&mut self) {
+        let mut polls = 0;
+        while let Some((gated, mut tables)) = self.gated()
+            && polls < MAX_UNDER_WAY
+            && gated.poll(&mut tables)
+        {
+            polls += 1;
+        }
+    }
+
+    /// Returns whether the port is to be polled, too: rarely while it can only report events of connections, for which
+    /// one command is always under way, and those of the gate.
+    #[inline]
+    pub(super) fn is_port_due(&self) -> bool {
+        let Some(gated) = &self.gated else { return true };
+        gated.polls.is_multiple_of(POLLS_PER_PORT) || self.port.outstanding() > 1 + gated.recalls
+    }
+
+    /// Notes a new interface.
+    pub(super) fn add_path(&mut self, vi: ViId, attributes: ViAttributes) {
+        let Some(gated) = self.gated.as_mut().filter(|_| may_be_lent(&attributes)) else { return };
+        let at = vi.number.index();
+        if at >= gated.paths.len() {
+            gated.paths.resize_with(at + 1, || None);
+        }
+        gated.paths[at] = Some(FastPath::new(attributes));
+    }
+
+    /// Forgets an interface that was destroyed.
+    pub(super) fn remove_path(&mut self, vi: ViId) {
+        if let Some(place) = self.gated.as_mut().and_then(|it| it.paths.get_mut(vi.number.index()))
+        {
+            *place = None;
+        }
+    }
+
+    /// Notes that the NIC has connected an interface.
+    pub(super) fn link_path(&mut self, vi: PortId, ends: Ends) {
+        if let Some(path) = self.path(vi) {
+            path.link(ends.node);
+            self.catch_up();
+        }
+    }
+
+    /// Ends a connection at the host: takes what was sent before its end, and completes what it has.
+    pub(super) fn unlink_path(&mut self, vi: PortId) {
+        if self.path(vi).is_some_and(|path| path.has(WorkQueue::Receive)) {
+            self.drain_rings();
+        }
+        let Some((gated, mut tables)) = self.gated() else { return };
+        if let Some(path) = gated.path(vi) {
+            path.unlink();
+            tables.flush(vi);
+        }
+    }
+
+    /// Returns whether the host has ended an interface's connection, and reported that.
+    pub(super) fn is_broken(&mut self, vi: PortId) -> bool {
+        self.path(vi).is_some_and(|path| path.is_broken)
+    }
+
+    /// Posts a descriptor to a queue that the host has, or whose descriptors it is posting to the NIC.
+    pub(super) fn post_kept(
+        &mut self,
+        vi: ViId,
+        queue: WorkQueue,
+        descriptor: Descriptor,
+    ) -> Result<(), PostFailed> {
+        let (depth, owner) = (self.port.depth(), self.port.id());
+        let segments = descriptor.segments.len();
+        let refused = match self.queues.of(vi) {
+            Err(error) => Some(error),
+            Ok(_) if segments > MAX_SEGMENTS => Some(NicError::TooManySegments(segments)),
+            Ok(queues) if queues.posted[queue as usize].len() >= depth => Some(NicError::QueueFull),
+            Ok(_) => None,
+        };
+        if let Some(error) = refused {
+            return Err(PostFailed { error, descriptor });
+        }
+        let number = vi.number;
+        let Some((gated, mut tables)) = self.gated() else {
+            return Err(PostFailed { error: NicError::Closed, descriptor });
+        };
+        let Ok(queues) = tables.queues.of(vi) else {
+            return Err(PostFailed { error: NicError::NoSuchVi, descriptor });
+        };
+        // The NIC checks what the host only passes on.
+        let is_host = gated.path(number).is_some_and(|path| path.has(queue));
+        let wrong =
+            if is_host { refusal(&descriptor, queue, owner, &queues.attributes) } else { None };
+        let posted = &mut queues.posted[queue as usize];
+        let at = posted.next_number();
+        posted.keep(descriptor);
+        if let Some(error) = wrong {
+            tables.queues.end(number, queue, at, failed(queue, error));
+            // What was posted before comes back before.
+            if queue == WorkQueue::Send {
+                gated.break_path(&mut tables, number, None);
+                self.catch_up();
+            }
+        } else if queue == WorkQueue::Send && is_host {
+            self.handled += gated.pump(&mut tables, number);
+        }
+        Ok(())
+    }
+
+    /// Registers memory that the other ends of interfaces may map; `None` if that can't be.
+    pub(super) fn register_exposed(
+        &mut self,
+        bytes: usize,
+        options: MemoryOptions,
+    ) -> Option<midplane_simhw::region::Region> {
+        let gated = self.gated.as_mut().filter(|_| options.rdma_write && options.rdma_read)?;
+        let options = RegionOptions::default().tag(options.tag).rights(options.rights());
+        if gated.exposed.has_room() { self.port.register_shared(bytes, options).ok() } else { None }
+    }
+
+    /// Lets the other ends of interfaces with its tag map memory.
+    pub(super) fn expose(&mut self, memory: &Memory) {
+        if let Some(gated) = &mut self.gated {
+            gated.exposed.insert(memory);
+        }
+    }
+}
+
+/// Returns what is wrong with a descriptor, if anything is.
+fn refusal(
+    descriptor: &Descriptor,
+    queue: WorkQueue,
+    owner: PortId,
+    attributes: &ViAttributes,
+) -> Option<DescriptorError> {
+    let rights = match (queue, &descriptor.transfer) {
+        (WorkQueue::Send, Transfer::Send | Transfer::RdmaWrite(_)) => Rights::LOCAL_READ,
+        _ => Rights::LOCAL_WRITE,
+    };
+    let may_use =
+        |segment: &crate::memory::Segment| segment.memory().is_of(owner, attributes.tag, rights);
+    if !descriptor.segments.iter().all(may_use) {
+        return Some(DescriptorError::Protection);
+    }
+    let is_long = descriptor.bytes() > attributes.max_transfer as usize;
+    is_long.then_some(DescriptorError::Length)
+}

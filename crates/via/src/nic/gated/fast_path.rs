@@ -1,0 +1,561 @@
+//! One interface's way past the NIC: what its host sends and receives over its rings.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::peer_rings::{PeerRings, SendRefused};
+use midplane_simhw::port::HostGate;
+use midplane_simhw::region::{Payload, RegionRef, SharedMemory};
+
+use super::exposed::Exposed;
+use super::frame::{Fields, Kind};
+use crate::attributes::ViAttributes;
+use crate::command::Ends;
+use crate::descriptor::{Descriptor, Transfer};
+use crate::memory::RemoteMemory;
+use crate::nic::posted::End;
+use crate::nic::queues::Queues;
+use crate::nic::{ViId, WorkQueue};
+use crate::outcome::{AsyncError, DescriptorError, Operation};
+
+/// Most requests to map memory that one end may have pending; hosts have one at a time.
+const MAX_ASKS: usize = 64;
+
+/// Who has a work queue.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) enum Holder {
+    #[default]
+    Nic,
+    Host,
+    /// The host, which has yet to tell the NIC that it returns it.
+    Returning,
+}
+
+/// One work queue of an interface.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Side {
+    pub(super) holder: Holder,
+    /// The host could be lent it, and has not offered that to the NIC.
+    pub(super) wants: bool,
+    /// Commands under way: the offer, and the request to be told when it has to return it.
+    pub(super) has_offered: bool,
+    pub(super) awaits_recall: bool,
+    /// The number of the next descriptor that the host has to post to the NIC, which has the queue again.
+    pub(super) posts_from: Option<u64>,
+}
+
+impl Side {
+    /// Returns whether descriptors are not to be posted to the NIC now.
+    #[inline]
+    pub(super) fn keeps(&self) -> bool {
+        self.holder != Holder::Nic || self.posts_from.is_some()
+    }
+}
+
+/// One interface.
+#[derive(Debug)]
+pub(super) struct FastPath {
+    attributes: ViAttributes,
+    /// The send queue and the receive queue.
+    pub(super) sides: [Side; 2],
+    /// The node of the other end, while it is connected.
+    pub(super) peer: Option<NodeId>,
+    /// The connection for which a queue was lent.
+    ends: Option<Ends>,
+    /// The number under which the gate is open.
+    number: u64,
+    /// Bytes of the first pending send that were sent.
+    sent: usize,
+    /// Bytes of the first pending receive that were received.
+    came: u32,
+    /// Memory of the other end that this one has asked for, by name; `None` until it arrives.
+    reach: BTreeMap<u64, Option<SharedMemory>>,
+    /// The first pending send is a write whose bytes are written, and whose immediate data is not sent.
+    has_written: bool,
+    /// A send can't be done over the rings: the NIC has to.
+    needs_nic: bool,
+    /// Names of memory that the other end has asked for and that was not answered.
+    asks: VecDeque<u64>,
+    /// The NIC has yet to be told that the connection is over.
+    pub(super) owes_end: bool,
+    /// The host has ended the connection, and reported that.
+    pub(super) is_broken: bool,
+}
+
+/// What a [`Nic`](crate::nic::Nic) keeps of all interfaces.
+pub(super) struct Tables<'a> {
+    pub(super) queues: &'a mut Queues,
+    pub(super) free_scratch: &'a mut Vec<u16>,
+    pub(super) errors: &'a mut VecDeque<(ViId, AsyncError)>,
+}
+
+impl Tables<'_> {
+    /// Returns the first descriptor of a queue that has not completed.
+    #[inline]
+    fn pending(&mut self, vi: PortId, queue: WorkQueue) -> Option<&Descriptor> {
+        let (_, descriptor) = self.queues.posted(vi, queue)?.pending()?;
+        Some(descriptor)
+    }
+
+    /// Completes that descriptor; `false` if there is none.
+    #[inline]
+    fn end(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
+        let ended = self.queues.end_pending(vi, queue, end);
+        ended.is_some_and(|scratch| {
+            self.free_scratch.extend(scratch);
+            true
+        })
+    }
+}
+
+impl Tables<'_> {
+    /// Completes the descriptors that the host has, because the connection is over.
+    pub(super) fn flush(&mut self, vi: PortId) {
+        for queue in [WorkQueue::Send, WorkQueue::Receive] {
+            while let Some(number) = self.queues.posted(vi, queue).and_then(|it| it.first_kept()) {
+                let end = failed(queue, DescriptorError::Flushed);
+                self.free_scratch.extend(self.queues.end(vi, queue, number, end));
+            }
+        }
+    }
+}
+
+/// Makes the result of a descriptor that has moved no bytes.
+pub(super) const fn failed(queue: WorkQueue, error: DescriptorError) -> End {
+    let operation = match queue {
+        WorkQueue::Receive => Operation::Receive,
+        WorkQueue::Send => Operation::Send,
+    };
+    End { operation, outcome: Err(error), length: 0, immediate: None }
+}
+
+const fn done(operation: Operation, length: u32, immediate: Option<u32>) -> End {
+    End { operation, outcome: Ok(()), length, immediate }
+}
+
+/// An error that ends a connection, if there is one besides the end itself.
+pub(super) type Fault = Option<AsyncError>;
+
+/// Why an interface does not send now.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Stop {
+    /// The ring has no room.
+    Full,
+    /// The other process has exited.
+    Gone,
+    /// The gate is closed.
+    Closed,
+    /// The NIC has to do the next one.
+    NeedsNic,
+}
+
+impl From<SendRefused> for Stop {
+    fn from(refused: SendRefused) -> Self {
+        if refused == SendRefused::Full { Self::Full } else { Self::Gone }
+    }
+}
+
+/// The ways out of this process.
+pub(super) struct Rings<'a> {
+    pub(super) rings: &'a mut dyn PeerRings,
+    pub(super) gate: &'a mut HostGate,
+    pub(super) exposed: &'a Exposed,
+    /// Frames sent.
+    pub(super) frames: u64,
+}
+
+impl Rings<'_> {
+    /// Sends a frame through the gate.
+    #[inline]
+    fn send(
+        &mut self,
+        number: u64,
+        to: NodeId,
+        fields: Fields,
+        parts: &[Payload<'_>],
+    ) -> Result<(), Stop> {
+        let rings = &mut *self.rings;
+        let sent = self.gate.post(number, || rings.send_parts(to, fields.to_words(), parts));
+        sent.ok_or(Stop::Closed)??;
+        self.frames += 1;
+        Ok(())
+    }
+}
+
+impl FastPath {
+    pub(super) fn new(attributes: ViAttributes) -> Self {
+        Self {
+            attributes,
+            sides: [Side::default(); 2],
+            peer: None,
+            ends: None,
+            number: 0,
+            sent: 0,
+            came: 0,
+            reach: BTreeMap::new(),
+            has_written: false,
+            needs_nic: false,
+            asks: VecDeque::new(),
+            owes_end: false,
+            is_broken: false,
+        }
+    }
+
+    #[inline]
+    pub(super) fn has(&self, queue: WorkQueue) -> bool {
+        self.sides[queue as usize].holder == Holder::Host
+    }
+
+    /// Returns whether it has the send queue, and the gate is open.
+    pub(super) fn may_send(&self, gate: &HostGate) -> bool {
+        self.has(WorkQueue::Send) && gate.is_open(self.number)
+    }
+
+    /// Handles a new connection: both queues can be lent.
+    pub(super) fn link(&mut self, peer: NodeId) {
+        (self.peer, self.is_broken, self.needs_nic) = (Some(peer), false, false);
+        self.sides.iter_mut().for_each(|side| side.wants = true);
+    }
+
+    /// Handles a queue that the NIC lends.
+    pub(super) fn take(&mut self, queue: WorkQueue, ends: Ends, number: u64) {
+        (self.ends, self.peer) = (Some(ends), Some(ends.node));
+        self.sides[queue as usize].holder = Holder::Host;
+        if queue == WorkQueue::Send {
+            self.number = number;
+        }
+    }
+
+    /// Begins to return a queue; if the NIC is needed, for as long as the connection lasts.
+    pub(super) fn give_up(&mut self, queue: WorkQueue, needs_nic: bool) {
+        self.needs_nic |= needs_nic;
+        let side = &mut self.sides[queue as usize];
+        if side.holder == Holder::Host {
+            side.holder = Holder::Returning;
+        }
+    }
+
+    /// Returns how many bytes of a queue's first message were moved.
+    pub(super) const fn progress(&self, queue: WorkQueue) -> u32 {
+        match queue {
+            WorkQueue::Send => self.sent as u32,
+            WorkQueue::Receive => self.came,
+        }
+    }
+
+    /// The NIC was told that a queue is its own.
+    pub(super) fn returned(&mut self, queue: WorkQueue) {
+        let side = &mut self.sides[queue as usize];
+        (side.holder, side.posts_from) = (Holder::Nic, Some(0));
+        side.wants = queue == WorkQueue::Receive || !self.needs_nic;
+        match queue {
+            WorkQueue::Send => {
+                (self.sent, self.has_written) = (0, false);
+                self.reach.clear();
+            }
+            WorkQueue::Receive => self.came = 0,
+        }
+    }
+
+    /// Returns whether a frame is of this connection.
+    fn is_known(&self, from: NodeId, connection: u16) -> bool {
+        self.ends.as_ref().is_some_and(|ends| ends.node == from && ends.connection == connection)
+    }
+
+    /// Returns whether a frame may belong to a queue that the NIC is lending right now.
+    pub(super) fn may_be_early(&self, fields: &Fields) -> bool {
+        let receives = &self.sides[WorkQueue::Receive as usize];
+        fields.kind != Kind::Deny && receives.has_offered && receives.holder == Holder::Nic
+    }
+
+    /// Handles a frame to this interface.
+    #[inline]
+    pub(super) fn on_frame(
+        &mut self,
+        tables: &mut Tables<'_>,
+        from: NodeId,
+        fields: &Fields,
+        payload: Payload<'_>,
+    ) -> Result<(), Fault> {
+        if !self.is_known(from, fields.connection) {
+            return Ok(());
+        }
+        match fields.kind {
+            Kind::Send if self.has(WorkQueue::Receive) => self.receive(tables, fields, payload),
+            Kind::Written if self.has(WorkQueue::Receive) => self.on_written(tables, fields),
+            Kind::Send | Kind::Written => Ok(()),
+            Kind::Ask if self.asks.len() >= MAX_ASKS => Err(None),
+            Kind::Ask => {
+                self.asks.push_back(fields.memory);
+                Ok(())
+            }
+            Kind::Deny => {
+                self.needs_nic |= matches!(self.reach.get(&fields.memory), Some(None));
+                Ok(())
+            }
+        }
+    }
+
+    /// Handles memory that the other end shares, if this one has asked for it.
+    pub(super) fn on_shown(
+        &mut self,
+        from: NodeId,
+        connection: u16,
+        name: u64,
+        memory: SharedMemory,
+    ) {
+        if self.is_known(from, connection)
+            && let Some(place @ None) = self.reach.get_mut(&name)
+        {
+            *place = Some(memory);
+        }
+    }
+
+    /// Handles the immediate data of a write to this process's memory.
+    fn on_written(&self, tables: &mut Tables<'_>, fields: &Fields) -> Result<(), Fault> {
+        if !self.attributes.rdma_write {
+            return Err(Some(AsyncError::RdmaWriteProtection));
+        }
+        let is_too_long = fields.total > self.attributes.max_transfer;
+        if self.came != 0 || fields.immediate.is_none() || is_too_long {
+            // No host sends that.
+            return Err(None);
+        }
+        let end = done(Operation::RemoteRdmaWrite, fields.total, fields.immediate);
+        if tables.end(PortId(fields.vi), WorkQueue::Receive, end) {
+            Ok(())
+        } else {
+            Err(Some(AsyncError::ReceiveQueueEmpty))
+        }
+    }
+
+    /// Receives the next part of a message.
+    #[inline]
+    fn receive(
+        &mut self,
+        tables: &mut Tables<'_>,
+        fields: &Fields,
+        payload: Payload<'_>,
+    ) -> Result<(), Fault> {
+        let vi = PortId(fields.vi);
+        let Some(descriptor) = tables.pending(vi, WorkQueue::Receive) else {
+            return Err(Some(AsyncError::ReceiveQueueEmpty));
+        };
+        let end = fields.offset.checked_add(payload.len() as u32);
+        let Some(end) = end.filter(|end| *end <= fields.total && fields.offset == self.came) else {
+            // No host cuts a message so.
+            return Err(None);
+        };
+        if fields.total as usize > descriptor.bytes() {
+            let too_long = failed(WorkQueue::Receive, DescriptorError::Length);
+            tables.end(vi, WorkQueue::Receive, too_long);
+            return Err(None);
+        }
+        scatter(descriptor, fields.offset as usize, payload);
+        self.came = end;
+        if end == fields.total {
+            self.came = 0;
+            let received = done(Operation::Receive, end, fields.immediate);
+            tables.end(vi, WorkQueue::Receive, received);
+        }
+        Ok(())
+    }
+
+    /// Sends as much as there is room for.
+    #[inline]
+    pub(super) fn pump(
+        &mut self,
+        out: &mut Rings<'_>,
+        tables: &mut Tables<'_>,
+        vi: PortId,
+    ) -> Result<(), Stop> {
+        let Some(ends) = self.ends else { return Ok(()) };
+        if !self.asks.is_empty() {
+            self.answer(out, &ends)?;
+        }
+        if !self.has(WorkQueue::Send) {
+            return Ok(());
+        }
+        if self.needs_nic {
+            return Err(Stop::NeedsNic);
+        }
+        while let Some(descriptor) = tables.pending(vi, WorkQueue::Send) {
+            let total = descriptor.bytes();
+            let operation = match descriptor.transfer {
+                Transfer::Send => {
+                    self.send(out, descriptor, &ends)?;
+                    Operation::Send
+                }
+                Transfer::RdmaWrite(to) => match self.write(out, descriptor, &ends, to)? {
+                    true => Operation::RdmaWrite,
+                    false if out.gate.is_open(self.number) => return Ok(()),
+                    false => return Err(Stop::Closed),
+                },
+                Transfer::RdmaRead(_) => return Err(Stop::NeedsNic),
+            };
+            (self.sent, self.has_written) = (0, false);
+            tables.end(vi, WorkQueue::Send, done(operation, total as u32, None));
+        }
+        Ok(())
+    }
+
+    /// Sends the rest of a message.
+    #[inline]
+    fn send(
+        &mut self,
+        out: &mut Rings<'_>,
+        descriptor: &Descriptor,
+        ends: &Ends,
+    ) -> Result<(), Stop> {
+        let total = descriptor.bytes();
+        loop {
+            let next = (self.sent + out.rings.mtu()).min(total);
+            let fields = Fields {
+                total: total as u32,
+                offset: self.sent as u32,
+                immediate: descriptor.immediate,
+                ..Fields::to(ends, Kind::Send)
+            };
+            send_part(out, (self.number, ends.node), fields, descriptor, self.sent..next)?;
+            self.sent = next;
+            if next == total {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Shares the memory that the other end has asked for and may write. That is no data, and passes a closed gate.
+    fn answer(&mut self, out: &mut Rings<'_>, ends: &Ends) -> Result<(), Stop> {
+        while let Some(memory) = self.asks.front().copied() {
+            let asker = u64::from(ends.remote_vi.0) | u64::from(ends.remote_connection) << 16;
+            match out.exposed.find(memory, &self.attributes) {
+                Some(region) => out.rings.show(ends.node, [memory, asker], &region)?,
+                None => {
+                    let denial = Fields { memory, ..Fields::to(ends, Kind::Deny) };
+                    out.rings.send_parts(ends.node, denial.to_words(), &[])?;
+                }
+            }
+            self.asks.pop_front();
+            out.frames += 1;
+        }
+        Ok(())
+    }
+
+    /// Writes a descriptor's bytes to the other end's memory. Returns `false` until that is mapped.
+    fn write(
+        &mut self,
+        out: &mut Rings<'_>,
+        descriptor: &Descriptor,
+        ends: &Ends,
+        to: RemoteMemory,
+    ) -> Result<bool, Stop> {
+        let [memory, _] = to.words();
+        let (offset, total) = (RegionRef::from_words(to.words()).offset, descriptor.bytes());
+        let place = match self.reach.get(&memory) {
+            Some(Some(place)) => place,
+            Some(None) => return Ok(false),
+            None => {
+                let ask = Fields { memory, ..Fields::to(ends, Kind::Ask) };
+                out.send(self.number, ends.node, ask, &[])?;
+                self.reach.retain(|_, known| known.as_ref().is_none_or(|it| !it.is_revoked()));
+                self.reach.insert(memory, None);
+                return Ok(false);
+            }
+        };
+        let end = (offset as usize).checked_add(total);
+        if place.is_revoked() || end.is_none_or(|end| end > place.len()) {
+            // The other NIC decides what becomes of it.
+            return Err(Stop::NeedsNic);
+        }
+        if !self.has_written {
+            let store = || {
+                gather(descriptor, |at, part| {
+                    place.store(offset as usize + at, part).expect("it ends within");
+                });
+            };
+            out.gate.post(self.number, store).ok_or(Stop::Closed)?;
+            out.frames += 1;
+            self.has_written = true;
+        }
+        if let Some(immediate) = descriptor.immediate {
+            let (total, immediate) = (total as u32, Some(immediate));
+            let written = Fields { total, immediate, ..Fields::to(ends, Kind::Written) };
+            out.send(self.number, ends.node, written, &[])?;
+        }
+        Ok(true)
+    }
+
+    /// Forgets the connection: both queues are the NIC's for the next one.
+    pub(super) fn unlink(&mut self) {
+        for side in &mut self.sides {
+            (side.holder, side.wants, side.posts_from) = (Holder::Nic, false, None);
+        }
+        self.reach.clear();
+        self.asks.clear();
+        (self.sent, self.came, self.has_written) = (0, 0, false);
+        (self.ends, self.peer) = (None, None);
+    }
+
+    /// Returns whether there is something to do besides what events cause.
+    pub(super) fn is_behind(&self) -> bool {
+        let owes = |side: &Side| {
+            side.holder == Holder::Returning
+                || side.posts_from.is_some()
+                || side.holder == Holder::Host && !side.awaits_recall
+        };
+        !self.asks.is_empty()
+            || self.needs_nic && self.has(WorkQueue::Send)
+            || self.sides.iter().any(owes)
+    }
+}
+
+/// Calls `part` for each segment of a descriptor, with its offset in the message.
+fn gather(descriptor: &Descriptor, mut part: impl FnMut(usize, Payload<'_>)) {
+    let mut at = 0;
+    for segment in &descriptor.segments {
+        let bytes = segment.memory().view(segment.offset(), segment.len());
+        part(at, bytes.expect("a segment is within its memory"));
+        at += segment.len();
+    }
+}
+
+/// Sends these bytes of a descriptor as a frame.
+#[inline]
+fn send_part(
+    out: &mut Rings<'_>,
+    (number, to): (u64, NodeId),
+    fields: Fields,
+    descriptor: &Descriptor,
+    range: Range<usize>,
+) -> Result<(), Stop> {
+    if let [one] = &descriptor.segments[..] {
+        let part = one.memory().view(one.offset() + range.start, range.len());
+        return out.send(number, to, fields, &[part.expect("a segment is within its memory")]);
+    }
+    let mut parts = Vec::with_capacity(descriptor.segments.len());
+    let mut before = 0;
+    for segment in &descriptor.segments {
+        let (start, end) = (range.start.max(before), range.end.min(before + segment.len()));
+        if start < end {
+            let part = segment.memory().view(segment.offset() + start - before, end - start);
+            parts.push(part.expect("a segment is within its memory"));
+        }
+        before += segment.len();
+    }
+    out.send(number, to, fields, &parts)
+}
+
+/// Writes a payload to its place in a descriptor that has room for it.
+fn scatter(descriptor: &Descriptor, offset: usize, payload: Payload<'_>) {
+    let (mut before, end) = (0, offset + payload.len());
+    for segment in &descriptor.segments {
+        let (start, stop) = (offset.max(before), end.min(before + segment.len()));
+        if start < stop {
+            let part = payload.slice(start - offset..stop - offset).expect("a part of it");
+            let stored = segment.memory().store(segment.offset() + start - before, part);
+            stored.expect("a segment is within its memory");
+        }
+        before += segment.len();
+    }
+}
