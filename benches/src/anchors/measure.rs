@@ -18,7 +18,7 @@ use crate::raw::{self, PING, RECEIVE, SEND};
 const A: NodeId = NodeId(0);
 const B: NodeId = NodeId(1);
 
-/// What a model's number owes to the published one beside it.
+/// The relation of a model's number to the published one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "origin", content = "fitted")]
 pub enum Origin {

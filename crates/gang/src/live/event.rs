@@ -12,7 +12,7 @@ use crate::names::JobId;
 use crate::node_core::message::{ClientId, Down, RankEvent, Request, Up};
 use crate::node_core::{Read, StepOutcome};
 
-/// What a process attaches to its channel with.
+/// The means by which a process attaches to its channel.
 #[derive(Debug)]
 pub(super) struct Pass {
     /// The channel's ticket, as text.

@@ -1,4 +1,4 @@
-//! The tables of a comparison, and whether it holds what is asked.
+//! Prints the tables of a comparison, and judges its errors.
 
 use serde::Deserialize;
 

@@ -29,7 +29,7 @@ pub enum Protocol {
     Tcp,
 }
 
-/// What the receiver has measured.
+/// A measurement of the receiver.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Measured {
     /// Bytes of complete messages of each sender, 10^6 bit/s.

@@ -16,7 +16,7 @@ pub(crate) struct Row {
     ours: Option<f64>,
     /// Ours over the published one, less 1.
     deviation: Option<f64>,
-    /// What ours owes to the published one; `None` if ours is missing.
+    /// The relation of ours to the published one; `None` if ours is missing.
     #[serde(flatten)]
     origin: Option<Origin>,
     /// The reason for a missing number, or a remark.
