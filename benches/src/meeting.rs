@@ -162,8 +162,10 @@ impl Meeting {
                     }
                     all.push(value);
                 }
+                // In brackets: a value may be null, as that of a lost rank is.
+                let values: Vec<_> = all.iter().map(|value| Some((value.as_ref()?,))).collect();
                 for place in lines {
-                    let said = async { place.as_mut()?.say(&all).await.ok() };
+                    let said = async { place.as_mut()?.say(&values).await.ok() };
                     if said.await.is_none() {
                         *place = None;
                     }
@@ -177,7 +179,9 @@ impl Meeting {
                 };
                 // Rank 0 may begin to wait when this rank is done waiting for it.
                 let heard = timeout(2 * limit, exchanged).await;
-                heard.ok().and_then(Result::ok).ok_or_else(|| lost(&[0]))
+                let values: Vec<Option<(T,)>> =
+                    heard.ok().and_then(Result::ok).ok_or_else(|| lost(&[0]))?;
+                Ok(values.into_iter().map(|value| value.map(|(value,)| value)).collect())
             }
         }
     }
@@ -263,5 +267,25 @@ impl Line {
         (&mut self.0).take(LINE).read_line(&mut text).await?;
         // An empty text, of a connection that was closed, is no value.
         Ok(serde_json::from_str(&text)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_value_that_is_null_is_no_lost_rank() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (at, wait) = (listener.local_addr().unwrap(), Duration::from_secs(10));
+        let follower = tokio::spawn(async move {
+            let mut meeting = Meeting::follow(at, 1, wait).await.unwrap();
+            let units = meeting.gather_all(&(), wait).await.unwrap();
+            (units, meeting.gather_all(&Some(7), wait).await.unwrap())
+        });
+        let mut leader = Meeting::lead(&listener, 2, wait).await.unwrap();
+        assert_eq!(leader.gather_all(&(), wait).await.unwrap(), [(), ()]);
+        assert_eq!(leader.gather_all(&None::<u8>, wait).await.unwrap(), [None, Some(7)]);
+        assert_eq!(follower.await.unwrap(), (vec![(), ()], vec![None, Some(7)]));
     }
 }
