@@ -61,7 +61,10 @@ pub fn print(rows: &[Row], protocol: Protocol, median: f64, worst: f64) -> bool 
     let of = |value: fn(&Row) -> f64| middle_and_most(rows.iter().map(|row| value(row).abs()));
     let goodput = of(Row::off);
     let loss = of(|row| 100.0 * (row.sim.loss - row.kernel.loss));
-    let delay = of(|row| 100.0 * (row.sim.delay_ms / row.kernel.delay_ms.max(1e-6) - 1.0));
+    // All probes of a case may be lost.
+    let probed = rows.iter().filter(|row| row.kernel.delay_ms > 0.0 && row.sim.delay_ms > 0.0);
+    let off = |row: &&Row| 100.0 * (row.sim.delay_ms / row.kernel.delay_ms - 1.0).abs();
+    let delay = middle_and_most(probed.map(off).chain([0.0]));
     let jain = of(|row| row.sim.jain() - row.kernel.jain());
     println!("\n{} cases; error, median and worst:", rows.len());
     println!(
