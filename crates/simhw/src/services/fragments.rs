@@ -65,17 +65,6 @@ impl Partial {
     }
 }
 
-/// The result of a fragment's arrival.
-#[derive(Debug)]
-pub(super) enum Assembled {
-    /// The datagram is complete.
-    Whole(Arrived),
-    /// Fragments are missing.
-    Partial,
-    /// The fragment is dropped.
-    Refused,
-}
-
 /// The incomplete datagrams of a host.
 #[derive(Debug, Default)]
 pub(super) struct Reassembly {
@@ -85,19 +74,28 @@ pub(super) struct Reassembly {
     /// Fragments that have arrived from each sender.
     counts: BTreeMap<NodeId, u32>,
     memory: usize,
+    /// Fragments that were dropped, and not reported yet.
+    dropped: usize,
 }
 
 impl Reassembly {
-    /// Gives up the datagrams that are too old; returns how many fragments they had.
-    pub(super) fn expire(&mut self, now: Instant) -> usize {
-        let mut fragments = 0;
+    /// Returns how many fragments were dropped since the last call.
+    pub(super) fn take_dropped(&mut self) -> usize {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// Gives up the datagrams that are too old.
+    fn expire(&mut self, now: Instant) {
         while let Some((since, key)) = self.order.first().copied() {
             if since + LIFETIME > now {
                 break;
             }
-            fragments += self.remove(&key).map_or(0, |partial| partial.has());
+            self.give_up(&key);
         }
-        fragments
+    }
+
+    fn give_up(&mut self, key: &Key) {
+        self.dropped += self.remove(key).map_or(0, |partial| partial.has());
     }
 
     fn remove(&mut self, key: &Key) -> Option<Partial> {
@@ -107,8 +105,14 @@ impl Reassembly {
         Some(partial)
     }
 
-    /// Adds a fragment to its datagram.
-    pub(super) fn add(&mut self, now: Instant, arrived: Arrived, fragment: Fragment) -> Assembled {
+    /// Adds a fragment to its datagram; returns the datagram once it is whole.
+    pub(super) fn add(
+        &mut self,
+        now: Instant,
+        arrived: Arrived,
+        fragment: Fragment,
+    ) -> Option<Arrived> {
+        self.expire(now);
         let label = arrived.label;
         let Label { from, to, sequence, .. } = label;
         let key = (arrived.from, from, to, sequence);
@@ -119,11 +123,12 @@ impl Reassembly {
             seen.wrapping_sub(partial.seen) > DISTANCE || partial.parts.len() != parts
         };
         if self.partial.get(&key).is_some_and(is_stale) {
-            self.remove(&key);
+            self.give_up(&key);
         }
         if !self.partial.contains_key(&key) {
             if self.memory > MEMORY_BYTES {
-                return Assembled::Refused;
+                self.dropped += 1;
+                return None;
             }
             self.order.insert((now, key));
             let partial = Partial { since: now, seen, missing: parts, parts: vec![None; parts] };
@@ -132,17 +137,18 @@ impl Reassembly {
         let partial = self.partial.get_mut(&key).expect("it was there, or was added");
         partial.seen = seen;
         let Some(part @ None) = partial.parts.get_mut(usize::from(fragment.index)) else {
-            return Assembled::Refused;
+            self.dropped += 1;
+            return None;
         };
         self.memory += memory_of(arrived.bytes.len());
         *part = Some(arrived.bytes);
         partial.missing -= 1;
         if partial.missing > 0 {
-            return Assembled::Partial;
+            return None;
         }
         let whole = self.remove(&key).expect("it is there");
         let bytes = whole.parts.into_iter().flatten().flatten().collect();
-        Assembled::Whole(Arrived { from: key.0, label, bytes })
+        Some(Arrived { from: key.0, label, bytes })
     }
 }
 
@@ -172,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_is_whole_in_any_order_and_duplicates_are_refused() {
+    fn a_datagram_is_whole_in_any_order_and_duplicates_are_dropped() {
         for first in 0..3 {
             let mut reassembly = Reassembly::default();
             let mut parts = fragments(9);
@@ -180,16 +186,15 @@ mod tests {
             let last = parts.pop().unwrap();
             for (arrived, fragment) in parts {
                 let again = Arrived { from: arrived.from, label: arrived.label, bytes: Vec::new() };
-                let added = reassembly.add(Instant::ZERO, arrived, fragment);
-                assert!(matches!(added, Assembled::Partial));
-                let added = reassembly.add(Instant::ZERO, again, fragment);
-                assert!(matches!(added, Assembled::Refused));
+                assert!(reassembly.add(Instant::ZERO, arrived, fragment).is_none());
+                assert_eq!(reassembly.take_dropped(), 0);
+                assert!(reassembly.add(Instant::ZERO, again, fragment).is_none());
+                assert_eq!(reassembly.take_dropped(), 1);
             }
-            let Assembled::Whole(whole) = reassembly.add(Instant::ZERO, last.0, last.1) else {
-                panic!("all fragments are there");
-            };
-            assert_eq!(whole.bytes, [9; 2_500]);
+            let whole = reassembly.add(Instant::ZERO, last.0, last.1);
+            assert_eq!(whole.expect("all fragments are there").bytes, [9; 2_500]);
             assert_eq!((reassembly.memory, reassembly.partial.len()), (0, 0));
+            assert_eq!((reassembly.order.len(), reassembly.take_dropped()), (0, 0));
         }
     }
 
@@ -199,15 +204,17 @@ mod tests {
         let mut taken = 0;
         for id in 0..5_000 {
             let (arrived, fragment) = fragments(id).remove(0);
-            match reassembly.add(Instant::ZERO, arrived, fragment) {
-                Assembled::Partial => taken += 1,
-                Assembled::Refused => break,
-                Assembled::Whole(_) => panic!("two fragments are missing"),
+            assert!(reassembly.add(Instant::ZERO, arrived, fragment).is_none());
+            if reassembly.take_dropped() > 0 {
+                break;
             }
+            taken += 1;
         }
         assert_eq!(taken, MEMORY_BYTES / memory_of(1_000) + 1);
-        assert_eq!(reassembly.expire(Instant::ZERO + LIFETIME / 2), 0);
-        assert_eq!(reassembly.expire(Instant::ZERO + LIFETIME), taken);
+        reassembly.expire(Instant::ZERO + LIFETIME / 2);
+        assert_eq!(reassembly.take_dropped(), 0);
+        reassembly.expire(Instant::ZERO + LIFETIME);
+        assert_eq!(reassembly.take_dropped(), taken);
         assert_eq!((reassembly.memory, reassembly.order.len()), (0, 0));
     }
 
@@ -222,9 +229,11 @@ mod tests {
                 reassembly.add(Instant::ZERO, arrived, fragment);
             }
         }
+        assert_eq!(reassembly.take_dropped(), 0);
         for (arrived, fragment) in old {
-            assert!(matches!(reassembly.add(Instant::ZERO, arrived, fragment), Assembled::Partial));
+            assert!(reassembly.add(Instant::ZERO, arrived, fragment).is_none());
         }
+        assert_eq!(reassembly.take_dropped(), 1);
         assert_eq!(reassembly.memory, memory_of(1_000) + memory_of(500));
     }
 }

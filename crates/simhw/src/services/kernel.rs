@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use super::fragments::{Assembled, Reassembly};
+use super::fragments::Reassembly;
 use super::label::{Arrived, Kind, Label, Outgoing};
 use super::outbox::Outbox;
 use super::tcp::Tcp;
@@ -224,17 +224,12 @@ impl Kernel {
     /// Adds a fragment to its datagram; returns the packet once it is whole.
     fn assemble(&self, arrived: Arrived) -> Option<Arrived> {
         let Some(fragment) = arrived.label.fragment else { return Some(arrived) };
-        let now = self.host.now();
-        let (expired, assembled) = {
+        let (whole, dropped) = {
             let reassembly = &mut self.state().reassembly;
-            (reassembly.expire(now), reassembly.add(now, arrived, fragment))
+            (reassembly.add(self.host.now(), arrived, fragment), reassembly.take_dropped())
         };
-        let refused = usize::from(matches!(assembled, Assembled::Refused));
-        (0..expired + refused).for_each(|_| self.hosts.count_drop(DropCause::Incomplete));
-        match assembled {
-            Assembled::Whole(arrived) => Some(arrived),
-            Assembled::Partial | Assembled::Refused => None,
-        }
+        (0..dropped).for_each(|_| self.hosts.count_drop(DropCause::Incomplete));
+        whole
     }
 
     /// Returns when the next exact timer is due.
