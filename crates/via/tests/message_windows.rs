@@ -177,3 +177,74 @@ fn two_tasks_of_a_process_share_a_window() {
         window.local(|values| assert_eq!(values, [350]));
     });
 }
+
+#[test]
+fn a_process_that_was_lost_before_its_request_was_served_gets_no_lock() {
+    on_threads(3, |world| async move {
+        let window = Window::<u32>::create(&world, 1).await.unwrap();
+        match world.rank().0 {
+            0 => {
+                // The request arrives, and the loss, before anything is served.
+                assert!(world.receive(Rank(1), Tag(1)).await.is_err());
+                let done = world.receive(Rank(2), Tag(1));
+                futures_util::future::select(pin!(done), pin!(window.serve())).await;
+            }
+            1 => assert!(!polled(1, window.lock(Rank(0), Lock::Exclusive)).await),
+            _ => {
+                assert!(world.receive(Rank(1), Tag(1)).await.is_err());
+                window.lock(Rank(0), Lock::Exclusive).await.unwrap();
+                window.unlock(Rank(0)).await.unwrap();
+                world.send(Rank(0), Tag(1), vec![]).await.unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_task_that_serves_many_requests_yields_to_others() {
+    on_threads(2, |world| async move {
+        let window = Window::<u32>::create(&world, 1).await.unwrap();
+        if world.rank() == Rank(1) {
+            for _ in 0..500 {
+                window.accumulate(Rank(0), 0, &[1], Operation::Sum).await.unwrap();
+            }
+            world.send(Rank(0), Tag(1), vec![]).await.unwrap();
+        } else {
+            // All requests are here; nothing was served.
+            world.receive(Rank(1), Tag(1)).await.unwrap();
+            let served = |window: &Window<u32>| window.local(|values| values[0]);
+            assert_eq!(served(&window), 0);
+            assert!(!polled(1, window.serve()).await);
+            assert!((1..=128).contains(&served(&window)), "{}", served(&window));
+        }
+        window.fence().await.unwrap();
+        assert_eq!(window.get(Rank(0), 0, 1).await.unwrap(), [500]);
+        window.fence().await.unwrap();
+    });
+}
+
+#[test]
+fn a_read_longer_than_a_message_is_refused_and_ends_nothing() {
+    // Zeroed pages that nothing touches.
+    const LONG: usize = 1 << 30;
+    on_threads(2, |world| async move {
+        if world.rank() == Rank(1) {
+            let raw = world.duplicate().await.unwrap();
+            raw.all_gather(0_u64.to_le_bytes().to_vec()).await.unwrap();
+            let mut request = vec![1, 0, 1, 0];
+            request.extend(7_u32.to_le_bytes());
+            request.extend(0_u64.to_le_bytes());
+            request.extend((LONG as u64).to_le_bytes());
+            raw.send(Rank(0), Tag(0), request).await.unwrap();
+            let answer = raw.receive(Rank(0), Tag(7)).await.unwrap();
+            assert_eq!(answer.bytes, 1_u32.to_le_bytes());
+            world.send(Rank(0), Tag(1), vec![]).await.unwrap();
+            return;
+        }
+        let window = Window::<u8>::create(&world, LONG).await.unwrap();
+        assert!(matches!(window.get(Rank(0), 0, LONG).await, Err(WindowError::Message(_))));
+        let (done, serving) = (pin!(world.receive(Rank(1), Tag(1))), pin!(window.serve()));
+        let ended = futures_util::future::select(done, serving).await;
+        assert!(matches!(ended, futures_util::future::Either::Left((Ok(_), _))));
+    });
+}

@@ -34,7 +34,7 @@ mod serving;
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake as _};
 
@@ -43,12 +43,14 @@ use zerocopy::IntoBytes as _;
 
 use super::collective::{Number, Operation};
 use super::communicator::{Communicator, Pending, Received};
+use super::engine::MAX_LENGTH;
 use super::envelope::Tag;
 use super::group::{NoSuchRank, Rank};
 use super::process::MessageError;
 use super::request::Mode;
+use super::transport::StartError;
 use request::{Access, Request};
-use serving::{Bell, Part, decode};
+use serving::{Bell, Part, Progress, decode, fits_answer};
 
 /// The tag of requests; answers have the others.
 const REQUEST: Tag = Tag(0);
@@ -104,15 +106,30 @@ struct Shared<T> {
     bell: Arc<Bell>,
     next_reply: AtomicU32,
     peers: Vec<Peer>,
+    /// Answers that no operation waits for any more, and who gives them. No code of others runs while this is locked.
+    late: Mutex<Vec<(Pending, Rank)>>,
 }
 
-/// What this process has asked of another one.
+/// The accesses of this process to another one's part.
 #[derive(Debug, Default)]
 struct Peer {
-    /// Answers that this process waits for.
+    /// Answers that have not arrived.
     waits: AtomicU32,
-    /// True if accesses may be under way.
-    is_dirty: AtomicBool,
+    /// Accesses without an answer, and how many of them have taken place for certain.
+    sent: AtomicU64,
+    flushed: AtomicU64,
+}
+
+impl<T> Shared<T> {
+    fn late(&self) -> MutexGuard<'_, Vec<(Pending, Rank)>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an answer of a process as arrived.
+    fn on_answer(&self, rank: Rank) {
+        self.peers[rank.0 as usize].waits.fetch_sub(1, Ordering::Relaxed);
+        self.bell.wake_by_ref();
+    }
 }
 
 impl<T: Number> Window<T> {
@@ -136,11 +153,12 @@ impl<T: Number> Window<T> {
         let peers = lengths.iter().map(|_| Peer::default()).collect();
         let part = Mutex::new(Part::new(communicator.clone(), vec![T::new_zeroed(); length]));
         let (bell, next_reply) = (Arc::default(), AtomicU32::new(1));
-        let shared = Arc::new(Shared { lengths, part, bell, next_reply, peers });
+        let shared =
+            Arc::new(Shared { lengths, part, bell, next_reply, peers, late: Mutex::default() });
         Ok(Self { communicator, shared })
     }
 
-    /// Accesses the values that this process offers. Nothing else accesses them meanwhile.
+    /// Accesses the values that this process offers. Nothing else accesses them meanwhile: `access` can't use the window.
     pub fn local<R>(&self, access: impl FnOnce(&mut [T]) -> R) -> R {
         access(&mut self.part().values)
     }
@@ -234,10 +252,13 @@ impl<T: Number> Window<T> {
     /// # Errors
     /// [`WindowError::Refused`] if one of them was refused, [`WindowError::Message`].
     pub async fn flush(&self, rank: Rank) -> Result<(), WindowError> {
-        if let Some(peer) = self.shared.peers.get(rank.0 as usize) {
-            peer.is_dirty.store(false, Ordering::Relaxed);
+        let peer = self.shared.peers.get(rank.0 as usize);
+        let sent = peer.map_or(0, |peer| peer.sent.load(Ordering::Relaxed));
+        self.ask(Access::Flush, rank, (0, 0), &[], 0).await?;
+        if let Some(peer) = peer {
+            peer.flushed.fetch_max(sent, Ordering::Relaxed);
         }
-        self.ask(Access::Flush, rank, (0, 0), &[], 0).await.map(drop)
+        Ok(())
     }
 
     /// Waits until all accesses of all processes have taken place. All processes take part (`MPI_Win_fence`).
@@ -249,7 +270,7 @@ impl<T: Number> Window<T> {
     /// None: if dropped before it has ended, the window can't be used for further fences.
     pub async fn fence(&self) -> Result<(), WindowError> {
         for (rank, peer) in (0..).map(Rank).zip(&self.shared.peers) {
-            if peer.is_dirty.load(Ordering::Relaxed) {
+            if peer.flushed.load(Ordering::Relaxed) < peer.sent.load(Ordering::Relaxed) {
                 self.flush(rank).await?;
             }
         }
@@ -297,19 +318,44 @@ impl<T: Number> Window<T> {
         let mut work = pin!(work);
         poll_fn(|context| {
             self.shared.bell.add(context.waker());
+            self.take_late();
+            let (mut is_busy, mut has_served) = (false, false);
             loop {
                 if let Poll::Ready(done) = work.as_mut().poll(context) {
                     return Poll::Ready(Ok(done));
                 }
-                match self.part().poll(&self.shared.bell, context) {
-                    // What was served may be what the work waits for.
-                    Ok(true) => {}
-                    Ok(false) => return Poll::Pending,
+                if is_busy {
+                    // Other tasks of this thread have their turn.
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                let progress = self.part().poll(&self.shared.bell);
+                match progress {
+                    Ok(Progress::Idle) => return Poll::Pending,
+                    Ok(progress) => {
+                        is_busy = has_served || progress == Progress::Busy;
+                        has_served = true;
+                    }
                     Err(error) => return Poll::Ready(Err(error)),
                 }
             }
         })
         .await
+    }
+
+    /// Takes answers that have arrived and that no operation waits for any more.
+    fn take_late(&self) {
+        let mut late = std::mem::take(&mut *self.shared.late());
+        late.retain_mut(|(answer, rank)| {
+            let has_arrived = answer.test().is_some();
+            if has_arrived {
+                self.shared.on_answer(*rank);
+            }
+            !has_arrived
+        });
+        if !late.is_empty() {
+            self.shared.late().append(&mut late);
+        }
     }
 
     fn part(&self) -> MutexGuard<'_, Part<T>> {
@@ -345,8 +391,9 @@ impl<T: Number> Window<T> {
     ) -> Result<(), WindowError> {
         let request = self.request(access, rank, (offset, values.len()), 0)?;
         let bytes = request.to_bytes(values.as_bytes());
-        self.shared.peers[rank.0 as usize].is_dirty.store(true, Ordering::Relaxed);
         let sending = self.communicator.isend(Mode::Standard, rank, REQUEST, bytes)?;
+        // Counted once it is before any later flush.
+        self.shared.peers[rank.0 as usize].sent.fetch_add(1, Ordering::Relaxed);
         self.serving(sending).await??;
         Ok(())
     }
@@ -362,6 +409,10 @@ impl<T: Number> Window<T> {
     ) -> Result<Vec<T>, WindowError> {
         let tag = 1 + self.shared.next_reply.fetch_add(1, Ordering::Relaxed) % (u32::MAX / 2);
         let request = self.request(access, rank, place, tag)?;
+        if !fits_answer::<T>(answered) {
+            let length = answered.saturating_mul(size_of::<T>());
+            return Err(MessageError::from(StartError::TooLong { length, most: MAX_LENGTH }).into());
+        }
         let waits = &self.shared.peers[rank.0 as usize].waits;
         let more = |waits| (waits < MOST_ANSWERS as u32).then_some(waits + 1);
         let turn =
@@ -370,9 +421,8 @@ impl<T: Number> Window<T> {
                 Err(_) => Poll::Pending,
             });
         self.serving(turn).await?;
-        let _waiting = Waiting(waits, &self.shared.bell);
-        let mut answer =
-            Answer { window: self, pending: Some(self.communicator.ireceive(rank, Tag(tag))?) };
+        let mut answer = Answer { shared: &self.shared, rank, pending: None };
+        answer.pending = Some(self.communicator.ireceive(rank, Tag(tag))?);
         let bytes = request.to_bytes(values.as_bytes());
         let sending = self.communicator.isend(Mode::Standard, rank, REQUEST, bytes)?;
         self.serving(sending).await??;
@@ -381,23 +431,14 @@ impl<T: Number> Window<T> {
     }
 }
 
-/// Counts an answer that an operation waits for, until it is dropped.
-struct Waiting<'a>(&'a AtomicU32, &'a Arc<Bell>);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-        self.1.wake_by_ref();
-    }
-}
-
-/// The receive of an answer. If it is dropped before, the window receives and discards the answer.
-struct Answer<'a, T: Number> {
-    window: &'a Window<T>,
+/// The receive of an answer. If it is dropped before, the window receives the answer.
+struct Answer<'a, T> {
+    shared: &'a Shared<T>,
+    rank: Rank,
     pending: Option<Pending>,
 }
 
-impl<T: Number> Future for Answer<'_, T> {
+impl<T> Future for Answer<'_, T> {
     type Output = Result<Received, MessageError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -410,10 +451,11 @@ impl<T: Number> Future for Answer<'_, T> {
     }
 }
 
-impl<T: Number> Drop for Answer<'_, T> {
+impl<T> Drop for Answer<'_, T> {
     fn drop(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            self.window.part().keep(pending.kept());
+        match self.pending.take() {
+            Some(pending) => self.shared.late().push((pending.kept(), self.rank)),
+            None => self.shared.on_answer(self.rank),
         }
     }
 }

@@ -49,6 +49,17 @@ impl Communicator {
         Ok(())
     }
 
+    /// Returns how many times a process was lost so far.
+    pub(in crate::message) fn losses(&self) -> u32 {
+        self.with(|process| process.engine().losses())
+    }
+
+    /// Returns whether a member was lost since this communicator was made; another process may have replaced it.
+    pub(in crate::message) fn was_lost(&self, rank: Rank) -> bool {
+        let Ok(peer) = self.scope.group().peer(rank) else { return true };
+        self.with(|process| process.engine().was_lost(peer, self.losses))
+    }
+
     /// Notifies all other members that this process left a collective operation before its end.
     pub(in crate::message) fn notify_left(&self) {
         self.notify_others(self.scope.collective());

@@ -328,6 +328,11 @@ impl Engine {
         self.core.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
     }
 
+    /// Returns whether a process was lost after the first `losses` losses; another one may have replaced it since.
+    pub(in crate::message) fn was_lost(&self, peer: Peer, losses: u32) -> bool {
+        self.core.link(peer).is_some_and(|link| link.lost_at > losses)
+    }
+
     /// Promises that no receive or probe of this context leaves the tag open, here or at the processes that
     /// this one sends to. Messages of different tags then have no order, and unreceived messages of one tag do
     /// not hold back other tags.

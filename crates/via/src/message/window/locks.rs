@@ -48,10 +48,10 @@ impl Locks {
         self.holders.remove(&rank)
     }
 
-    /// Forgets a process that was lost.
-    pub(super) fn forget(&mut self, rank: u32) {
-        self.holders.remove(&rank);
-        self.waiting.retain(|waiting| waiting.rank != rank);
+    /// Forgets processes that were lost.
+    pub(super) fn forget(&mut self, was_lost: impl Fn(u32) -> bool) {
+        self.holders.retain(|rank| !was_lost(*rank));
+        self.waiting.retain(|waiting| !was_lost(waiting.rank));
     }
 }
 
@@ -81,7 +81,7 @@ mod tests {
                         locks.release(rank);
                     }
                     _ => {
-                        locks.forget(rank);
+                        locks.forget(|lost| lost == rank);
                         order.retain(|waiting: &Waiting| waiting.rank != rank);
                     }
                 }

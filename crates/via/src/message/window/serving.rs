@@ -13,6 +13,7 @@ use super::request::{Access, Request};
 use super::{MOST_ANSWERS, REQUEST};
 use crate::message::collective::{Number, Reduction};
 use crate::message::communicator::{Communicator, Pending};
+use crate::message::engine::MAX_LENGTH;
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
@@ -22,7 +23,8 @@ use crate::message::typed;
 /// Requests that are served in a row, before the task yields to others on its thread.
 const IN_A_ROW: u32 = 64;
 
-/// The first bytes of an answer.
+/// Bytes before the values of an answer, which say whether it is one.
+const STATUS: usize = size_of::<u32>();
 const GRANTED: u32 = 0;
 const REFUSED: u32 = 1;
 
@@ -59,8 +61,19 @@ pub(super) struct Part<T> {
     answers: Vec<Vec<Pending>>,
     /// Processes that have broken the protocol: they are not served.
     refused: BTreeSet<u32>,
-    /// Answers that their operations wait for no more.
-    orphans: Vec<Pending>,
+    /// Losses of processes that the locks know of.
+    losses: u32,
+}
+
+/// The result of serving what has arrived.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Progress {
+    /// Nothing had arrived.
+    Idle,
+    /// Everything was served; it may be what the own task waits for.
+    Served,
+    /// Many requests were served, and more may have arrived.
+    Busy,
 }
 
 impl<T: Number> Part<T> {
@@ -68,24 +81,15 @@ impl<T: Number> Part<T> {
         let size = communicator.size() as usize;
         let answers = (0..size).map(|_| Vec::new()).collect();
         let (locks, refused) = (Locks::default(), BTreeSet::new());
-        let (receive, orphans) = (None, Vec::new());
-        Self { communicator, values, locks, receive, answers, refused, orphans }
+        let losses = communicator.losses();
+        Self { communicator, values, locks, receive: None, answers, refused, losses }
     }
 
-    /// Keeps the receive of an answer whose operation was dropped: the answer still arrives.
-    pub(super) fn keep(&mut self, answer: Pending) {
-        self.orphans.push(answer);
-    }
-
-    /// Serves the requests that have arrived; rings the bell once there are more. Returns whether it has served any.
-    pub(super) fn poll(
-        &mut self,
-        bell: &Arc<Bell>,
-        context: &Context<'_>,
-    ) -> Result<bool, MessageError> {
-        self.orphans.retain_mut(|answer| answer.test().is_none());
+    /// Serves the requests that have arrived; rings the bell once there are more.
+    pub(super) fn poll(&mut self, bell: &Arc<Bell>) -> Result<Progress, MessageError> {
         let waker = Waker::from(Arc::clone(bell));
         for served in 0..IN_A_ROW {
+            self.forget_lost()?;
             let receive = match self.receive.take() {
                 Some(receive) => receive,
                 None => self.communicator.ireceive(None, REQUEST)?.kept(),
@@ -93,26 +97,32 @@ impl<T: Number> Part<T> {
             let receive = self.receive.insert(receive);
             let Poll::Ready(received) = Pin::new(receive).poll(&mut Context::from_waker(&waker))
             else {
-                return Ok(served > 0);
+                return Ok(if served > 0 { Progress::Served } else { Progress::Idle });
             };
             self.receive = None;
             match received {
                 Ok(received) => self.serve(received.source, &received.bytes)?,
-                Err(MessageError::Failed(
-                    Failure::PeerLost(peer) | Failure::PeerRestarted(peer),
-                )) => self.forget(self.communicator.handle().rank_of(peer))?,
+                // The next step forgets it.
+                Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {}
                 Err(error) => return Err(error),
             }
         }
-        context.waker().wake_by_ref();
-        Ok(true)
+        Ok(Progress::Busy)
     }
 
-    /// Releases the locks of a process that was lost.
-    fn forget(&mut self, rank: Rank) -> Result<(), MessageError> {
-        self.locks.forget(rank.0);
-        if let Some(answers) = self.answers.get_mut(rank.0 as usize) {
-            answers.clear();
+    /// Releases the locks of processes that were lost. A receive does not report each loss: none may be posted then.
+    fn forget_lost(&mut self) -> Result<(), MessageError> {
+        let losses = self.communicator.losses();
+        if losses == self.losses {
+            return Ok(());
+        }
+        self.losses = losses;
+        let Self { communicator, locks, answers, .. } = self;
+        locks.forget(|rank| communicator.was_lost(Rank(rank)));
+        for (rank, answers) in (0..).map(Rank).zip(answers) {
+            if communicator.was_lost(rank) {
+                answers.clear();
+            }
         }
         self.grant()
     }
@@ -143,6 +153,10 @@ impl<T: Number> Part<T> {
             Access::Flush => true,
             Access::Unlock => self.locks.release(from.0),
             Access::LockShared | Access::LockExclusive => {
+                // Requests of a process that was lost may still wait here.
+                if self.communicator.was_lost(from) {
+                    return Served::Done;
+                }
                 let is_exclusive = request.access == Access::LockExclusive;
                 let waiting = Waiting { rank: from.0, is_exclusive, reply: request.reply };
                 return match self.locks.request(waiting) {
@@ -161,7 +175,8 @@ impl<T: Number> Part<T> {
         let count = usize::try_from(request.count).ok()?;
         let place = self.values.get_mut(offset..offset.checked_add(count)?)?;
         let is_single = matches!(request.access, Access::Fetch(_) | Access::CompareAndSwap);
-        if request.size != size_of::<T>() || is_single && count != 1 {
+        let is_too_long = request.access == Access::Get && !fits_answer::<T>(count);
+        if request.size != size_of::<T>() || is_single && count != 1 || is_too_long {
             return None;
         }
         let expected = match request.access {
@@ -224,9 +239,14 @@ enum Served<T> {
     Refused,
 }
 
+/// Returns whether an answer can have so many values.
+pub(super) const fn fits_answer<T>(count: usize) -> bool {
+    count <= (MAX_LENGTH - STATUS) / size_of::<T>()
+}
+
 fn encode<T: Number>(status: u32, values: &[T]) -> Bytes {
     let values = zerocopy::IntoBytes::as_bytes(values);
-    let mut bytes = BytesMut::with_capacity(4 + values.len());
+    let mut bytes = BytesMut::with_capacity(STATUS + values.len());
     bytes.put_u32_le(status);
     bytes.put_slice(values);
     bytes.freeze()
@@ -234,7 +254,7 @@ fn encode<T: Number>(status: u32, values: &[T]) -> Bytes {
 
 /// Reads an answer with so many values; `None` if it is a refusal, or has others.
 pub(super) fn decode<T: Number>(count: usize, bytes: &[u8]) -> Option<Vec<T>> {
-    let (status, values) = bytes.split_first_chunk::<4>()?;
+    let (status, values) = bytes.split_first_chunk::<STATUS>()?;
     let is_granted = u32::from_le_bytes(*status) == GRANTED;
     let values = typed::values_of(count, values).ok().filter(|_| is_granted)?;
     Some(values.into_owned())
