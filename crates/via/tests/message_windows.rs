@@ -1,9 +1,10 @@
 //! Windows over several networks in memory, with dropped futures, lost processes and hostile requests.
 
-use std::future::Future;
-use std::pin::pin;
-use std::task::{Context, Waker};
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
 
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::{Communicator, block_on};
 use midplane_via::message::engine::Config;
@@ -197,6 +198,45 @@ fn a_process_that_was_lost_before_its_request_was_served_gets_no_lock() {
                 world.send(Rank(0), Tag(1), vec![]).await.unwrap();
             }
         }
+    });
+}
+
+#[test]
+fn a_get_behind_many_dropped_ones_is_woken_although_another_task_polls_last() {
+    const LONG: usize = 30_000;
+    on_threads(2, |world| async move {
+        let window = Window::<u64>::create(&world, LONG).await.unwrap();
+        if world.rank() == Rank(0) {
+            world.receive(Rank(1), Tag(3)).await.unwrap();
+            let done = world.receive(Rank(1), Tag(1));
+            futures_util::future::select(pin!(done), pin!(window.serve())).await;
+            world.send(Rank(1), Tag(2), vec![]).await.unwrap();
+            return;
+        }
+        for _ in 0..100 {
+            polled(1, window.get(Rank(0), 0, LONG)).await;
+        }
+        // Each has a waker of its own.
+        let mut tasks = FuturesUnordered::<Pin<Box<dyn Future<Output = ()>>>>::new();
+        tasks.push(Box::pin(async {
+            window.get(Rank(0), 0, LONG).await.unwrap();
+            world.send(Rank(0), Tag(1), vec![]).await.unwrap();
+        }));
+        tasks.push(Box::pin(async {
+            let mut is_second = false;
+            poll_fn(|context| {
+                context.waker().wake_by_ref();
+                if std::mem::replace(&mut is_second, true) {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            })
+            .await;
+            world.send(Rank(0), Tag(3), vec![]).await.unwrap();
+            world.receive(Rank(0), Tag(2)).await.unwrap();
+        }));
+        while tasks.next().await.is_some() {}
     });
 }
 

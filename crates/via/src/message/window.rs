@@ -36,7 +36,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake as _};
+use std::task::{Context, Poll, Wake as _, Waker};
 
 use thiserror::Error;
 use zerocopy::IntoBytes as _;
@@ -343,11 +343,16 @@ impl<T: Number> Window<T> {
         .await
     }
 
-    /// Takes answers that have arrived and that no operation waits for any more.
+    /// Takes answers that have arrived and that no operation waits for any more; rings the bell once others arrive.
     fn take_late(&self) {
         let mut late = std::mem::take(&mut *self.shared.late());
+        if late.is_empty() {
+            return;
+        }
+        let waker = Waker::from(Arc::clone(&self.shared.bell));
         late.retain_mut(|(answer, rank)| {
-            let has_arrived = answer.test().is_some();
+            let polled = Pin::new(answer).poll(&mut Context::from_waker(&waker));
+            let has_arrived = polled.is_ready();
             if has_arrived {
                 self.shared.on_answer(*rank);
             }
@@ -454,7 +459,11 @@ impl<T> Future for Answer<'_, T> {
 impl<T> Drop for Answer<'_, T> {
     fn drop(&mut self) {
         match self.pending.take() {
-            Some(pending) => self.shared.late().push((pending.kept(), self.rank)),
+            Some(pending) => {
+                self.shared.late().push((pending.kept(), self.rank));
+                // Tasks that wait for the number of answers to fall are woken by its arrival from now on.
+                self.shared.bell.wake_by_ref();
+            }
             None => self.shared.on_answer(self.rank),
         }
     }

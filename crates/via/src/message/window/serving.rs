@@ -68,7 +68,7 @@ pub(super) struct Part<T> {
 /// The result of serving what has arrived.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Progress {
-    /// Nothing had arrived.
+    /// No request had arrived.
     Idle,
     /// Everything was served; it may be what the own task waits for.
     Served,
