@@ -221,7 +221,8 @@ impl Port {
         self.gate.take()
     }
 
-    /// Registers `bytes` of zeroed memory that the NIC may read and write for this port's commands.
+    /// Registers `bytes` of zeroed memory that the NIC may read and write for this port's commands. In virtual time the
+    /// host is charged for it ([`HostProfile::pin`](crate::profile::HostProfile::pin)).
     ///
     /// # Errors
     /// [`RegisterError`] says which limit was reached.
@@ -248,6 +249,7 @@ impl Port {
             return Err(RegisterError::Closed);
         }
         let (memory, slot, generation) = self.shared.register(bytes, options)?;
+        self.shared.on_registered(bytes);
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
         Ok(Region {
@@ -296,6 +298,7 @@ impl Port {
         let Some(memory) = Memory::within(Arc::new(segment), 0, bytes) else { return Ok(None) };
         let registered = self.shared.register_own(memory.clone(), options)?;
         let Some((slot, generation)) = registered else { return Ok(None) };
+        self.shared.on_registered(bytes);
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
         let shared = Arc::clone(&self.shared);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::frame::MAX_PAYLOAD;
 
-pub use host::{HostProfile, Loopback, Notice, Ringing};
+pub use host::{HostProfile, Loopback, Notice, PinCost, Ringing};
 pub use machine::{Attachment, Machine};
 
 /// The costs of a transfer by a DMA engine.

@@ -18,6 +18,9 @@ pub(crate) trait Bell: Send + Sync {
     /// Notifies the NIC that `port` has commands or changes of registration.
     fn ring(&self, port: PortId);
 
+    /// Called when the application has registered `bytes` of memory: a simulated host is charged for them.
+    fn on_registered(&self, _bytes: usize) {}
+
     /// Called when the application polls and finds no completion: an inline NIC takes a turn.
     fn progress(&self) {}
 
@@ -98,6 +101,11 @@ impl PortShared {
 
     pub(super) fn ring(&self) {
         self.bell.ring(self.id);
+    }
+
+    /// For the application: it has registered `bytes` of memory.
+    pub(super) fn on_registered(&self, bytes: usize) {
+        self.bell.on_registered(bytes);
     }
 
     /// For the NIC: returns whether the application has closed its end, and the NIC has yet to handle that.

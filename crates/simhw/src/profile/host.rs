@@ -61,14 +61,37 @@ impl Loopback {
     }
 }
 
+/// The costs to register memory: the kernel pins its pages and enters their addresses in the NIC's table.
+/// Deregistering is part of them.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct PinCost {
+    /// Nanoseconds of each registration, independent of its size.
+    pub base_ns: u32,
+    /// Nanoseconds of each page that the memory covers.
+    pub page_ns: u32,
+}
+
+impl PinCost {
+    /// Bytes of a page, on all machines here.
+    const PAGE: usize = 4096;
+
+    /// Returns the nanoseconds to register `bytes` that begin at a page's start.
+    #[must_use]
+    pub const fn nanos(self, bytes: usize) -> u64 {
+        self.base_ns as u64 + bytes.div_ceil(Self::PAGE) as u64 * self.page_ns as u64
+    }
+}
+
 /// The costs of a host with one processor. Only the simulated fabric charges them, after
-/// [`World::set_hosts`](crate::sim::World::set_hosts). Registering memory costs nothing.
+/// [`World::set_hosts`](crate::sim::World::set_hosts).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct HostProfile {
     /// Nanoseconds to enter the kernel and return.
     pub system_call_ns: u32,
     /// A copy within memory: setup, and each byte.
     pub copy: DmaCost,
+    /// Costs to register memory with the NIC.
+    pub pin: PinCost,
     /// Nanoseconds that an interrupt takes from the running task, if the kernel's handler serves it.
     pub interrupt_ns: u32,
     /// Nanoseconds that an interrupt takes if a signal handler of the process serves it.
@@ -96,6 +119,7 @@ impl HostProfile {
     pub const FREE: Self = Self {
         system_call_ns: 0,
         copy: DmaCost { setup_ns: 0, byte_ps: 0 },
+        pin: PinCost { base_ns: 0, page_ns: 0 },
         interrupt_ns: 0,
         signal_ns: 0,
         context_switch_ns: 0,

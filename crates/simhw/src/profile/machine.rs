@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::frame::MAX_PAYLOAD;
 use crate::link::{Framing, LinkProfile};
 use crate::medium::MediumProfile;
-use crate::profile::{DmaCost, HostProfile, Loopback, NicProfile, Notice, Ringing};
+use crate::profile::{DmaCost, HostProfile, Loopback, NicProfile, Notice, PinCost, Ringing};
 use crate::switch::{Buffer, DiscardPolicy, Forwarding, SwitchProfile};
 use crate::time::LineRate;
 use crate::topology::Topology;
@@ -166,11 +166,16 @@ impl Machine {
     /// setup, the switch's latency. Fitted to the table's local column, with 64 bytes for LAM's message header:
     /// the loopback. Its near copies are those of which all three fit the 16 KiB of the first-level cache. The
     /// step above 128 bytes is in the table, which gives no reason for it. Estimated: context switch of Linux
-    /// 2.2.
+    /// 2.2; to register memory, one system call, and 450 instructions to pin each page. No row of the table registers
+    /// memory for a message.
     pub const MVIA_FAST_ETHERNET: Self = Self {
         name: "mvia-fast-ethernet",
         nic: DC21140,
-        host: HostProfile { loopback: Some(MVIA_LOOPBACK), ..PENTIUM_II },
+        host: HostProfile {
+            loopback: Some(MVIA_LOOPBACK),
+            pin: PinCost { base_ns: 1_500, page_ns: 1_000 },
+            ..PENTIUM_II
+        },
         attachment: FAST_ETHERNET,
     };
 

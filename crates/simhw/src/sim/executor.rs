@@ -438,6 +438,13 @@ impl Bell for SimBell {
         let at = self.shared.processors(|processors| processors.ring(node, now)).unwrap_or(now);
         self.shared.ask(|requests| requests.doorbells.push(Doorbell { node, port, life, at }));
     }
+
+    fn on_registered(&self, bytes: usize) {
+        let (node, now) = (self.node, self.shared.now());
+        self.shared.processors(|processors| {
+            processors.take(node, now, processors.profile.pin.nanos(bytes));
+        });
+    }
 }
 
 /// Waits until an instant of virtual time.

@@ -3,7 +3,9 @@
 use midplane_simhw::host::Host as _;
 use midplane_simhw::id::{NodeId, TimerId};
 use midplane_simhw::port::{Command, Completion};
-use midplane_simhw::profile::{DmaCost, HostProfile, Loopback, NicProfile, Notice, Ringing};
+use midplane_simhw::profile::{
+    DmaCost, HostProfile, Loopback, NicProfile, Notice, PinCost, Ringing,
+};
 use midplane_simhw::sim::World;
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
@@ -83,6 +85,24 @@ fn completions_take_time_from_whoever_computes_as_they_are_seen() {
     assert_eq!(interrupted(profile), 10_000);
     assert_eq!(interrupted(HostProfile { notice: Notice::Interrupt, ..profile }), 12_700);
     assert_eq!(interrupted(HostProfile { notice: Notice::Signal, ..profile }), 25_000);
+}
+
+#[test]
+fn registering_memory_takes_the_processor_for_each_page() {
+    let registered = |bytes| {
+        let pin = PinCost { base_ns: 500, page_ns: 30 };
+        let mut world = world(HostProfile { pin, ..HostProfile::FREE });
+        let host = world.host(A);
+        let nanos = world.block_on(A, async move {
+            let mut port = host.open_port().unwrap();
+            let began = host.now();
+            let _region = port.register(bytes).unwrap();
+            host.compute(1).await;
+            host.now().nanos_since(began)
+        });
+        nanos.unwrap()
+    };
+    assert_eq!([1, 4096, 4097, 40_960].map(registered), [531, 531, 561, 801]);
 }
 
 #[test]
