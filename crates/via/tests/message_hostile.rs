@@ -51,6 +51,27 @@ fn a_whole_message_that_says_the_greatest_length_is_refused() {
     packets::run(&[Op::Packet { from: 1, words, handles: [0; 2], payload: 8, mend: false }]);
 }
 
+/// The message was cleared, and the turn that sends it comes after the second answer.
+#[test]
+fn a_message_that_was_cleared_is_not_acknowledged_as_well() {
+    let packet = |kind, length, handles| Op::Packet {
+        from: 1,
+        words: [length, 0, kind, 1, 0, 0],
+        handles,
+        payload: 0,
+        mend: false,
+    };
+    let (first_send, limits) = (1 << 32, u64::from(u32::MAX) << 32 | u64::from(u32::MAX));
+    for second in [3, 5] {
+        packets::run(&[
+            packet(6, 0, [4096, limits]),
+            Op::Send { synchronous: false, length: 300 },
+            packet(3, 300, [first_send, 1]),
+            packet(second, 300, [first_send, 1]),
+        ]);
+    }
+}
+
 /// Makes a run of the fuzz target.
 fn check_packets(seed: u64) {
     let mut rng = Rng::new(seed, "packets");

@@ -143,17 +143,26 @@ impl Run {
 /// Runs what peers and the program do, one after the other. The engine neither panics nor keeps more than it
 /// may, and still talks with itself at the end.
 pub(crate) fn run(ops: &[Op]) {
+    run_in_turns(ops, false);
+    run_in_turns(ops, true);
+}
+
+/// Does the same; `together`: packets that follow each other arrive in one turn of the engine.
+fn run_in_turns(ops: &[Op], together: bool) {
     // The packets of the whole run are known first; between them, the program does its part.
     let mut run = Run::new();
     ops.iter().for_each(|op| run.packet(op));
     let mut packets = std::mem::take(&mut run.script).into_iter();
     let mut run = Run::new();
-    for op in ops {
+    for (at, op) in ops.iter().enumerate() {
         if matches!(op, Op::Packet { .. }) {
             let packet = packets.next().expect("one each");
             run.packets.lock().unwrap().push_back(packet);
         } else {
             run.apply(op);
+        }
+        if together && matches!(ops.get(at + 1), Some(Op::Packet { .. })) {
+            continue;
         }
         run.engine.advance(Wait::Not);
         assert!(run.engine.unexpected_bytes() <= 2 * WINDOW as u64);

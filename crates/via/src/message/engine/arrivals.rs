@@ -4,7 +4,7 @@ use midplane_simhw::region::Payload;
 
 use super::config::MAX_WITHDRAWALS;
 use super::flows::Limits;
-use super::peer::Stream;
+use super::peer::{Link, Stream};
 use super::{Arrived, Core, MAX_LENGTH, Target, flows};
 use crate::message::envelope::{Envelope, Kind, LEFT, Marks, Peer};
 use crate::message::matching::{Arrival, Key, Pattern, UnexpectedMessage};
@@ -330,14 +330,16 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the send that an answer from `from` refers to.
-    pub(super) fn answered(&mut self, from: Peer, handle: u64) -> Result<Request, Breach> {
+    /// Returns the send that an answer from `from` refers to: the first one to it.
+    pub(super) fn answered(&self, from: Peer, handle: u64) -> Result<Request, Breach> {
         let send = Request::from_handle(handle);
-        let record = self.requests.get_mut(send).ok_or(Breach)?;
-        match record.operation {
-            Operation::Send { to, .. } if to == from && record.state == State::Active => Ok(send),
-            _ => Err(Breach),
-        }
+        let record = self.requests.get(send).ok_or(Breach)?;
+        let waits = matches!(record.operation, Operation::Send { to, .. } if to == from)
+            && record.state == State::Active;
+        // A cleared message has its answer.
+        let cleared = |link: &Link| link.streams.iter().any(|stream| stream.send == send);
+        let waits = waits && !self.link(from).is_some_and(cleared);
+        if waits { Ok(send) } else { Err(Breach) }
     }
 
     fn on_cts(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
@@ -348,9 +350,6 @@ impl Core {
             return Err(Breach);
         }
         let link = self.link_mut(from).ok_or(Breach)?;
-        if link.streams.iter().any(|stream| stream.send == send) {
-            return Err(Breach);
-        }
         link.hinted.remove(send);
         if wanted == 0 {
             self.complete(send, status, Ok(()));
