@@ -1,5 +1,6 @@
 //! Registered memory, and names for it that other nodes can use.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use midplane_simhw::id::PortId;
@@ -165,6 +166,33 @@ impl Segment {
 
     pub(crate) const fn region(&self) -> RegionRef {
         self.region
+    }
+
+    /// Returns a part of it; `None` if the range exceeds it.
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> Option<Self> {
+        let length = range.end.checked_sub(range.start).filter(|_| range.end <= self.len())?;
+        self.memory.segment(self.offset() + range.start, length).ok()
+    }
+
+    /// Returns a copy of its bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.memory.read(self.offset(), &mut bytes).expect("a segment is within its memory");
+        bytes
+    }
+
+    /// Copies `from`, which may be in shared memory, into it, from `offset` on.
+    pub(crate) fn store(&self, offset: usize, from: Payload<'_>) -> Result<(), RegionError> {
+        let part = self.part(offset..offset + from.len());
+        let part = part.ok_or_else(|| RegionError::OutOfRange { bytes: self.len() })?;
+        self.memory.store(part.offset(), from)
+    }
+
+    /// Returns its name for other nodes.
+    pub(crate) fn remote(&self) -> Option<RemoteMemory> {
+        self.memory.remote().at(self.region.offset)
     }
 }
 

@@ -25,8 +25,8 @@ use midplane_simhw::port::{MAX_DEPTH, PortOptions};
 use midplane_simhw::region::Payload;
 
 use crate::attributes::{Reliability, ViAttributes};
-use crate::memory::MemoryOptions;
-use crate::message::carrier::{Carrier, Event, Refusal};
+use crate::memory::{Memory, MemoryOptions, Segment};
+use crate::message::carrier::{Carrier, Event, Posted, Refusal};
 use crate::message::envelope::{Envelope, LONGEST, Peer};
 use crate::message::transport::InitError;
 use crate::nic::{CqId, Nic, NicError, ViId, WorkQueue};
@@ -369,6 +369,32 @@ impl Carrier for RdmaCarrier {
         }
     }
 
+    fn register(&mut self, peer: Peer, bytes: usize) -> Option<Memory> {
+        let link = self.links.get(peer.0 as usize)?.as_ref()?;
+        link.register(&mut self.nic, bytes)
+    }
+
+    fn lend(&mut self, to: Peer, receive: u64, room: &Segment) {
+        if let Some(Some(link)) = self.links.get_mut(to.0 as usize) {
+            link.lend(&self.nic, receive, room);
+        }
+    }
+
+    fn post_memory(
+        &mut self,
+        to: Peer,
+        envelope: &Envelope,
+        payload: &Segment,
+        send: u64,
+    ) -> Result<Posted, Refusal> {
+        let reposted = self.lacking.is_empty() || self.repost();
+        match self.links.get_mut(to.0 as usize) {
+            Some(Some(link)) if !reposted => link.refuse_crowded().map(|()| Posted::Copied),
+            Some(Some(link)) => link.post_memory(&mut self.nic, envelope, payload, send),
+            _ => Err(Refusal::Lost),
+        }
+    }
+
     fn poll(&mut self) -> Option<Event<'_>> {
         self.take_back();
         let (peer, arrival) = loop {
@@ -390,6 +416,11 @@ impl Carrier for RdmaCarrier {
                 return self.next_lost();
             }
             self.renew_all();
+            let Self { nic, links, .. } = self;
+            let mut links = links.iter_mut().flatten();
+            if let Some(send) = links.find_map(|link| link.next_released(nic)) {
+                return Some(Event::Released(send));
+            }
             // Whatever asked the NIC meanwhile may have taken what nobody has looked at.
             if self.nic.handled() == before {
                 self.seen = before;
@@ -397,6 +428,9 @@ impl Carrier for RdmaCarrier {
             }
         };
         self.lent = Some((peer, arrival));
+        if arrival.lent {
+            return Some(Event::Placed { from: peer, envelope: arrival.envelope });
+        }
         let link = self.links.get(peer.0 as usize)?.as_ref()?;
         let payload: Payload<'_> = link.payload(&arrival)?;
         Some(Event::Packet { from: peer, envelope: arrival.envelope, payload })
@@ -415,7 +449,9 @@ impl Carrier for RdmaCarrier {
         if !matches!(self.nic.poll_progress(&mut context), Poll::Pending) {
             return false;
         }
-        let has_news = !self.lost.is_empty() || !self.returned.is_empty();
+        let has_news = !self.lost.is_empty()
+            || !self.returned.is_empty()
+            || self.links.iter().flatten().any(Link::has_released);
         !self.links.iter_mut().flatten().any(Link::has_room_again) && !has_news
     }
 

@@ -34,6 +34,7 @@ mod programs;
 mod rdma;
 mod rdma_crowded;
 mod rdma_shm;
+mod registered;
 mod restarts;
 mod restarts_sim;
 mod scenarios;

@@ -7,6 +7,7 @@ use midplane_simhw::region::Payload;
 
 use super::envelope::{Envelope, Peer};
 use super::transport::InitError;
+use crate::memory::{Memory, Segment};
 
 /// An event that a carrier reports.
 #[derive(Debug)]
@@ -30,8 +31,28 @@ pub enum Event<'a> {
     Restarted(Peer),
     /// A new process has replaced one that was lost: packets can be exchanged with it.
     Returned(Peer),
+    /// The bytes of a data packet were written to the memory that was lent to its receive
+    /// ([`Carrier::lend`]).
+    Placed {
+        /// The sender.
+        from: Peer,
+        /// The packet's envelope.
+        envelope: Envelope,
+    },
+    /// The NIC no longer reads the memory of a packet that was posted for this send
+    /// ([`Posted::InUse`]).
+    Released(u64),
     /// The carrier has handled an event of its own: poll it again.
     Handled,
+}
+
+/// The use of registered memory from which a packet was posted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Posted {
+    /// Its bytes were copied: the memory may be changed.
+    Copied,
+    /// The NIC reads it until [`Event::Released`], or until the receiver was lost.
+    InUse,
 }
 
 /// Why a packet was refused.
@@ -91,6 +112,30 @@ pub trait Carrier: Send {
     /// # Errors
     /// [`Refusal`]; the packet was not queued.
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal>;
+
+    /// Registers `bytes` of memory for messages from and to `peer`. `None` if this carrier has no registered memory, or
+    /// has none left.
+    fn register(&mut self, _peer: Peer, _bytes: usize) -> Option<Memory> {
+        None
+    }
+
+    /// Lends memory for the message that the receive `receive` has matched; the next packet posted to `to` clears that
+    /// message. A carrier that has the bytes written there reports [`Event::Placed`]. Others do nothing.
+    fn lend(&mut self, _to: Peer, _receive: u64, _room: &Segment) {}
+
+    /// Queues a data packet for `to` whose payload is registered memory. `send` returns with [`Event::Released`].
+    ///
+    /// # Errors
+    /// [`Refusal`]; the packet was not queued.
+    fn post_memory(
+        &mut self,
+        to: Peer,
+        envelope: &Envelope,
+        payload: &Segment,
+        _send: u64,
+    ) -> Result<Posted, Refusal> {
+        self.post(to, envelope, &payload.to_vec()).map(|()| Posted::Copied)
+    }
 
     /// Returns the next event, if there is one.
     fn poll(&mut self) -> Option<Event<'_>>;

@@ -10,6 +10,7 @@ mod pending;
 mod persistent;
 mod probing;
 mod recovery;
+mod registered;
 mod waiters;
 
 use std::fmt;
@@ -348,7 +349,7 @@ impl Communicator {
         let bytes = match &load {
             Load::Copy(bytes) => bytes,
             Load::Bytes(bytes) => &bytes[..],
-            Load::Room { .. } => return Err(StartError::WrongLoad.into()),
+            Load::Memory(_) | Load::Room { .. } => return Err(StartError::WrongLoad.into()),
         };
         let sent = self.with(|process| process.send_now(&self.scope, mode, to, tag, bytes));
         match sent {

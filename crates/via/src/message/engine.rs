@@ -18,6 +18,7 @@ mod endings;
 mod entry_points;
 mod flows;
 mod hinted;
+mod parts;
 mod peer;
 mod pool;
 mod seeking;
@@ -249,6 +250,8 @@ impl Core {
             Event::Lost(peer) | Event::Broken(peer) => self.lose(Failure::PeerLost(*peer)),
             Event::Restarted(peer) => self.lose(Failure::PeerRestarted(*peer)),
             Event::Returned(peer) => self.regain(*peer),
+            Event::Placed { from, envelope } => self.on_placed(*from, envelope),
+            Event::Released(send) => self.on_released(*send),
             Event::Handled => {}
         }
     }

@@ -51,6 +51,16 @@ pub enum MessageError {
         /// Bytes attached.
         attached: usize,
     },
+    /// The wire to this process has no registered memory, or none left: send the bytes instead.
+    #[error(
+        "no {bytes} bytes of registered memory for messages with rank {peer}: send bytes instead, which takes a copy"
+    )]
+    NotRegistered {
+        /// The process that the memory was to be for.
+        peer: Rank,
+        /// Bytes that were to be registered.
+        bytes: usize,
+    },
     /// A typed message could not be encoded, or the received bytes are no such message.
     #[error(transparent)]
     Codec(#[from] midplane_simhw::wire::WireError),
@@ -226,6 +236,7 @@ impl Process {
         let bytes = match load {
             Load::Copy(bytes) => Bytes::copy_from_slice(bytes),
             Load::Bytes(bytes) => bytes,
+            Load::Memory(segment) => segment.to_vec().into(),
             Load::Room { .. } => return Err(StartError::WrongLoad.into()),
         };
         let length = bytes.len();

@@ -16,6 +16,8 @@ use super::bell::Deferred;
 use super::engine::Pool;
 use super::envelope::{Context, Peer, Tag};
 use super::matching::{Arrival, Key, Pattern, PostedId};
+use super::transport::StartError;
+use crate::memory::Segment;
 
 /// The source in the status of a receive from [`Rank::NULL`](super::group::Rank::NULL), or of a send.
 pub const NULL_PEER: Peer = Peer(u32::MAX);
@@ -96,6 +98,9 @@ pub enum Load<'a> {
         /// A buffer that the bytes may be put into.
         storage: Vec<u8>,
     },
+    /// A message to send from registered memory, or room to receive into. The outcome of such a receive has no bytes:
+    /// they are in the memory.
+    Memory(Segment),
 }
 
 impl Load<'_> {
@@ -201,6 +206,10 @@ pub(super) struct Record {
     /// A send's message, while it may still have to be sent.
     pub(super) bytes: Bytes,
     pub(super) storage: Vec<u8>,
+    /// A send's message, or a receive's room, if that is registered memory.
+    pub(super) memory: Option<Segment>,
+    /// True while the NIC reads a send's memory, which has all been posted.
+    pub(super) in_use: bool,
     /// First bytes of a receive's message that are in the caller's memory, and not in `storage`.
     pub(super) delivered: usize,
     pub(super) room: usize,
@@ -219,6 +228,23 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// Returns the bytes of a send's message.
+    pub(super) fn message_bytes(&self) -> usize {
+        self.memory.as_ref().map_or(self.bytes.len(), Segment::len)
+    }
+
+    /// Takes the room of a receive.
+    #[inline]
+    pub(super) fn take_room(&mut self, load: Load<'_>) -> Result<(), StartError> {
+        self.delivered = 0;
+        (self.room, self.storage, self.memory) = match load {
+            Load::Room { room, storage } => (room, storage, None),
+            Load::Memory(segment) => (segment.len(), Vec::new(), Some(segment)),
+            Load::Copy(_) | Load::Bytes(_) => return Err(StartError::WrongLoad),
+        };
+        Ok(())
+    }
+
     /// Makes room in `storage` for the whole of the message under way.
     pub(super) fn store(&mut self, pool: &mut Pool) {
         let wanted = self.transfer.map_or(0, |transfer| transfer.wanted);
@@ -287,6 +313,8 @@ impl Requests {
             state: State::Built,
             bytes: Bytes::new(),
             storage: Vec::new(),
+            memory: None,
+            in_use: false,
             delivered: 0,
             room: 0,
             posted: None,
@@ -320,6 +348,7 @@ impl Requests {
         if record.storage.capacity() > 0 {
             record.storage = Vec::new();
         }
+        record.memory = None;
         record.posted = None;
         record.transfer = None;
         self.free.push(request.slot);
@@ -364,6 +393,7 @@ impl Requests {
         let record = self.get_mut(request).filter(|record| record.state == State::Done)?;
         record.state = State::Built;
         let bytes = std::mem::take(&mut record.storage);
+        record.memory = None;
         Some(Outcome { status: record.status, result: record.result, bytes })
     }
 
@@ -441,6 +471,10 @@ impl Requests {
         record.result = result;
         record.posted = None;
         record.transfer = None;
+        record.in_use = false;
+        if matches!(record.operation, Operation::Send { .. }) {
+            record.memory = None;
+        }
         let waker = record.waker.take();
         let (orphan, attached) = (record.orphan, std::mem::take(&mut record.attached));
         if !record.bytes.is_empty() {

@@ -235,7 +235,10 @@ impl Carrier for Wires {
             Event::Lost(peer) | Event::Restarted(peer) => (peer, Seen::Lost),
             Event::Broken(peer) => (peer, Seen::Broken),
             Event::Returned(peer) => (peer, Seen::Reachable),
-            Event::Handled => return Some(Event::Handled),
+            // Without registered memory, nothing is placed.
+            Event::Placed { .. } | Event::Released(_) | Event::Handled => {
+                return Some(Event::Handled);
+            }
         };
         state.handle(peer, |wires, news| match seen {
             Seen::Control(Some(control)) => wires.on_control(turn, &control, news),

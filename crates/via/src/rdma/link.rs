@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use super::RdmaConfig;
 use super::credit::{Credit, Reader};
-use super::places::{Places, Registration};
+use super::places::{Place, Places, Registration};
 use crate::attributes::{Address, Discriminator};
 use crate::descriptor::Descriptor;
-use crate::memory::{Memory, MemoryOptions, RemoteMemory};
+use crate::memory::{Memory, MemoryOptions, RemoteMemory, Segment};
 use crate::message::envelope::{Envelope, Peer};
 use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
 
@@ -50,6 +50,18 @@ pub(super) struct Arrival {
     frees: u64,
     /// Its bytes lie where the other side has written them for a receive.
     placed: bool,
+    /// That is the receive's own memory.
+    pub(super) lent: bool,
+}
+
+/// What a descriptor under way holds until it is done.
+#[derive(Debug)]
+enum Held {
+    Nothing,
+    /// Memory of the pool.
+    Pooled(Memory),
+    /// Memory of this send, which waits for it.
+    Send(u64),
 }
 
 /// The link is of no use any more: not connected, broken, or the other side does not follow the
@@ -105,7 +117,9 @@ pub(super) struct Link {
     /// Receive descriptors that found the port full.
     unposted: Vec<Descriptor>,
     /// What is under way, in order: memory that is free once it has left.
-    sending: VecDeque<Option<Memory>>,
+    sending: VecDeque<Held>,
+    /// Sends whose memory the NIC no longer reads.
+    released: VecDeque<u64>,
     places: Places,
 }
 
@@ -156,6 +170,7 @@ impl Link {
             spare: Vec::new(),
             unposted: Vec::new(),
             sending: VecDeque::new(),
+            released: VecDeque::new(),
             places,
         };
         link.post_receives(nic)?;
@@ -220,7 +235,7 @@ impl Link {
         let bytes = wire::encode(&hello).expect("it is small");
         self.published.write(CONTROL_BYTES, &bytes).expect("its second half");
         let segment = self.published.segment(CONTROL_BYTES, bytes.len()).expect("its second half");
-        match self.send(nic, Descriptor::of(segment), None) {
+        match self.send(nic, Descriptor::of(segment), Held::Nothing) {
             Ok(()) => self.greeted = true,
             Err(NicError::QueueFull) => return Ok(false),
             Err(_) => return Err(Broken),
@@ -264,15 +279,10 @@ impl Link {
         true
     }
 
-    fn send(
-        &mut self,
-        nic: &mut Nic,
-        descriptor: Descriptor,
-        memory: Option<Memory>,
-    ) -> Result<(), NicError> {
+    fn send(&mut self, nic: &mut Nic, descriptor: Descriptor, held: Held) -> Result<(), NicError> {
         match nic.post_send(self.vi, descriptor) {
             Ok(()) => {
-                self.sending.push_back(memory);
+                self.sending.push_back(held);
                 Ok(())
             }
             Err(failed) => {
@@ -286,11 +296,39 @@ impl Link {
     fn reap(&mut self, nic: &mut Nic) {
         while !self.sending.is_empty() {
             let Ok(Some(done)) = nic.taken(self.vi, WorkQueue::Send) else { return };
-            if let Some(memory) = self.sending.pop_front().flatten() {
-                self.places.unload(memory);
+            match self.sending.pop_front() {
+                Some(Held::Pooled(memory)) => self.places.unload(memory),
+                Some(Held::Send(send)) => self.released.push_back(send),
+                Some(Held::Nothing) | None => {}
             }
-            self.spare.push(done.descriptor);
+            // A descriptor kept for later keeps no memory registered.
+            let mut descriptor = done.descriptor;
+            descriptor.segments.clear();
+            self.spare.push(descriptor);
         }
+    }
+
+    /// Returns the next send whose memory the NIC no longer reads.
+    pub(super) fn next_released(&mut self, nic: &mut Nic) -> Option<u64> {
+        if self.sending.iter().any(|held| matches!(held, Held::Send(_))) {
+            self.reap(nic);
+        }
+        self.released.pop_front()
+    }
+
+    /// Whether there is such a send.
+    pub(super) fn has_released(&self) -> bool {
+        !self.released.is_empty()
+    }
+
+    /// Registers memory for messages from and to the other process.
+    pub(super) fn register(&self, nic: &mut Nic, bytes: usize) -> Option<Memory> {
+        self.places.register(nic, bytes)
+    }
+
+    /// Takes memory for the message of a receive, which the next packet clears.
+    pub(super) fn lend(&mut self, nic: &Nic, receive: u64, room: &Segment) {
+        self.places.lend(nic, receive, room);
     }
 
     /// Whether all that was sent is there, or never will be.
@@ -301,9 +339,10 @@ impl Link {
 
     /// A packet's bytes, where they lie.
     pub(super) fn payload(&self, arrival: &Arrival) -> Option<Payload<'_>> {
-        let memory = match arrival.placed {
-            true => self.places.written(arrival.envelope.to)?,
-            false => &self.area,
+        let memory = match arrival.placed.then(|| self.places.written(arrival.envelope.to)) {
+            Some(Some(Place::Pooled(memory))) => memory,
+            Some(_) => return None,
+            None => &self.area,
         };
         memory.view(arrival.offset, arrival.length)
     }

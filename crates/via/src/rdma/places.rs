@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::memory::{Memory, MemoryOptions, RemoteMemory};
+use crate::memory::{Memory, MemoryOptions, RemoteMemory, Segment};
 use crate::nic::Nic;
 
 /// Longest message that is written in one piece; longer ones go through the area, in parts.
@@ -79,6 +79,24 @@ impl Pool {
     }
 }
 
+/// Memory that the other side may write a message to.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// Of the pool; the message is copied out of it.
+    Pooled(Memory),
+    /// Of the receive itself, which finds its message there.
+    Lent(Segment),
+}
+
+impl Place {
+    fn name(&self) -> Option<RemoteMemory> {
+        match self {
+            Self::Pooled(memory) => Some(memory.remote()),
+            Self::Lent(room) => room.remote(),
+        }
+    }
+}
+
 /// What is written in one piece, from and to one process.
 #[derive(Debug)]
 pub(super) struct Places {
@@ -88,7 +106,9 @@ pub(super) struct Places {
     /// Where the other side writes.
     into: Pool,
     /// What it may write at the moment, by the receive that it is for.
-    open: BTreeMap<u64, Memory>,
+    open: BTreeMap<u64, Place>,
+    /// Memory of receives whose answers have yet to leave.
+    lent: BTreeMap<u64, Segment>,
     /// What we may write there, by the receive.
     named: BTreeMap<u64, RemoteMemory>,
 }
@@ -101,6 +121,7 @@ impl Places {
             from: Pool::new(nic, from, registration),
             into: Pool::new(nic, into, registration),
             open: BTreeMap::new(),
+            lent: BTreeMap::new(),
             named: BTreeMap::new(),
         }
     }
@@ -108,9 +129,33 @@ impl Places {
     /// Forgets what both sides have named.
     pub(super) fn clear(&mut self) {
         self.named.clear();
-        while let Some((_, memory)) = self.open.pop_first() {
+        self.lent.clear();
+        while let Some((_, place)) = self.open.pop_first() {
+            self.put_back(place);
+        }
+    }
+
+    fn put_back(&mut self, place: Place) {
+        if let Place::Pooled(memory) = place {
             self.into.give_back(memory);
         }
+    }
+
+    /// Registers memory that both sides of this connection may use.
+    pub(super) fn register(&self, nic: &mut Nic, bytes: usize) -> Option<Memory> {
+        nic.register(bytes, self.into.options).ok()
+    }
+
+    /// Takes memory for the message of a receive, until the answer that clears it has left.
+    pub(super) fn lend(&mut self, nic: &Nic, receive: u64, room: &Segment) {
+        if is_for(nic, room.memory(), self.into.options) {
+            self.lent.insert(receive, room.clone());
+        }
+    }
+
+    /// Whether the NIC may send from this memory over this connection.
+    pub(super) fn may_send(&self, nic: &Nic, memory: &Memory) -> bool {
+        is_for(nic, memory, self.from.options)
     }
 
     /// Opens memory for a message that a receive has been found for; its name.
@@ -120,20 +165,24 @@ impl Places {
         receive: u64,
         bytes: usize,
     ) -> Option<[u8; NAME_BYTES]> {
+        let lent = self.lent.remove(&receive);
         let sized = (SHORTEST_PLACED..=LONGEST_PLACED).contains(&bytes);
         if !sized || self.registration == Registration::Copied || self.open.len() >= MAX_PLACES {
             return None;
         }
-        let memory = self.into.take(nic, bytes)?;
-        let name = memory.remote().to_bytes();
-        self.open.insert(receive, memory);
+        let place = match lent {
+            Some(room) => Place::Lent(room),
+            None => Place::Pooled(self.into.take(nic, bytes)?),
+        };
+        let name = place.name()?.to_bytes();
+        self.open.insert(receive, place);
         Some(name)
     }
 
     /// The answer that names it did not leave.
     pub(super) fn close(&mut self, receive: u64) {
-        if let Some(memory) = self.open.remove(&receive) {
-            self.into.give_back(memory);
+        if let Some(place) = self.open.remove(&receive) {
+            self.put_back(place);
         }
     }
 
@@ -150,6 +199,11 @@ impl Places {
         self.named.contains_key(&receive)
     }
 
+    /// Where the message for a receive goes.
+    pub(super) fn named(&self, receive: u64) -> Option<RemoteMemory> {
+        self.named.get(&receive).copied()
+    }
+
     /// Registered memory with these bytes, and where they go; `None` while none is to be had.
     pub(super) fn load(
         &mut self,
@@ -157,7 +211,7 @@ impl Places {
         receive: u64,
         bytes: &[u8],
     ) -> Option<(Memory, RemoteMemory)> {
-        let to = *self.named.get(&receive)?;
+        let to = self.named(receive)?;
         let memory = self.from.take(nic, bytes.len())?;
         memory.write(0, bytes).expect("it is as long");
         Some((memory, to))
@@ -174,7 +228,12 @@ impl Places {
     }
 
     /// What has been written for a receive: it is closed once that was read.
-    pub(super) fn written(&self, receive: u64) -> Option<&Memory> {
+    pub(super) fn written(&self, receive: u64) -> Option<&Place> {
         self.open.get(&receive)
     }
+}
+
+/// Whether memory was registered with this NIC, for the connection with this tag, and with these rights.
+fn is_for(nic: &Nic, memory: &Memory, options: MemoryOptions) -> bool {
+    memory.is_of(nic.port(), options.tag, options.rights())
 }

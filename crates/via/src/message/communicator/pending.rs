@@ -105,6 +105,11 @@ impl Pending {
         (self.communicator.received(outcome), result)
     }
 
+    /// Waits for the outcome.
+    pub(super) async fn finished(mut self) -> Outcome {
+        poll_fn(|context| self.poll_outcome(context, None)).await
+    }
+
     /// Takes the outcome; bytes that are not in `memory` yet are copied there first.
     fn take_into(
         &mut self,

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 #[cfg(target_os = "linux")]
 use crate::lanes::LaneCarrier;
-use crate::message::carrier::{Carrier, Event, Refusal};
+use crate::memory::{Memory, Segment};
+use crate::message::carrier::{Carrier, Event, Posted, Refusal};
 use crate::message::envelope::{Envelope, Peer};
 use crate::message::transport::InitError;
 
@@ -85,6 +86,24 @@ impl Carrier for AnyCarrier {
     #[inline]
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
         any!(mut self, carrier => carrier.post(to, envelope, payload))
+    }
+
+    fn register(&mut self, peer: Peer, bytes: usize) -> Option<Memory> {
+        any!(mut self, carrier => carrier.register(peer, bytes))
+    }
+
+    fn lend(&mut self, to: Peer, receive: u64, room: &Segment) {
+        any!(mut self, carrier => carrier.lend(to, receive, room));
+    }
+
+    fn post_memory(
+        &mut self,
+        to: Peer,
+        envelope: &Envelope,
+        payload: &Segment,
+        send: u64,
+    ) -> Result<Posted, Refusal> {
+        any!(mut self, carrier => carrier.post_memory(to, envelope, payload, send))
     }
 
     #[inline]

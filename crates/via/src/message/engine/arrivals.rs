@@ -188,7 +188,10 @@ impl Core {
     ) {
         let Some(record) = self.requests.get_mut(receive) else { return };
         let room = record.room;
-        if let Some(memory) = target.memory_of(receive) {
+        if let Some(memory) = &record.memory {
+            let taken = payload.slice(0..payload.len().min(room)).expect("no longer than it is");
+            memory.store(0, taken).expect("the room is the memory's");
+        } else if let Some(memory) = target.memory_of(receive) {
             record.delivered = payload.len().min(room);
             payload.copy_to(&mut memory[..record.delivered]);
         } else {
@@ -237,7 +240,9 @@ impl Core {
         if let Some(mut bytes) = message.bytes {
             let record = self.requests.get_mut(receive).expect("the receive was just found");
             bytes.truncate(room);
-            if record.storage.capacity() < bytes.len() {
+            if let Some(memory) = &record.memory {
+                memory.store(0, Payload::from(&bytes[..])).expect("the room is the memory's");
+            } else if record.storage.capacity() < bytes.len() {
                 std::mem::swap(&mut record.storage, &mut bytes);
             } else {
                 record.storage.resize(bytes.len(), 0);
@@ -284,7 +289,7 @@ impl Core {
         let (status, result) = self.verdict(key, length, room);
         let undo = self.requests.get(receive).is_some_and(|record| record.undo);
         if undo && result.is_ok() {
-            return self.return_message(receive, key);
+            return self.return_message(receive, key, length);
         }
         self.complete(receive, status, result);
     }
@@ -306,7 +311,9 @@ impl Core {
         }
         let part = transfer.filled..end;
         transfer.filled = end;
-        if let Some(memory) = target.memory_of(receive) {
+        if let Some(memory) = &record.memory {
+            memory.store(part.start, payload).map_err(|_| Breach)?;
+        } else if let Some(memory) = target.memory_of(receive) {
             record.deliver_stored(memory, part.start);
             record.delivered = part.end;
             payload.copy_to(&mut memory[part]);
@@ -314,8 +321,34 @@ impl Core {
             record.store(&mut self.pool);
             payload.copy_to(&mut record.storage[part]);
         }
-        let Some(transfer) = record.transfer else { return Err(Breach) };
-        if end == transfer.wanted {
+        self.end_transfer(receive)
+    }
+
+    /// Handles a data packet whose bytes are in the receive's memory already.
+    pub(super) fn on_placed(&mut self, from: Peer, envelope: &Envelope) {
+        let receive = Request::from_handle(envelope.to);
+        let record = self.requests.get_mut(receive).filter(|record| record.memory.is_some());
+        let transfer = record.and_then(|record| record.transfer.as_mut());
+        let done = match transfer.filter(|transfer| transfer.peer == from) {
+            Some(transfer)
+                if (transfer.filled, transfer.wanted) == (0, envelope.length as usize) =>
+            {
+                transfer.filled = transfer.wanted;
+                self.end_transfer(receive)
+            }
+            _ => Err(Breach),
+        };
+        if done.is_err() {
+            self.counters.malformed += 1;
+            self.lose(Failure::PeerLost(from));
+        }
+    }
+
+    /// Completes a receive if all bytes of its announced message have arrived.
+    fn end_transfer(&mut self, receive: Request) -> Result<(), Breach> {
+        let record = self.requests.get_mut(receive).ok_or(Breach)?;
+        let transfer = record.transfer.ok_or(Breach)?;
+        if transfer.filled == transfer.wanted {
             let length = transfer.length;
             let (status, room) = (record.status, record.room);
             record.transfer = None;
@@ -335,7 +368,8 @@ impl Core {
         let send = Request::from_handle(handle);
         let record = self.requests.get(send).ok_or(Breach)?;
         let waits = matches!(record.operation, Operation::Send { to, .. } if to == from)
-            && record.state == State::Active;
+            && record.state == State::Active
+            && !record.in_use;
         // A cleared message has its answer.
         let cleared = |link: &Link| link.streams.iter().any(|stream| stream.send == send);
         let waits = waits && !self.link(from).is_some_and(cleared);
@@ -346,7 +380,7 @@ impl Core {
         let send = self.answered(from, envelope.to)?;
         let record = self.requests.get(send).ok_or(Breach)?;
         let (wanted, status) = (envelope.length as usize, record.status);
-        if wanted > record.bytes.len() {
+        if wanted > record.message_bytes() {
             return Err(Breach);
         }
         let link = self.link_mut(from).ok_or(Breach)?;

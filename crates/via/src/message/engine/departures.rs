@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::any_carrier::AnyCarrier;
 use super::config::{MAX_WITHDRAWALS, planned_eager};
 use super::flows::Class;
-use super::peer::{Link, Stream};
+use super::peer::Link;
 use super::{Arrived, Core, Counters, ENTRY, WhenFull};
 use crate::message::carrier::{Carrier as _, Refusal};
 use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
@@ -64,7 +64,8 @@ impl Core {
         if !self.leaves_whole(carrier, route, bytes.len()) {
             return false;
         }
-        let attempt = self.attempt(carrier, request.to_handle(), route, bytes);
+        let message = (bytes.len(), bytes);
+        let attempt = self.attempt(carrier, request.to_handle(), route, message);
         self.conclude(request, self.sent(route, bytes.len()), attempt)
     }
 
@@ -80,7 +81,7 @@ impl Core {
         if !alone || !self.leaves_whole(carrier, route, bytes.len()) {
             return None;
         }
-        match self.attempt(carrier, 0, route, bytes) {
+        match self.attempt(carrier, 0, route, (bytes.len(), bytes)) {
             Attempt::Left { .. } => Some((self.sent(route, bytes.len()), Ok(()))),
             Attempt::NotNow => None,
             Attempt::Failed(failure) => Some((Status::default(), Err(failure))),
@@ -102,7 +103,7 @@ impl Core {
 
     /// Returns whether one more copy of a message takes less time than a handshake.
     #[inline]
-    fn is_short(&self, carrier: &AnyCarrier, to: Peer, length: usize) -> bool {
+    pub(super) fn is_short(&self, carrier: &AnyCarrier, to: Peer, length: usize) -> bool {
         let is_planned = |to| length <= planned_eager(carrier.latency(to));
         length <= self.always_eager || length <= self.eager && to != self.own && is_planned(to)
     }
@@ -139,24 +140,25 @@ impl Core {
         self.list(to);
     }
 
+    /// Attempts to send a message of `length` bytes; `bytes` are empty if they are in registered memory.
     #[inline]
     fn attempt(
         &mut self,
         carrier: &mut AnyCarrier,
         handle: u64,
         route: Route,
-        bytes: &[u8],
+        (length, bytes): (usize, &[u8]),
     ) -> Attempt {
         let Some(link) = self.links.get(route.to.0 as usize) else { return Attempt::NotNow };
-        let is_short = self.is_short(carrier, route.to, bytes.len());
-        let kind = match self.form(link, route, (bytes.len(), is_short)) {
+        let is_short = bytes.len() == length && self.is_short(carrier, route.to, length);
+        let kind = match self.form(link, route, (length, is_short)) {
             Ok(kind) => kind,
             Err(attempt) => return attempt,
         };
         let fits = kind == Kind::Eager;
         let answered = !fits || route.mode == Mode::Synchronous;
         let envelope = Envelope {
-            length: u32::try_from(bytes.len()).expect("at most MAX_LENGTH"),
+            length: u32::try_from(length).expect("at most MAX_LENGTH"),
             tag: route.tag,
             kind,
             marks: route.marks(),
@@ -239,7 +241,7 @@ impl Core {
     }
 
     #[inline]
-    fn post(
+    pub(super) fn post(
         &mut self,
         carrier: &mut AnyCarrier,
         to: Peer,
@@ -409,6 +411,9 @@ impl Core {
 
     fn flush_link(&mut self, carrier: &mut AnyCarrier, peer: Peer) -> bool {
         while let Some(envelope) = self.link(peer).and_then(|link| link.answers.front().copied()) {
+            if envelope.kind == Kind::Cts && peer != self.own {
+                self.lend(carrier, peer, envelope.from);
+            }
             if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
                 return false;
             }
@@ -421,14 +426,15 @@ impl Core {
         }
         while let Some(send) = self.link(peer).and_then(|link| link.sends.front().copied()) {
             let record = self.requests.get(send).filter(|record| record.state == State::Waiting);
-            let Some((route, bytes)) = record
-                .and_then(|record| Some((Route::of(record.operation)?, record.bytes.clone())))
-            else {
+            let Some((route, length, bytes)) = record.and_then(|record| {
+                let route = Route::of(record.operation)?;
+                Some((route, record.message_bytes(), record.bytes.clone()))
+            }) else {
                 self.link_mut(peer).expect("links are never removed").sends.pop_front();
                 continue;
             };
-            let attempt = self.attempt(carrier, send.to_handle(), route, &bytes);
-            if !self.conclude(send, self.sent(route, bytes.len()), attempt) {
+            let attempt = self.attempt(carrier, send.to_handle(), route, (length, &bytes));
+            if !self.conclude(send, self.sent(route, length), attempt) {
                 break;
             }
             self.link_mut(peer).expect("links are never removed").sends.pop_front();
@@ -442,38 +448,6 @@ impl Core {
             }
         }
         self.link(peer).is_some_and(|link| !link.streams.is_empty())
-    }
-
-    /// Sends the next part of an announced message; returns `false` if the carrier has no room for it.
-    fn send_part(&mut self, carrier: &mut AnyCarrier, peer: Peer, mut stream: Stream) -> bool {
-        let record = self.requests.get(stream.send);
-        let Some((bytes, status)) = record.map(|r| (r.bytes.clone(), r.status)) else {
-            return true;
-        };
-        let end = stream.wanted.min(stream.sent + carrier.part(peer, stream.receive));
-        let part = &bytes[stream.sent..end];
-        let envelope = Envelope {
-            length: part.len() as u32,
-            tag: Tag(0),
-            kind: Kind::Data,
-            marks: Marks::NONE,
-            source: self.own,
-            context: Context(0),
-            sequence: 0,
-            to: stream.receive,
-            from: 0,
-        };
-        if self.post(carrier, peer, &envelope, part) == Err(Refusal::Full) {
-            self.link_mut(peer).expect("links are never removed").streams.push_front(stream);
-            return false;
-        }
-        stream.sent = end;
-        if end == stream.wanted {
-            self.complete(stream.send, status, Ok(()));
-        } else {
-            self.link_mut(peer).expect("links are never removed").streams.push_back(stream);
-        }
-        true
     }
 
     /// Returns whether another process may wait for a packet that only this one can send.

@@ -57,7 +57,8 @@ impl Core {
             (Operation::Receive(_) | Operation::Claimed(_), State::Done) => {
                 let key = Self::key_of(record.operation, record.status);
                 if record.result.is_ok() {
-                    self.return_message(request, key);
+                    let length = record.status.length;
+                    self.return_message(request, key, length);
                 } else {
                     self.requests.remove(request);
                 }
@@ -77,9 +78,12 @@ impl Core {
     }
 
     /// Returns the message that a receive got to the queue, and removes the receive.
-    pub(super) fn return_message(&mut self, receive: Request, key: Key) {
+    pub(super) fn return_message(&mut self, receive: Request, key: Key, length: usize) {
         let Some(record) = self.requests.get_mut(receive) else { return };
-        let bytes = std::mem::take(&mut record.storage);
+        let bytes = match record.memory.take().and_then(|memory| memory.part(0..length)) {
+            Some(memory) => memory.to_vec(),
+            None => std::mem::take(&mut record.storage),
+        };
         let arrival = record.arrival;
         self.requests.remove(receive);
         let length = u32::try_from(bytes.len()).expect("at most MAX_LENGTH");
@@ -239,7 +243,7 @@ impl Core {
             let missing = match (record.operation, record.state) {
                 (_, State::Built | State::Done) => continue,
                 (Operation::Send { to, context, tag, .. }, State::Waiting) => {
-                    Missing::Window { to, context, tag, length: record.bytes.len() }
+                    Missing::Window { to, context, tag, length: record.message_bytes() }
                 }
                 (Operation::Send { to, context, tag, .. }, State::Active) => {
                     Missing::Receive { to, context, tag, length: record.status.length }

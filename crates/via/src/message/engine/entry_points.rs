@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use super::departures::Route;
 use super::{Core, Engine, MAX_LENGTH, Phase, Target};
+use crate::memory::Memory;
 use crate::message::carrier::{Carrier as _, Event};
 use crate::message::envelope::{Context, LEFT, Peer, Tag};
 use crate::message::explain::Explanation;
@@ -129,13 +130,18 @@ impl Engine {
                     core.queue_send(request, to, bytes);
                 }
             }
-            (Operation::Receive(pattern), Load::Room { room, storage }) => {
-                (record.room, record.storage, record.delivered) = (room, storage, 0);
+            (Operation::Send { mode, to, context, tag }, Load::Memory(segment)) => {
+                check_length(segment.len())?;
+                let route = Route { mode, to, context, tag };
+                core.send_memory(&mut self.carrier, request, route, segment);
+            }
+            (Operation::Receive(pattern), load) => {
+                record.take_room(load)?;
                 core.receive(request, &pattern);
             }
-            (Operation::Claimed(_), Load::Room { room, storage }) => {
+            (Operation::Claimed(_), load) => {
+                record.take_room(load)?;
                 let held = core.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
-                (record.room, record.storage, record.delivered) = (room, storage, 0);
                 core.meet(request, held);
             }
             _ => return Err(StartError::WrongLoad),
@@ -280,6 +286,11 @@ impl Engine {
                 return 0;
             }
         }
+    }
+
+    /// Registers memory for messages from and to `peer`; `None` if the carrier has none.
+    pub(in crate::message) fn register(&mut self, peer: Peer, bytes: usize) -> Option<Memory> {
+        self.carrier.register(peer, bytes)
     }
 
     /// Takes back the bytes of a receive that is under way from the caller's memory, which is no longer borrowed.

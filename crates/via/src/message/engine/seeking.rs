@@ -141,7 +141,9 @@ impl Core {
         let more = more_such || link.hinted.has_free();
         let record = found.and_then(|send| Some((send, self.requests.get(send)?)));
         let sent = record.and_then(|(send, record)| match record.operation {
-            Operation::Send { tag, .. } => Some((send.to_handle(), tag, record.bytes.len() as u32)),
+            Operation::Send { tag, .. } => {
+                Some((send.to_handle(), tag, record.message_bytes() as u32))
+            }
             _ => None,
         });
         let (handle, tag, length) = sent.unwrap_or((0, envelope.tag, 0));

@@ -247,7 +247,7 @@ impl World {
                 (*session, *number) = (*session + 1, 0);
             }
             Some(Event::Broken(_)) => prop_assert!(false, "wires report no breaks"),
-            Some(Event::Handled) => {}
+            Some(Event::Placed { .. } | Event::Released(_) | Event::Handled) => {}
         }
         Ok(true)
     }

@@ -8,7 +8,7 @@ use crate::message::envelope::{Envelope, Kind, LONGEST};
 use crate::nic::Nic;
 use crate::outcome::Operation;
 use crate::rdma::credit::Credit;
-use crate::rdma::places::NAME_BYTES;
+use crate::rdma::places::{NAME_BYTES, Place};
 
 impl Link {
     /// A receive descriptor is done: with a packet, or with news of the protocol.
@@ -40,7 +40,8 @@ impl Link {
         let envelope = Envelope::parse(&head[..size]).map_err(|_| Broken)?;
         let size = envelope.size();
         let length = length.checked_sub(size).ok_or(Broken)?;
-        let mut arrival = Arrival { envelope, offset: offset + size, length, frees, placed: false };
+        let mut arrival =
+            Arrival { envelope, offset: offset + size, length, frees, placed: false, lent: false };
         self.place(&mut arrival)?;
         Ok(Some(arrival))
     }
@@ -57,10 +58,17 @@ impl Link {
                 arrival.length = 0;
             }
             Kind::Data if arrival.length == 0 => {
-                let memory = self.places.written(to).ok_or(Broken)?;
+                let place = self.places.written(to).ok_or(Broken)?;
                 arrival.placed = true;
                 (arrival.offset, arrival.length) = (0, length as usize);
-                memory.view(0, arrival.length).ok_or(Broken)?;
+                let room = match place {
+                    Place::Pooled(memory) => memory.len(),
+                    Place::Lent(room) => room.len(),
+                };
+                arrival.lent = matches!(place, Place::Lent(_));
+                if arrival.length > room {
+                    return Err(Broken);
+                }
             }
             // It goes in parts after all.
             Kind::Data => self.places.close(to),

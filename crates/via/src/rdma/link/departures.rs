@@ -1,8 +1,9 @@
 //! What leaves for the other process: packets into its area, long messages into memory that it has named.
 
-use super::Link;
+use super::{Held, Link};
 use crate::descriptor::Transfer;
-use crate::message::carrier::Refusal;
+use crate::memory::{RemoteMemory, Segment};
+use crate::message::carrier::{Posted, Refusal};
 use crate::message::envelope::{Envelope, Kind, LONGEST};
 use crate::nic::{Nic, NicError};
 use crate::rdma::credit::Credit;
@@ -29,6 +30,55 @@ impl Link {
         }
     }
 
+    /// Posts a data packet from registered memory of the send `send`: written from there where its receiver has named
+    /// memory for it, else copied.
+    pub(in crate::rdma) fn post_memory(
+        &mut self,
+        nic: &mut Nic,
+        envelope: &Envelope,
+        payload: &Segment,
+        send: u64,
+    ) -> Result<Posted, Refusal> {
+        let named = self.places.named(envelope.to);
+        let Some(to) = named.filter(|_| self.places.may_send(nic, payload.memory())) else {
+            return self.post(nic, envelope, &payload.to_vec()).map(|()| Posted::Copied);
+        };
+        self.await_credit(nic, envelope)?;
+        self.write(nic, payload.clone(), to, Held::Send(send))?;
+        self.places.on_written(envelope.to);
+        self.post_packet(nic, envelope, &[]).map(|()| Posted::InUse)
+    }
+
+    /// Refuses a packet until its receiver has room for it.
+    fn await_credit(&mut self, nic: &mut Nic, envelope: &Envelope) -> Result<(), Refusal> {
+        self.reap(nic);
+        if self.has_credit(envelope.size()) {
+            return Ok(());
+        }
+        self.ask(nic);
+        self.refuse()
+    }
+
+    /// Writes a message to memory of the other process.
+    fn write(
+        &mut self,
+        nic: &mut Nic,
+        payload: Segment,
+        to: RemoteMemory,
+        held: Held,
+    ) -> Result<(), Refusal> {
+        let mut descriptor = self.spare.pop().unwrap_or_default();
+        descriptor.segments.clear();
+        descriptor.segments.push(payload);
+        descriptor.transfer = Transfer::RdmaWrite(to);
+        descriptor.immediate = None;
+        match self.send(nic, descriptor, held) {
+            Ok(()) => Ok(()),
+            Err(NicError::QueueFull) => self.refuse_crowded(),
+            Err(_) => Err(Refusal::Lost),
+        }
+    }
+
     /// Writes a message where its receiver has named memory for it, and a packet behind it.
     fn post_placed(
         &mut self,
@@ -36,11 +86,7 @@ impl Link {
         envelope: &Envelope,
         payload: &[u8],
     ) -> Result<(), Refusal> {
-        self.reap(nic);
-        if !self.has_credit(envelope.size()) {
-            self.ask(nic);
-            return self.refuse();
-        }
+        self.await_credit(nic, envelope)?;
         let Some((memory, to)) = self.places.load(nic, envelope.to, payload) else {
             // Memory comes back with what has left; without any under way, in no way.
             if self.sending.is_empty() {
@@ -49,16 +95,8 @@ impl Link {
             self.starved = Some(self.sending.len());
             return self.refuse();
         };
-        let mut descriptor = self.spare.pop().unwrap_or_default();
-        descriptor.segments.clear();
-        descriptor.segments.push(memory.segment(0, payload.len()).expect("it is as long"));
-        descriptor.transfer = Transfer::RdmaWrite(to);
-        descriptor.immediate = None;
-        match self.send(nic, descriptor, Some(memory)) {
-            Ok(()) => {}
-            Err(NicError::QueueFull) => return self.refuse_crowded(),
-            Err(_) => return Err(Refusal::Lost),
-        }
+        let segment = memory.segment(0, payload.len()).expect("it is as long");
+        self.write(nic, segment, to, Held::Pooled(memory))?;
         self.places.on_written(envelope.to);
         self.post_packet(nic, envelope, &[])
     }
@@ -111,7 +149,7 @@ impl Link {
         descriptor.segments.push(segment);
         descriptor.transfer = Transfer::RdmaWrite(to);
         descriptor.immediate = Some(place.immediate.cast_unsigned());
-        match self.send(nic, descriptor, None) {
+        match self.send(nic, descriptor, Held::Nothing) {
             Ok(()) if written => Ok(()),
             // Processes share the port: this one has credit, and all of them together more.
             Err(NicError::QueueFull) => {

@@ -1,6 +1,6 @@
 //! What the two sides publish to each other: what is free, questions after it, and their answers.
 
-use super::{CONTROL_BYTES, Link};
+use super::{CONTROL_BYTES, Held, Link};
 use crate::descriptor::Transfer;
 use crate::nic::Nic;
 
@@ -38,7 +38,7 @@ impl Link {
         descriptor.segments.push(segment);
         descriptor.transfer = Transfer::RdmaWrite(remote.control);
         descriptor.immediate = wakes.then_some(0);
-        let left = self.send(nic, descriptor, None).is_ok();
+        let left = self.send(nic, descriptor, Held::Nothing).is_ok();
         if left {
             self.reader.on_told();
             if wakes {
