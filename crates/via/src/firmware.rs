@@ -166,12 +166,14 @@ impl Via {
         self.arm(nic, at);
     }
 
-    /// Returns how many nanoseconds a frame's acknowledgement may take before the frame is sent again.
+    /// Returns how many nanoseconds a frame's acknowledgement may take before the frame is sent again: round trips are
+    /// those of short frames, and all bytes under way pass two lines of the network first.
     fn resend_after(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
         let Some(link) = &endpoint.link else { return u64::MAX };
         let trip = nic.round_trip(link.node);
         let usual = trip.map_or(10_000_000, |trip| nanos(trip.smoothed * 2 + trip.variation * 4));
-        let first = usual.max(MIN_RESEND_NS) + 2 * self.config.acknowledgement_delay_ns;
+        let lines = 2 * nic.line_rate().nanos_for(link.sending.bytes() as u64);
+        let first = usual.max(MIN_RESEND_NS) + lines + 2 * self.config.acknowledgement_delay_ns;
         (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
     }
 

@@ -322,6 +322,18 @@ fn messages_that_are_cut_by_a_plan_arrive_sooner() {
     }
 }
 
+/// Short frames, which the round trips are measured by, take a fraction of the time that this one does.
+#[test]
+fn a_long_frame_on_a_slow_line_is_sent_once() {
+    const BYTES: usize = 60_000;
+    let rate = LineRate::mbps(10);
+    let nic = NicProfile { mtu: 65_000, ..NicProfile::MODERN };
+    let machine = (nic, LinkProfile::plain(rate, Duration::from_nanos(500)));
+    let (taken, two_lines) =
+        (takes(machine, Cut::Full, BYTES, 1), 2 * rate.nanos_for(BYTES as u64));
+    assert!(taken < two_lines * 11 / 10, "{taken} ns, of which lines take {two_lines}");
+}
+
 /// On all kinds of lines: one message is there no later, and much sooner where frames are stored and forwarded;
 /// several at once, the first and the last of which are planned, take a ninth longer at most.
 #[test]

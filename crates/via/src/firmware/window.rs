@@ -97,6 +97,11 @@ impl SendWindow {
         self.flights.is_empty()
     }
 
+    /// Returns the bytes of the frames that were not acknowledged.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Returns the number of the next new frame.
     pub(super) fn next_sequence(&self) -> u32 {
         self.base.wrapping_add(self.flights.len() as u32)
