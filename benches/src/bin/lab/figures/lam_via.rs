@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::figures::rows::Row;
-use crate::lam_table::{self, Column};
+use crate::lam_table::{self, Column, Registers};
 use crate::plot::{self, Line, Panel};
 use midplane_benches::anchors::measure::{self, Origin};
 
@@ -15,15 +15,15 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let anchors = measure::lam_via().into_iter();
     let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "section 2.1", anchor)).collect();
     let mut lines = Vec::new();
-    for column in Column::ALL {
+    for column in [Column::Tcp, Column::Copied, Column::Local] {
         let (name, place) = match column {
             Column::Tcp => ("TCP/IP", "remote"),
-            Column::Copied => ("VIA", "remote"),
             Column::Local => ("VIA", "local"),
+            Column::Copied | Column::Foreseen(_) => ("VIA", "remote"),
         };
         let origin = |bytes| match column {
             Column::Tcp if bytes == 1 => Origin::Fitted("LAM's work over TCP"),
-            Column::Tcp | Column::Copied => Origin::Predicted,
+            Column::Tcp | Column::Copied | Column::Foreseen(_) => Origin::Predicted,
             Column::Local => Origin::Fitted("six costs of the loopback, to this column"),
         };
         let line =
@@ -38,6 +38,27 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
             ours.points.push((bytes as f64 / 1024.0, us));
         }
         lines.extend([paper, ours]);
+    }
+    for registers in [Registers::AtTheStart, Registers::EachTime] {
+        let how = match registers {
+            Registers::AtTheStart => "user data registered at the start",
+            Registers::EachTime => "user data registered for each message",
+        };
+        let label = format!("LAM on VIA, remote, {how}, foreseen");
+        let mut line = Line { label, points: Vec::new() };
+        for bytes in (0..SIZES).map(|n| 1 << n) {
+            let us = lam_table::one_way_us(Column::Foreseen(registers), bytes)?;
+            line.points.push((bytes as f64 / 1024.0, us));
+            if bytes > lam_table::LONGEST_COPIED {
+                let [tcp, via] = [Column::Tcp, Column::Copied]
+                    .map(|column| lam_table::published(column, bytes).unwrap_or_default());
+                let note =
+                    format!("not in the paper: {tcp} us over TCP, {via} us over VIA by copies");
+                let what = format!("section 5: {bytes} B, remote, VIA, {how}");
+                rows.push(Row::ours(PAPER, what, "us", us, note));
+            }
+        }
+        lines.push(line);
     }
     let why = "a kernel's TCP to its own host is not modelled";
     rows.push(Row::missing(PAPER, "Table 1: local, TCP/IP", why));

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::lam_table::Column;
+use crate::lam_table::{Column, Registers};
 use crate::processes;
 use clap::{Parser, ValueEnum};
 
@@ -144,6 +144,8 @@ impl Contest {
             Self::Simulated(Column::Tcp) => "tcp".into(),
             Self::Simulated(Column::Copied) => "copied".into(),
             Self::Simulated(Column::Local) => "local".into(),
+            Self::Simulated(Column::Foreseen(Registers::AtTheStart)) => "registered".into(),
+            Self::Simulated(Column::Foreseen(Registers::EachTime)) => "registering".into(),
         }
     }
 
