@@ -1,4 +1,5 @@
-//! A kernel's TCP to compare with: one stream to each peer, charged to the host's processor.
+//! A kernel's TCP to compare with: streams to each peer, charged to the host's processor. A stream to the own host, which
+//! passes frames internally, has its own number in each direction, since both of its ends are here.
 //!
 //! A model of costs over a network that loses nothing and reorders nothing, not of the protocol's variants. Segments have at
 //! most [`TcpCosts::mss`] bytes; the window is fixed. Every second segment and the last of a write are acknowledged.
@@ -14,9 +15,9 @@ use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
 use midplane::simhw::port::{Command, Completion, Status};
 use midplane::simhw::region::{Payload, RegionRef};
 
-/// Opcode of a command that writes its region to the stream to its node.
+/// Opcode of a command that writes its region to the stream to its node, of the number `args[0]`.
 pub const SEND: u8 = 0;
-/// Opcode of a command that fills its region from its node's stream.
+/// Opcode of a command that fills its region from its node's stream of the number `args[0]`.
 pub const RECEIVE: u8 = 1;
 
 /// Expires when the line has room for a segment again.
@@ -45,6 +46,7 @@ pub struct TcpCosts {
 
 impl TcpCosts {
     /// Linux 2.2 on a Pentium II. Fitted to 100 us (LAM-VIA paper, section 2.1). The window is that kernel's.
+    /// [`Self::LINUX_2_2_LOOPBACK`] has the segments of its loopback device.
     pub const LINUX_2_2: Self = Self {
         call: 1_200,
         copy_byte: 3,
@@ -54,14 +56,21 @@ impl TcpCosts {
         mss: 1_452,
         window: 32_120,
     };
+
+    /// The same kernel's TCP to the own host. Read: that kernel's loopback device takes packets of 3,924 bytes, 52 of
+    /// which are the headers of a segment with timestamps.
+    pub const LINUX_2_2_LOOPBACK: Self = Self { mss: 3_924 - 52, ..Self::LINUX_2_2 };
 }
 
 /// The firmware of a host that speaks TCP.
 #[derive(Debug)]
 pub struct KernelTcp {
     costs: TcpCosts,
-    streams: BTreeMap<NodeId, Stream>,
+    streams: BTreeMap<Peer, Stream>,
 }
+
+/// The other end of a stream: its node, and the stream's number.
+type Peer = (NodeId, u64);
 
 #[derive(Debug, Default)]
 struct Stream {
@@ -90,12 +99,12 @@ impl KernelTcp {
         Self { costs, streams: BTreeMap::new() }
     }
 
-    fn stream(&mut self, peer: NodeId) -> &mut Stream {
+    fn stream(&mut self, peer: Peer) -> &mut Stream {
         self.streams.entry(peer).or_default()
     }
 
     /// Copies writes into the socket's buffer, and sends what the line takes.
-    fn push(&mut self, hw: &mut dyn Hardware, peer: NodeId) {
+    fn push(&mut self, hw: &mut dyn Hardware, peer: Peer) {
         let costs = self.costs;
         let stream = self.stream(peer);
         stream.take_writes(hw, costs);
@@ -120,7 +129,7 @@ impl KernelTcp {
         }
     }
 
-    fn acknowledge(&mut self, hw: &mut dyn Hardware, peer: NodeId) {
+    fn acknowledge(&mut self, hw: &mut dyn Hardware, peer: Peer) {
         hw.charge(self.costs.acknowledge);
         let stream = self.stream(peer);
         let header = Header { kind: Kind::Acknowledge, ..header(hw, peer, stream) };
@@ -131,13 +140,13 @@ impl KernelTcp {
     }
 }
 
-/// Starts the header of a frame of a stream, with the number of received bytes. Both ends count in `words`.
-fn header(hw: &dyn Hardware, peer: NodeId, stream: &Stream) -> Header {
+/// Starts the header of a frame of a stream. Its `words` are the number of received bytes, and that of the stream.
+fn header(hw: &dyn Hardware, (peer, number): Peer, stream: &Stream) -> Header {
     Header {
         source: hw.node(),
         destination: peer,
         incarnation: hw.incarnation(),
-        words: [stream.received, 0],
+        words: [stream.received, number],
         ..Header::default()
     }
 }
@@ -212,10 +221,11 @@ impl Firmware for KernelTcp {
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             hw.charge(self.costs.call);
-            let stream = self.stream(command.node);
+            let peer = (command.node, command.args[0]);
+            let stream = self.stream(peer);
             if command.opcode == SEND {
                 stream.writes.push_back((port, command));
-                self.push(hw, command.node);
+                self.push(hw, peer);
             } else {
                 stream.reads.push_back((port, command.cookie, command.region));
                 stream.fill(hw);
@@ -225,7 +235,8 @@ impl Firmware for KernelTcp {
     }
 
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
-        let (header, peer) = (frame.header, frame.header.source);
+        let header = frame.header;
+        let peer = (header.source, header.words[1]);
         if header.kind == Kind::Acknowledge {
             hw.charge(self.costs.acknowledge);
         } else {
@@ -246,7 +257,7 @@ impl Firmware for KernelTcp {
     }
 
     fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
-        let peers: Vec<NodeId> = self.streams.keys().copied().collect();
+        let peers: Vec<Peer> = self.streams.keys().copied().collect();
         peers.into_iter().for_each(|peer| self.push(hw, peer));
         hw.commit();
     }

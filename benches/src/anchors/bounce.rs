@@ -59,26 +59,29 @@ pub struct PortEnd {
     host: SimHost,
     port: Port,
     region: Region,
-    /// Opcodes of the firmware's commands to send and to receive.
+    peer: NodeId,
+    /// Opcodes of the firmware's commands to send and to receive, and their first arguments.
     opcodes: [u8; 2],
+    args: [u64; 2],
     /// Processor time of the layer above, for each message, in ns.
     work_ns: u64,
 }
 
 impl PortEnd {
-    /// Opens a port for messages of `bytes`.
+    /// Opens a port for messages of `bytes` to and from `peer`.
     ///
     /// # Errors
     /// One line: what the NIC refused.
     pub async fn open(
         host: SimHost,
+        peer: NodeId,
         bytes: usize,
-        opcodes: [u8; 2],
+        (opcodes, args): ([u8; 2], [u64; 2]),
         work_ns: u64,
     ) -> Result<Self, String> {
         let mut port = host.open_port().map_err(text)?;
         let region = port.register(bytes).map_err(text)?;
-        let mut end = Self { host, port, region, opcodes, work_ns };
+        let mut end = Self { host, port, region, peer, opcodes, args, work_ns };
         end.post(1)?;
         end.port.ring();
         // Until the other process has posted its first buffer as well.
@@ -87,10 +90,10 @@ impl PortEnd {
     }
 
     fn post(&mut self, which: usize) -> Result<(), String> {
-        let node = NodeId(1 - self.host.node().0);
         let (opcode, cookie) = (self.opcodes[which], which as u64 * RECEIVED);
-        let region = self.region.whole();
-        let command = Command { opcode, node, region, cookie, ..Command::default() };
+        let (region, args) = (self.region.whole(), [self.args[which], 0, 0]);
+        let node = self.peer;
+        let command = Command { opcode, node, region, cookie, args, ..Command::default() };
         self.port.post(&command).map_err(text)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::port::Command;
-use midplane::simhw::profile::{HostProfile, Machine, Notice};
+use midplane::simhw::profile::{HostProfile, Loopback, Machine, Notice};
 use midplane::simhw::region::RegionRef;
 use midplane::simhw::sim::World;
 use serde::Serialize;
@@ -155,7 +155,9 @@ fn coprocessors_us(machine: &Machine) -> f64 {
 /// Returns the one-way time of `bytes` that two applications bounce, in microseconds.
 pub fn applications_us(machine: &Machine, bytes: usize) -> f64 {
     let world = raw::world(machine);
-    let ends = [A, B].map(|node| PortEnd::open(world.host(node), bytes, [SEND, RECEIVE], 0));
+    let commands = ([SEND, RECEIVE], [0; 2]);
+    let ends = [(A, B), (B, A)]
+        .map(|(own, peer)| PortEnd::open(world.host(own), peer, bytes, commands, 0));
     one_way_us(world, [A, B], ends).expect("all rounds end")
 }
 
@@ -164,14 +166,47 @@ pub fn applications_us(machine: &Machine, bytes: usize) -> f64 {
 /// # Errors
 /// One line: what failed.
 pub fn tcp_us(bytes: usize, work_ns: u64) -> Result<f64, String> {
-    let machine = Machine::TCP_FAST_ETHERNET;
-    let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
-    let mut world = World::new(&machine.topology(2), machine.nic, 1, kernel);
-    world.set_hosts(machine.host);
-    let opcodes = [kernel_tcp::SEND, kernel_tcp::RECEIVE];
-    let ends = [A, B].map(|node| PortEnd::open(world.host(node), bytes, opcodes, work_ns));
-    one_way_us(world, [A, B], ends)
+    tcp_between(&Machine::TCP_FAST_ETHERNET, TcpCosts::LINUX_2_2, [A, B], bytes, work_ns)
 }
+
+/// Returns the same between two processes of one host. No cost is new: those of TCP, copies and context switches are the
+/// remote ones, without NIC, interrupt and line.
+///
+/// # Errors
+/// One line: what failed.
+pub fn local_tcp_us(bytes: usize, work_ns: u64) -> Result<f64, String> {
+    let mut machine = Machine::TCP_FAST_ETHERNET;
+    // The segment is passed on as it is: its copies are charged at its ends.
+    machine.host.loopback = Some(Loopback {
+        frame_ns: 0,
+        short_bytes: 0,
+        long_ns: 0,
+        near_bytes: 0,
+        near_byte_ps: 0,
+        far_byte_ps: 0,
+    });
+    tcp_between(&machine, TcpCosts::LINUX_2_2_LOOPBACK, [A, A], bytes, work_ns)
+}
+
+fn tcp_between(
+    machine: &Machine,
+    costs: TcpCosts,
+    nodes: [NodeId; 2],
+    bytes: usize,
+    work_ns: u64,
+) -> Result<f64, String> {
+    let mut world =
+        World::new(&machine.topology(2), machine.nic, 1, move |_, _| KernelTcp::new(costs));
+    world.set_hosts(machine.host);
+    let ends = [0, 1].map(|own| {
+        let commands = ([kernel_tcp::SEND, kernel_tcp::RECEIVE], STREAMS[own]);
+        PortEnd::open(world.host(nodes[own]), nodes[1 - own], bytes, commands, work_ns)
+    });
+    one_way_us(world, nodes, ends)
+}
+
+/// Numbers of the streams that each end writes and reads, if both ends are on one host.
+const STREAMS: [[u64; 2]; 2] = [[1, 2], [2, 1]];
 
 /// Returns the processor time that one completion takes from a computing application, in microseconds, if completions
 /// are notified by `notice`.

@@ -13,8 +13,9 @@ pub(crate) mod measure;
 pub(crate) mod slots;
 mod writes;
 
+use crate::lam_table::{self, Column};
+use crate::processes;
 use crate::report::{self, Failure, progress};
-use crate::{lam_table, processes};
 
 use clap::Parser as _;
 use midplane_kit::claims::median;
@@ -41,6 +42,9 @@ struct Run {
     /// The published number, for simulated rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     published_us: Option<f64>,
+    /// Largest deviation that is taken for agreement, as a fraction.
+    #[serde(skip)]
+    tolerance: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -67,7 +71,7 @@ pub(crate) fn run(mut arguments: Arguments) -> Result<u8, Failure> {
         None => true,
     });
     let runs = contest(&arguments, &mut skipped).map_err(Failure::of_run)?;
-    let holds = runs.iter().all(|run| run.deviation().is_none_or(|far| far.abs() <= TOLERANCE));
+    let holds = runs.iter().all(|run| run.deviation().is_none_or(|far| far.abs() <= run.tolerance));
     report::print_document(arguments.json, &Document { skipped, runs }, text);
     Ok(if holds { 0 } else { report::FAILED })
 }
@@ -121,6 +125,10 @@ fn contest(arguments: &Arguments, skipped: &mut Vec<String>) -> Result<Vec<Run>,
 
 /// Returns a contestant's rows: the medians over the rounds.
 fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) -> Vec<Run> {
+    let column = match contest {
+        Contest::Simulated(column) => Some(*column),
+        _ => None,
+    };
     let row = |(at, bytes): (usize, &usize)| {
         let median = |figure: fn(&Figures) -> f64| {
             median(rounds.iter().map(|round| figure(&round[at])).collect())
@@ -134,17 +142,12 @@ fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) ->
             median_us: median(|figures| figures.median_us),
             p99_us: median(|figures| figures.p99_us),
             gb_per_s: median(|figures| figures.gb_per_s),
-            published_us: match contest {
-                Contest::Simulated(column) => lam_table::published(*column, *bytes),
-                _ => None,
-            },
+            published_us: column.and_then(|column| lam_table::published(column, *bytes)),
+            tolerance: column.map_or(0.0, Column::tolerance),
         }
     };
     arguments.sizes.iter().enumerate().map(row).collect()
 }
-
-/// Largest deviation of a simulated number from the published one, as a fraction.
-const TOLERANCE: f64 = 0.1;
 
 impl Run {
     /// Returns the deviation from the published number, as a fraction.

@@ -15,15 +15,18 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let anchors = measure::lam_via().into_iter();
     let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "section 2.1", anchor)).collect();
     let mut lines = Vec::new();
-    for column in [Column::Tcp, Column::Copied, Column::Local] {
+    for column in [Column::Tcp, Column::Copied, Column::LocalTcp, Column::Local] {
         let (name, place) = match column {
             Column::Tcp => ("TCP/IP", "remote"),
+            Column::LocalTcp => ("TCP/IP", "local"),
             Column::Local => ("VIA", "local"),
             Column::Copied | Column::Foreseen(_) => ("VIA", "remote"),
         };
         let origin = |bytes| match column {
             Column::Tcp if bytes == 1 => Origin::Fitted("LAM's work over TCP"),
-            Column::Tcp | Column::Copied | Column::Foreseen(_) => Origin::Predicted,
+            Column::Tcp | Column::LocalTcp | Column::Copied | Column::Foreseen(_) => {
+                Origin::Predicted
+            }
             Column::Local => Origin::Fitted("six costs of the loopback, to this column"),
         };
         let line =
@@ -60,8 +63,6 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
         }
         lines.push(line);
     }
-    let why = "a kernel's TCP to its own host is not modelled";
-    rows.push(Row::missing(PAPER, "Table 1: local, TCP/IP", why));
     rows.push(Row::missing(PAPER, "Figures 1 to 3", "drawings, no data"));
     let panel = Panel { title: "LAM/MPI, Table 1".into(), lines };
     plot::draw(&directory.join("lam-via-table-1.svg"), "message, KiB", "one way, us", &[panel])?;

@@ -143,6 +143,7 @@ impl Contest {
             Self::Kernel(_) => "kernel".into(),
             Self::Simulated(Column::Tcp) => "tcp".into(),
             Self::Simulated(Column::Copied) => "copied".into(),
+            Self::Simulated(Column::LocalTcp) => "local tcp".into(),
             Self::Simulated(Column::Local) => "local".into(),
             Self::Simulated(Column::Foreseen(Registers::AtTheStart)) => "registered".into(),
             Self::Simulated(Column::Foreseen(Registers::EachTime)) => "registering".into(),
