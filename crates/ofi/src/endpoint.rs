@@ -24,6 +24,9 @@ pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 const POLLS: usize = 4;
 /// Polls of an endpoint that is dropped while frames wait to leave: below a millisecond with most providers.
 const LAST_POLLS: usize = 1_000;
+/// Most peers that an endpoint knows at a time: as many as a fabric has nodes.
+const MOST_PEERS: usize = 1 << 16;
+
 /// Configures an endpoint: its frames and its memory.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -75,6 +78,8 @@ struct Peer {
     waiting: VecDeque<(usize, usize)>,
     /// Frames that the provider has taken and not completed.
     outstanding: usize,
+    /// Something was sent to it since the last search for idle peers.
+    is_fresh: bool,
 }
 
 /// Why a frame was not sent.
@@ -121,6 +126,8 @@ pub struct Endpoint {
     /// Slots below it receive, the others send.
     receives: usize,
     peers: Vec<Peer>,
+    /// Places in `peers` of peers that were forgotten.
+    forgotten: Vec<PeerId>,
     by_name: BTreeMap<Vec<u8>, PeerId>,
     by_address: BTreeMap<u64, PeerId>,
     /// Slots to send from that are free.
@@ -164,6 +171,7 @@ impl Endpoint {
             frame_bytes,
             receives,
             peers: Vec::new(),
+            forgotten: Vec::new(),
             by_name: BTreeMap::new(),
             by_address: BTreeMap::new(),
             free: (receives..receives + sends).collect(),
@@ -203,7 +211,7 @@ impl Endpoint {
     /// Learns the name of a peer's endpoint, of the same provider. A name that is known is the same peer.
     ///
     /// # Errors
-    /// The provider's, also for a name that can't be one of its own.
+    /// The provider's, also for a name that can't be one of its own, and for more than 65,536 peers.
     pub fn insert(&mut self, name: &[u8]) -> Result<PeerId, CallError> {
         if let Some(peer) = self.by_name.get(name) {
             return Ok(*peer);
@@ -211,12 +219,40 @@ impl Endpoint {
         if !self.is_name(name) {
             return Err(CallError::invalid("fi_av_insert"));
         }
+        if self.by_name.len() >= MOST_PEERS {
+            return Err(CallError::no_space("fi_av_insert"));
+        }
         let address = self.raw.insert(name)?;
-        let peer = PeerId(u32::try_from(self.peers.len()).expect("memory holds fewer peers"));
-        self.peers.push(Peer { address, waiting: VecDeque::new(), outstanding: 0 });
+        let new = Peer { address, waiting: VecDeque::new(), outstanding: 0, is_fresh: true };
+        let peer = if let Some(place) = self.forgotten.pop() {
+            self.peers[place.0 as usize] = new;
+            place
+        } else {
+            self.peers.push(new);
+            PeerId(u32::try_from(self.peers.len() - 1).expect("they are bounded"))
+        };
         self.by_name.insert(name.to_vec(), peer);
         self.by_address.insert(address, peer);
         Ok(peer)
+    }
+
+    /// Forgets the peers that are not used and to which nothing was sent since the last call: what the provider has of
+    /// them as well. A later peer may get the same number.
+    #[cfg(feature = "streams")]
+    pub(crate) fn forget_idle(&mut self, is_used: impl Fn(PeerId) -> bool) {
+        let Self { raw, peers, forgotten, by_name, by_address, lost, .. } = self;
+        by_name.retain(|_, id| {
+            let peer = &mut peers[id.0 as usize];
+            let was_fresh = std::mem::take(&mut peer.is_fresh);
+            let is_busy = peer.outstanding > 0 || !peer.waiting.is_empty();
+            if was_fresh || is_busy || is_used(*id) || raw.remove(peer.address).is_err() {
+                return true;
+            }
+            by_address.remove(&peer.address);
+            lost.retain(|(to, _)| *to != Some(*id));
+            forgotten.push(*id);
+            false
+        });
     }
 
     /// Returns whether the bytes can be a name of this provider: what it reads of a name depends on this.
@@ -261,8 +297,9 @@ impl Endpoint {
         if let Some(error) = self.failed {
             return Err(error.into());
         }
-        let Peer { address, waiting, .. } = &self.peers[to.0 as usize];
-        let (address, is_first) = (*address, waiting.is_empty());
+        let peer = &mut self.peers[to.0 as usize];
+        peer.is_fresh = true;
+        let (address, is_first) = (peer.address, peer.waiting.is_empty());
         if is_first && length <= self.provider.inject && self.inject(parts, address)? {
             return Ok(());
         }
@@ -438,7 +475,7 @@ impl Drop for Endpoint {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Endpoint");
-        debug.field("provider", &self.provider.name).field("peers", &self.peers.len());
+        debug.field("provider", &self.provider.name).field("peers", &self.by_name.len());
         debug.finish_non_exhaustive()
     }
 }

@@ -37,6 +37,11 @@ impl CallError {
     pub(crate) const fn invalid(call: &'static str) -> Self {
         Self { call, code: libc::EINVAL }
     }
+
+    /// Makes the error of a call that is not made because the bound of what it adds is reached.
+    pub(crate) const fn no_space(call: &'static str) -> Self {
+        Self { call, code: libc::ENOSPC }
+    }
 }
 
 impl fmt::Debug for CallError {

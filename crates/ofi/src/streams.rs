@@ -7,7 +7,7 @@ mod connection;
 mod frame;
 mod stream;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -65,6 +65,8 @@ struct State {
     /// The task that receives.
     driver: Option<Waker>,
     wakes: Wakes,
+    /// When peers without a stream were last searched for.
+    searched_at: Instant,
     is_closed: bool,
 }
 
@@ -99,6 +101,7 @@ impl Streams {
             acceptor: None,
             driver: None,
             wakes: Vec::new(),
+            searched_at: Instant::now(),
             is_closed: false,
         })));
         tokio::spawn(run(Arc::downgrade(&shared)));
@@ -186,7 +189,9 @@ impl State {
     fn turn(&mut self, context: &mut Context<'_>, period: &mut Interval) -> Poll<()> {
         register(&mut self.driver, context.waker(), &mut self.wakes);
         while period.poll_tick(context).is_ready() {
-            self.find_silent(Instant::now());
+            let now = Instant::now();
+            self.find_silent(now);
+            self.forget_peers(now);
         }
         let mut payload = Vec::new();
         for _ in 0..TURN {
@@ -327,6 +332,16 @@ impl State {
         for (peer, remote) in asked {
             let _ =
                 self.send(peer, Frame { to: remote, number: 0, kind: Kind::Ask, value: 0 }, &[]);
+        }
+    }
+
+    /// Forgets peers that had no stream for a while, so that peers under ever new names take no memory.
+    fn forget_peers(&mut self, now: Instant) {
+        if now - self.searched_at >= SILENCE {
+            self.searched_at = now;
+            let used: BTreeSet<PeerId> =
+                self.connections.values().map(|connection| connection.peer).collect();
+            self.endpoint.forget_idle(|peer| used.contains(&peer));
         }
     }
 

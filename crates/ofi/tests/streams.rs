@@ -158,6 +158,41 @@ fn a_peer_that_falls_silent_or_breaks_the_rules_fails_its_stream_alone() {
     });
 }
 
+#[test]
+fn peers_without_a_stream_are_forgotten_and_their_streams_end_first() {
+    over_most(async |choice| {
+        within(choice, async {
+            let (ends, [mut first, mut second]) = pair(choice).await;
+            let mut peer = Endpoint::open(choice, &Config::new(1_000)).unwrap();
+            let to = peer.insert(ends[1].name()).unwrap();
+            // Its text shows no state while another task has it.
+            let known = |end: &Streams| loop {
+                let text = format!("{end:?}");
+                let Some((_, rest)) = text.split_once("peers: ") else { continue };
+                let digits = rest.split(|next: char| !next.is_ascii_digit()).next().unwrap();
+                break digits.parse().unwrap();
+            };
+            let before: usize = known(&ends[1]);
+            for value in [55, 56] {
+                let open = [&[0; 12][..], &[1, 0, 0, 0, value, 0, 0, 0, 0, 0, 0, 0]].concat();
+                let name = peer.name().to_vec();
+                peer.send(to, &[&open, &name]).unwrap();
+                accept(&mut peer).await;
+                drop(ends[1].accept().await.unwrap());
+                assert_eq!(known(&ends[1]), before + 1, "{choice}: one name is one peer");
+            }
+            while known(&ends[1]) > before {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            // The peer that has a stream is not forgotten.
+            first.write_all(b"still").await.unwrap();
+            let mut received = [0; 5];
+            second.read_exact(&mut received).await.unwrap();
+        })
+        .await;
+    });
+}
+
 /// Waits until the other end has accepted a stream; returns its number, and the number that it was opened with.
 async fn accept(peer: &mut Endpoint) -> (u64, u64) {
     loop {

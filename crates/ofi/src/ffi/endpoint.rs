@@ -242,6 +242,14 @@ impl RawEndpoint {
         }
     }
 
+    /// Removes a peer from the address vector, and the provider's connection to it.
+    #[cfg(feature = "streams")]
+    pub(crate) fn remove(&mut self, mut address: u64) -> Result<(), CallError> {
+        // SAFETY: the vector is open, and the address is one of its own; it stays during the call.
+        let code = unsafe { ((*(*self.av).ops).remove)(self.av, &raw mut address, 1, 0) };
+        check("fi_av_remove", code as isize).map(drop)
+    }
+
     /// Posts a slot for the next message; `false` if the provider can take it later only.
     pub(crate) fn post_receive(&mut self, slot: usize) -> Result<bool, CallError> {
         let bytes = self.memory.slot_bytes();
