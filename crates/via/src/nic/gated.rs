@@ -14,13 +14,12 @@ mod exposed;
 mod fast_path;
 mod frame;
 
-use std::collections::VecDeque;
 use std::task::Waker;
 
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::peer_rings::{News, PeerRings};
 use midplane_simhw::port::{Command, Completion, HostGate, Status};
-use midplane_simhw::region::{Payload, RegionOptions, Rights};
+use midplane_simhw::region::{RegionOptions, Rights};
 
 use super::posted::number;
 use super::{MAX_SEGMENTS, Nic, NicError, PostFailed, ViId, WorkQueue};
@@ -38,12 +37,7 @@ const POLLS_PER_PORT: u32 = 64;
 /// Most frames that are taken before a queue is returned, or a connection ends: more than rings hold, because other
 /// processes may send without end.
 const MAX_UNDER_WAY: u32 = 1 << 20;
-/// Most frames kept until the port was polled for the queue that they are for. More are dropped.
-const MAX_EARLY: usize = 1024;
 const QUEUES: [WorkQueue; 2] = [WorkQueue::Send, WorkQueue::Receive];
-
-/// A frame for a queue that the NIC may be lending right now: the sender, its fields and its payload.
-type Early = (NodeId, Fields, Vec<u8>);
 
 /// The host's ways past its NIC.
 #[derive(Debug)]
@@ -58,7 +52,8 @@ pub(super) struct Gated {
     awaits_peers: bool,
     /// Commands under way that only report that a lent queue has to be returned.
     recalls: usize,
-    early: VecDeque<Early>,
+    /// Some interfaces have frames that came before the NIC lent the queue that they are for.
+    has_early: bool,
     polls: u32,
     exposed: Exposed,
 }
@@ -72,7 +67,7 @@ impl Gated {
             is_behind: false,
             awaits_peers: false,
             recalls: 0,
-            early: VecDeque::new(),
+            has_early: false,
             polls: 0,
             exposed: Exposed::default(),
         }
@@ -93,14 +88,16 @@ impl Gated {
                 let Some(fields) = Fields::of(words) else { return true };
                 let vi = PortId(fields.vi);
                 let Some(Some(path)) = self.paths.get_mut(vi.index()) else { return true };
-                if path.may_be_early(&fields) {
-                    if self.early.len() < MAX_EARLY {
-                        self.early.push_back((from, fields, payload.to_vec()));
-                    }
-                } else if let Err(fault) = path.on_frame(tables, from, &fields, payload) {
-                    self.break_path(tables, vi, fault);
+                let is_early = path.may_be_early(from, &fields);
+                let handled = if is_early {
+                    path.keep_early(fields, payload)
                 } else {
-                    self.is_behind |= matches!(fields.kind, Kind::Ask | Kind::Deny);
+                    path.on_frame(tables, from, &fields, payload)
+                };
+                self.has_early |= is_early;
+                match handled {
+                    Ok(()) => self.is_behind |= matches!(fields.kind, Kind::Ask | Kind::Deny),
+                    Err(fault) => self.break_path(tables, vi, fault),
                 }
             }
             Some(News::Shown { from, name: [name, asker], memory }) => {
@@ -161,7 +158,7 @@ impl Gated {
 
     /// Has `waker` woken once there may be something to poll for; `false` if there may be already.
     pub(super) fn arm_wakeup(&mut self, waker: &Waker) -> bool {
-        self.early.is_empty() && self.rings.arm_wakeup(waker)
+        self.rings.arm_wakeup(waker)
     }
 }
 
@@ -204,7 +201,7 @@ impl Nic {
         gated.polls = gated.polls.wrapping_add(1);
         let is_due = gated.is_behind
             || gated.awaits_peers && gated.polls.is_multiple_of(POLLS_PER_PORT)
-            || !gated.early.is_empty();
+            || gated.has_early;
         self.handled += u64::from(has_come);
         if is_due { self.catch_up() | has_come } else { has_come }
     }
@@ -231,26 +228,20 @@ impl Nic {
     /// Handles frames for queues that the NIC lends: the port has the news, because the NIC lends the queue
     /// before the other end's NIC opens the gate.
     fn take_early(&mut self) {
-        if self.gated.as_ref().is_some_and(|gated| !gated.early.is_empty()) {
+        if self.gated.as_ref().is_some_and(|gated| gated.has_early) {
             self.poll_port();
-            self.deliver_early();
+            if let Some(gated) = &mut self.gated {
+                gated.has_early = gated.paths.iter().flatten().any(FastPath::has_early);
+            }
         }
     }
 
-    /// Delivers the kept frames for queues that were lent meanwhile, and drops those for queues that never will be.
-    fn deliver_early(&mut self) {
+    /// Delivers the frames that came before their interface's receive queue was lent.
+    fn deliver_early(&mut self, vi: PortId) {
         let Some((gated, mut tables)) = self.gated() else { return };
-        for early in std::mem::take(&mut gated.early) {
-            let (from, fields, payload) = &early;
-            let vi = PortId(fields.vi);
-            let Some(path) = gated.path(vi) else { continue };
-            if path.may_be_early(fields) {
-                gated.early.push_back(early);
-            } else if let Err(fault) =
-                path.on_frame(&mut tables, *from, fields, Payload::from(&payload[..]))
-            {
-                gated.break_path(&mut tables, vi, fault);
-            }
+        let Some(path) = gated.path(vi) else { return };
+        if let Err(fault) = path.deliver_early(&mut tables) {
+            gated.break_path(&mut tables, vi, fault);
         }
     }
 
@@ -332,8 +323,10 @@ impl Nic {
                 if is_done && is_connected {
                     path.take(queue, Ends::of(ends), number);
                     // They came before what the rings still hold.
-                    self.deliver_early();
+                    self.deliver_early(vi);
                     self.catch_up();
+                } else if queue == WorkQueue::Receive {
+                    path.drop_early();
                 }
             }
             RECALL => {

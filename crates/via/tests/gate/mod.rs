@@ -1,6 +1,7 @@
 //! Interfaces that bypass their NIC while its gate is open: what was sent arrives once, in order and whole, whatever the
 //! rings are like and whenever the gate moves; connections end as any other's do; no frame of a ring is trusted.
 
+mod early;
 mod moves;
 mod rings;
 mod saving;

@@ -13,7 +13,8 @@ pub(crate) type Frame = ([u64; WORDS], Vec<u8>);
 
 #[derive(Debug, Default)]
 struct Ring {
-    frames: VecDeque<Frame>,
+    /// Frames, with the node that another one than the other end has sent them from.
+    frames: VecDeque<(Option<NodeId>, Frame)>,
     shown: VecDeque<([u64; 2], SharedMemory)>,
     receiver: Option<Waker>,
     sender: Option<Waker>,
@@ -41,8 +42,17 @@ pub(crate) struct Forger(Arc<Mutex<Ring>>);
 
 impl Forger {
     pub(crate) fn send(&self, frame: Frame) {
+        self.push(None, frame);
+    }
+
+    /// Sends a frame as a process of another node.
+    pub(crate) fn send_as(&self, node: NodeId, frame: Frame) {
+        self.push(Some(node), frame);
+    }
+
+    fn push(&self, node: Option<NodeId>, frame: Frame) {
         let mut ring = self.0.lock().unwrap();
-        ring.frames.push_back(frame);
+        ring.frames.push_back((node, frame));
         ring.receiver.take().into_iter().for_each(Waker::wake);
     }
 
@@ -119,7 +129,7 @@ impl PeerRings for MemoryRings {
             return Err(SendRefused::Full);
         }
         self.was_full = false;
-        ring.frames.push_back((words, bytes));
+        ring.frames.push_back((None, (words, bytes)));
         ring.receiver.take().into_iter().for_each(Waker::wake);
         Ok(())
     }
@@ -139,7 +149,8 @@ impl PeerRings for MemoryRings {
         if let Some((name, memory)) = ring.shown.pop_front() {
             return Some(News::Shown { from, name, memory });
         }
-        if let Some((words, bytes)) = ring.frames.pop_front() {
+        if let Some((node, (words, bytes))) = ring.frames.pop_front() {
+            let from = node.unwrap_or(from);
             ring.sender.take().into_iter().for_each(Waker::wake);
             self.lent = bytes;
             return Some(News::Frame { from, words, payload: Payload::from(&self.lent[..]) });

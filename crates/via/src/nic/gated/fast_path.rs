@@ -22,6 +22,10 @@ use crate::outcome::{AsyncError, DescriptorError, Operation};
 /// Most requests to map memory that one end may have pending; hosts have one at a time.
 const MAX_ASKS: usize = 64;
 
+/// Most frames that an interface keeps until its port was polled for the queue that they are for. The port is polled
+/// after each frame, so a process of ours needs one place for each frame that comes while a ring is emptied.
+const MAX_EARLY: usize = 1024;
+
 /// Who has a work queue.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Holder {
@@ -77,6 +81,8 @@ pub(super) struct FastPath {
     needs_nic: bool,
     /// Names of memory that the other end has asked for and that was not answered.
     asks: VecDeque<u64>,
+    /// Frames of the other end for the receive queue, which the NIC may be lending right now.
+    early: Vec<(Fields, Vec<u8>)>,
     /// The NIC has yet to be told that the connection is over.
     pub(super) owes_end: bool,
     /// The host has ended the connection, and reported that.
@@ -197,6 +203,7 @@ impl FastPath {
             has_written: false,
             needs_nic: false,
             asks: VecDeque::new(),
+            early: Vec::new(),
             owes_end: false,
             is_broken: false,
         }
@@ -263,10 +270,37 @@ impl FastPath {
         self.ends.as_ref().is_some_and(|ends| ends.node == from && ends.connection == connection)
     }
 
-    /// Returns whether a frame may belong to a queue that the NIC is lending right now.
-    pub(super) fn may_be_early(&self, fields: &Fields) -> bool {
+    /// Returns whether a frame may be for the receive queue, which the NIC may be lending right now.
+    pub(super) fn may_be_early(&self, from: NodeId, fields: &Fields) -> bool {
         let receives = &self.sides[WorkQueue::Receive as usize];
-        fields.kind != Kind::Deny && receives.has_offered && receives.holder == Holder::Nic
+        let is_lent = receives.has_offered && receives.holder == Holder::Nic;
+        is_lent && fields.kind != Kind::Deny && self.peer == Some(from)
+    }
+
+    /// Keeps a frame until the queue that it is for is lent. The other end is at fault if it sends too many before.
+    pub(super) fn keep_early(&mut self, fields: Fields, payload: Payload<'_>) -> Result<(), Fault> {
+        if self.early.len() >= MAX_EARLY {
+            return Err(None);
+        }
+        self.early.push((fields, payload.to_vec()));
+        Ok(())
+    }
+
+    pub(super) const fn has_early(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// Drops the frames for a queue that is not lent.
+    pub(super) fn drop_early(&mut self) {
+        self.early = Vec::new();
+    }
+
+    /// Handles the frames that came before the receive queue was lent, if it is now.
+    pub(super) fn deliver_early(&mut self, tables: &mut Tables<'_>) -> Result<(), Fault> {
+        let Some(peer) = self.peer.filter(|_| self.has(WorkQueue::Receive)) else { return Ok(()) };
+        std::mem::take(&mut self.early).into_iter().try_for_each(|(fields, payload)| {
+            self.on_frame(tables, peer, &fields, Payload::from(&payload[..]))
+        })
     }
 
     /// Handles a frame to this interface.
@@ -493,6 +527,8 @@ impl FastPath {
         }
         self.reach.clear();
         self.asks.clear();
+        self.drop_early();
+        self.owes_end = false;
         (self.sent, self.came, self.has_written) = (0, 0, false);
         (self.ends, self.peer) = (None, None);
     }

@@ -1,0 +1,61 @@
+//! Frames that come before the NIC has lent the receive queue: no other process displaces those of the other end, and the
+//! other end is not kept without bound.
+
+use std::time::Duration;
+
+use midplane_simhw::id::NodeId;
+use midplane_via::outcome::AsyncError;
+
+use super::pair::{End, Setting, connected_over, pause};
+use super::rings::rings;
+use super::{attributes, descriptor, errors};
+
+/// More frames than an interface keeps.
+const FLOOD: usize = 5_000;
+
+/// Floods the client's ring after it has offered its receive queue and before its NIC has lent it, from another node or
+/// from its other end. Returns whether the server's message arrived, and what the client was told.
+fn flooded_by(node: Option<NodeId>) -> (bool, Vec<AsyncError>) {
+    let (both, [to_client, _]) = rings(1_000, 64);
+    let client = move |mut end: End| async move {
+        end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        for _ in 0..FLOOD {
+            let frame = ([2 << 32, 10, 0, 0, 0], vec![7; 10]);
+            match node {
+                Some(node) => to_client.send_as(node, frame),
+                None => to_client.send(frame),
+            }
+            // No time passes: the NIC can't lend the queue meanwhile.
+            end.nic.poll();
+        }
+        // The queue is lent, and the server's message is in the ring, before the client looks again.
+        pause(&end.host, Duration::from_millis(5)).await;
+        for _ in 0..100 {
+            end.nic.poll();
+        }
+        let done = end.nic.receive_done(end.vi).unwrap();
+        (done.is_some_and(|done| done.outcome.is_ok()), errors(&mut end))
+    };
+    let server = |mut end: End| async move {
+        end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        // Time in which the gate opens, if the connection lasts.
+        for _ in 0..100 {
+            pause(&end.host, Duration::from_micros(20)).await;
+            end.nic.poll();
+        }
+        end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        pause(&end.host, Duration::from_millis(5)).await;
+        end.nic.poll();
+    };
+    connected_over(Setting::default(), attributes(), 10, both, client, server).0
+}
+
+#[test]
+fn frames_of_another_process_displace_no_message_of_the_other_end() {
+    assert_eq!(flooded_by(Some(NodeId(7))), (true, vec![]));
+}
+
+#[test]
+fn an_end_that_floods_a_queue_before_it_is_lent_loses_its_connection() {
+    assert_eq!(flooded_by(None), (false, vec![AsyncError::ConnectionLost]));
+}
