@@ -92,12 +92,14 @@ fn warps(runs: &[Run]) -> Vec<Panel> {
             vec![Line { label: "warp".into(), points: warp.into_iter().map(cut).collect() }]
         })
     };
-    [Control::Static, Control::WarpCsend].into_iter().flat_map(panel).collect()
+    [Control::Static, Control::WarpPaper, Control::WarpCsend].into_iter().flat_map(panel).collect()
 }
 
 /// The bottom of Figure 3: Lambda over messages.
 fn lambdas(runs: &[Run]) -> Vec<Panel> {
-    let adapts = |run: &&Run| matches!(run.setting.control, Control::Warp | Control::WarpCsend);
+    let adapts = |run: &&Run| {
+        matches!(run.setting.control, Control::Warp | Control::WarpPaper | Control::WarpCsend)
+    };
     let of: Vec<Run> = runs.iter().filter(adapts).cloned().collect();
     by_load(&of, "Lambda", |runs| {
         by_control(runs, |runs| {

@@ -30,6 +30,9 @@ const ACCEPTED: f64 = 0.02;
 const RELAXED: f64 = 0.1;
 /// Lambda's gain per second and unit.
 const GAIN: f64 = 4.0;
+/// The same in the paper's loop, per second and unit of warp. By the linearised law Lambda does not overshoot up to
+/// Lambda / (e tau): 1.8 at a Lambda of 0.1, which fills the cable, and a delay of 20 ms.
+const PAPER_GAIN: f64 = 1.0;
 /// Weight of one message in the mean size of messages.
 const SIZE_GAIN: f64 = 1.0 / 8.0;
 /// Least share of the mean size that a message has.
@@ -80,6 +83,7 @@ impl Outbox {
         let bytes = SLOTS * MESSAGE_BYTES + NOTES * NOTE_BYTES;
         let memory = port.register(bytes).map_err(|error| error.to_string())?;
         let targets = setting.targets(node);
+        let gain = if setting.control == Control::WarpPaper { PAPER_GAIN } else { GAIN };
         let own = setting.unknowns.div_ceil(usize::from(setting.ranks)).min(MAX_UPDATES);
         Ok(Self {
             control: setting.control,
@@ -89,7 +93,7 @@ impl Outbox {
             targets,
             own,
             gates,
-            gather: FlushBuffer::new(MAX_UPDATES, setting.buffer.into(), GAIN),
+            gather: FlushBuffer::new(MAX_UPDATES, setting.buffer.into(), gain),
             full: Vec::new(),
             memory,
             free: (0..SLOTS).collect(),
@@ -138,6 +142,16 @@ impl Outbox {
             }
         }
         Ok(())
+    }
+
+    /// Handles the `warp` of a message that arrived at `now`. In the paper's loop it holds for the time since the last
+    /// message, from whatever rank (Heddaya and Park 1994, section 5.2).
+    pub fn on_warp(&mut self, now: Instant, warp: f64) {
+        if self.control == Control::WarpPaper {
+            let seconds = now.since(self.adjusted).as_secs_f64();
+            self.adjusted = now;
+            self.gather.adjust(warp, seconds);
+        }
     }
 
     /// Frees the slot of a sent message.
@@ -284,7 +298,7 @@ impl Outbox {
         self.memory.write(at, &bytes).map_err(|error| error.to_string())?;
         let range = self.memory.range(at, bytes.len()).expect("it fits into a slot");
         let send = match self.control {
-            Control::None | Control::Static => messages::send,
+            Control::None | Control::Static | Control::WarpPaper => messages::send,
             Control::Csend | Control::Warp | Control::WarpCsend => firmware::send,
         };
         let command = send(to, PORT, range, slot as u64);

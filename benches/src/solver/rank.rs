@@ -18,6 +18,7 @@ use midplane::warp::gate::Gate;
 use midplane::warp::iterate::matrix::Linear;
 use midplane::warp::iterate::termination::{Order, Participant, Report};
 use midplane::warp::iterate::{self, Part, partition};
+use midplane::warp::stamp::{Decoder, Stamp};
 
 use super::lead::Lead;
 use super::message::{self, NOTE_BYTES, Note, PORT, REPORT_VALUES, Tally, UPDATES};
@@ -93,6 +94,7 @@ pub struct Rank<H> {
     /// Time until which the processor has work.
     due: Instant,
     tally: Tally,
+    decoder: Decoder<NodeId>,
     traces: Traces,
 }
 
@@ -123,6 +125,7 @@ impl<H: Pace> Rank<H> {
             begin: Instant::ZERO,
             due: Instant::ZERO,
             tally: Tally::default(),
+            decoder: Decoder::default(),
             traces: Traces::default(),
             job,
         };
@@ -284,8 +287,12 @@ impl<H: Pace> Rank<H> {
         let Some((sent, updates)) = message::parse_updates(bytes) else { return Ok(()) };
         self.tally.messages += 1;
         self.tally.updates += updates.len() as u64;
-        if self.lead.is_some() {
-            self.traces.on_message(from, sent, now);
+        let stamp = Stamp { sequence: self.tally.messages, sent };
+        if let Some(warp) = self.decoder.on_message(from, stamp, now) {
+            self.outbox.on_warp(now, warp);
+            if self.lead.is_some() {
+                self.traces.on_warp(from, warp);
+            }
         }
         if self.side.may_sweep() {
             updates.for_each(|(i, value)| self.part.handle_value(i, value));

@@ -69,6 +69,8 @@ pub enum Control {
     Csend,
     /// Messages leave at Warp's rate, and grow as that falls.
     Warp,
+    /// The paper's loop as printed: the warp of each arriving message changes Lambda, the size of the messages sent.
+    WarpPaper,
     /// The latest values are sent when the gate opens.
     #[value(name = "warp+csend")]
     #[serde(rename = "warp+csend")]

@@ -11,6 +11,8 @@ const LOADS: [f64; 5] = [0.0, 0.2, 0.4, 0.6, 0.8];
 /// Changing loads: traffic with this share is on and off in turn.
 const CHANGING: [Load; 2] =
     [Load { share: 0.6, period: Some(0.25) }, Load { share: 0.8, period: Some(0.25) }];
+/// The controls by Warp: the repaired law, the paper's, and the first with conditional send.
+const WARPS: [Control; 3] = [Control::Warp, Control::WarpPaper, Control::WarpCsend];
 /// Tolerance that takes several of these changes to reach.
 const DIGITS: f64 = 1e-10;
 
@@ -20,7 +22,7 @@ pub fn settings(base: &Setting, load: Option<Load>) -> Vec<Setting> {
     let ways = [(Control::None, 1)]
         .into_iter()
         .chain(BUFFERS.map(|buffer| (Control::Static, buffer)))
-        .chain([(Control::Warp, PAPER_BUFFER), (Control::WarpCsend, PAPER_BUFFER)]);
+        .chain(WARPS.map(|control| (control, PAPER_BUFFER)));
     let ways: Vec<(Control, u16)> = ways.collect();
     let of_load = |load: Load| {
         let with = move |&(control, buffer): &(Control, u16)| Setting {
@@ -55,9 +57,8 @@ pub fn summary(runs: &[Run]) -> String {
             format!("{:.2}", time(ours) / time(best)),
         ])
     };
-    let rows = loads.iter().flat_map(|load| {
-        [Control::Warp, Control::WarpCsend].into_iter().filter_map(|control| line(*load, control))
-    });
+    let rows =
+        loads.iter().flat_map(|load| WARPS.into_iter().filter_map(|control| line(*load, control)));
     let titles = "background, control, seconds, uncontrolled /, best static (buffer), over it";
     format!("Time to the tolerance, as rank 0 sees it\n{}", table(titles, rows))
 }
