@@ -10,9 +10,11 @@
 //! owner takes part only for immediate data. Processors map no memory to be written and not read: writes to other memory
 //! are left to the NIC. A process that has mapped a region may write it until it is deregistered.
 
+mod bytes;
 mod exposed;
 mod fast_path;
 mod frame;
+mod tables;
 
 use std::task::Waker;
 
@@ -29,8 +31,9 @@ use crate::descriptor::{Descriptor, Transfer};
 use crate::memory::{Memory, MemoryOptions};
 use crate::outcome::{AsyncError, DescriptorError};
 use exposed::Exposed;
-use fast_path::{FastPath, Fault, Holder, Rings, Stop, Tables, failed};
+use fast_path::{FastPath, Fault, Holder, Rings, Stop};
 use frame::{Fields, Kind};
+use tables::{Tables, failed};
 
 /// Polls of the rings for one of the port, while the port can only report events of connections.
 const POLLS_PER_PORT: u32 = 64;

@@ -8,15 +8,15 @@ use midplane_simhw::peer_rings::{PeerRings, SendRefused};
 use midplane_simhw::port::HostGate;
 use midplane_simhw::region::{Payload, RegionRef, SharedMemory};
 
+use super::bytes::{gather, scatter};
 use super::exposed::Exposed;
 use super::frame::{Fields, Kind};
+use super::tables::{Tables, done, failed};
 use crate::attributes::ViAttributes;
 use crate::command::Ends;
 use crate::descriptor::{Descriptor, Transfer};
 use crate::memory::RemoteMemory;
-use crate::nic::posted::End;
-use crate::nic::queues::Queues;
-use crate::nic::{ViId, WorkQueue};
+use crate::nic::WorkQueue;
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
 /// Most requests to map memory that one end may have pending; hosts have one at a time.
@@ -87,57 +87,6 @@ pub(super) struct FastPath {
     pub(super) owes_end: bool,
     /// The host has ended the connection, and reported that.
     pub(super) is_broken: bool,
-}
-
-/// What a [`Nic`](crate::nic::Nic) keeps of all interfaces.
-pub(super) struct Tables<'a> {
-    pub(super) queues: &'a mut Queues,
-    pub(super) free_scratch: &'a mut Vec<u16>,
-    pub(super) errors: &'a mut VecDeque<(ViId, AsyncError)>,
-}
-
-impl Tables<'_> {
-    /// Returns the first descriptor of a queue that has not completed.
-    #[inline]
-    fn pending(&mut self, vi: PortId, queue: WorkQueue) -> Option<&Descriptor> {
-        let (_, descriptor) = self.queues.posted(vi, queue)?.pending()?;
-        Some(descriptor)
-    }
-
-    /// Completes that descriptor; `false` if there is none.
-    #[inline]
-    fn end(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
-        let ended = self.queues.end_pending(vi, queue, end);
-        ended.is_some_and(|scratch| {
-            self.free_scratch.extend(scratch);
-            true
-        })
-    }
-}
-
-impl Tables<'_> {
-    /// Completes the descriptors that the host has, because the connection is over.
-    pub(super) fn flush(&mut self, vi: PortId) {
-        for queue in [WorkQueue::Send, WorkQueue::Receive] {
-            while let Some(number) = self.queues.posted(vi, queue).and_then(|it| it.first_kept()) {
-                let end = failed(queue, DescriptorError::Flushed);
-                self.free_scratch.extend(self.queues.end(vi, queue, number, end));
-            }
-        }
-    }
-}
-
-/// Makes the result of a descriptor that has moved no bytes.
-pub(super) const fn failed(queue: WorkQueue, error: DescriptorError) -> End {
-    let operation = match queue {
-        WorkQueue::Receive => Operation::Receive,
-        WorkQueue::Send => Operation::Send,
-    };
-    End { operation, outcome: Err(error), length: 0, immediate: None }
-}
-
-const fn done(operation: Operation, length: u32, immediate: Option<u32>) -> End {
-    End { operation, outcome: Ok(()), length, immediate }
 }
 
 /// An error that ends a connection, if there is one besides the end itself.
@@ -546,16 +495,6 @@ impl FastPath {
     }
 }
 
-/// Calls `part` for each segment of a descriptor, with its offset in the message.
-fn gather(descriptor: &Descriptor, mut part: impl FnMut(usize, Payload<'_>)) {
-    let mut at = 0;
-    for segment in &descriptor.segments {
-        let bytes = segment.memory().view(segment.offset(), segment.len());
-        part(at, bytes.expect("a segment is within its memory"));
-        at += segment.len();
-    }
-}
-
 /// Sends these bytes of a descriptor as a frame.
 #[inline]
 fn send_part(
@@ -580,18 +519,4 @@ fn send_part(
         before += segment.len();
     }
     out.send(number, to, fields, &parts)
-}
-
-/// Writes a payload to its place in a descriptor that has room for it.
-fn scatter(descriptor: &Descriptor, offset: usize, payload: Payload<'_>) {
-    let (mut before, end) = (0, offset + payload.len());
-    for segment in &descriptor.segments {
-        let (start, stop) = (offset.max(before), end.min(before + segment.len()));
-        if start < stop {
-            let part = payload.slice(start - offset..stop - offset).expect("a part of it");
-            let stored = segment.memory().store(segment.offset() + start - before, part);
-            stored.expect("a segment is within its memory");
-        }
-        before += segment.len();
-    }
 }
