@@ -41,8 +41,17 @@ pub(crate) fn missing(library: Kernel) -> Option<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_here =
         |program: &&&str| std::env::split_paths(&path).any(|at| at.join(program).is_file());
-    let program = programs.iter().find(|program| !is_here(program))?;
-    Some(format!("{library}: {program} is not installed ({installs})"))
+    if let Some(program) = programs.iter().find(|program| !is_here(program)) {
+        return Some(format!("{library}: {program} is not installed ({installs})"));
+    }
+    // Other MPIs install programs of the same names, which take other options.
+    let is_another = library == Kernel::Openmpi && !is_open_mpi();
+    is_another.then(|| format!("{library}: mpirun is another MPI's ({installs})"))
+}
+
+fn is_open_mpi() -> bool {
+    let asked = Command::new("mpirun").arg("--version").stdin(Stdio::null()).output();
+    asked.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("Open MPI"))
 }
 
 /// Returns a library's numbers at each size.
