@@ -1,6 +1,7 @@
 //! Measures the papers' published results on the simulated machines.
 
 pub mod bounce;
+pub mod constants;
 pub mod measure;
 pub mod pm;
 

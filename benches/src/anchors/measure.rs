@@ -1,5 +1,6 @@
 //! Published results, and the results of the simulated machines.
 
+use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 use midplane::simhw::host::Host as _;
@@ -38,10 +39,13 @@ pub struct Anchor {
     pub published: f64,
     pub measured: f64,
     pub origin: Origin,
+    /// File of the code that measured it.
+    pub code: &'static str,
 }
 
 impl Anchor {
-    /// Creates a result.
+    /// Creates a result, measured by the caller.
+    #[track_caller]
     pub fn new(
         origin: Origin,
         what: impl Into<String>,
@@ -49,7 +53,8 @@ impl Anchor {
         published: f64,
         measured: f64,
     ) -> Self {
-        Self { what: what.into(), unit, published, measured, origin }
+        let code = Location::caller().file();
+        Self { what: what.into(), unit, published, measured, origin, code }
     }
 }
 

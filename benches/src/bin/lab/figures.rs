@@ -4,10 +4,11 @@
 //! cargo run --release -p midplane-benches -- figures
 //! ```
 //!
-//! Draws into `target/figures` and prints one table of Markdown: the paper's number, the measured one, and the deviation.
+//! Draws into `target/figures` and writes a page for each paper there: its numbers, ours, the deviations, and the sources of both.
 
 mod dvcm;
 mod lam_via;
+mod pages;
 mod pipelines;
 mod rows;
 mod score_d;
@@ -15,39 +16,38 @@ mod warp;
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum as _};
 use rows::Row;
+use serde::Serialize;
 
 use crate::report::{self, Failure, progress};
 
 /// Measure and draw the papers' tables and figures, in virtual time
 ///
-/// Each figure is drawn as SVG, with the profile of the paper's machine. The table compares our numbers with those
-/// that the paper prints. A figure without printed numbers is drawn, not compared. Rows that can't be reproduced say
-/// why.
+/// Each figure is drawn as SVG, with the profile of the paper's machine. The page of each paper compares our numbers with
+/// those that it prints, says which of ours are inputs, fitted or predicted, and lists the constants of the machine with
+/// their sources. A figure without printed numbers is drawn, not compared. Rows that can't be reproduced say why.
 ///
 /// Transfers named after sections and tables of machines are raw: they go through the NIC's firmware alone, except
-/// TCP and PM's channels. Rows marked "a constant of the profile" come out by construction. Each machine's
-/// documentation (simhw::profile::Machine) says which constants were read, derived or fitted. The same run gives the
-/// same numbers on every computer.
+/// TCP and PM's channels. The same run gives the same numbers on every computer.
 #[derive(Debug, Parser)]
 #[command(
     after_help = "Exit code: 0 all figures were drawn, whatever the deviations; 1 a run failed; 2 bad input."
 )]
 pub(crate) struct Arguments {
-    /// Directory of the pictures
+    /// Directory of the pages and pictures
     #[arg(long, value_name = "DIR", default_value = "target/figures")]
     directory: PathBuf,
     /// Only these papers, separated by commas
     #[arg(long, value_enum, value_delimiter = ',')]
-    paper: Vec<Paper>,
+    paper: Vec<Name>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
-enum Paper {
+enum Name {
     Dvcm,
     ScoreD,
     LamVia,
@@ -55,29 +55,76 @@ enum Paper {
     Warp,
 }
 
-type Plates = fn(&std::path::Path) -> Result<Vec<Row>, String>;
+/// A paper, and the function that draws its figures and measures its numbers.
+struct Paper {
+    name: &'static str,
+    title: &'static str,
+    /// Authors and title.
+    source: &'static str,
+    plates: fn(&std::path::Path) -> Result<Vec<Row>, String>,
+}
 
-/// The papers, in the order of the table.
-const PAPERS: [(Paper, Plates); 5] = [
-    (Paper::Dvcm, dvcm::plates),
-    (Paper::ScoreD, score_d::plates),
-    (Paper::LamVia, lam_via::plates),
-    (Paper::Pipelines, pipelines::plates),
-    (Paper::Warp, warp::plates),
-];
+impl Name {
+    const fn paper(self) -> Paper {
+        match self {
+            Self::Dvcm => Paper {
+                name: "dvcm",
+                title: "DVCM: sender coordination",
+                source: "M.-C. Roșu and K. Schwan, *Sender Coordination in the Distributed Virtual Communication Machine*",
+                plates: dvcm::plates,
+            },
+            Self::ScoreD => Paper {
+                name: "score-d",
+                title: "SCore-D: preemptive gang scheduling",
+                source: "A. Hori, H. Tezuka and Y. Ishikawa, *Overhead Analysis of Preemptive Gang Scheduling*",
+                plates: score_d::plates,
+            },
+            Self::LamVia => Paper {
+                name: "lam-via",
+                title: "LAM/MPI over VIA",
+                source: "M. Bertozzi, M. Panella and M. Reggiani, *Design of a VIA Based Communication Protocol for LAM/MPI Suite*",
+                plates: lam_via::plates,
+            },
+            Self::Pipelines => Paper {
+                name: "pipelines",
+                title: "Optimal communication pipelines",
+                source: "R. Y. Wang, A. Krishnamurthy, R. P. Martin, T. E. Anderson and D. E. Culler, *Towards a Theory of Optimal \
+                         Communication Pipelines*",
+                plates: pipelines::plates,
+            },
+            Self::Warp => Paper {
+                name: "warp",
+                title: "Warp: parallel iterations on loaded networks",
+                source: "A. Heddaya and K. Park, *Mapping Parallel Iterative Algorithms onto Workstation Networks*",
+                plates: warp::plates,
+            },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Document {
+    rows: Vec<Row>,
+}
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    std::fs::create_dir_all(&arguments.directory)
-        .map_err(|error| format!("--directory {}: {error}", arguments.directory.display()))?;
-    let asked = |paper: &Paper| arguments.paper.is_empty() || arguments.paper.contains(paper);
-    let papers: Vec<_> = PAPERS.into_iter().filter(|(paper, _)| asked(paper)).collect();
+    let directory = &arguments.directory;
+    std::fs::create_dir_all(directory)
+        .map_err(|error| format!("--directory {}: {error}", directory.display()))?;
+    let asked = |name: &Name| arguments.paper.is_empty() || arguments.paper.contains(name);
+    let names = Name::value_variants().iter().copied().filter(asked);
+    let papers: Vec<Paper> = names.map(Name::paper).collect();
     let bar = progress(papers.len(), "{bar:30} {pos}/{len} papers");
     let mut rows = Vec::new();
-    for (_, plates) in papers {
-        rows.extend(plates(&arguments.directory).map_err(Failure::of_run)?);
+    for paper in &papers {
+        rows.extend((paper.plates)(directory).map_err(Failure::of_run)?);
         bar.inc(1);
     }
     bar.finish_and_clear();
-    report::print_document(arguments.json, &rows::Document { rows }, rows::markdown);
+    pages::write(directory, &papers, &rows)?;
+    report::print_document(arguments.json, &Document { rows }, |document| {
+        let summary = pages::summary(&papers, &document.rows, |paper| paper.name.into());
+        format!("{summary}\nPages and pictures: {}\n", directory.join("README.md").display())
+    });
     Ok(0)
 }

@@ -163,11 +163,12 @@ impl Machine {
     /// M-VIA's firmware runs on the host, in the kernel: a fast trap rings the doorbell, frames interrupt,
     /// received bytes are copied once. Read: the processor's clock. Derived: 32-bit PCI of 132 MB/s; copies of
     /// 150 MB/s over 100 MHz memory. Fitted to 61 us: the interrupt, the instructions of an event, the DMA's
-    /// setup, the switch's latency. Fitted to the table's local column, with 64 bytes for LAM's message header:
-    /// the loopback. Its near copies are those of which all three fit the 16 KiB of the first-level cache. The
-    /// step above 128 bytes is in the table, which gives no reason for it. Estimated: context switch of Linux
-    /// 2.2; to register memory, one system call, and 450 instructions to pin each page. No row of the table registers
-    /// memory for a message.
+    /// setup, the switch's latency. Fitted to every other row of the table's local column (1, 4, 16 B and so on, by least
+    /// squares of the relative errors), with 64 bytes for LAM's message header: the loopback; the rows between are predicted.
+    /// Derived: near copies are those of which all three fit the 16 KiB of the first-level cache. The step, halfway
+    /// between the fitted rows of 64 and 256 bytes, is in the table, which gives no reason for it. Estimated: context
+    /// switch of Linux 2.2; to register memory, one system call, and 450 instructions to pin each page. No row of the
+    /// table registers memory for a message.
     pub const MVIA_FAST_ETHERNET: Self = Self {
         name: "mvia-fast-ethernet",
         nic: DC21140,
@@ -288,12 +289,12 @@ const PENTIUM_II: HostProfile = HostProfile {
 };
 
 const MVIA_LOOPBACK: Loopback = Loopback {
-    frame_ns: 600,
-    short_bytes: 192,
-    long_ns: 7_200,
-    near_bytes: 4_160,
-    near_byte_ps: 2_350,
-    far_byte_ps: 3_870,
+    frame_ns: 340,
+    short_bytes: 224,
+    long_ns: 6_510,
+    near_bytes: 5_461,
+    near_byte_ps: 2_750,
+    far_byte_ps: 3_930,
 };
 
 /// Raw Ethernet frames, with the frame header in the place of a protocol's.
