@@ -59,7 +59,7 @@ enum Name {
 struct Paper {
     name: &'static str,
     title: &'static str,
-    /// Authors and title.
+    /// Its authors and full title.
     source: &'static str,
     plates: fn(&std::path::Path) -> Result<Vec<Row>, String>,
 }

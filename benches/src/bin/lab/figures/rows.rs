@@ -142,7 +142,7 @@ impl Row {
 pub(super) struct Count {
     pub(super) inputs: usize,
     pub(super) fitted: usize,
-    /// What the predictions are of, and their deviations from the paper's as fractions, the least first.
+    /// The predicted numbers by name, with their deviations from the papers' as fractions, the least first.
     pub(super) predicted: Vec<(String, f64)>,
 }
 
