@@ -260,6 +260,11 @@ impl Context<'_> {
         Ok(Sending::Queued)
     }
 
+    /// Returns the number of a message that this handler sends as packets; it is that of no other message of this unit.
+    pub(crate) const fn next_message(&mut self) -> u32 {
+        self.services.transmit.next_message()
+    }
+
     /// Returns the incarnation of `peer`'s unit, as last reported by control messages; `None` if the peer was never up,
     /// or is down.
     #[must_use]

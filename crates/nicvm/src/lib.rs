@@ -40,6 +40,7 @@ pub mod planted;
 #[allow(dead_code, unreachable_pub, reason = "public with the feature `planted`")]
 mod planted;
 pub mod program;
+mod reassembly;
 #[cfg(feature = "wasm")]
 pub mod sandbox;
 pub mod thread;

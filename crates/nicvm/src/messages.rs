@@ -5,8 +5,6 @@
 //! duplicates is delivered once, unless 64 messages of its sender lie between the copies. A message for a suspended
 //! process takes its buffer at once, and is written there when the process is resumed.
 
-mod stream;
-
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -19,8 +17,8 @@ use crate::admission::CONTROLLED;
 use crate::context::Context;
 use crate::extension::{Extension, InitError, TimeoutId};
 use crate::planted::{self, Bug};
+use crate::reassembly::{Assembly, Place, Streams};
 use crate::transmit::{FlowId, Fragment, Message};
-use stream::{Assembly, Place, Stream};
 
 /// The extension number of the default service.
 pub const MESSAGES: ExtensionId = ExtensionId(1);
@@ -86,18 +84,24 @@ pub struct MessageCounters {
 /// order.
 type StreamKey = (NodeId, PortId, bool);
 
+/// A posted buffer that a message has taken.
+#[derive(Debug)]
+struct Buffer {
+    /// The command that has posted it.
+    command: Command,
+    /// Offsets and bytes that arrived while its process was suspended; at most the buffer's length.
+    unwritten: Vec<(u32, Vec<u8>)>,
+}
+
 /// The default service.
 #[derive(Debug)]
 pub struct Messages {
     /// The commands that have posted buffers, by port; `None` for ports on which none was ever posted.
     buffers: Vec<Option<VecDeque<Command>>>,
     /// Each stream assembles one message at a time.
-    streams: BTreeMap<StreamKey, Stream>,
-    most_streams: usize,
-    /// Frames received in all streams.
-    frames: u64,
+    streams: Streams<StreamKey, Buffer>,
     /// Whole messages for suspended processes, in order of arrival.
-    unread: BTreeMap<PortId, Vec<(Assembly, Completion)>>,
+    unread: BTreeMap<PortId, Vec<(Buffer, Completion)>>,
     /// Messages under flow control that have begun to arrive, or found no buffer.
     arrived: u32,
     counters: MessageCounters,
@@ -115,9 +119,7 @@ impl Messages {
     pub const fn new() -> Self {
         Self {
             buffers: Vec::new(),
-            streams: BTreeMap::new(),
-            most_streams: DEFAULT_STREAMS,
-            frames: 0,
+            streams: Streams::new(DEFAULT_STREAMS),
             unread: BTreeMap::new(),
             arrived: 0,
             counters: MessageCounters {
@@ -136,17 +138,8 @@ impl Messages {
     /// network duplicates may be delivered twice. Default: [`DEFAULT_STREAMS`].
     #[must_use]
     pub const fn streams(mut self, most: usize) -> Self {
-        self.most_streams = if most == 0 { 1 } else { most };
+        self.streams.set_most(if most == 0 { 1 } else { most });
         self
-    }
-
-    /// Makes room for another stream: drops the older half of those without a partly received message.
-    fn prune(&mut self) {
-        let idle = self.streams.values().filter(|stream| stream.open.is_none());
-        let mut touched: Vec<_> = idle.map(|stream| stream.touched).collect();
-        touched.sort_unstable();
-        let Some(&last) = touched.get(touched.len() / 2) else { return };
-        self.streams.retain(|_, stream| stream.open.is_some() || stream.touched > last);
     }
 
     /// Returns how many buffers are posted, on all ports, and not taken by a message that has begun.
@@ -174,23 +167,12 @@ impl Messages {
         self.buffers[port.index()].get_or_insert_default()
     }
 
-    /// Returns whether a buffer was ever posted on a port.
-    fn has_posted(&self, port: PortId) -> bool {
-        self.buffers.get(port.index()).is_some_and(Option::is_some)
-    }
-
     /// Takes the message that a frame belongs to; `None` if the frame is void or no buffer is posted.
     #[inline]
     fn message(&mut self, header: &Header, fragment: Fragment, length: u32) -> Option<Taken> {
         let port = header.port;
         let controlled = header.flags & CONTROLLED != 0;
         let key = (header.source, port, controlled);
-        if self.streams.len() >= self.most_streams
-            && self.has_posted(port)
-            && !self.streams.contains_key(&key)
-        {
-            self.prune();
-        }
         let Some(Some(buffers)) = self.buffers.get_mut(port.index()) else {
             // No buffer was ever posted on this port, so no stream state is kept for it.
             self.counters.without_buffer += u64::from(fragment.offset == 0);
@@ -198,15 +180,13 @@ impl Messages {
             return None;
         };
         let (incarnation, message) = (header.incarnation, fragment.message);
-        self.frames += 1;
-        let stream = self.streams.entry(key).or_insert_with(|| Stream::new(incarnation, message));
+        let stream = self.streams.stream(key, incarnation, message);
         if let Some(former) = stream.on_incarnation(incarnation, message) {
             self.counters.incomplete += 1;
             if !planted::is(Bug::RestartLeaks) {
-                buffers.push_front(former);
+                buffers.push_front(former.command);
             }
         }
-        stream.touched = self.frames;
         let open = match stream.place(incarnation, fragment, length) {
             Place::Open => return stream.open.take().map(Taken::Open),
             Place::Void => {
@@ -219,14 +199,14 @@ impl Messages {
         self.arrived = self.arrived.wrapping_add(controlled.into());
         // The rest of the previous message was lost: its buffer takes this one.
         self.counters.incomplete += u64::from(open.is_some());
-        let buffer = open.map(|open| open.buffer).or_else(|| buffers.pop_front());
+        let buffer = open.map(|open| open.target.command).or_else(|| buffers.pop_front());
         self.counters.without_buffer += u64::from(buffer.is_none());
         buffer.map(Taken::New)
     }
 
-    fn keep(&mut self, header: &Header, assembly: Assembly) {
+    fn keep(&mut self, header: &Header, assembly: Assembly<Buffer>) {
         let key = (header.source, header.port, header.flags & CONTROLLED != 0);
-        if let Some(stream) = self.streams.get_mut(&key) {
+        if let Some(stream) = self.streams.get_mut(key) {
             stream.open = Some(assembly);
         }
     }
@@ -235,18 +215,19 @@ impl Messages {
     fn keep_unwritten(
         &mut self,
         header: &Header,
-        mut assembly: Assembly,
+        mut assembly: Assembly<Buffer>,
         payload: &Payload<'_>,
         (offset, completion): (u32, Completion),
     ) {
         self.counters.stopped += 1;
-        let room = assembly.buffer.region.length.saturating_sub(offset);
+        let buffer = &mut assembly.target;
+        let room = buffer.command.region.length.saturating_sub(offset);
         let length = room.min(payload.len() as u32) as usize;
         if let Some(payload) = payload.slice(0..length).filter(|payload| !payload.is_empty()) {
-            assembly.unwritten.push((offset, payload.to_vec()));
+            buffer.unwritten.push((offset, payload.to_vec()));
         }
         if assembly.is_whole() {
-            self.unread.entry(header.port).or_default().push((assembly, completion));
+            self.unread.entry(header.port).or_default().push((assembly.target, completion));
         } else {
             self.keep(header, assembly);
         }
@@ -279,7 +260,7 @@ enum Taken {
     /// One that has begun with this frame, and the buffer that it takes.
     New(Command),
     /// One that was begun.
-    Open(Assembly),
+    Open(Assembly<Buffer>),
 }
 
 /// Writes bytes at their offset, as far as the buffer goes. Returns `false` if the memory is no longer registered.
@@ -295,10 +276,10 @@ fn write(nic: &mut Context<'_>, payload: &Payload<'_>, offset: u32, buffer: Comm
 
 /// Writes the frames kept while the buffer's process was suspended. Returns `false` if the memory is no longer
 /// registered.
-fn catch_up(nic: &mut Context<'_>, assembly: &mut Assembly) -> bool {
-    let pieces = std::mem::take(&mut assembly.unwritten);
-    let buffer = assembly.buffer;
-    pieces.iter().all(|(offset, bytes)| write(nic, &Payload::from(&bytes[..]), *offset, buffer))
+fn catch_up(nic: &mut Context<'_>, buffer: &mut Buffer) -> bool {
+    let pieces = std::mem::take(&mut buffer.unwritten);
+    let command = buffer.command;
+    pieces.iter().all(|(offset, bytes)| write(nic, &Payload::from(&bytes[..]), *offset, command))
 }
 
 /// Returns the completion of a message whose buffer is no longer registered.
@@ -353,7 +334,9 @@ impl Extension for Messages {
                 let completion = received(from, header.port, fragment, buffer);
                 return self.deliver(nic, &frame.payload, buffer, &completion);
             }
-            Some(Taken::New(buffer)) => Assembly::new(fragment, buffer),
+            Some(Taken::New(command)) => {
+                Assembly::new(fragment, Buffer { command, unwritten: Vec::new() })
+            }
             Some(Taken::Open(assembly)) => assembly,
             None => return,
         };
@@ -362,7 +345,7 @@ impl Extension for Messages {
             self.keep(header, assembly);
             return;
         }
-        let buffer = assembly.buffer;
+        let buffer = assembly.target.command;
         let completion = received(from, header.port, fragment, buffer);
         if nic.is_suspended(header.port) {
             self.keep_unwritten(header, assembly, &frame.payload, (fragment.offset, completion));
@@ -383,16 +366,16 @@ impl Extension for Messages {
             *buffers = None;
         }
         self.unread.remove(&port);
-        for ((_, to, _), stream) in &mut self.streams {
-            if *to == port {
+        for ((_, to, _), stream) in self.streams.iter_mut() {
+            if to == port {
                 stream.open = None;
             }
         }
     }
 
     fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, _: Duration) {
-        for (mut assembly, completion) in self.unread.remove(&port).unwrap_or_default() {
-            if catch_up(nic, &mut assembly) {
+        for (mut buffer, completion) in self.unread.remove(&port).unwrap_or_default() {
+            if catch_up(nic, &mut buffer) {
                 self.complete(nic, &completion);
             } else {
                 nic.complete(port, &memory_gone(&completion));
@@ -401,7 +384,7 @@ impl Extension for Messages {
         let open = self.streams.iter_mut().filter(|((_, to, _), _)| *to == port);
         for assembly in open.filter_map(|(_, stream)| stream.open.as_mut()) {
             // If the memory is no longer registered, the rest of the message finds that too, and completes the buffer.
-            let _ = catch_up(nic, assembly);
+            let _ = catch_up(nic, &mut assembly.target);
         }
     }
 
@@ -409,9 +392,9 @@ impl Extension for Messages {
 
     fn outstanding_commands(&mut self) -> Vec<Command> {
         let unread = std::mem::take(&mut self.unread).into_values().flatten();
-        let unread = unread.map(|(assembly, _)| assembly.buffer);
-        let streams = std::mem::take(&mut self.streams).into_values();
-        let begun = streams.filter_map(|stream| stream.open.map(|assembly| assembly.buffer));
+        let unread = unread.map(|(buffer, _)| buffer.command);
+        let streams = self.streams.iter_mut();
+        let begun = streams.filter_map(|(_, stream)| Some(stream.open.take()?.target.command));
         let posted = std::mem::take(&mut self.buffers).into_iter().flatten().flatten();
         unread.chain(begun).chain(posted).collect()
     }

@@ -6,9 +6,15 @@
 //! when it ends, and dropped if it fails. A holder of a capability with the right to run a program may trigger it from
 //! another node, and receives its completion.
 //!
+//! A message of up to 97 bytes is one control message: reliable, and in order with other such messages to its node. A
+//! longer one, of up to 64 KiB ([`MESSAGE`]), travels in data frames, as the paper's messages do. It is unreliable: if a
+//! frame is lost, the message is lost, and short messages may overtake it. The receiving NIC reassembles it in its own
+//! memory, and takes a posted buffer when it is whole.
+//!
 //! The paper does not list the instructions of its machine; these are our own.
 
 mod code;
+mod long;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -23,6 +29,9 @@ use crate::capability::{Capabilities, Capability, CapabilityRights};
 use crate::context::Context;
 use crate::control::MAX_MESSAGE;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use crate::timeout::Service;
+use crate::transmit::Sent;
+use long::{ASSEMBLY_TIMEOUT, LongMessages, Unsent};
 
 pub use code::{CheckError, Condition, Instruction, Range, assemble, check, disassemble};
 
@@ -48,13 +57,15 @@ pub const WAIT: u8 = 5;
 
 /// Most instructions of a program.
 pub const MAX_PROGRAM: usize = 256;
-/// Most steps of one run: beyond that it fails, and its effects are dropped. A copy counts as one more step for each
-/// 256 bytes.
+/// Most steps of one run: beyond that it fails, and its effects are dropped. A copy, a gather and a scatter count as one
+/// more step for each 256 bytes.
 pub(crate) const MAX_STEPS: u32 = 10_000;
 /// Most bytes of the memory that a program works on: each run copies them.
 pub const MAX_MEMORY: usize = 1 << 20;
-/// Most bytes of the message that a program assembles: a control message less 3 bytes of header.
-pub const MESSAGE: usize = MAX_MESSAGE - 3;
+/// Most bytes of the message that a program assembles. Up to 97 bytes are sent reliably; longer messages are not.
+pub const MESSAGE: usize = 64 << 10;
+/// Most bytes of a message that is sent as one control message, which has 3 bytes of header.
+const SHORT: usize = MAX_MESSAGE - 3;
 /// Time for which a program's writes are remembered: longer than they take to reach memory. Within that time, writes of
 /// the host to the same bytes are not seen by a run.
 const REMEMBERED: Duration = Duration::from_millis(1);
@@ -100,6 +111,12 @@ pub struct ProgramCounters {
     pub without_buffer: u64,
     /// Messages and frames that cannot be parsed.
     pub malformed: u64,
+    /// Long messages of which a frame was lost, or whose sender failed halfway.
+    pub incomplete: u64,
+    /// Long messages for whose reassembly no memory was free.
+    pub without_memory: u64,
+    /// Frames that had arrived before, arrived too late, or contradict the other frames of their message.
+    pub void_frames: u64,
 }
 
 /// A checked program.
@@ -123,8 +140,13 @@ pub struct Programs {
     waits: BTreeMap<PortId, VecDeque<Command>>,
     next: u32,
     pending: BTreeMap<u32, (NodeId, Command)>,
+    long: LongMessages,
+    unsent: Unsent,
     counters: ProgramCounters,
 }
+
+/// The timeout of the messages that are being reassembled.
+const EXPIRE: TimeoutId = TimeoutId(0);
 
 const RUN_REQUEST: u8 = 1;
 const RUN_RESULT: u8 = 2;
@@ -148,6 +170,8 @@ impl Programs {
             waits: BTreeMap::new(),
             next: 0,
             pending: BTreeMap::new(),
+            long: LongMessages::new(),
+            unsent: Unsent::default(),
             counters: ProgramCounters::default(),
         }
     }
@@ -220,6 +244,13 @@ impl Programs {
         if machine.effects().iter().filter(ends).count() > waits.len() {
             return Err(Status::Refused);
         }
+        let sends = machine.effects().iter().filter_map(|effect| match effect {
+            code::Effect::Send { node, bytes, .. } => Some((NodeId(*node), bytes.len())),
+            _ => None,
+        });
+        if !self.unsent.has_room(sends) {
+            return Err(Status::Refused);
+        }
         if !ran {
             return Err(Status::Cancelled);
         }
@@ -229,7 +260,7 @@ impl Programs {
             program.recent.push((*range, machine.bytes(*range).to_vec(), now + REMEMBERED));
         }
         for effect in machine.effects() {
-            take_effect(nic, effect, memory, waits)?;
+            take_effect(nic, effect, memory, (waits, &mut self.unsent))?;
         }
         Ok((machine.counted(), machine.steps()))
     }
@@ -321,9 +352,12 @@ fn take_effect(
     nic: &mut Context<'_>,
     effect: &code::Effect,
     memory: RegionRef,
-    waits: &mut VecDeque<Command>,
+    (waits, unsent): (&mut VecDeque<Command>, &mut Unsent),
 ) -> Result<(), Status> {
     match effect {
+        code::Effect::Send { node, port, bytes } if bytes.len() > SHORT => {
+            unsent.send(nic, (NodeId(*node), PortId(*port)), memory.port, bytes);
+        }
         code::Effect::Send { node, port, bytes } => {
             let mut message = vec![PROGRAM_MESSAGE];
             message.extend(port.to_le_bytes());
@@ -394,22 +428,42 @@ impl Extension for Programs {
         }
     }
 
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {
-        self.counters.malformed += 1;
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        let steps = 1 + frame.payload.len() as u64 / u64::from(code::BYTES_PER_STEP);
+        nic.charge(steps * STEP_INSTRUCTIONS);
+        let was_empty = self.long.is_empty();
+        let whole = self.long.take(nic.now(), frame, &mut self.counters);
+        if was_empty && !self.long.is_empty() {
+            nic.set_timeout(EXPIRE, Service::Coarse, ASSEMBLY_TIMEOUT);
+        }
+        if let Some(bytes) = whole {
+            self.take_in(nic, from, frame.header.port, &bytes);
+        }
     }
 
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+    fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
+        self.counters.incomplete += self.long.expire(nic.now());
+        if !self.long.is_empty() {
+            nic.set_timeout(EXPIRE, Service::Coarse, ASSEMBLY_TIMEOUT);
+        }
+    }
+
+    fn on_sent(&mut self, _: &mut Context<'_>, sent: Sent) {
+        self.unsent.on_sent(sent);
+    }
 
     fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
         self.table.forget(port);
         self.programs.retain(|_, program| program.memory.port != port);
         self.buffers.remove(&port);
         self.waits.remove(&port);
+        self.counters.incomplete += self.long.forget_port(port);
         self.pending.retain(|_, (_, command)| command.region.port != port);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
+            self.counters.incomplete += self.long.forget_sender(node);
             let of = self.pending.iter().filter(|(_, (owner, _))| *owner == node);
             for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {
                 if let Some((_, command)) = self.pending.remove(&number) {

@@ -151,7 +151,7 @@ pub struct Fragment {
 }
 
 impl Fragment {
-    const fn words(self) -> [u64; 2] {
+    pub(crate) const fn words(self) -> [u64; 2] {
         [
             self.message as u64 | (self.offset as u64) << 32,
             self.total as u64 | (self.tag as u64) << 32,

@@ -6,7 +6,8 @@ use std::time::Duration;
 use midplane_nicvm::capability::Capability;
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::program::{
-    self, CheckError, Condition, DROP, Instruction, PROGRAMS, Programs, Range, WAIT, assemble,
+    self, CheckError, Condition, DROP, Instruction, MESSAGE, PROGRAMS, Programs, Range, WAIT,
+    assemble,
 };
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
@@ -22,9 +23,16 @@ use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 
 fn world(loss: f64) -> World<Unit> {
+    world_of(NicProfile::MODERN, loss)
+}
+
+/// NICs whose frames have as many bytes as an Ethernet packet.
+const SMALL_FRAMES: NicProfile = NicProfile { mtu: 1_424, ..NicProfile::MODERN };
+
+fn world_of(profile: NicProfile, loss: f64) -> World<Unit> {
     let link = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::from_nanos(500));
     let topology = Topology::star(3, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
-    let mut world = World::new(&topology, NicProfile::MODERN, 1, |_, _| {
+    let mut world = World::new(&topology, profile, 1, |_, _| {
         let mut unit = Unit::default();
         unit.install(PROGRAMS, Programs::new()).unwrap();
         unit.install(MESSAGES, Messages::new()).unwrap();
@@ -40,7 +48,7 @@ const fn range(offset: u32, length: u32) -> Range {
     Range { offset, length }
 }
 
-/// A port with a program over 128 bytes of memory.
+/// A port with a program over its memory.
 struct Side {
     port: Port,
     memory: Region,
@@ -48,8 +56,12 @@ struct Side {
 
 impl Side {
     fn new(host: &SimHost) -> Self {
+        Self::over(host, 128)
+    }
+
+    fn over(host: &SimHost, bytes: usize) -> Self {
         let mut port = host.open_port().unwrap();
-        let memory = port.register(128).unwrap();
+        let memory = port.register(bytes).unwrap();
         Self { port, memory }
     }
 
@@ -303,4 +315,138 @@ fn what_a_run_copies_counts_and_what_it_works_on_is_bounded() {
     // Three instructions, and 4,096 for each copy of a mebibyte.
     assert_eq!((fits.status, fits.args[0], fits.args[1]), (Status::Done, 5, 3 + 2 * 4_096));
     assert_eq!(stopped, Status::Cancelled);
+}
+
+/// The content of long messages, which differs at every offset below 64 KiB.
+fn text(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at ^ at >> 8) as u8).collect()
+}
+
+/// Assembles a message of `length` bytes from two parts of memory, the second one first, and sends it to each node.
+fn swapped(length: u32, nodes: &[u16]) -> Vec<Instruction> {
+    let first = length / 3;
+    let send = |&node: &u16| {
+        [
+            Instruction::Gather(range(first, length - first)),
+            Instruction::Gather(range(0, first)),
+            Instruction::Send { node, port: 0 },
+        ]
+    };
+    nodes.iter().flat_map(send).collect()
+}
+
+/// Receives messages into one buffer of 64 KiB at a time, until `count` have come.
+async fn receive_each(host: SimHost, count: usize, into: Arc<Mutex<Vec<Vec<u8>>>>) {
+    let mut port = host.open_port().unwrap();
+    let memory = port.register(MESSAGE).unwrap();
+    for _ in 0..count {
+        port.submit(&program::receive(memory.whole(), 0)).unwrap();
+        let done = port.completion().await.unwrap();
+        assert_eq!((done.status, done.node), (Status::Done, NodeId(0)));
+        let mut bytes = vec![0; done.length as usize];
+        memory.read(0, &mut bytes).unwrap();
+        into.lock().unwrap().push(bytes);
+    }
+}
+
+fn counters(world: &World<Unit>, node: u16) -> program::ProgramCounters {
+    world.firmware(NodeId(node)).extension::<Programs>(PROGRAMS).unwrap().counters()
+}
+
+#[test]
+fn messages_of_any_length_arrive_as_they_were_assembled_here_and_elsewhere() {
+    let lengths = [0, 1, 97, 98, 1_424, 1_425, 9_000, 10_240, 65_535, MESSAGE as u32];
+    let assembled = |&length: &u32| {
+        let text = text(length as usize);
+        let (first, second) = text.split_at(length as usize / 3);
+        [second, first].concat()
+    };
+    let expected: Vec<Vec<u8>> = lengths.iter().map(assembled).collect();
+    for profile in [SMALL_FRAMES, NicProfile::MODERN] {
+        let mut world = world_of(profile, 0.0);
+        let received = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
+        for (node, into) in (0..).map(NodeId).zip(&received) {
+            let receiver = receive_each(world.host(node), lengths.len(), Arc::clone(into));
+            world.spawn(node, receiver);
+        }
+        let host = world.host(NodeId(0));
+        world.block_on(NodeId(0), async move {
+            let mut side = Side::over(&host, MESSAGE);
+            side.memory.write(0, &text(MESSAGE)).unwrap();
+            for length in lengths {
+                let program = built(&side.build(&swapped(length, &[0, 1])).await);
+                assert_eq!(side.end(program::run(&program, 1)).await.status, Status::Done);
+                host.sleep_until(host.now().plus_nanos(2_000_000)).await;
+            }
+        });
+        world.run();
+        assert!(received.iter().all(|received| *received.lock().unwrap() == expected));
+    }
+}
+
+#[test]
+fn a_long_message_arrives_whole_or_not_at_all_and_each_loss_is_counted() {
+    let mut world = world_of(SMALL_FRAMES, 0.01);
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let host = world.host(NodeId(1));
+    world.spawn(NodeId(1), receive_each(host, 200, Arc::clone(&received)));
+    let host = world.host(NodeId(0));
+    world.block_on(NodeId(0), async move {
+        let mut side = Side::over(&host, 20_000);
+        side.memory.write(0, &text(20_000)).unwrap();
+        let mut code = swapped(20_000, &[1]);
+        code.insert(0, Instruction::Add { offset: 0, by: 1 });
+        let program = built(&side.build(&code).await);
+        for _ in 0..100 {
+            assert_eq!(side.end(program::run(&program, 1)).await.status, Status::Done);
+            host.sleep_until(host.now().plus_nanos(500_000)).await;
+        }
+    });
+    world.run();
+    let received = received.lock().unwrap();
+    let expected = text(20_000);
+    for bytes in &*received {
+        let (second, first) = bytes.split_at(20_000 - 6_666);
+        assert!(second == &expected[6_666..] && first[8..] == expected[8..6_666]);
+    }
+    let lost = counters(&world, 1).incomplete;
+    // Each has 15 frames, of which one in a hundred is lost.
+    assert!((70..100).contains(&received.len()), "{} came", received.len());
+    assert_eq!(received.len() as u64 + lost, 100);
+}
+
+#[test]
+fn runs_are_refused_while_the_line_is_behind_and_what_is_sent_arrives() {
+    let mut world = world_of(SMALL_FRAMES, 0.0);
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let host = world.host(NodeId(1));
+    world.spawn(NodeId(1), receive_each(host, 1_000, Arc::clone(&received)));
+    let host = world.host(NodeId(0));
+    let done = world.block_on(NodeId(0), async move {
+        let mut side = Side::over(&host, MESSAGE);
+        let program = built(&side.build(&swapped(MESSAGE as u32, &[1])).await);
+        let five = built(&side.build(&swapped(MESSAGE as u32, &[1; 5])).await);
+        assert_eq!(side.end(program::run(&five, 1)).await.status, Status::Refused);
+        let mut done = 0;
+        for burst in 0..2 {
+            for _ in 0..20 {
+                side.port.post(&program::run(&program, 1)).unwrap();
+            }
+            side.port.ring();
+            let before = done;
+            for _ in 0..20 {
+                done += usize::from(side.port.completion().await.unwrap().status == Status::Done);
+            }
+            // Four messages wait at most, and the line takes a few frames at once.
+            assert!((4..8).contains(&(done - before)), "{} of burst {burst}", done - before);
+            host.sleep_until(host.now().plus_nanos(20_000_000)).await;
+        }
+        done
+    });
+    world.run();
+    let received = received.lock().unwrap().len() as u64;
+    let lost = counters(&world, 1);
+    // A message that comes while the process posts its next buffer is dropped.
+    assert_eq!(received + lost.without_buffer, done.unwrap() as u64);
+    assert_eq!(lost.incomplete, 0);
 }

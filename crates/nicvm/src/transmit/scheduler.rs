@@ -193,6 +193,13 @@ impl Transmit {
         }
     }
 
+    /// Returns the number of a message whose frames the extension sends as packets.
+    pub(crate) const fn next_message(&mut self) -> u32 {
+        let number = self.next_number.wrapping_add(self.direct.messages);
+        self.direct.messages += 1;
+        number
+    }
+
     pub(crate) fn on_sent_directly(&mut self, leaves: Instant) {
         self.direct.leaves = self.direct.leaves.max(leaves);
     }

@@ -1,7 +1,8 @@
-//! Reassembly of the messages of one sender for one port: each frame counts once.
+//! Reassembly of messages from their data frames: each frame counts once.
+
+use std::collections::BTreeMap;
 
 use midplane_simhw::id::Incarnation;
-use midplane_simhw::port::Command;
 
 use crate::planted::{self, Bug};
 use crate::transmit::Fragment;
@@ -10,29 +11,26 @@ use crate::transmit::Fragment;
 /// broken peer can take.
 const MAX_ISLANDS: usize = 64;
 
-/// A message that has begun to arrive.
+/// A message that has begun to arrive, and the target that its bytes are written to.
 #[derive(Debug)]
-pub(super) struct Assembly {
+pub(crate) struct Assembly<T> {
     message: u32,
     total: u32,
-    /// The command that has posted its buffer.
-    pub(super) buffer: Command,
+    pub(crate) target: T,
     /// All bytes before this one have arrived.
     prefix: u32,
     /// Ranges that have arrived beyond it: first byte, and the byte after the last.
     islands: Vec<(u32, u32)>,
-    /// Offsets and bytes that arrived while the buffer's process was suspended; at most the buffer's length.
-    pub(super) unwritten: Vec<(u32, Vec<u8>)>,
 }
 
-impl Assembly {
-    pub(super) const fn new(fragment: Fragment, buffer: Command) -> Self {
+impl<T> Assembly<T> {
+    pub(crate) const fn new(fragment: Fragment, target: T) -> Self {
         let Fragment { message, total, .. } = fragment;
-        Self { message, total, buffer, prefix: 0, islands: Vec::new(), unwritten: Vec::new() }
+        Self { message, total, target, prefix: 0, islands: Vec::new() }
     }
 
     /// Returns whether a frame of `length` bytes belongs to this message and is new, and notes it.
-    pub(super) fn take(&mut self, fragment: Fragment, length: u32) -> bool {
+    pub(crate) fn take(&mut self, fragment: Fragment, length: u32) -> bool {
         let (start, end) = (fragment.offset, fragment.offset.saturating_add(length));
         let known = start < self.prefix && !planted::is(Bug::LateRewinds);
         if fragment.total != self.total || known || (length == 0 && self.total > 0) {
@@ -57,14 +55,14 @@ impl Assembly {
         true
     }
 
-    pub(super) const fn is_whole(&self) -> bool {
+    pub(crate) const fn is_whole(&self) -> bool {
         self.prefix == self.total
     }
 }
 
 /// The classification of a frame in its sender's stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// Part of the message that is being assembled.
     Open,
     /// The first frame of a message that is newer than all before it.
@@ -75,39 +73,39 @@ pub(super) enum Place {
     Void,
 }
 
-/// The stream of messages of one sender for one port. The sender numbers them upwards, with gaps.
+/// A stream of messages of one sender. The sender numbers them upwards, with gaps.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(crate) struct Stream<T> {
     incarnation: Incarnation,
     newest: u32,
     /// Bit n: message `newest` - n has begun or is completed.
     begun: u64,
-    pub(super) open: Option<Assembly>,
-    /// The value of [`Messages::frames`](super::Messages) at its last frame.
-    pub(super) touched: u64,
+    /// The message that is being assembled, at most one.
+    pub(crate) open: Option<Assembly<T>>,
+    /// The value of [`Streams::frames`] at its last frame.
+    touched: u64,
 }
 
-impl Stream {
+impl<T> Stream<T> {
     /// Creates a stream that begins with a frame of `message`.
-    pub(super) const fn new(incarnation: Incarnation, message: u32) -> Self {
+    const fn new(incarnation: Incarnation, message: u32) -> Self {
         Self { incarnation, newest: message, begun: 0, open: None, touched: 0 }
     }
 
-    /// Restarts the stream if its sender has restarted. Returns the buffer of the message that was being assembled.
-    pub(super) fn on_incarnation(
-        &mut self,
-        incarnation: Incarnation,
-        message: u32,
-    ) -> Option<Command> {
+    /// Restarts the stream if its sender has restarted. Returns the target of the message that was being assembled.
+    pub(crate) fn on_incarnation(&mut self, incarnation: Incarnation, message: u32) -> Option<T> {
         if !incarnation.is_newer_than(self.incarnation) {
             return None;
         }
-        let former = std::mem::replace(self, Self::new(incarnation, message));
-        former.open.map(|open| open.buffer)
+        let former = std::mem::replace(
+            self,
+            Self { touched: self.touched, ..Self::new(incarnation, message) },
+        );
+        former.open.map(|open| open.target)
     }
 
     /// Classifies a frame, and notes that its message has begun.
-    pub(super) fn place(
+    pub(crate) fn place(
         &mut self,
         incarnation: Incarnation,
         fragment: Fragment,
@@ -143,6 +141,60 @@ impl Stream {
     }
 }
 
+/// The streams of many senders, bounded in number: each assembles one message at a time.
+#[derive(Debug)]
+pub(crate) struct Streams<K, T> {
+    streams: BTreeMap<K, Stream<T>>,
+    most: usize,
+    /// Frames received in all streams.
+    frames: u64,
+}
+
+impl<K: Copy + Ord, T> Streams<K, T> {
+    /// Creates a table that remembers `most` streams. Those with a partly received message count in addition.
+    pub(crate) const fn new(most: usize) -> Self {
+        Self { streams: BTreeMap::new(), most, frames: 0 }
+    }
+
+    pub(crate) const fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    /// Returns the stream of a frame. If it is new, it begins with `message`, and the older half of the streams without
+    /// a partly received message is dropped if there are too many.
+    #[inline]
+    pub(crate) fn stream(
+        &mut self,
+        key: K,
+        incarnation: Incarnation,
+        message: u32,
+    ) -> &mut Stream<T> {
+        if self.streams.len() >= self.most && !self.streams.contains_key(&key) {
+            self.prune();
+        }
+        self.frames += 1;
+        let stream = self.streams.entry(key).or_insert_with(|| Stream::new(incarnation, message));
+        stream.touched = self.frames;
+        stream
+    }
+
+    fn prune(&mut self) {
+        let idle = self.streams.values().filter(|stream| stream.open.is_none());
+        let mut touched: Vec<_> = idle.map(|stream| stream.touched).collect();
+        touched.sort_unstable();
+        let Some(&last) = touched.get(touched.len() / 2) else { return };
+        self.streams.retain(|_, stream| stream.open.is_some() || stream.touched > last);
+    }
+
+    pub(crate) fn get_mut(&mut self, key: K) -> Option<&mut Stream<T>> {
+        self.streams.get_mut(&key)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (K, &mut Stream<T>)> {
+        self.streams.iter_mut().map(|(key, stream)| (*key, stream))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_message_that_was_overtaken_arrives_once() {
-        let mut stream = Stream::new(LIFE, 5);
+        let mut stream = Stream::<()>::new(LIFE, 5);
         assert_eq!(stream.place(LIFE, fragment(5, 0, 9), 9), Place::Newer);
         assert_eq!(stream.place(LIFE, fragment(3, 0, 9), 9), Place::Overtaken);
         assert_eq!(stream.place(LIFE, fragment(3, 0, 9), 9), Place::Void);
@@ -168,7 +220,7 @@ mod tests {
 
     #[test]
     fn numbers_go_round() {
-        let mut stream = Stream::new(LIFE, u32::MAX);
+        let mut stream = Stream::<()>::new(LIFE, u32::MAX);
         for message in [u32::MAX, 0, 1] {
             assert_eq!(stream.place(LIFE, fragment(message, 0, 9), 9), Place::Newer);
         }
@@ -180,9 +232,8 @@ mod tests {
         fn a_message_is_whole_when_each_byte_has_been_here(
             order in proptest::collection::vec(0_u32..12, 0..60),
         ) {
-            let buffer = Command::default();
             let total = 12 * 7 - 3;
-            let mut assembly = Assembly::new(fragment(1, 0, total), buffer);
+            let mut assembly = Assembly::new(fragment(1, 0, total), ());
             let mut seen = std::collections::BTreeSet::new();
             for piece in order {
                 let length = (total - piece * 7).min(7);
@@ -196,8 +247,7 @@ mod tests {
         fn bytes_that_overlap_never_make_a_message_whole_too_early(
             pieces in proptest::collection::vec((0_u32..40, 0_u32..40), 0..60),
         ) {
-            let buffer = Command::default();
-            let mut assembly = Assembly::new(fragment(1, 0, 40), buffer);
+            let mut assembly = Assembly::new(fragment(1, 0, 40), ());
             let mut seen = std::collections::BTreeSet::new();
             for (start, length) in pieces {
                 let length = length.min(40 - start);
