@@ -3,8 +3,8 @@
 use std::fs::File;
 
 use midplane::pipeline::auto::Refragment;
-use midplane::pipeline::estimate::{FitError, Line, RISKY, fit};
-use midplane::pipeline::{Limits, Pipeline, Plan, PlanError, Request, Stage, auto, fixed};
+use midplane::pipeline::estimate::{FitError, Line, fit};
+use midplane::pipeline::{Limits, Pipeline, Plan, PlanError, Request, Stage, auto};
 
 use super::wire::{Hand, Outcome, send};
 
@@ -86,7 +86,6 @@ pub struct Observed {
     /// Microseconds of a message beyond its stages, independent of the cut: wake-ups and the receiver's
     /// acknowledgement. Negative if stages were timed too slow.
     pub delay_us: f64,
-    risky: bool,
 }
 
 impl Observed {
@@ -111,7 +110,7 @@ impl Observed {
         let receive = Stage::new(0.0, per_byte).map_err(|_| FitError::TooFew(0))?;
         let stages = vec![lines[0].stage(), lines[1].stage(), receive, lines[2].stage()];
         let chain = Pipeline::new(stages).map_err(|_| FitError::TooFew(0))?;
-        Ok(Self { chain, delay_us, risky: lines.iter().any(|line| line.error > RISKY) })
+        Ok(Self { chain, delay_us })
     }
 
     /// Returns the plan for a message: the best one without refragmentation, or equal fragments if the costs are too
@@ -119,11 +118,7 @@ impl Observed {
     pub fn plan(&self, message: u64) -> Result<Plan, PlanError> {
         let bytes = message as f64;
         let request = Request::new(bytes).limits(Limits::new().align(SECTOR.min(bytes)));
-        if self.risky {
-            fixed(&self.chain, &request)
-        } else {
-            auto(&self.chain, &request, None, Refragment::Never)
-        }
+        auto(&self.chain, &request, None, Refragment::Never)
     }
 
     /// Predicts the microseconds of a message in these fragments.

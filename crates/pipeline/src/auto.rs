@@ -24,7 +24,8 @@ pub enum Refragment {
 /// Returns the fastest of equal, ramped and refragmenting plans.
 ///
 /// If `groups` are given, the plan may refragment at their borders only, whatever `refragment`
-/// says. Without them it tries all useful groups.
+/// says. Without them it tries all useful groups. If the chain's costs are too uncertain for unequal
+/// fragments ([`Stage::with_error`](crate::Stage::with_error)), the plan has equal ones.
 ///
 /// # Errors
 ///
@@ -37,6 +38,9 @@ pub fn auto(
 ) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
     let mut best = problem.plan(Family::Fixed, fixed::sizes(&problem));
+    if pipeline.is_risky() {
+        return Ok(best);
+    }
     let mut offer = |plan: Plan| {
         if plan.latency() < best.latency() {
             best = plan;

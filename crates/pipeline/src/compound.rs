@@ -112,5 +112,9 @@ pub fn approximate(inside: &Pipeline, low: f64, high: f64, points: usize) -> App
     };
     let errors: f64 = samples.iter().map(|(x, y)| (y - slope.mul_add(*x, base)).powi(2)).sum();
     let deviation = Micros::of((errors / n).sqrt());
-    Approximation { stage: Stage::clamped(base, slope), deviation, mean: Micros::of(mean_y) }
+    Approximation {
+        stage: Stage::clamped(base, slope, inside.error()),
+        deviation,
+        mean: Micros::of(mean_y),
+    }
 }

@@ -12,7 +12,7 @@ pub use black_box::BlackBox;
 pub use black_box::{BlackBoxError, Path, observe};
 pub use hops::{HopPath, hops};
 pub use line::{FitError, Line, fit};
-pub use online::{Monitor, RISKY, Verdict};
+pub use online::{Monitor, Verdict};
 
 use crate::stage::{Pipeline, Stage};
 

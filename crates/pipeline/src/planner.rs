@@ -139,6 +139,8 @@ pub struct Planner {
     unit: u64,
     mtu: f64,
     min: f64,
+    /// True if the costs are too uncertain for ramps.
+    is_risky: bool,
     generation: u64,
     classes: Vec<Option<Box<[f64]>>>,
     wanted: [u64; WORDS],
@@ -179,6 +181,7 @@ impl Planner {
         let min = limits.min_fragment.map_or(slack, |min| min + slack).min(mtu);
         Ok(Self {
             signature: Signature::new(&pipeline),
+            is_risky: pipeline.is_risky(),
             pipeline,
             limits,
             most: limits.max_fragments.unwrap_or(MAX_FRAGMENTS).min(MAX_FRAGMENTS),
@@ -192,7 +195,8 @@ impl Planner {
     }
 
     /// Returns the sizes for a message of `bytes`: from its class's ramp if there is one, otherwise
-    /// equal. Zero bytes have none.
+    /// equal. Zero bytes have none. If the chain's costs are too uncertain for ramps
+    /// ([`Stage::with_error`](crate::Stage::with_error)), the planner requests none.
     ///
     /// Takes nanoseconds and does not allocate. A message above [`MAX_BYTES`] uses that class.
     pub fn plan(&mut self, bytes: u64) -> Pieces<'_> {
@@ -200,7 +204,9 @@ impl Planner {
         let shape = match &self.classes[class] {
             Some(ends) => Shape::Ends(ends),
             None => {
-                self.wanted[class / 64] |= 1 << (class % 64);
+                if !self.is_risky {
+                    self.wanted[class / 64] |= 1 << (class % 64);
+                }
                 Shape::Equal(self.equal(bytes as f64))
             }
         };

@@ -5,3 +5,4 @@ mod hostile;
 mod hot_path;
 mod invariants;
 mod measurement;
+mod uncertainty;

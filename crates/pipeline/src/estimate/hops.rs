@@ -1,7 +1,7 @@
 //! Stages from probes that travel a limited number of hops and return, as pathchar's with a time to
 //! live (section 6).
 
-use super::line::{FitError, fit};
+use super::line::{FitError, Line, fit};
 use crate::stage::{Pipeline, Stage};
 
 /// A path that answers probes with a limited number of hops.
@@ -29,7 +29,7 @@ pub fn hops(
 ) -> Result<Pipeline, FitError> {
     const SIZES: usize = 16;
     let mut stages: Vec<Stage> = Vec::new();
-    let mut before = (0.0, 0.0);
+    let mut before = Line { overhead_us: 0.0, us_per_byte: 0.0, error: 0.0 };
     for hop in 1..=count {
         let mut timings = Vec::with_capacity(SIZES);
         for index in 0..SIZES {
@@ -44,8 +44,18 @@ pub fn hops(
             continue;
         }
         let line = fit(&timings)?;
-        stages.push(Stage::clamped(line.overhead_us - before.0, line.us_per_byte - before.1));
-        before = (line.overhead_us, line.us_per_byte);
+        stages.push(difference(&line, &before, 0.5 * (low + high)));
+        before = line;
     }
     Pipeline::new(stages).map_err(|_| FitError::TooFew(0))
+}
+
+/// Returns the stage between two neighbouring hops. The lines' errors at `bytes` add up, and weigh
+/// more the smaller the difference is.
+fn difference(to: &Line, from: &Line, bytes: f64) -> Stage {
+    let overhead = (to.overhead_us - from.overhead_us).max(0.0);
+    let per_byte = (to.us_per_byte - from.us_per_byte).max(0.0);
+    let us = to.error * to.at(bytes) + from.error * from.at(bytes);
+    let error = if us > 0.0 { us / per_byte.mul_add(bytes, overhead) } else { 0.0 };
+    Stage::clamped(overhead, per_byte, error)
 }

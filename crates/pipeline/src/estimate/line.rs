@@ -34,10 +34,10 @@ pub struct Line {
 }
 
 impl Line {
-    /// Returns the line as a stage.
+    /// Returns the line as a stage with the line's error.
     #[must_use]
     pub fn stage(&self) -> Stage {
-        Stage::clamped(self.overhead_us, self.us_per_byte)
+        Stage::clamped(self.overhead_us, self.us_per_byte, self.error)
     }
 
     /// Returns the line's value at `bytes`, in microseconds.

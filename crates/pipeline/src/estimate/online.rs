@@ -24,16 +24,15 @@ const CLIP: f64 = 0.5;
 /// Sizes must span this factor to separate overhead and cost per byte.
 const SPREAD: f64 = 1.5;
 
-/// The relative error of a stage's line above which ramps lose to equal fragments.
-pub const RISKY: f64 = 0.2;
-
 /// The consequence of a timing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
     /// The present model of the stages holds.
     Steady,
-    /// A stage has changed: its old timings are discarded, and new ones are being collected.
+    /// A stage has changed: its old timings are discarded, and new ones are being collected. Until
+    /// they are fitted, its costs are the old ones, with the error of the timings that raised the
+    /// alarm.
     Suspect(usize),
     /// The model of the stages was replaced: plan anew from [`Monitor::pipeline`].
     Replan,
@@ -41,9 +40,9 @@ pub enum Verdict {
 
 /// Monitors the stages of one chain through timings of single fragments.
 ///
-/// After every [`Verdict::Replan`], pass [`Monitor::pipeline`] to the planner, with ramps only
-/// while [`Monitor::is_risky`] is false. Reads no clock. A timing is the time that a fragment spent
-/// in service, without waiting.
+/// After [`Verdict::Suspect`] and [`Verdict::Replan`], pass [`Monitor::pipeline`] to the planner,
+/// which makes equal fragments while the costs are too uncertain for a ramp. Reads no clock. A timing
+/// is the time that a fragment spent in service, without waiting.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     stages: Vec<Watched>,
@@ -56,7 +55,6 @@ struct Watched {
     rise: f64,
     fall: f64,
     suspect: bool,
-    error: f64,
     since_fit: usize,
 }
 
@@ -81,23 +79,10 @@ impl Monitor {
         }
     }
 
-    /// Returns the present model of the stages.
+    /// Returns the present model of the stages, with the errors of their timings.
     #[must_use]
     pub fn pipeline(&self) -> Pipeline {
         Pipeline::of(self.stages.iter().map(|watched| watched.model).collect())
-    }
-
-    /// Returns the largest relative error of any stage: the median distance of its timings from its
-    /// line.
-    #[must_use]
-    pub fn error(&self) -> f64 {
-        self.stages.iter().map(|watched| watched.error).fold(0.0, f64::max)
-    }
-
-    /// Returns true if the stages are so uncertain that equal fragments are better than ramps.
-    #[must_use]
-    pub fn is_risky(&self) -> bool {
-        self.error() > RISKY || self.stages.iter().any(|watched| watched.suspect)
     }
 }
 
@@ -109,7 +94,6 @@ impl Watched {
             rise: 0.0,
             fall: 0.0,
             suspect: false,
-            error: 0.0,
             since_fit: 0,
         }
     }
@@ -137,6 +121,7 @@ impl Watched {
             // The newest timings, which raised the alarm, belong to the changed stage.
             let keep = (ALARM / CLIP).ceil() as usize;
             self.window.drain(..self.window.len().saturating_sub(keep));
+            self.model = self.model.with_clamped_error(spread_around(&self.ratios(), 1.0));
             return Some(false);
         }
         // Slow drift raises no alarm, so the stage is fitted again whenever the window has been
@@ -145,7 +130,7 @@ impl Watched {
             let before = self.model;
             self.refit();
             let moved = (self.model.us(bytes) / before.us(bytes).max(1e-9) - 1.0).abs();
-            return (moved > DRIFT).then_some(true);
+            return (moved > DRIFT || before.is_risky() != self.model.is_risky()).then_some(true);
         }
         None
     }
@@ -156,8 +141,7 @@ impl Watched {
         let timings: Vec<(f64, f64)> = self.window.iter().copied().collect();
         let (low, high) =
             timings.iter().fold((f64::INFINITY, 0.0_f64), |(l, h), (x, _)| (l.min(*x), h.max(*x)));
-        let mut ratios: Vec<(f64, f64)> =
-            timings.iter().map(|(x, y)| (y / self.model.us(*x).max(1e-9), 1.0)).collect();
+        let mut ratios = self.ratios();
         let ratio = super::line::weighted_median(&mut ratios);
         let scaled = Line {
             overhead_us: self.model.g() * ratio,
@@ -173,8 +157,13 @@ impl Watched {
         // may be chance.
         let line = fitted.filter(|fitted| fitted.error < scaled.error * 0.9).unwrap_or(scaled);
         self.model = line.stage();
-        self.error = line.error;
         (self.rise, self.fall, self.suspect, self.since_fit) = (0.0, 0.0, false, 0);
+    }
+
+    /// Returns each timing over the model's, with weight 1.
+    fn ratios(&self) -> Vec<(f64, f64)> {
+        let ratio = |&(x, y): &(f64, f64)| (y / self.model.us(x).max(1e-9), 1.0);
+        self.window.iter().map(ratio).collect()
     }
 }
 
