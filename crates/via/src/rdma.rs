@@ -9,7 +9,8 @@
 //! What may be sent is bounded twice (section 4.2): by the free part of the area (`RDMAmaxwrite`,
 //! which follows `RDMAmaxread` as the receiver publishes it) and by the descriptors that are left
 //! there (`descLeft`). Both are published by writes without immediate data, which take no
-//! descriptor. Who has run out asks, once, with one of two descriptors that data never takes; the
+//! descriptor: the area's once an eighth of it was read, the descriptors when the sender requests that by such a
+//! write, as half of them or fewer are left. The paper names no threshold. Who has run out asks, once, with one of two descriptors that data never takes; the
 //! answer takes the other. So a credit never needs one, and whoever is parked is woken.
 
 mod credit;

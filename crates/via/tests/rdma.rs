@@ -4,10 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::pair;
-use crate::pair::job::{join, join_at, run};
+use crate::pair::job::{join, join_at, run, run_in};
 use crate::pair::{Setting, pattern, pause, world};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::trace::Record;
 use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::wait_all;
 use midplane_via::message::envelope::Tag;
@@ -144,6 +145,39 @@ fn a_flood_in_one_direction_is_never_stuck() {
         count
     });
     assert_eq!(counts.into_values().collect::<Vec<u32>>(), [MESSAGES, MESSAGES]);
+}
+
+/// A receiver publishes posted descriptors when its sender requests it, and no message waits for them.
+#[test]
+fn news_of_descriptors_is_published_at_the_low_water_mark() {
+    const MESSAGES: u32 = 600;
+    // Bytes of the published words; no other frame here has as many.
+    const PUBLISHED: usize = 40;
+    let mut world = world(setting(2));
+    let news = Arc::new(Mutex::new([0; 2]));
+    let counted = Arc::clone(&news);
+    world.observe(move |record| {
+        if let Record::Sent { node, frame, .. } = record
+            && frame.payload.len() == PUBLISHED
+        {
+            counted.lock().unwrap()[node.index()] += 1;
+        }
+    });
+    let config = RdmaConfig::default().descriptors(64);
+    run_in(&mut world, 2, config, |all, host| async move {
+        for number in 0..MESSAGES {
+            if all.rank() == Rank(0) {
+                all.send(Rank(1), Tag(7), pattern(number, 8)).await.unwrap();
+                pause(&host, Duration::from_micros(20)).await;
+            } else {
+                all.receive(Rank(0), Tag(7)).await.unwrap();
+            }
+        }
+    });
+    // Each answer lets 32 more messages leave; unasked news of every quarter would be twice as many.
+    let [requests, answers] = *news.lock().unwrap();
+    assert!((1..=answers + 1).contains(&requests), "{requests} requests, {answers} answers");
+    assert!((MESSAGES / 64..=MESSAGES / 24).contains(&answers), "{answers} answers");
 }
 
 #[test]

@@ -52,6 +52,11 @@ impl Credit {
         }
     }
 
+    /// Returns the number of descriptors that the receiver has posted, as far as is known.
+    pub(super) const fn posted(&self) -> u64 {
+        self.posted
+    }
+
     /// Descriptors that are left at the receiver for data (`descLeft`).
     pub(super) const fn descriptors_left(&self) -> u64 {
         (self.posted - self.consumed).saturating_sub(RESERVED)
@@ -146,10 +151,19 @@ impl Reader {
         Some((offset as usize, bytes as usize, skipped + padded))
     }
 
-    /// Whether the sender should be told by now: of an eighth of the area, or a quarter of the descriptors.
-    pub(super) const fn is_due(&self, descriptors: u16) -> bool {
+    /// Returns whether the sender should be told that an eighth of the area is free.
+    pub(super) const fn is_due(&self) -> bool {
         self.freed - self.told_freed >= self.area / FRONT
-            || self.posted - self.told_posted >= descriptors as u64 / 4
+    }
+
+    /// Returns whether the sender may be low on descriptors, of which so many are posted: it was not told of a quarter.
+    pub(super) const fn may_be_low(&self, descriptors: u16) -> bool {
+        self.posted - self.told_posted >= descriptors as u64 / 4
+    }
+
+    /// Returns whether a low-water request, made by a sender that knew of `posted` descriptors, is not answered yet.
+    pub(super) const fn is_unanswered(&self, posted: u64) -> bool {
+        posted == self.told_posted
     }
 
     pub(super) const fn on_told(&mut self) {
@@ -192,7 +206,8 @@ mod tests {
                     prop_assert_eq!(unread.pop_front(), Some((at, length)));
                     reader.posted += 1;
                     reader.freed += frees;
-                    if action == 1 || reader.is_due(16) || under_way.is_empty() {
+                    let is_low = reader.may_be_low(16) && reader.is_unanswered(credit.posted());
+                    if action == 1 || reader.is_due() || is_low || under_way.is_empty() {
                         credit.on_published(reader.freed, reader.posted);
                         reader.on_told();
                     }

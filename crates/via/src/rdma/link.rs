@@ -26,9 +26,11 @@ use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Words that one side publishes and the other reads: bytes freed, descriptors posted, the last
-/// question answered, the last question asked.
-const WORDS: usize = 4;
+/// question answered, the last question asked, and the low-water request.
+const WORDS: usize = 5;
 const CONTROL_BYTES: usize = WORDS * 8;
+/// Place of the low-water request among them, in bytes.
+const LOW_WATER: usize = 4 * 8;
 /// What each side tells the other first.
 const HELLO_BYTES: usize = 64;
 
@@ -107,6 +109,8 @@ pub(super) struct Link {
     answered: u64,
     heard: u64,
     replied: u64,
+    /// Our last low-water request: the descriptors that the other side had posted, as far as was known then.
+    low: u64,
     /// A packet was refused: whoever posted it wants to know of room.
     refused: bool,
     /// It was for want of registered memory, while so many were under way.
@@ -164,6 +168,7 @@ impl Link {
             answered: 0,
             heard: 0,
             replied: 0,
+            low: 0,
             refused: false,
             starved: None,
             crowded: false,

@@ -150,7 +150,10 @@ impl Link {
         descriptor.transfer = Transfer::RdmaWrite(to);
         descriptor.immediate = Some(place.immediate.cast_unsigned());
         match self.send(nic, descriptor, Held::Nothing) {
-            Ok(()) if written => Ok(()),
+            Ok(()) if written => {
+                self.request_when_low(nic);
+                Ok(())
+            }
             // Processes share the port: this one has credit, and all of them together more.
             Err(NicError::QueueFull) => {
                 self.credit.put_back(&before);

@@ -1,8 +1,9 @@
 //! What the two sides publish to each other: what is free, questions after it, and their answers.
 
-use super::{CONTROL_BYTES, Held, Link};
+use super::{CONTROL_BYTES, Held, LOW_WATER, Link};
 use crate::descriptor::Transfer;
 use crate::nic::Nic;
+use crate::rdma::credit::Credit;
 
 impl Link {
     /// Reads what the other side has published.
@@ -26,7 +27,7 @@ impl Link {
         if wakes && !self.credit.has_reserved() {
             return false;
         }
-        let words = [self.reader.freed, self.reader.posted, self.replied, self.asked];
+        let words = [self.reader.freed, self.reader.posted, self.replied, self.asked, self.low];
         for (at, word) in words.iter().enumerate() {
             let written = self.published.write(at * 8, &word.to_le_bytes());
             written.expect("its first half");
@@ -58,10 +59,35 @@ impl Link {
         }
     }
 
+    /// Requests news of posted descriptors, by a write that takes none, once half or fewer are left (section 4.2).
+    /// One request is enough for each number of posted descriptors that becomes known.
+    pub(super) fn request_when_low(&mut self, nic: &mut Nic) {
+        let Some(remote) = self.remote else { return };
+        let is_low =
+            |credit: &Credit| credit.descriptors_left() <= u64::from(remote.descriptors) / 2;
+        if is_low(&self.credit) {
+            self.read_published();
+        }
+        if is_low(&self.credit) && self.low != self.credit.posted() {
+            let before = std::mem::replace(&mut self.low, self.credit.posted());
+            if !self.publish(nic, false) {
+                self.low = before;
+            }
+        }
+    }
+
+    /// Returns whether the other side has requested news of descriptors and has had none since.
+    fn is_requested(&self) -> bool {
+        let mut request = [0; 8];
+        self.reader.may_be_low(self.config.descriptors)
+            && self.control.read(LOW_WATER, &mut request).is_ok()
+            && self.reader.is_unanswered(u64::from_le_bytes(request))
+    }
+
     /// Tells the other side what it should know by now; if it has asked and this side `parks`, that
     /// nothing more is free.
     pub(super) fn tell(&mut self, nic: &mut Nic, parks: bool) {
-        let due = self.reader.is_due(self.config.descriptors);
+        let due = self.reader.is_due() || self.is_requested();
         if self.heard > self.replied && (due || parks) {
             let before = std::mem::replace(&mut self.replied, self.heard);
             if !self.publish(nic, true) {

@@ -54,6 +54,6 @@ impl Link {
         self.credit = Credit::new(self.config.area, self.config.descriptors);
         self.reader = Reader::new(self.config.area, self.config.descriptors);
         (self.asked, self.answered, self.heard, self.replied) = (0, 0, 0, 0);
-        self.starved = None;
+        (self.low, self.starved) = (0, None);
     }
 }
