@@ -36,18 +36,16 @@ pub struct Costs {
     pub save: Duration,
     /// Time to restore a context without its messages.
     pub restore: Duration,
-    /// Time to read a byte of a FIFO, in picoseconds.
-    pub read_ps: u32,
-    /// Time to write a byte of a FIFO, in picoseconds.
-    pub write_ps: u32,
+    /// Time to copy a byte out of a FIFO or into it, in picoseconds.
+    pub byte_ps: u32,
 }
 
 impl Costs {
     /// Costs of the paper's cluster (Tables 2 and 3, section 5).
     ///
-    /// From the paper: 0.62 and 0.18 ms to save and restore empty buffers; about 40 us to switch a process, split
-    /// evenly between stop and resume. Fitted to its second row: the costs per byte, as in
-    /// [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET).
+    /// Read: 0.62 and 0.18 ms to save and restore empty buffers (Table 3, first row); about 40 us to switch a process
+    /// (section 5), here split evenly between stop and resume. The cost per byte is the host's copy, as section 6 says;
+    /// that of [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET) is fitted to Table 3's second row.
     #[must_use]
     pub const fn paper(host: &HostProfile) -> Self {
         Self {
@@ -55,23 +53,25 @@ impl Costs {
             resume: Duration::from_micros(20),
             save: Duration::from_micros(620),
             restore: Duration::from_micros(180),
-            read_ps: host.io_read_ps,
-            write_ps: host.io_write_ps,
+            byte_ps: host.copy.byte_ps,
         }
     }
 
     /// Returns the time to save a context that holds `bytes` bytes of messages.
     #[must_use]
     pub const fn of_save(&self, bytes: usize) -> Duration {
-        let nanos = bytes as u64 * self.read_ps as u64 / 1000;
-        Duration::from_nanos(self.save.as_nanos() as u64 + nanos)
+        self.with_bytes(self.save, bytes)
     }
 
     /// Returns the time to restore a context that holds `bytes` bytes of messages.
     #[must_use]
     pub const fn of_restore(&self, bytes: usize) -> Duration {
-        let nanos = bytes as u64 * self.write_ps as u64 / 1000;
-        Duration::from_nanos(self.restore.as_nanos() as u64 + nanos)
+        self.with_bytes(self.restore, bytes)
+    }
+
+    const fn with_bytes(&self, empty: Duration, bytes: usize) -> Duration {
+        let nanos = bytes as u64 * self.byte_ps as u64 / 1000;
+        Duration::from_nanos(empty.as_nanos() as u64 + nanos)
     }
 }
 

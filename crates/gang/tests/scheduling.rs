@@ -119,14 +119,13 @@ fn jobs_that_share_a_cluster_end_as_if_alone() {
     }
 }
 
-/// Copies of contexts that take a while, as they do where FIFOs lie in a NIC's memory.
+/// Copies of contexts that take a while.
 const SLOW: Costs = Costs {
     stop: Duration::from_micros(5),
     resume: Duration::from_micros(5),
     save: Duration::from_micros(300),
     restore: Duration::from_micros(100),
-    read_ps: 20_000,
-    write_ps: 20_000,
+    byte_ps: 20_000,
 };
 
 #[test]

@@ -98,10 +98,6 @@ pub struct HostProfile {
     pub signal_ns: u32,
     /// Nanoseconds to switch to another task.
     pub context_switch_ns: u32,
-    /// Picoseconds to read a byte of the NIC's memory over the bus.
-    pub io_read_ps: u32,
-    /// Picoseconds to write a byte of the NIC's memory over the bus.
-    pub io_write_ps: u32,
     /// The way in which doorbells are rung.
     pub ringing: Ringing,
     /// The way in which the host is notified of completions.
@@ -123,25 +119,11 @@ impl HostProfile {
         interrupt_ns: 0,
         signal_ns: 0,
         context_switch_ns: 0,
-        io_read_ps: 0,
-        io_write_ps: 0,
         ringing: Ringing::Mapped,
         notice: Notice::Polled,
         runs_firmware: false,
         loopback: None,
     };
-
-    /// Returns the nanoseconds to read `bytes` of the NIC's memory.
-    #[must_use]
-    pub const fn io_read_ns(&self, bytes: usize) -> u64 {
-        (bytes as u64 * self.io_read_ps as u64).div_ceil(1000)
-    }
-
-    /// Returns the nanoseconds to write `bytes` of the NIC's memory.
-    #[must_use]
-    pub const fn io_write_ns(&self, bytes: usize) -> u64 {
-        (bytes as u64 * self.io_write_ps as u64).div_ceil(1000)
-    }
 
     /// Returns the nanoseconds that a completion takes from the running task. Firmware in the kernel was
     /// interrupted for the frame already.
