@@ -1,5 +1,7 @@
 //! Channels between two of the SCore-D paper's hosts: its Tables 2 and 3.
 
+pub mod mpi;
+
 use midplane::gang::channel::Channel;
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::context::NetworkContext;

@@ -21,11 +21,6 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let mut rows =
         vec![Row::missing(PAPER, "Table 1, Figures 1 to 4", "a survey and drawings, no data")];
     rows.extend(paper::tables().into_iter().map(|row| Row::of(PAPER, "", row)));
-    rows.push(Row::missing(
-        PAPER,
-        "Table 2: MPI latency and bandwidth",
-        "no profile of that MPI: it is another one that runs on our channels",
-    ));
     let of = |kernel: &'static str| {
         runs.iter().filter(move |run| run.kernel == kernel && run.slice_ms == 100.0)
     };

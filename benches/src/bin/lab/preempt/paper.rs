@@ -3,7 +3,7 @@
 use midplane::gang::daemon::Mode;
 use midplane::gang::scheduler::Phases;
 use midplane_benches::anchors::measure::{self, Anchor};
-use midplane_benches::anchors::pm;
+use midplane_benches::anchors::pm::{self, mpi};
 use midplane_nas::Class;
 
 use super::slowdown::{self, Case, Run};
@@ -12,7 +12,7 @@ use crate::report::progress;
 
 /// Measures Tables 2 and 3.
 pub(crate) fn tables() -> Vec<Anchor> {
-    [measure::score_d(), pm::table_3()].concat()
+    [measure::score_d(), mpi::table_2(), pm::table_3()].concat()
 }
 
 /// Runs the jobs of Figures 5 and 6, with the paper's four barriers: by kernel, ranks and slice.
