@@ -15,3 +15,6 @@ pub mod run;
 pub mod setting;
 pub mod study;
 mod traces;
+
+#[cfg(test)]
+mod tests;

@@ -41,6 +41,14 @@ impl Traces {
         }
     }
 
+    /// Returns the standard deviation of the recorded warps; NaN if there are none.
+    pub fn warp_deviation(&self) -> f64 {
+        let count = self.warp.len() as f64;
+        let mean = self.warp.iter().map(|(_, warp)| warp).sum::<f64>() / count;
+        let square = |(_, warp): &(f64, f64)| (warp - mean).powi(2);
+        (self.warp.iter().map(square).sum::<f64>() / count).sqrt()
+    }
+
     /// Returns when the residual was first within `tolerance`, and its last value.
     pub fn reached(&self, tolerance: f64) -> Option<f64> {
         let is_within = |(_, residual): &&(f64, f64)| *residual <= tolerance;

@@ -17,6 +17,11 @@ use crate::solver::run::Run;
 use crate::solver::setting::Control;
 
 const PAPER: &str = "warp";
+/// The remark at numbers that the paper does not print.
+const CURVE: &str = "the paper shows it as a curve only";
+
+/// A quantity of both figures: its name and unit, the printed numbers without and with control, and ours.
+type Quantity = (&'static str, &'static str, [f64; 2], fn(&Run) -> f64);
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let arguments = Arguments::try_parse_from(["solver", "--fabric=sim"]);
@@ -29,30 +34,64 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
         };
         runs.iter().find(is_it).ok_or("the run with the paper's buffer size is missing")
     };
-    let (fixed, ours) = (of(Control::Static)?, of(Control::WarpCsend)?);
-    let note = "our iteration needs other numbers of messages: see the ratio";
-    let messages = |run: &Run| run.messages as f64;
-    let pair = |what: &str, unit, published: [f64; 2], measured: [f64; 2]| {
-        let row = |with, at: usize| {
-            let what = format!("{what}, {with}");
-            Row::new(PAPER, Origin::Predicted, what, unit, published[at], measured[at]).note(note)
-        };
-        let what = format!("{what}: with over without");
-        let ratio = [published[1] / published[0], measured[1] / measured[0]];
-        [
-            row("buffers of 4", 0),
-            row("Warp and c_send", 1),
-            Row::new(PAPER, Origin::Predicted, what, "", ratio[0], ratio[1]),
-        ]
-    };
-    let both = [messages(fixed), messages(ours)];
-    let mut rows = Vec::from(pair("Figures 2, 3: messages", "", [8_250.0, 2_103.0], both));
-    let both = [fixed.updates_per_s, ours.updates_per_s];
-    rows.extend(pair("Figures 2, 3: updates that arrive", "/s", [139.0, 571.0], both));
-    let what = "Figure 1: seconds of buffers of 4 over Warp and c_send";
-    let note = "the paper shows it as a curve only";
-    rows.push(Row::ours(PAPER, what, "", fixed.seconds / ours.seconds, note));
+    let (fixed, paper) = (of(Control::Static)?, of(Control::WarpPaper)?);
+    let ours = of(Control::WarpCsend)?;
+    let mut rows = both_figures([fixed, paper, ours]);
+    rows.extend(figure_3([fixed, paper, ours]));
     Ok(rows)
+}
+
+/// Compares the printed numbers of Figures 2 and 3: without control, under the paper's loop, and under the repaired law.
+fn both_figures([fixed, paper, ours]: [&Run; 3]) -> Vec<Row> {
+    let note = "our iteration needs other numbers of messages: see the ratio";
+    let alone = "without c_send, whose flag the paper does not define";
+    let quantities: [Quantity; 2] = [
+        ("Figures 2, 3: messages", "", [8_250.0, 2_103.0], |run| run.messages as f64),
+        ("Figures 2, 3: updates that arrive", "/s", [139.0, 571.0], |run| run.updates_per_s),
+    ];
+    let mut rows = Vec::new();
+    for (what, unit, published, of) in quantities {
+        let row = |with: &str, unit, published, ours| {
+            Row::new(PAPER, Origin::Predicted, format!("{what}{with}"), unit, published, ours)
+        };
+        rows.push(row(", buffers of 4", unit, published[0], of(fixed)).note(note));
+        let ratio = published[1] / published[0];
+        for (name, run) in [("the paper's loop", paper), ("the repaired law and c_send", ours)] {
+            let with = format!(", {name}");
+            rows.push(row(&with, unit, published[1], of(run)).note(note));
+            let with = format!(": {name} over buffers of 4");
+            let row = row(&with, "", ratio, of(run) / of(fixed));
+            rows.push(if run.setting.control == Control::WarpPaper {
+                row.note(alone)
+            } else {
+                row
+            });
+        }
+    }
+    let what = "Figure 1: seconds of buffers of 4 over";
+    for (name, run) in [("the paper's loop", paper), ("the repaired law and c_send", ours)] {
+        let times = fixed.seconds / run.seconds;
+        rows.push(Row::ours(PAPER, format!("{what} {name}"), "", times, CURVE));
+    }
+    rows
+}
+
+/// Returns one number for each curve of Figure 3, and for that of Figure 2 under load.
+fn figure_3([fixed, paper, ours]: [&Run; 3]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let named = [("buffers of 4", fixed), ("the paper's loop", paper), ("the repaired law", ours)];
+    for (name, run) in named {
+        let what = format!("Figures 2, 3, top: standard deviation of warp, {name}");
+        rows.push(Row::ours(PAPER, what, "", run.traces.warp_deviation(), CURVE));
+    }
+    for (name, run) in [named[1], named[2]] {
+        let what = format!("Figure 3, bottom: Lambda of the last message, {name}");
+        let last = run.traces.lambda.last().map_or(0.0, |(_, lambda)| *lambda);
+        let first = run.traces.lambda.first().map_or(0.0, |(_, lambda)| *lambda);
+        let note = format!("the first has {first:.2}; {CURVE}");
+        rows.push(Row::ours(PAPER, what, "", last, note));
+    }
+    rows
 }
 
 fn simulate(arguments: &Arguments) -> Result<Vec<Run>, String> {
