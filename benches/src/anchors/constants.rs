@@ -8,6 +8,7 @@ use midplane::simhw::profile::{
 };
 use serde::Serialize;
 
+use super::pm::mpi::PACKET_NS;
 use crate::kernel_tcp::TcpCosts;
 
 /// The place that a constant's value comes from.
@@ -69,15 +70,13 @@ const PM: Sources = &[
         Derived("Boden 1995: a switch forwards after the route byte, in 0.5 us"),
         &["switch", "switch latency"],
     ),
-    (Fitted("Table 2: 117.6 MB/s through a channel"), &["gather, a byte", "scatter, a byte"]),
+    (Fitted("Table 2: 117.6 MB/s through a channel"), &["gather, a byte"]),
     (
         Fitted("Table 2: 7.5 us through a channel"),
         &["event", "gather, setup", "scatter, setup", "completion"],
     ),
-    (
-        Fitted("Table 3: the rows with a full send buffer and an empty receive buffer"),
-        &["read of NIC memory, a byte", "write of NIC memory, a byte"],
-    ),
+    (Fitted("Table 2: 12.0 us of MPI through a channel"), &["MPI, a packet at each end"]),
+    (Fitted("Table 3: its second row"), &["copy, a byte"]),
     (
         Estimated("no number tells it"),
         &[
@@ -85,7 +84,7 @@ const PM: Sources = &[
             "receive memory",
             "transmit slots",
             "system call",
-            "copy, a byte",
+            "scatter, a byte",
             "interrupt",
             "signal",
             "context switch",
@@ -246,6 +245,9 @@ fn values(machine: &Machine) -> Vec<Value> {
     if *machine == Machine::TCP_FAST_ETHERNET {
         values.extend(of_tcp(TcpCosts::LINUX_2_2));
     }
+    if *machine == Machine::PM_MYRINET {
+        values.push(unit("MPI, a packet at each end", PACKET_NS, "ns"));
+    }
     values.retain(|(_, value)| !value.starts_with("0 "));
     values
 }
@@ -285,8 +287,6 @@ fn of_host(host: HostProfile) -> Vec<Value> {
         interrupt_ns,
         signal_ns,
         context_switch_ns,
-        io_read_ps,
-        io_write_ps,
         loopback,
         // Ways of working, as the papers describe their systems: no costs.
         ringing: _,
@@ -302,8 +302,6 @@ fn of_host(host: HostProfile) -> Vec<Value> {
         unit("interrupt", interrupt_ns, "ns"),
         unit("signal", signal_ns, "ns"),
         unit("context switch", context_switch_ns, "ns"),
-        unit("read of NIC memory, a byte", io_read_ps, "ps"),
-        unit("write of NIC memory, a byte", io_write_ps, "ps"),
     ];
     values.extend(loopback.into_iter().flat_map(of_loopback));
     values

@@ -21,7 +21,7 @@ use crate::anchors::measure::{Anchor, Origin};
 
 /// Time of the library for each packet at each end, in nanoseconds. Fitted to the 12.0 us of Table 2; the library of the
 /// paper is another one.
-const PACKET_NS: u64 = 1_685;
+pub(in crate::anchors) const PACKET_NS: u64 = 1_685;
 
 /// A channel's carrier that takes the processor's time for each packet: the library's work, and one copy between the
 /// channel's FIFO and the process's memory, at the price of the host's profile.

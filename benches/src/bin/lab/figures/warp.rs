@@ -38,7 +38,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let ours = of(Control::WarpCsend)?;
     let mut rows = both_figures([fixed, paper, ours]);
     rows.extend(figure_3([fixed, paper, ours]));
-    Ok(rows)
+    Ok(rows.into_iter().map(|row| row.seed(fixed.setting.seed)).collect())
 }
 
 /// Compares the printed numbers of Figures 2 and 3: without control, under the paper's loop, and under the repaired law.
