@@ -2,6 +2,7 @@
 
 pub mod bounce;
 pub mod constants;
+pub mod gam;
 pub mod measure;
 pub mod pm;
 

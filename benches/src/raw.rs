@@ -9,6 +9,7 @@ use midplane::simhw::port::{Command, Completion};
 use midplane::simhw::profile::Machine;
 use midplane::simhw::region::{Payload, RegionRef};
 use midplane::simhw::sim::World;
+use midplane::simhw::time::Instant;
 
 /// Opcode of "send this region to that node"; the completion's `args[0]` is when the frame reached the line, in ns.
 pub const SEND: u8 = 0;
@@ -28,6 +29,8 @@ pub struct Raw {
     waiting: VecDeque<(PortId, Command)>,
     buffers: VecDeque<(PortId, u64, RegionRef)>,
     ping: Option<(PortId, u64, u64)>,
+    /// When the last payload is in the host's memory, if this NIC takes one frame at a time.
+    in_memory: Option<Instant>,
 }
 
 /// Creates two hosts of a machine, with this firmware.
@@ -58,6 +61,24 @@ impl Raw {
     /// Creates firmware that takes so many instructions for a command or a frame.
     pub fn new(handler: u64) -> Self {
         Self { handler, ..Self::default() }
+    }
+
+    /// Creates firmware that takes a frame from the line only when the frame before it is in the host's memory.
+    pub fn one_at_a_time() -> Self {
+        Self { in_memory: Some(Instant::ZERO), ..Self::default() }
+    }
+
+    /// Waits for as long as the frame would have stood on the line, if the NIC takes one at a time.
+    fn take_from_line(&mut self, hw: &mut dyn Hardware, bytes: usize) {
+        let (Some(before), Some(costs)) = (self.in_memory, hw.costs()) else { return };
+        let on_line = hw.line_rate().nanos_for(hw.wire_bytes(bytes).into());
+        let wait = before.plus_nanos(on_line).nanos_since(hw.now());
+        let instruction_ps = u64::from(costs.nic.instruction_ps);
+        let waited = (wait * 1_000).div_ceil(instruction_ps);
+        hw.charge(waited);
+        let instructions = u64::from(costs.nic.event_instructions) + self.handler + waited;
+        let handled = (instructions * instruction_ps).div_ceil(1_000);
+        self.in_memory = Some(hw.now().plus_nanos(handled + costs.nic.scatter.nanos(bytes)));
     }
 
     /// Sends what waits, as far as the line takes it.
@@ -109,6 +130,7 @@ impl Firmware for Raw {
             let args = [hw.now().as_nanos() - began, 0, 0, 0];
             hw.complete(port, &Completion { cookie, args, ..Completion::default() });
         } else if let Some((port, cookie, region)) = self.buffers.pop_front() {
+            self.take_from_line(hw, frame.payload.len());
             hw.write(region, frame.payload).expect("the buffer is large enough");
             let length = frame.payload.len() as u64;
             hw.complete(port, &Completion { cookie, length, ..Completion::default() });

@@ -3,6 +3,7 @@
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
+use midplane::pipeline::Stage;
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::port::Command;
@@ -12,7 +13,7 @@ use midplane::simhw::sim::World;
 use serde::Serialize;
 
 use super::bounce::{PortEnd, one_way_us};
-use super::pm;
+use super::{gam, pm};
 use crate::kernel_tcp::{self, KernelTcp, TcpCosts};
 use crate::raw::{self, PING, RECEIVE, SEND};
 
@@ -100,26 +101,47 @@ pub fn score_d() -> Vec<Anchor> {
 /// Measures the pipelines paper's Table 1: the four stages under Generic Active Messages, by regression over packets
 /// of up to 4 KiB (section 5.3.1).
 pub fn pipelines() -> Vec<Anchor> {
-    let machine = Machine::GAM_MYRINET;
-    let sizes: Vec<usize> = (1..=16).map(|number| number * 256).collect();
-    let times: Vec<[f64; 4]> = sizes.iter().map(|bytes| stages_us(&machine, *bytes)).collect();
     let published = [(7.2, 7.2), (5.2, 24.9), (7.5, 24.9), (7.4, 7.9)];
+    let stages = gam::clear_box();
     let mut anchors = Vec::new();
-    for (stage, (overhead, per_kb)) in published.into_iter().enumerate() {
-        let points =
-            sizes.iter().zip(&times).map(|(bytes, times)| (*bytes as f64 / 1024.0, times[stage]));
-        let (intercept, slope) = regression(&points.collect::<Vec<_>>());
-        let what = |cost| format!("stage {stage}, {cost}");
+    for (number, (stage, (overhead, per_kb))) in stages.stages().iter().zip(published).enumerate() {
+        let what = |cost| format!("stage {number}, {cost}");
         // Copies and DMAs per byte, and the overheads of copies, are the paper's; the NIC's overheads are fitted.
-        let origin = match stage {
-            1 | 2 => Origin::Fitted("instructions of an event, DMA setups"),
+        let origin = match number {
+            1 | 2 => Origin::Fitted(GAM_FIT),
             _ => Origin::Input,
         };
-        anchors.push(Anchor::new(origin, what("overhead"), "us", overhead, intercept));
+        let (measured, slope) = (stage.overhead().get(), stage.per_byte().get() * KIB);
+        anchors.push(Anchor::new(origin, what("overhead"), "us", overhead, measured));
         anchors.push(Anchor::new(Origin::Input, what("per KiB"), "us", per_kb, slope));
     }
     anchors
 }
+
+/// Measures the pipelines paper's Table 2: the slowest stage's overhead, and the cost of a byte in the others, from
+/// instrumented stages and from times of whole messages and streams alone (section 5.3.2).
+pub fn pipelines_table_2() -> [Anchor; 4] {
+    let (stages, seen) = (gam::clear_box(), gam::black_box());
+    let slowest = stages.stages()[2];
+    let others = |stage: &Stage| stage.per_byte().get();
+    let others = stages.stages().iter().map(others).sum::<f64>() - slowest.per_byte().get();
+    let line = seen.bottlenecks[seen.bottlenecks.len() - 1];
+    let (overhead, rest) = ("overhead of the slowest stage", "per KiB in the others");
+    let anchor = |origin, how, what, published, measured| {
+        Anchor::new(origin, format!("{how}, {what}"), "us", published, measured)
+    };
+    let unseen = (seen.sum.us_per_byte - line.us_per_byte) * KIB;
+    [
+        anchor(Origin::Fitted(GAM_FIT), "direct", overhead, 7.5, slowest.overhead().get()),
+        anchor(Origin::Input, "direct", rest, 40.0, others * KIB),
+        anchor(Origin::Predicted, "indirect", overhead, 7.6, line.overhead_us),
+        anchor(Origin::Predicted, "indirect", rest, 37.8, unseen),
+    ]
+}
+
+/// Constants of the machine that were fitted to Table 1.
+const GAM_FIT: &str = "instructions of an event, DMA setups";
+const KIB: f64 = 1024.0;
 
 /// Measures the LAM-VIA paper's section 2.1: the same PCs with M-VIA and with the kernel's TCP.
 pub fn lam_via() -> Vec<Anchor> {
@@ -278,48 +300,4 @@ pub fn stream_mb_per_s(machine: &Machine, bytes: usize) -> f64 {
         host.now().nanos_since(began)
     });
     (FRAMES - 1) as f64 * bytes as f64 / nanos.expect("all arrive") as f64 * 1e3
-}
-
-/// Returns the stages of one packet, in microseconds: copy, DMA into the card, network and DMA out of the card, copy.
-fn stages_us(machine: &Machine, bytes: usize) -> [f64; 4] {
-    let mut world = raw::world(machine);
-    let host = world.host(B);
-    let (out, times) = (Arc::<Mutex<[u64; 3]>>::default(), Arc::<Mutex<[u64; 2]>>::default());
-    let sent = Arc::clone(&out);
-    world.spawn(B, async move {
-        let mut port = host.open_port().expect("the NIC is up");
-        let region = port.register(bytes).expect("a region");
-        host.sleep_until(host.now().plus_nanos(1_000_000)).await;
-        let began = host.now();
-        host.compute(host.profile().copy.nanos(bytes)).await;
-        let copied = host.now();
-        port.submit(&command(SEND, B, region.whole())).expect("there is room");
-        let gathered = port.completion().await.expect("the NIC is up").args[0];
-        *sent.lock().expect("one task writes") = [began.as_nanos(), copied.as_nanos(), gathered];
-    });
-    let (host, arrived) = (world.host(A), Arc::clone(&times));
-    world.block_on(A, async move {
-        let mut port = host.open_port().expect("the NIC is up");
-        let region = port.register(bytes).expect("a region");
-        port.submit(&command(RECEIVE, A, region.whole())).expect("there is room");
-        port.completion().await.expect("the NIC is up");
-        let seen = host.now();
-        host.compute(host.profile().copy.nanos(bytes)).await;
-        *arrived.lock().expect("one task writes") = [seen.as_nanos(), host.now().as_nanos()];
-    });
-    let [began, copied, gathered] = *out.lock().expect("all tasks have ended");
-    let [seen, done] = *times.lock().expect("all tasks have ended");
-    [copied - began, gathered - copied, seen - gathered, done - seen]
-        .map(|nanos| nanos as f64 / 1e3)
-}
-
-/// Returns intercept and slope of the least-squares line.
-fn regression(points: &[(f64, f64)]) -> (f64, f64) {
-    let count = points.len() as f64;
-    let (x, y) = points.iter().fold((0.0, 0.0), |(x, y), point| (x + point.0, y + point.1));
-    let (x, y) = (x / count, y / count);
-    let covariance: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-    let variance: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
-    let slope = covariance / variance;
-    (y - slope * x, slope)
 }

@@ -1,5 +1,6 @@
 //! Checks that every published result is reproduced within 10 %, and identically each time.
 
+use super::gam;
 use super::measure::{self, Anchor};
 use midplane::simhw::profile::Machine;
 
@@ -47,4 +48,32 @@ fn every_machine_passes_messages_from_application_to_application() {
             (measure::applications_us(&machine, 64), measure::applications_us(&machine, 4_096));
         assert!(0.0 < small && small < large, "{}: {small} and {large} us", machine.name);
     }
+}
+
+/// Checks that times of whole messages and streams alone are enough to cut messages (pipelines paper, section 5.3.2).
+#[test]
+fn the_stages_of_gam_are_seen_from_outside_as_the_paper_saw_them() {
+    let table = measure::pipelines_table_2();
+    let wrong = |bound: f64| move |it: &&Anchor| (it.measured / it.published - 1.0).abs() > bound;
+    // The switch and the cables take 0.75 us of a packet's way, and none of the card's time: indirect overheads lack it.
+    assert_eq!(table.iter().filter(wrong(0.12)).count(), 0, "{table:#?}");
+    assert_eq!(table.iter().filter(wrong(0.06)).count(), 1, "{table:#?}");
+    assert_eq!(gam::black_box().count(4096.0), 5);
+}
+
+/// Checks the fixed-sized model against the machine as the paper does: 5.9 % mean error, five fragments (section 5.4).
+#[test]
+fn models_of_gam_predict_its_messages_better_than_the_papers_did() {
+    let (clear, black) = (gam::clear_box(), gam::black_box());
+    let measured: Vec<f64> =
+        (1..=16).map(|count| gam::message_us(gam::equal(4096, count))).collect();
+    let error = |model: &dyn Fn(usize) -> f64| {
+        let errors = (1..).zip(&measured).map(|(count, us)| (model(count) / us - 1.0).abs());
+        errors.sum::<f64>() / 16.0
+    };
+    let of_clear = error(&|count| clear.latency(&vec![4096.0 / count as f64; count], None).get());
+    let of_black = error(&|count| black.latency(4096.0, count).get());
+    assert!(of_clear < 0.059 && of_black < 0.002, "{of_clear} and {of_black}");
+    let best = (1..).zip(&measured).min_by(|a, b| a.1.total_cmp(b.1)).map(|(count, _)| count);
+    assert_eq!(best, Some(5), "{measured:?}");
 }

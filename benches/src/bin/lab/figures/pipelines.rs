@@ -9,6 +9,7 @@ use crate::figures::rows::Row;
 use midplane_benches::anchors::measure;
 
 const PAPER: &str = "pipelines";
+const NO_TRANSIT: &str = "without the 0.75 us in switch and cables, which occupy no card";
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let folder = directory.join(PAPER);
@@ -16,6 +17,9 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     drawings::draw(&folder)?;
     let anchors = measure::pipelines().into_iter();
     let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "Table 1", anchor)).collect();
+    let [direct, rest, indirect, unseen] =
+        measure::pipelines_table_2().map(|anchor| Row::of(PAPER, "Table 2", anchor));
+    rows.extend([direct, rest, indirect.note(NO_TRANSIT), unseen]);
     rows.extend(paper::rows());
     rows.push(Row::missing(
         PAPER,
