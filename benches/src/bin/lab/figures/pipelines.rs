@@ -1,6 +1,7 @@
 //! The pipelines paper: its tables, and Figures 2 and 8 to 14.
 
 mod drawings;
+mod measured;
 mod paper;
 
 use std::path::Path;
@@ -14,12 +15,14 @@ const NO_TRANSIT: &str = "without the 0.75 us in switch and cables, which occupy
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let folder = directory.join(PAPER);
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    drawings::draw(&folder)?;
+    let measured = measured::Measured::new();
+    drawings::draw(&folder, &measured)?;
     let anchors = measure::pipelines().into_iter();
     let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "Table 1", anchor)).collect();
     let [direct, rest, indirect, unseen] =
         measure::pipelines_table_2().map(|anchor| Row::of(PAPER, "Table 2", anchor));
     rows.extend([direct, rest, indirect.note(NO_TRANSIT), unseen]);
+    rows.extend(measured.rows());
     rows.extend(paper::rows());
     rows.push(Row::missing(
         PAPER,

@@ -1,4 +1,4 @@
-//! The paper's figures 2 and 8 to 14, drawn from the planners.
+//! The paper's figures 2 and 8 to 14: 8 and 9 measured, the others drawn from the planners.
 
 use std::path::Path;
 
@@ -6,11 +6,12 @@ use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::hierarchical::{Base, linear_model};
 use midplane::pipeline::{Pipeline, Request, fixed};
 
-use super::paper::{GAM, OVERHEADS_MS, algorithms, chain, disk_chain};
+use super::measured::Measured;
+use super::paper::{OVERHEADS_MS, algorithms, chain, disk_chain};
 use crate::plot::{self, Line, Panel};
 
 /// Draws all figures.
-pub(super) fn draw(directory: &Path) -> Result<(), String> {
+pub(super) fn draw(directory: &Path, measured: &Measured) -> Result<(), String> {
     let bandwidth = ("disk bandwidth, MB/s", "improvement, %");
     let size = ("log2 of the message, bytes", "improvement, %");
     let figures = [
@@ -21,8 +22,11 @@ pub(super) fn draw(directory: &Path) -> Result<(), String> {
                 ("2b: the bottleneck moves", signature(&[(5.0, 60.0), (90.0, 25.0)], 10.0)),
             ],
         ),
-        (("fragments", "us"), vec![("8: GAM, 4 KB", figure_8())]),
-        (("message, KB", "latency, us"), vec![("9: against static fragments", figure_9())]),
+        (("fragments", "us"), vec![("8: GAM, 4 KB", measured.figure_8())]),
+        (
+            ("message, KB", "latency, us"),
+            vec![("9: against static fragments", measured.figure_9())],
+        ),
         (bandwidth, vec![("10: B over A, 64 KB", by_bandwidth(|a, b, _| a / b))]),
         (bandwidth, vec![("11: C over A, 64 KB", by_bandwidth(|a, _, c| a / c))]),
         (size, vec![("12: B over A, 5 MB/s", by_size(|a, b, _| a / b))]),
@@ -59,42 +63,6 @@ fn signature(stages: &[(f64, f64)], most: f64) -> Vec<Line> {
         curves.push(line(label, counts().map(|k| (k, at(k))).collect()));
     }
     curves
-}
-
-fn figure_8() -> Vec<Line> {
-    let gam = chain(&GAM);
-    let (mut t, mut busy, mut ends) = (Vec::new(), Vec::new(), Vec::new());
-    for k in 1..=16_usize {
-        let sizes = vec![4000.0 / k as f64; k];
-        let parts = gam.parts(&sizes, None);
-        t.push((k as f64, gam.latency(&sizes, None).get()));
-        busy.push((k as f64, parts.busy.get()));
-        ends.push((k as f64, parts.first.get() + parts.last.get()));
-    }
-    vec![line("T, model", t), line("T_b", busy), line("T_f + T_l", ends)]
-}
-
-fn figure_9() -> Vec<Line> {
-    let gam = chain(&GAM);
-    let sizes = || (1..=160).map(|step| f64::from(step) * 100.0);
-    let fixed_size = |bytes: f64, fragment: f64| {
-        let mut cut = vec![fragment; (bytes / fragment) as usize];
-        let rest = bytes - fragment * cut.len() as f64;
-        if rest > 0.0 {
-            cut.push(rest);
-        }
-        gam.latency(&cut, None).get()
-    };
-    let kb = |f: &dyn Fn(f64) -> f64| sizes().map(|bytes| (bytes / 1000.0, f(bytes))).collect();
-    vec![
-        line("FM: 128 B", kb(&|bytes| fixed_size(bytes, 128.0))),
-        line("GAM: 4 KB", kb(&|bytes| fixed_size(bytes, 4000.0))),
-        line("fixed-sized", kb(&|bytes| best_fixed(&gam, bytes))),
-    ]
-}
-
-fn best_fixed(chain: &Pipeline, bytes: f64) -> f64 {
-    fixed(chain, &Request::new(bytes)).expect("the paper's chains have overheads").latency().get()
 }
 
 fn by_bandwidth(ratio: impl Fn(f64, f64, f64) -> f64) -> Vec<Line> {
