@@ -1,7 +1,6 @@
 //! Published results, and the results of the simulated machines.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex};
 
 use midplane::pipeline::Stage;
 use midplane::simhw::host::Host as _;

@@ -90,10 +90,10 @@ fn gam() -> Vec<Row> {
     let (direct, indirect) = (table_2(7.5, 40.0), table_2(7.6, 37.8));
     let tie = "Table 2, indirect (7.6, 37.8): fragments (paper 5, a tie)";
     vec![
-        near("GAM, 4 KB: best number of fragments", count, 5.0, "fragments"),
-        computed("FM, 4 KB in 32 fragments", fm, "us"),
-        computed("GAM, 4 KB in one fragment", one, "us"),
-        computed("GAM, 4 KB in five fragments", plan.latency().get(), "us"),
+        near("section 5.4: GAM, 4 KB, best number of fragments", count, 5.0, "fragments"),
+        computed("section 5.4: FM, 4 KB in 32 fragments", fm, "us"),
+        computed("section 5.4: GAM, 4 KB in one fragment", one, "us"),
+        computed("section 5.4: GAM, 4 KB in five fragments", plan.latency().get(), "us"),
         near("Table 2, direct (7.5, 40.0): fragments", direct, 5.0, "fragments"),
         near(tie, indirect, 5.0, "fragments"),
     ]
@@ -102,14 +102,18 @@ fn gam() -> Vec<Row> {
 fn gms() -> Vec<Row> {
     let signature = Signature::new(&chain(&GMS));
     let best = signature.count(8000.0, 1, 8000) as f64;
-    let mut rows =
-        vec![near("GMS, 8 KB: best number of fragments (paper 3 or 4)", best, 3.0, "fragments")];
+    let mut rows = vec![near(
+        "section 5.4: GMS, 8 KB, best number of fragments (paper 3 or 4)",
+        best,
+        3.0,
+        "fragments",
+    )];
     rows.extend([2.0, 3.0, 4.0, 5.0].map(|count| {
-        let what = format!("GMS, 8 KB in {count} fragments");
+        let what = format!("section 5.4: GMS, 8 KB in {count} fragments");
         computed(what, signature.latency(8000.0, count).get(), "us")
     }));
     let switch = signature.switches().next().unwrap_or(0.0) / 1000.0;
-    rows.push(computed("GMS: bottleneck moves from CPU to wire at", switch, "KB"));
+    rows.push(computed("section 5.4: GMS, bottleneck moves from CPU to wire at", switch, "KB"));
     rows
 }
 
@@ -123,9 +127,14 @@ fn disk() -> Vec<Row> {
     for (second, what, last, b_over_a, c_over_b) in cases {
         let (chain, groups) = disk_chain(4.0, 5.0, second);
         let (a, b, c) = algorithms(&chain, &groups, 65536.0, second);
-        rows.push(near(format!("5.5 {what}: B over A"), percent(a, b.latency), b_over_a, "%"));
+        rows.push(near(
+            format!("section 5.5: {what}, B over A"),
+            percent(a, b.latency),
+            b_over_a,
+            "%",
+        ));
         let gain = percent(b.latency, c.latency);
-        rows.push(near(format!("5.5 {what}: {last} over B"), gain, c_over_b, "%"));
+        rows.push(near(format!("section 5.5: {what}, {last} over B"), gain, c_over_b, "%"));
     }
     let fit = approximate(&chain(&network()), 64.0, 65536.0, 1024);
     rows.push(near("footnote 1: deviation of the linear fit", fit.deviation.get(), 65.0, "us"));
