@@ -103,17 +103,17 @@ fn gms() -> Vec<Row> {
     let signature = Signature::new(&chain(&GMS));
     let best = signature.count(8000.0, 1, 8000) as f64;
     let mut rows = vec![near(
-        "section 5.4: GMS, 8 KB, best number of fragments (paper 3 or 4)",
+        "section 6: GMS, 8 KB, best number of fragments (paper 3 or 4)",
         best,
         3.0,
         "fragments",
     )];
     rows.extend([2.0, 3.0, 4.0, 5.0].map(|count| {
-        let what = format!("section 5.4: GMS, 8 KB in {count} fragments");
+        let what = format!("section 6: GMS, 8 KB in {count} fragments");
         computed(what, signature.latency(8000.0, count).get(), "us")
     }));
     let switch = signature.switches().next().unwrap_or(0.0) / 1000.0;
-    rows.push(computed("section 5.4: GMS, bottleneck moves from CPU to wire at", switch, "KB"));
+    rows.push(computed("section 6: GMS, bottleneck moves from CPU to wire at", switch, "KB"));
     rows
 }
 
