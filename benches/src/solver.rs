@@ -11,6 +11,7 @@ mod pace;
 pub mod problem;
 mod program;
 pub mod rank;
+mod rounds;
 pub mod run;
 pub mod setting;
 pub mod study;

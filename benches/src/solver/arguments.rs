@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-use super::setting::{Control, Hosts, Load, Medium, Setting, Transport};
+use super::setting::{Control, Hosts, Iteration, Load, Medium, Setting, Transport};
 use crate::nodes::{Fabric, Nodes, seconds};
 use midplane_kit::command_line::name_of;
 
@@ -19,6 +19,9 @@ const COMPARISON_LIMIT: f64 = 15.0;
 /// Default time limit of a single run, in seconds.
 const LIMIT: f64 = 300.0;
 
+/// The controls that send every update, as rounds need them.
+const ROUND_CONTROLS: [Control; 2] = [Control::None, Control::Static];
+
 const EXAMPLES: &str = "\
 Examples:
   # The paper's figures: every control and buffer size, without and with background, each rank a
@@ -30,6 +33,9 @@ Examples:
 
   # One run: a Trefethen system of 1000 unknowns on 5 ranks under Warp, half of the network taken
   solver --trefethen 1000 --control warp+csend --background 0.5 --json
+
+  # Synchronous Jacobi, whose ranks wait for each other in every round
+  solver --fabric sim --iteration jacobi --control static --buffer 128 --background 0.5
 
   # Warp beside every static buffer, at five loads and at one that changes
   solver --study
@@ -70,6 +76,10 @@ pub struct Arguments {
     /// Number of ranks; default: 5, or the number of peers
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub ranks: Option<u16>,
+
+    /// The values from which ranks compute: the latest received ones, or all of the last round
+    #[arg(long, value_enum, default_value = "asynchronous")]
+    iteration: Iteration,
 
     /// Control of sending updates; default: every control in turn
     #[arg(long, value_enum)]
@@ -153,6 +163,22 @@ impl Arguments {
         }
     }
 
+    /// Checks flags that depend on each other.
+    ///
+    /// # Errors
+    /// One line that names the flag.
+    pub fn check(&self) -> Result<(), String> {
+        let leaves_out = |control: &Control| !ROUND_CONTROLS.contains(control);
+        if self.iteration == Iteration::Jacobi
+            && (self.study || self.control.as_ref().is_some_and(leaves_out))
+        {
+            return Err("--iteration jacobi: use --control none or static; the others leave updates out, and a round \
+                        needs all"
+                .into());
+        }
+        Ok(())
+    }
+
     /// Returns the requested runs on a system of `unknowns`, with `ranks` ranks.
     pub fn settings(&self, ranks: u16, unknowns: usize, system: u64) -> Vec<Setting> {
         let base = self.setting(ranks, unknowns, system);
@@ -160,7 +186,10 @@ impl Arguments {
             let load = self.background.map(|share| Load { share, period: self.background_period });
             return super::study::settings(&base, load);
         }
-        let all = Control::value_variants();
+        let all = match self.iteration {
+            Iteration::Asynchronous => Control::value_variants(),
+            Iteration::Jacobi => &ROUND_CONTROLS,
+        };
         let controls = self.control.map_or_else(|| all.to_vec(), |control| vec![control]);
         let one = self.control.is_some();
         let buffers = match self.buffer {
@@ -196,6 +225,7 @@ impl Arguments {
             fabric: self.nodes.fabric,
             medium: if is_cable { Medium::Cable } else { Medium::Switch },
             hosts: if is_cable { Hosts::Paper } else { Hosts::Today },
+            iteration: self.iteration,
             control: Control::None,
             buffer: 1,
             transport: self.transport,
@@ -214,6 +244,7 @@ impl Arguments {
     pub fn for_child(&self, setting: &Setting) -> Vec<String> {
         let mut words = self.nodes.for_child();
         let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
+        add("--iteration", name_of(&setting.iteration));
         add("--control", name_of(&setting.control));
         add("--buffer", setting.buffer.to_string());
         add("--transport", name_of(&setting.transport));

@@ -16,6 +16,8 @@ use midplane_kit::report::Failure;
 #[derive(Debug)]
 pub struct Lead {
     coordinator: Coordinator,
+    /// The answer of the synchronous iteration, which needs no coordination.
+    accepted: Option<Vec<f64>>,
     pub lost: BTreeSet<NodeId>,
     /// Values of a report that spans several messages, by round and first unknown.
     partial: BTreeMap<(u32, usize), Vec<f64>>,
@@ -25,6 +27,7 @@ impl Lead {
     pub fn new(setting: &Setting) -> Self {
         Self {
             coordinator: Coordinator::new(usize::from(setting.ranks), setting.tolerance),
+            accepted: None,
             lost: BTreeSet::new(),
             partial: BTreeMap::new(),
         }
@@ -32,7 +35,12 @@ impl Lead {
 
     /// Returns the answer, once it has been checked.
     pub fn answer(&self) -> Option<&[f64]> {
-        self.coordinator.answer()
+        self.accepted.as_deref().or_else(|| self.coordinator.answer())
+    }
+
+    /// Takes values as the answer that the caller has checked.
+    pub fn accept(&mut self, values: Vec<f64>) {
+        self.accepted = Some(values);
     }
 
     /// Returns the order to repeat to the other ranks.

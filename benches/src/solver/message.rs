@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The port of all messages.
 pub const PORT: PortId = PortId(0);
-/// The tag of updates; notes have none.
+/// The tag of updates, plus the number of their round if the iteration has rounds; notes have none.
 pub const UPDATES: u32 = 1;
 /// Bytes of an update: number of the unknown, and its value.
 const UPDATE_BYTES: usize = 10;
@@ -41,6 +41,10 @@ pub enum Note {
         round: u32,
     },
     Stop,
+    /// Values of this round are missing.
+    Missing {
+        round: u32,
+    },
 }
 
 /// Counts of a rank.

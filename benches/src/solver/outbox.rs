@@ -138,7 +138,7 @@ impl Outbox {
         }
         for full in std::mem::take(&mut self.full) {
             for target in self.targets.clone() {
-                self.send_to(port, now, target, &full)?;
+                self.send_to(port, now, target, (0, &full))?;
             }
         }
         Ok(())
@@ -264,7 +264,7 @@ impl Outbox {
             }
             some.iter_mut().for_each(|(i, value)| *value = x[*i]);
             told.extend(some.iter().copied());
-            if !self.send_to(port, now, target, &some)? {
+            if !self.send_to(port, now, target, (0, &some))? {
                 return Ok(());
             }
             self.told_at.insert(target, now);
@@ -276,13 +276,13 @@ impl Outbox {
         }
     }
 
-    /// Sends one message if the NIC has room and the gate is open.
-    fn send_to(
+    /// Sends one message, of updates of a round, if the NIC has room and the gate is open.
+    pub fn send_to(
         &mut self,
         port: &mut Port,
         now: Instant,
         to: NodeId,
-        some: &[(usize, f64)],
+        (round, some): (u32, &[(usize, f64)]),
     ) -> Result<bool, String> {
         let Some(slot) = self.free.last().copied() else { return Ok(false) };
         let bytes = message::updates(now, some);
@@ -303,7 +303,8 @@ impl Outbox {
         };
         let command = send(to, PORT, range, slot as u64);
         let flags = command.flags | if is_paid { PAID } else { 0 };
-        let command = Command { flags, args: [u64::from(UPDATES), 0, 0], ..command };
+        let command =
+            Command { flags, args: [u64::from(UPDATES.wrapping_add(round)), 0, 0], ..command };
         port.submit(&command).map_err(|error| error.to_string())?;
         Ok(true)
     }

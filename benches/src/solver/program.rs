@@ -31,6 +31,7 @@ fn digits() -> ProgressBar {
 impl Arguments {
     /// Returns the settings of all runs, if each rank has at least one unknown.
     fn runs(&self, ranks: u16, problem: &Linear) -> Result<Vec<Setting>, Failure> {
+        self.check()?;
         let unknowns = problem.unknowns();
         if unknowns < usize::from(ranks) {
             let what =

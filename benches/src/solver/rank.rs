@@ -24,7 +24,8 @@ use super::lead::Lead;
 use super::message::{self, NOTE_BYTES, Note, PORT, REPORT_VALUES, Tally, UPDATES};
 use super::outbox::Outbox;
 use super::pace::Pace;
-use super::setting::{Setting, UPDATE_US};
+use super::rounds::Rounds;
+use super::setting::{Iteration, Setting, UPDATE_US};
 use super::traces::Traces;
 use crate::incast::wait::{Either, either};
 use crate::meeting::{Meeting, fingerprint, lost};
@@ -44,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Time limit of the end, in which all ranks report their counts.
 const ENDING: Duration = Duration::from_secs(2);
 /// Updates between two polls for messages.
-const STRIDE: usize = 4;
+pub const STRIDE: usize = 4;
 
 /// Parameters that all ranks of a run share.
 #[derive(Clone, Debug)]
@@ -83,16 +84,20 @@ pub struct Rank<H> {
     pub ranges: Vec<Range<usize>>,
     pub part: Part<Arc<Linear>>,
     side: Participant,
+    /// The values of rounds, if the iteration is synchronous.
+    pub rounds: Option<Rounds>,
     pub lead: Option<Lead>,
-    port: Port,
+    pub port: Port,
     lent: Region,
-    outbox: Outbox,
+    pub outbox: Outbox,
     repeat_at: Instant,
     /// Time of the last message from each other rank.
     pub heard: BTreeMap<NodeId, Instant>,
     begin: Instant,
+    /// Time limit of the run.
+    limit: Instant,
     /// Time until which the processor has work.
-    due: Instant,
+    pub due: Instant,
     tally: Tally,
     decoder: Decoder<NodeId>,
     traces: Traces,
@@ -108,6 +113,8 @@ impl<H: Pace> Rank<H> {
         let outbox = Outbox::new(&mut port, node, setting, gates).map_err(Failure::of_run)?;
         let ranges = partition(setting.unknowns, usize::from(setting.ranks));
         let own = ranges[node.index()].clone();
+        let rounds = (setting.iteration == Iteration::Jacobi)
+            .then(|| Rounds::new(&job.problem, own.clone(), setting));
         let part = Part::new(Arc::clone(&job.problem), own, iterate::Order::GaussSeidel);
         let lead = (node == COORDINATOR).then(|| Lead::new(setting));
         let side = Participant::new(setting.tolerance * 0.5);
@@ -116,6 +123,7 @@ impl<H: Pace> Rank<H> {
             ranges,
             part,
             side,
+            rounds,
             lead,
             port,
             lent,
@@ -123,6 +131,7 @@ impl<H: Pace> Rank<H> {
             repeat_at: Instant::ZERO,
             heard: BTreeMap::new(),
             begin: Instant::ZERO,
+            limit: Instant::ZERO,
             due: Instant::ZERO,
             tally: Tally::default(),
             decoder: Decoder::default(),
@@ -148,9 +157,11 @@ impl<H: Pace> Rank<H> {
         let limit = Duration::from_secs_f64(self.job.setting.limit_seconds);
         // Rank 0 announces the time limit, and the others receive it a little later.
         let limit = if self.lead.is_some() { limit } else { limit + ENDING };
-        let limit = self.begin + limit;
-        while self.host.now() < limit && !self.has_ended() {
-            if self.side.may_sweep() {
+        self.limit = self.begin + limit;
+        while !self.is_over() && !self.has_ended() {
+            if self.rounds.is_some() {
+                self.round().await?;
+            } else if self.side.may_sweep() {
                 self.sweep().await?;
             } else {
                 self.rest().await;
@@ -175,7 +186,12 @@ impl<H: Pace> Rank<H> {
         Ok(Outcome { answer, seconds, tally, lost: gone, traces: self.traces })
     }
 
-    fn has_ended(&self) -> bool {
+    /// Returns whether the time limit has passed.
+    pub fn is_over(&self) -> bool {
+        self.host.now() >= self.limit
+    }
+
+    pub fn has_ended(&self) -> bool {
         match &self.lead {
             Some(lead) => lead.answer().is_some() || !lead.lost.is_empty(),
             None => self.side.is_stopped(),
@@ -204,20 +220,23 @@ impl<H: Pace> Rank<H> {
             }
             self.send_updates()?;
         }
-        self.tally.iterations += 1;
+        self.count_sweep();
         if let Some(report) = self.side.on_sweep(largest) {
             self.report(report)?;
         }
         if self.lead.is_some() {
-            let residual = iterate::residual(&self.job.problem, self.part.x());
-            self.traces.on_residual(self.seconds(), residual);
-            self.show(residual);
+            self.on_residual(iterate::residual(&self.job.problem, self.part.x()));
         }
         Ok(())
     }
 
-    /// Shows the digits found, of those wanted.
-    fn show(&self, residual: f64) {
+    pub const fn count_sweep(&mut self) {
+        self.tally.iterations += 1;
+    }
+
+    /// Records rank 0's residual, and shows the digits found, of those wanted.
+    pub fn on_residual(&mut self, residual: f64) {
+        self.traces.on_residual(self.seconds(), residual);
         let wanted = -self.job.setting.tolerance.log10();
         let found = (-residual.max(1e-300).log10()).clamp(0.0, wanted);
         let length = self.job.progress.length().unwrap_or(0) as f64;
@@ -240,8 +259,9 @@ impl<H: Pace> Rank<H> {
     }
 
     /// Handles arrived messages, repeats notes, and detects lost ranks.
-    fn attend(&mut self) -> Result<(), Failure> {
+    pub fn attend(&mut self) -> Result<(), Failure> {
         self.handle_messages()?;
+        self.send_values()?;
         if self.is_time_to_repeat() {
             self.repeat()?;
             self.detect_lost_ranks()?;
@@ -253,19 +273,8 @@ impl<H: Pace> Rank<H> {
     fn handle_messages(&mut self) -> Result<(), Failure> {
         let mut is_lent = false;
         while let Some(done) = self.port.poll() {
-            if done.opcode == messages::SEND {
-                self.outbox.on_sent(&done);
-                continue;
-            }
-            let slot = done.cookie as usize;
-            let mut bytes = [0; NOTE_BYTES];
-            let length = (done.length as usize).min(NOTE_BYTES);
-            let read = self.lent.read(slot * NOTE_BYTES, &mut bytes[..length]);
-            self.lend(slot)?;
-            is_lent = true;
-            if done.status == Status::Done && read.is_ok() {
-                self.on_message(&done, &bytes[..length])?;
-            }
+            self.handle_completion(&done)?;
+            is_lent |= done.opcode != messages::SEND;
         }
         if is_lent {
             self.port.ring();
@@ -273,17 +282,35 @@ impl<H: Pace> Rank<H> {
         Ok(())
     }
 
+    /// Handles a sent or an arrived message; the caller then rings for the buffer that is posted again.
+    pub fn handle_completion(&mut self, done: &Completion) -> Result<(), Failure> {
+        if done.opcode == messages::SEND {
+            self.outbox.on_sent(done);
+            self.tally.sent = self.outbox.sent(self.job.setting.ranks);
+            return Ok(());
+        }
+        let slot = done.cookie as usize;
+        let mut bytes = [0; NOTE_BYTES];
+        let length = (done.length as usize).min(NOTE_BYTES);
+        let read = self.lent.read(slot * NOTE_BYTES, &mut bytes[..length]);
+        self.lend(slot)?;
+        match (done.status, read) {
+            (Status::Done, Ok(())) => self.on_message(done, &bytes[..length]),
+            _ => Ok(()),
+        }
+    }
+
     fn on_message(&mut self, done: &Completion, bytes: &[u8]) -> Result<(), Failure> {
         let (from, now) = (done.node, self.host.now());
         if let Some(heard) = self.heard.get_mut(&from) {
             *heard = now;
         }
-        if done.args[0] != u64::from(UPDATES) {
+        let Some(round) = done.args[0].checked_sub(UPDATES.into()) else {
             return match wire::decode(bytes) {
                 Ok(note) => self.on_note(from, note),
                 Err(_) => Ok(()),
             };
-        }
+        };
         let Some((sent, updates)) = message::parse_updates(bytes) else { return Ok(()) };
         self.tally.messages += 1;
         self.tally.updates += updates.len() as u64;
@@ -294,7 +321,9 @@ impl<H: Pace> Rank<H> {
                 self.traces.on_warp(from, warp);
             }
         }
-        if self.side.may_sweep() {
+        if let Some(rounds) = &mut self.rounds {
+            rounds.on_values(now, u32::try_from(round).unwrap_or(u32::MAX), updates);
+        } else if self.side.may_sweep() {
             updates.for_each(|(i, value)| self.part.handle_value(i, value));
         }
         Ok(())
@@ -305,6 +334,12 @@ impl<H: Pace> Rank<H> {
             Note::Hold { round } => Order::Hold { round },
             Note::GoOn { round } => Order::Resume { round },
             Note::Stop => Order::Stop,
+            Note::Missing { round } => {
+                if let Some(rounds) = &mut self.rounds {
+                    rounds.on_missing(from, round);
+                }
+                return self.send_values();
+            }
             of_a_rank => return self.on_note_of_rank(from, of_a_rank),
         };
         if from == COORDINATOR { self.obey(order) } else { Ok(()) }
@@ -380,7 +415,10 @@ impl<H: Pace> Rank<H> {
             self.tell_all(&Note::Stop)?;
             match either(counted.as_mut(), self.rest()).await {
                 Either::First(tallies) => return tallies,
-                Either::Second(()) => self.handle_messages()?,
+                Either::Second(()) => {
+                    self.handle_messages()?;
+                    self.send_values()?;
+                }
             }
         }
     }

@@ -83,9 +83,10 @@ pub fn text(runs: &[Run]) -> String {
     let mut text = String::new();
     if let Some(Run { setting, .. }) = runs.first() {
         text += &format!(
-            "{} unknowns on {} ranks, fabric {}, {}, hosts as {}, {}, seed {}\n",
+            "{} unknowns on {} ranks, {}, fabric {}, {}, hosts as {}, {}, seed {}\n",
             setting.unknowns,
             setting.ranks,
+            name_of(&setting.iteration),
             name_of(&setting.fabric),
             name_of(&setting.medium),
             name_of(&setting.hosts),

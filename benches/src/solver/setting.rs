@@ -57,6 +57,16 @@ pub enum Transport {
     Broadcast,
 }
 
+/// The values from which a rank computes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Iteration {
+    /// The latest values that it has received: no rank waits for another.
+    Asynchronous,
+    /// The values of the last round, for all of which it waits; lost ones are sent again.
+    Jacobi,
+}
+
 /// Control of sending updates.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -94,6 +104,7 @@ pub struct Setting {
     pub fabric: Fabric,
     pub medium: Medium,
     pub hosts: Hosts,
+    pub iteration: Iteration,
     pub control: Control,
     pub buffer: u16,
     pub transport: Transport,

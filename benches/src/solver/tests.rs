@@ -1,10 +1,11 @@
-//! Runs in virtual time of a small system, under each control.
+//! Runs in virtual time of a small system, under each control and iteration.
 
 use std::sync::Arc;
 
 use clap::Parser as _;
 use indicatif::ProgressBar;
-use midplane::warp::iterate::FixedPoint as _;
+use midplane::warp::iterate::matrix::Linear;
+use midplane::warp::iterate::{FixedPoint as _, Order, Part, residual};
 
 use super::arguments::Arguments;
 use super::fabrics::simulate;
@@ -31,6 +32,18 @@ fn run(words: &str) -> Run {
     Run::new(&job.setting, &job.problem, problem::solve_directly(&job.problem).as_deref(), outcome)
 }
 
+/// Returns the answer of Jacobi's iteration on one processor, and its number of rounds.
+fn sequential_jacobi(problem: &Linear, tolerance: f64) -> (Vec<f64>, usize) {
+    let mut part = Part::new(Arc::new(problem.clone()), 0..problem.unknowns(), Order::Jacobi);
+    for round in 1.. {
+        part.sweep();
+        if residual(problem, part.x()) <= tolerance {
+            return (part.x().to_vec(), round);
+        }
+    }
+    unreachable!("it converges")
+}
+
 /// Tests Figure 3: under load the paper's loop makes messages larger and fewer, and their delays change less.
 #[test]
 fn the_papers_loop_calms_a_congested_cable_by_larger_messages() {
@@ -43,4 +56,33 @@ fn the_papers_loop_calms_a_congested_cable_by_larger_messages() {
     let (wild, calm) = (fixed.traces.warp_deviation(), looped.traces.warp_deviation());
     assert!(calm < 0.75 * wild, "the warp's deviation is {calm}, without control {wild}");
     assert!(4 * looped.messages < 3 * fixed.messages, "{} messages", looped.messages);
+}
+
+/// Tests the synchronous iteration with and without losses: the values of each round are those of one processor.
+#[test]
+fn synchronous_ranks_take_the_rounds_of_sequential_jacobi_to_the_same_bits() {
+    for words in [
+        "--medium switch --control static --buffer 128",
+        "--medium switch --control none --background 0.9",
+        "--medium cable --control static --buffer 8 --background 0.5",
+        "--medium cable --control static --buffer 128 --transport broadcast --ranks 3",
+        "--medium cable --control static --ranks 1",
+    ] {
+        let (job, outcome) = solve(&format!("--trefethen 200 --iteration jacobi {words}"));
+        let (x, rounds) = sequential_jacobi(&job.problem, job.setting.tolerance);
+        println!("{words}: {rounds} rounds in {:.3} s, {:?}", outcome.seconds, outcome.tally);
+        assert_eq!(outcome.traces.residual.len(), rounds, "{words}");
+        assert_eq!(outcome.answer, Some(x), "{words}");
+        assert!(outcome.lost.is_empty());
+    }
+}
+
+/// Tests that both iterations end at the same fixed point.
+#[test]
+fn jacobi_and_the_asynchronous_iteration_find_the_direct_solution() {
+    for iteration in ["jacobi", "asynchronous"] {
+        let words = "--trefethen 200 --control static --buffer 32 --tolerance 1e-12";
+        let run = run(&format!("{words} --iteration {iteration}"));
+        assert!(run.converged && run.error.is_some_and(|error| error < 1e-10), "{iteration}");
+    }
 }

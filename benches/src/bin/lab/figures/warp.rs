@@ -38,6 +38,9 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let ours = of(Control::WarpCsend)?;
     let mut rows = both_figures([fixed, paper, ours]);
     rows.extend(figure_3([fixed, paper, ours]));
+    let arguments = Arguments::try_parse_from(["solver", "--fabric=sim", "--iteration=jacobi"]);
+    let rounds = simulate(&arguments.map_err(|error| error.to_string())?)?;
+    rows.extend(synchronization_penalty(&rounds, &runs));
     Ok(rows.into_iter().map(|row| row.seed(fixed.setting.seed)).collect())
 }
 
@@ -92,6 +95,26 @@ fn figure_3([fixed, paper, ours]: [&Run; 3]) -> Vec<Row> {
         rows.push(Row::ours(PAPER, what, "", last, note));
     }
     rows
+}
+
+/// Compares synchronous rounds with the asynchronous iteration, each at its best static buffer.
+fn synchronization_penalty(rounds: &[Run], asynchronous: &[Run]) -> Vec<Row> {
+    let least = |runs: &[Run], is_shared: bool| {
+        let is_it = |run: &&Run| {
+            run.setting.control == Control::Static && run.setting.is_shared() == is_shared
+        };
+        runs.iter().filter(is_it).map(|run| run.seconds).fold(f64::INFINITY, f64::min)
+    };
+    let [idle, busy] = [false, true].map(|is| (least(rounds, is), least(asynchronous, is)));
+    let note = "the paper names the synchronization penalty, without a number";
+    let quantities = [
+        ("seconds of rounds over asynchronous, idle cable", idle.0 / idle.1),
+        ("seconds of rounds over asynchronous, background 0.5", busy.0 / busy.1),
+        ("seconds with background over those without, rounds", busy.0 / idle.0),
+        ("seconds with background over those without, asynchronous", busy.1 / idle.1),
+    ];
+    let row = |(what, ratio)| Row::ours(PAPER, format!("Section 2: {what}"), "", ratio, note);
+    quantities.map(row).into()
 }
 
 fn simulate(arguments: &Arguments) -> Result<Vec<Run>, String> {
