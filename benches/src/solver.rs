@@ -14,6 +14,7 @@ pub mod rank;
 mod rounds;
 pub mod run;
 pub mod setting;
+mod shared;
 pub mod study;
 mod traces;
 

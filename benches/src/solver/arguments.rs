@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-use super::setting::{Control, Hosts, Iteration, Load, Medium, Setting, Transport};
+use super::setting::{Control, Hosts, Iteration, Load, Medium, Memory, Setting, Transport};
 use crate::nodes::{Fabric, Nodes, seconds};
 use midplane_kit::command_line::name_of;
 
@@ -22,6 +22,9 @@ const LIMIT: f64 = 300.0;
 /// The controls that send every update, as rounds need them.
 const ROUND_CONTROLS: [Control; 2] = [Control::None, Control::Static];
 
+/// The controls of Mermera's slow writes: they are sent at once, or conditionally.
+const MEMORY_CONTROLS: [Control; 2] = [Control::None, Control::WarpCsend];
+
 const EXAMPLES: &str = "\
 Examples:
   # The paper's figures: every control and buffer size, without and with background, each rank a
@@ -36,6 +39,9 @@ Examples:
 
   # Synchronous Jacobi, whose ranks wait for each other in every round
   solver --fabric sim --iteration jacobi --control static --buffer 128 --background 0.5
+
+  # The paper's stack: slow writes to Mermera's shared memory, as conditional sends on Warp
+  solver --fabric sim --memory mermera --control warp+csend --background 0.5
 
   # Warp beside every static buffer, at five loads and at one that changes
   solver --study
@@ -80,6 +86,12 @@ pub struct Arguments {
     /// The values from which ranks compute: the latest received ones, or all of the last round
     #[arg(long, value_enum, default_value = "asynchronous")]
     iteration: Iteration,
+
+    /// The exchange of values: messages of updates, or Mermera's shared memory, whose slow writes carry --buffer
+    /// unknowns each and are sent at once (--control none) or as conditional sends on Warp (warp+csend); it takes
+    /// --fabric sim
+    #[arg(long, value_enum, default_value = "private")]
+    memory: Memory,
 
     /// Control of sending updates; default: every control in turn
     #[arg(long, value_enum)]
@@ -176,6 +188,18 @@ impl Arguments {
                         needs all"
                 .into());
         }
+        let is_other = |control: &Control| !MEMORY_CONTROLS.contains(control);
+        let is_mermera = self.memory == Memory::Mermera;
+        if is_mermera && (self.study || self.control.as_ref().is_some_and(is_other)) {
+            return Err("--memory mermera: use --control none or warp+csend; a slow write is sent at once or \
+                        conditionally"
+                .into());
+        }
+        if is_mermera && (self.nodes.fabric != Fabric::Sim || self.iteration == Iteration::Jacobi) {
+            return Err("--memory mermera: use --fabric sim, without --iteration jacobi; a slow write may be \
+                        skipped, and its frames are counted in virtual time"
+                .into());
+        }
         Ok(())
     }
 
@@ -186,9 +210,10 @@ impl Arguments {
             let load = self.background.map(|share| Load { share, period: self.background_period });
             return super::study::settings(&base, load);
         }
-        let all = match self.iteration {
-            Iteration::Asynchronous => Control::value_variants(),
-            Iteration::Jacobi => &ROUND_CONTROLS,
+        let all = match (self.iteration, self.memory) {
+            (Iteration::Jacobi, _) => &ROUND_CONTROLS,
+            (Iteration::Asynchronous, Memory::Mermera) => &MEMORY_CONTROLS,
+            (Iteration::Asynchronous, Memory::Private) => Control::value_variants(),
         };
         let controls = self.control.map_or_else(|| all.to_vec(), |control| vec![control]);
         let one = self.control.is_some();
@@ -207,7 +232,10 @@ impl Arguments {
             for &control in &controls {
                 for &buffer in &buffers {
                     // Without control each update goes in a message of its own, whatever the buffer.
-                    if control == Control::None && buffer != buffers[0] {
+                    if control == Control::None
+                        && self.memory == Memory::Private
+                        && buffer != buffers[0]
+                    {
                         continue;
                     }
                     let load = Load { share, period: self.background_period };
@@ -226,6 +254,7 @@ impl Arguments {
             medium: if is_cable { Medium::Cable } else { Medium::Switch },
             hosts: if is_cable { Hosts::Paper } else { Hosts::Today },
             iteration: self.iteration,
+            memory: self.memory,
             control: Control::None,
             buffer: 1,
             transport: self.transport,

@@ -12,10 +12,11 @@ use midplane::simhw::sim::World;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
 use midplane::warp::firmware::{WARP, Warp};
 use midplane::warp::gate::Gate;
+use midplane::warp::memory::extension::{MERMERA, Mermera};
 
 use super::background::disturb;
 use super::rank::{COORDINATOR, Job, Outcome, Rank};
-use super::setting::{Hosts, Setting};
+use super::setting::{Hosts, Memory, Setting};
 use crate::meeting::Meeting;
 use crate::nodes::Place;
 use midplane_kit::report::Failure;
@@ -29,6 +30,10 @@ fn firmware(setting: &Setting, node: NodeId) -> (Unit, Gates) {
     unit.install(MESSAGES, Messages::new()).expect("it is the first");
     if node != setting.disturber() {
         unit.install(WARP, warp).expect("it is the only one of its number");
+        if setting.memory == Memory::Mermera {
+            let memory = Mermera::new(setting.mermera(gates.clone()));
+            unit.install(MERMERA, memory).expect("it is the only one of its number");
+        }
     }
     (unit, gates)
 }
@@ -69,7 +74,13 @@ pub fn simulate(job: &Job) -> Result<Outcome, Failure> {
     }
     let first = rank(&world, COORDINATOR)?;
     let ended = world.block_on(COORDINATOR, async move { first.work(&mut lead).await });
-    ended.ok_or_else(|| Failure::of_run("nothing is left to happen"))?
+    let mut outcome = ended.ok_or_else(|| Failure::of_run("nothing is left to happen"))??;
+    if setting.memory == Memory::Mermera {
+        let counters =
+            |rank| world.firmware(NodeId(rank)).extension_counters(MERMERA).unwrap_or_default();
+        outcome.tally.messages = (0..setting.ranks).map(|rank| counters(rank).frames).sum();
+    }
+    Ok(outcome)
 }
 
 /// Runs one node's part of a live run; rank 0 returns the outcome.

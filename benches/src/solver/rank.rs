@@ -25,7 +25,8 @@ use super::message::{self, NOTE_BYTES, Note, PORT, REPORT_VALUES, Tally, UPDATES
 use super::outbox::Outbox;
 use super::pace::Pace;
 use super::rounds::Rounds;
-use super::setting::{Iteration, Setting, UPDATE_US};
+use super::setting::{Iteration, Memory, Setting, UPDATE_US};
+use super::shared::Shared;
 use super::traces::Traces;
 use crate::incast::wait::{Either, either};
 use crate::meeting::{Meeting, fingerprint, lost};
@@ -46,6 +47,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const ENDING: Duration = Duration::from_secs(2);
 /// Updates between two polls for messages.
 pub const STRIDE: usize = 4;
+
+/// The unknowns of one rank, and the last values of the others.
+pub type Parts = Part<Arc<Linear>>;
 
 /// Parameters that all ranks of a run share.
 #[derive(Clone, Debug)]
@@ -82,10 +86,12 @@ pub struct Rank<H> {
     pub host: H,
     pub job: Job,
     pub ranges: Vec<Range<usize>>,
-    pub part: Part<Arc<Linear>>,
+    pub part: Parts,
     side: Participant,
     /// The values of rounds, if the iteration is synchronous.
     pub rounds: Option<Rounds>,
+    /// The memory by which ranks exchange values, if they send no messages of updates.
+    shared: Option<Shared>,
     pub lead: Option<Lead>,
     pub port: Port,
     lent: Region,
@@ -115,6 +121,9 @@ impl<H: Pace> Rank<H> {
         let own = ranges[node.index()].clone();
         let rounds = (setting.iteration == Iteration::Jacobi)
             .then(|| Rounds::new(&job.problem, own.clone(), setting));
+        let shared = (setting.memory == Memory::Mermera)
+            .then(|| Shared::open(&host, setting, &ranges))
+            .transpose()?;
         let part = Part::new(Arc::clone(&job.problem), own, iterate::Order::GaussSeidel);
         let lead = (node == COORDINATOR).then(|| Lead::new(setting));
         let side = Participant::new(setting.tolerance * 0.5);
@@ -124,6 +133,7 @@ impl<H: Pace> Rank<H> {
             part,
             side,
             rounds,
+            shared,
             lead,
             port,
             lent,
@@ -206,11 +216,16 @@ impl<H: Pace> Rank<H> {
     async fn sweep(&mut self) -> Result<(), Failure> {
         let mut largest = 0.0_f64;
         let own: Vec<usize> = self.part.own().collect();
+        if let Some(shared) = &mut self.shared {
+            self.tally.updates += shared.read(&mut self.part).await?;
+        }
         for some in own.chunks(STRIDE) {
             for &i in some {
                 let (residual, value) = self.part.update(i);
                 largest = largest.max(residual);
-                self.outbox.push(i, value);
+                if self.shared.is_none() {
+                    self.outbox.push(i, value);
+                }
             }
             let time = UPDATE_US * 1_000 * some.len() as u64;
             self.host.compute(&mut self.due, time).await;
@@ -218,7 +233,10 @@ impl<H: Pace> Rank<H> {
             if !self.side.may_sweep() {
                 return Ok(());
             }
-            self.send_updates()?;
+            match &mut self.shared {
+                Some(shared) => shared.write(some, self.part.x()).await?,
+                None => self.send_updates()?,
+            }
         }
         self.count_sweep();
         if let Some(report) = self.side.on_sweep(largest) {

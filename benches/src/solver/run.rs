@@ -6,7 +6,7 @@ use midplane_kit::report::table;
 use serde::Serialize;
 
 use super::rank::Outcome;
-use super::setting::Setting;
+use super::setting::{Memory, Setting};
 use super::traces::Traces;
 
 /// The report of a run.
@@ -18,9 +18,9 @@ pub struct Run {
     pub seconds: f64,
     /// Seconds until rank 0's values were within the tolerance for the first time.
     pub reached_seconds: Option<f64>,
-    /// Received messages of updates, over all ranks.
+    /// Received messages of updates, over all ranks; with Mermera its frames, those of acknowledgements among them.
     pub messages: u64,
-    /// Received updates per second, over all ranks.
+    /// Received updates per second, over all ranks; with Mermera those that reads found.
     pub updates_per_s: f64,
     /// Sweeps of all ranks.
     pub iterations: u64,
@@ -30,8 +30,8 @@ pub struct Run {
     pub error: Option<f64>,
     /// True if an answer was found and checked.
     pub converged: bool,
-    /// Share of sent messages that never arrived.
-    pub loss: f64,
+    /// Share of sent messages that never arrived; `None` if sent ones are not counted.
+    pub loss: Option<f64>,
     /// Ranks that were lost during the run.
     pub lost_ranks: Vec<u16>,
     #[serde(skip)]
@@ -51,6 +51,7 @@ impl Run {
         let residual = answer.as_ref().map_or(last, |x| problem.relative_residual(x));
         let error = answer.as_ref().zip(direct).map(|(x, direct)| distance(x, direct));
         let arrived = tally.messages.min(tally.sent) as f64;
+        let is_counted = setting.memory == Memory::Private;
         Self {
             seconds,
             // Rank 0 checks after each of its sweeps, so an answer may exist earlier.
@@ -63,7 +64,7 @@ impl Run {
             residual,
             error,
             converged: answer.is_some(),
-            loss: if tally.sent == 0 { 0.0 } else { 1.0 - arrived / tally.sent as f64 },
+            loss: is_counted.then(|| 1.0 - arrived / tally.sent.max(1) as f64),
             lost_ranks: lost,
             traces,
             setting: setting.clone(),
@@ -83,10 +84,11 @@ pub fn text(runs: &[Run]) -> String {
     let mut text = String::new();
     if let Some(Run { setting, .. }) = runs.first() {
         text += &format!(
-            "{} unknowns on {} ranks, {}, fabric {}, {}, hosts as {}, {}, seed {}\n",
+            "{} unknowns on {} ranks, {}, memory {}, fabric {}, {}, hosts as {}, {}, seed {}\n",
             setting.unknowns,
             setting.ranks,
             name_of(&setting.iteration),
+            name_of(&setting.memory),
             name_of(&setting.fabric),
             name_of(&setting.medium),
             name_of(&setting.hosts),
@@ -109,7 +111,7 @@ pub fn text(runs: &[Run]) -> String {
             run.iterations.to_string(),
             format!("{:.1e}", run.residual),
             optional(run.error.map(|error| format!("{error:.1e}"))),
-            format!("{:.2}", run.loss * 100.0),
+            optional(run.loss.map(|loss| format!("{:.2}", loss * 100.0))),
             if run.converged { "" } else { "not converged" }.into(),
         ]
     };

@@ -1,5 +1,6 @@
 //! The parameters of a run, which every result repeats.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -10,6 +11,8 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::topology::Topology;
 use midplane::warp::firmware::WarpConfig;
+use midplane::warp::gate::Gate;
+use midplane::warp::memory::extension::MermeraConfig;
 use serde::Serialize;
 
 use crate::nodes::Fabric;
@@ -55,6 +58,16 @@ pub enum Transport {
     Unicast,
     /// One broadcast to all ranks.
     Broadcast,
+}
+
+/// The exchange of values between ranks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Memory {
+    /// Each rank has its own values, and sends messages of updates.
+    Private,
+    /// Mermera's shared memory, by slow writes: unpaced, or as conditional sends on Warp.
+    Mermera,
 }
 
 /// The values from which a rank computes.
@@ -105,6 +118,7 @@ pub struct Setting {
     pub medium: Medium,
     pub hosts: Hosts,
     pub iteration: Iteration,
+    pub memory: Memory,
     pub control: Control,
     pub buffer: u16,
     pub transport: Transport,
@@ -126,7 +140,8 @@ impl Setting {
     /// Returns the same run under another control.
     pub fn with(self, control: Control, buffer: u16) -> Self {
         // Without control each update goes in a message of its own.
-        let buffer = if control == Control::None { 1 } else { buffer };
+        let is_single = control == Control::None && self.memory == Memory::Private;
+        let buffer = if is_single { 1 } else { buffer };
         Self { control, buffer, ..self }
     }
 
@@ -215,7 +230,18 @@ impl Setting {
             let span = Duration::from_nanos(RATE.nanos_for(queue.into()));
             config = config.span(span).floor(0.125 / f64::from(ways.max(1)));
         }
-        config = config.broadcast(self.transport == Transport::Broadcast);
-        config
+        // Warp stamps no frames of the memory, so it paces and probes for them.
+        config = config.paces_others(self.memory == Memory::Mermera);
+        config.broadcast(self.transport == Transport::Broadcast)
+    }
+
+    /// Returns the configuration of Mermera's memory, which sends through `gates` if there is a control.
+    pub fn mermera(&self, gates: BTreeMap<NodeId, Gate>) -> MermeraConfig {
+        let queue = if self.medium == Medium::Cable { CABLE_QUEUE } else { PORT_QUEUE };
+        // The target queue's delay, there and back.
+        let delay = Duration::from_nanos(2 * RATE.nanos_for(queue.into()));
+        let nodes: Vec<NodeId> = (0..self.ranks).map(NodeId).collect();
+        let config = MermeraConfig::new(&nodes, delay);
+        if self.control == Control::None { config } else { config.gates(gates) }
     }
 }

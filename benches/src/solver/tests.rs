@@ -86,3 +86,19 @@ fn jacobi_and_the_asynchronous_iteration_find_the_direct_solution() {
         assert!(run.converged && run.error.is_some_and(|error| error < 1e-10), "{iteration}");
     }
 }
+
+/// Tests the paper's stack: slow writes to Mermera's memory, as conditional sends on Warp.
+#[test]
+fn ranks_that_share_mermeras_memory_find_the_direct_solution() {
+    for words in ["--medium switch", "--medium switch --background 0.5", "--medium cable"] {
+        let words = format!("{words} --trefethen 200 --memory mermera --tolerance 1e-12");
+        let with = |control| run(&format!("{words} --control {control}"));
+        let (unpaced, conditional) = (with("none"), with("warp+csend"));
+        println!("{words}: {} messages, unpaced {}", conditional.messages, unpaced.messages);
+        println!("{:.3} s, unpaced {:.3} s", conditional.seconds, unpaced.seconds);
+        assert!(conditional.error.is_some_and(|error| error < 1e-10), "{words}");
+        // A rank writes 10 locations a sweep. Were each write sent to 4 ranks, there would be 40 messages.
+        assert!(conditional.messages > 0, "{words}");
+        assert!(2 * conditional.messages < 40 * conditional.iterations, "{words}");
+    }
+}
