@@ -28,7 +28,8 @@ pub struct Descriptor(Box<Fields>);
 #[derive(Debug, Default)]
 pub struct Fields {
     /// Its data: gathered from or scattered to these segments, in order; at most
-    /// [`MAX_SEGMENTS`](crate::nic::MAX_SEGMENTS).
+    /// [`MAX_SEGMENTS`](crate::nic::MAX_SEGMENTS). The NIC of a reliable interface sends each segment in frames of its
+    /// own. That of an unreliable one fills frames across segments by a copy, so that fewer frames can be lost.
     pub segments: Vec<Segment>,
     /// Its operation on a send queue; ignored on a receive queue.
     pub transfer: Transfer,

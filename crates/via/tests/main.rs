@@ -38,6 +38,7 @@ mod registered;
 mod restarts;
 mod restarts_sim;
 mod scenarios;
+mod segments;
 mod transfers;
 mod vi_states;
 mod wakers;

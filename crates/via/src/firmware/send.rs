@@ -29,33 +29,41 @@ impl Endpoint {
         }
         while let Some(link) = &mut self.link {
             if let Some((sequence, flight)) = link.sending.next_resend() {
-                transmit(nic, (self.number.0, self.owner), link, sequence, &flight, None)?;
+                let names = (self.number.0, self.owner);
+                transmit(nic, names, link, sequence, (&flight, None), None)?;
                 continue;
             }
             if !link.sending.has_room() {
                 return Ok(());
             }
             let mtu = (nic.mtu_bytes_to(link.node) as usize - HEADER_BYTES) as u32;
-            let Some(flight) = self.next_flight(cutter, mtu) else { return Ok(()) };
+            let Some((flight, gathered)) = self.next_flight(nic, cutter, mtu) else {
+                return Ok(());
+            };
             nic.charge(CUT_INSTRUCTIONS.into());
-            self.send_new(nic, flight)?;
+            self.send_new(nic, flight, gathered.as_deref())?;
         }
         Ok(())
     }
 
-    /// Sends a frame for the first time.
-    fn send_new(&mut self, nic: &mut Context<'_>, flight: Flight) -> Result<(), DescriptorError> {
+    /// Sends a frame for the first time; `gathered` are its bytes if they lie in several segments.
+    fn send_new(
+        &mut self,
+        nic: &mut Context<'_>,
+        flight: Flight,
+        gathered: Option<&[u8]>,
+    ) -> Result<(), DescriptorError> {
         let reliable = self.is_reliable();
         let Some(link) = &mut self.link else { return Ok(()) };
         let sequence = link.sending.push(nic.now(), flight);
+        let names = (self.number.0, self.owner);
         if reliable {
-            let names = (self.number.0, self.owner);
-            return transmit(nic, names, link, sequence, &flight, None).map(|_| ());
+            return transmit(nic, names, link, sequence, (&flight, None), None).map(|_| ());
         }
         // Unreliable frames get no acknowledgement: once sent, they are done.
         link.sending.on_acknowledgement(nic.now(), sequence.wrapping_add(1));
         let token = flight.ends.then_some(u64::from(self.number.0));
-        match transmit(nic, (self.number.0, self.owner), link, sequence, &flight, token) {
+        match transmit(nic, names, link, sequence, (&flight, gathered), token) {
             Ok(Sending::Now(_)) if flight.ends => self.on_sent(nic, Ok(())),
             Ok(_) => {}
             Err(error) => {
@@ -100,15 +108,21 @@ impl Endpoint {
         }
     }
 
-    /// Returns the next new frame, if there is anything to send.
-    fn next_flight(&mut self, cutter: &mut Cutter, mtu: u32) -> Option<Flight> {
+    /// Returns the next new frame, if there is anything to send; and its bytes, if they lie in several segments.
+    fn next_flight(
+        &mut self,
+        nic: &Context<'_>,
+        cutter: &mut Cutter,
+        mtu: u32,
+    ) -> Option<(Flight, Option<Vec<u8>>)> {
+        let gathers = !self.is_reliable();
         let link = self.link.as_mut()?;
         if let Some(response) = link.responses.front_mut() {
             let (flight, whole) = cut_response(link.connection, response, mtu);
             if whole {
                 link.responses.pop_front();
             }
-            return Some(flight);
+            return Some((flight, None));
         }
         let connection = link.connection;
         let reads = |work: &SendWork| work.operation == Operation::RdmaRead && work.done.is_none();
@@ -125,18 +139,23 @@ impl Endpoint {
         }
         let is_last = self.cutting + 1 == self.sends.len();
         let work = self.sends.get_mut(self.cutting)?;
+        let mut gathered = None;
         let flight = match work.operation {
             Operation::RdmaRead => cut_read(connection, work),
             _ => {
                 let cutter = is_last.then_some(cutter);
                 let most = self.fragments.next(cutter, work.moved, work.length, mtu);
-                let flight = cut(connection, work, most);
-                self.fragments.on_cut(flight.source.map_or(0, |source| source.length));
+                if gathers {
+                    gathered = gather(nic, work, most);
+                }
+                let before = work.moved;
+                let flight = cut(connection, work, most, gathered.as_deref());
+                self.fragments.on_cut(work.moved - before);
                 flight
             }
         };
         self.cutting += usize::from(flight.ends);
-        Some(flight)
+        Some((flight, gathered))
     }
 
     /// Has the other end send all frames again that this end has not accepted.
@@ -157,19 +176,44 @@ impl Endpoint {
         };
         let sequence = link.sending.next_sequence();
         let flight = Flight { fields, source: None, ends: false };
-        let packet = Packet { flow: ACKNOWLEDGEMENTS, ..packet_of(link, sequence, &flight) };
+        let packet = Packet { flow: ACKNOWLEDGEMENTS, ..packet_of(link, sequence, &flight, None) };
         link.receiving.on_alone();
         // If it can't be sent now, the next one carries the same number.
         let _ = nic.send_packet(&packet);
     }
 }
 
-/// Cuts the next frame of a send or a write.
-fn cut(connection: u16, work: &mut SendWork, mtu: u32) -> Flight {
+/// Copies the bytes of the next frame, at most `most`, if they lie in several segments. A reliable interface sends a
+/// frame for each segment instead, as it would have to keep the copy until it is acknowledged.
+fn gather(nic: &Context<'_>, work: &SendWork, most: u32) -> Option<Vec<u8>> {
+    let length = most.min(work.length - work.moved);
+    let first = work.segments.piece(work.moved, length)?;
+    if first.length == length {
+        return None;
+    }
+    let mut bytes = vec![0; length as usize];
+    let mut done = 0;
+    while done < length {
+        let piece = work.segments.piece(work.moved + done, length - done)?;
+        // If memory is gone, the frame that begins with it reports that.
+        nic.read(piece).ok()?.copy_to(&mut bytes[done as usize..]);
+        done += piece.length;
+    }
+    Some(bytes)
+}
+
+/// Cuts the next frame of a send or a write: the gathered bytes, or those of one segment.
+fn cut(connection: u16, work: &mut SendWork, mtu: u32, gathered: Option<&[u8]>) -> Flight {
     let write = work.operation == Operation::RdmaWrite;
-    let source = work.segments.piece(work.moved, mtu);
+    let (source, length) = match gathered {
+        Some(bytes) => (None, bytes.len() as u32),
+        None => {
+            let source = work.segments.piece(work.moved, mtu);
+            (source, source.map_or(0, |source| source.length))
+        }
+    };
     let offset = work.moved;
-    work.moved += source.map_or(0, |source| source.length);
+    work.moved += length;
     let last = work.moved == work.length;
     let kind = if write { FrameKind::Write } else { FrameKind::Send };
     let fields = Fields {
@@ -215,10 +259,16 @@ fn cut_response(connection: u16, response: &mut Response, mtu: u32) -> (Flight, 
     (Flight { fields, source, ends: false }, last)
 }
 
-fn packet_of(link: &mut Link, sequence: u32, flight: &Flight) -> Packet<'static> {
-    let source = match flight.source {
-        Some(region) => Source::Region(region),
-        None => Source::Bytes(Payload::EMPTY),
+fn packet_of<'a>(
+    link: &mut Link,
+    sequence: u32,
+    flight: &Flight,
+    gathered: Option<&'a [u8]>,
+) -> Packet<'a> {
+    let source = match (gathered, flight.source) {
+        (Some(bytes), _) => Source::Bytes(bytes.into()),
+        (None, Some(region)) => Source::Region(region),
+        (None, None) => Source::Bytes(Payload::EMPTY),
     };
     Packet {
         incarnation: link.incarnation,
@@ -237,11 +287,11 @@ fn transmit(
     (number, owner): (u16, PortId),
     link: &mut Link,
     sequence: u32,
-    flight: &Flight,
+    (flight, gathered): (&Flight, Option<&[u8]>),
     token: Option<u64>,
 ) -> Result<Sending, DescriptorError> {
-    let owner = Some(owner);
-    let packet = Packet { flow: FlowId(number), token, owner, ..packet_of(link, sequence, flight) };
+    let (flow, owner) = (FlowId(number), Some(owner));
+    let packet = Packet { flow, token, owner, ..packet_of(link, sequence, flight, gathered) };
     // The memory was checked when it was posted: it was deregistered since.
     nic.send_packet(&packet).map_err(|_| DescriptorError::Protection)
 }
