@@ -240,7 +240,10 @@ impl Context<'_> {
         }
     }
 
-    /// Sends one frame. If nothing waits and no admission applies, it bypasses the queue and leaves at once.
+    /// Sends one frame. If nothing waits and no admission applies, it bypasses the queue and leaves at once. A packet
+    /// without a token that must wait is dropped, as if the network had lost it, if packets of this extension take 8
+    /// MiB to its node, or 64 MiB in all: then its node has stopped reading, or an admission holds too much. The unit
+    /// counts that ([`UnitCounters::packets_dropped`](crate::unit::UnitCounters::packets_dropped)).
     ///
     /// # Errors
     /// [`TransmitRefused::Length`] if it has more bytes than a frame may, [`TransmitRefused::Region`] if its memory may

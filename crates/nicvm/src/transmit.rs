@@ -72,7 +72,7 @@ pub struct Packet<'a> {
     /// Its bytes, up to the hardware's MTU. A region is read when the frame leaves.
     pub source: Source<'a>,
     /// If it can't leave at once, [`Extension::on_sent`](crate::extension::Extension::on_sent) receives this token when
-    /// it has left, or when it never will.
+    /// it has left, or when it never will. An extension that gives tokens bounds by them how many of its packets wait.
     pub token: Option<u64>,
 }
 

@@ -53,6 +53,8 @@ pub struct UnitCounters {
     pub traps: u64,
     /// Control messages that extensions sent and that were refused because the peer's queue was full.
     pub control_refused: u64,
+    /// Packets that extensions sent and that were dropped because too many waited to leave before them.
+    pub packets_dropped: u64,
     /// Control messages of versions that no longer run here, and those that found no room to wait for a later version.
     pub other_versions: u64,
 }
@@ -173,8 +175,10 @@ impl Unit {
     /// Returns the unit's counters.
     #[must_use]
     pub fn counters(&self) -> UnitCounters {
-        let control_refused = self.services.as_ref().map_or(0, |services| services.control_refused);
-        UnitCounters { control_refused, ..self.counters }
+        let refused =
+            |services: &UnitServices| (services.control_refused, services.transmit.dropped());
+        let (control_refused, packets_dropped) = self.services.as_ref().map_or((0, 0), refused);
+        UnitCounters { control_refused, packets_dropped, ..self.counters }
     }
 
     /// Returns the extension with this number for inspection, if it is a `T`.

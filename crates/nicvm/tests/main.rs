@@ -32,4 +32,5 @@ mod token_cost;
 mod transmit;
 mod trunk;
 mod versions;
+mod waiting;
 mod withdrawn;

@@ -398,3 +398,69 @@ fn data_for_a_former_life_is_not_shown_and_its_sender_learns_of_the_present_one(
     desk.frame(Header { destination_incarnation: Incarnation::UNKNOWN, ..header }, b"any");
     assert_eq!(desk.unit.counters().data_frames, 1);
 }
+
+/// Sends `count` packets of a page for each command, to the node that the command names.
+fn flooding(count: u32, token: Option<u64>) -> Scripted {
+    let mut sequence = 0;
+    Scripted::new(move |nic, command| {
+        for _ in 0..count {
+            let page = Source::Bytes(Payload::from(&[7; 4096][..]));
+            let node = command.node;
+            let packet = Packet { sequence, source: page, token, ..Packet::to(node) };
+            nic.send_packet(&packet).unwrap();
+            sequence += 1;
+        }
+    })
+}
+
+fn flood(desk: &mut Desk, extension: ExtensionId, node: u16, times: usize) {
+    for _ in 0..times {
+        desk.post(PORT, Command { node: NodeId(node), ..command(extension, 1) });
+    }
+}
+
+#[test]
+fn packets_to_a_node_that_stops_reading_take_bounded_memory_and_the_oldest_of_them_leave() {
+    let mut desk = desk([(MINE, flooding(100, None)), (OTHER, flooding(1, None))]);
+    desk.hw.busy_until = at(1_000_000_000);
+    flood(&mut desk, MINE, PEER.0, 100);
+    let waiting = desk.unit.pending(PEER);
+    let bytes = waiting * 4096;
+    assert!((7 << 20..8 << 20).contains(&bytes), "{bytes} bytes wait");
+    assert_eq!(desk.unit.counters().packets_dropped, 10_000 - waiting as u64);
+    // Neither another extension nor another node is concerned.
+    flood(&mut desk, OTHER, PEER.0, 1);
+    flood(&mut desk, MINE, PEER.0 + 1, 1);
+    assert_eq!(desk.unit.pending(PEER), waiting + 1);
+    assert_eq!(desk.unit.pending(NodeId(PEER.0 + 1)), 100);
+    // Once the line takes frames, those that wait leave, and there is room for new ones.
+    desk.take();
+    desk.pass(1_100_000_000);
+    assert_eq!(desk.unit.pending(PEER), 0);
+    let sent = left(&mut desk);
+    assert_eq!(sent.len(), waiting + 101);
+    desk.hw.busy_until = at(3_000_000_000);
+    flood(&mut desk, MINE, PEER.0, 1);
+    assert_eq!(desk.unit.pending(PEER), 100);
+}
+
+#[test]
+fn packets_that_are_held_for_all_nodes_take_bounded_memory() {
+    let mut desk = desk([(MINE, flooding(1_000, None))]);
+    desk.hw.busy_until = at(1_000_000_000);
+    let nodes = 10..30;
+    for node in nodes.clone() {
+        flood(&mut desk, MINE, node, 2);
+    }
+    let waiting: usize = nodes.map(|node| desk.unit.pending(NodeId(node))).sum();
+    let bytes = waiting * 4096;
+    assert!((60 << 20..64 << 20).contains(&bytes), "{bytes} bytes wait");
+}
+
+#[test]
+fn packets_with_tokens_are_not_dropped() {
+    let mut desk = desk([(MINE, flooding(1_000, Some(1)))]);
+    desk.hw.busy_until = at(1_000_000_000);
+    flood(&mut desk, MINE, PEER.0, 3);
+    assert_eq!((desk.unit.pending(PEER), desk.unit.counters().packets_dropped), (3_000, 0));
+}

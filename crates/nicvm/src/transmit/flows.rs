@@ -26,6 +26,43 @@ pub(super) struct Queue {
     until: Instant,
 }
 
+/// Most bytes of the NIC's memory that packets of one extension to one node may take, when another packet without a
+/// token is to wait: some 75,000 packets whose bytes are in registered memory.
+pub(super) const ROOM_TO_NODE: usize = 8 << 20;
+/// Most bytes that packets of one extension to all nodes may take, likewise.
+pub(super) const ROOM: usize = 64 << 20;
+
+/// The bytes of the NIC's memory that waiting packets take.
+#[derive(Debug, Default, Eq, PartialEq)]
+struct Occupancy {
+    to_node: BTreeMap<(ExtensionId, NodeId), usize>,
+    of_extension: BTreeMap<ExtensionId, usize>,
+}
+
+impl Occupancy {
+    fn add(&mut self, key: &Key, bytes: usize) {
+        if bytes > 0 {
+            *self.to_node.entry((key.extension, key.node)).or_default() += bytes;
+            *self.of_extension.entry(key.extension).or_default() += bytes;
+        }
+    }
+
+    fn remove(&mut self, key: &Key, bytes: usize) {
+        let to_node = self.to_node.get_mut(&(key.extension, key.node));
+        let of_extension = self.of_extension.get_mut(&key.extension);
+        to_node.into_iter().chain(of_extension).for_each(|taken| *taken -= bytes);
+        if self.to_node.get(&(key.extension, key.node)) == Some(&0) {
+            self.to_node.remove(&(key.extension, key.node));
+        }
+    }
+
+    fn has_room(&self, key: &Key, bytes: usize) -> bool {
+        let to_node = self.to_node.get(&(key.extension, key.node)).copied().unwrap_or(0);
+        let of_extension = self.of_extension.get(&key.extension).copied().unwrap_or(0);
+        to_node + bytes <= ROOM_TO_NODE && of_extension + bytes <= ROOM
+    }
+}
+
 /// All flows that are not empty. Emptied queues are kept for reuse.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
@@ -38,10 +75,17 @@ pub(super) struct Flows {
     free: Vec<usize>,
     /// True if an admission's state has changed: all held flows are checked again.
     must_recheck: bool,
+    occupancy: Occupancy,
 }
 
 impl Flows {
+    /// Returns whether there is room for another packet whose sender does not wait for it to leave.
+    pub(super) fn has_room(&self, key: &Key, outgoing: &Outgoing) -> bool {
+        self.occupancy.has_room(key, outgoing.occupied())
+    }
+
     pub(super) fn push(&mut self, key: Key, outgoing: Outgoing) {
+        self.occupancy.add(&key, outgoing.occupied());
         if let Some(&at) = self.by_key.get(&key) {
             self.queues[at].waiting.push_back(outgoing);
             return;
@@ -97,6 +141,14 @@ impl Flows {
         &mut self.queues[at]
     }
 
+    /// Removes the first entry of a flow.
+    pub(super) fn pop(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        if let Some(outgoing) = queue.waiting.pop_front() {
+            self.occupancy.remove(&queue.key, outgoing.occupied());
+        }
+    }
+
     /// Ends the turn of the first flow, and removes it if it is empty.
     pub(super) fn rotate(&mut self) {
         let Some(at) = self.active.pop_front() else { return };
@@ -129,7 +181,12 @@ impl Flows {
         for &at in self.by_key.values() {
             visit(&mut self.queues[at]);
         }
-        let Self { queues, by_key, active, held, free, .. } = self;
+        let Self { queues, by_key, active, held, free, occupancy, .. } = self;
+        *occupancy = Occupancy::default();
+        for &at in by_key.values() {
+            let Queue { key, waiting, .. } = &queues[at];
+            occupancy.add(key, waiting.iter().map(Outgoing::occupied).sum());
+        }
         let is_live = |at: &usize| !queues[*at].waiting.is_empty();
         active.retain(|at| is_live(at) || planted::is(Bug::TurnSurvives));
         held.retain(is_live);
@@ -140,5 +197,87 @@ impl Flows {
             }
             live
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use midplane_simhw::frame::Header;
+    use midplane_simhw::hardware::Source;
+    use midplane_simhw::region::Payload;
+    use proptest::prelude::*;
+
+    use super::super::Packet;
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push {
+            node: u16,
+            extension: u8,
+            flow: u16,
+            bytes: usize,
+        },
+        /// Sends the first entry of the flow whose turn it is.
+        Pop,
+        Hold,
+        Recheck,
+        /// Withdraws what waits for a node.
+        Withdraw(u16),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            6 => (0..3_u16, 0..2_u8, 0..2_u16, 0..9_000_usize).prop_map(
+                |(node, extension, flow, bytes)| Op::Push { node, extension, flow, bytes }
+            ),
+            4 => Just(Op::Pop),
+            1 => Just(Op::Hold),
+            1 => Just(Op::Recheck),
+            1 => (0..3_u16).prop_map(Op::Withdraw),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_occupied_memory_is_that_of_the_waiting_packets(
+            ops in prop::collection::vec(op(), 0..200),
+        ) {
+            let mut flows = Flows::default();
+            for op in ops {
+                match op {
+                    Op::Push { node, extension, flow, bytes } => {
+                        let (node, extension) = (NodeId(node), ExtensionId(extension));
+                        let flow = FlowId(flow);
+                        let key = Key { node, controlled: false, extension, flow };
+                        let bytes = vec![0; bytes];
+                        let source = Source::Bytes(Payload::from(&bytes[..]));
+                        let packet = Packet { source, ..Packet::to(node) };
+                        flows.push(key, Outgoing::packet(Header::default(), &packet));
+                    }
+                    Op::Pop => if let Some(at) = flows.first() {
+                        flows.pop(at);
+                        flows.rotate();
+                    },
+                    Op::Hold => flows.hold(Instant::FAR_FUTURE),
+                    Op::Recheck => {
+                        flows.recheck();
+                        flows.wake(Instant::ZERO);
+                    }
+                    Op::Withdraw(node) => flows.change(|queue| {
+                        if queue.key.node == NodeId(node) {
+                            queue.waiting.clear();
+                        }
+                    }),
+                }
+                let mut counted = Occupancy::default();
+                for &at in flows.by_key.values() {
+                    let Queue { key, waiting, .. } = &flows.queues[at];
+                    counted.add(key, waiting.iter().map(Outgoing::occupied).sum());
+                }
+                flows.occupancy.of_extension.retain(|_, bytes| *bytes > 0);
+                prop_assert_eq!(&flows.occupancy, &counted);
+            }
+        }
     }
 }

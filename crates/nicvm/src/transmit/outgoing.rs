@@ -39,6 +39,16 @@ impl Outgoing {
         Self(Form::Packet { header, bytes, token: packet.token, owner: packet.owner })
     }
 
+    /// Returns the bytes of the NIC's memory that a packet takes; 0 for a message, which takes as much as the command
+    /// behind it, and ports bound those.
+    pub(super) fn occupied(&self) -> usize {
+        match &self.0 {
+            Form::Message { .. } => 0,
+            Form::Packet { bytes: Bytes::Region(_), .. } => size_of::<Self>(),
+            Form::Packet { bytes: Bytes::Copied(bytes), .. } => size_of::<Self>() + bytes.len(),
+        }
+    }
+
     /// Returns the bytes of its next frame, without the header.
     pub(super) const fn next_length(&self, mtu: u32) -> u32 {
         match &self.0 {

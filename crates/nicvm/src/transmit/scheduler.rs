@@ -54,6 +54,8 @@ pub(crate) struct Transmit {
     news: VecDeque<News>,
     /// Suspended ports: none of their frames leaves.
     stopped: BTreeSet<PortId>,
+    /// Packets that were dropped because too many waited before them.
+    dropped: u64,
 }
 
 impl std::fmt::Debug for Transmit {
@@ -230,9 +232,15 @@ impl Transmit {
         })
     }
 
+    /// Queues a packet. If its sender does not wait for it to leave, and too many wait before it, drops it.
     pub(crate) fn enqueue_packet(&mut self, now: Instant, packet: WaitingPacket) {
         if self.is_parked(&packet.outgoing) {
             report_end(&mut self.news, &packet.outgoing, Status::Cancelled, now);
+            return;
+        }
+        if packet.outgoing.token().is_none() && !self.flows.has_room(&packet.key, &packet.outgoing)
+        {
+            self.dropped += 1;
             return;
         }
         self.flows.push(packet.key, packet.outgoing);
@@ -308,6 +316,11 @@ impl Transmit {
     pub(crate) fn waiting_to(&self, destination: NodeId) -> usize {
         let flows = self.flows.to(destination, false).chain(self.flows.to(destination, true));
         flows.map(|queue| queue.waiting.len()).sum()
+    }
+
+    /// Returns how many packets were dropped because too many waited before them.
+    pub(crate) const fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// Removes the entries that `which` selects, and ends them with `status`.
@@ -433,7 +446,7 @@ impl Transmit {
         let (status, leaves) = match hw.transmit(header, outgoing.next_source(header.length)) {
             Ok(leaves) => (Status::Done, leaves),
             Err(TransmitRefused::Busy { .. }) if planted::is(Bug::BusyForgotten) => {
-                queue.waiting.pop_front();
+                self.flows.pop(at);
                 self.flows.rotate();
                 return Ok(());
             }
@@ -444,7 +457,7 @@ impl Transmit {
         if status != Status::Done || outgoing.on_sent(header.length) {
             outgoing.complete(hw, status);
             report_end(&mut self.news, outgoing, status, leaves);
-            queue.waiting.pop_front();
+            self.flows.pop(at);
         }
         self.flows.rotate();
         if status == Status::Done {

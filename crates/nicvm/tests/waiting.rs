@@ -1,0 +1,147 @@
+//! What an admission holds for long takes bounded memory, and what was dropped meanwhile is sent again.
+
+use std::time::Duration;
+
+use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
+use midplane_nicvm::capability::CapabilityRights;
+use midplane_nicvm::context::Context;
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::memory::{self, MEMORY, Memory};
+use midplane_nicvm::messages::{self, MESSAGES, Messages};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::{Frame, Header};
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::port::{Command, PostError, Status};
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::sim::World;
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::{Instant, LineRate};
+use midplane_simhw::topology::Topology;
+
+const DOOR: ExtensionId = FIRST_USER_EXTENSION;
+
+/// Holds every data frame until a command opens it.
+#[derive(Default)]
+struct Door {
+    is_open: bool,
+}
+
+impl Admission for Door {
+    fn admit(&self, _: Instant, _: &Header) -> Verdict {
+        if self.is_open { Verdict::Now } else { Verdict::Hold }
+    }
+
+    fn on_sent(&mut self, _: Instant, _: &Header, _: Instant) {}
+
+    fn update(&mut self, _: Instant, _: AdmissionUpdate) {
+        self.is_open = true;
+    }
+}
+
+struct Keeper;
+
+impl Extension for Keeper {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        nic.install_admission(Door::default()).expect("it is the first");
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        nic.update_admission(AdmissionUpdate { destination: NodeId(1), values: [0; 2] });
+        nic.refuse(&command, Status::Done);
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
+
+/// Two nodes, of which node 0 has a door.
+fn world() -> World<Unit> {
+    let link = LinkProfile::plain(LineRate::mbps(10_000), Duration::from_nanos(500));
+    let topology = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(64 << 20)));
+    World::new(&topology, NicProfile::MODERN, 1, |node, _| {
+        let mut unit = Unit::default();
+        unit.install(MESSAGES, Messages::new()).unwrap();
+        unit.install(MEMORY, Memory::new()).unwrap();
+        if node == NodeId(0) {
+            unit.install(DOOR, Keeper).unwrap();
+        }
+        unit
+    })
+}
+
+#[test]
+fn held_messages_are_no_more_than_a_port_has_commands_in_flight() {
+    let mut world = world();
+    let host = world.host(NodeId(0));
+    let port = world.block_on(NodeId(0), async move {
+        let mut port = host.open_port().unwrap();
+        let memory = port.register(64).unwrap();
+        let send = messages::send(NodeId(1), PortId(0), memory.whole(), 1);
+        let mut posted = 0;
+        for round in 0..100 {
+            let full = (0..100).find_map(|_| port.submit(&send).map(|()| posted += 1).err());
+            assert!(matches!(full, None | Some(PostError::QueueFull { .. })), "round {round}");
+            host.sleep_until(host.now().plus_nanos(10_000)).await;
+        }
+        (port, posted)
+    });
+    let posted = port.unwrap().1;
+    assert!((1..=256).contains(&posted), "{posted}");
+    assert_eq!(world.firmware(NodeId(0)).pending(NodeId(1)), posted);
+}
+
+#[test]
+fn a_peer_that_reads_again_and_again_what_is_held_takes_bounded_memory_until_it_gets_all() {
+    const BYTES: usize = 1 << 20;
+    /// Reads of 256 frames each; the reader requests them again while they are held.
+    const READS: usize = 50;
+    let mut world = world();
+    let host = world.host(NodeId(0));
+    let owner = world.block_on(NodeId(0), async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(BYTES).unwrap();
+        region.write(0, &[7; BYTES]).unwrap();
+        port.submit(&memory::grant(region.whole(), CapabilityRights::READ, 1)).unwrap();
+        let capability = memory::granted(&port.completion().await.unwrap());
+        (port, region, capability)
+    });
+    let (mut port, _region, capability) = owner.unwrap();
+    let host = world.host(NodeId(1));
+    let reader = world.block_on(NodeId(1), async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(BYTES).unwrap();
+        for cookie in 0..READS as u64 {
+            port.submit(&memory::access(memory::READ, &capability, region.whole(), cookie))
+                .unwrap();
+        }
+        host.sleep_until(host.now().plus_nanos(100_000_000)).await;
+        (port, region)
+    });
+    let (mut reader, region) = reader.unwrap();
+    let unit = world.firmware(NodeId(0));
+    let (waiting, dropped) = (unit.pending(NodeId(1)), unit.counters().packets_dropped);
+    assert!(waiting < 80_000, "{waiting} frames wait");
+    assert!(dropped > 0 && waiting + dropped as usize >= READS * 256, "{dropped} were dropped");
+    let _port = world.block_on(NodeId(0), async move {
+        port.submit(&Command { extension: DOOR, ..Command::default() }).unwrap();
+        assert_eq!(port.completion().await.unwrap().status, Status::Done);
+        port
+    });
+    let done = world.block_on(NodeId(1), async move {
+        for _ in 0..READS {
+            assert_eq!(reader.completion().await.unwrap().status, Status::Done);
+        }
+        let mut bytes = vec![0; BYTES];
+        region.read(0, &mut bytes).unwrap();
+        bytes == [7; BYTES]
+    });
+    assert_eq!(done, Some(true));
+}
