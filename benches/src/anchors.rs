@@ -1,5 +1,6 @@
 //! Measures the papers' published results on the simulated machines.
 
+pub mod adaptation;
 pub mod bounce;
 pub mod constants;
 pub mod gam;

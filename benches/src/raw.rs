@@ -13,7 +13,8 @@ use midplane::simhw::time::Instant;
 
 /// Opcode of "send this region to that node"; the completion's `args[0]` is when the frame reached the line, in ns.
 pub const SEND: u8 = 0;
-/// Opcode of "receive into this region".
+/// Opcode of "receive into this region"; if the NIC takes one frame at a time, the completion's `args[0]` is when the frame
+/// was in memory, in ns.
 pub const RECEIVE: u8 = 1;
 /// Opcode of "bounce a frame off that node's firmware `args[0]` times"; the completion's `args[0]` is the time in ns.
 pub const PING: u8 = 2;
@@ -133,7 +134,8 @@ impl Firmware for Raw {
             self.take_from_line(hw, frame.payload.len());
             hw.write(region, frame.payload).expect("the buffer is large enough");
             let length = frame.payload.len() as u64;
-            hw.complete(port, &Completion { cookie, length, ..Completion::default() });
+            let args = [self.in_memory.map_or(0, Instant::as_nanos), 0, 0, 0];
+            hw.complete(port, &Completion { cookie, length, args, ..Completion::default() });
         }
         hw.commit();
     }

@@ -16,8 +16,10 @@ use crate::raw::{RECEIVE, Raw, SEND};
 
 const SENDER: NodeId = NodeId(1);
 const RECEIVER: NodeId = NodeId(0);
+/// The cost of a copy at either host.
+pub(super) const COPY: DmaCost = Machine::GAM_MYRINET.host.copy;
 /// Bytes of the longest message, and cookie of the receive command for its acknowledgement.
-const LONGEST: usize = 1 << 20;
+const LONGEST: usize = 1 << 17;
 const ACKNOWLEDGED: u64 = u64::MAX;
 /// Most fragments of a message: receive buffers that are posted at any time.
 const MOST_FRAGMENTS: usize = 200;
@@ -29,16 +31,16 @@ const FILLING: usize = 8;
 /// Smallest and largest message by which the stages are observed, in bytes.
 const OBSERVED: (f64, f64) = (256.0, 4096.0);
 
-/// One fragment's way: when its copy began, when it was copied, when the card had gathered it, when the receiver saw it,
-/// and when it was copied there, in ns.
-type Passage = [u64; 5];
+/// One fragment's way: when its copy began, when it was copied, when the card had gathered it, when it was in the
+/// receiver's memory, and when it was copied there, in ns.
+pub(super) type Passage = [u64; 5];
 
 /// The passages of a message's fragments.
 type Message = Arc<Mutex<Vec<Passage>>>;
 
 /// Sends messages one after another: `cut` gets the passages of the message before, and returns the sizes of the next
 /// one's fragments in bytes, or `None` to end. `copy` returns the cost of the receiver's copies at an instant.
-fn carry(
+pub(super) fn carry(
     copy: impl Fn(Instant) -> DmaCost + Send + 'static,
     cut: impl FnMut(&[Passage]) -> Option<Vec<usize>> + Send + 'static,
 ) {
@@ -103,12 +105,11 @@ async fn receive(host: SimHost, message: Message, copy: impl Fn(Instant) -> DmaC
         if done.cookie == ACKNOWLEDGED {
             continue;
         }
-        let seen = host.now();
-        host.compute(copy(seen).nanos(done.length as usize)).await;
+        host.compute(copy(host.now()).nanos(done.length as usize)).await;
         port.post(&buffer).expect("there is room");
         let fragments = {
             let mut passages = message.lock().expect("no task panics");
-            passages[index][3..].copy_from_slice(&[seen.as_nanos(), host.now().as_nanos()]);
+            passages[index][3..].copy_from_slice(&[done.args[0], host.now().as_nanos()]);
             passages.len()
         };
         index += 1;
@@ -121,8 +122,8 @@ async fn receive(host: SimHost, message: Message, copy: impl Fn(Instant) -> DmaC
 }
 
 /// Returns the passages of one message.
-fn passages(sizes: Vec<usize>) -> Vec<Passage> {
-    let (copy, seen) = (Machine::GAM_MYRINET.host.copy, Message::default());
+fn passages(copy: DmaCost, sizes: Vec<usize>) -> Vec<Passage> {
+    let seen = Message::default();
     let (mut next, last) = (Some(sizes), Arc::clone(&seen));
     carry(
         move |_| copy,
@@ -135,14 +136,19 @@ fn passages(sizes: Vec<usize>) -> Vec<Passage> {
 }
 
 /// Returns the time of a message's fragments from application to application, in microseconds.
-fn latency_us(passages: &[Passage]) -> f64 {
+pub(super) fn latency_us(passages: &[Passage]) -> f64 {
     let [first, last] = [passages.first(), passages.last()].map(|it| it.expect("a fragment"));
     (last[4] - first[0]) as f64 / 1e3
 }
 
 /// Returns the latency of one message in fragments of these sizes, in microseconds.
 pub fn message_us(sizes: Vec<usize>) -> f64 {
-    latency_us(&passages(sizes))
+    message_us_with(COPY, sizes)
+}
+
+/// Returns the same if copies at the receiver cost `copy`.
+pub fn message_us_with(copy: DmaCost, sizes: Vec<usize>) -> f64 {
+    latency_us(&passages(copy, sizes))
 }
 
 /// Cuts a message into `count` fragments whose sizes differ by one byte at most.
@@ -151,16 +157,21 @@ pub fn equal(bytes: usize, count: usize) -> Vec<usize> {
 }
 
 /// Returns the stages of one packet, in microseconds: copy, DMA into the card, network and DMA out of the card, copy.
-fn stages_us(bytes: usize) -> [f64; 4] {
-    let at = passages(vec![bytes])[0];
+fn stages_us(copy: DmaCost, bytes: usize) -> [f64; 4] {
+    let at = passages(copy, vec![bytes])[0];
     [0, 1, 2, 3].map(|stage| (at[stage + 1] - at[stage]) as f64 / 1e3)
 }
 
 /// Returns the stages as instrumented packets show them (section 5.3.1).
 pub fn clear_box() -> Pipeline {
+    clear_box_with(COPY)
+}
+
+/// Returns the same if copies at the receiver cost `copy`.
+pub fn clear_box_with(copy: DmaCost) -> Pipeline {
     let sizes = (1..=16).map(|number| number * 256);
     let packets: Vec<(f64, [f64; 4])> =
-        sizes.map(|bytes| (bytes as f64, stages_us(bytes))).collect();
+        sizes.map(|bytes| (bytes as f64, stages_us(copy, bytes))).collect();
     let stage = |stage| packets.iter().map(|(bytes, us)| (*bytes, us[stage])).collect::<Vec<_>>();
     instrumented(&[0, 1, 2, 3].map(stage)).expect("sixteen sizes")
 }
@@ -180,7 +191,7 @@ impl Path for Outside {
     }
 
     fn interval(&mut self, bytes: f64) -> f64 {
-        let stream = passages(vec![bytes.round() as usize; STREAM]);
+        let stream = passages(COPY, vec![bytes.round() as usize; STREAM]);
         let [first, last] = [FILLING, STREAM - 1].map(|index| stream[index][4]);
         (last - first) as f64 / 1e3 / (STREAM - 1 - FILLING) as f64
     }

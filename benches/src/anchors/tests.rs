@@ -1,7 +1,7 @@
 //! Checks that every published result is reproduced within 10 %, and identically each time.
 
-use super::gam;
 use super::measure::{self, Anchor};
+use super::{adaptation, gam};
 use midplane::simhw::profile::Machine;
 
 /// Largest deviation of a result from the published one, as a fraction.
@@ -76,4 +76,21 @@ fn models_of_gam_predict_its_messages_better_than_the_papers_did() {
     assert!(of_clear < 0.059 && of_black < 0.002, "{of_clear} and {of_black}");
     let best = (1..).zip(&measured).min_by(|a, b| a.1.total_cmp(b.1)).map(|(count, _)| count);
     assert_eq!(best, Some(5), "{measured:?}");
+}
+
+/// Checks that a planner which follows a change comes within 3 % of the best cut, and that one which does not stays far
+/// from it.
+#[test]
+fn a_planner_follows_a_stage_whose_costs_change_amid_messages() {
+    for (what, copy) in adaptation::CHANGES {
+        let best = adaptation::optimum_us(copy);
+        let runs = [true, false].map(|follows| {
+            let sent = adaptation::run(copy, 100, follows);
+            let after = sent.into_iter().filter(|sent| sent.at_us > adaptation::CHANGE_US);
+            after.map(|sent| sent.latency_us / best).collect::<Vec<f64>>()
+        });
+        println!("{what}: {best:.1} us, {:.3?} and {:.3?}", &runs[0][..8], &runs[1][..8]);
+        assert!(runs[0][3..].iter().all(|ratio| *ratio < 1.03), "{what}: {:?}", runs[0]);
+        assert!(runs[1].iter().all(|ratio| *ratio > 1.2), "{what}: {:?}", runs[1]);
+    }
 }

@@ -47,8 +47,7 @@ pub enum Verdict {
 /// A change is noticed within a few fragments. While all fragments have about one size, overhead and
 /// cost per byte cannot be told apart, so that the stage is scaled as a whole; fragments of other sizes
 /// then correct the shares. Fits follow after 8 timings of a changed stage, and whenever their number
-/// has doubled, up to 64. The constants suit noise of up to 10 %: at 20 % there are false alarms, and
-/// plans are 6 to 13 % above the optimum in nine of ten chains.
+/// has doubled, up to 64. The constants suit noise of up to 10 %; at 20 %, false alarms are frequent.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     stages: Vec<Watched>,

@@ -1,5 +1,6 @@
-//! The pipelines paper: its tables, and Figures 2 and 8 to 14.
+//! The pipelines paper: its tables, Figures 2 and 8 to 14, and plans that follow a change.
 
+mod adaptation;
 mod drawings;
 mod measured;
 mod paper;
@@ -24,6 +25,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     rows.extend([direct, rest, indirect.note(NO_TRANSIT), unseen]);
     rows.extend(measured.rows());
     rows.extend(paper::rows());
+    rows.extend(adaptation::draw(&folder)?);
     rows.push(Row::missing(
         PAPER,
         "Table 3",
