@@ -1,4 +1,6 @@
 //! Messages in fragments under Generic Active Messages, from one application to another: the pipelines paper's machine.
+//!
+//! As in section 5.3.1, the receiving card takes one packet at a time: first from the network, then into the host.
 
 use std::sync::{Arc, Mutex};
 
