@@ -14,58 +14,75 @@ const SIZES: u32 = 16;
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let anchors = measure::lam_via().into_iter();
     let mut rows: Vec<Row> = anchors.map(|anchor| Row::of(PAPER, "section 2.1", anchor)).collect();
-    let mut lines = Vec::new();
+    let [mut remote, mut local] = ["remote", "local"]
+        .map(|place| Panel { title: format!("LAM/MPI, Table 1, {place}"), lines: Vec::new() });
     for column in [Column::Tcp, Column::Copied, Column::LocalTcp, Column::Local] {
-        let (name, place) = match column {
-            Column::Tcp => ("TCP/IP", "remote"),
-            Column::LocalTcp => ("TCP/IP", "local"),
-            Column::Local => ("VIA", "local"),
-            Column::Copied | Column::Foreseen(_) => ("VIA", "remote"),
+        let (name, place, panel) = match column {
+            Column::Tcp => ("TCP/IP", "remote", &mut remote),
+            Column::LocalTcp => ("TCP/IP", "local", &mut local),
+            Column::Local => ("VIA", "local", &mut local),
+            Column::Copied | Column::Foreseen(_) => ("VIA", "remote", &mut remote),
         };
-        let origin = |bytes| match column {
-            Column::Tcp if bytes == 1 => Origin::Fitted("LAM's work over TCP"),
-            // Every other row was fitted, from the first on.
-            Column::Local if usize::ilog2(bytes) % 2 == 0 => {
-                Origin::Fitted("five costs of the loopback, to every other row")
-            }
-            _ => Origin::Predicted,
-        };
-        let line =
-            |whose| Line { label: format!("LAM on {name}, {place}, {whose}"), points: Vec::new() };
-        let (mut paper, mut ours) = (line("paper"), line("ours"));
-        for bytes in (0..SIZES).map(|n| 1 << n) {
+        let (mut paper, mut ours) = (Vec::new(), Vec::new());
+        for bytes in sizes() {
             let us = lam_table::one_way_us(column, bytes)?;
             let published = lam_table::published(column, bytes).ok_or("a size of the table")?;
             let what = format!("Table 1: {bytes} B, {place}, {name}");
-            rows.push(Row::new(PAPER, origin(bytes), what, "us", published, us));
-            paper.points.push((bytes as f64 / 1024.0, published));
-            ours.points.push((bytes as f64 / 1024.0, us));
+            rows.push(Row::new(PAPER, origin(column, bytes), what, "us", published, us));
+            paper.push(point(column, bytes, published));
+            ours.push(point(column, bytes, us));
         }
-        lines.extend([paper, ours]);
+        panel.lines.push(Line { label: format!("{name}, paper"), points: paper });
+        panel.lines.push(Line { label: format!("{name}, ours"), points: ours });
     }
     for registers in [Registers::AtTheStart, Registers::EachTime] {
-        let how = match registers {
-            Registers::AtTheStart => "user data registered at the start",
-            Registers::EachTime => "user data registered for each message",
+        let when = match registers {
+            Registers::AtTheStart => "at the start",
+            Registers::EachTime => "for each message",
         };
-        let label = format!("LAM on VIA, remote, {how}, foreseen");
-        let mut line = Line { label, points: Vec::new() };
-        for bytes in (0..SIZES).map(|n| 1 << n) {
-            let us = lam_table::one_way_us(Column::Foreseen(registers), bytes)?;
-            line.points.push((bytes as f64 / 1024.0, us));
+        let (column, mut points) = (Column::Foreseen(registers), Vec::new());
+        for bytes in sizes() {
+            let us = lam_table::one_way_us(column, bytes)?;
+            points.push(point(column, bytes, us));
             if bytes > lam_table::LONGEST_COPIED {
                 let [tcp, via] = [Column::Tcp, Column::Copied]
                     .map(|column| lam_table::published(column, bytes).unwrap_or_default());
                 let note =
                     format!("not in the paper: {tcp} us over TCP, {via} us over VIA by copies");
-                let what = format!("section 5: {bytes} B, remote, VIA, {how}");
+                let what =
+                    format!("section 5: {bytes} B, remote, VIA, user data registered {when}");
                 rows.push(Row::ours(PAPER, what, "us", us, note));
             }
         }
-        lines.push(line);
+        remote.lines.push(Line { label: format!("VIA, registered {when}"), points });
     }
     rows.push(Row::missing(PAPER, "Figures 1 to 3", "drawings, no data"));
-    let panel = Panel { title: "LAM/MPI, Table 1".into(), lines };
-    plot::draw(&directory.join("lam-via-table-1.svg"), "message, KiB", "one way, us", &[panel])?;
+    let path = directory.join("lam-via-table-1.svg");
+    let (x, y) = ("log2 of the message's bytes", "one way, over the paper's TCP/IP");
+    plot::draw(&path, x, y, &[remote, local])?;
     Ok(rows)
+}
+
+fn sizes() -> impl Iterator<Item = usize> {
+    (0..SIZES).map(|n| 1 << n)
+}
+
+fn origin(column: Column, bytes: usize) -> Origin {
+    match column {
+        Column::Tcp if bytes == 1 => Origin::Fitted("LAM's work over TCP"),
+        // Every other row was fitted, from the first on.
+        Column::Local if bytes.ilog2().is_multiple_of(2) => {
+            Origin::Fitted("five costs of the loopback, to every other row")
+        }
+        _ => Origin::Predicted,
+    }
+}
+
+/// Returns the point of a time in the picture: relative to the paper's time over TCP, at the same place.
+fn point(column: Column, bytes: usize, us: f64) -> (f64, f64) {
+    let tcp = match column {
+        Column::Local | Column::LocalTcp => Column::LocalTcp,
+        Column::Tcp | Column::Copied | Column::Foreseen(_) => Column::Tcp,
+    };
+    (f64::from(bytes.ilog2()), us / lam_table::published(tcp, bytes).unwrap_or(f64::NAN))
 }
