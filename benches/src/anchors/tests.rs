@@ -78,8 +78,8 @@ fn models_of_gam_predict_its_messages_better_than_the_papers_did() {
     assert_eq!(best, Some(5), "{measured:?}");
 }
 
-/// Checks that a planner which follows a change comes within 3 % of the best cut, and that one which does not stays far
-/// from it.
+/// Checks that one message after a change, a planner which follows it is within 4 % of the best cut, and one which does not
+/// stays far from it.
 #[test]
 fn a_planner_follows_a_stage_whose_costs_change_amid_messages() {
     for (what, copy) in adaptation::CHANGES {
@@ -90,7 +90,7 @@ fn a_planner_follows_a_stage_whose_costs_change_amid_messages() {
             after.map(|sent| sent.latency_us / best).collect::<Vec<f64>>()
         });
         println!("{what}: {best:.1} us, {:.3?} and {:.3?}", &runs[0][..8], &runs[1][..8]);
-        assert!(runs[0][3..].iter().all(|ratio| *ratio < 1.03), "{what}: {:?}", runs[0]);
+        assert!(runs[0][1..].iter().all(|ratio| *ratio < 1.04), "{what}: {:?}", runs[0]);
         assert!(runs[1].iter().all(|ratio| *ratio > 1.2), "{what}: {:?}", runs[1]);
     }
 }

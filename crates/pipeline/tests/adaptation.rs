@@ -78,16 +78,16 @@ fn regrets(error: f64, factors: (f64, f64)) -> [f64; 3] {
     })
 }
 
-/// Checks nine of ten random chains, with exact times and with 5 % of noise: the plan is within 30 %
-/// of the optimum from the fourth message after the change on, within 10 % from the tenth on, and at
-/// last within 4 %. A change of one cost alone is no exception.
+/// Checks nine of ten random chains, with exact times and with 5 % of noise: the plan is within 10 %
+/// of the optimum at the fourth message after the change, within 5 % at the tenth, and within 4 % at
+/// the last. A change of one cost alone is no exception.
 #[test]
 fn plans_follow_a_stage_whose_costs_change() {
     for error in [0.0, 0.05] {
         for factors in [(1.0, 1.0), (8.0, 1.0), (1.0, 4.0), (4.0, 4.0), (0.1, 1.0), (1.0, 0.25)] {
             let found = regrets(error, factors);
             println!("error {error}, factors {factors:?}: {found:.3?}");
-            let close = found.iter().zip([1.3, 1.1, 1.04]).all(|(regret, bound)| *regret < bound);
+            let close = found.iter().zip([1.1, 1.05, 1.04]).all(|(regret, bound)| *regret < bound);
             assert!(close, "error {error}, factors {factors:?}: {found:?}");
         }
     }

@@ -31,8 +31,7 @@ pub enum Verdict {
     /// The present model of the stages holds.
     Steady,
     /// A stage has changed: its old timings are discarded, and new ones are being collected. Until
-    /// they are fitted, its costs are the old ones, with the error of the timings that raised the
-    /// alarm.
+    /// they are fitted, its costs are the old ones, scaled to the timings that raised the alarm.
     Suspect(usize),
     /// The model of the stages was replaced: plan anew from [`Monitor::pipeline`].
     Replan,
@@ -40,9 +39,10 @@ pub enum Verdict {
 
 /// Monitors the stages of one chain through timings of single fragments.
 ///
-/// After [`Verdict::Suspect`] and [`Verdict::Replan`], pass [`Monitor::pipeline`] to the planner,
-/// which makes equal fragments while the costs are too uncertain for a ramp. Reads no clock. A timing
-/// is the time that a fragment spent in service, without waiting.
+/// After [`Verdict::Suspect`] and [`Verdict::Replan`], pass [`Monitor::pipeline`] to
+/// [`Planner::replace`](crate::Planner::replace), which makes equal fragments while the costs are too
+/// uncertain for a ramp. Reads no clock. A timing is the time that a fragment spent in service,
+/// without waiting.
 ///
 /// A change is noticed within a few fragments. While all fragments have about one size, overhead and
 /// cost per byte cannot be told apart, so that the stage is scaled as a whole; fragments of other sizes
@@ -132,8 +132,7 @@ impl Watched {
         if self.since_fit >= self.due {
             let before = self.model;
             self.refit();
-            return (self.has_moved(&before) || before.is_risky() != self.model.is_risky())
-                .then_some(true);
+            return self.has_moved(&before).then_some(true);
         }
         None
     }
@@ -152,7 +151,7 @@ impl Watched {
         }
         self.suspect = true;
         self.window.drain(..newest);
-        self.model = self.model.with_clamped_error(spread_around(&self.ratios(), 1.0));
+        self.model = self.scaled().stage();
         false
     }
 
@@ -162,6 +161,7 @@ impl Watched {
         [0.5 * low, 2.0 * high]
             .into_iter()
             .any(|x| (self.model.us(x) / before.us(x).max(1e-9) - 1.0).abs() > DRIFT)
+            || (self.model.error() - before.error()).abs() > DRIFT
     }
 
     /// Returns the smallest and the largest size in the window, in bytes.
@@ -184,13 +184,7 @@ impl Watched {
     /// Fits the stage anew. If the sizes do not separate overhead and cost per byte, scales the old
     /// stage as a whole.
     fn refit(&mut self) {
-        let mut ratios = self.ratios();
-        let ratio = super::line::weighted_median(&mut ratios);
-        let scaled = Line {
-            overhead_us: self.model.g() * ratio,
-            us_per_byte: self.model.c() * ratio,
-            error: spread_around(&ratios, ratio),
-        };
+        let scaled = self.scaled();
         // A fit has two parameters and scaling has one, so with few timings a slightly better fit
         // may be chance.
         let few = self.window.len() < WINDOW / 2;
@@ -199,6 +193,17 @@ impl Watched {
             false => fit.error < scaled.error * 0.9,
         };
         self.replace(&self.fitted().filter(better).unwrap_or(scaled));
+    }
+
+    /// Scales the stage as a whole to the median of the timings.
+    fn scaled(&self) -> Line {
+        let mut ratios = self.ratios();
+        let ratio = super::line::weighted_median(&mut ratios);
+        Line {
+            overhead_us: self.model.g() * ratio,
+            us_per_byte: self.model.c() * ratio,
+            error: spread_around(&ratios, ratio),
+        }
     }
 
     /// Replaces the model.
