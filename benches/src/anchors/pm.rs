@@ -1,6 +1,7 @@
 //! Channels between two of the SCore-D paper's hosts: its Tables 2 and 3.
 
 pub mod mpi;
+pub mod processor;
 
 use midplane::gang::channel::Channel;
 use midplane::gang::channel::geometry::Geometry;

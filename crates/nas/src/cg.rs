@@ -11,6 +11,7 @@ use midplane_via::message::process::MessageError;
 use midplane_via::message::typed::{from_bytes, to_bytes};
 use serde::{Deserialize, Serialize};
 
+use super::pace::compute;
 use super::random::Stream;
 use super::{Class, Kernel, KernelError, Pace, Verdict};
 
@@ -236,8 +237,8 @@ impl Cg {
         Communicator: Send + Sync,
     {
         let mut rows = vec![0.0; self.block.starts.len() - 1];
-        self.block.multiply(x, &mut rows);
-        pace.work(2 * self.block.values.len() as u64).await;
+        let operations = 2 * self.block.values.len() as u64;
+        compute(pace, operations, || self.block.multiply(x, &mut rows)).await;
         self.row_sum(world, &mut rows).await?;
         let half = rows.len() / 2;
         let part = match (self.grid.rows == self.grid.columns, self.grid.column % 2) {

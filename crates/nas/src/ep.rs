@@ -5,6 +5,7 @@ use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::Communicator;
 use serde::{Deserialize, Serialize};
 
+use super::pace::compute;
 use super::random::Stream;
 use super::{Class, Kernel, KernelError, Pace, Verdict, sum};
 
@@ -67,7 +68,8 @@ impl Ep {
         }
     }
 
-    fn block(&mut self) {
+    /// Counts the pairs of the next block.
+    fn count(&mut self) {
         let mut stream = Stream::new(SEED).skip(2 * BLOCK * self.next);
         for _ in 0..BLOCK {
             let (x, y) = (2.0 * stream.next() - 1.0, 2.0 * stream.next() - 1.0);
@@ -83,7 +85,6 @@ impl Ep {
                 *sum += value;
             }
         }
-        self.next += u64::from(self.ranks);
     }
 }
 
@@ -101,8 +102,8 @@ impl Kernel for Ep {
     {
         for _ in 0..BLOCKS_A_STEP {
             if self.next < Self::blocks(self.class) {
-                self.block();
-                pace.work(BLOCK * OPERATIONS).await;
+                compute(pace, BLOCK * OPERATIONS, || self.count()).await;
+                self.next += u64::from(self.ranks);
             }
         }
         // Every rank makes the same number of steps.

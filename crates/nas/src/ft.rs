@@ -9,6 +9,7 @@ use midplane_via::message::process::MessageError;
 use midplane_via::message::typed::{from_bytes, to_bytes};
 use serde::{Deserialize, Serialize};
 
+use super::pace::compute;
 use super::random::Stream;
 use super::{Class, Kernel, KernelError, Pace, Verdict, sum};
 
@@ -272,15 +273,16 @@ impl Ft {
         let [nx, ny, nz] = dimensions(self.state.class);
         let own_z = nz / self.state.ranks as usize;
         let first = self.state.rank as usize * own_z;
-        let mut stream = Stream::new(SEED).skip((2 * nx * ny * first) as u64);
-        let mut data: Vec<Complex> =
-            (0..nx * ny * own_z).map(|_| [stream.next(), stream.next()]).collect();
-        transform_rows(&mut data, nx, true);
-        transform_columns(&mut data, nx, ny, true);
-        pace.work(self.operations() * 2 / 3).await;
+        let mut data = vec![[0.0; 2]; nx * ny * own_z];
+        let begin = || {
+            let mut stream = Stream::new(SEED).skip((2 * nx * ny * first) as u64);
+            data.fill_with(|| [stream.next(), stream.next()]);
+            transform_rows(&mut data, nx, true);
+            transform_columns(&mut data, nx, ny, true);
+        };
+        compute(pace, self.operations() * 2 / 3, begin).await;
         let mut data = self.to_y(world, &data).await?;
-        transform_rows(&mut data, nz, true);
-        pace.work(self.operations() / 3).await;
+        compute(pace, self.operations() / 3, || transform_rows(&mut data, nz, true)).await;
         Ok(data)
     }
 
@@ -335,17 +337,14 @@ impl Kernel for Ft {
         if self.state.field.is_empty() {
             self.state.field = self.begin_field(world, pace).await?;
         }
-        self.evolve();
-        pace.work(0).await;
+        compute(pace, 0, || self.evolve()).await;
         let mut data = self.state.field.clone();
-        transform_rows(&mut data, nz, false);
-        pace.work(self.operations() / 3).await;
+        compute(pace, self.operations() / 3, || transform_rows(&mut data, nz, false)).await;
         let mut data = self.to_z(world, &data).await?;
         pace.work(0).await;
-        transform_columns(&mut data, nx, ny, false);
-        pace.work(0).await;
-        transform_rows(&mut data, nx, false);
-        pace.work(self.operations() * 2 / 3).await;
+        compute(pace, 0, || transform_columns(&mut data, nx, ny, false)).await;
+        let rows = || transform_rows(&mut data, nx, false);
+        compute(pace, self.operations() * 2 / 3, rows).await;
         let points = (nx * ny * nz) as f64;
         let total = sum(world, &self.checksum(&data)).await?;
         self.state.sums.extend(total.iter().map(|sum| sum / points));

@@ -1,11 +1,14 @@
 //! MPI on PM's channels, with the time that its library takes from the paper's processors, and Table 2's MPI rows.
 
-use std::pin::pin;
+use std::fmt;
+use std::pin::Pin;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::channel::Channel;
 use midplane::gang::channel::geometry::Geometry;
+use midplane::gang::process::SuspendHandle;
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::sim::SimHost;
@@ -16,6 +19,7 @@ use midplane::via::message::envelope::{Envelope, Peer, Tag};
 use midplane::via::message::group::Rank;
 use midplane::via::message::transport::InitError;
 
+use super::processor::Processor;
 use super::{pair, world};
 use crate::anchors::measure::{Anchor, Origin};
 
@@ -23,35 +27,47 @@ use crate::anchors::measure::{Anchor, Origin};
 /// paper is another one.
 pub(in crate::anchors) const PACKET_NS: u64 = 1_685;
 
-/// A channel's carrier that takes the processor's time for each packet: the library's work, and one copy between the
-/// channel's FIFO and the process's memory, at the price of the host's profile.
-///
-/// A poll of the process's task handles one packet in each direction. The next poll comes once the processor is free, so
-/// that a FIFO empties no faster than the processor copies.
-#[derive(Debug)]
+/// A channel's carrier that takes the process's processor for each packet: the library's work, and one copy between the
+/// channel's FIFO and the process's memory, at the price of the host's profile. So a FIFO empties no faster than the
+/// processor copies.
 pub struct MpiCarrier {
     channel: ChannelCarrier,
-    host: SimHost,
-    has_received: bool,
-    has_posted: bool,
-    /// True if the FIFO had no room for a packet whose work was charged.
+    processor: Processor,
+    /// True once the work for the next packet to be posted is charged.
     is_charged: bool,
+    /// True if the next packet to be posted precedes packets that have arrived.
+    posts_first: bool,
+    /// Wakes the process's task once the processor is idle.
+    alarm: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-impl MpiCarrier {
-    /// Creates a carrier over a channel of a process on `host`.
-    pub const fn new(channel: Channel, host: SimHost) -> Self {
-        let channel = ChannelCarrier::new(channel);
-        Self { channel, host, has_received: false, has_posted: false, is_charged: false }
+impl fmt::Debug for MpiCarrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MpiCarrier").field("channel", &self.channel).finish_non_exhaustive()
     }
 }
 
-/// Takes the processor for a packet of `bytes`. What this task rings or reads from now on comes later by that time.
-fn charge(host: &SimHost, bytes: usize) {
-    let nanos = PACKET_NS + host.profile().copy.nanos(bytes);
-    let work = pin!(host.compute(nanos));
-    // The first poll charges the work; the processor, not this future, delays the task.
-    let _ = work.poll(&mut Context::from_waker(Waker::noop()));
+impl MpiCarrier {
+    /// Creates a carrier over a channel of the process that has `processor`.
+    pub fn new(channel: Channel, processor: Processor) -> Self {
+        Self {
+            channel: ChannelCarrier::new(channel),
+            processor,
+            is_charged: false,
+            posts_first: false,
+            alarm: Box::pin(std::future::pending()),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.processor.left().is_zero()
+    }
+}
+
+/// Charges the work for a packet of `bytes`.
+fn charge(processor: &Processor, bytes: usize) {
+    let nanos = PACKET_NS + processor.host().profile().copy.nanos(bytes);
+    processor.charge(Duration::from_nanos(nanos));
 }
 
 impl Carrier for MpiCarrier {
@@ -68,35 +84,37 @@ impl Carrier for MpiCarrier {
     }
 
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
-        if self.has_posted {
+        if !self.is_charged {
+            charge(&self.processor, payload.len());
+            (self.is_charged, self.posts_first) = (true, true);
+        }
+        if !self.is_idle() {
             return Err(Refusal::Full);
         }
-        if !std::mem::take(&mut self.is_charged) {
-            charge(&self.host, payload.len());
-        }
         let posted = self.channel.post(to, envelope, payload);
-        (self.has_posted, self.is_charged) = (posted.is_ok(), posted == Err(Refusal::Full));
+        // If the FIFO is full, arrived packets come first: what they answer may make room.
+        (self.is_charged, self.posts_first) = (posted == Err(Refusal::Full), false);
         posted
     }
 
     fn poll(&mut self) -> Option<Event<'_>> {
-        if self.has_received {
+        if !self.is_idle() || std::mem::take(&mut self.posts_first) {
             return None;
         }
         let event = self.channel.poll()?;
         if let Event::Packet { payload, .. } = &event {
-            charge(&self.host, payload.len());
-            self.has_received = true;
+            charge(&self.processor, payload.len());
         }
         Some(event)
     }
 
     fn arm_wakeup(&mut self, waker: &Waker) -> bool {
-        if std::mem::take(&mut self.has_received) | std::mem::take(&mut self.has_posted) {
-            waker.wake_by_ref();
-            return true;
+        if self.is_idle() {
+            return self.channel.arm_wakeup(waker);
         }
-        self.channel.arm_wakeup(waker)
+        let processor = self.processor.clone();
+        self.alarm = Box::pin(async move { processor.idle().await });
+        self.alarm.as_mut().poll(&mut Context::from_waker(waker)).is_pending()
     }
 
     fn is_flushed(&mut self) -> bool {
@@ -122,7 +140,8 @@ const TAG: Tag = Tag(1);
 
 /// Returns a process's communicator of the two processes.
 fn join(channel: Channel, host: &SimHost) -> Communicator {
-    let engine = Engine::new(MpiCarrier::new(channel, host.clone()), Config::default());
+    let processor = Processor::new(host.clone(), SuspendHandle::new());
+    let engine = Engine::new(MpiCarrier::new(channel, processor), Config::default());
     Communicator::world(engine, 2).expect("both ranks are there")
 }
 

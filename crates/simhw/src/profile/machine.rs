@@ -255,12 +255,12 @@ impl Machine {
 const MYRINET_LINK: LinkProfile =
     LinkProfile::plain(LineRate::mbps(1_280), Duration::from_nanos(125));
 
-/// Cut-through switch of eight ports.
+/// Cut-through switch whose links wait where it has no space. Its buffer is estimated.
 const MYRINET_SWITCH: SwitchProfile = SwitchProfile {
     latency: Duration::from_nanos(500),
     forwarding: Forwarding::CutThrough { header: 8 },
     buffer: Buffer::Bytes(64 << 10),
-    discard: DiscardPolicy::Tail,
+    discard: DiscardPolicy::BackPressure,
 };
 
 const DC21140: NicProfile = NicProfile {

@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// Kernels, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ep,cg,ft")]
     pub(crate) kernel: Vec<Name>,
-    /// Classes: S, W, A; arithmetic is real, so A takes minutes
+    /// Classes: S, W, A
     #[arg(long, value_delimiter = ',', default_value = "S")]
     pub(crate) class: Vec<Class>,
     /// Ranks, one a node: a power of two, up to 64
@@ -57,6 +57,10 @@ pub(crate) struct Arguments {
     /// The first seed
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
+    /// In virtual time: send the messages of the kernels, and let their arithmetic take virtual time alone. A run of
+    /// class A then takes seconds; its results are neither computed nor checked
+    #[arg(long)]
+    pub(crate) model: bool,
     /// Report when jobs ran under each scheduler, from the notes of their ranks in this folder; a rank writes them as
     /// `lab --be-ticker FOLDER SCHEDULER.JOB.RANK SECONDS`
     #[arg(long, value_name = "FOLDER")]

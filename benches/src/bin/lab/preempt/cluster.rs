@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::channel::{Channel, Descriptor};
 use midplane::gang::daemon::{Costs, Daemon, DaemonConfig, Launch, Start};
@@ -17,19 +16,21 @@ use midplane::gang::{GANG, GangConfig};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::profile::{Attachment, Machine, NicProfile};
+use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::{SimHost, World};
-use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::Instant;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
+use midplane_benches::anchors::pm::mpi::MpiCarrier;
+use midplane_benches::anchors::pm::processor::Processor;
 use midplane_nas::{self as nas, Cg, Class, Ep, Ft, Kernel, Verdict};
 
 use super::slowdown::Case;
 use super::virtual_time::VirtualTime;
 use crate::nas_rank::Name;
 
-/// The paper's machine, and the estimated floating-point operations per second of one processor.
+/// The paper's machine, and the floating-point operations per second of one processor. The paper has no figure for them:
+/// a quarter of the one operation a cycle that a PentiumPro can begin is an estimate.
 const MACHINE: Machine = Machine::PM_MYRINET;
 const PER_SECOND: f64 = 50e6;
 
@@ -55,10 +56,10 @@ async fn kernel<K: Kernel>(
     class: Class,
     ranks: u16,
     descriptor: Descriptor,
-    pace: &VirtualTime<SimHost>,
+    pace: &VirtualTime,
 ) -> Verdict {
     let channel = Channel::attach(host, descriptor).await.expect("the daemon has opened it");
-    let engine = Engine::new(ChannelCarrier::new(channel), Config::default());
+    let engine = Engine::new(MpiCarrier::new(channel, pace.processor.clone()), Config::default());
     let world = Communicator::world(engine, ranks.into()).expect("all ranks are there");
     let verdict = nas::run::<K>(class, &world, pace).await.expect("the ranks fit the kernel");
     world.finalize().await;
@@ -71,11 +72,12 @@ async fn rank(
     launch: Launch,
     descriptor: Descriptor,
     suspend_handle: SuspendHandle,
-    Case { kernel: name, class, .. }: Case,
+    Case { kernel: name, class, computes, .. }: Case,
     results: Results,
 ) {
     let began = host.now();
-    let pace = VirtualTime::new(host.clone(), suspend_handle, PER_SECOND);
+    let processor = Processor::new(host.clone(), suspend_handle);
+    let pace = VirtualTime { processor, per_second: PER_SECOND, computes };
     let verdict = match name {
         Name::Ep => kernel::<Ep>(&host, class, launch.ranks, descriptor, &pace).await,
         Name::Cg => kernel::<Cg>(&host, class, launch.ranks, descriptor, &pace).await,
@@ -85,23 +87,10 @@ async fn rank(
     results.lock().expect("nobody panics with it").push(ended);
 }
 
-/// Gives the switch unlimited buffers, in place of Myrinet's back-pressure: it loses nothing either.
-fn lossless() -> Machine {
-    let attachment = match MACHINE.attachment {
-        Attachment::Switched(link, switch) => {
-            let buffer = Buffer::Bytes(1 << 30);
-            Attachment::Switched(link, SwitchProfile { buffer, ..switch })
-        }
-        shared => shared,
-    };
-    let nic = NicProfile { receive_memory: 8 << 20, ..MACHINE.nic };
-    Machine { attachment, nic, ..MACHINE }
-}
-
 /// Runs a job with a rank on each node, in slices of `slice`, until all its ranks have ended.
 pub(crate) fn run(case: Case, slice: Duration, seed: u64) -> Outcome {
     let Case { ranks: nodes, mode, phases, .. } = case;
-    let machine = lossless();
+    let machine = MACHINE;
     let mut world = World::new(&machine.topology(nodes), machine.nic, seed, |_, _| {
         let mut unit = Unit::default();
         unit.install(GANG, Gang::new(GangConfig::default())).expect("its number is free");
@@ -153,4 +142,31 @@ pub(crate) fn run(case: Case, slice: Duration, seed: u64) -> Outcome {
     let last = ended.iter().max_by_key(|ended| ended.at).expect("a job has ranks");
     let took = Duration::from_nanos(last.at.nanos_since(began));
     Outcome { switches, took, verdict: last.verdict.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use midplane::gang::daemon::Mode;
+    use midplane::gang::scheduler::Phases;
+
+    use super::*;
+
+    /// Runs a kernel of class S on 8 nodes.
+    fn run_of(kernel: Name, computes: bool) -> Outcome {
+        let (class, ranks, slice_ms, seed) = (Class::S, 8, 10.0, 1);
+        let (mode, phases) = (Mode::Copy, Phases::Four);
+        let case = Case { kernel, class, ranks, slice_ms, mode, phases, seed, computes };
+        run(case, Duration::from_millis(10), 1)
+    }
+
+    #[test]
+    fn a_modelled_kernel_takes_as_long_as_a_computed_one_switch_by_switch() {
+        for kernel in [Name::Ep, Name::Cg, Name::Ft] {
+            let [computed, modelled] = [true, false].map(|computes| run_of(kernel, computes));
+            assert!(computed.verdict.verified && !modelled.verdict.verified, "{kernel:?}");
+            assert_eq!(computed.took, modelled.took, "{kernel:?}");
+            assert!(computed.switches.len() > 3, "{kernel:?}: {}", computed.switches.len());
+            assert_eq!(computed.switches, modelled.switches, "{kernel:?}");
+        }
+    }
 }

@@ -142,7 +142,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
         restore_us: mean(&slices, |slice| slice.restore_us),
         run_us: mean(&slices, rest),
         alone_s: alone.seconds,
-        verified: alone.verified && !unverified,
+        verified: Some(alone.verified && !unverified),
         same_bits: !differs,
         checksum: alone.checksum,
         fabric: arguments.fabric,
