@@ -380,6 +380,7 @@ impl Extension for Via {
                 _ => Err(DescriptorError::Protection),
             };
             endpoint.on_sent(nic, outcome);
+            self.settle(nic, vi);
         }
     }
 

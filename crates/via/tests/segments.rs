@@ -123,6 +123,22 @@ fn in_virtual_time_a_message_that_fits_a_frame_is_lost_with_that_frame_only() {
     assert!((450..500).contains(&received), "{received}");
 }
 
+#[test]
+fn posted_sends_wait_in_their_queue_and_not_as_copies_in_the_nic() {
+    let mut world = pair::world(Setting { seed: 5, ..Setting::default() });
+    let (client, server) = (world.host(CLIENT), world.host(SERVER));
+    world.spawn(SERVER, async move { assert_eq!(receive(server).await, POSTED) });
+    world.spawn(CLIENT, send(client, POSTED));
+    let mut most = 0;
+    for _ in 0..2_000 {
+        world.run_until(world.now() + Duration::from_micros(5));
+        most = most.max(world.firmware(CLIENT).pending(SERVER));
+    }
+    world.run();
+    // Frames of eight messages, and control messages.
+    assert!((1..=64).contains(&most), "{most} frames wait");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn over_shared_memory_all_messages_arrive() {

@@ -15,6 +15,9 @@ use crate::outcome::{DescriptorError, Operation};
 
 /// The flow of acknowledgements: they do not wait behind data.
 const ACKNOWLEDGEMENTS: FlowId = FlowId(u16::MAX);
+/// Sends of an unreliable interface whose frames may wait in the NIC: enough to keep the line busy, few enough that the
+/// frames take little of its memory. Those of a reliable interface are bounded by its window.
+const UNSENT_SENDS: usize = 8;
 
 impl Endpoint {
     /// Sends as many frames as possible: first lost ones, then data that the other end reads, then posted
@@ -33,7 +36,8 @@ impl Endpoint {
                 transmit(nic, names, link, sequence, (&flight, None), None)?;
                 continue;
             }
-            if !link.sending.has_room() {
+            let waits = !self.attributes.reliability.is_reliable() && self.cutting >= UNSENT_SENDS;
+            if waits || !link.sending.has_room() {
                 return Ok(());
             }
             let mtu = (nic.mtu_bytes_to(link.node) as usize - HEADER_BYTES) as u32;
