@@ -56,9 +56,9 @@ pub const FETCH_AND_ADD: u8 = 7;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const SWEEP: TimeoutId = TimeoutId(0);
 const RETRY: TimeoutId = TimeoutId(1);
-/// Delay before missing frames are requested: frames that were sent before a message may arrive after it, by the delay
+/// Time between two checks for missing frames: frames that were sent before a message may arrive after it, by the delay
 /// of a queue.
-const RETRY_AFTER: Duration = Duration::from_millis(1);
+const RETRY_AFTER: Duration = Duration::from_micros(500);
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// Time for which a changed word is remembered: longer than it takes to reach memory.
 const REMEMBERED: Duration = Duration::from_millis(1);
@@ -131,6 +131,8 @@ pub struct Memory {
     /// Large writes of other nodes, by node and number.
     arriving: BTreeMap<(NodeId, u32), Incoming>,
     words: RecentWords,
+    /// True while the timeout for missing frames is set.
+    is_retrying: bool,
     counters: MemoryCounters,
 }
 
@@ -150,6 +152,7 @@ impl Memory {
             pending: BTreeMap::new(),
             arriving: BTreeMap::new(),
             words: RecentWords::new(),
+            is_retrying: false,
             counters: MemoryCounters { served: 0, denied: 0, retransmitted: 0, malformed: 0 },
         }
     }
@@ -317,7 +320,7 @@ impl Memory {
             if incoming.is_whole() {
                 self.end(nic, number, Status::Done, 0);
             } else {
-                nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
+                self.start_retrying(nic);
             }
             return;
         }
@@ -355,7 +358,7 @@ impl Memory {
                 if incoming.is_whole() {
                     self.end_arriving(nic, from, number);
                 } else {
-                    nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
+                    self.start_retrying(nic);
                 }
             }
             Message::Lacking { number, first, count } => {

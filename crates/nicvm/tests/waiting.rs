@@ -1,9 +1,9 @@
-//! What an admission holds for long takes bounded memory, and what was dropped meanwhile is sent again.
+//! What waits for the line or for an admission takes bounded memory, is not sent twice, and arrives.
 
 use std::time::Duration;
 
 use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
-use midplane_nicvm::capability::CapabilityRights;
+use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
 use midplane_nicvm::memory::{self, MEMORY, Memory};
@@ -13,8 +13,9 @@ use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::link::LinkProfile;
-use midplane_simhw::port::{Command, PostError, Status};
+use midplane_simhw::port::{Command, Port, PortOptions, PostError, Status};
 use midplane_simhw::profile::NicProfile;
+use midplane_simhw::region::Region;
 use midplane_simhw::sim::World;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
@@ -62,15 +63,15 @@ impl Extension for Keeper {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-/// Two nodes, of which node 0 has a door.
-fn world() -> World<Unit> {
-    let link = LinkProfile::plain(LineRate::mbps(10_000), Duration::from_nanos(500));
+/// Two nodes; node 0 may have a door.
+fn world(mbps: u64, has_door: bool) -> World<Unit> {
+    let link = LinkProfile::plain(LineRate::mbps(mbps), Duration::from_nanos(500));
     let topology = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(64 << 20)));
-    World::new(&topology, NicProfile::MODERN, 1, |node, _| {
+    World::new(&topology, NicProfile::MODERN, 1, move |node, _| {
         let mut unit = Unit::default();
         unit.install(MESSAGES, Messages::new()).unwrap();
         unit.install(MEMORY, Memory::new()).unwrap();
-        if node == NodeId(0) {
+        if has_door && node == NodeId(0) {
             unit.install(DOOR, Keeper).unwrap();
         }
         unit
@@ -79,7 +80,7 @@ fn world() -> World<Unit> {
 
 #[test]
 fn held_messages_are_no_more_than_a_port_has_commands_in_flight() {
-    let mut world = world();
+    let mut world = world(10_000, true);
     let host = world.host(NodeId(0));
     let port = world.block_on(NodeId(0), async move {
         let mut port = host.open_port().unwrap();
@@ -98,29 +99,34 @@ fn held_messages_are_no_more_than_a_port_has_commands_in_flight() {
     assert_eq!(world.firmware(NodeId(0)).pending(NodeId(1)), posted);
 }
 
-#[test]
-fn a_peer_that_reads_again_and_again_what_is_held_takes_bounded_memory_until_it_gets_all() {
-    const BYTES: usize = 1 << 20;
-    /// Reads of 256 frames each; the reader requests them again while they are held.
-    const READS: usize = 50;
-    let mut world = world();
+/// Has node 0 give a capability to all of its memory, which has `bytes` bytes of 7; it keeps the port and the memory.
+fn share(world: &mut World<Unit>, bytes: usize) -> (Port, Region, Capability) {
     let host = world.host(NodeId(0));
-    let owner = world.block_on(NodeId(0), async move {
+    let shared = world.block_on(NodeId(0), async move {
         let mut port = host.open_port().unwrap();
-        let region = port.register(BYTES).unwrap();
-        region.write(0, &[7; BYTES]).unwrap();
-        port.submit(&memory::grant(region.whole(), CapabilityRights::READ, 1)).unwrap();
+        let region = port.register(bytes).unwrap();
+        region.write(0, &vec![7; bytes]).unwrap();
+        port.submit(&memory::grant(region.whole(), CapabilityRights::ALL, 1)).unwrap();
         let capability = memory::granted(&port.completion().await.unwrap());
         (port, region, capability)
     });
-    let (mut port, _region, capability) = owner.unwrap();
+    shared.unwrap()
+}
+
+#[test]
+fn a_peer_that_reads_again_and_again_what_is_held_takes_bounded_memory_until_it_gets_all() {
+    const BYTES: usize = 1 << 20;
+    /// Reads of 256 frames each: more than may wait.
+    const READS: usize = 400;
+    let mut world = world(10_000, true);
+    let (mut port, _region, capability) = share(&mut world, BYTES);
     let host = world.host(NodeId(1));
     let reader = world.block_on(NodeId(1), async move {
-        let mut port = host.open_port().unwrap();
+        let mut port = host.open_port_with(PortOptions::default().depth(512)).unwrap();
         let region = port.register(BYTES).unwrap();
         for cookie in 0..READS as u64 {
-            port.submit(&memory::access(memory::READ, &capability, region.whole(), cookie))
-                .unwrap();
+            let read = memory::access(memory::READ, &capability, region.whole(), cookie);
+            port.submit(&read).unwrap();
         }
         host.sleep_until(host.now().plus_nanos(100_000_000)).await;
         (port, region)
@@ -144,4 +150,24 @@ fn a_peer_that_reads_again_and_again_what_is_held_takes_bounded_memory_until_it_
         bytes == [7; BYTES]
     });
     assert_eq!(done, Some(true));
+}
+
+#[test]
+fn long_reads_and_writes_over_a_slow_line_send_every_frame_once() {
+    const BYTES: usize = 4 << 20;
+    let mut world = world(1_000, false);
+    let (_port, _region, capability) = share(&mut world, BYTES);
+    let host = world.host(NodeId(1));
+    world.block_on(NodeId(1), async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(BYTES).unwrap();
+        for opcode in [memory::READ, memory::WRITE] {
+            port.submit(&memory::access(opcode, &capability, region.whole(), 1)).unwrap();
+            assert_eq!(port.completion().await.unwrap().status, Status::Done);
+        }
+    });
+    for node in [0, 1].map(NodeId) {
+        let memory = world.firmware(node).extension::<Memory>(MEMORY).unwrap();
+        assert_eq!(memory.counters().retransmitted, 0);
+    }
 }

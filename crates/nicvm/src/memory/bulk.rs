@@ -18,6 +18,13 @@ const CHUNK: u32 = 4 << 10;
 /// messages carries frames of this size. It bounds an access's table to one byte for each 64 bytes of memory.
 const LEAST: u32 = INLINE as u32;
 
+/// Most ticks of [`RETRY_AFTER`] between two requests while no frame arrives: they double up to this. If the frames wait
+/// behind others for that long, requests add little to what waits.
+const MAX_TICKS: u32 = 128;
+
+/// Most runs of missing frames of an access that are requested at once, by a control message each.
+const MAX_RUNS: usize = 16;
+
 /// Returns the bytes of the frames that this NIC sends.
 fn chunk(nic: &Context<'_>) -> u32 {
     CHUNK.min(nic.mtu_bytes() as u32 - HEADER_BYTES as u32)
@@ -73,11 +80,23 @@ pub(super) struct Incoming {
     lacks: usize,
     /// True once the sender has reported that all frames were sent.
     all_sent: bool,
+    /// Ticks since the last new frame or request.
+    quiet: u32,
+    /// Ticks without a new frame after which the missing frames are requested.
+    request_after: u32,
 }
 
 impl Incoming {
     pub(super) const fn new(region: RegionRef) -> Self {
-        Self { region, chunk: 0, has: Vec::new(), lacks: 1, all_sent: false }
+        Self {
+            region,
+            chunk: 0,
+            has: Vec::new(),
+            lacks: 1,
+            all_sent: false,
+            quiet: 0,
+            request_after: 1,
+        }
     }
 
     pub(super) const fn port(&self) -> PortId {
@@ -124,48 +143,78 @@ impl Incoming {
             nic.write(part, frame.payload).ok()?;
             words.overwrite(part, frame.payload);
             self.lacks -= 1;
+            (self.quiet, self.request_after) = (0, 1);
         }
         Some(())
     }
 
-    /// Returns the first run of missing frames: its index and length.
-    pub(super) fn lacking(&self) -> (u32, u32) {
-        let first = self.has.iter().position(|has| !has).unwrap_or(0);
-        let count = self.has[first..].iter().take_while(|has| !**has).count();
-        if self.chunk == 0 { (0, u32::MAX) } else { (first as u32, count as u32) }
+    /// Counts a tick of [`RETRY_AFTER`]. Returns whether the missing frames are to be requested now: no new one has
+    /// arrived for some ticks, so none is under way.
+    fn tick(&mut self) -> bool {
+        let is_due = self.quiet >= self.request_after;
+        if is_due {
+            self.request_after = (2 * self.request_after).min(MAX_TICKS);
+        }
+        self.quiet = if is_due { 1 } else { self.quiet + 1 };
+        is_due
+    }
+
+    /// Returns the first runs of missing frames, at most [`MAX_RUNS`]: the index and the length of each.
+    fn lacking(&self) -> Vec<(u32, u32)> {
+        if self.chunk == 0 {
+            return vec![(0, u32::MAX)];
+        }
+        let runs = self.has.chunk_by(|one, next| one == next);
+        let runs = runs.scan(0, |at, run| {
+            let first = *at;
+            *at += run.len();
+            Some((first as u32, run))
+        });
+        let missing = runs.filter(|(_, run)| !run[0]);
+        missing.map(|(first, run)| (first, run.len() as u32)).take(MAX_RUNS).collect()
     }
 }
 
 impl Memory {
-    /// Requests the missing frames of large accesses, one run of each.
-    pub(super) fn retry(&self, nic: &mut Context<'_>) {
-        let waits = |incoming: &Incoming| incoming.is_all_sent() && !incoming.is_whole();
-        let mut any = false;
-        for (number, pending) in &self.pending {
-            let Some(incoming) = pending.incoming.as_ref().filter(|incoming| waits(incoming))
-            else {
+    /// Requests the missing frames of large accesses of which no frame arrives any more.
+    pub(super) fn retry(&mut self, nic: &mut Context<'_>) {
+        let waits = |incoming: &&mut Incoming| incoming.is_all_sent() && !incoming.is_whole();
+        self.is_retrying = false;
+        for (number, pending) in &mut self.pending {
+            let incoming = pending.incoming.as_mut().filter(waits);
+            let Some(incoming) = incoming else { continue };
+            self.is_retrying = true;
+            if !incoming.tick() {
                 continue;
-            };
-            any = true;
-            let (first, count) = incoming.lacking();
-            let mut inline = [0; 8];
-            inline[..4].copy_from_slice(&first.to_le_bytes());
-            inline[4..].copy_from_slice(&count.to_le_bytes());
+            }
             let capability = Capability::from_words(pending.command.args);
             let capability = Capability { length: pending.command.region.length, ..capability };
             let (number, access) = (*number, Access::ReadPart);
-            let ask = Message::Ask { number, access, capability, inline: &inline };
-            let _ = nic.send_control(pending.owner, &ask.emit());
+            for (first, count) in incoming.lacking() {
+                let mut inline = [0; 8];
+                inline[..4].copy_from_slice(&first.to_le_bytes());
+                inline[4..].copy_from_slice(&count.to_le_bytes());
+                let ask = Message::Ask { number, access, capability, inline: &inline };
+                let _ = nic.send_control(pending.owner, &ask.emit());
+            }
         }
-        for ((from, number), incoming) in &self.arriving {
-            if waits(incoming) {
-                any = true;
-                let (first, count) = incoming.lacking();
+        for ((from, number), incoming) in &mut self.arriving {
+            let Some(incoming) = Some(incoming).filter(waits) else { continue };
+            self.is_retrying = true;
+            let runs = if incoming.tick() { incoming.lacking() } else { Vec::new() };
+            for (first, count) in runs {
                 let lacking = Message::Lacking { number: *number, first, count };
                 let _ = nic.send_control(*from, &lacking.emit());
             }
         }
-        if any {
+        if self.is_retrying {
+            nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
+        }
+    }
+
+    /// Starts the ticks of [`RETRY_AFTER`], unless they run already.
+    pub(super) fn start_retrying(&mut self, nic: &mut Context<'_>) {
+        if !std::mem::replace(&mut self.is_retrying, true) {
             nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
         }
     }
