@@ -268,6 +268,11 @@ impl Context<'_> {
         self.services.transmit.next_message()
     }
 
+    /// Returns whether packets of this extension wait to leave to `to`.
+    pub(crate) fn has_waiting(&self, to: NodeId) -> bool {
+        self.services.transmit.has_waiting(self.extension, to)
+    }
+
     /// Returns the incarnation of `peer`'s unit, as last reported by control messages; `None` if the peer was never up,
     /// or is down.
     #[must_use]

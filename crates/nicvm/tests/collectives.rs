@@ -247,3 +247,32 @@ fn hosts_run_the_same_operations() {
         assert_eq!(*finished.lock().unwrap(), size);
     }
 }
+
+#[test]
+fn a_broadcast_that_takes_the_line_long_sends_every_frame_once() {
+    let size = 8;
+    let mut world = world(size, 1);
+    let finished = Arc::new(Mutex::new(Vec::new()));
+    for node in (0..size).map(NodeId) {
+        let (host, finished) = (world.host(node), Arc::clone(&finished));
+        world.spawn(node, async move {
+            let mut port = host.open_port().unwrap();
+            for at in 0..3 {
+                let step = Step::Broadcast { root: 0, bytes: collective::MAX_BROADCAST };
+                let (done, bytes) = run(&mut port, node.0, size, at, &step).await;
+                assert_eq!(done.status, Status::Done);
+                assert!(Some(bytes) == expected(node.0, size, at, &step), "{node}: {at}");
+            }
+            finished.lock().unwrap().push(host.now());
+        });
+    }
+    world.run_until(Instant::ZERO + Duration::from_secs(20));
+    let again = |node| {
+        let unit = world.firmware(node);
+        unit.extension::<Collectives>(COLLECTIVES).unwrap().counters().retransmitted
+    };
+    let retransmitted: Vec<u64> = (0..size).map(|node| again(NodeId(node))).collect();
+    let finished = finished.lock().unwrap();
+    assert_eq!(finished.len(), usize::from(size));
+    assert_eq!(retransmitted, [0; 8], "{:?}", finished.iter().max());
+}

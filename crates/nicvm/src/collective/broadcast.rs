@@ -220,6 +220,8 @@ impl Broadcast {
         bits
     }
 
+    /// Sends a child the frames again that it reports as missing, unless frames for it still wait to leave: then they
+    /// may be those, and the next probe shows.
     fn resend(
         &self,
         nic: &mut Context<'_>,
@@ -228,7 +230,8 @@ impl Broadcast {
         child: u16,
         bits: &[u8],
     ) -> u64 {
-        if !self.waiting.contains(&child) {
+        let is_waiting = self.waiting.contains(&child);
+        if !is_waiting || nic.has_waiting(group.members[usize::from(child)]) {
             return 0;
         }
         let mut retransmitted = 0;

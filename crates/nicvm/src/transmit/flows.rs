@@ -84,6 +84,11 @@ impl Flows {
         self.occupancy.has_room(key, outgoing.occupied())
     }
 
+    /// Returns whether packets of an extension wait for a node.
+    pub(super) fn has_packets(&self, extension: ExtensionId, node: NodeId) -> bool {
+        self.occupancy.to_node.contains_key(&(extension, node))
+    }
+
     pub(super) fn push(&mut self, key: Key, outgoing: Outgoing) {
         self.occupancy.add(&key, outgoing.occupied());
         if let Some(&at) = self.by_key.get(&key) {

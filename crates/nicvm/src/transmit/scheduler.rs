@@ -318,6 +318,11 @@ impl Transmit {
         flows.map(|queue| queue.waiting.len()).sum()
     }
 
+    /// Returns whether packets of an extension wait to leave to `destination`.
+    pub(crate) fn has_waiting(&self, extension: ExtensionId, destination: NodeId) -> bool {
+        self.flows.has_packets(extension, destination)
+    }
+
     /// Returns how many packets were dropped because too many waited before them.
     pub(crate) const fn dropped(&self) -> u64 {
         self.dropped
