@@ -1,4 +1,4 @@
-//! What waits for the line or for an admission takes bounded memory, is not sent twice, and arrives.
+//! Packets that wait for the line or for an admission take bounded memory, are not sent twice, and arrive.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// Largest file in bytes.
 const MAX_FILE: u64 = 64 << 20;
-/// Most nodes.
+/// Most nodes of a graph.
 const MAX_NODES: usize = 1_000_000;
 
 /// A small graph: pages that link to each other, or places with the minutes between them.

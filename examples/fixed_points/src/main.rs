@@ -80,7 +80,7 @@ struct Run {
     rank: Option<u16>,
 }
 
-/// The answer.
+/// The answer as it is printed.
 #[derive(Serialize)]
 struct Report {
     ranks: u16,

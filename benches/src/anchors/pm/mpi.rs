@@ -92,7 +92,7 @@ impl Carrier for MpiCarrier {
             return Err(Refusal::Full);
         }
         let posted = self.channel.post(to, envelope, payload);
-        // If the FIFO is full, arrived packets come first: what they answer may make room.
+        // If the FIFO is full, arrived packets come first: their answers may free some of it.
         (self.is_charged, self.posts_first) = (posted == Err(Refusal::Full), false);
         posted
     }

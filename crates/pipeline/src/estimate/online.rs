@@ -206,7 +206,7 @@ impl Watched {
         }
     }
 
-    /// Replaces the model.
+    /// Replaces the model of the stage.
     fn replace(&mut self, line: &Line) {
         self.model = line.stage();
         (self.rise, self.fall, self.suspect, self.since_fit) = (0.0, 0.0, false, 0);

@@ -21,8 +21,8 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let mut rows =
         vec![Row::missing(PAPER, "Table 1, Figures 1 to 4", "a survey and drawings, no data")];
     rows.extend(paper::tables().into_iter().map(|row| Row::of(PAPER, "", row)));
-    rows.extend(figure_5(&runs));
-    rows.extend(figure_6(&runs));
+    let of_runs = figure_5(&runs).into_iter().chain(figure_6(&runs));
+    rows.extend(of_runs.map(|row| row.seed(paper::SEED)));
     Ok(rows)
 }
 

@@ -10,7 +10,7 @@ use crate::nic::queues::Queues;
 use crate::nic::{ViId, WorkQueue};
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
-/// What a [`Nic`](crate::nic::Nic) keeps of all interfaces.
+/// The tables that a [`Nic`](crate::nic::Nic) has of all its interfaces.
 pub(super) struct Tables<'a> {
     pub(super) queues: &'a mut Queues,
     pub(super) free_scratch: &'a mut Vec<u16>,

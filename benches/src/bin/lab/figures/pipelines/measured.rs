@@ -19,7 +19,7 @@ const FM: usize = 128;
 const STEP: usize = 256;
 const STEPS: usize = 64;
 
-/// Both figures' curves.
+/// The curves of both figures.
 pub(super) struct Measured {
     clear: Pipeline,
     black: BlackBox,
@@ -31,7 +31,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// Runs all messages.
+    /// Runs every message of both figures.
     pub(super) fn new() -> Self {
         let (clear, black) = (gam::clear_box(), gam::black_box());
         let by_count = (1..=MOST).map(|count| message_us(equal(MESSAGE, count))).collect();
