@@ -1,6 +1,5 @@
 //! MPI on PM's channels, with the time that its library takes from the paper's processors, and Table 2's MPI rows.
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -39,12 +38,6 @@ pub struct MpiCarrier {
     posts_first: bool,
     /// Wakes the process's task once the processor is idle.
     alarm: Pin<Box<dyn Future<Output = ()> + Send>>,
-}
-
-impl fmt::Debug for MpiCarrier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MpiCarrier").field("channel", &self.channel).finish_non_exhaustive()
-    }
 }
 
 impl MpiCarrier {
