@@ -102,3 +102,18 @@ fn ranks_that_share_mermeras_memory_find_the_direct_solution() {
         assert!(2 * conditional.messages < 40 * conditional.iterations, "{words}");
     }
 }
+
+/// Tests that the repaired law with conditional send follows a load that comes and goes.
+#[test]
+fn under_a_changing_load_warp_takes_at_most_a_quarter_longer_than_the_best_static_buffer() {
+    let load = "--medium switch --random 400 --seed 103 --background 0.6 --background-period 0.25";
+    let seconds = |control: &str| {
+        let run = run(&format!("{load} --tolerance 1e-10 --control {control}"));
+        run.reached_seconds.expect("it converges")
+    };
+    let best = ["8", "16", "32", "128"].map(|size| seconds(&format!("static --buffer {size}")));
+    let best = best.into_iter().fold(f64::INFINITY, f64::min);
+    let ours = seconds("warp+csend");
+    println!("{ours:.2} s, best static buffer {best:.2} s");
+    assert!(ours < 1.25 * best, "{ours:.2} s instead of {best:.2} s");
+}
