@@ -59,13 +59,9 @@ const QUIET_GAPS: f64 = 6.0;
 const MAX_VALIDITY: f64 = 16.0;
 /// Without feedback the rate is divided by eight, this many times per feedback delay.
 const DECAY_STEPS: u64 = 8;
-/// If a sender used less than this share of its rate, its application limits it.
-///
-/// WebRTC's controllers use 0.65. A sender whose messages shrink as its rate grows needs more room:
-/// it would otherwise begin each lull of other traffic with a rate that is too low. The solver's
-/// best of 0.65, 0.4 and 0.2 under a load that changes, on systems with the seeds 101 and 102; its
-/// results are for other seeds.
-const APPLICATION_LIMIT: f64 = 0.2;
+/// If a sender used less than this share of its rate, its application limits it (as in other
+/// controllers).
+const APPLICATION_LIMIT: f64 = 0.65;
 /// The weight of a new sample in the smoothed feedback delay.
 const DELAY_GAIN: f64 = 1.0 / 8.0;
 /// During a drain a sender keeps this share of its rate ...
@@ -388,9 +384,7 @@ impl Controller {
             return;
         }
         let allowed = self.rate * elapsed / 1e9;
-        // In a drain no sender uses its rate, and none may grow.
-        self.usage.is_limited =
-            self.usage.sent < APPLICATION_LIMIT * allowed || now < self.drain_until;
+        self.usage.is_limited = self.usage.sent < APPLICATION_LIMIT * allowed;
         self.usage.sent = 0.0;
         self.usage.since = now;
     }
