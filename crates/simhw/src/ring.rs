@@ -140,6 +140,11 @@ impl Consumer {
         Some(entry)
     }
 
+    /// Returns the number of the ring's slots.
+    pub(crate) const fn slots(&self) -> usize {
+        self.place.depth as usize
+    }
+
     /// Returns whether no published entry waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.place.slot(self.next)[0].load(Ordering::Acquire) != self.next + 1

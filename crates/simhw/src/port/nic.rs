@@ -21,6 +21,8 @@ pub(crate) struct NicPort {
     /// The port's gate, if it has one.
     pub(crate) gate: Option<NicGate>,
     open: bool,
+    /// True if the application has posted more commands than the port is deep. No further one is taken.
+    overfilled: bool,
     /// Commands that were taken and not yet completed.
     owed: usize,
     /// Completions that are written but not yet published.
@@ -59,7 +61,8 @@ impl NicPort {
         backend: PortBackend,
     ) -> Self {
         let regions = RegionTable::default();
-        Self { commands, completions, backend, regions, gate, open: true, owed: 0, staged: 0 }
+        let (open, overfilled) = (true, false);
+        Self { commands, completions, backend, regions, gate, open, overfilled, owed: 0, staged: 0 }
     }
 
     /// Applies pending registrations and deregistrations. Returns `false` once the port is dropped.
@@ -87,8 +90,16 @@ impl NicPort {
         self.backend.settle();
     }
 
+    /// Takes the next command, if one waits. Closes the port if the application has more commands in flight than the port
+    /// is deep: it bypasses [`Port::post`](super::Port::post), and the NIC would have to keep any number.
     #[inline]
     pub(crate) fn next_command(&mut self) -> Option<Command> {
+        if self.owed >= self.commands.slots() / 2 && self.has_command() {
+            (self.open, self.overfilled) = (false, true);
+        }
+        if self.overfilled {
+            return None;
+        }
         let entry = self.commands.pop()?;
         // Applies what was registered before the command was posted.
         self.sync();
@@ -98,7 +109,7 @@ impl NicPort {
 
     /// Returns whether a command waits.
     pub(crate) fn has_command(&self) -> bool {
-        !self.commands.is_empty()
+        !self.overfilled && !self.commands.is_empty()
     }
 
     pub(crate) const fn regions(&self) -> &RegionTable {

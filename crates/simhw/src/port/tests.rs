@@ -53,6 +53,21 @@ fn commands_and_completions_cross_unchanged() {
 }
 
 #[test]
+fn an_application_that_posts_more_commands_than_its_port_is_deep_loses_the_port() {
+    let (mut port, mut ports) = pair(4);
+    for _ in 0..4 {
+        port.post(&Command::default()).unwrap();
+    }
+    port.commands.push(&Command::default().emit()).unwrap();
+    for _ in 0..4 {
+        assert_eq!(ports.next_command(PortId(0)), Some(Command::default()));
+    }
+    assert_eq!(ports.next_command(PortId(0)), None);
+    assert_eq!((ports.take_closed(None), ports.open()), (Some(PortId(0)), 0));
+    assert_eq!(port.post(&Command::default()), Err(PostError::Closed));
+}
+
+#[test]
 fn a_command_holds_its_completion_slot_until_it_is_taken() {
     let (mut port, mut ports) = pair(4);
     for _ in 0..4 {
