@@ -287,7 +287,7 @@ const PENTIUM_II: HostProfile = HostProfile {
 };
 
 const MVIA_LOOPBACK: Loopback = Loopback {
-    frame_ns: 340,
+    frame_ns: 735,
     short_bytes: 224,
     long_ns: 6_510,
     near_bytes: 5_461,
