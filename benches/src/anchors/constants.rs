@@ -42,10 +42,7 @@ type Sources = &'static [(Source, &'static [&'static str])];
 
 const DVCM: Sources = &[
     (Read("25 MHz, one instruction a cycle at best: FORE, SBA-200E data sheet"), &["instruction"]),
-    (
-        Read("256 KiB of the card, half of it for buffers: FORE, SBA-200E data sheet"),
-        &["receive memory"],
-    ),
+    (Estimated("half of the 256 KiB of the card"), &["receive memory"]),
     (Read("section 3: a kernel handler, 9 us"), &["interrupt"]),
     (Read("section 3: a signal handler, 50 us"), &["signal"]),
     (Read("ForeRunner manual: 2,560 cells at each output"), &["switch"]),
@@ -153,7 +150,7 @@ const TCP: Sources = &[
     (Derived("PCI: 32 bits at 33 MHz"), &["gather, a byte"]),
     (Derived("memory of 100 MHz: copies of 150 MB/s"), &["copy, a byte"]),
     (
-        Derived("Ethernet's frame, less the headers of IP and of TCP with timestamps"),
+        Estimated("close to Ethernet's 1,500 bytes less the headers of IP and TCP"),
         &["TCP, segment"],
     ),
     (Read("Linux 2.2: its window"), &["TCP, window"]),

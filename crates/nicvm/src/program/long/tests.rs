@@ -81,11 +81,11 @@ enum Op {
     Lie(Name, u32, u32, u32),
     /// A frame for another port than the rest of its message.
     Elsewhere(Name, u32),
-    /// Some milliseconds pass.
+    /// Lets some milliseconds pass.
     Wait(u64),
     /// A sender is down.
     Down(u16),
-    /// A port closes.
+    /// Closes a port of the receiver.
     Close(u16),
 }
 
@@ -115,7 +115,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever arrives, a delivered message has no gap and comes once. The memory stays bounded, and is free again
+    /// Sends any frames: a delivered message has no gap and comes once. The memory stays bounded, and is free again
     /// when no frame has come for the timeout. Then a correct sender's message is delivered, in whatever order its
     /// frames arrive, and each of them twice.
     #[test]
