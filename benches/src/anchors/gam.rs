@@ -9,7 +9,7 @@ use midplane::pipeline::estimate::{self, BlackBox, Path, instrumented};
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::port::Command;
-use midplane::simhw::profile::{DmaCost, Machine};
+use midplane::simhw::profile::{Attachment, DmaCost, Machine};
 use midplane::simhw::region::RegionRef;
 use midplane::simhw::sim::{SimHost, World};
 use midplane::simhw::time::Instant;
@@ -159,9 +159,20 @@ pub fn equal(bytes: usize, count: usize) -> Vec<usize> {
 }
 
 /// Returns the stages of one packet, in microseconds: copy, DMA into the card, network and DMA out of the card, copy.
+/// The code of each card is instrumented, so the time in cables and switch belongs to no stage.
 fn stages_us(copy: DmaCost, bytes: usize) -> [f64; 4] {
     let at = passages(copy, vec![bytes])[0];
-    [0, 1, 2, 3].map(|stage| (at[stage + 1] - at[stage]) as f64 / 1e3)
+    let mut stages = [0, 1, 2, 3].map(|stage| at[stage + 1] - at[stage]);
+    stages[2] -= transit_ns();
+    stages.map(|ns| ns as f64 / 1e3)
+}
+
+/// Returns how long a bit is on its way from card to card.
+fn transit_ns() -> u64 {
+    let Attachment::Switched(link, switch) = Machine::GAM_MYRINET.attachment else {
+        unreachable!("its hosts have a switch")
+    };
+    (link.propagation * 2 + switch.latency).as_nanos() as u64
 }
 
 /// Returns the stages as instrumented packets show them (section 5.3.1).

@@ -53,11 +53,14 @@ fn every_machine_passes_messages_from_application_to_application() {
 /// Checks that times of whole messages and streams alone are enough to cut messages (pipelines paper, section 5.3.2).
 #[test]
 fn the_stages_of_gam_are_seen_from_outside_as_the_paper_saw_them() {
-    let table = measure::pipelines_table_2();
-    let wrong = |bound: f64| move |it: &&Anchor| (it.measured / it.published - 1.0).abs() > bound;
-    // The switch and the cables take 0.75 us of a packet's way, and none of the card's time: indirect overheads lack it.
-    assert_eq!(table.iter().filter(wrong(0.12)).count(), 0, "{table:#?}");
-    assert_eq!(table.iter().filter(wrong(0.06)).count(), 1, "{table:#?}");
+    let [direct, rest, indirect, unseen] = measure::pipelines_table_2();
+    // The paper's own two methods differ by 7.6 / 7.5 and 37.8 / 40.0.
+    for (inside, outside) in [(direct, indirect), (rest, unseen)] {
+        let error = |inside: f64, outside: f64| (outside / inside - 1.0).abs();
+        let ours = error(inside.measured, outside.measured);
+        assert!(ours < error(inside.published, outside.published), "{outside:?}: {ours}");
+        assert!(error(inside.published, inside.measured) < 0.01, "{inside:?}");
+    }
     assert_eq!(gam::black_box().count(4096.0), 5);
 }
 
@@ -73,7 +76,7 @@ fn models_of_gam_predict_its_messages_better_than_the_papers_did() {
     };
     let of_clear = error(&|count| clear.latency(&vec![4096.0 / count as f64; count], None).get());
     let of_black = error(&|count| black.latency(4096.0, count).get());
-    assert!(of_clear < 0.059 && of_black < 0.002, "{of_clear} and {of_black}");
+    assert!(of_clear < 0.005 && of_black < 0.005, "{of_clear} and {of_black}");
     let best = (1..).zip(&measured).min_by(|a, b| a.1.total_cmp(b.1)).map(|(count, _)| count);
     assert_eq!(best, Some(5), "{measured:?}");
 }
