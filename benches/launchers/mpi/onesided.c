@@ -1,6 +1,100 @@
 // Puts, gets and accumulates, with fences, locks and flushes.
 #include "check.h"
 
+/* Accumulates of TYPE by all ranks at once, in memory of rank 0. With the hint, MPICH leaves them to the network's atomic operations. */
+#define ACCUMULATES(TYPE, MPI_TYPE, OPERATION, FIRST, ALL) do { \
+	enum { N = 300 }; \
+	TYPE *values, mine[N], old[N]; \
+	MPI_Win w; \
+	MPI_Win_allocate(N * sizeof(TYPE), sizeof(TYPE), hint, MPI_COMM_WORLD, &values, &w); \
+	for (int at = 0; at < N; at++) { \
+		values[at] = FIRST; \
+		mine[at] = rank + 1; \
+	} \
+	MPI_Barrier(MPI_COMM_WORLD); \
+	MPI_Win_lock_all(0, w); \
+	MPI_Accumulate(mine, N, MPI_TYPE, 0, 0, N, MPI_TYPE, OPERATION, w); \
+	MPI_Win_flush_all(w); \
+	MPI_Barrier(MPI_COMM_WORLD); \
+	MPI_Get_accumulate(NULL, 0, MPI_TYPE, old, N, MPI_TYPE, 0, 0, N, MPI_TYPE, MPI_NO_OP, w); \
+	MPI_Win_unlock_all(w); \
+	for (int at = 0; at < N; at++) \
+		CHECK(old[at] == (TYPE)(ALL)); \
+	MPI_Win_free(&w); \
+} while (0)
+
+/* Integers have the operations on bits in addition. */
+#define INTEGERS(TYPE, MPI_TYPE) do { \
+	NUMBERS(TYPE, MPI_TYPE); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_BOR, 64, 64 | any); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_BAND, 7, 7 & all); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_BXOR, 64, 64 ^ odd); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_LAND, 9, 1); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_LOR, 0, 1); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_LXOR, 0, size % 2); \
+} while (0)
+#define NUMBERS(TYPE, MPI_TYPE) do { \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_SUM, 1, 1 + size * (size + 1) / 2); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_PROD, 1, product); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_MIN, 100, 1); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_MAX, 0, size); \
+} while (0)
+
+static void accumulates(const char *answer)
+{
+	int rank = world_rank(), size = world_size(), any = 0, all = 7, odd = 0;
+	long product = 1;
+	for (int of = 1; of <= size; of++) {
+		any |= of;
+		all &= of;
+		odd ^= of;
+		product *= of;
+	}
+	MPI_Info hint;
+	MPI_Info_create(&hint);
+	MPI_Info_set(hint, "disable_shm_accumulate", answer);
+	INTEGERS(int8_t, MPI_INT8_T);
+	INTEGERS(uint8_t, MPI_UINT8_T);
+	INTEGERS(int16_t, MPI_INT16_T);
+	INTEGERS(uint16_t, MPI_UINT16_T);
+	INTEGERS(int32_t, MPI_INT32_T);
+	INTEGERS(uint32_t, MPI_UINT32_T);
+	INTEGERS(int64_t, MPI_INT64_T);
+	INTEGERS(uint64_t, MPI_UINT64_T);
+	NUMBERS(float, MPI_FLOAT);
+	NUMBERS(double, MPI_DOUBLE);
+	// A counter by compare and swap, and a token that ranks replace.
+	int64_t *counter, one, seen, wanted, was;
+	MPI_Win w;
+	MPI_Win_allocate(2 * sizeof *counter, sizeof *counter, hint, MPI_COMM_WORLD, &counter, &w);
+	counter[0] = 0;
+	counter[1] = -1;
+	MPI_Barrier(MPI_COMM_WORLD);
+	MPI_Win_lock_all(0, w);
+	for (int round = 0; round < 50; round++) {
+		MPI_Fetch_and_op(NULL, &seen, MPI_INT64_T, 0, 0, MPI_NO_OP, w);
+		MPI_Win_flush(0, w);
+		for (;;) {
+			wanted = seen + 1;
+			MPI_Compare_and_swap(&wanted, &seen, &was, MPI_INT64_T, 0, 0, w);
+			MPI_Win_flush(0, w);
+			if (was == seen)
+				break;
+			seen = was;
+		}
+	}
+	one = rank;
+	MPI_Fetch_and_op(&one, &was, MPI_INT64_T, 0, 1, MPI_REPLACE, w);
+	MPI_Win_flush_all(w);
+	CHECK(was >= -1 && was < size && was != rank);
+	MPI_Barrier(MPI_COMM_WORLD);
+	MPI_Fetch_and_op(NULL, &seen, MPI_INT64_T, 0, 0, MPI_NO_OP, w);
+	MPI_Win_unlock_all(w);
+	CHECK(seen == 50 * size);
+	MPI_Win_free(&w);
+	MPI_Info_free(&hint);
+}
+
 int main(int argc, char **argv)
 {
 	MPI_Init(&argc, &argv);
@@ -61,6 +155,8 @@ int main(int argc, char **argv)
 	MPI_Win_fence(0, window);
 	for (int at = 0; at < 8; at++)
 		CHECK(own[8 * at + 3] == last + at);
+	accumulates("false");
+	accumulates("true");
 	MPI_Type_free(&column);
 	MPI_Win_free(&window);
 	free(local);

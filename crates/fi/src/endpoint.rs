@@ -3,6 +3,7 @@
 //! Nothing here runs by itself: [`Endpoint::progress`] receives what has arrived and sends what waits.
 
 mod arrivals;
+mod atomics;
 mod departures;
 mod losses;
 mod receives;
@@ -22,6 +23,7 @@ use crate::memory::Buffer;
 use crate::network::{Network, Terms};
 use crate::peer::{Content, Finish, Link, Peer, RegionGone};
 use crate::region::Regions;
+pub(crate) use atomics::Atomic;
 pub(crate) use departures::{Message, Post, Transfer};
 
 /// Bytes of a ring. It fits into the second-level cache of a processor together with what it carries.

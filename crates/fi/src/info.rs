@@ -7,12 +7,13 @@ use std::ptr::null_mut;
 
 use crate::abi::constants::*;
 use crate::abi::{DomainAttr, EpAttr, FabricAttr, Info, RxAttr, TxAttr};
+use crate::atomic::MAX_BYTES;
 use crate::memory::MAX_PARTS;
 use crate::objects::guard;
 use crate::provider::VERSION;
 
 /// The capabilities that a caller may ask for.
-const PRIMARY: u64 = MSG | TAGGED | RMA;
+const PRIMARY: u64 = MSG | TAGGED | RMA | ATOMIC;
 const SUPPORTED: u64 = PRIMARY
     | SEND
     | RECV
@@ -33,7 +34,11 @@ const ORDERS: u64 = ORDER_SAS
     | ORDER_RAW
     | ORDER_RAS
     | ORDER_RMA_RAW
-    | ORDER_RMA_WAW;
+    | ORDER_RMA_WAW
+    | ORDER_ATOMIC_RAR
+    | ORDER_ATOMIC_RAW
+    | ORDER_ATOMIC_WAR
+    | ORDER_ATOMIC_WAW;
 /// Larger messages work; MPICH computes with this number.
 const MAX_MESSAGE: usize = 1 << 30;
 /// Bytes that are copied by the call.
@@ -130,7 +135,7 @@ const fn capabilities(asked: u64) -> u64 {
     if asked & (MSG | TAGGED) != 0 && asked & (SEND | RECV) == 0 {
         caps |= SEND | RECV;
     }
-    if asked & RMA != 0 && asked & (READ | WRITE | REMOTE_READ | REMOTE_WRITE) == 0 {
+    if asked & (RMA | ATOMIC) != 0 && asked & (READ | WRITE | REMOTE_READ | REMOTE_WRITE) == 0 {
         caps |= READ | WRITE | REMOTE_READ | REMOTE_WRITE;
     }
     caps
@@ -226,7 +231,8 @@ const fn ep_attr() -> EpAttr {
         max_msg_size: MAX_MESSAGE,
         msg_prefix_size: 0,
         max_order_raw_size: MAX_MESSAGE,
-        max_order_war_size: 0,
+        // Only of atomic operations, which are done in the order in which they come.
+        max_order_war_size: MAX_BYTES,
         max_order_waw_size: MAX_MESSAGE,
         mem_tag_format: TAG_GENERIC,
         tx_ctx_cnt: 1,

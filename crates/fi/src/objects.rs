@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "the functions that C code calls")]
 
 pub(crate) mod address_vector;
+pub(crate) mod atomic;
 pub(crate) mod counter;
 pub(crate) mod domain;
 pub(crate) mod endpoint;

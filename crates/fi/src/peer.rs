@@ -248,6 +248,17 @@ impl Peer {
         }
     }
 
+    /// Refuses the peer's oldest stream that is not confirmed.
+    pub(crate) fn refuse(&mut self, error: c_int) {
+        self.control.push_back(Head::new(Kind::Nack, 0, 0, u64::from(error.unsigned_abs())));
+    }
+
+    /// Refuses a read of the peer, by its handle.
+    pub(crate) fn fail_read(&mut self, handle: u64, error: c_int) {
+        let error = error.unsigned_abs() as usize;
+        self.control.push_back(Head::new(Kind::ReadFailed, 0, error, handle));
+    }
+
     /// Returns whether more waits than a correct peer causes.
     pub(crate) fn is_flooded(&self) -> bool {
         self.control.len() > MAX_CONTROL || self.departures.len() > MAX_CONTROL

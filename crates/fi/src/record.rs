@@ -18,7 +18,7 @@ pub(crate) enum Kind {
     PlainRts,
     /// Asks for an announced message. Second word: the sender's handle; then the receiver's. Length: bytes wanted.
     Cts,
-    /// An announced message, or what a `Read` asked for. Second word: the handle of its receiver.
+    /// An announced message, or what a `Read` or an `Atomic` asked for. Second word: the handle of its receiver.
     Data,
     /// More of a stream.
     More,
@@ -26,18 +26,20 @@ pub(crate) enum Kind {
     Write,
     /// Asks for bytes of a region. Second word: its key; then the address and the requester's handle.
     Read,
+    /// Changes elements of a region at once. Second word: its key; then the address and an [`AtomicWord`]. One record.
+    Atomic,
     /// Confirms as many of the oldest streams that ask for it as the second word says.
     Ack,
     /// Says that the oldest stream that asks for a confirmation has failed. Second word: the error.
     Nack,
-    /// Says that a `Read` has failed. Second word: its handle. Length: the error.
+    /// Says that a `Read`, or an `Atomic` that fetches, has failed. Second word: its handle. Length: the error.
     ReadFailed,
     /// Returns bytes of the window for messages that are sent before they are asked for.
     Credit,
 }
 
 impl Kind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Tagged,
         Self::Plain,
         Self::TaggedRts,
@@ -47,6 +49,7 @@ impl Kind {
         Self::More,
         Self::Write,
         Self::Read,
+        Self::Atomic,
         Self::Ack,
         Self::Nack,
         Self::ReadFailed,
@@ -58,6 +61,8 @@ impl Kind {
 pub(crate) const HAS_DATA: u64 = 1 << 8;
 /// Flag: the receiver confirms the stream once it has all of it.
 pub(crate) const CONFIRM: u64 = 1 << 9;
+/// Flag: the requester wants the values from before, and no confirmation.
+pub(crate) const FETCH: u64 = 1 << 10;
 /// Most bytes that a length can say.
 pub(crate) const MAX_LENGTH: usize = 1 << 40;
 /// Bits below the length.
@@ -92,6 +97,29 @@ impl Head {
     }
 }
 
+/// What an atomic operation does: libfabric's numbers of the operation and the type, elements, and the handle of the
+/// requester, if the operation fetches.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct AtomicWord {
+    pub(crate) operation: u8,
+    pub(crate) datatype: u8,
+    pub(crate) count: u16,
+    pub(crate) handle: u32,
+}
+
+impl AtomicWord {
+    pub(crate) const fn of(word: u64) -> Self {
+        let [operation, datatype, low, high, rest @ ..] = word.to_le_bytes();
+        let (count, handle) = (u16::from_le_bytes([low, high]), u32::from_le_bytes(rest));
+        Self { operation, datatype, count, handle }
+    }
+
+    pub(crate) const fn word(self) -> u64 {
+        let Self { operation, datatype, count, handle } = self;
+        operation as u64 | (datatype as u64) << 8 | (count as u64) << 16 | (handle as u64) << 32
+    }
+}
+
 /// Reads a first word: kind, flags and length; `None` if it is of no kind.
 #[inline]
 pub(crate) fn parse(word: u64) -> Option<(Kind, u64, usize)> {
@@ -111,5 +139,11 @@ mod tests {
             assert_eq!(parse(head.words[0]), Some((kind, HAS_DATA, 5)));
         }
         assert_eq!(parse(Kind::ALL.len() as u64), None);
+    }
+
+    #[test]
+    fn a_word_of_an_atomic_operation_is_read_as_it_was_written() {
+        let word = AtomicWord { operation: 1, datatype: 0xfe, count: 0x1234, handle: u32::MAX - 1 };
+        assert_eq!(AtomicWord::of(word.word()), word);
     }
 }

@@ -1,6 +1,7 @@
 //! Drives the provider through its tables, as libfabric does, without libfabric.
 #![allow(unsafe_code, reason = "calls the functions of the tables as C code does")]
 
+mod atomics;
 mod messages;
 mod processes;
 mod remote_memory;

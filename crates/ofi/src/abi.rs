@@ -257,6 +257,40 @@ pub struct MsgRma {
     pub data: u64,
 }
 
+/// Elements of an atomic operation: `count` of them.
+#[repr(C)]
+pub struct Ioc {
+    pub addr: *mut c_void,
+    pub count: usize,
+}
+
+#[repr(C)]
+pub struct RmaIoc {
+    pub addr: u64,
+    pub count: usize,
+    pub key: u64,
+}
+
+#[repr(C)]
+pub struct MsgAtomic {
+    pub msg_iov: *const Ioc,
+    pub desc: *mut *mut c_void,
+    pub iov_count: usize,
+    pub addr: u64,
+    pub rma_iov: *const RmaIoc,
+    pub rma_iov_count: usize,
+    pub datatype: c_int,
+    pub op: c_int,
+    pub context: *mut c_void,
+    pub data: u64,
+}
+
+#[repr(C)]
+pub struct AtomicAttr {
+    pub count: usize,
+    pub size: usize,
+}
+
 #[repr(C)]
 pub struct FidFabric {
     pub fid: Fid,

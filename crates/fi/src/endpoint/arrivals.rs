@@ -13,20 +13,20 @@ use crate::record::{CONFIRM, HAS_DATA, Head, Kind, parse};
 const MAX_ANNOUNCED: usize = 1 << 20;
 
 /// A record of a peer.
-struct Arrival<'a> {
-    peer: usize,
-    flags: u64,
-    length: usize,
-    second: u64,
+pub(super) struct Arrival<'a> {
+    pub(super) peer: usize,
+    pub(super) flags: u64,
+    pub(super) length: usize,
+    pub(super) second: u64,
     /// Bytes of the payload.
-    bytes: usize,
-    from: &'a RingReceiver,
+    pub(super) bytes: usize,
+    pub(super) from: &'a RingReceiver,
 }
 
 impl Arrival<'_> {
     /// Reads the first `count` words of the payload, at most two.
     #[inline]
-    fn prefix(&self, count: usize) -> Result<[u64; 2], Corrupt> {
+    pub(super) fn prefix(&self, count: usize) -> Result<[u64; 2], Corrupt> {
         let mut bytes = [0; 16];
         if self.bytes < 8 * count {
             return Err(Corrupt);
@@ -96,6 +96,7 @@ impl State {
             Kind::Data => self.on_data(&arrival, domain),
             Kind::Write => self.on_write(&arrival, domain),
             Kind::Read => self.on_read(&arrival, domain),
+            Kind::Atomic => self.on_atomic(&arrival, domain),
             Kind::Cts => self.on_cts(&arrival),
             Kind::Ack => self.on_ack(&arrival, domain),
             Kind::Nack => {
@@ -227,8 +228,7 @@ impl State {
             let entry = Entry::of(0, RMA | REMOTE_READ);
             self.bindings.complete(domain.out, Class::RemoteRead, false, entry);
         } else {
-            let head = Head::new(Kind::ReadFailed, 0, EACCES.unsigned_abs() as usize, handle);
-            self.peers[peer].control.push_back(head);
+            self.peers[peer].fail_read(handle, EACCES);
         }
         self.list(peer);
         if self.peers[peer].is_flooded() { Err(Corrupt) } else { Ok(()) }
@@ -329,12 +329,7 @@ impl State {
         if inbound.confirms {
             let sender = &mut self.peers[peer];
             if matches!(inbound.target, Target::Refused) {
-                sender.control.push_back(Head::new(
-                    Kind::Nack,
-                    0,
-                    0,
-                    u64::from(EACCES.unsigned_abs()),
-                ));
+                sender.refuse(EACCES);
             } else {
                 sender.confirm();
             }

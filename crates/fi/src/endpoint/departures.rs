@@ -89,17 +89,9 @@ impl Endpoint {
     /// A positive error of libfabric; the operation has no completion then. `EAGAIN`: repeat it after some progress.
     #[inline]
     pub(crate) fn post(&mut self, post: &Post, domain: &mut Domain<'_>) -> Result<(), c_int> {
-        let peer = self.state.route(post.to)?;
-        if let Link::Lost(code) = self.state.peers[peer].link {
-            return Err(code);
-        }
+        let peer = self.admit(post.to)?;
         if post.buffer.len() > MAX_LENGTH {
             return Err(EMSGSIZE);
-        }
-        if self.state.peers[peer].departures.len() >= MAX_WAITING
-            || self.state.announced.len() >= MAX_ANNOUNCED
-        {
-            return Err(EAGAIN);
         }
         let mut departure = match post.transfer {
             Transfer::Message(message) => self.state.message(peer, post, message),
@@ -115,6 +107,50 @@ impl Endpoint {
                 Departure::new(head.with(handle as u64), Content::Copied([].into()), End::Nothing)
             }
         };
+        if self.try_depart(peer, &mut departure, domain) {
+            return Ok(());
+        }
+        if post.is_injected {
+            departure.keep();
+        }
+        self.state.enqueue(peer, departure);
+        Ok(())
+    }
+
+    /// Returns the peer with an address of the address vector, if it takes one more operation.
+    #[inline]
+    pub(super) fn admit(&mut self, to: u64) -> Result<usize, c_int> {
+        let peer = self.state.route(to)?;
+        if let Link::Lost(code) = self.state.peers[peer].link {
+            return Err(code);
+        }
+        let waiting = self.state.peers[peer].departures.len();
+        if waiting >= MAX_WAITING || self.state.announced.len() >= MAX_ANNOUNCED {
+            return Err(EAGAIN);
+        }
+        Ok(peer)
+    }
+
+    /// Sends a stream now, or once the peer's ring takes it.
+    pub(super) fn depart(
+        &mut self,
+        peer: usize,
+        mut departure: Departure,
+        domain: &mut Domain<'_>,
+    ) {
+        if !self.try_depart(peer, &mut departure, domain) {
+            self.state.enqueue(peer, departure);
+        }
+    }
+
+    /// Sends as much of a stream as the ring takes, if nothing waits before it. Returns whether all is sent.
+    #[inline]
+    fn try_depart(
+        &mut self,
+        peer: usize,
+        departure: &mut Departure,
+        domain: &mut Domain<'_>,
+    ) -> bool {
         if self.state.peers[peer].departures.is_empty()
             && let Link::Open(key) = self.state.peers[peer].link
         {
@@ -126,15 +162,10 @@ impl Endpoint {
             }
             if is_sent {
                 self.state.finish(peer, departure.end, domain.out);
-                return Ok(());
+                return true;
             }
         }
-        if post.is_injected {
-            departure.keep();
-        }
-        self.state.peers[peer].departures.push_back(departure);
-        self.state.list(peer);
-        Ok(())
+        false
     }
 }
 
@@ -171,6 +202,11 @@ impl State {
         Departure::new(with_data(head, post.data), Content::Copied([].into()), End::Nothing)
     }
 
+    fn enqueue(&mut self, peer: usize, departure: Departure) {
+        self.peers[peer].departures.push_back(departure);
+        self.list(peer);
+    }
+
     /// Sends a message that its receiver has asked for, or its first `length` bytes.
     pub(super) fn send_announced(&mut self, announced: Announced, length: usize, landing: u64) {
         let Announced { peer, content, finish, confirms } = announced;
@@ -182,8 +218,7 @@ impl State {
         let (flags, end) =
             if confirms { (CONFIRM, End::Confirm(finish)) } else { (0, End::Complete(finish)) };
         let head = Head::new(Kind::Data, flags, length, landing);
-        self.peers[peer].departures.push_back(Departure::new(head, content, end));
-        self.list(peer);
+        self.enqueue(peer, Departure::new(head, content, end));
     }
 
     fn finish(&mut self, peer: usize, end: End, out: &mut Completions) {

@@ -5,8 +5,8 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use super::{
-    address_vector, counter, endpoint, fid, fid_ops, guard, hand_out, no_bind, no_control, queue,
-    region, take_back,
+    address_vector, atomic, counter, endpoint, fid, fid_ops, guard, hand_out, no_bind, no_control,
+    queue, region, take_back,
 };
 use crate::abi::constants::{CLASS_DOMAIN, EOTHER, MR_BASIC, MR_PROV_KEY, MR_VIRT_ADDR};
 use crate::abi::tables::{DomainOps, FidOps, missing};
@@ -35,7 +35,7 @@ static OPS: DomainOps = DomainOps {
     poll_open: missing,
     stx_ctx: missing,
     srx_ctx: missing,
-    query_atomic: missing,
+    query_atomic: atomic::query,
     query_collective: missing,
     endpoint2: endpoint::open_with_flags,
 };

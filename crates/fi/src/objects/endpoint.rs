@@ -8,9 +8,11 @@ use std::sync::Arc;
 use super::address_vector::{AddressVector, copy_address};
 use super::counter::CounterObject;
 use super::queue::QueueObject;
-use super::{code, domain, fid, fid_ops, guard, hand_out, rma, size_code, take_back, transfer};
+use super::{
+    atomic, code, domain, fid, fid_ops, guard, hand_out, rma, size_code, take_back, transfer,
+};
 use crate::abi::constants::*;
-use crate::abi::tables::{AtomicOps, CmOps, EpOps, FidOps, missing};
+use crate::abi::tables::{CmOps, EpOps, FidOps, missing};
 use crate::abi::{Fid, FidDomain, FidEp, Info};
 use crate::completion::{Class, QueueBinding};
 use crate::domain::{Core, Shared};
@@ -52,7 +54,6 @@ static CM: CmOps = CmOps {
     shutdown: missing,
     join: missing,
 };
-static ATOMIC: AtomicOps = AtomicOps { size: size_of::<AtomicOps>(), functions: [missing; 13] };
 
 pub(super) unsafe extern "C" fn open(
     domain: *mut FidDomain,
@@ -83,7 +84,7 @@ pub(super) unsafe extern "C" fn open(
             msg: &transfer::MSG_OPS,
             rma: &rma::OPS,
             tagged: &transfer::TAGGED_OPS,
-            atomic: &ATOMIC,
+            atomic: &atomic::OPS,
             collective: null(),
         };
         let endpoint =

@@ -179,12 +179,12 @@ fn records_that_no_correct_peer_writes_end_their_sender_alone() {
     let pair = Pair::new();
     let name = Address::parse(&pair.other.name()).unwrap().name();
     let (payload, mut number) = ([0xff; 100], 0);
-    for kind in (0..14).chain([255]) {
+    for kind in (0..15).chain([255]) {
         for length in [0, 1, 100, 1 << 21, (1 << 40) + 1, (1 << 48) - 1] {
             for bytes in [0, 7, 8, 16, 100] {
                 number += 1;
                 let mut rings = connect(name.as_bytes(), 4096, number).unwrap();
-                for flags in [0, 3 << 8] {
+                for flags in [0, 3 << 8, 7 << 8] {
                     let words = [kind | flags | length << 16, number];
                     rings.sender.push(words, &[IoSlice::new(&payload[..bytes])]);
                 }

@@ -17,7 +17,7 @@ pub(super) const ANY: u64 = ADDR_UNSPEC;
 
 /// An endpoint. Nothing is freed in the order of C programs that crash: the process ends with the test.
 pub(super) struct Side {
-    domain: *mut FidDomain,
+    pub(super) domain: *mut FidDomain,
     av: *mut FidAv,
     cq: *mut FidCq,
     pub(super) ep: *mut FidEp,
@@ -179,6 +179,11 @@ impl Side {
 
     /// Registers memory that peers may read and write from offset 0 on, under a key.
     pub(super) fn register(&self, bytes: &mut [u8], key: u64) -> *mut FidMr {
+        self.register_for(bytes, key, REMOTE_READ | REMOTE_WRITE)
+    }
+
+    /// Registers memory with the given rights of peers.
+    pub(super) fn register_for(&self, bytes: &mut [u8], key: u64, access: u64) -> *mut FidMr {
         let mut region = null_mut();
         // SAFETY: tests keep the bytes until they close the region.
         unsafe {
@@ -186,7 +191,7 @@ impl Side {
                 self.domain.cast(),
                 bytes.as_ptr().cast(),
                 bytes.len(),
-                REMOTE_READ | REMOTE_WRITE,
+                access,
                 0,
                 key,
                 0,

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 pub const MSG: u64 = 1 << 1;
 pub const RMA: u64 = 1 << 2;
 pub const TAGGED: u64 = 1 << 3;
+pub const ATOMIC: u64 = 1 << 4;
 pub const READ: u64 = 1 << 8;
 pub const WRITE: u64 = 1 << 9;
 pub const RECV: u64 = 1 << 10;
@@ -71,6 +72,16 @@ pub const ORDER_SAS: u64 = 1 << 8;
 pub const ORDER_RMA_RAW: u64 = 1 << 33;
 pub const ORDER_RMA_WAW: u64 = 1 << 35;
 
+pub const ORDER_ATOMIC_RAR: u64 = 1 << 36;
+pub const ORDER_ATOMIC_RAW: u64 = 1 << 37;
+pub const ORDER_ATOMIC_WAR: u64 = 1 << 38;
+pub const ORDER_ATOMIC_WAW: u64 = 1 << 39;
+
+/// Of a query: the calls that return the values from before.
+pub const FETCH_ATOMIC: u64 = 1 << 58;
+/// Of a query: the calls that compare.
+pub const COMPARE_ATOMIC: u64 = 1 << 59;
+
 pub const CLASS_FABRIC: usize = 1;
 pub const CLASS_DOMAIN: usize = 2;
 pub const CLASS_EP: usize = 3;
@@ -103,6 +114,7 @@ pub const ENODATA: c_int = libc::ENODATA;
 pub const ENOMSG: c_int = libc::ENOMSG;
 pub const ENOPROTOOPT: c_int = libc::ENOPROTOOPT;
 pub const ENOSYS: c_int = libc::ENOSYS;
+pub const EOPNOTSUPP: c_int = libc::EOPNOTSUPP;
 pub const EACCES: c_int = libc::EACCES;
 pub const ECANCELED: c_int = libc::ECANCELED;
 pub const ECONNRESET: c_int = libc::ECONNRESET;

@@ -6,8 +6,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::{
-    AvAttr, CntrAttr, CqAttr, CqErrEntry, Fid, FidAv, FidCntr, FidCq, FidDomain, FidEp, FidEq,
-    FidFabric, FidMr, Info, MrAttr, Msg, MsgRma, MsgTagged,
+    AtomicAttr, AvAttr, CntrAttr, CqAttr, CqErrEntry, Fid, FidAv, FidCntr, FidCq, FidDomain, FidEp,
+    FidEq, FidFabric, FidMr, Info, Ioc, MrAttr, Msg, MsgAtomic, MsgRma, MsgTagged,
 };
 
 pub type Missing = extern "C" fn() -> isize;
@@ -21,6 +21,8 @@ type Ptr = *mut c_void;
 type Bytes = *const c_void;
 type Iov = *const libc::iovec;
 type Desc = *mut Ptr;
+type Type = c_int;
+type Op = c_int;
 
 #[repr(C)]
 pub struct FidOps {
@@ -57,7 +59,7 @@ pub struct DomainOps {
     pub poll_open: Missing,
     pub stx_ctx: Missing,
     pub srx_ctx: Missing,
-    pub query_atomic: Missing,
+    pub query_atomic: unsafe extern "C" fn(*mut FidDomain, Type, Op, *mut AtomicAttr, u64) -> c_int,
     pub query_collective: Missing,
     pub endpoint2:
         unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, u64, Ptr) -> c_int,
@@ -210,9 +212,102 @@ pub struct RmaOps {
     pub injectdata: unsafe extern "C" fn(*mut FidEp, Bytes, usize, u64, u64, u64, u64) -> isize,
 }
 
-/// Twelve functions of atomic operations, none of which the provider has.
 #[repr(C)]
 pub struct AtomicOps {
     pub size: usize,
-    pub functions: [Missing; 13],
+    pub write:
+        unsafe extern "C" fn(*mut FidEp, Bytes, usize, Ptr, u64, u64, u64, Type, Op, Ptr) -> isize,
+    pub writev: unsafe extern "C" fn(
+        *mut FidEp,
+        *const Ioc,
+        Desc,
+        usize,
+        u64,
+        u64,
+        u64,
+        Type,
+        Op,
+        Ptr,
+    ) -> isize,
+    pub writemsg: unsafe extern "C" fn(*mut FidEp, *const MsgAtomic, u64) -> isize,
+    pub inject: unsafe extern "C" fn(*mut FidEp, Bytes, usize, u64, u64, u64, Type, Op) -> isize,
+    pub readwrite: unsafe extern "C" fn(
+        *mut FidEp,
+        Bytes,
+        usize,
+        Ptr,
+        Ptr,
+        Ptr,
+        u64,
+        u64,
+        u64,
+        Type,
+        Op,
+        Ptr,
+    ) -> isize,
+    pub readwritev: unsafe extern "C" fn(
+        *mut FidEp,
+        *const Ioc,
+        Desc,
+        usize,
+        *mut Ioc,
+        Desc,
+        usize,
+        u64,
+        u64,
+        u64,
+        Type,
+        Op,
+        Ptr,
+    ) -> isize,
+    pub readwritemsg:
+        unsafe extern "C" fn(*mut FidEp, *const MsgAtomic, *mut Ioc, Desc, usize, u64) -> isize,
+    pub compwrite: unsafe extern "C" fn(
+        *mut FidEp,
+        Bytes,
+        usize,
+        Ptr,
+        Bytes,
+        Ptr,
+        Ptr,
+        Ptr,
+        u64,
+        u64,
+        u64,
+        Type,
+        Op,
+        Ptr,
+    ) -> isize,
+    pub compwritev: unsafe extern "C" fn(
+        *mut FidEp,
+        *const Ioc,
+        Desc,
+        usize,
+        *const Ioc,
+        Desc,
+        usize,
+        *mut Ioc,
+        Desc,
+        usize,
+        u64,
+        u64,
+        u64,
+        Type,
+        Op,
+        Ptr,
+    ) -> isize,
+    pub compwritemsg: unsafe extern "C" fn(
+        *mut FidEp,
+        *const MsgAtomic,
+        *const Ioc,
+        Desc,
+        usize,
+        *mut Ioc,
+        Desc,
+        usize,
+        u64,
+    ) -> isize,
+    pub writevalid: unsafe extern "C" fn(*mut FidEp, Type, Op, *mut usize) -> c_int,
+    pub readwritevalid: unsafe extern "C" fn(*mut FidEp, Type, Op, *mut usize) -> c_int,
+    pub compwritevalid: unsafe extern "C" fn(*mut FidEp, Type, Op, *mut usize) -> c_int,
 }

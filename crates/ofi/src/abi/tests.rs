@@ -46,6 +46,10 @@ layouts! {
     fi_msg_tagged, MsgTagged: tag, ignore, data;
     fi_rma_iov, RmaIov: addr, len, key;
     fi_msg_rma, MsgRma: rma_iov, rma_iov_count, data;
+    fi_ioc, Ioc: addr, count;
+    fi_rma_ioc, RmaIoc: count, key;
+    fi_msg_atomic, MsgAtomic: addr, rma_iov_count, datatype, op, context, data;
+    fi_atomic_attr, AtomicAttr: count, size;
     fid_fabric, FidFabric: ops, api_version;
     fid_domain, FidDomain: ops, mr;
     fid_mr, FidMr: mem_desc, key;
@@ -56,7 +60,7 @@ layouts! {
     fid_ep, FidEp: ops, cm, msg, rma, tagged, atomic, collective;
     fi_ops, FidOps: close, bind, control, ops_set;
     fi_ops_fabric, FabricOps: domain, eq_open, trywait, domain2;
-    fi_ops_domain, DomainOps: av_open, cq_open, endpoint, cntr_open, endpoint2;
+    fi_ops_domain, DomainOps: av_open, cq_open, endpoint, cntr_open, query_atomic, endpoint2;
     fi_ops_mr, MrOps: reg, regv, regattr;
     fi_ops_av, AvOps: insert, remove, lookup, straddr, av_set;
     fi_ops_eq, EqOps: read, sread, strerror;
@@ -67,6 +71,7 @@ layouts! {
     fi_ops_msg, MsgOps: recvmsg, inject, injectdata;
     fi_ops_tagged, TaggedOps: recvmsg, inject, injectdata;
     fi_ops_rma, RmaOps: readmsg, writemsg, inject, injectdata;
+    fi_ops_atomic, AtomicOps: writemsg, inject, readwritemsg, compwritemsg, writevalid, compwritevalid;
 }
 
 #[test]
@@ -95,6 +100,7 @@ fn layouts_are_those_of_the_c_headers_where_there_are_any() {
         "fi_endpoint",
         "fi_cm",
         "fi_rma",
+        "fi_atomic",
         "fi_tagged",
         "providers/fi_prov",
     ] {
