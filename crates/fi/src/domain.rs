@@ -1,5 +1,7 @@
 //! A domain: its endpoints, address vectors, queues, counters and regions, behind one lock.
 
+mod driver;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,6 +15,7 @@ use crate::completion::Completions;
 use crate::endpoint::{Domain, Endpoint};
 use crate::region::Regions;
 use crate::vector::Vector;
+pub(crate) use driver::Driver;
 
 /// Calls of [`Core::progress`] after which connections are handled, which takes two system calls: some tens of
 /// nanoseconds each, so that it costs 5 % and a new peer waits some 10 us.
@@ -31,7 +34,14 @@ pub(crate) struct Core {
     pub(crate) regions: Regions,
     turns: u32,
     idle: u32,
+    /// Calls of [`Core::progress`].
+    polls: u64,
+    /// Wakes threads of the application.
     waiter: Option<Waiter>,
+    /// Wakes the domain's own thread, if it has one: then only that thread waits for endpoints.
+    driver: Option<Waiter>,
+    /// True until the thread that has parked the driver has unlocked the domain.
+    is_driven: bool,
 }
 
 /// A descriptor that is readable when something has happened since the domain was parked.
@@ -52,7 +62,10 @@ impl Core {
             regions: Regions::default(),
             turns: 0,
             idle: 0,
+            polls: 0,
             waiter: None,
+            driver: None,
+            is_driven: false,
         }
     }
 
@@ -60,22 +73,36 @@ impl Core {
     /// for so long that other processes should run.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
+        self.polls += 1;
+        if let Some(driver) = &mut self.driver
+            && std::mem::take(&mut driver.is_parked)
+        {
+            // It is to notice when the application polls no more.
+            driver.signal();
+        }
+        let has_any = self.advance();
+        self.idle = if has_any { 0 } else { self.idle + 1 };
+        let should_yield = self.idle >= CONNECTIONS;
+        if should_yield {
+            self.idle = 0;
+        }
+        should_yield
+    }
+
+    /// Receives and sends once; returns whether there was anything.
+    #[inline]
+    fn advance(&mut self) -> bool {
         let mut has_any = false;
         let mut domain = Domain { regions: &self.regions, out: &mut self.completions };
         for (_, endpoint) in &mut self.endpoints {
             has_any |= endpoint.progress(&mut domain);
         }
         self.turns += 1;
-        self.idle = if has_any { 0 } else { self.idle + 1 };
         if self.turns >= CONNECTIONS {
             self.turns = 0;
             self.endpoints.iter_mut().for_each(|(_, endpoint)| endpoint.progress_connections());
         }
-        let should_yield = self.idle >= CONNECTIONS;
-        if should_yield {
-            self.idle = 0;
-        }
-        should_yield
+        has_any
     }
 
     /// Returns an endpoint and what it works with.
@@ -90,7 +117,7 @@ impl Core {
 
     /// Adds an endpoint.
     pub(crate) fn add(&mut self, endpoint: Endpoint) -> io::Result<usize> {
-        if let Some(waiter) = &self.waiter {
+        if let Some(waiter) = self.driver.as_ref().or(self.waiter.as_ref()) {
             waiter.watch(&endpoint)?;
         }
         Ok(self.endpoints.insert(endpoint))
@@ -100,8 +127,10 @@ impl Core {
     pub(crate) fn descriptor(&mut self) -> io::Result<RawFd> {
         if self.waiter.is_none() {
             let waiter = Waiter::new()?;
-            for (_, endpoint) in &self.endpoints {
-                waiter.watch(endpoint)?;
+            if self.driver.is_none() {
+                for (_, endpoint) in &self.endpoints {
+                    waiter.watch(endpoint)?;
+                }
             }
             self.waiter = Some(waiter);
         }
@@ -119,6 +148,15 @@ impl Core {
             let _ = rustix::io::read(&waiter.own, &mut [0; 8]);
         }
         self.completions.has_changed = false;
+        if let Some(driver) = &self.driver {
+            driver.signal();
+            return true;
+        }
+        self.park_endpoints()
+    }
+
+    /// Requests wake-ups from all endpoints. Returns false if something has happened already.
+    fn park_endpoints(&mut self) -> bool {
         let mut is_idle = true;
         for (_, endpoint) in &mut self.endpoints {
             is_idle &= endpoint.park();
@@ -129,8 +167,20 @@ impl Core {
     /// Wakes the threads that wait for the descriptor.
     pub(crate) fn signal(&self) {
         if let Some(waiter) = &self.waiter {
-            // It fails only after 2^64 - 1 signals.
-            let _ = rustix::io::write(&waiter.own, &1_u64.to_ne_bytes());
+            waiter.signal();
+        }
+    }
+
+    /// Wakes the driver if an operation waits that came since it was parked.
+    fn signal_driver(&mut self) {
+        let is_own = std::mem::take(&mut self.is_driven);
+        if let Some(driver) = &mut self.driver
+            && driver.is_parked
+            && !is_own
+            && self.endpoints.iter().any(|(_, endpoint)| endpoint.has_work())
+        {
+            driver.is_parked = false;
+            driver.signal();
         }
     }
 }
@@ -141,6 +191,11 @@ impl Waiter {
         let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&ready, &own, EventData::new_u64(0), EventFlags::IN)?;
         Ok(Self { ready, own, is_parked: false })
+    }
+
+    fn signal(&self) {
+        // It fails only after 2^64 - 1 signals.
+        let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
     }
 
     fn watch(&self, endpoint: &Endpoint) -> io::Result<()> {
@@ -173,7 +228,7 @@ impl std::ops::DerefMut for Locked<'_> {
 }
 
 impl Drop for Locked<'_> {
-    /// Wakes threads that wait while this one has completed an operation.
+    /// Wakes threads that wait while this one has completed an operation, and the driver if one is to be sent.
     #[inline]
     fn drop(&mut self) {
         let core = &mut *self.0;
@@ -182,6 +237,9 @@ impl Drop for Locked<'_> {
             && std::mem::take(&mut waiter.is_parked)
         {
             core.signal();
+        }
+        if core.driver.is_some() {
+            core.signal_driver();
         }
     }
 }

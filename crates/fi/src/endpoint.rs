@@ -183,6 +183,11 @@ impl Endpoint {
         has_any
     }
 
+    /// Returns whether something waits to be sent.
+    pub(crate) const fn has_work(&self) -> bool {
+        !self.state.busy.is_empty()
+    }
+
     /// Handles what needs a system call to be seen: new peers, and the end of those that are there.
     pub(crate) fn progress_connections(&mut self) {
         self.requests.extend(self.listener.accept());

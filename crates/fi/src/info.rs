@@ -119,10 +119,7 @@ unsafe fn fits(hints: &Info) -> bool {
                 && ep.auth_key_size == 0
         })
         && domain.is_none_or(|domain| {
-            is_named(domain.name)
-                && domain.data_progress != PROGRESS_AUTO
-                && domain.cq_data_size <= 8
-                && domain.mr_key_size <= 8
+            is_named(domain.name) && domain.cq_data_size <= 8 && domain.mr_key_size <= 8
         })
 }
 

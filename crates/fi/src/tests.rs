@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "calls the functions of the tables as C code does")]
 
 mod atomics;
+mod auto;
 mod messages;
 mod processes;
 mod remote_memory;

@@ -5,19 +5,23 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use super::{
-    address_vector, atomic, counter, endpoint, fid, fid_ops, guard, hand_out, no_bind, no_control,
-    queue, region, take_back,
+    address_vector, atomic, code, counter, endpoint, fid, fid_ops, guard, hand_out, no_bind,
+    no_control, queue, region, take_back,
 };
-use crate::abi::constants::{CLASS_DOMAIN, EOTHER, MR_BASIC, MR_PROV_KEY, MR_VIRT_ADDR};
+use crate::abi::constants::{
+    CLASS_DOMAIN, EOTHER, MR_BASIC, MR_PROV_KEY, MR_VIRT_ADDR, PROGRESS_AUTO,
+};
 use crate::abi::tables::{DomainOps, FidOps, missing};
 use crate::abi::{Fid, FidDomain, FidFabric, Info};
-use crate::domain::Shared;
+use crate::domain::{Driver, Shared};
 
 /// A domain.
 #[repr(C)]
 pub(super) struct Domain {
     fid: FidDomain,
     pub(super) shared: Arc<Shared>,
+    /// Moves messages while the application does not, if it asks for that.
+    _driver: Option<Driver>,
     /// True if peers name bytes of regions by their addresses, and not from 0 on.
     pub(super) has_addresses: bool,
     /// True if the provider chooses the keys of regions.
@@ -46,18 +50,23 @@ pub(super) unsafe extern "C" fn open(
     out: *mut *mut FidDomain,
     context: *mut c_void,
 ) -> c_int {
-    guard(-EOTHER, || {
+    code(|| {
         // SAFETY: the caller passes an info of this provider.
-        let mode = unsafe { (*info).domain_attr.as_ref() }.map_or(0, |attr| attr.mr_mode);
+        let attr = unsafe { (*info).domain_attr.as_ref() };
+        let mode = attr.map_or(0, |attr| attr.mr_mode);
+        let is_auto = attr.is_some_and(|attr| attr.data_progress == PROGRESS_AUTO);
+        let shared = Arc::new(Shared::new());
+        let driver = is_auto.then(|| Driver::start(Arc::clone(&shared))).transpose();
         let domain = Domain {
             fid: FidDomain { fid: fid(CLASS_DOMAIN, context, &FID), ops: &OPS, mr: &region::OPS },
-            shared: Arc::new(Shared::new()),
+            shared,
+            _driver: driver.map_err(|error| error.raw_os_error().unwrap_or(EOTHER))?,
             has_addresses: mode & (MR_BASIC | MR_VIRT_ADDR) != 0,
             chooses_keys: mode & (MR_BASIC | MR_PROV_KEY) != 0,
         };
         // SAFETY: `out` is the caller's.
         unsafe { hand_out(domain, out) };
-        0
+        Ok(())
     })
 }
 

@@ -3,7 +3,7 @@ use std::ptr::null_mut;
 use super::side::Pair;
 use crate::abi::constants::*;
 
-fn write(pair: &Pair, bytes: &[u8], at: u64, key: u64, context: usize) {
+pub(super) fn write(pair: &Pair, bytes: &[u8], at: u64, key: u64, context: usize) {
     // SAFETY: tests keep the bytes until the completion.
     unsafe {
         let rma = &*(*pair.one.ep).rma;
@@ -14,7 +14,7 @@ fn write(pair: &Pair, bytes: &[u8], at: u64, key: u64, context: usize) {
     }
 }
 
-fn read(pair: &Pair, bytes: &mut [u8], at: u64, key: u64, context: usize) {
+pub(super) fn read(pair: &Pair, bytes: &mut [u8], at: u64, key: u64, context: usize) {
     // SAFETY: tests keep the bytes until the completion.
     unsafe {
         let rma = &*(*pair.one.ep).rma;

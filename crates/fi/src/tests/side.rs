@@ -35,11 +35,17 @@ fn check(code: c_int) {
 
 impl Side {
     pub(super) fn open() -> Self {
+        Self::open_with(PROGRESS_MANUAL)
+    }
+
+    /// Opens an endpoint in a domain with that progress.
+    pub(super) fn open_with(progress: c_int) -> Self {
         // SAFETY: the calls of a C program, in its order.
         unsafe {
             let provider = crate::provider::fi_prov_ini().cast::<Provider>();
             let mut info: *mut Info = null_mut();
             check(((*provider).getinfo)(1 << 16 | 17, null(), null(), 0, null(), &raw mut info));
+            (*(*info).domain_attr).data_progress = progress;
             let mut fabric: *mut FidFabric = null_mut();
             let attr = (*info).fabric_attr;
             check(((*provider).fabric)(attr, &raw mut fabric, null_mut()));
@@ -242,6 +248,12 @@ impl Side {
         unsafe { ((*(*self.counter).ops).read)(self.counter) }
     }
 
+    /// Closes the domain, with whatever is still open in it.
+    pub(super) fn close_domain(&self) {
+        // SAFETY: no test uses the domain afterwards.
+        unsafe { check(((*(*self.domain).fid.ops).close)(self.domain.cast())) };
+    }
+
     pub(super) fn close_endpoint(&self) {
         // SAFETY: no test uses the endpoint afterwards.
         unsafe { check(((*(*self.ep).fid.ops).close)(self.ep.cast())) };
@@ -259,7 +271,10 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn new() -> Self {
-        let (one, other) = (Side::open(), Side::open());
+        Self::of(Side::open(), Side::open())
+    }
+
+    pub(super) fn of(one: Side, other: Side) -> Self {
         let (to_other, to_one) = (one.learn(&other.name()), other.learn(&one.name()));
         Self { one, other, to_other, to_one }
     }
