@@ -1,11 +1,12 @@
 // Puts, gets and accumulates, with fences, locks and flushes.
 #include "check.h"
 
-/* Accumulates of TYPE by all ranks at once, in memory of rank 0. With the hint, MPICH leaves them to the network's atomic operations. */
-#define ACCUMULATES(TYPE, MPI_TYPE, OPERATION, FIRST, ALL) do { \
+/* Accumulates of TYPE by all ranks at once, in memory of rank 0. With the hints, MPICH leaves them to the network's atomic operations. */
+#define ACCUMULATES(TYPE, MPI_TYPE, OPERATION, NAME, FIRST, ALL) do { \
 	enum { N = 300 }; \
 	TYPE *values, mine[N], old[N]; \
 	MPI_Win w; \
+	MPI_Info_set(hint, "which_accumulate_ops", NAME); \
 	MPI_Win_allocate(N * sizeof(TYPE), sizeof(TYPE), hint, MPI_COMM_WORLD, &values, &w); \
 	for (int at = 0; at < N; at++) { \
 		values[at] = FIRST; \
@@ -16,7 +17,7 @@
 	MPI_Accumulate(mine, N, MPI_TYPE, 0, 0, N, MPI_TYPE, OPERATION, w); \
 	MPI_Win_flush_all(w); \
 	MPI_Barrier(MPI_COMM_WORLD); \
-	MPI_Get_accumulate(NULL, 0, MPI_TYPE, old, N, MPI_TYPE, 0, 0, N, MPI_TYPE, MPI_NO_OP, w); \
+	MPI_Get(old, N, MPI_TYPE, 0, 0, N, MPI_TYPE, w); \
 	MPI_Win_unlock_all(w); \
 	for (int at = 0; at < N; at++) \
 		CHECK(old[at] == (TYPE)(ALL)); \
@@ -26,18 +27,18 @@
 /* Integers have the operations on bits in addition. */
 #define INTEGERS(TYPE, MPI_TYPE) do { \
 	NUMBERS(TYPE, MPI_TYPE); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_BOR, 64, 64 | any); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_BAND, 7, 7 & all); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_BXOR, 64, 64 ^ odd); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_LAND, 9, 1); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_LOR, 0, 1); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_LXOR, 0, size % 2); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_BOR, "bor", 64, 64 | any); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_BAND, "band", 7, 7 & all); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_BXOR, "bxor", 64, 64 ^ odd); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_LAND, "land", 9, 1); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_LOR, "lor", 0, 1); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_LXOR, "lxor", 0, size % 2); \
 } while (0)
 #define NUMBERS(TYPE, MPI_TYPE) do { \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_SUM, 1, 1 + size * (size + 1) / 2); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_PROD, 1, product); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_MIN, 100, 1); \
-	ACCUMULATES(TYPE, MPI_TYPE, MPI_MAX, 0, size); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_SUM, "sum", 1, 1 + size * (size + 1) / 2); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_PROD, "prod", 1, product); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_MIN, "min", 100, 1); \
+	ACCUMULATES(TYPE, MPI_TYPE, MPI_MAX, "max", 0, size); \
 } while (0)
 
 static void accumulates(const char *answer)
@@ -63,6 +64,7 @@ static void accumulates(const char *answer)
 	INTEGERS(uint64_t, MPI_UINT64_T);
 	NUMBERS(float, MPI_FLOAT);
 	NUMBERS(double, MPI_DOUBLE);
+	MPI_Info_delete(hint, "which_accumulate_ops");
 	// A counter by compare and swap, and a token that ranks replace.
 	int64_t *counter, one, seen, wanted, was;
 	MPI_Win w;
