@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 pub(crate) const BYTES: usize = 48;
 /// "MPFI", with a version in the next four bytes.
 const MAGIC: [u8; 4] = *b"MPFI";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The address of an endpoint: the host that it is on, and a random number of its own.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -50,6 +50,16 @@ pub(crate) struct Completions {
     pub(crate) has_changed: bool,
 }
 
+impl Completions {
+    /// Adds one to a counter.
+    pub(crate) fn count(&mut self, counter: usize) {
+        if let Some(counter) = self.counters.get_mut(counter) {
+            counter.value += 1;
+            self.has_changed = true;
+        }
+    }
+}
+
 /// The kinds of operations that complete in different queues and counters.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Class {

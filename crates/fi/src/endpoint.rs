@@ -21,7 +21,7 @@ use crate::completion::{Bindings, Completions};
 use crate::matching::{Matched, Matching};
 use crate::memory::Buffer;
 use crate::network::{Network, Terms};
-use crate::peer::{Content, Finish, Link, Peer, RegionGone};
+use crate::peer::{Content, Finish, Link, Peer};
 use crate::region::Regions;
 pub(crate) use atomics::Atomic;
 pub(crate) use departures::{Message, Post, Transfer};
@@ -290,10 +290,7 @@ impl Endpoint {
                 self.state.peers[peer].is_listed = false;
                 continue;
             };
-            match self.state.flush(peer, &mut self.pairs[key].rings, domain) {
-                Ok(sent) => has_any |= sent,
-                Err(RegionGone) => self.end_pair(key, domain),
-            }
+            has_any |= self.state.flush(peer, &mut self.pairs[key].rings, domain);
             if self.state.peers[peer].has_work() {
                 self.state.busy.push(peer);
             } else {

@@ -24,6 +24,7 @@ const SUPPORTED: u64 = PRIMARY
     | MULTI_RECV
     | DIRECTED_RECV
     | SOURCE
+    | RMA_EVENT
     | LOCAL_COMM
     | REMOTE_COMM; // Open MPI asks for it always; peers on other hosts are refused one by one
 /// One ring to each peer carries everything in order; only what a read returns may be newer than a later write.
@@ -207,7 +208,8 @@ fn tx_attr(caps: u64, hints: Option<&TxAttr>) -> TxAttr {
 }
 
 fn rx_attr(caps: u64, hints: Option<&RxAttr>) -> RxAttr {
-    let mine = PRIMARY | RECV | REMOTE_READ | REMOTE_WRITE | MULTI_RECV | DIRECTED_RECV | SOURCE;
+    let remote = REMOTE_READ | REMOTE_WRITE | RMA_EVENT;
+    let mine = PRIMARY | RECV | remote | MULTI_RECV | DIRECTED_RECV | SOURCE;
     RxAttr {
         caps: caps & mine,
         mode: 0,

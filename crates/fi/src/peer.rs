@@ -94,6 +94,16 @@ impl Departure {
         self.sent
     }
 
+    /// Returns the record that fails the peer's read, whose region is gone, in place of the rest of the stream.
+    pub(crate) const fn cut(&self, error: c_int) -> Head {
+        let error = error.unsigned_abs();
+        if self.has_begun {
+            Head::new(Kind::Cut, 0, 0, error as u64)
+        } else {
+            Head::new(Kind::ReadFailed, 0, error as usize, self.head.words[1])
+        }
+    }
+
     /// Copies the caller's bytes, so that the caller may use its memory again.
     pub(crate) fn keep(&mut self) {
         if let Content::Lent(buffer) = self.content {

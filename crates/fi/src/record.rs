@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     Data,
     /// More of a stream.
     More,
+    /// Ends a stream of `Data` that its sender cannot continue. Second word: the error.
+    Cut,
     /// Writes to a region. Second word: its key; then the address, and data if it has any.
     Write,
     /// Asks for bytes of a region. Second word: its key; then the address and the requester's handle.
@@ -39,7 +41,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Tagged,
         Self::Plain,
         Self::TaggedRts,
@@ -47,6 +49,7 @@ impl Kind {
         Self::Cts,
         Self::Data,
         Self::More,
+        Self::Cut,
         Self::Write,
         Self::Read,
         Self::Atomic,

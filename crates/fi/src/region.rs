@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::completion::Class;
 use crate::memory::Buffer;
 
 /// A registered region.
@@ -12,6 +13,8 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) is_readable: bool,
     pub(crate) is_writable: bool,
+    /// The counters of peers' reads and writes.
+    pub(crate) counters: [Option<usize>; 2],
 }
 
 /// The regions of a domain by their keys.
@@ -40,6 +43,18 @@ impl Regions {
         self.by_key.remove(&key);
     }
 
+    /// Counts peers' operations of a class on a region; others are counted by endpoints alone.
+    pub(crate) fn bind(&mut self, key: u64, class: Class, counter: usize) {
+        if let (Some(region), Some(at)) = (self.by_key.get_mut(&key), counter_of(class)) {
+            region.counters[at] = Some(counter);
+        }
+    }
+
+    /// Returns the counter that is bound to a region for a class of operations.
+    pub(crate) fn counter(&self, key: u64, class: Class) -> Option<usize> {
+        self.by_key.get(&key)?.counters[counter_of(class)?]
+    }
+
     /// Returns the bytes at `address` that a peer may write.
     pub(crate) fn writable(&self, key: u64, address: u64, length: usize) -> Option<Buffer> {
         self.by_key.get(&key).filter(|region| region.is_writable)?.range(address, length)
@@ -48,6 +63,14 @@ impl Regions {
     /// Returns the bytes at `address` that a peer may read.
     pub(crate) fn readable(&self, key: u64, address: u64, length: usize) -> Option<Buffer> {
         self.by_key.get(&key).filter(|region| region.is_readable)?.range(address, length)
+    }
+}
+
+const fn counter_of(class: Class) -> Option<usize> {
+    match class {
+        Class::RemoteRead => Some(0),
+        Class::RemoteWrite => Some(1),
+        _ => None,
     }
 }
 
@@ -69,7 +92,9 @@ mod tests {
         // SAFETY: the array outlives the regions, which are only read.
         #[expect(unsafe_code, reason = "lends an array")]
         let buffer = unsafe { Buffer::new(bytes.as_ptr() as usize, 4) };
-        let region = || Region { buffer, base: 100, is_readable: true, is_writable: false };
+        let counters = [None; 2];
+        let region =
+            || Region { buffer, base: 100, is_readable: true, is_writable: false, counters };
         let mut regions = Regions::default();
         let key = regions.add(None, region()).unwrap();
         assert_eq!(regions.add(Some(key), region()), None);

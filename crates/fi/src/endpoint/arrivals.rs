@@ -93,6 +93,7 @@ impl State {
                 let inbound = self.peers[peer].inbound.take().ok_or(Corrupt)?;
                 self.fill(inbound, &arrival, 0, domain)
             }
+            Kind::Cut => self.on_cut(&arrival, domain),
             Kind::Data => self.on_data(&arrival, domain),
             Kind::Write => self.on_write(&arrival, domain),
             Kind::Read => self.on_read(&arrival, domain),
@@ -199,6 +200,20 @@ impl State {
         self.begin(inbound, arrival, 0, domain)
     }
 
+    fn on_cut(&mut self, arrival: &Arrival<'_>, domain: &mut Domain<'_>) -> Result<(), Corrupt> {
+        let error = i32::try_from(arrival.second).map_err(|_| Corrupt)?.max(1);
+        match self.peers[arrival.peer].inbound.take() {
+            Some(Inbound { target: Target::Read(_, finish), .. }) => {
+                self.fail(finish, error, domain.out);
+                Ok(())
+            }
+            other => {
+                self.peers[arrival.peer].inbound = other;
+                Err(Corrupt)
+            }
+        }
+    }
+
     fn take_landing(&mut self, arrival: &Arrival<'_>) -> Result<Landing, Corrupt> {
         let handle = usize::try_from(arrival.second).map_err(|_| Corrupt)?;
         match self.landings.get(handle) {
@@ -226,7 +241,7 @@ impl State {
             let content = Content::Region { key, address, length };
             self.peers[peer].departures.push_back(Departure::new(head, content, End::Nothing));
             let entry = Entry::of(0, RMA | REMOTE_READ);
-            self.bindings.complete(domain.out, Class::RemoteRead, false, entry);
+            self.serve(key, Class::RemoteRead, false, entry, domain);
         } else {
             self.peers[peer].fail_read(handle, EACCES);
         }
@@ -345,17 +360,32 @@ impl State {
                 self.bindings.complete(domain.out, finish.class, finish.reports, finish.entry);
             }
             Target::Unexpected(key) => self.complete_unexpected(key, domain.out),
-            Target::Region { data, .. } => {
+            Target::Region { key, data, .. } => {
                 let entry = Entry {
                     length: inbound.length,
                     data: data.unwrap_or(0),
                     source: self.source(peer),
                     ..Entry::of(0, RMA | REMOTE_WRITE | REMOTE_CQ_DATA)
                 };
-                self.bindings.complete(domain.out, Class::RemoteWrite, data.is_some(), entry);
+                self.serve(key, Class::RemoteWrite, data.is_some(), entry, domain);
             }
             Target::Refused | Target::Discard => {}
         }
         Ok(())
+    }
+
+    /// Completes a peer's operation on a region, and counts it there as well.
+    pub(super) fn serve(
+        &self,
+        key: u64,
+        class: Class,
+        reports: bool,
+        entry: Entry,
+        domain: &mut Domain<'_>,
+    ) {
+        if let Some(counter) = domain.regions.counter(key, class) {
+            domain.out.count(counter);
+        }
+        self.bindings.complete(domain.out, class, reports, entry);
     }
 }

@@ -166,7 +166,7 @@ impl State {
                 (Class::RemoteWrite, REMOTE_WRITE)
             };
             let entry = Entry::of(0, ATOMIC | flag);
-            self.bindings.complete(domain.out, class, false, entry);
+            self.serve(key, class, false, entry, domain);
         }
         self.answer_atomic(arrival.peer, old, fetches.then_some(handle))
     }

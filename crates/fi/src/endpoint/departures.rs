@@ -5,12 +5,15 @@ use std::ffi::c_int;
 use midplane_simhw::shm::rings::RingPair;
 
 use super::{Announced, Domain, Endpoint, Landing, State};
-use crate::abi::constants::{EAGAIN, EINVAL, EMSGSIZE, MSG, READ, RMA, SEND, TAGGED, WRITE};
+use crate::abi::constants::{
+    EACCES, EAGAIN, EINVAL, EMSGSIZE, MSG, READ, RMA, SEND, TAGGED, WRITE,
+};
 use crate::completion::{Class, Completions, Entry};
 use crate::matching;
 use crate::memory::Buffer;
 use crate::peer::{Content, Departure, ENTRY, End, Finish, Link, RegionGone};
 use crate::record::{CONFIRM, HAS_DATA, Head, Kind, MAX_LENGTH};
+use crate::region::Regions;
 
 /// Most bytes of a message that is sent before it is asked for. A longer one would be copied twice if it came early.
 const EAGER: usize = 64 * 1024;
@@ -151,7 +154,7 @@ impl Endpoint {
         departure: &mut Departure,
         domain: &mut Domain<'_>,
     ) -> bool {
-        if self.state.peers[peer].departures.is_empty()
+        if !self.state.peers[peer].has_work()
             && let Link::Open(key) = self.state.peers[peer].link
         {
             let rings = &mut self.pairs[key].rings;
@@ -237,29 +240,44 @@ impl State {
         number: usize,
         rings: &mut RingPair,
         domain: &mut Domain<'_>,
-    ) -> Result<bool, RegionGone> {
+    ) -> bool {
         let mut has_any = false;
-        while let Some(head) = self.peers[number].control.front() {
-            let mut departure = Departure::new(*head, Content::Copied([].into()), End::Nothing);
-            if !departure.advance(&mut rings.sender, domain.regions)? {
-                break;
-            }
-            has_any = true;
-            self.peers[number].control.pop_front();
-        }
-        while let Some(departure) = self.peers[number].departures.front_mut() {
+        while self.flush_control(number, rings, domain.regions, &mut has_any) {
+            let Some(departure) = self.peers[number].departures.front_mut() else { break };
             let before = departure.sent();
-            let is_sent = departure.advance(&mut rings.sender, domain.regions)?;
-            has_any |= is_sent || departure.sent() > before;
-            if !is_sent {
+            let advanced = departure.advance(&mut rings.sender, domain.regions);
+            has_any |= advanced.as_ref().is_ok_and(|is_sent| *is_sent) || departure.sent() > before;
+            if matches!(advanced, Ok(false)) {
                 break;
             }
-            let departure = self.peers[number].departures.pop_front();
-            self.finish(number, departure.map_or(End::Nothing, |sent| sent.end), domain.out);
+            let Some(departure) = self.peers[number].departures.pop_front() else { break };
+            match advanced {
+                Ok(_) => self.finish(number, departure.end, domain.out),
+                Err(RegionGone) => self.peers[number].control.push_back(departure.cut(EACCES)),
+            }
         }
         if has_any && rings.sender.must_wake() {
             rings.wake();
         }
-        Ok(has_any)
+        has_any
+    }
+
+    /// Sends the records that go before streams; returns whether all are sent.
+    fn flush_control(
+        &mut self,
+        number: usize,
+        rings: &mut RingPair,
+        regions: &Regions,
+        has_any: &mut bool,
+    ) -> bool {
+        while let Some(head) = self.peers[number].control.front() {
+            let mut departure = Departure::new(*head, Content::Copied([].into()), End::Nothing);
+            if !departure.advance(&mut rings.sender, regions).unwrap_or(false) {
+                return false;
+            }
+            *has_any = true;
+            self.peers[number].control.pop_front();
+        }
+        true
     }
 }

@@ -5,13 +5,16 @@ use std::mem::size_of;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use super::counter::CounterObject;
 use super::domain::Domain;
 use super::{code, fid, fid_ops, guard, hand_out, take_back};
 use crate::abi::constants::{
-    CLASS_MR, EBUSY, EINVAL, ENABLE, ENOSYS, EOTHER, REMOTE_READ, REMOTE_WRITE,
+    CLASS_CNTR, CLASS_EP, CLASS_MR, EBUSY, EINVAL, ENABLE, ENOSYS, EOTHER, REMOTE_READ,
+    REMOTE_WRITE,
 };
 use crate::abi::tables::{FidOps, MrOps};
 use crate::abi::{Fid, FidMr, MrAttr};
+use crate::completion::Class;
 use crate::domain::Shared;
 use crate::memory::Buffer;
 use crate::region::Region;
@@ -45,6 +48,7 @@ unsafe fn register(
         base: if domain.has_addresses { vector.iov_base as u64 } else { offset },
         is_readable: access & REMOTE_READ != 0,
         is_writable: access & REMOTE_WRITE != 0,
+        counters: [None; 2],
     };
     let wanted = (!domain.chooses_keys).then_some(requested);
     let key = domain.shared.lock().regions.add(wanted, region).ok_or(EBUSY)?;
@@ -118,9 +122,27 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Binds a region to an endpoint or a counter. Writes count in the endpoint's counters, not in the region's.
-unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
-    0
+/// Binds a region to a counter of peers' reads or writes, or to an endpoint, which changes nothing.
+unsafe extern "C" fn bind(fid: *mut Fid, bound: *mut Fid, flags: u64) -> c_int {
+    code(|| {
+        // SAFETY: the region is the caller's, and so is the other object, whose class says what it is.
+        let (registration, class) = unsafe { (&*fid.cast::<Registration>(), (*bound).class) };
+        match class {
+            CLASS_EP => return Ok(()),
+            CLASS_CNTR => {}
+            _ => return Err(EINVAL),
+        }
+        // SAFETY: as above.
+        let counter = unsafe { (*bound.cast::<CounterObject>()).key };
+        let mut core = registration.shared.lock();
+        for (flag, class) in [(REMOTE_READ, Class::RemoteRead), (REMOTE_WRITE, Class::RemoteWrite)]
+        {
+            if flags & flag != 0 {
+                core.regions.bind(registration.fid.key, class, counter);
+            }
+        }
+        Ok(())
+    })
 }
 
 unsafe extern "C" fn control(_: *mut Fid, command: c_int, _: *mut c_void) -> c_int {

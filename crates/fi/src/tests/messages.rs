@@ -179,7 +179,7 @@ fn records_that_no_correct_peer_writes_end_their_sender_alone() {
     let pair = Pair::new();
     let name = Address::parse(&pair.other.name()).unwrap().name();
     let (payload, mut number) = ([0xff; 100], 0);
-    for kind in (0..15).chain([255]) {
+    for kind in (0..16).chain([255]) {
         for length in [0, 1, 100, 1 << 21, (1 << 40) + 1, (1 << 48) - 1] {
             for bytes in [0, 7, 8, 16, 100] {
                 number += 1;

@@ -72,3 +72,61 @@ fn nothing_outside_a_region_is_touched() {
     assert_eq!(&got, b"four");
     assert!(pair.one.poll().is_none());
 }
+
+#[test]
+fn a_region_that_is_closed_while_a_peer_reads_it_fails_those_reads_alone() {
+    const LENGTH: usize = 1 << 20;
+    let pair = Pair::new();
+    let (mut gone, mut stays) = (vec![1; LENGTH], vec![2; LENGTH]);
+    let region = pair.other.register(&mut gone, 42);
+    pair.other.register(&mut stays, 43);
+    write(&pair, &[2], 0, 43, 1);
+    pair.drive(1);
+    let mut got = [(); 4].map(|()| vec![0; LENGTH]);
+    for (at, (buffer, key)) in got.iter_mut().zip([42, 42, 43, 42]).enumerate() {
+        read(&pair, buffer, 0, key, at);
+    }
+    // The ring takes a part of the first; the others wait.
+    (0..2000).for_each(|_| assert!(pair.other.poll().is_none()));
+    // SAFETY: the region is not used afterwards.
+    unsafe { ((*(*region).fid.ops).close)(region.cast()) };
+    let [mut ends, _] = pair.drive(4);
+    ends.sort_by_key(|(entry, ..)| entry.op_context as usize);
+    let errors: Vec<_> = ends.iter().map(|(_, error, _)| *error).collect();
+    assert_eq!(errors, [EACCES, EACCES, 0, EACCES]);
+    assert_eq!(got[2], stays);
+    assert_eq!((got[0][0], got[0][LENGTH - 1], got[1][0]), (1, 0, 0));
+    // Both still send to each other.
+    write(&pair, &[3; 10], 0, 43, 1);
+    let [ends, _] = pair.drive(1);
+    assert_eq!((ends[0].1, stays[9], stays[10]), (0, 3, 2));
+    let mut got = [0; 4];
+    pair.one.receive(ADDR_UNSPEC, (1, 0), &mut got, 4);
+    assert_eq!(pair.other.send(pair.to_one, 1, b"four", 0, 5), 0);
+    assert!(pair.drive(2).iter().flatten().all(|(_, error, _)| *error == 0));
+    assert_eq!(&got, b"four");
+}
+
+#[test]
+fn operations_of_peers_count_in_the_counters_of_their_region() {
+    let pair = Pair::new();
+    let (mut memory, mut other) = (vec![0; 100], vec![0; 100]);
+    let region = pair.other.register(&mut memory, 42);
+    pair.other.register(&mut other, 43);
+    let counters = [(); 2].map(|()| pair.other.open_counter());
+    for (counter, flag) in counters.into_iter().zip([REMOTE_READ, REMOTE_WRITE]) {
+        // SAFETY: the region and the counter are open.
+        let code = unsafe { ((*(*region).fid.ops).bind)(region.cast(), counter.cast(), flag) };
+        assert_eq!(code, 0);
+    }
+    let mut got = [0; 10];
+    for key in [42, 43, 42, 42] {
+        write(&pair, &[1; 10], 0, key, 1);
+        pair.drive(1);
+    }
+    read(&pair, &mut got, 0, 42, 1);
+    pair.drive(1);
+    read(&pair, &mut got, 95, 42, 1);
+    assert_eq!(pair.drive(1)[0][0].1, EACCES);
+    assert_eq!(counters.map(|counter| pair.other.value(counter)), [1, 3]);
+}

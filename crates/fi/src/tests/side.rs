@@ -63,8 +63,7 @@ impl Side {
             let mut attr: CqAttr = zeroed();
             (attr.format, attr.wait_obj) = (CQ_FORMAT_TAGGED, WAIT_FD);
             check(((*ops).cq_open)(domain, &raw mut attr, &raw mut side.cq, null_mut()));
-            let mut attr: CntrAttr = zeroed();
-            check(((*ops).cntr_open)(domain, &raw mut attr, &raw mut side.counter, null_mut()));
+            side.counter = side.open_counter();
             check(((*ops).endpoint)(domain, info, &raw mut side.ep, null_mut()));
             side.bind(side.cq.cast(), SEND | RECV);
             side.bind(side.counter.cast(), WRITE | READ);
@@ -72,6 +71,17 @@ impl Side {
             check(((*(*side.ep).fid.ops).control)(side.ep.cast(), ENABLE, null_mut()));
             side
         }
+    }
+
+    pub(super) fn open_counter(&self) -> *mut FidCntr {
+        let mut counter = null_mut();
+        // SAFETY: the domain is open, and zeros are valid attributes.
+        unsafe {
+            let mut attr: CntrAttr = zeroed();
+            let open = (*(*self.domain).ops).cntr_open;
+            check(open(self.domain, &raw mut attr, &raw mut counter, null_mut()));
+        }
+        counter
     }
 
     fn bind(&self, to: *mut Fid, flags: u64) {
@@ -244,8 +254,12 @@ impl Side {
 
     /// Returns the value of the counter of reads and writes.
     pub(super) fn count(&self) -> u64 {
+        self.value(self.counter)
+    }
+
+    pub(super) fn value(&self, counter: *mut FidCntr) -> u64 {
         // SAFETY: the counter is open.
-        unsafe { ((*(*self.counter).ops).read)(self.counter) }
+        unsafe { ((*(*counter).ops).read)(counter) }
     }
 
     /// Closes the domain, with whatever is still open in it.

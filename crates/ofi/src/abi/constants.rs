@@ -21,6 +21,8 @@ pub const DELIVERY_COMPLETE: u64 = 1 << 28;
 pub const MATCH_COMPLETE: u64 = 1 << 31;
 pub const LOCAL_COMM: u64 = 1 << 51;
 pub const REMOTE_COMM: u64 = 1 << 52;
+/// Of capabilities: peers' operations on memory are counted.
+pub const RMA_EVENT: u64 = 1 << 56;
 pub const SOURCE: u64 = 1 << 57;
 /// Of messages: discard the message that a peek finds.
 pub const DISCARD: u64 = 1 << 58;
