@@ -110,7 +110,7 @@ impl Endpoint {
             peers: Vec::new(),
             by_endpoint: BTreeMap::new(),
             routes: Vec::new(),
-            matching: Matching::new(LEAST_MULTI),
+            matching: Matching::new(LEAST_MULTI, getrandom::u64()?),
             landings: Slab::new(),
             announced: Slab::new(),
             busy: Vec::new(),

@@ -3,15 +3,25 @@
 //! A message matches the oldest posted receive that wants it, and a receive the oldest message that it wants. Tagged
 //! messages and those without a tag never match each other's receives.
 
+mod index;
 mod multi;
+mod posted;
 
 use std::collections::VecDeque;
 
 use slab::Slab;
 
+use index::Index;
+use posted::Posted;
+
 use crate::abi::constants::ADDR_UNSPEC;
 use crate::memory::Buffer;
 pub(crate) use multi::Multi;
+
+/// Receives, or messages, that are searched one by one: up to so many, that is as fast as a hash.
+const FEW: usize = 16;
+/// Most tables of unexpected messages, each for patterns that leave other bits open.
+const MAX_TABLES: usize = 8;
 
 /// The two kinds of messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -89,15 +99,31 @@ pub(crate) struct Unexpected {
     pub(crate) receiver: Option<Matched>,
     /// True if no receive gets it.
     pub(crate) is_discarded: bool,
+    /// The message's age: the oldest has the smallest.
+    stamp: u64,
+    /// True while searches find the message.
+    is_listed: bool,
     /// The context of the peek that has claimed the message.
     claim: Option<usize>,
 }
 
+/// The unexpected messages of one kind that searches find.
+#[derive(Debug)]
+struct Waiting {
+    few: VecDeque<usize>,
+    /// Messages, while they are too many for the list, which is empty then.
+    many: usize,
+    index: Index,
+}
+
 /// The posted receives and the unexpected messages of an endpoint.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Matching {
-    posted: [VecDeque<Receive>; 2],
-    unexpected: [VecDeque<usize>; 2],
+    posted: [Posted; 2],
+    waiting: [Waiting; 2],
+    /// Messages that a peek has claimed.
+    claimed: Vec<usize>,
+    kept: u64,
     /// Unexpected messages, and those whose receive waits for the rest of them.
     pub(crate) messages: Slab<Unexpected>,
     pub(crate) multis: Slab<Multi>,
@@ -108,28 +134,32 @@ pub(crate) struct Matching {
 }
 
 impl Matching {
-    pub(crate) fn new(least_multi: usize) -> Self {
-        Self { least_multi, ..Self::default() }
+    /// Makes the state of an endpoint; the seed is of hashes.
+    pub(crate) const fn new(least_multi: usize, seed: u64) -> Self {
+        Self {
+            posted: [Posted::new(seed), Posted::new(seed)],
+            waiting: [Waiting::new(seed), Waiting::new(seed)],
+            claimed: Vec::new(),
+            kept: 0,
+            messages: Slab::new(),
+            multis: Slab::new(),
+            released: Vec::new(),
+            least_multi,
+        }
     }
 
     pub(crate) fn post(&mut self, receive: Receive) {
-        self.posted[receive.pattern.kind as usize].push_back(receive);
+        self.posted[receive.pattern.kind as usize].push(receive);
     }
 
     /// Takes the oldest receive that wants a message from `source`, or a part of its buffer.
     #[inline]
     pub(crate) fn arrive(&mut self, envelope: Envelope, source: u64) -> Option<Matched> {
         let queue = envelope.kind as usize;
-        let mut at = 0;
-        while let Some(receive) = self.posted[queue].get(at) {
-            if !receive.pattern.wants(envelope.tag, source) {
-                at += 1;
-                continue;
-            }
-            let receive = *receive;
+        while let Some((place, receive)) = self.posted[queue].find(envelope.tag, source) {
             let (matched, stays) = self.give(&receive, envelope);
             if !stays {
-                self.posted[queue].remove(at);
+                self.posted[queue].remove(place);
             }
             if matched.is_some() {
                 return matched;
@@ -175,46 +205,55 @@ impl Matching {
 
     /// Keeps a message that no receive wants; returns its key.
     pub(crate) fn keep(&mut self, envelope: Envelope, body: Body) -> usize {
-        let message =
-            Unexpected { envelope, body, receiver: None, is_discarded: false, claim: None };
-        let key = self.messages.insert(message);
-        self.unexpected[envelope.kind as usize].push_back(key);
+        self.kept += 1;
+        let key = self.messages.insert(Unexpected {
+            envelope,
+            body,
+            receiver: None,
+            is_discarded: false,
+            stamp: self.kept,
+            is_listed: true,
+            claim: None,
+        });
+        self.waiting[envelope.kind as usize].push(key, &self.messages);
         key
     }
 
-    /// Returns the key of the oldest unexpected message that a pattern wants and no peek has claimed.
-    pub(crate) fn find(&self, pattern: &Pattern, source: impl Fn(usize) -> u64) -> Option<usize> {
-        self.unexpected[pattern.kind as usize].iter().copied().find(|key| {
-            let Unexpected { envelope, claim, .. } = &self.messages[*key];
-            claim.is_none() && pattern.wants(envelope.tag, source(envelope.peer))
-        })
+    /// Returns the key of the oldest unexpected message that a pattern wants and no peek has claimed. The pattern's source
+    /// is the number of a peer.
+    pub(crate) fn find(&mut self, pattern: &Pattern) -> Option<usize> {
+        self.waiting[pattern.kind as usize].find(pattern, &self.messages)
     }
 
     /// Reserves an unexpected message for the receive that names the same context.
     pub(crate) fn claim(&mut self, key: usize, context: usize) {
+        self.unlist(key);
         self.messages[key].claim = Some(context);
+        self.claimed.push(key);
     }
 
     /// Returns the key of the message that was claimed with a context.
     pub(crate) fn claimed(&self, kind: Kind, context: usize) -> Option<usize> {
-        let is_it = |key: &usize| self.messages[*key].claim == Some(context);
-        self.unexpected[kind as usize].iter().copied().find(is_it)
+        self.claimed.iter().copied().find(|key| {
+            let Unexpected { envelope, claim, .. } = &self.messages[*key];
+            *claim == Some(context) && envelope.kind == kind
+        })
     }
 
-    /// Takes a message out of the order of the unexpected ones; it stays under its key.
+    /// Hides a message from searches; it stays under its key.
     pub(crate) fn unlist(&mut self, key: usize) {
-        let queue = &mut self.unexpected[self.messages[key].envelope.kind as usize];
-        if let Some(at) = queue.iter().position(|listed| *listed == key) {
-            queue.remove(at);
+        let message = &mut self.messages[key];
+        if message.claim.take().is_some() {
+            self.claimed.retain(|claimed| *claimed != key);
+        }
+        if std::mem::take(&mut message.is_listed) {
+            self.waiting[message.envelope.kind as usize].remove(key, message);
         }
     }
 
     /// Takes back the receive that was posted with a context.
     pub(crate) fn cancel(&mut self, context: usize) -> Option<Receive> {
-        let receive = self.posted.iter_mut().find_map(|queue| {
-            let at = queue.iter().position(|receive| receive.context == context)?;
-            queue.remove(at)
-        })?;
+        let receive = self.posted.iter_mut().find_map(|posted| posted.cancel(context))?;
         if let Some(key) = receive.multi {
             self.retire(key);
         }
@@ -230,16 +269,8 @@ impl Matching {
 
     /// Takes all receives that only messages from `source` match.
     pub(crate) fn take_posted_of(&mut self, source: u64) -> Vec<Receive> {
-        let mut taken = Vec::new();
-        for queue in &mut self.posted {
-            queue.retain(|receive| {
-                let is_of = source != ADDR_UNSPEC && receive.pattern.source == source;
-                if is_of {
-                    taken.push(*receive);
-                }
-                !is_of
-            });
-        }
+        let taken: Vec<_> =
+            self.posted.iter_mut().flat_map(|posted| posted.take_of(source)).collect();
         taken.iter().filter_map(|receive| receive.multi).for_each(|key| self.retire(key));
         taken
     }
@@ -261,6 +292,62 @@ impl Matching {
             waiting.extend(self.messages.remove(key).receiver);
         }
         waiting
+    }
+}
+
+impl Waiting {
+    const fn new(seed: u64) -> Self {
+        Self { few: VecDeque::new(), many: 0, index: Index::new(seed) }
+    }
+
+    fn push(&mut self, key: usize, messages: &Slab<Unexpected>) {
+        if self.many == 0 && self.few.len() < FEW {
+            return self.few.push_back(key);
+        }
+        self.many += self.few.len() + 1;
+        // There is no table until a search opens one.
+        self.few.clear();
+        let Unexpected { envelope, stamp, .. } = &messages[key];
+        self.index.add_message(envelope.tag, envelope.peer as u64, (*stamp, key));
+    }
+
+    #[inline]
+    fn find(&mut self, pattern: &Pattern, messages: &Slab<Unexpected>) -> Option<usize> {
+        let wants = |message: &Unexpected| {
+            pattern.wants(message.envelope.tag, message.envelope.peer as u64)
+        };
+        if self.many == 0 {
+            return self.few.iter().copied().find(|key| wants(&messages[*key]));
+        }
+        let is_listed =
+            |message: &Unexpected| message.is_listed && message.envelope.kind == pattern.kind;
+        let listed = messages.iter().filter(|(_, message)| is_listed(message));
+        if !self.index.has(pattern) {
+            if self.index.tables() == MAX_TABLES {
+                let wanted = listed.filter(|(_, message)| wants(message));
+                return wanted.min_by_key(|(_, message)| message.stamp).map(|(key, _)| key);
+            }
+            let entries = listed.map(|(key, Unexpected { envelope, stamp, .. })| {
+                (envelope.tag, envelope.peer as u64, (*stamp, key))
+            });
+            self.index.open(pattern, entries);
+        }
+        self.index.oldest_wanted(pattern)
+    }
+
+    fn remove(&mut self, key: usize, message: &Unexpected) {
+        if self.many == 0 {
+            if let Some(at) = self.few.iter().position(|listed| *listed == key) {
+                self.few.remove(at);
+            }
+            return;
+        }
+        let Unexpected { envelope, stamp, .. } = message;
+        self.index.remove_message(envelope.tag, envelope.peer as u64, *stamp);
+        self.many -= 1;
+        if self.many == 0 {
+            self.index.clear();
+        }
     }
 }
 

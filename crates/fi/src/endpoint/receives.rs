@@ -109,8 +109,15 @@ impl Endpoint {
 }
 
 impl State {
-    fn find(&self, pattern: &Pattern) -> Option<usize> {
-        self.matching.find(pattern, |peer| self.source(peer))
+    /// Returns the key of the oldest message that a pattern wants.
+    fn find(&mut self, pattern: &Pattern) -> Option<usize> {
+        let mut pattern = *pattern;
+        if pattern.source != ADDR_UNSPEC {
+            let route = self.routes.get(usize::try_from(pattern.source).ok()?)?.as_ref()?;
+            let peer = route.1.filter(|peer| self.source(*peer) == pattern.source)?;
+            pattern.source = peer as u64;
+        }
+        self.matching.find(&pattern)
     }
 
     fn describe(&self, envelope: &Envelope, entry: Entry) -> Entry {
