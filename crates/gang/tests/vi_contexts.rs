@@ -56,7 +56,7 @@ fn in_the_middle<F: Future<Output = Scene> + Send + 'static>(
     work: impl FnOnce(Scene) -> F + Send + 'static,
 ) {
     let plan = plan();
-    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let mut world = world(&plan);
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let place = Arc::clone(&shown);
@@ -393,7 +393,7 @@ proptest! {
 /// Restores a context of [`example`]'s job, whatever it says, and lets the NICs go on.
 fn take(changed: InterfacesContext) {
     let plan = plan();
-    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let mut world = world(&plan);
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     finish(&mut world, String::new, async move {
         let programs = connect(&hosts, &plan).await;

@@ -11,6 +11,7 @@ use crate::vis::{
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::profile::DmaCost;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::SimHost;
 use proptest::prelude::*;
@@ -35,7 +36,7 @@ fn leg(
     from: Option<Cut>,
     cut_at: Option<u64>,
 ) -> (Option<Cut>, Vec<Totals>) {
-    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let mut world = world(&plan);
     let hosts: Vec<SimHost> = places.iter().map(|node| world.host(*node)).collect();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let place = Arc::clone(&shown);
@@ -127,7 +128,7 @@ fn check_rollback(seed: u64) {
     let plan = Plan { seed, rdma: true, levels: ALL, count: 25, ..Plan::default() };
     let home = [NodeId(0), NodeId(1)];
     let whole = leg(plan, &home, None, None).1;
-    let mut world = world(plan.nodes, plan.seed, BAD);
+    let mut world = world(&Plan { faults: BAD, ..plan });
     let hosts: Vec<SimHost> = home.iter().map(|node| world.host(*node)).collect();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let place = Arc::clone(&shown);
@@ -184,10 +185,11 @@ proptest! {
 
     #[test]
     fn a_job_that_wanders_ends_as_it_would_have_here(
-        seed in 0_u64..1_000_000, ranks in 2_u16..6, legs in 1_u32..6, bad: bool,
+        seed in 0_u64..1_000_000, ranks in 2_u16..6, legs in 1_u32..6, bad: bool, byte_ps in 80_u32..100_000,
     ) {
         let faults = if bad { BAD } else { Faults::NONE };
         let plan = Plan { seed, ranks, nodes: 4, faults, rdma: true, levels: ALL, count: 20, ..Plan::default() };
+        let plan = Plan { scatter: DmaCost { setup_ns: 300, byte_ps }, ..plan };
         let home: Vec<NodeId> = (0..ranks).map(|rank| NodeId(rank % 2)).collect();
         let whole = leg(Plan { faults: Faults::NONE, ..plan }, &home, None, None).1;
         prop_assert_eq!(wander(plan, legs), whole);

@@ -3,6 +3,7 @@
 
 use crate::vis::{ALL, BAD, Plan, run, run_resident};
 use midplane_simhw::fault::Faults;
+use midplane_simhw::profile::DmaCost;
 use midplane_via::attributes::Reliability;
 use proptest::prelude::*;
 
@@ -41,9 +42,11 @@ proptest! {
 
     #[test]
     fn nothing_is_lost_doubled_or_reordered_in_a_bad_network(
-        seed in 0_u64..1_000_000, ranks in 2_u16..5, rdma: bool,
+        seed in 0_u64..1_000_000, ranks in 2_u16..5, rdma: bool, byte_ps in 80_u32..100_000,
     ) {
-        let plan = Plan { seed, ranks, nodes: ranks, rdma, levels: ALL, count: 15, ..Plan::default() };
+        let scatter = DmaCost { setup_ns: 300, byte_ps };
+        let plan = Plan { ranks, nodes: ranks, rdma, levels: ALL, count: 15, ..Plan::default() };
+        let plan = Plan { seed, scatter, ..plan };
         let (never, _) = run(plan, false);
         prop_assert_eq!(run(Plan { faults: BAD, ..plan }, true).0, never);
     }

@@ -1,11 +1,10 @@
 //! What is refused halfway, or of a process's own part: nothing is lost by it.
 
 use crate::vis::interfaces::{Interfaces, PortControl, RankPort, SaveError};
-use crate::vis::{CHECKPOINTER, PORT_SUSPENDER, attributes, finish, world};
+use crate::vis::{CHECKPOINTER, PORT_SUSPENDER, Plan, attributes, finish, world};
 use midplane_gang::names::{JobId, Rank};
 use midplane_gang::port_suspender::PortSuspender;
 use midplane_gang::process::SuspendHandle;
-use midplane_simhw::fault::Faults;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::PortOptions;
 use midplane_simhw::sim::SimHost;
@@ -31,7 +30,7 @@ async fn process(host: &SimHost) -> (Nic, ViId) {
 /// A job that names one port twice: what it was saved with is forgotten when its turn comes again.
 #[test]
 fn what_was_saved_is_handed_over_when_only_some_of_it_is_forgotten() {
-    let mut world = world(2, 1, Faults::NONE);
+    let mut world = world(&Plan::default());
     let hosts = [0, 1].map(|node| world.host(NodeId(node)));
     finish(&mut world, String::new, async move {
         let mut nics = Vec::new();
@@ -84,7 +83,7 @@ fn again(list: &mut Value) {
 
 #[test]
 fn a_process_s_own_part_that_contradicts_itself_is_refused_with_what() {
-    let mut world = world(2, 1, Faults::NONE);
+    let mut world = world(&Plan::default());
     let hosts = [0, 1].map(|node| world.host(NodeId(node)));
     finish(&mut world, String::new, async move {
         let (mut nic, _) = process(&hosts[0]).await;

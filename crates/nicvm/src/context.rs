@@ -305,6 +305,14 @@ impl Context<'_> {
         self.hw.write(to, from)
     }
 
+    /// Asks for [`Extension::on_written`] with this token once all earlier writes are in memory, those of this handler
+    /// included. Returns `false` if there is nothing to wait for: they are there when the handler has returned.
+    pub fn fence(&mut self, token: u64) -> bool {
+        let dma = self.hw.fence();
+        self.services.effects.extend(dma.map(|dma| Effect::Fence { dma, token }));
+        dma.is_some()
+    }
+
     /// Leaves the data frame of this handler on the link, and so blocks the link. After each later event of its unit,
     /// the extension is handed the frame again until it takes it. If links cannot wait ([`Hardware::leave`]), returns
     /// `false`, and the frame ends with this handler.

@@ -139,6 +139,9 @@ pub trait Extension: Any + Send {
     /// Handles a timeout that has passed; never called early.
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId);
 
+    /// Handles the report that a [`Context::fence`] with this token asked for: all writes before it are in memory.
+    fn on_written(&mut self, _nic: &mut Context<'_>, _token: u64) {}
+
     /// Handles the closing of a port by its local application: memory registered through it has no owner, and its
     /// number may soon be reused.
     fn on_port_closed(&mut self, _nic: &mut Context<'_>, _port: PortId) {}

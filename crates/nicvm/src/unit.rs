@@ -447,6 +447,7 @@ impl Firmware for Unit {
             changes: VecDeque::new(),
             counters: Box::new([ExtensionCounters::default(); 256]),
             stopped: BTreeMap::new(),
+            fences: VecDeque::new(),
             port_events: VecDeque::new(),
         });
         for number in self.numbers() {
@@ -504,8 +505,15 @@ impl Firmware for Unit {
         }
     }
 
-    fn on_dma_done(&mut self, hw: &mut impl Hardware, _: DmaId) {
-        self.finish(hw);
+    fn on_dma_done(&mut self, hw: &mut impl Hardware, dma: DmaId) {
+        let services = self.services.as_mut().expect("the unit has started");
+        let at = services.fences.iter().position(|(ended, ..)| *ended == dma);
+        if let Some((_, number, token)) = at.and_then(|at| services.fences.remove(at)) {
+            let _ = self.run(hw, number, Handler::Other, |extension, nic| {
+                extension.on_written(nic, token);
+            });
+        }
+        self.finish_handlers(hw);
     }
 
     fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {

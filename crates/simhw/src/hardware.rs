@@ -40,7 +40,7 @@ pub trait Firmware {
     fn on_port_closed(&mut self, _hw: &mut impl Hardware, _port: PortId) {}
     /// Handles a frame that has arrived completely.
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>);
-    /// Handles the end of a transfer that [`Hardware::dma`] began.
+    /// Handles the end of a transfer that [`Hardware::dma`] began, or of the writes before a [`Hardware::fence`].
     fn on_dma_done(&mut self, hw: &mut impl Hardware, dma: DmaId);
     /// Handles an alarm, at or after the instant that it was set to.
     fn on_timer(&mut self, hw: &mut impl Hardware, timer: TimerId);
@@ -184,6 +184,12 @@ pub trait Hardware {
     /// # Errors
     /// [`DmaRefused`]; nothing is then copied.
     fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused>;
+
+    /// Requests a report by [`Firmware::on_dma_done`] once all earlier writes are in memory, those of this turn included.
+    /// Returns `None` if there is none to wait for: the commit itself puts writes into memory, as on every live fabric.
+    fn fence(&mut self) -> Option<DmaId> {
+        None
+    }
 
     /// Takes the next command of `port`. [`Hardware::abort`] does not put it back.
     fn next_command(&mut self, port: PortId) -> Option<Command>;

@@ -18,11 +18,12 @@ pub enum Reliability {
     /// A message arrives at most once and undamaged, or is lost without notice.
     #[default]
     Unreliable = 1,
-    /// A message arrives exactly once and in order, or the connection breaks. A send completes when the other
-    /// NIC has it; while it bypasses the NIC, once it is in memory that the other process can read. The NICs here
-    /// acknowledge only what is in memory, so a send completes no sooner than with reliable reception.
+    /// A message arrives exactly once and in order, or the connection breaks. A send or write completes when the
+    /// other NIC has accepted it; while it bypasses the NIC, once it is in memory that the other process can read.
     ReliableDelivery = 2,
-    /// Like reliable delivery, but a send completes only once the data is in the other side's memory.
+    /// Like reliable delivery, but a send or write completes only once the data is in the memory that it is for.
+    /// Live NICs put data there as they accept it, so that both levels differ on simulated NICs alone, whose
+    /// transfers into host memory take time.
     ReliableReception = 4,
 }
 

@@ -193,7 +193,8 @@ impl Checkpointer {
     }
 
     /// Saves the NIC's half of the process behind a port, which must be suspended. The NIC keeps the
-    /// interfaces.
+    /// interfaces. All frames that the saved state counts as accepted are then in the process's memory: a NIC shows
+    /// its answer after all its earlier writes.
     ///
     /// # Errors
     /// [`CheckpointerError::Refused`] says what can't be saved now.

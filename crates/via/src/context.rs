@@ -183,7 +183,7 @@ pub struct FlightContext {
     pub value: u32,
     /// The memory of its data.
     pub source: Option<Piece>,
-    /// True if a posted descriptor completes with it.
+    /// True if a posted descriptor completes with it; false for the request of a read that has completed.
     pub ends: bool,
 }
 

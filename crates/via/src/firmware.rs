@@ -271,7 +271,7 @@ impl Via {
 /// Notifies the other end that the connection has ended.
 fn send_end(nic: &mut Context<'_>, endpoint: &Endpoint, error: u8) {
     if let Some(link) = &endpoint.link {
-        let expected = link.receiving.expected();
+        let expected = link.receiving.settled();
         let (vi, connection) = (link.vi.0, link.connection);
         send_message(nic, link.node, &Message::End { vi, connection, expected, error });
     }
@@ -380,6 +380,18 @@ impl Extension for Via {
                 _ => Err(DescriptorError::Protection),
             };
             endpoint.on_sent(nic, outcome);
+            self.settle(nic, vi);
+        }
+    }
+
+    fn on_written(&mut self, nic: &mut Context<'_>, token: u64) {
+        let vi = PortId(token as u16);
+        if let Some(Some(endpoint)) = self.vis.get_mut(vi.index())
+            && u64::from(endpoint.connection) == token >> 16
+            && let Some(link) = &mut endpoint.link
+        {
+            link.receiving.on_written(nic.now());
+            endpoint.settle_received(nic);
             self.settle(nic, vi);
         }
     }

@@ -35,6 +35,7 @@ mod rdma;
 mod rdma_crowded;
 mod rdma_shm;
 mod registered;
+mod reliability;
 mod restarts;
 mod restarts_sim;
 mod scenarios;

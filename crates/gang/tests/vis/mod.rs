@@ -23,7 +23,7 @@ use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::port::PortOptions;
-use midplane_simhw::profile::NicProfile;
+use midplane_simhw::profile::{DmaCost, NicProfile};
 use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
@@ -66,6 +66,8 @@ pub(crate) struct Plan {
     pub(crate) levels: &'static [Reliability],
     /// Between two preemptions, at most.
     pub(crate) slice: Duration,
+    /// The NICs' transfers into host memory.
+    pub(crate) scatter: DmaCost,
 }
 
 impl Default for Plan {
@@ -79,17 +81,18 @@ impl Default for Plan {
             rdma: false,
             levels: &[Reliability::ReliableDelivery],
             slice: Duration::from_micros(120),
+            scatter: NicProfile::MODERN.scatter,
         }
     }
 }
 
-pub(crate) fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
+pub(crate) fn world(plan: &Plan) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
     let switch = SwitchProfile::new(Buffer::Bytes(1 << 20));
-    let topology = Topology::star(nodes, link, switch);
+    let topology = Topology::star(plan.nodes, link, switch);
     // Messages are several frames, and what is on the line when its process is stopped is little.
-    let profile = NicProfile { mtu: MTU, ..NicProfile::MODERN };
-    let mut world = World::new(&topology, profile, seed, |_, _| {
+    let profile = NicProfile { mtu: MTU, scatter: plan.scatter, ..NicProfile::MODERN };
+    let mut world = World::new(&topology, profile, plan.seed, |_, _| {
         let mut unit = Unit::default();
         unit.install(GANG, Gang::new(GangConfig::default().port_suspender(PortId(PORT_SUSPENDER))))
             .unwrap();
@@ -97,7 +100,7 @@ pub(crate) fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
         unit.install(VIA, Via::new(config.checkpointer(PortId(CHECKPOINTER)))).unwrap();
         unit
     });
-    world.set_faults(faults);
+    world.set_faults(plan.faults);
     world
 }
 
@@ -235,7 +238,7 @@ fn memory(programs: &[Arc<Mutex<Program>>]) -> Vec<Vec<u8>> {
 /// The same where the interfaces stay on their NICs: for as long as the job stands still, nothing of it is sent, taken,
 /// written or completed. What each process has seen, and how often it was preempted.
 pub(crate) fn run_resident(plan: Plan) -> (Vec<Totals>, u32) {
-    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let mut world = world(&plan);
     let hosts: Vec<SimHost> = (0..plan.ranks).map(|rank| world.host(NodeId(rank))).collect();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let place = Arc::clone(&shown);
@@ -268,7 +271,7 @@ pub(crate) fn run_resident(plan: Plan) -> (Vec<Totals>, u32) {
 /// Runs a job on one rank a node; with `preempt`, it is stopped, saved, forgotten and put back there again
 /// and again. What each process has seen, and how often it was preempted.
 pub(crate) fn run(plan: Plan, preempt: bool) -> (Vec<Totals>, u32) {
-    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let mut world = world(&plan);
     let hosts: Vec<SimHost> = (0..plan.ranks).map(|rank| world.host(NodeId(rank))).collect();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let place = Arc::clone(&shown);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::hardware::Hardware;
-use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::id::{DmaId, ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Status};
 use midplane_simhw::time::Instant;
 
@@ -32,6 +32,7 @@ pub(crate) enum Effect {
     ResumePort(PortId),
     Local(LocalEffect),
     Change(Change),
+    Fence { dma: DmaId, token: u64 },
 }
 
 /// An effect within the handler's own unit.
@@ -68,6 +69,8 @@ pub(crate) struct UnitServices {
     pub(crate) counters: Box<[ExtensionCounters; 256]>,
     /// Suspended ports, and since when.
     pub(crate) stopped: BTreeMap<PortId, Instant>,
+    /// Fences that have not ended, with the extensions that asked for them and their tokens, in order.
+    pub(crate) fences: VecDeque<(DmaId, ExtensionId, u64)>,
     /// Events of ports and admissions that extensions are not yet notified of.
     pub(crate) port_events: VecDeque<PortEvent>,
 }
@@ -134,6 +137,7 @@ impl UnitServices {
                 Effect::Steer => self.gate_controller = Some(extension),
                 Effect::Local(own) => self.own.push_back((extension, own)),
                 Effect::Change(change) => self.changes.push_back(change),
+                Effect::Fence { dma, token } => self.fences.push_back((dma, extension, token)),
             }
             self.is_stirred = true;
         }

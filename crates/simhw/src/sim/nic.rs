@@ -123,6 +123,7 @@ enum Effect {
     Complete { port: PortId, completion: Completion },
     Timer { timer: TimerId, at: Instant },
     Copy { transfer: Dma, dma: DmaId },
+    Fence { dma: DmaId },
 }
 
 #[derive(Clone, Debug)]

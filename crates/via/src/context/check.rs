@@ -220,7 +220,7 @@ impl FlightContext {
         let has_bytes = self.source.is_some_and(|source| source.length > 0);
         let fits = self.source.is_none_or(|source| source.length as usize <= MAX_PAYLOAD);
         fits && match self.kind {
-            FlightKind::ReadRequest => !has_bytes && self.ends,
+            FlightKind::ReadRequest => !has_bytes,
             FlightKind::ReadResponse => !self.ends,
             FlightKind::Send | FlightKind::Write => self.ends == self.last,
         }

@@ -290,7 +290,13 @@ impl Endpoint {
         while let Some(outcome) = self.sends.front().and_then(|work| work.done) {
             let Some(work) = self.sends.pop_front() else { return };
             self.cutting = self.cutting.saturating_sub(1);
-            self.unacknowledged = self.unacknowledged.saturating_sub(1);
+            match (self.unacknowledged.checked_sub(1), &mut self.link) {
+                (Some(rest), _) => self.unacknowledged = rest,
+                // All data of a read may arrive before its request is acknowledged: frames before the request may still
+                // be on their way into the other end's memory.
+                (None, Some(link)) => link.sending.forget_end(),
+                (None, None) => {}
+            }
             complete_send(nic, self.name, self.owner, &work, outcome);
         }
     }

@@ -8,6 +8,7 @@ use super::endpoint::{Arriving, Endpoint, ReceiveWork, Response, SendWork};
 use super::frame::{Fields, FrameKind};
 use super::send::named_region;
 use super::window::Arrival;
+use crate::attributes::Reliability;
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
 /// Most reads of the other end that wait to be answered.
@@ -76,11 +77,34 @@ impl Endpoint {
         if place != Arrival::Next {
             return Ok(());
         }
-        self.take(nic, fields, frame)?;
-        if let Some(link) = &mut self.link {
-            link.receiving.on_taken(now, frame.payload.len(), fields.urgent);
+        let settled = self.has_settled();
+        let taken = self.take(nic, fields, frame);
+        let Some(link) = &mut self.link else { return taken };
+        match taken {
+            Ok(()) => {
+                link.receiving.on_taken(frame.payload.len(), fields.urgent);
+                self.settle_received(nic);
+            }
+            // The end of the connection acknowledges what came before, which first has to be in memory. The sender sends
+            // the frame again.
+            Err(_) if !settled => link.receiving.report_gap(),
+            Err(fault) => return Err(fault),
         }
         Ok(())
+    }
+
+    /// Lets the frames be acknowledged that were accepted: with reliable reception, once they are in memory.
+    pub(super) fn settle_received(&mut self, nic: &mut Context<'_>) {
+        let awaits = self.attributes.reliability == Reliability::ReliableReception;
+        let token = u64::from(self.number.0) | u64::from(self.connection) << 16;
+        if let Some(link) = &mut self.link {
+            link.receiving.settle(nic.now(), || awaits && nic.fence(token));
+        }
+    }
+
+    /// Returns whether all frames that were accepted can be acknowledged.
+    fn has_settled(&self) -> bool {
+        self.link.as_ref().is_none_or(|link| link.receiving.is_settled())
     }
 
     /// Handles a frame of an unreliable interface: drops the rest of a message after a lost frame.
@@ -170,23 +194,21 @@ impl Endpoint {
         let length = payload.len() as u32;
         let region = self.real(named_region(self.owner, fields, length));
         let access = self.access(Rights::REMOTE_WRITE);
-        let allowed = self.attributes.rdma_write
-            && (length == 0 || nic.check(region, access).is_ok())
-            && (length == 0 || nic.write(region, payload).is_ok());
-        if !allowed {
-            return Err(Fault::new(
-                DescriptorError::RdmaProtection,
-                AsyncError::RdmaWriteProtection,
-            ));
+        let refused = Fault::new(DescriptorError::RdmaProtection, AsyncError::RdmaWriteProtection);
+        if !self.attributes.rdma_write || length > 0 && nic.check(region, access).is_err() {
+            return Err(refused);
         }
-        let came = self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.came);
-        if fields.last && fields.immediate && self.receives.is_empty() {
+        let consumes = fields.last && fields.immediate;
+        if consumes && self.receives.is_empty() {
             return Err(Fault::new(
                 DescriptorError::RemoteDescriptor,
                 AsyncError::ReceiveQueueEmpty,
             ));
         }
-        let consumes = fields.last && fields.immediate;
+        if length > 0 && nic.write(region, payload).is_err() {
+            return Err(refused);
+        }
+        let came = self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.came);
         let end = came.saturating_add(length);
         self.on_came(nic, fields, end, Operation::RemoteRdmaWrite, consumes);
         Ok(())
@@ -209,14 +231,17 @@ impl Endpoint {
         }
     }
 
-    /// Fails the next receive descriptor, which does not fit its message.
+    /// Fails the next receive descriptor, which does not fit its message; while frames before it are not in memory, only
+    /// returns the fault, which occurs again.
     fn fail_receive(
         &mut self,
         nic: &mut Context<'_>,
         error: DescriptorError,
         immediate: Option<u32>,
     ) -> Fault {
-        if let Some(work) = self.receives.pop_front() {
+        if self.has_settled()
+            && let Some(work) = self.receives.pop_front()
+        {
             self.complete_receive(nic, &work, Operation::Receive, Err(error), 0, immediate);
         }
         Fault { remote: DescriptorError::RemoteDescriptor, local: None }

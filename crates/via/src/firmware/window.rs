@@ -22,7 +22,7 @@ const BYTES: usize = 1 << 20;
 pub(super) struct Flight {
     pub(super) fields: Fields,
     pub(super) source: Option<RegionRef>,
-    /// True if a descriptor of the send queue completes with it.
+    /// True if a descriptor of the send queue completes with it, and has not completed before, as a read may.
     pub(super) ends: bool,
 }
 
@@ -130,6 +130,13 @@ impl SendWindow {
         Some((sequence, flight))
     }
 
+    /// Lets no descriptor complete with the first frame that would have ended one: the descriptor has completed.
+    pub(super) fn forget_end(&mut self) {
+        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.ends) {
+            flight.ends = false;
+        }
+    }
+
     /// Handles an acknowledgement: the receiver expects `next`. Returns `None` if that number is impossible.
     pub(super) fn on_acknowledgement(&mut self, now: Instant, next: u32) -> Option<Arrived> {
         let frames = next.wrapping_sub(self.base) as usize;
@@ -212,7 +219,13 @@ pub(super) const CONVERSATION_NS: u64 = 500_000;
 #[derive(Debug, Default)]
 pub(super) struct ReceiveWindow {
     expected: u32,
-    /// Frames, and bytes, received since the last acknowledgement was sent.
+    /// Number of the first frame that is not acknowledged: it was not accepted, or may not be in memory.
+    settled: u32,
+    /// The accepted frames that the NIC is writing into memory: number of the first one after them, and their bytes.
+    writing: Option<(u32, usize)>,
+    /// Bytes of the frames accepted after those.
+    unwritten: usize,
+    /// Frames, and bytes, settled since the last acknowledgement was sent.
     frames: u32,
     bytes: usize,
     /// Since when an acknowledgement is owed.
@@ -227,11 +240,22 @@ pub(super) struct ReceiveWindow {
 impl ReceiveWindow {
     /// Restores a saved window.
     pub(super) fn restored(expected: u32) -> Self {
-        Self { expected, ..Self::default() }
+        Self { expected, settled: expected, ..Self::default() }
     }
 
+    /// Returns the number of the next frame to be accepted.
     pub(super) const fn expected(&self) -> u32 {
         self.expected
+    }
+
+    /// Returns the number that acknowledgements carry.
+    pub(super) const fn settled(&self) -> u32 {
+        self.settled
+    }
+
+    /// Returns whether all accepted frames can be acknowledged.
+    pub(super) const fn is_settled(&self) -> bool {
+        self.settled == self.expected
     }
 
     pub(super) fn place(&mut self, sequence: u32) -> Arrival {
@@ -250,11 +274,31 @@ impl ReceiveWindow {
     }
 
     /// Accepts the next frame.
-    pub(super) fn on_taken(&mut self, now: Instant, bytes: usize, urgent: bool) {
+    pub(super) const fn on_taken(&mut self, bytes: usize, urgent: bool) {
         self.expected = self.expected.wrapping_add(1);
-        self.frames += 1;
+        self.unwritten += bytes;
+        self.urgent |= urgent;
+    }
+
+    /// Lets the accepted frames be acknowledged: at once, or if the NIC reports by a `fence` that they are in memory,
+    /// when it does. Only one fence is under way.
+    pub(super) fn settle(&mut self, now: Instant, fence: impl FnOnce() -> bool) {
+        if self.writing.is_some() || self.is_settled() {
+            return;
+        }
+        self.writing = Some((self.expected, std::mem::take(&mut self.unwritten)));
+        if !fence() {
+            self.on_written(now);
+        }
+    }
+
+    /// Handles the report of the fence.
+    pub(super) fn on_written(&mut self, now: Instant) {
+        let Some((settled, bytes)) = self.writing.take() else { return };
+        self.frames += settled.wrapping_sub(self.settled);
         self.bytes += bytes;
-        self.urgent |= urgent
+        self.settled = settled;
+        self.urgent |= self.has_gap()
             || self.frames >= FRAMES_PER_ACKNOWLEDGEMENT
             || self.bytes >= BYTES_PER_ACKNOWLEDGEMENT;
         self.owed_since.get_or_insert(now);
@@ -263,6 +307,7 @@ impl ReceiveWindow {
     /// Skips lost frames of an unreliable interface.
     pub(super) const fn skip_to(&mut self, sequence: u32) {
         self.expected = sequence;
+        self.settled = sequence;
         self.urgent = false;
         self.reported_gap = None;
     }
@@ -301,7 +346,7 @@ impl ReceiveWindow {
         self.bytes = 0;
         self.owed_since = None;
         self.urgent = false;
-        self.expected
+        self.settled
     }
 
     /// Notes that the acknowledgement is sent alone.
@@ -321,18 +366,33 @@ mod tests {
     }
 
     proptest! {
-        /// Checks for any loss, duplication and reordering: the accepted frames are the sent ones, in order.
+        /// Checks for any loss, duplication and reordering, and for both ends saved and restored at any step: the
+        /// accepted frames are the sent ones, in order, and an acknowledged frame is in memory.
         #[test]
-        fn frames_are_taken_once_and_in_order(
+        fn frames_are_taken_once_in_order_and_acknowledged_from_memory(
             losses in proptest::collection::vec(0_u8..4, 400), total in 1_u32..150,
+            saves in proptest::collection::btree_set(1_u64..2_000, 0..20), writes_take: bool,
         ) {
             let now = Instant::from_nanos(1);
             let (mut sender, mut receiver) = (SendWindow::new(now), ReceiveWindow::default());
             let (mut taken, mut sent, mut ended) = (0, 0, 0);
+            // Frames in memory, and those that are once the fence under way is reported.
+            let (mut written, mut fenced) = (0, 0);
             let mut wire: VecDeque<u32> = VecDeque::new();
             let mut fates = losses.into_iter();
             for step in 1..10_000_u64 {
                 let now = Instant::from_nanos(step * 1000);
+                if saves.contains(&step) {
+                    // Frames of the former connection are void. The checkpointer sees the saved state once all
+                    // writes before it are in memory.
+                    wire.clear();
+                    sender = SendWindow::restored(now, sender.base(), sender.flights().clone());
+                    receiver = ReceiveWindow::restored(receiver.expected());
+                    written = taken;
+                    let arrived = sender.on_acknowledgement(now, receiver.expected());
+                    ended += arrived.map_or(0, |arrived| arrived.ended);
+                    sender.on_pause(now);
+                }
                 while let Some((sequence, _)) = sender.next_resend() {
                     wire.push_back(sequence);
                 }
@@ -349,16 +409,28 @@ mod tests {
                             if receiver.place(sequence) == Arrival::Next {
                                 prop_assert_eq!(sequence, taken);
                                 taken += 1;
-                                receiver.on_taken(now, 0, false);
+                                receiver.on_taken(0, false);
                             }
                         }
                     }
                 } else {
                     sender.on_silence(now);
                 }
+                if step % 7 == 0 {
+                    written = written.max(fenced);
+                    receiver.on_written(now);
+                }
+                receiver.settle(now, || {
+                    fenced = taken;
+                    if !writes_take {
+                        written = taken;
+                    }
+                    writes_take
+                });
                 if receiver.is_urgent() || receiver.due(5_000).is_some_and(|due| due <= now) {
                     let gap = receiver.has_gap();
                     let next = receiver.on_transmit();
+                    prop_assert!(next <= written);
                     receiver.on_alone();
                     if let Some(arrived) = sender.on_acknowledgement(now, next) {
                         ended += arrived.ended;

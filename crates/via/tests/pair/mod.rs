@@ -14,7 +14,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::peer_rings::PeerRings;
 use midplane_simhw::port::{Port, PortOptions};
-use midplane_simhw::profile::NicProfile;
+use midplane_simhw::profile::{DmaCost, NicProfile};
 use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
@@ -35,6 +35,8 @@ pub(crate) struct Setting {
     pub(crate) mtu: usize,
     pub(crate) seed: u64,
     pub(crate) faults: Faults,
+    /// The NICs' transfers into host memory.
+    pub(crate) scatter: DmaCost,
     pub(crate) nodes: u16,
     pub(crate) config: ViaConfig,
 }
@@ -45,6 +47,7 @@ impl Default for Setting {
             mtu: 1500,
             seed: 1,
             faults: Faults::NONE,
+            scatter: NicProfile::MODERN.scatter,
             nodes: 2,
             config: ViaConfig::default().dead_after(Duration::from_millis(500)),
         }
@@ -62,7 +65,7 @@ pub(crate) fn world_with(
 ) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
     let switch = SwitchProfile::new(Buffer::Bytes(4 << 20));
-    let profile = NicProfile { mtu: setting.mtu, ..NicProfile::MODERN };
+    let profile = NicProfile { mtu: setting.mtu, scatter: setting.scatter, ..NicProfile::MODERN };
     let topology = Topology::star(setting.nodes, link, switch);
     let mut world = World::new(&topology, profile, setting.seed, move |node, _| {
         let mut unit = Unit::default();

@@ -8,7 +8,7 @@ use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion};
-use crate::profile::{Costs, Loopback, Notice};
+use crate::profile::{Costs, DmaCost, Loopback, Notice};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 use crate::trace::{Engine, Record};
@@ -77,6 +77,13 @@ impl SimHardware<'_> {
             let (gather_free, next_dma) = (self.nic.engines.gather_free, self.nic.next_dma);
             self.nic.staged.saved = Some(Saved { line, gather_free, next_dma });
         }
+    }
+
+    fn begin_dma(&mut self) -> DmaId {
+        self.begin();
+        let dma = DmaId(self.nic.next_dma);
+        self.nic.next_dma = self.nic.next_dma.wrapping_add(1);
+        dma
     }
 
     fn store(&mut self, from: Payload<'_>) -> Stored {
@@ -191,6 +198,10 @@ impl SimHardware<'_> {
             Effect::Complete { port, completion } => self.complete_at(at, port, completion),
             Effect::Timer { timer, at } => self.nic.set_alarm(self.queue, timer, at),
             Effect::Copy { transfer, dma } => self.copy_at(at, transfer, dma),
+            Effect::Fence { dma } => {
+                let event = Event::DmaDone { node: self.nic.node, dma, life: self.nic.life };
+                self.queue.schedule(self.nic.engines.scatter_free.max(at), event);
+            }
         }
     }
 
@@ -344,11 +355,18 @@ impl Hardware for SimHardware<'_> {
         self.nic.ports.read(transfer.from)?;
         self.nic.ports.check_write(transfer.to, transfer.from.length as usize)?;
         self.reach_host()?;
-        self.begin();
-        let dma = DmaId(self.nic.next_dma);
-        self.nic.next_dma = self.nic.next_dma.wrapping_add(1);
+        let dma = self.begin_dma();
         self.nic.staged.effects.push(Effect::Copy { transfer, dma });
         Ok(dma)
+    }
+
+    fn fence(&mut self) -> Option<DmaId> {
+        if self.nic.profile.scatter == DmaCost::default() {
+            return None;
+        }
+        let dma = self.begin_dma();
+        self.nic.staged.effects.push(Effect::Fence { dma });
+        Some(dma)
     }
 
     fn open_gate(&mut self, port: PortId) -> Option<u64> {
