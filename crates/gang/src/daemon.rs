@@ -224,7 +224,8 @@ impl<H: Host> Daemon<H> {
                 }
                 Effect::Quit => self.has_quit = true,
                 // Processes in virtual time have no signals, no terminals and no part in checkpoints.
-                Effect::Say(..) | Effect::Signal(..) | Effect::Resize(..) => {}
+                Effect::Say(..) | Effect::BarrierOut(..) | Effect::Signal(..) => {}
+                Effect::Resize(..) => {}
                 Effect::Write(_) | Effect::Read { .. } | Effect::Refused(_) => {}
             }
         }

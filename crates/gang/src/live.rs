@@ -8,6 +8,7 @@
 //! - [`rank`]: a rank's own side: its channel on the daemon's NIC, and its Virtual Interfaces there;
 //!   [`channels`]: the daemon's side
 //! - [`snapshot`]: a rank's part in checkpoints
+//! - `pmi`: the server by which MPI programs of MPICH start as ranks
 //! - [`link`], [`message`]: connections between daemons and front ends, and their messages
 //!
 //! # Trust
@@ -30,6 +31,7 @@ mod event_loop;
 pub mod exec_shim;
 mod job_cgroup;
 pub mod link;
+mod pmi;
 mod priority;
 pub mod process;
 mod processes;

@@ -27,7 +27,7 @@ pub(crate) use agent::{Step, StepOutcome};
 use children::Child;
 pub(crate) use job_manager::{JobManager, Read, RootConfig, Write};
 pub(crate) use message::ClientId;
-use message::{Cluster, Down, Program, RankEvent, Reply, Up, Word};
+use message::{Cluster, Down, Pairs, Program, RankEvent, Reply, Up, Word};
 use order::{Action, Order};
 use relay::Relay;
 use state_chunk::{ChunkKind, StateChunk};
@@ -59,6 +59,8 @@ pub(crate) enum Effect {
     Reply(ClientId, Reply),
     /// Sends a word to the ranks of a job that are here.
     Say(JobId, Word),
+    /// Lets the ranks of a job that are here leave the PMI barrier, with what all ranks have put.
+    BarrierOut(JobId, Pairs),
     /// Signals the ranks of a job that are here.
     Signal(JobId, i32),
     /// Sets the terminal size of a job whose rank 0 is here.
@@ -353,6 +355,9 @@ impl NodeCore {
         for job in news.go {
             self.everywhere(now, Down::Say(job, Word::Go));
         }
+        for (job, pairs) in news.barriers {
+            self.everywhere(now, Down::BarrierOut(job, pairs));
+        }
         for write in news.writes {
             if write.go {
                 self.everywhere(now, Down::Say(write.job, Word::Go));
@@ -397,6 +402,9 @@ impl NodeCore {
             Down::Signal { job, signal } => self.effects.push_back(Effect::Signal(*job, *signal)),
             Down::Resize { job, size } => self.effects.push_back(Effect::Resize(*job, *size)),
             Down::Say(job, word) => self.effects.push_back(Effect::Say(*job, *word)),
+            Down::BarrierOut(job, pairs) => {
+                self.effects.push_back(Effect::BarrierOut(*job, pairs.clone()));
+            }
             Down::Abandon(job) => {
                 self.agent.abandon(*job);
                 // The hosts below may have waited for the lost one.

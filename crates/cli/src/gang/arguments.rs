@@ -12,6 +12,10 @@ Examples:
   # Four ranks of a program; its rank before each line of output
   midplane gang run --ranks 4 --label -- sh -c 'echo $GANG_RANK of $GANG_SIZE; sleep 1'
 
+  # An MPI program of MPICH, which needs no mpiexec; one of Open MPI, with its own mpirun in the job
+  midplane gang run --ranks 4 -- ./program
+  midplane gang run -- mpirun -n 4 ./program
+
   # A shell on a terminal, which takes turns with all other jobs
   midplane gang run --terminal --woken -- bash
 
@@ -28,7 +32,8 @@ Examples:
   midplane gang trace slices.json
 
 Each rank has its number in GANG_RANK, the number of ranks in GANG_SIZE, the job's number in GANG_JOB, and the hosts
-of all ranks in GANG_HOSTS. Input goes to rank 0. Ctrl-C goes to all ranks; twice within a second ends the job.
+of all ranks in GANG_HOSTS. PMI_FD, PMI_RANK and PMI_SIZE are set as MPICH's mpiexec sets them (PMI-1). Input goes to rank 0.
+Ctrl-C goes to all ranks; twice within a second ends the job.
 
 Exit code: 0 done; of `run` and `restore`, the highest exit code of a rank, or 128 plus the number of the signal that
 killed one; 1 no daemon answers, or it has exited; 2 bad input.";

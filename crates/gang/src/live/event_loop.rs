@@ -10,6 +10,7 @@ use super::checkpoints;
 use super::clock::now;
 use super::event::Event;
 use super::link::{Frame, Receiver, Sender};
+use super::pmi;
 use super::processes::Processes;
 use super::refusals::{Refusal, Refusals};
 use super::streams::{self, Opened};
@@ -123,11 +124,15 @@ impl EventLoop {
         }
     }
 
-    fn request(&mut self, client: ClientId, request: Request, reply: mpsc::Sender<Frame>) {
+    fn request(&mut self, client: ClientId, mut request: Request, reply: mpsc::Sender<Frame>) {
         if let Request::Checkpoint { folder, .. } = &request
             && let Some(why) = checkpoints::refusal(folder)
         {
             return post(&reply, Frame::message(&Reply::Refused(why)));
+        }
+        if let Request::Run { program, .. } = &mut request {
+            let name = format!("{}=gang-{}-{}", pmi::NAME, std::process::id(), now().as_nanos());
+            program.environment.push(name.into_bytes());
         }
         self.clients.insert(client, reply);
         self.core.handle_request(now(), client, request);
@@ -168,6 +173,7 @@ impl EventLoop {
             Effect::Step(number, step) => self.step(number, step),
             Effect::Reply(client, reply) => self.reply(client, &reply),
             Effect::Say(job, word) => self.processes.say(job, word),
+            Effect::BarrierOut(job, pairs) => self.processes.barrier_out(job, pairs),
             Effect::Signal(job, signal) => self.processes.signal(job, signal),
             Effect::Resize(job, size) => self.processes.resize(job, size),
             Effect::Write(write) => checkpoints::write(write, self.events.clone()),

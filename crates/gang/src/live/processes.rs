@@ -14,10 +14,11 @@ use super::channels::ProcessGroups;
 use super::event::{Event, Pass};
 use super::exec_shim::Reaper;
 use super::job_cgroup::{JobCgroup, JobCgroups};
+use super::pmi::PmiJob;
 use super::process::Process;
 use super::quiesce::descendants_are_stopped;
 use crate::names::JobId;
-use crate::node_core::message::{Cluster, End, Word};
+use crate::node_core::message::{Cluster, End, Pairs, Word};
 use crate::node_core::order::Outcome;
 
 /// How often processes are checked before the daemon waits for a signal instead.
@@ -82,6 +83,8 @@ pub(super) struct Processes {
     /// Makes control groups, if this process may.
     groups: Option<JobCgroups>,
     cgroups: BTreeMap<JobId, JobCgroup>,
+    /// What the ranks of jobs have put by PMI.
+    pmi: BTreeMap<JobId, PmiJob>,
     /// Control groups of jobs that have ended, to be removed.
     emptied: Vec<JobCgroup>,
     /// True if a child has changed since the last [`Local::ended`].
@@ -108,6 +111,7 @@ impl Processes {
             events,
             groups,
             cgroups: BTreeMap::new(),
+            pmi: BTreeMap::new(),
             emptied: Vec::new(),
             have_changed: true,
         }
@@ -178,6 +182,7 @@ impl Processes {
     /// Begins to kill the processes of jobs.
     pub(super) fn kill(&mut self, step: u64, jobs: &[JobId]) {
         for job in jobs {
+            self.pmi.remove(job);
             if let Some(cgroup) = self.cgroups.remove(job) {
                 cgroup.kill();
                 self.emptied.push(cgroup);
@@ -241,6 +246,13 @@ impl Processes {
     pub(super) fn say(&self, job: JobId, word: Word) {
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
             let _ = held.words.send(word);
+        }
+    }
+
+    /// Lets the ranks of a job here leave the PMI barrier.
+    pub(super) fn barrier_out(&self, job: JobId, pairs: Pairs) {
+        if let Some(pmi) = self.pmi.get(&job) {
+            pmi.barrier_out(pairs);
         }
     }
 

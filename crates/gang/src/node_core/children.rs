@@ -84,9 +84,11 @@ impl NodeCore {
         *heard = now;
         match down {
             Down::Order(order) => self.begin(now, order),
-            Down::Signal { .. } | Down::Resize { .. } | Down::Say(..) | Down::Abandon(_) => {
-                self.everywhere(now, down);
-            }
+            Down::Signal { .. }
+            | Down::Resize { .. }
+            | Down::Say(..)
+            | Down::BarrierOut(..)
+            | Down::Abandon(_) => self.everywhere(now, down),
             Down::Chunk { host, job, rank, chunk } => self.forward_chunk(host, (job, rank), chunk),
             Down::Cut => self.lose_parent(),
             Down::Present => {}

@@ -1,5 +1,6 @@
 //! The root's part: admits jobs, follows their ranks, and replies to their front ends.
 
+mod barrier;
 mod listing;
 mod saving;
 
@@ -8,12 +9,13 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-use super::message::{ClientId, Cluster, End, Over, Program, RankEvent, Reply};
+use super::message::{ClientId, Cluster, End, Over, Pairs, Program, RankEvent, Reply};
 use crate::channel::geometry::Geometry;
 use crate::names::JobId;
 use crate::node_core::order::{Action, Order, Outcome};
 use crate::schedule::{AdmitError, Policy, Request};
 use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
+use barrier::Barrier;
 use saving::Saves;
 pub(crate) use saving::{Read, Write};
 
@@ -49,6 +51,7 @@ struct Job {
     /// Preemptions in which its interfaces stayed on their NICs, and the last reason.
     stayed: u32,
     why_stayed: Option<String>,
+    barrier: Barrier,
     saves: Saves,
 }
 
@@ -73,6 +76,8 @@ pub(super) struct News {
     pub(super) go: Vec<JobId>,
     /// Jobs of which a host is lost.
     pub(super) abandoned: Vec<JobId>,
+    /// Jobs whose ranks leave the PMI barrier, with what they have put.
+    pub(super) barriers: Vec<(JobId, Pairs)>,
 }
 
 /// Configuration of the root.
@@ -119,6 +124,8 @@ pub(crate) struct JobManager {
     has_lost_a_host: bool,
     /// Jobs of which a host is lost.
     abandoned: Vec<JobId>,
+    /// Jobs whose ranks have all entered the PMI barrier, with what they have put.
+    barriers: Vec<(JobId, Pairs)>,
     replies: VecDeque<(ClientId, Reply)>,
 }
 
@@ -141,6 +148,7 @@ impl JobManager {
             quitting: Quitting::No,
             has_lost_a_host: false,
             abandoned: Vec::new(),
+            barriers: Vec::new(),
             replies: VecDeque::new(),
         }
     }
@@ -206,6 +214,7 @@ impl JobManager {
             preemptions: 0,
             stayed: 0,
             why_stayed: None,
+            barrier: Barrier::default(),
             saves: Saves::default(),
         };
         self.jobs.insert(job, record);
@@ -274,6 +283,14 @@ impl JobManager {
             }
             RankEvent::Left => self.left(job, rank),
             RankEvent::Chunk(chunk) => self.add_chunk(now, job, rank, &chunk),
+            RankEvent::BarrierIn(pairs) => {
+                self.barrier_in(now, job, rank, pairs);
+                false
+            }
+            RankEvent::Aborted { code, message } => {
+                self.abort(now, job, rank, (code, &message));
+                false
+            }
         }
     }
 
@@ -294,6 +311,7 @@ impl JobManager {
                 .then(|| format!("rank {rank} on host {host} ({}) {what}", self.name(host)));
             self.end(now, job, why);
         }
+        self.check_barrier(now, job);
         let go = self.left(job, rank);
         self.finish(now, job);
         go
@@ -391,7 +409,8 @@ impl JobManager {
     /// Takes the scheduler's events, and returns what follows from them.
     pub(super) fn drain(&mut self, now: Instant) -> News {
         let abandoned = std::mem::take(&mut self.abandoned);
-        let mut news = News { abandoned, ..News::default() };
+        let barriers = std::mem::take(&mut self.barriers);
+        let mut news = News { abandoned, barriers, ..News::default() };
         while let Some(event) = self.scheduler_core.poll_event() {
             match event {
                 Event::Switched(switch) => self.switched(switch),

@@ -10,6 +10,9 @@ use midplane_simhw::id::NodeId;
 /// A front end's connection.
 pub(crate) type ClientId = u64;
 
+/// Keys and values that ranks have put (PMI).
+pub(crate) type Pairs = Vec<(String, String)>;
+
 /// How a rank's process ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum End {
@@ -174,6 +177,8 @@ pub(crate) enum Down {
     Chunk { host: u16, job: JobId, rank: u16, chunk: StateChunk },
     /// A word for all ranks of a job.
     Say(JobId, Word),
+    /// All ranks of a job have entered the PMI barrier, with what they have put: they leave it.
+    BarrierOut(JobId, Pairs),
     /// A host of a job is lost: its channels on the others may never be steady, and are closed at once.
     Abandon(JobId),
     /// The receiver is no longer a child: it ends everything that it runs.
@@ -208,6 +213,10 @@ pub(crate) enum RankEvent {
     Left,
     /// A chunk of its state, or of its channel's context.
     Chunk(StateChunk),
+    /// It has entered the PMI barrier, with what it has put since the last one.
+    BarrierIn(Pairs),
+    /// It ends its job, and exits with this code.
+    Aborted { code: i32, message: String },
 }
 
 /// Requests of front ends.

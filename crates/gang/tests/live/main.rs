@@ -8,6 +8,8 @@ mod choice;
 #[cfg(target_os = "linux")]
 mod keys;
 #[cfg(target_os = "linux")]
+mod mpi;
+#[cfg(target_os = "linux")]
 mod parts;
 #[cfg(target_os = "linux")]
 mod saved;
@@ -17,6 +19,8 @@ mod stage;
 #[path = "../vis/talk.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod talk;
+#[cfg(target_os = "linux")]
+mod tcp;
 #[cfg(target_os = "linux")]
 mod vis;
 #[cfg(target_os = "linux")]
@@ -71,6 +75,9 @@ const TESTS: &[choice::Scene] = &[
     ("jobs_on_the_same_slots_never_run_at_once", scenes::turns_by_groups),
     ("jobs_that_signals_stop_never_run_at_once", scenes::turns_by_signals),
     ("messages_survive_being_preempted_once_and_in_order", scenes::messages_survive),
+    ("programs_over_tcp_lose_nothing_at_64_preemptions", tcp::survives),
+    ("what_ranks_put_by_pmi_is_known_to_all_after_each_barrier", mpi::barriers),
+    ("a_rank_that_leaves_a_pmi_barrier_open_ends_its_job", mpi::failures),
     ("interfaces_lose_nothing_over_hundreds_of_preemptions", scenes_vis::hundreds),
     ("interfaces_that_can_t_be_saved_stay_and_it_is_said_why", scenes_vis::what_stays),
     ("a_rank_that_dies_leaves_no_interface_behind", scenes_vis::a_rank_dies),

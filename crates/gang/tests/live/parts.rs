@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::vis;
+use crate::{mpi, tcp, vis};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
@@ -49,16 +49,29 @@ pub(crate) fn play() -> bool {
             front(socket, ranks, terminal, command);
         }
         ["--tick", folder, seconds] => tick(folder, seconds),
-        ["--tick-with-child", folder, seconds] => {
+        ["--tick-in-session", folder, seconds] => {
+            let _ = rustix::process::setsid().unwrap();
+            tick(folder, seconds);
+        }
+        ["--tick-with", child, folder, seconds] => {
             let itself = std::env::current_exe().unwrap();
             let rank = format!("{}-child", std::env::var("GANG_RANK").unwrap());
-            let mut child = std::process::Command::new(itself);
-            let mut child =
-                child.args(["--tick", folder, seconds]).env("GANG_RANK", rank).spawn().unwrap();
+            let mut process = std::process::Command::new(itself);
+            let mut process =
+                process.args([child, folder, seconds]).env("GANG_RANK", rank).spawn().unwrap();
             tick(folder, seconds);
-            child.wait().unwrap();
+            process.wait().unwrap();
         }
         ["--spin", seconds] => spin(seconds),
+        ["--tcp-with-child", folder] => tcp::first(folder.as_ref(), "--tcp-second"),
+        ["--tcp-with-session", folder] => tcp::first(folder.as_ref(), "--tcp-in-session"),
+        ["--tcp-second", port] => tcp::second(port),
+        ["--tcp-in-session", port] => {
+            let _ = rustix::process::setsid().unwrap();
+            tcp::second(port);
+        }
+        ["--pmi", rounds] => mpi::talk(rounds.parse().unwrap()),
+        [part @ ("--pmi-leaves" | "--pmi-aborts" | "--pmi-babbles")] => mpi::fail(part),
         _ => return false,
     }
     true

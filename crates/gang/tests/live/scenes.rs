@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use midplane_gang::live::client::ask;
+use midplane_gang::live::daemon::probe_control_groups;
 use midplane_gang::live::message::{Listing, Reply, Request};
 use midplane_gang::names::JobId;
 use rustix::process::{Pid, Signal, kill_process};
@@ -184,7 +185,12 @@ fn turns(freezer: &'static str) {
     let stage = Stage::with(1, 2, 15, ("none", freezer));
     let itself_path = std::env::current_exe().unwrap();
     let path = stage.path().to_str().unwrap();
-    let tick = [itself_path.to_str().unwrap(), "--tick-with-child", path, "0.8"];
+    // Control groups hold a child, too, that has left its rank's session.
+    let child = match freezer == "auto" && probe_control_groups().is_ok() {
+        true => "--tick-in-session",
+        false => "--tick",
+    };
+    let tick = [itself_path.to_str().unwrap(), "--tick-with", child, path, "0.8"];
     let mut others: Vec<_> =
         (0..3).map(|_| itself().args(["--spin", "20"]).spawn().unwrap()).collect();
     let fronts = [1, 2].map(|_| stage.front(2, &tick).spawn().unwrap());

@@ -18,6 +18,7 @@ use super::{Held, Member, Processes, Waits};
 use crate::live::event::Event;
 use crate::live::job_cgroup::JobCgroup;
 use crate::live::link::Stream;
+use crate::live::pmi::{self, PmiJob};
 use crate::live::process::Process;
 use crate::live::streams::Opened;
 use crate::live::{exec_shim, rank, snapshot};
@@ -43,8 +44,14 @@ impl Processes {
         let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
         let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
         let own: Vec<u16> = own.map(|(rank, _)| rank).collect();
-        for (local, rank) in own.into_iter().enumerate() {
-            match self.start(launch, &hosts, (rank, local), states.remove(&rank)) {
+        let name = variables(&launch.program).find(|(name, _)| *name == pmi::NAME);
+        // A job that was saved before jobs had names has none.
+        let name =
+            name.map_or_else(|| format!("gang-{job}").into(), |(_, name)| name.to_string_lossy());
+        self.pmi.insert(job, PmiJob::new(&name, &hosts));
+        for (local, &rank) in own.iter().enumerate() {
+            let place = (rank, local, own.len());
+            match self.start(launch, &hosts, place, states.remove(&rank)) {
                 Ok((held, files)) => {
                     self.reaper.hold(held.process.pid());
                     self.members.insert((job, rank), held);
@@ -65,7 +72,7 @@ impl Processes {
         &self,
         launch: &Launch,
         hosts: &[u16],
-        (rank, local): (u16, usize),
+        (rank, local, locals): (u16, usize, usize),
         state: Option<Vec<u8>>,
     ) -> Result<(Held, Opened), String> {
         let program = &launch.program;
@@ -73,17 +80,18 @@ impl Processes {
         let terminal = program.terminal.filter(|_| rank == 0);
         let group = self.cgroups.get(&launch.job).map(JobCgroup::folder);
         let mut command = exec_shim::rank(&path, &program.command, group, terminal.is_some());
-        let variables = program.environment.iter().filter_map(|line| {
-            let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
-            Some((OsStr::from_bytes(&line[..at]), OsStr::from_bytes(&line[at + 1..])))
-        });
-        command.env_clear().envs(variables).current_dir(OsStr::from_bytes(&program.folder));
+        let own = variables(program).filter(|(name, _)| !pmi::is_foreign(name.as_bytes()));
+        command.env_clear().envs(own).current_dir(OsStr::from_bytes(&program.folder));
         let numbers = [
             ("GANG_JOB", launch.job.0),
             ("GANG_RANK", rank.into()),
             ("GANG_SIZE", launch.ranks.into()),
             ("GANG_LOCAL_RANK", local as u32),
             ("GANG_HOST", self.host.into()),
+            ("PMI_RANK", rank.into()),
+            ("PMI_SIZE", launch.ranks.into()),
+            ("MPI_LOCALRANKID", local as u32),
+            ("MPI_LOCALNRANKS", locals as u32),
         ];
         command.envs(numbers.map(|(name, number)| (name, number.to_string())));
         command.env(rank::HOSTS, rank::hosts_text(hosts.iter().copied()));
@@ -98,17 +106,27 @@ impl Processes {
             }
             _ => None,
         };
-        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let theirs = rustix::io::dup(theirs).map_err(|error| failed(error.into()))?;
+        let (ours, theirs) = inherited_pair().map_err(failed)?;
         command.env(snapshot::SNAPSHOTS, theirs.as_raw_fd().to_string());
+        let (to_pmi, of_pmi) = inherited_pair().map_err(failed)?;
+        command.env(pmi::FD, of_pmi.as_raw_fd().to_string());
         let started = match terminal {
             Some(size) => start_with_terminal(&mut command, rank, size),
             None => start_with_pipes(&mut command, rank),
         };
-        drop((file, theirs));
+        drop((file, theirs, of_pmi));
         let (process, terminal, opened) = started.map_err(failed)?;
-        let words = self.listen((launch.job, rank), ours.into(), state);
+        let words = self.listen((launch.job, rank), ours, state);
+        self.serve_pmi((launch.job, rank), to_pmi);
         Ok((Held { process, terminal, words, is_reported: false }, opened))
+    }
+
+    /// Starts the task that answers a rank's MPI library.
+    fn serve_pmi(&self, (job, rank): Member, end: OwnedFd) {
+        let Some(pmi) = self.pmi.get(&job) else { return };
+        let events = self.events.clone();
+        let said = move |event| drop(events.send(Event::Rank(job, rank, event)));
+        pmi.serve(end, said);
     }
 
     /// Starts the task that carries a rank's messages about checkpoints.
@@ -124,6 +142,20 @@ impl Processes {
         tokio::spawn(snapshot::serve(end, state, to_rank, said));
         words
     }
+}
+
+/// The variables of a program's environment.
+fn variables(program: &Program) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+    program.environment.iter().filter_map(|line| {
+        let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
+        Some((OsStr::from_bytes(&line[..at]), OsStr::from_bytes(&line[at + 1..])))
+    })
+}
+
+/// Connected sockets: the daemon's, and one that processes inherit which are started while it is open.
+fn inherited_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    Ok((ours.into(), rustix::io::dup(theirs)?))
 }
 
 /// A process, the daemon's side of its terminal, and its streams.

@@ -361,7 +361,7 @@ impl Cluster {
                 self.clients.get_mut(&client).expect("a front end").replies.push(reply);
             }
             Effect::Say(job, word) => self.say(host, job, word),
-            Effect::Signal(..) | Effect::Resize(..) => {}
+            Effect::Signal(..) | Effect::Resize(..) | Effect::BarrierOut(..) => {}
             Effect::Write(write) => {
                 let program = Program::from_json(&write.checkpoint.program).unwrap();
                 self.disk.insert(write.folder, (program, write.checkpoint));

@@ -1,0 +1,102 @@
+//! The PMI barrier of a job, on the root: gathers what ranks have put, until all of them are in.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use midplane_simhw::time::Instant;
+
+use super::JobManager;
+use crate::names::JobId;
+use crate::node_core::message::{End, Pairs};
+
+/// Most bytes of the keys and values of a job, which are in one message to each host at worst.
+const MOST_BYTES: usize = 4 << 20;
+/// Bytes of a pair beside its key and value, at most.
+const PAIR_BYTES: usize = 16;
+
+/// The ranks in the barrier, and what they have put.
+#[derive(Debug, Default)]
+pub(super) struct Barrier {
+    inside: BTreeSet<u16>,
+    pairs: Pairs,
+    /// The length of each value of the job, by its key, and the bytes of all.
+    lengths: BTreeMap<String, usize>,
+    bytes: usize,
+}
+
+impl Barrier {
+    /// Takes what a rank has put. Returns false if that is too much.
+    fn enter(&mut self, rank: u16, pairs: Pairs) -> bool {
+        for (key, value) in &pairs {
+            let own = key.len() + PAIR_BYTES;
+            let before = self.lengths.insert(key.clone(), value.len());
+            self.bytes += value.len() + before.map_or(own, |_| 0);
+            self.bytes -= before.unwrap_or(0);
+        }
+        self.inside.insert(rank);
+        self.pairs.extend(pairs);
+        self.bytes <= MOST_BYTES
+    }
+}
+
+impl JobManager {
+    /// Lets a rank enter the barrier, and all ranks leave it if that was the last one.
+    pub(super) fn barrier_in(&mut self, now: Instant, job: JobId, rank: u16, pairs: Pairs) {
+        let Some(it) = self.jobs.get_mut(&job).filter(|it| usize::from(rank) < it.ends.len())
+        else {
+            return;
+        };
+        if !it.barrier.enter(rank, pairs) {
+            let why = format!("its ranks have put more than {MOST_BYTES} bytes by PMI");
+            return self.end(now, job, Some(why));
+        }
+        if it.barrier.inside.len() == it.ends.len() {
+            it.barrier.inside.clear();
+            self.barriers.push((job, std::mem::take(&mut it.barrier.pairs)));
+        }
+        self.check_barrier(now, job);
+    }
+
+    /// Ends a job of which a rank waits in the barrier for one that has ended.
+    pub(super) fn check_barrier(&mut self, now: Instant, job: JobId) {
+        let Some(it) = self.jobs.get(&job) else { return };
+        let ended = it.ends.iter().position(Option::is_some);
+        if let (Some(waits), Some(ended)) = (it.barrier.inside.first(), ended) {
+            let why = format!("rank {waits} waits in a PMI barrier, and rank {ended} has ended");
+            self.end(now, job, Some(why));
+        }
+    }
+
+    /// Ends a job for one of its ranks, which exits with a code.
+    pub(super) fn abort(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        rank: u16,
+        (code, message): (i32, &str),
+    ) {
+        let Some(it) = self.jobs.get_mut(&job) else { return };
+        let Some(end) = it.ends.get_mut(usize::from(rank)) else { return };
+        // Its process may be killed before it exits.
+        end.get_or_insert(End::Exited(code));
+        let message = message.trim_ascii();
+        let why = match message.is_empty() {
+            true => format!("rank {rank} aborted with code {code}"),
+            false => format!("rank {rank} aborted with code {code}: {message}"),
+        };
+        self.end(now, job, Some(why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_s_values_are_bounded_and_one_that_is_put_again_counts_once() {
+        let pairs = |key: &str| vec![(key.to_owned(), "v".repeat(1_024))];
+        let mut barrier = Barrier::default();
+        assert!((0..20_000).all(|round| barrier.enter(round % 4, pairs("key"))));
+        let full = (0..5_000).find(|key| !barrier.enter(0, pairs(&key.to_string())));
+        assert!(full.is_some_and(|key| key > 3_900), "{full:?}");
+    }
+}
