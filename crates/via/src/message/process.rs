@@ -21,7 +21,6 @@ use super::request::{Failure, Load, Mode, NULL_PEER, Operation, Outcome, Request
 use super::transport::{BuildError, Claim, InitError, Probe, StartError, Wait};
 
 pub use blocking::{DEFAULT_SPINS, Parker};
-pub use testing::Found;
 
 /// Why an operation on messages failed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::thread::Thread;
 
-use super::testing::Found;
 use super::{MessageError, Process};
 use crate::message::envelope::Tag;
 use crate::message::group::{CommHandle, Rank};
 use crate::message::matching::Pattern;
-use crate::message::request::{Load, Mode, Operation, Outcome, Request, State};
-use crate::message::transport::{Claim, Probe, TryReceive, Wait};
+use crate::message::request::{Load, Mode, Operation, Outcome};
+use crate::message::transport::{TryReceive, Wait};
 
 /// Polls before a waiting thread parks: some 20 us, about the cost of waking it.
 pub const DEFAULT_SPINS: u32 = 400;
@@ -125,41 +124,6 @@ impl Default for Parker {
 }
 
 impl Process {
-    /// Waits for a request, which can then be started again. Returns `None` if it is not under way.
-    pub fn wait(&mut self, request: Request, parker: &Parker) -> Option<Outcome> {
-        parker.until(self, |process| match process.engine.requests().state(request) {
-            None | Some(State::Built) => Some(None),
-            _ => process.test(request).map(Some),
-        })
-    }
-
-    /// Waits for any of several requests; returns `None` if none is under way.
-    pub fn wait_any(&mut self, requests: &[Request], parker: &Parker) -> Option<(usize, Outcome)> {
-        parker.until(self, |process| match process.test_any(requests) {
-            Found::Done(done) => Some(Some(done)),
-            Found::Idle => Some(None),
-            Found::Pending => None,
-        })
-    }
-
-    /// Waits for at least one of several requests; returns `None` if none is under way.
-    pub fn wait_some(
-        &mut self,
-        requests: &[Request],
-        parker: &Parker,
-    ) -> Option<Vec<(usize, Outcome)>> {
-        parker.until(self, |process| match process.test_some(requests) {
-            Found::Done(done) => Some(Some(done)),
-            Found::Idle => Some(None),
-            Found::Pending => None,
-        })
-    }
-
-    /// Waits for all of several requests; returns `None` in the place of one that is not under way.
-    pub fn wait_all(&mut self, requests: &[Request], parker: &Parker) -> Vec<Option<Outcome>> {
-        parker.until(self, |process| process.test_all(requests))
-    }
-
     /// Sends and waits until the send is complete.
     ///
     /// # Errors
@@ -239,20 +203,5 @@ impl Process {
             }
         }
         None
-    }
-
-    /// Waits until a matching message has arrived.
-    ///
-    /// # Errors
-    /// [`MessageError::Rank`].
-    pub fn probe(
-        &mut self,
-        scope: &CommHandle,
-        source: Option<Rank>,
-        tag: Option<Tag>,
-        claim: Claim,
-        parker: &Parker,
-    ) -> Result<Probe, MessageError> {
-        parker.until(self, |process| process.iprobe(scope, source, tag, claim).transpose())
     }
 }
