@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# Unmodified programs under `midplane gang run`: MPI programs of MPICH without mpiexec, on this host and between two; those of
+# Open MPI with its mpirun in the job; iperf3.
+#
+#   benches/launchers/gang_mpi.sh [ROUNDS [SECONDS]]
+#
+# Two jobs take turns in slices of 100 ms, each for about SECONDS of its own time, 8 unless given, and for 64 preemptions or more; a job
+# alone precedes them in each of ROUNDS rounds, 3 unless given. Results are to be those of the job alone, bit for bit. Prints how
+# much more processor time a job's computation takes than alone (asked: at most 2 %), and how much longer the job takes in its own
+# slices, which says something only where nothing else runs: the median of all rounds, the lowest and the highest.
+#
+# Installs MPICH from the Python registry into a folder of its own (MPI_FOLDER keeps it for the next time). Two hosts are network
+# namespaces, for which it needs root. Ends with 1 if something did not hold; what can't be had here is skipped by name.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+ROUNDS=${1:-3} SECONDS_EACH=${2:-8}
+TAG=mm$$ NET=10.231.83
+source benches/netns/network.sh
+
+without() { echo "skipped: $*"; } # WHAT: one part; the others are run
+fail() {
+    echo "failed: $*" >&2
+    exit 1
+}
+[[ $(uname) == Linux ]] || skip "it needs Linux"
+for tool in python3 cc timeout awk od; do
+    command -v "$tool" >/dev/null || skip "it needs $tool"
+done
+folder=${MPI_FOLDER:-$FOLDER/mpi}
+mkdir -p "$folder/provider"
+if [[ ! -x $folder/python/bin/mpiexec ]]; then
+    python3 -m venv "$folder/python" || skip "python3 has no venv (Debian's package python3-venv)"
+    timeout 600 "$folder/python/bin/pip" install --quiet mpich==5.0.2 || skip "MPICH can't be had from the Python registry"
+fi
+cargo build --release --quiet -p midplane-cli -p midplane-fi || exit 1
+release=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+cp "$release/libmidplane_fi.so" "$folder/provider/libmidplane-fi.so"
+programs="hello ring collectives onesided derived cancel threads"
+for program in $programs solve; do
+    "$folder/python/bin/mpicc" -O2 -Wall -pthread -o "$folder/$program" "benches/launchers/mpi/$program.c" || exit 1
+done
+
+# daemon NAME [FLAGS]: starts one, whose process is $daemon, and whose front end is "${gang[@]}".
+daemon() {
+    "$release/midplane" gang daemon --socket "$FOLDER/$1" "${@:2}" >/dev/null 2>"$FOLDER/$1.errors" &
+    daemon=$!
+    gang=("$release/midplane" gang --socket "$FOLDER/$1")
+    for _ in {1..50}; do
+        "${gang[@]}" list >/dev/null 2>&1 && return
+        sleep 0.1
+    done
+    cat "$FOLDER/$1.errors" >&2
+    fail "the daemon $1 did not start"
+}
+trap 'kill ${daemon:-} 2>/dev/null; remove_network; rm -rf "$FOLDER"' EXIT
+
+# over WAY COMMAND...: with messages over the provider, or by MPICH itself.
+over() {
+    case $1 in
+    midplane) FI_PROVIDER=midplane FI_PROVIDER_PATH=$folder/provider MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 "${@:2}" ;;
+    *) MPIR_CVAR_CH4_NETMOD=ofi "${@:2}" ;;
+    esac
+}
+
+# job NAME [FLAGS] COMMAND...: runs one; its document and its output are in $FOLDER/NAME.json and NAME.out.
+job() { timeout 300 "${gang[@]}" --json run "${@:2}" >"$FOLDER/$1.json" 2>"$FOLDER/$1.out"; }
+bits() { grep -o '^solve: [0-9a-f]*' "$FOLDER/$1.out"; }
+computed() { grep -o 'for [0-9.]* s' "$FOLDER/$1.out" | cut -d' ' -f2; }
+
+# both COMMAND...: runs two jobs at once, which take turns.
+both() {
+    local first second
+    job first "$@" & first=$!
+    job second "$@" & second=$!
+    wait $first && wait $second || { cat "$FOLDER"/{first,second}.out >&2; fail "two jobs: $*"; }
+}
+
+# in_turns NAME COMMAND...: ROUNDS rounds of a job alone and of two that take turns; "STEPS" stands for what takes SECONDS.
+in_turns() {
+    local name=$1 round each wanted steps
+    shift
+    job alone "${@/STEPS/2000}" || { cat "$FOLDER/alone.out" >&2; fail "$name: a job"; }
+    steps=$(awk -v ran="$(value run_seconds "$FOLDER/alone.json")" -v asked="$SECONDS_EACH" 'BEGIN {print int(2000 * asked / ran)}')
+    : >"$FOLDER/ratios"
+    for ((round = 1; round <= ROUNDS; round++)); do
+        job alone "${@/STEPS/$steps}" || fail "$name: a job"
+        wanted=$(bits alone)
+        both "${@/STEPS/$steps}"
+        if (($(value preemptions "$FOLDER/first.json") < 64 || $(value preemptions "$FOLDER/second.json") < 64)); then
+            # The machine was busier while the steps were counted.
+            ((round -= 1, steps *= 2))
+            continue
+        fi
+        for each in first second; do
+            [[ -n $wanted && $(bits $each) == "$wanted" ]] || fail "$name: $(bits $each) in turns, $wanted alone"
+            echo "$(value run_seconds "$FOLDER/$each.json") $(value run_seconds "$FOLDER/alone.json") $(computed $each)" \
+                "$(computed alone) $(value preemptions "$FOLDER/$each.json")"
+        done >>"$FOLDER/ratios"
+    done
+    echo "$name: $wanted in all of $((3 * ROUNDS)) jobs, preempted $(sort -nk5 "$FOLDER/ratios" | awk 'NR == 1 {print $5}') times and more"
+    for each in 3 1; do
+        awk -v at=$each '{print ($at / $(at + 1) - 1) * 100}' "$FOLDER/ratios" | sort -n | awk -v at=$each '
+            {all[NR] = $1}
+            END {printf "  %s: %+.1f %% (%+.1f to %+.1f)\n", at == 1 ? "time in their own slices" : "processor time of their computation",
+                (all[int((NR + 1) / 2)] + all[int(NR / 2) + 1]) / 2, all[1], all[NR]}'
+    done
+}
+
+daemon turns --slots 2 --slice-ms 100
+for way in midplane "MPICH's own shared memory"; do
+    for program in $programs; do
+        over "$way" both --ranks 2 -- "$folder/$program"
+    done
+    echo "$programs, two jobs of each in turns, over $way: passed"
+    over "$way" in_turns "solve over $way" --ranks 2 -- "$folder/solve" STEPS
+done
+
+kill $daemon && wait $daemon
+# A job has one rank here, and all processes that this starts: on one slot, two of them take turns.
+daemon alone --slots 1 --slice-ms 100
+if command -v mpirun.openmpi mpicc.openmpi >/dev/null; then
+    mpicc.openmpi -O2 -pthread -o "$folder/solve.openmpi" benches/launchers/mpi/solve.c || exit 1
+    openmpi=(mpirun.openmpi --allow-run-as-root --oversubscribe -n 2 "$folder/solve.openmpi")
+    in_turns "solve of Open MPI, with mpirun in the job" -- "${openmpi[@]}" STEPS
+else
+    without "Open MPI: it is not installed (Debian's packages openmpi-bin, libopenmpi-dev)"
+fi
+if command -v iperf3 >/dev/null; then
+    for each in 1 2; do
+        job iperf$each -- bash -c "iperf3 -s -1 -p 530$each >/dev/null & sleep 0.5
+            iperf3 -c 127.0.0.1 -p 530$each -t $((2 * SECONDS_EACH)) --json >$FOLDER/sent$each && wait" &
+        pids[each]=$!
+    done
+    for each in 1 2; do
+        wait ${pids[each]} || { cat "$FOLDER/iperf$each.out" "$FOLDER/sent$each" >&2; fail "iperf3"; }
+        preempted=$(value preemptions "$FOLDER/iperf$each.json")
+        ((preempted >= 64)) || fail "iperf3 was preempted $preempted times"
+        echo "iperf3: $(awk -F: '/"sum_received"/ {its = 1} its && /"bytes"/ {printf "%.0f", $2; exit}' "$FOLDER/sent$each") bytes" \
+            "over one connection that was preempted $preempted times"
+    done
+else
+    without "iperf3: it is not installed (Debian's package iperf3)"
+fi
+kill $daemon && wait $daemon
+
+# Between two hosts, over the provider's sealed UDP.
+if [[ $(id -u) != 0 ]] || ! add_pair 2>"$FOLDER/why"; then
+    without "two hosts: no network namespaces here"
+    exit 0
+fi
+printf '1:%s\n' "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" >"$FOLDER/key"
+chmod 600 "$FOLDER/key"
+printf '%s\n' "$NET.1:24800" "$NET.2:24800" >"$FOLDER/peers"
+for host in 0 1; do
+    ip netns exec "$TAG-$((host + 1))" "$release/midplane" gang daemon --peers "$FOLDER/peers" --key "$FOLDER/key" \
+        --host $host --slots 1 --slice-ms 100 --socket "$FOLDER/host$host" >/dev/null 2>>"$FOLDER/complaints" &
+done
+gang=("$release/midplane" gang --socket "$FOLDER/host0")
+for _ in {1..100}; do
+    "${gang[@]}" list 2>/dev/null | grep -q '^2 of 2 hosts' && break
+    sleep 0.1
+done
+for program in hello ring collectives; do
+    FI_MIDPLANE_NETWORK=$NET.1 FI_MIDPLANE_KEY_FILE=$FOLDER/key over midplane both --ranks 2 -- "$folder/$program"
+done
+echo "hello ring collectives, two jobs of each in turns, between two hosts: passed"
