@@ -75,6 +75,31 @@ both() {
     wait $first && wait $second || { cat "$FOLDER"/{first,second}.out >&2; fail "two jobs: $*"; }
 }
 
+# ticks JOB: the processor time that the processes of a job have used, in ticks.
+ticks() {
+    local pid
+    for pid in $(grep -ls "/job-$1\$" /proc/[0-9]*/cgroup | cut -d/ -f3); do
+        cut -d' ' -f14,15 "/proc/$pid/stat"
+    done 2>/dev/null | awk '{all += $1 + $2} END {print all + 0}'
+}
+
+# stand_still: within ten slices of two jobs, one uses processor time and the other none.
+stand_still() {
+    local before after jobs seen=0
+    jobs=$("${gang[@]}" list | awk 'NR > 2 {print $1}')
+    for _ in {1..40}; do
+        before=$("${gang[@]}" --json list | grep -o '"switches":[0-9]*')
+        after=$(for job in $jobs; do ticks "$job"; done)
+        sleep 0.3
+        after=$(paste <(echo "$after") <(for job in $jobs; do ticks "$job"; done) | awk '{print $1 != $2}' | sort | tr -d '\n')
+        # Otherwise both have run.
+        [[ $("${gang[@]}" --json list | grep -o '"switches":[0-9]*') == "$before" ]] || continue
+        [[ $after == 01 ]] || fail "Open MPI: of two jobs, these used processor time (1) in a slice: $after"
+        ((++seen < 10)) || return 0
+    done
+    fail "Open MPI: no slice was seen as a whole"
+}
+
 # in_turns NAME COMMAND...: ROUNDS rounds of a job alone and of two that take turns; "STEPS" stands for what takes SECONDS.
 in_turns() {
     local name=$1 round each wanted steps
@@ -122,6 +147,21 @@ if command -v mpirun.openmpi mpicc.openmpi >/dev/null; then
     mpicc.openmpi -O2 -pthread -o "$folder/solve.openmpi" benches/launchers/mpi/solve.c || exit 1
     openmpi=(mpirun.openmpi --allow-run-as-root --oversubscribe -n 2 "$folder/solve.openmpi")
     in_turns "solve of Open MPI, with mpirun in the job" -- "${openmpi[@]}" STEPS
+    if "$release/midplane" doctor 2>/dev/null | grep -q '^yes *control groups'; then
+        kill $daemon && wait $daemon
+        daemon long --slots 1 --slice-ms 1500
+        job first -- "${openmpi[@]}" 1000000000 & first=$!
+        job second -- "${openmpi[@]}" 1000000000 & second=$!
+        sleep 4
+        stand_still
+        echo "Open MPI: while a job waits, none of its processes uses processor time"
+        for each in $("${gang[@]}" list | awk 'NR > 2 {print $1}'); do "${gang[@]}" kill "$each"; done
+        wait $first $second
+        kill $daemon && wait $daemon
+        daemon short --slots 1 --slice-ms 100
+    else
+        without "Open MPI's processes stand still: it needs control groups"
+    fi
 else
     without "Open MPI: it is not installed (Debian's packages openmpi-bin, libopenmpi-dev)"
 fi
