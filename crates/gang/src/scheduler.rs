@@ -70,6 +70,7 @@ impl<H: Host> Scheduler<H> {
             scheduler: config,
             geometry: None,
             most_saved: 0,
+            check_every: std::time::Duration::MAX,
             names: Vec::new(),
             has_streams: false,
         });

@@ -24,6 +24,7 @@ pub(crate) struct Job {
     pub(crate) seconds: f64,
     pub(crate) run_seconds: f64,
     pub(crate) command: String,
+    pub(crate) stuck: Option<String>,
 }
 
 impl From<&Line> for Job {
@@ -41,6 +42,7 @@ impl From<&Line> for Job {
             seconds: line.seconds,
             run_seconds: line.run_seconds,
             command: line.command.clone(),
+            stuck: line.stuck.clone(),
         }
     }
 }
@@ -97,9 +99,12 @@ fn text(of: &Document) -> String {
             job.job
         ))
     });
+    let stuck = of.jobs.iter().filter_map(|job| {
+        Some(format!("job {} never ends by itself: {}\n", job.job, job.stuck.as_ref()?))
+    });
     format!(
         "{} of {} hosts with {} slots each, slices of {} ms; {} switches, of which the last froze in {:.0} us \
-         (99 %: {:.0})\n{}{}",
+         (99 %: {:.0})\n{}{}{}",
         of.hosts_here,
         of.hosts,
         of.slots,
@@ -108,7 +113,8 @@ fn text(of: &Document) -> String {
         of.median_freeze_us,
         of.p99_freeze_us,
         report::table(titles, rows),
-        stayed.collect::<String>()
+        stayed.collect::<String>(),
+        stuck.collect::<String>()
     )
 }
 

@@ -39,6 +39,8 @@ use socket::open_socket;
 
 /// Pause after a failed `accept`.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Interval at which each job is searched for deadlocks: a cut stops a job for about a millisecond.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// How long ranks may take to end after their kill, when the daemon ends.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
@@ -77,6 +79,7 @@ pub async fn serve(
         scheduler: scheduler_config,
         geometry: options.fabric.as_ref().map(|fabric| fabric.channels.geometry),
         most_saved: options.checkpoint_bytes,
+        check_every: CHECK_EVERY,
         names: peers_names(&options),
         has_streams: true,
     };

@@ -1,6 +1,7 @@
 //! The root's part: admits jobs, follows their ranks, and replies to their front ends.
 
 mod barrier;
+mod checking;
 mod listing;
 mod saving;
 
@@ -16,6 +17,7 @@ use crate::node_core::order::{Action, Order, Outcome};
 use crate::schedule::{AdmitError, Policy, Request};
 use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
 use barrier::Barrier;
+use checking::{Checks, Purpose};
 use saving::Saves;
 pub(crate) use saving::{Read, Write};
 
@@ -52,6 +54,7 @@ struct Job {
     stayed: u32,
     why_stayed: Option<String>,
     barrier: Barrier,
+    checks: Checks,
     saves: Saves,
 }
 
@@ -89,6 +92,8 @@ pub(crate) struct RootConfig {
     pub(crate) geometry: Option<Geometry>,
     /// Most bytes of states and contexts that the root holds for checkpoints.
     pub(crate) most_saved: u64,
+    /// Interval at which each job is cut, to find out whether it is deadlocked or has terminated.
+    pub(crate) check_every: Duration,
     /// Names of the hosts, for messages.
     pub(crate) names: Vec<String>,
     /// True if the shell reports when the output of a job's ranks on a host has ended.
@@ -110,6 +115,7 @@ pub(crate) struct JobManager {
     cluster: Cluster,
     geometry: Option<Geometry>,
     most_saved: u64,
+    check_every: Duration,
     slice: Duration,
     has_streams: bool,
     /// Hosts that are connected.
@@ -131,12 +137,13 @@ pub(crate) struct JobManager {
 
 impl JobManager {
     pub(crate) fn new(cluster: Cluster, config: RootConfig) -> Self {
-        let RootConfig { policy, scheduler, geometry, most_saved, names, has_streams } = config;
+        let RootConfig { policy, scheduler, geometry, names, has_streams, .. } = config;
         Self {
             scheduler_core: SchedulerCore::new(policy, scheduler),
             cluster,
             geometry,
-            most_saved,
+            most_saved: config.most_saved,
+            check_every: config.check_every,
             slice: scheduler.slice,
             has_streams,
             hosts: BTreeSet::from([0]),
@@ -215,6 +222,7 @@ impl JobManager {
             stayed: 0,
             why_stayed: None,
             barrier: Barrier::default(),
+            checks: Checks::default(),
             saves: Saves::default(),
         };
         self.jobs.insert(job, record);
@@ -428,10 +436,15 @@ impl JobManager {
                         it.why_stayed = Some(why.to_string());
                     }
                 }
-                Event::Cut(job, epoch) => match self.cut(job, epoch) {
-                    Some(write) => news.writes.push(write),
-                    None => news.go.push(job),
-                },
+                Event::Cut(job, epoch) => {
+                    match self.jobs.get_mut(&job).and_then(|it| it.checks.complete()) {
+                        Some(Purpose::Check) => self.check(job, epoch),
+                        _ => match self.cut(job, epoch) {
+                            Some(write) => news.writes.push(write),
+                            None => news.go.push(job),
+                        },
+                    }
+                }
             }
         }
         news
@@ -467,12 +480,14 @@ impl JobManager {
             }
             self.finish(now, job);
         }
+        self.begin_check(now);
     }
 
     /// Returns when to call [`JobManager::handle_timeout`] and [`JobManager::poll_order`].
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let lingering = self.jobs.values().filter_map(|it| it.linger_until);
-        lingering.chain(self.scheduler_core.poll_timeout()).min()
+        let check = self.next_check().map(|(_, at)| at);
+        lingering.chain(check).chain(self.scheduler_core.poll_timeout()).min()
     }
 
     /// Reports a job's end to its front end, once everything about it is known and its output has been received.

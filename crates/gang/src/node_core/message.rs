@@ -360,6 +360,8 @@ pub struct Line {
     pub run_seconds: f64,
     /// Its command, to show.
     pub command: String,
+    /// Why it will never end by itself, if a cut has shown that: who waits for whom.
+    pub stuck: Option<String>,
 }
 
 /// One switch.

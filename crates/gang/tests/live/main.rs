@@ -16,6 +16,8 @@ mod saved;
 #[cfg(target_os = "linux")]
 mod stage;
 #[cfg(target_os = "linux")]
+mod stuck;
+#[cfg(target_os = "linux")]
 #[path = "../vis/talk.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod talk;
@@ -88,6 +90,7 @@ const TESTS: &[choice::Scene] = &[
     ("a_job_goes_on_after_it_was_saved", saved::goes_on),
     ("a_rank_that_ends_unsaved_lets_the_others_go_on", saved::a_rank_ends_instead),
     ("what_can_t_be_saved_or_restored_is_refused_with_what_and_where", saved::refusals),
+    ("a_job_that_is_deadlocked_or_has_terminated_is_listed_with_the_reason", stuck::is_listed),
     ("what_arrives_wakes_a_job", woken::by_input),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
     ("who_has_another_key_is_no_part_of_it", scenes::another_key),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{mpi, tcp, vis};
+use crate::{mpi, stuck, tcp, vis};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
@@ -70,6 +70,9 @@ pub(crate) fn play() -> bool {
             let _ = rustix::process::setsid().unwrap();
             tcp::second(port);
         }
+        ["--wait-for-each-other"] => runtime().block_on(stuck::for_each_other()),
+        ["--wait-for-ever"] => runtime().block_on(stuck::for_ever()),
+        ["--wait-in-a-ring"] => runtime().block_on(stuck::in_a_ring()),
         ["--pmi", rounds] => mpi::talk(rounds.parse().unwrap()),
         [part @ ("--pmi-leaves" | "--pmi-aborts" | "--pmi-babbles")] => mpi::fail(part),
         _ => return false,

@@ -32,6 +32,7 @@ impl JobManager {
             seconds: Duration::from_nanos(now.nanos_since(it.admitted_at)).as_secs_f64(),
             run_seconds: it.ran(now).as_secs_f64(),
             command: it.program.shown(),
+            stuck: it.checks.found().cloned(),
         };
         Listing {
             hosts: (0..self.cluster.hosts).map(|host| self.hosts.contains(&host)).collect(),

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
+use super::checking::Purpose;
 use super::{Job, JobManager};
 use crate::checkpoint::Checkpoint;
 use crate::context::NetworkContext;
@@ -198,7 +199,7 @@ impl JobManager {
             self.jobs.values().map(|it| it.saves.held()).sum::<u64>() + chunk.bytes.len() as u64;
         let Some(it) = self.jobs.get_mut(&job) else { return false };
         let ranks = it.ends.len();
-        if usize::from(rank) >= ranks {
+        if usize::from(rank) >= ranks || it.checks.add_chunk(rank, chunk) {
             return false;
         }
         if held > self.most_saved {
@@ -232,6 +233,7 @@ impl JobManager {
         }
         it.saves.is_due = true;
         it.saves.interfaces = None;
+        it.checks.order(Purpose::Save);
         self.scheduler_core.cut(job);
         false
     }
@@ -354,7 +356,7 @@ impl JobManager {
 }
 
 /// Decodes and checks the contexts of a job's channels.
-fn network_of(
+pub(super) fn network_of(
     states: &BTreeMap<u16, RankState>,
     job: JobId,
     epoch: Epoch,

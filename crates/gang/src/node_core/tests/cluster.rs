@@ -160,6 +160,7 @@ impl Cluster {
             scheduler: self.config,
             geometry: Some(Geometry::PM),
             most_saved: 1 << 20,
+            check_every: Duration::from_millis(40),
             names: Vec::new(),
             has_streams: false,
         });

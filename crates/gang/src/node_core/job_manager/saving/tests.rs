@@ -48,6 +48,7 @@ impl Scene {
             scheduler: config,
             geometry: Some(Geometry::PM),
             most_saved: most,
+            check_every: Duration::from_secs(5),
             names: vec!["here".into()],
             has_streams: false,
         };
