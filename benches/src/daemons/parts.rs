@@ -108,6 +108,7 @@ async fn run(socket: &str, ranks: &str, command: &[&str]) -> Result<Over, String
         terminal: None,
         keep_going: false,
         woken: false,
+        adopts: None,
     };
     let (ranks, output) = (number(ranks)?, Output::default());
     let options = RunOptions { ranks, weight: 1, program, output };

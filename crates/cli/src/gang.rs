@@ -1,5 +1,6 @@
 //! `midplane gang`: the daemons of gang scheduling, and the client that runs, lists, saves and ends jobs.
 
+mod adopt;
 mod arguments;
 mod daemon;
 pub(crate) mod listing;
@@ -24,6 +25,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
         match &arguments.what {
             What::Daemon(options) => daemon::main(options, socket).await,
             What::Run(options) => run::run(socket, options, json).await,
+            What::Adopt(options) => adopt::main(socket, options, json).await,
             What::Checkpoint(options) => run::checkpoint(socket, options, json).await,
             What::Restore(options) => run::restore(socket, options, json).await,
             What::List => listing::print(socket, json).await,

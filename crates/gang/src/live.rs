@@ -8,6 +8,7 @@
 //! - [`rank`]: a rank's own side: its channel on the daemon's NIC, and its Virtual Interfaces there;
 //!   [`channels`]: the daemon's side
 //! - [`snapshot`]: a rank's part in checkpoints
+//! - `adopted`: control groups of jobs that something else has started
 //! - `pmi`: the server by which MPI programs of MPICH start as ranks
 //! - [`link`], [`message`]: connections between daemons and front ends, and their messages
 //!
@@ -21,6 +22,7 @@
 //! A daemon's decisions are those of its node core, which runs in virtual time as well. The modules here wait for real
 //! processes and sockets.
 
+mod adopted;
 pub mod channels;
 mod checkpoints;
 pub mod client;

@@ -16,6 +16,9 @@ Examples:
   midplane gang run --ranks 4 -- ./program
   midplane gang run -- mpirun -n 4 ./program
 
+  # A step of a Slurm job takes turns with the jobs here until it ends, or until Ctrl-C
+  midplane gang adopt --slurm-step 1234.0
+
   # A shell on a terminal, which takes turns with all other jobs
   midplane gang run --terminal --woken -- bash
 
@@ -56,6 +59,7 @@ pub(crate) struct Arguments {
 pub(crate) enum What {
     Daemon(Box<super::daemon::Arguments>),
     Run(Run),
+    Adopt(Adopt),
     Checkpoint(Checkpoint),
     Restore(Restore),
     /// List the jobs
@@ -76,6 +80,46 @@ pub(crate) enum What {
         /// File to write; its extension chooses the format
         file: PathBuf,
     },
+}
+
+/// Let processes that something else has started take turns with the jobs
+///
+/// What runs in the control group (version 2) is stopped and resumed as a whole. It continues for good once it is adopted no
+/// longer: at Ctrl-C, at `gang kill`, and if a daemon dies. The group is looked up on every host; the job takes all slots.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  midplane gang adopt --cgroup /sys/fs/cgroup/system.slice/render.service
+  midplane gang adopt --slurm-step 1234.0 --priority 2
+  midplane gang adopt --pod 7d4a1c0e-52b1-4b0e-9d3f-0c2c5a1f6e11
+
+Exit code: 0 the group is empty, or was left by Ctrl-C; 1 the job was ended; 2 bad input, or no host has such a group.")]
+pub(crate) struct Adopt {
+    #[command(flatten)]
+    pub(crate) group: AdoptedGroup,
+    /// Priority: slices that the processes run in a row at their turn
+    #[arg(long, default_value_t = 1, value_name = "SLICES", value_parser = clap::value_parser!(u8).range(1..))]
+    pub(crate) priority: u8,
+}
+
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+pub(crate) struct AdoptedGroup {
+    /// Folder of a control group, the same on each host that has it
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) cgroup: Option<String>,
+    /// A Slurm job, or a step of it, such as 1234.0 or 1234.batch
+    #[arg(long, value_name = "JOB[.STEP]", value_parser = parse_step)]
+    pub(crate) slurm_step: Option<(u32, Option<String>)>,
+    /// UID of a Kubernetes pod: `kubectl get pod NAME -o jsonpath={.metadata.uid}`
+    #[arg(long, value_name = "UID")]
+    pub(crate) pod: Option<String>,
+}
+
+/// Parses the number of a Slurm job and the name of its step.
+fn parse_step(text: &str) -> Result<(u32, Option<String>), String> {
+    let (job, step) = text.split_once('.').map_or((text, None), |(job, step)| (job, Some(step)));
+    let job = job.parse().map_err(|_| format!("{job:?} is no number of a job, such as 1234"))?;
+    Ok((job, step.map(str::to_owned)))
 }
 
 /// Save a job to a folder, at its next step

@@ -26,7 +26,7 @@ struct Rank {
 }
 
 #[derive(Serialize)]
-struct Document {
+pub(super) struct Document {
     job: u32,
     ranks: Vec<Rank>,
     ended_because: Option<String>,
@@ -55,6 +55,7 @@ pub(crate) fn program(options: &Run) -> Result<Program, Failure> {
         terminal: options.terminal.then(|| terminal_size().unwrap_or(NO_TERMINAL)),
         keep_going: options.keep_going,
         woken: options.woken,
+        adopts: None,
     })
 }
 
@@ -150,7 +151,7 @@ fn complaint(over: &Over) -> Option<String> {
     }
 }
 
-fn document(over: &Over) -> Document {
+pub(super) fn document(over: &Over) -> Document {
     let rank = |&(host, end): &(u16, Option<End>)| {
         let (exit_code, signal) = match end {
             Some(End::Exited(code)) => (Some(code), None),

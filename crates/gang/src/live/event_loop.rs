@@ -163,7 +163,9 @@ impl EventLoop {
         match transmit {
             Transmit::Up(up) => drop(self.parent.as_ref().map(|to| to.send(up))),
             Transmit::Down(connection, down) => {
-                drop(self.children.get(&connection).map(|to| to.send(down)));
+                if let Some(to) = self.children.get(&connection) {
+                    let _ = to.send(down);
+                }
             }
         }
     }

@@ -23,8 +23,11 @@ use super::{job_cgroup, priority};
 
 const BECOME_RANK: &str = "--become-rank";
 const BECOME_KEEPER: &str = "--become-keeper";
+const BECOME_HOLDER: &str = "--become-holder";
 /// This program, whatever its file is called by now.
 const SELF: &str = "/proc/self/exe";
+/// Exit code of a holder whose host has no such control group.
+pub const NO_GROUP: i32 = 66;
 /// How often groups are cleared that don't become empty, and how long after each other.
 const CLEARED: usize = 200;
 const AGAIN: Duration = Duration::from_millis(10);
@@ -40,6 +43,7 @@ pub fn play_part() {
     match arguments.next() {
         Some(part) if part == BECOME_RANK => std::process::exit(become_rank(arguments)),
         Some(part) if part == BECOME_KEEPER => keep(),
+        Some(part) if part == BECOME_HOLDER => std::process::exit(hold(arguments.next())),
         _ => {}
     }
 }
@@ -60,6 +64,28 @@ pub fn rank(
     command.arg(group.unwrap_or_else(|| Path::new("")));
     command.arg(program).args(arguments);
     command
+}
+
+/// Returns a command that becomes the holder of an adopted control group, as [`rank`] becomes a program: it waits until the
+/// group is empty. Without a group, it exits with [`NO_GROUP`].
+pub(super) fn holder(adopted: Option<&Path>, group: Option<&Path>) -> Command {
+    use std::os::unix::ffi::OsStrExt;
+    let adopted = adopted.map_or(&b""[..], |folder| folder.as_os_str().as_bytes());
+    let arguments = [b"midplane", BECOME_HOLDER.as_bytes(), adopted].map(<[u8]>::to_vec);
+    rank(Path::new(SELF), &arguments, group, false)
+}
+
+/// Waits until the control group of an adopted job is empty; returns the exit code.
+fn hold(folder: Option<OsString>) -> i32 {
+    let folder = folder.filter(|folder| !folder.is_empty());
+    match folder.map(|folder| job_cgroup::wait_until_empty(Path::new(&folder))) {
+        None => NO_GROUP,
+        Some(Ok(())) => 0,
+        Some(Err(error)) => {
+            eprintln!("midplane gang: {error}");
+            1
+        }
+    }
 }
 
 /// The exit code of a program that could not be started.
@@ -103,7 +129,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
 /// The reaper's part: notes what is said on standard input, and ends it all once nothing more is.
 fn keep() -> ! {
     let mut groups = BTreeSet::new();
-    let (mut files, mut cells) = (BTreeSet::new(), BTreeSet::new());
+    let (mut files, mut cells, mut adopted) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let _ = setsid();
     priority::lower_this_thread();
     for line in std::io::stdin().lock().lines() {
@@ -113,8 +139,13 @@ fn keep() -> ! {
             Some(("-", group)) => drop(group.parse::<i32>().map(|group| groups.remove(&group))),
             Some(("f", file)) => drop(files.insert(PathBuf::from(file))),
             Some(("c", folder)) => drop(cells.insert(PathBuf::from(folder))),
+            Some(("a", folder)) => drop(adopted.insert(PathBuf::from(folder))),
+            Some(("r", folder)) => drop(adopted.remove(Path::new(folder))),
             _ => {}
         }
+    }
+    for folder in adopted {
+        job_cgroup::thaw(&folder);
     }
     for group in groups.into_iter().filter_map(Pid::from_raw) {
         // It may be gone.
@@ -143,6 +174,7 @@ pub struct Reaper {
     groups: BTreeSet<i32>,
     files: BTreeSet<PathBuf>,
     cells: BTreeSet<PathBuf>,
+    adopted: BTreeSet<PathBuf>,
 }
 
 impl Reaper {
@@ -150,7 +182,7 @@ impl Reaper {
     #[must_use]
     pub fn start() -> Self {
         let (groups, files, cells) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        let mut reaper = Self { said: None, groups, files, cells };
+        let mut reaper = Self { said: None, groups, files, cells, adopted: BTreeSet::new() };
         reaper.restart();
         reaper
     }
@@ -163,7 +195,8 @@ impl Reaper {
         let groups = self.groups.iter().map(|group| format!("+{group}\n"));
         let files = self.files.iter().map(|file| format!("f{}\n", file.display()));
         let cells = self.cells.iter().map(|folder| format!("c{}\n", folder.display()));
-        let all: String = groups.chain(files).chain(cells).collect();
+        let adopted = self.adopted.iter().map(|folder| format!("a{}\n", folder.display()));
+        let all: String = groups.chain(files).chain(cells).chain(adopted).collect();
         if let Some(said) = &mut self.said {
             let _ = said.write_all(all.as_bytes());
         }
@@ -198,5 +231,17 @@ impl Reaper {
     pub(crate) fn hold_cells(&mut self, folder: &Path) {
         self.cells.insert(folder.to_owned());
         self.say(&format!("c{}\n", folder.display()));
+    }
+
+    /// Has the adopted processes of this control group continue when the daemon is gone.
+    pub(crate) fn hold_adopted(&mut self, folder: &Path) {
+        self.adopted.insert(folder.to_owned());
+        self.say(&format!("a{}\n", folder.display()));
+    }
+
+    /// Forgets a control group that is adopted no longer.
+    pub(crate) fn release_adopted(&mut self, folder: &Path) {
+        self.adopted.remove(folder);
+        self.say(&format!("r{}\n", folder.display()));
     }
 }

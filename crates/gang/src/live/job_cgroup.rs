@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Access, access};
 
 /// The file that says which processes are in a group, and takes more of them.
@@ -14,6 +15,12 @@ const PROCESSES: &str = "cgroup.procs";
 const FREEZE: &str = "cgroup.freeze";
 const EVENTS: &str = "cgroup.events";
 const KILL: &str = "cgroup.kill";
+/// The folder of a daemon's groups begins with that.
+const FOLDER: &str = "gangd-";
+/// Seconds after which an adopted group is read again, whether or not the system has reported a change.
+const READ_AGAIN: i64 = 1;
+/// The system's error of reads of a file whose group was removed.
+const NO_DEVICE: i32 = rustix::io::Errno::NODEV.raw_os_error();
 
 /// Returns the folder of this process's control group, if processes may be put into groups below it.
 fn own_group() -> io::Result<PathBuf> {
@@ -28,9 +35,60 @@ fn own_group() -> io::Result<PathBuf> {
 
 /// Returns the folder of the group in `groups` (/proc/self/cgroup), by `mounts` (/proc/self/mountinfo).
 fn group_folder(mounts: &str, groups: &str) -> Option<PathBuf> {
-    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some(Path::new(mount).join(own))
+    Some(mount_point(mounts)?.join(own))
+}
+
+/// Returns the folder where control groups of version 2 are mounted.
+fn mount_point(mounts: &str) -> Option<PathBuf> {
+    let line = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+    line.split(' ').nth(4).map(PathBuf::from)
+}
+
+/// The groups of this host: where they are mounted, and the group of this process.
+#[derive(Debug)]
+pub(super) struct HostCgroups {
+    pub(super) mount: PathBuf,
+    own: PathBuf,
+}
+
+impl HostCgroups {
+    /// Finds the mount point and this process's group.
+    ///
+    /// # Errors
+    /// Control groups of version 2 are not mounted.
+    pub(super) fn find() -> io::Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let groups = fs::read_to_string("/proc/self/cgroup")?;
+        let found = mount_point(&mounts).zip(group_folder(&mounts, &groups));
+        let (mount, own) =
+            found.ok_or_else(|| io::Error::other("control groups of version 2 are not mounted"))?;
+        Ok(Self { mount, own })
+    }
+
+    /// Opens a group that something else has made, to stop and resume what runs in it.
+    ///
+    /// # Errors
+    /// It is no group below the mount point, this process or a job of a daemon runs in it, or this process may not stop it.
+    pub(super) fn adopt(&self, folder: &Path) -> io::Result<JobCgroup> {
+        let folder = folder.canonicalize().map_err(|error| named(folder, &error))?;
+        let refused = |why: &str| Err(io::Error::other(format!("{}: {why}", folder.display())));
+        if folder == self.mount || !folder.starts_with(&self.mount) {
+            return refused(&format!("it is no control group below {}", self.mount.display()));
+        }
+        if self.own.starts_with(&folder) {
+            return refused("the daemon itself runs in this control group");
+        }
+        let is_of_daemon =
+            |part: &std::ffi::OsStr| part.as_encoded_bytes().starts_with(FOLDER.as_bytes());
+        if folder.iter().any(is_of_daemon) {
+            return refused("it belongs to a job that a gang daemon has started");
+        }
+        JobCgroup::open(folder.clone()).map_err(|error| {
+            let cure = "; the daemon needs the right to write this file: run it as root, or have the group delegated to its user";
+            io::Error::new(error.kind(), format!("{}{cure}", named(&folder.join(FREEZE), &error)))
+        })
+    }
 }
 
 /// Adds the file to its error.
@@ -50,7 +108,7 @@ impl JobCgroups {
     /// # Errors
     /// The reason why this process can make no groups.
     pub(super) fn open() -> io::Result<Self> {
-        let folder = own_group()?.join(format!("gangd-{}", std::process::id()));
+        let folder = own_group()?.join(format!("{FOLDER}{}", std::process::id()));
         fs::create_dir(&folder).map_err(|error| named(&folder, &error))?;
         let cgroups = Self { folder };
         // Neither file is older than Linux 5.14.
@@ -72,9 +130,7 @@ impl JobCgroups {
     pub(super) fn cgroup(&self, name: &str) -> io::Result<JobCgroup> {
         let folder = self.folder.join(name);
         fs::create_dir(&folder)?;
-        let freeze = File::options().write(true).open(folder.join(FREEZE))?;
-        let events = File::open(folder.join(EVENTS))?;
-        Ok(JobCgroup { freeze, events, folder })
+        JobCgroup::open(folder)
     }
 }
 
@@ -95,6 +151,41 @@ pub(super) fn clear(folder: &Path) {
     let _ = fs::remove_dir(folder);
 }
 
+/// Lets all of a group go on, if it is still there.
+pub(super) fn thaw(folder: &Path) {
+    let _ = fs::write(folder.join(FREEZE), "0");
+}
+
+/// Waits until nothing runs in a group and in those below it, or the group is gone.
+///
+/// # Errors
+/// What the system reports.
+pub(super) fn wait_until_empty(folder: &Path) -> io::Result<()> {
+    let is_gone = |error: &io::Error| {
+        error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_DEVICE)
+    };
+    let events = match File::open(folder.join(EVENTS)) {
+        Err(error) if is_gone(&error) => return Ok(()),
+        opened => opened.map_err(|error| named(folder, &error))?,
+    };
+    loop {
+        let mut text = [0; 64];
+        match events.read_at(&mut text, 0) {
+            Err(error) if is_gone(&error) => return Ok(()),
+            Err(error) => return Err(named(folder, &error)),
+            Ok(read) if !has_line(&text[..read], b"populated 1") => return Ok(()),
+            Ok(_) => {}
+        }
+        let timeout = rustix::time::Timespec { tv_sec: READ_AGAIN, tv_nsec: 0 };
+        let mut file = [PollFd::new(&events, PollFlags::PRI)];
+        poll(&mut file, Some(&timeout))?;
+    }
+}
+
+fn has_line(text: &[u8], line: &[u8]) -> bool {
+    text.split(|byte| *byte == b'\n').any(|other| other == line)
+}
+
 /// Puts this process into a group.
 ///
 /// # Errors
@@ -112,6 +203,12 @@ pub(super) struct JobCgroup {
 }
 
 impl JobCgroup {
+    fn open(folder: PathBuf) -> io::Result<Self> {
+        let freeze = File::options().write(true).open(folder.join(FREEZE))?;
+        let events = File::open(folder.join(EVENTS))?;
+        Ok(Self { freeze, events, folder })
+    }
+
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -137,8 +234,8 @@ impl JobCgroup {
     #[must_use]
     pub(super) fn is_frozen(&self) -> bool {
         let mut text = [0; 64];
-        let read = self.events.read_at(&mut text, 0).unwrap_or(0);
-        text[..read].split(|byte| *byte == b'\n').any(|line| line == b"frozen 1")
+        // Nothing runs in a group that was removed.
+        self.events.read_at(&mut text, 0).map_or(true, |read| has_line(&text[..read], b"frozen 1"))
     }
 
     /// Kills all of it.

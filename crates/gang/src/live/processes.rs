@@ -53,16 +53,17 @@ struct Waits {
     members: Vec<Member>,
     /// Processes whose descendants are to stop.
     groups: Vec<Member>,
-    /// Jobs whose control groups are to freeze.
+    /// Jobs whose control groups are to freeze: their own, and those that they have adopted.
     cgroups: Vec<JobId>,
+    adopted: Vec<JobId>,
     is_kill: bool,
     outcome: Outcome,
 }
 
 impl Waits {
     fn new(step: u64, members: Vec<Member>, is_kill: bool) -> Self {
-        let (groups, cgroups, outcome) = (Vec::new(), Vec::new(), Outcome::default());
-        Self { step, members, groups, cgroups, is_kill, outcome }
+        let (groups, cgroups, adopted) = (Vec::new(), Vec::new(), Vec::new());
+        Self { step, members, groups, cgroups, adopted, is_kill, outcome: Outcome::default() }
     }
 }
 
@@ -83,6 +84,8 @@ pub(super) struct Processes {
     /// Makes control groups, if this process may.
     groups: Option<JobCgroups>,
     cgroups: BTreeMap<JobId, JobCgroup>,
+    /// Control groups that something else has made, and whose processes run in the slices of jobs.
+    adopted: BTreeMap<JobId, JobCgroup>,
     /// What the ranks of jobs have put by PMI.
     pmi: BTreeMap<JobId, PmiJob>,
     /// Control groups of jobs that have ended, to be removed.
@@ -111,6 +114,7 @@ impl Processes {
             events,
             groups,
             cgroups: BTreeMap::new(),
+            adopted: BTreeMap::new(),
             pmi: BTreeMap::new(),
             emptied: Vec::new(),
             have_changed: true,
@@ -126,6 +130,10 @@ impl Processes {
     pub(super) fn suspend(&mut self, step: u64, jobs: &[JobId]) {
         let mut waits = Waits::new(step, Vec::new(), false);
         for job in jobs {
+            // An adopted group that can't be frozen was removed: the job ends at its next turn.
+            if self.adopted.get(job).is_some_and(|cgroup| cgroup.freeze().is_ok()) {
+                waits.adopted.push(*job);
+            }
             // If a job's control group can't be frozen, the job is stopped by signals.
             if self.cgroups.get(job).is_some_and(|cgroup| cgroup.freeze().is_ok()) {
                 waits.cgroups.push(*job);
@@ -169,7 +177,7 @@ impl Processes {
             for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
                 held.process.relax();
             }
-            if let Some(cgroup) = self.cgroups.get(job) {
+            for cgroup in self.cgroups.get(job).into_iter().chain(self.adopted.get(job)) {
                 // If it stays frozen, the job's owner notices.
                 let _ = cgroup.thaw();
             }
@@ -191,9 +199,18 @@ impl Processes {
                 held.process.signal(Signal::KILL);
             }
             self.process_groups.set(*job, Vec::new());
+            self.release_adopted(*job);
         }
         let members = jobs.iter().flat_map(|job| self.of_job(*job)).collect();
         self.waits = Some(Waits::new(step, members, true));
+    }
+
+    /// Lets the adopted processes of a job continue for good.
+    fn release_adopted(&mut self, job: JobId) {
+        if let Some(cgroup) = self.adopted.remove(&job) {
+            let _ = cgroup.thaw();
+            self.reaper.release_adopted(cgroup.folder());
+        }
     }
 
     /// Returns whether a step has reached its end. Does not check again what was seen once.
@@ -208,11 +225,15 @@ impl Processes {
             }
             waits.members.pop();
         }
-        while let Some(job) = waits.cgroups.last() {
-            if self.cgroups.get(job).is_some_and(|cgroup| !cgroup.is_frozen()) {
-                return false;
+        for (jobs, cgroups) in
+            [(&mut waits.cgroups, &self.cgroups), (&mut waits.adopted, &self.adopted)]
+        {
+            while let Some(job) = jobs.last() {
+                if cgroups.get(job).is_some_and(|cgroup| !cgroup.is_frozen()) {
+                    return false;
+                }
+                jobs.pop();
             }
-            waits.cgroups.pop();
         }
         while let Some(member) = waits.groups.last() {
             let held = self.members.get(member).filter(|held| held.process.is_stopped());
@@ -227,7 +248,9 @@ impl Processes {
     /// Returns whether a step waits for something that no signal reports.
     pub(super) fn is_polling(&self) -> bool {
         let waits = self.waits.as_ref();
-        waits.is_some_and(|waits| !waits.cgroups.is_empty() || !waits.groups.is_empty())
+        waits.is_some_and(|waits| {
+            !(waits.cgroups.is_empty() && waits.adopted.is_empty() && waits.groups.is_empty())
+        })
     }
 
     /// Returns the number and outcome of the step under way, once it is complete.
@@ -316,6 +339,8 @@ impl Processes {
     /// Kills all processes, and gives the step under way up.
     pub(super) fn kill_all(&mut self) {
         self.waits = None;
+        let adopted: Vec<JobId> = self.adopted.keys().copied().collect();
+        adopted.into_iter().for_each(|job| self.release_adopted(job));
         self.cgroups.values().for_each(JobCgroup::kill);
         for held in self.members.values() {
             held.process.signal(Signal::KILL);

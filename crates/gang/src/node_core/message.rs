@@ -52,6 +52,25 @@ pub struct Program {
     /// True if input for the job wakes it before its turn
     /// ([`SchedulerConfig::early_wakeup`](crate::scheduler_core::SchedulerConfig::early_wakeup)).
     pub woken: bool,
+    /// The processes that run in the job's slices. `command` is not run then, only shown: a rank waits until the group is
+    /// empty.
+    pub adopts: Option<Adopted>,
+}
+
+/// A control group of processes that something else has started.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Adopted {
+    /// The absolute path of its folder, on each host that has it.
+    Folder(String),
+    /// A step of a Slurm job, such as `0` or `batch`; the whole job without one.
+    SlurmStep {
+        /// Number of the job.
+        job: u32,
+        /// Name of the step.
+        step: Option<String>,
+    },
+    /// The UID of a Kubernetes pod.
+    Pod(String),
 }
 
 /// A [`Program`] in a checkpoint's JSON.
@@ -101,7 +120,7 @@ impl Program {
         let bytes = |texts: Vec<String>| texts.into_iter().map(String::into_bytes).collect();
         let (command, environment) = (bytes(command), bytes(environment));
         let folder = folder.into_bytes();
-        Ok(Self { command, environment, folder, terminal, keep_going, woken })
+        Ok(Self { command, environment, folder, terminal, keep_going, woken, adopts: None })
     }
 }
 

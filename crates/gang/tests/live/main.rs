@@ -4,6 +4,8 @@
 //! A filter that matches no scene fails, unless `cargo test` runs several programs with that filter.
 
 #[cfg(target_os = "linux")]
+mod adopted;
+#[cfg(target_os = "linux")]
 mod choice;
 #[cfg(target_os = "linux")]
 mod keys;
@@ -76,6 +78,9 @@ const TESTS: &[choice::Scene] = &[
     ("rank_0_has_a_terminal", scenes::terminal),
     ("jobs_on_the_same_slots_never_run_at_once", scenes::turns_by_groups),
     ("jobs_that_signals_stop_never_run_at_once", scenes::turns_by_signals),
+    ("adopted_processes_never_run_in_a_job_s_slice", adopted::takes_turns),
+    ("adopted_processes_continue_once_they_are_left", adopted::continues),
+    ("a_group_that_can_t_be_adopted_is_refused_with_the_reason", adopted::refusals),
     ("messages_survive_being_preempted_once_and_in_order", scenes::messages_survive),
     ("programs_over_tcp_lose_nothing_at_64_preemptions", tcp::survives),
     ("what_ranks_put_by_pmi_is_known_to_all_after_each_barrier", mpi::barriers),

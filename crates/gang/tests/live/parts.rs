@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{mpi, stuck, tcp, vis};
+use crate::{adopted, mpi, stuck, tcp, vis};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
@@ -48,6 +48,7 @@ pub(crate) fn play() -> bool {
         ["--front", socket, ranks, terminal, ref command @ ..] => {
             front(socket, ranks, terminal, command);
         }
+        ["--adopt", socket, folder] => adopted::front(socket, folder),
         ["--tick", folder, seconds] => tick(folder, seconds),
         ["--tick-in-session", folder, seconds] => {
             let _ = rustix::process::setsid().unwrap();
@@ -80,12 +81,12 @@ pub(crate) fn play() -> bool {
     true
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// However the test ends, this ends with it.
-fn end_with_test() {
+pub(crate) fn end_with_test() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
 
@@ -247,6 +248,7 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
         terminal: (terminal == "terminal").then_some((24, 80)),
         keep_going: false,
         woken: terminal == "woken",
+        adopts: None,
     };
     let (ranks, output) = (ranks.parse().unwrap(), Output::default());
     let options = RunOptions { ranks, weight: 1, program, output };
@@ -266,7 +268,7 @@ fn restore(socket: &str, folder: &str) -> ! {
     std::process::exit(code(over))
 }
 
-fn code(over: Result<Over, ClientError>) -> i32 {
+pub(crate) fn code(over: Result<Over, ClientError>) -> i32 {
     match over {
         Ok(over) => {
             if let Some(why) = over.why {

@@ -171,8 +171,13 @@ pub(crate) fn terminal() {
 
 /// When a job's ranks ran, and the child of one.
 fn spans(stage: &Stage, job: u32) -> Vec<(u64, u64)> {
-    let file = |rank: &str| stage.file(&format!("{job}-{rank}")).unwrap();
-    let text: String = ["0", "1", "0-child", "1-child"].map(file).concat();
+    let names = ["0", "1", "0-child", "1-child"].map(|rank| format!("{job}-{rank}"));
+    spans_of(stage, &names.each_ref().map(String::as_str))
+}
+
+/// When the processes ran that have written these files.
+pub(crate) fn spans_of(stage: &Stage, names: &[&str]) -> Vec<(u64, u64)> {
+    let text: String = names.iter().map(|name| stage.file(name).unwrap()).collect();
     let pair = |line: &str| {
         let (from, to) = line.split_once(' ').unwrap();
         (from.parse().unwrap(), to.parse().unwrap())

@@ -15,6 +15,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
 
 use super::{Held, Member, Processes, Waits};
+use crate::live::adopted;
 use crate::live::event::Event;
 use crate::live::job_cgroup::JobCgroup;
 use crate::live::link::Stream;
@@ -43,7 +44,11 @@ impl Processes {
         }
         let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
         let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
-        let own: Vec<u16> = own.map(|(rank, _)| rank).collect();
+        let mut own: Vec<u16> = own.map(|(rank, _)| rank).collect();
+        if let Err(why) = self.adopt(launch) {
+            outcome.failed.push((job, self.host, why));
+            own.clear();
+        }
         let name = variables(&launch.program).find(|(name, _)| *name == pmi::NAME);
         // A job that was saved before jobs had names has none.
         let name =
@@ -64,8 +69,31 @@ impl Processes {
             }
         }
         self.passes.clear();
-        self.waits = Some(Waits { outcome, ..Waits::new(step, self.of_job(job), false) });
+        let adopted = self.adopted.contains_key(&job).then_some(job).into_iter().collect();
+        let waits = Waits::new(step, self.of_job(job), false);
+        self.waits = Some(Waits { outcome, adopted, ..waits });
         opened
+    }
+
+    /// Stops the processes that a job adopts here, until its first slice.
+    fn adopt(&mut self, launch: &Launch) -> Result<(), String> {
+        let Some(adopted) = &launch.program.adopts else { return Ok(()) };
+        let Some(cgroup) = adopted::open(adopted).map_err(|error| error.to_string())? else {
+            return Ok(());
+        };
+        let overlaps = |other: &JobCgroup| {
+            let (own, other) = (cgroup.folder(), other.folder());
+            own.starts_with(other) || other.starts_with(own)
+        };
+        if let Some((job, other)) = self.adopted.iter().find(|(_, other)| overlaps(other)) {
+            return Err(format!("job {job} has adopted {}", other.folder().display()));
+        }
+        // The reaper has to know it before it stops.
+        self.reaper.hold_adopted(cgroup.folder());
+        let frozen = cgroup.freeze();
+        let folder = cgroup.folder().to_owned();
+        self.adopted.insert(launch.job, cgroup);
+        frozen.map_err(|error| format!("{}: {error}", folder.display()))
     }
 
     fn start(
@@ -76,10 +104,16 @@ impl Processes {
         state: Option<Vec<u8>>,
     ) -> Result<(Held, Opened), String> {
         let program = &launch.program;
-        let path = find(program)?;
         let terminal = program.terminal.filter(|_| rank == 0);
         let group = self.cgroups.get(&launch.job).map(JobCgroup::folder);
-        let mut command = exec_shim::rank(&path, &program.command, group, terminal.is_some());
+        let adopted = self.adopted.get(&launch.job).map(JobCgroup::folder);
+        let (path, mut command) = if program.adopts.is_some() {
+            (PathBuf::from("midplane"), exec_shim::holder(adopted, group))
+        } else {
+            let path = find(program)?;
+            let command = exec_shim::rank(&path, &program.command, group, terminal.is_some());
+            (path, command)
+        };
         let own = variables(program).filter(|(name, _)| !pmi::is_foreign(name.as_bytes()));
         command.env_clear().envs(own).current_dir(OsStr::from_bytes(&program.folder));
         let numbers = [
