@@ -1,5 +1,5 @@
 // Half round trips between two ranks: for each size, the median and the range of eleven runs, in microseconds. The argument
-// is the number of round trips in a run; without one, 20,000 of 64 bytes and 2,000 of 64 KiB.
+// is the number of round trips in a run; without one, 20,000 of 64 bytes, 2,000 of up to 64 KiB and 100 of 1 MiB.
 #include "check.h"
 
 static int compare(const void *one, const void *other)
@@ -11,11 +11,11 @@ static int compare(const void *one, const void *other)
 int main(int argc, char **argv)
 {
 	enum { RUNS = 11 };
-	static const int sizes[] = {64, 65536};
+	static const int sizes[] = {64, 8192, 65536, 1 << 20};
 	MPI_Init(&argc, &argv);
 	int rank = world_rank();
 	for (unsigned at = 0; at < sizeof sizes / sizeof *sizes; at++) {
-		int size = sizes[at], rounds = argc > 1 ? atoi(argv[1]) : size > 1024 ? 2000 : 20000;
+		int size = sizes[at], rounds = argc > 1 ? atoi(argv[1]) : size > 65536 ? 100 : size > 1024 ? 2000 : 20000;
 		unsigned char *out = pattern(size, rank), *in = pattern(size, -1);
 		double times[RUNS];
 		for (int run = 0; run < RUNS; run++) {

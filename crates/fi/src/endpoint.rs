@@ -24,7 +24,7 @@ use crate::network::{Network, Terms};
 use crate::peer::{Content, Finish, Link, Peer};
 use crate::region::Regions;
 pub(crate) use atomics::Atomic;
-pub(crate) use departures::{Message, Post, Transfer};
+pub(crate) use departures::{Completes, Message, Post, Transfer};
 
 /// Bytes of a ring. It fits into the second-level cache of a processor together with what it carries.
 pub(crate) const RING_BYTES: usize = 128 * 1024;
@@ -42,6 +42,8 @@ struct Pair {
     peer: usize,
     /// True if the peer has closed its end: what it has published is all.
     has_ended: bool,
+    /// True if the network's bridge has the other ends.
+    is_remote: bool,
 }
 
 /// Memory of a domain that an endpoint uses while it works.
@@ -164,7 +166,7 @@ impl Endpoint {
         if self.is_parked {
             self.unpark();
         }
-        let mut has_any = false;
+        let mut has_any = self.network.as_mut().is_some_and(Network::drive);
         if !self.state.bindings.is_full(domain.out) {
             let mut ended = None;
             for (key, pair) in &mut self.pairs {
@@ -193,7 +195,7 @@ impl Endpoint {
         self.requests.extend(self.listener.accept());
         for request in std::mem::take(&mut self.requests) {
             match request.accept() {
-                Ok((rings, endpoint)) => self.accept(rings, endpoint),
+                Ok((rings, endpoint)) => self.accept(rings, endpoint, false),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.requests.push(request);
                 }
@@ -201,7 +203,7 @@ impl Endpoint {
             }
         }
         while let Some((rings, endpoint)) = self.network.as_ref().and_then(Network::accept) {
-            self.accept(rings, endpoint);
+            self.accept(rings, endpoint, true);
         }
         let pairs = &mut self.pairs;
         self.wakes.take(|number, is_gone| {
@@ -213,7 +215,7 @@ impl Endpoint {
     }
 
     /// Takes rings that a peer has made.
-    fn accept(&mut self, rings: RingPair, endpoint: u64) {
+    fn accept(&mut self, rings: RingPair, endpoint: u64, is_remote: bool) {
         let is_known = self.state.by_endpoint.contains_key(&endpoint);
         if !is_known && self.state.peers.len() >= MAX_PEERS {
             return;
@@ -221,17 +223,17 @@ impl Endpoint {
         let peer = self.state.peer_of(endpoint);
         // Each side connects at most once.
         if self.state.peers[peer].pairs < 2 {
-            self.add_pair(rings, peer);
+            self.add_pair(rings, peer, is_remote);
         }
     }
 
-    fn add_pair(&mut self, rings: RingPair, peer: usize) {
+    fn add_pair(&mut self, rings: RingPair, peer: usize, is_remote: bool) {
         let entry = self.pairs.vacant_entry();
         let key = entry.key();
         if self.wakes.add(key as u64, &rings).is_err() {
             return;
         }
-        entry.insert(Pair { rings, peer, has_ended: false });
+        entry.insert(Pair { rings, peer, has_ended: false, is_remote });
         let peer = &mut self.state.peers[peer];
         peer.pairs += 1;
         if peer.link == Link::Unconnected {
@@ -262,14 +264,15 @@ impl Endpoint {
         let opened = match (addresses.find(known), &self.network) {
             (Some(address), _) if address.host == self.address.host => {
                 connect(address.name().as_bytes(), RING_BYTES, self.address.endpoint)
+                    .map(|rings| (rings, false))
             }
             (Some(Address { udp: Some(udp), .. }), Some(network)) => {
-                network.connect(udp, RING_BYTES)
+                network.connect(udp, RING_BYTES).map(|rings| (rings, true))
             }
             _ => Err(io::ErrorKind::HostUnreachable.into()),
         };
         match opened {
-            Ok(rings) => self.add_pair(rings, peer),
+            Ok((rings, is_remote)) => self.add_pair(rings, peer, is_remote),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 let code = error.raw_os_error().unwrap_or(EHOSTUNREACH);

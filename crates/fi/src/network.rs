@@ -1,7 +1,9 @@
-//! Reaches endpoints on other hosts: a thread copies records between rings of this process and pipes over UDP.
+//! Reaches endpoints on other hosts: a bridge copies records between rings of this process and pipes over UDP.
 //!
-//! To the endpoint, a peer on another host is a pair of rings as one on this host is. The thread holds the other ends.
-//! It runs only if the environment names a network.
+//! To the endpoint, a peer on another host is a pair of rings as one on this host is. The bridge holds the other ends.
+//! Threads that poll the endpoint work for the bridge as well, so that no other thread takes a processor from them. A
+//! thread of the bridge does so 1 ms after the last poll, and at once if a caller waits without polling. There is
+//! a bridge only if the environment names a network.
 
 mod bridge;
 mod frames;
@@ -10,8 +12,9 @@ mod link;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use midplane_simhw::seal::Key;
@@ -26,6 +29,11 @@ use bridge::Bridge;
 const NETWORK: &str = "FI_MIDPLANE_NETWORK";
 /// A file with the key that all processes share, as `midplane` makes them.
 const KEY_FILE: &str = "FI_MIDPLANE_KEY_FILE";
+
+/// Turns without anything after which an application that polls is taken to use other peers: each costs a system call.
+const BUSY: u32 = 1000;
+/// Polls per turn from then on.
+const RARELY: u32 = 16;
 
 /// Configures where an endpoint binds, and how it talks to others.
 #[derive(Clone, Debug)]
@@ -66,13 +74,19 @@ impl Terms {
 /// State that the endpoint and the thread share.
 #[derive(Debug)]
 struct Shared {
-    /// Wakes the thread.
+    /// Wakes the thread while it works.
     notify: Notify,
-    /// Readable when the thread has accepted a peer.
+    /// Turns of the application's threads.
+    polls: AtomicU64,
+    /// True if the thread is to work although the application has just polled.
+    is_released: AtomicBool,
+    /// True while the thread works, or waits for work.
+    is_serving: AtomicBool,
+    /// Readable when the bridge has accepted a peer.
     accepted: OwnedFd,
 }
 
-/// A peer to connect to, with the thread's ends of its rings.
+/// A peer to connect to, with the bridge's ends of its rings.
 type Dial = (SocketAddr, RingPair);
 /// The endpoint's ends of an accepted peer's rings, and the peer's number.
 type Accept = (RingPair, u64);
@@ -82,6 +96,9 @@ type Accept = (RingPair, u64);
 pub(crate) struct Network {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
+    bridge: Arc<Mutex<Bridge>>,
+    /// Turns of the application in which there was nothing.
+    idle: u32,
     dials: Option<Sender<Dial>>,
     accepted: Receiver<Accept>,
     thread: Option<JoinHandle<()>>,
@@ -91,7 +108,13 @@ impl Network {
     /// Starts the thread of the endpoint with this number.
     pub(crate) fn start(terms: &Terms, endpoint: u64) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let shared = Arc::new(Shared { notify: Notify::new(), accepted: eventfd(0, flags)? });
+        let shared = Arc::new(Shared {
+            notify: Notify::new(),
+            polls: AtomicU64::new(0),
+            is_released: AtomicBool::new(false),
+            is_serving: AtomicBool::new(false),
+            accepted: eventfd(0, flags)?,
+        });
         let (dials, dialed) = channel();
         let (accepts, accepted) = channel();
         let config = Config::default().key(terms.key.clone());
@@ -106,10 +129,52 @@ impl Network {
         )?;
         drop(entered);
         let address = bridge.address()?;
+        let bridge = Arc::new(Mutex::new(bridge));
+        let (served, with) = (Arc::clone(&bridge), Arc::clone(&shared));
         let thread = thread::Builder::new()
             .name("midplane-fi udp".into())
-            .spawn(move || runtime.block_on(bridge.run()))?;
-        Ok(Self { address, shared, dials: Some(dials), accepted, thread: Some(thread) })
+            .spawn(move || bridge::serve(&runtime, &served, &with))?;
+        let (dials, thread) = (Some(dials), Some(thread));
+        Ok(Self { address, shared, bridge, idle: 0, dials, accepted, thread })
+    }
+
+    /// Copies what is there, for a thread that polls; returns whether there was anything.
+    pub(crate) fn drive(&mut self) -> bool {
+        self.idle = self.idle.wrapping_add(1);
+        if self.idle > BUSY && !self.idle.is_multiple_of(RARELY) {
+            return false;
+        }
+        let is_busy = self.with(Bridge::poll_now).unwrap_or(false);
+        if is_busy {
+            self.idle = 0;
+        }
+        is_busy
+    }
+
+    /// Sends what is in the rings: the caller may not poll soon.
+    pub(crate) fn send_now(&mut self) {
+        self.idle = 0;
+        self.with(Bridge::send_now);
+    }
+
+    /// Works with the bridge, unless the thread does at this moment. The thread waits for some time then.
+    fn with<T>(&self, work: impl FnOnce(&mut Bridge) -> T) -> Option<T> {
+        self.shared.polls.fetch_add(1, Ordering::AcqRel);
+        if self.shared.is_serving.load(Ordering::Acquire)
+            && self.shared.is_serving.swap(false, Ordering::AcqRel)
+        {
+            self.shared.notify.notify_one();
+        }
+        // It fails also if the thread has panicked.
+        self.bridge.try_lock().ok().map(|mut bridge| work(&mut bridge))
+    }
+
+    /// Has the thread work from now on: the caller waits, and does not poll.
+    pub(crate) fn release(&self) {
+        self.shared.is_released.store(true, Ordering::Release);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
     }
 
     /// Connects to an endpoint on another host, with rings of `capacity` bytes.
@@ -142,6 +207,7 @@ impl Drop for Network {
     fn drop(&mut self) {
         self.dials = None;
         self.shared.notify.notify_one();
+        self.release();
         if let Some(thread) = self.thread.take() {
             // It has panicked: nothing is left to send.
             let _ = thread.join();

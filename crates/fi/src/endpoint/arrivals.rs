@@ -141,7 +141,8 @@ impl State {
             }
         };
         self.release_multis(domain.out);
-        let inbound = Inbound { target, length, done: 0, confirms: false };
+        let confirms = arrival.flags & CONFIRM != 0;
+        let inbound = Inbound { target, length, done: 0, confirms };
         self.begin(inbound, arrival, words, domain)
     }
 

@@ -49,8 +49,18 @@ pub(crate) struct Post {
     pub(crate) reports: bool,
     /// True if the caller may change the bytes as soon as the call returns.
     pub(crate) is_injected: bool,
-    /// True if the operation completes only once the receiver has the bytes.
-    pub(crate) confirms: bool,
+    pub(crate) completes: Completes,
+}
+
+/// The moment at which a send completes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Completes {
+    /// The caller may use its bytes again.
+    Sent,
+    /// The receiver's process has the message, in a receive's buffer or one of the provider.
+    Delivered,
+    /// A receive has matched the message, and has its bytes.
+    Matched,
 }
 
 impl Post {
@@ -163,6 +173,11 @@ impl Endpoint {
             if rings.sender.must_wake() {
                 rings.wake();
             }
+            if self.pairs[key].is_remote
+                && let Some(network) = &mut self.network
+            {
+                network.send_now();
+            }
             if is_sent {
                 self.state.finish(peer, departure.end, domain.out);
                 return true;
@@ -193,12 +208,19 @@ impl State {
             matching::Kind::Tagged => (Kind::Tagged, Kind::TaggedRts),
             matching::Kind::Plain => (Kind::Plain, Kind::PlainRts),
         };
-        if !post.confirms && length <= EAGER && length + ENTRY <= peer.window {
+        let confirms = post.completes != Completes::Sent;
+        if post.completes != Completes::Matched && length <= EAGER && length + ENTRY <= peer.window
+        {
             peer.window -= length + ENTRY;
-            let head = with_data(Head::new(eager, post.flags(), length, tag), post.data);
-            return Departure::new(head, Content::Lent(post.buffer), End::Complete(post.finish()));
+            let (flag, end) = if confirms {
+                (CONFIRM, End::Confirm(post.finish()))
+            } else {
+                (0, End::Complete(post.finish()))
+            };
+            let head = with_data(Head::new(eager, post.flags() | flag, length, tag), post.data);
+            return Departure::new(head, Content::Lent(post.buffer), end);
         }
-        let (content, finish, confirms) = (post.content(), post.finish(), post.confirms);
+        let (content, finish) = (post.content(), post.finish());
         let announced = Announced { peer: number, content, finish, confirms };
         let handle = self.announced.insert(announced) as u64;
         let head = Head::new(announcement, post.flags(), length, tag).with(handle);

@@ -8,6 +8,9 @@ impl Endpoint {
     /// Requests wake-ups from all peers. Returns false if something has arrived, or can be sent, already.
     pub(crate) fn park(&mut self) -> bool {
         self.is_parked = true;
+        if let Some(network) = &self.network {
+            network.release();
+        }
         let mut is_idle = true;
         for number in &self.state.busy {
             match self.state.peers[*number].link {

@@ -1,11 +1,14 @@
-//! The thread between rings and pipes.
+//! Copies between rings and pipes: for the application's thread while it polls, and else for a thread of its own.
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::thread;
+use std::time::Duration;
 
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
 use midplane_via::wire::endpoint::{Endpoint, Event};
@@ -14,12 +17,18 @@ use midplane_via::wire::socket::Socket;
 use slab::Slab;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Runtime;
 
 use super::link::{Link, lock};
 use super::{Accept, Dial, Shared};
 use crate::endpoint::RING_BYTES;
 
-/// All of the thread's state.
+/// Time after which polls of the application are taken to have ended.
+const PATIENCE: Duration = Duration::from_millis(1);
+/// Turns of the application after which the bridge looks for closed rings, which takes a system call.
+const CLOSED: u32 = 64;
+
+/// All rings and pipes of an endpoint.
 #[derive(Debug)]
 pub(super) struct Bridge {
     socket: Socket,
@@ -32,6 +41,7 @@ pub(super) struct Bridge {
     accepts: Sender<Accept>,
     shared: Arc<Shared>,
     is_closing: bool,
+    turns: u32,
 }
 
 impl Bridge {
@@ -49,29 +59,44 @@ impl Bridge {
         // Not all versions of tokio that will do deprecate it.
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let wakes = AsyncFd::with_interest(WakeSet::new()?, Interest::READABLE)?;
-        let (links, is_closing) = (Slab::new(), false);
-        Ok(Self { socket, endpoint, number, links, wakes, dialed, accepts, shared, is_closing })
+        Ok(Self {
+            socket,
+            endpoint,
+            number,
+            links: Slab::new(),
+            wakes,
+            dialed,
+            accepts,
+            shared,
+            is_closing: false,
+            turns: 0,
+        })
     }
 
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Copies until the endpoint is closed, and what it has sent is acknowledged or given up.
-    pub(super) async fn run(mut self) {
-        let shared = Arc::clone(&self.shared);
-        loop {
-            let mut notified = std::pin::pin!(shared.notify.notified());
-            let is_done = poll_fn(|context| {
-                if notified.as_mut().poll(context).is_ready() {
-                    return Poll::Ready(false);
-                }
-                self.poll(context)
-            });
-            if is_done.await {
-                return;
-            }
+    /// Does what can be done now, for a thread that polls; returns whether there was anything.
+    pub(super) fn poll_now(&mut self) -> bool {
+        self.turns += 1;
+        let mut is_busy = self.take_dials() | self.pump();
+        // What the application has sent leaves before the thread looks at what came.
+        is_busy |= self.socket.poll_now(&self.endpoint, true).unwrap_or(false);
+        if self.turns.is_multiple_of(CLOSED) {
+            self.take_closed();
         }
+        is_busy |= self.take_events() | self.pump() | self.introduce();
+        self.remove_ended();
+        is_busy
+    }
+
+    /// Sends what can be sent now, and receives nothing.
+    pub(super) fn send_now(&mut self) {
+        self.take_dials();
+        self.pump();
+        // An error is of one datagram, or comes again with the next turn.
+        let _ = self.socket.poll_now(&self.endpoint, false);
     }
 
     /// Does all that can be done; pending if nothing is left. Ready with `true` at the end.
@@ -85,9 +110,7 @@ impl Bridge {
             }
             is_busy |= self.take_events();
             is_busy |= self.take_wakes(context);
-            for (_, link) in &mut self.links {
-                is_busy |= link.pump(&self.endpoint, self.socket.now());
-            }
+            is_busy |= self.pump();
             is_busy |= self.introduce();
             self.remove_ended();
             if self.is_closing && self.links.is_empty() {
@@ -98,6 +121,15 @@ impl Bridge {
                 return Poll::Pending;
             }
         }
+    }
+
+    /// Copies both ways on all links; returns whether there was anything.
+    fn pump(&mut self) -> bool {
+        let (now, mut is_busy) = (self.socket.now(), false);
+        for (_, link) in &mut self.links {
+            is_busy |= link.pump(&self.endpoint, now);
+        }
+        is_busy
     }
 
     fn take_dials(&mut self) -> bool {
@@ -158,6 +190,12 @@ impl Bridge {
     fn take_wakes(&mut self, context: &mut Context<'_>) -> bool {
         let Poll::Ready(Ok(mut ready)) = self.wakes.poll_read_ready(context) else { return false };
         ready.clear_ready();
+        self.take_closed();
+        true
+    }
+
+    /// Notices which rings the endpoint has closed.
+    fn take_closed(&mut self) {
         let links = &mut self.links;
         self.wakes.get_ref().take(|number, is_gone| {
             let link = usize::try_from(number).ok().and_then(|key| links.get_mut(key));
@@ -165,7 +203,6 @@ impl Bridge {
                 link.has_left |= is_gone;
             }
         });
-        true
     }
 
     /// Hands peers to the endpoint that have said their numbers.
@@ -200,6 +237,49 @@ impl Bridge {
             self.wakes.get_ref().remove(key as u64);
             let link = self.links.remove(key);
             lock(&self.endpoint).release(link.pipe);
+        }
+    }
+}
+
+/// Locks a bridge.
+fn held(bridge: &Mutex<Bridge>) -> MutexGuard<'_, Bridge> {
+    bridge.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Copies while the application does not, until the endpoint is closed, and what it has sent is acknowledged or given up.
+pub(super) fn serve(runtime: &Runtime, bridge: &Mutex<Bridge>, shared: &Shared) {
+    let mut seen = 0;
+    loop {
+        let polls = shared.polls.load(Ordering::Acquire);
+        let is_polled = std::mem::replace(&mut seen, polls) != polls;
+        if is_polled && !shared.is_released.swap(false, Ordering::AcqRel) {
+            thread::park_timeout(PATIENCE);
+            continue;
+        }
+        shared.is_serving.store(true, Ordering::Release);
+        let is_done = runtime.block_on(run(bridge, shared, polls));
+        shared.is_serving.store(false, Ordering::Release);
+        if is_done {
+            return;
+        }
+    }
+}
+
+/// Copies until the application polls again; returns `true` at the end.
+async fn run(bridge: &Mutex<Bridge>, shared: &Shared, polls: u64) -> bool {
+    loop {
+        let mut notified = std::pin::pin!(shared.notify.notified());
+        let is_done = poll_fn(|context| {
+            if notified.as_mut().poll(context).is_ready() {
+                return Poll::Ready(None);
+            }
+            if shared.polls.load(Ordering::Acquire) != polls {
+                return Poll::Ready(Some(false));
+            }
+            held(bridge).poll(context).map(Some)
+        });
+        if let Some(is_done) = is_done.await {
+            return is_done;
         }
     }
 }

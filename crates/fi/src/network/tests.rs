@@ -2,9 +2,11 @@
 
 use std::net::Ipv4Addr;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::Terms;
 use crate::completion::{Completions, Entry, Queue, QueueBinding};
-use crate::endpoint::{Domain, Endpoint, Message, Post, Transfer};
+use crate::endpoint::{Completes, Domain, Endpoint, Message, Post, Transfer};
 use crate::matching::{Kind, Pattern, Receive};
 use crate::memory::Buffer;
 use crate::region::Regions;
@@ -45,7 +47,7 @@ impl Side {
             context: 1,
             reports: true,
             is_injected: false,
-            confirms: false,
+            completes: Completes::Sent,
         };
         let mut domain = Domain { regions: &self.regions, out: &mut self.out };
         self.endpoint.post(&post, &mut domain).unwrap();
@@ -113,4 +115,58 @@ fn messages_cross_udp_and_the_last_ones_arrive_although_their_sender_closes() {
     left.receive(5, &mut got);
     assert_eq!((next(&mut left).error, sent), (0, got));
     closing.join().unwrap();
+}
+
+#[test]
+fn what_is_sent_arrives_although_its_sender_does_not_poll() {
+    let mut sides = sides();
+    let (sent, mut got) = (vec![3; 60_000], vec![0; 60_000]);
+    sides[0].send(1, &sent);
+    sides[1].receive(1, &mut got);
+    assert!(drive(&mut sides, 2).iter().all(|entry| entry.error == 0));
+    for round in 2..20 {
+        sides[0].send(round, &sent);
+        sides[1].receive(round, &mut got);
+        let entry = loop {
+            if let Some(entry) = sides[1].poll() {
+                break entry;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!((entry.error, &got), (0, &sent));
+        got.fill(0);
+        // It had completed when it was in the ring.
+        assert_eq!(sides[0].poll().unwrap().error, 0);
+    }
+}
+
+#[test]
+fn a_side_that_waits_is_woken_by_a_message_of_another_host() {
+    let mut sides = sides();
+    let (sent, mut got) = ([3; 8], [0; 8]);
+    for round in 1..20 {
+        sides[0].send(round, &sent);
+        sides[1].receive(round, &mut got);
+        if round == 1 {
+            drive(&mut sides, 2);
+            continue;
+        }
+        assert_eq!(sides[0].poll().unwrap().error, 0);
+        let entry = loop {
+            if let Some(entry) = sides[1].poll() {
+                break entry;
+            }
+            if !sides[1].endpoint.park() {
+                continue;
+            }
+            let mut descriptors: Vec<_> = sides[1]
+                .endpoint
+                .descriptors()
+                .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
+                .collect();
+            let most = Timespec { tv_sec: 20, tv_nsec: 0 };
+            assert!(poll(&mut descriptors, Some(&most)).unwrap() > 0, "nothing wakes the side");
+        };
+        assert_eq!((entry.error, got), (0, sent));
+    }
 }

@@ -9,7 +9,7 @@ use crate::abi::constants::*;
 use crate::abi::tables::{MsgOps, TaggedOps};
 use crate::abi::{FidEp, Msg, MsgTagged};
 use crate::completion::Class;
-use crate::endpoint::{Message, Post, Transfer};
+use crate::endpoint::{Completes, Message, Post, Transfer};
 use crate::matching::{Kind, Pattern, Receive};
 use crate::memory::Buffer;
 
@@ -129,7 +129,11 @@ pub(super) unsafe fn start(
             reports: flags & NO_COMPLETION == 0
                 && endpoint.state.bindings.reports(class, flags & COMPLETION != 0),
             is_injected: flags & INJECT != 0,
-            confirms: flags & (DELIVERY_COMPLETE | MATCH_COMPLETE) != 0,
+            completes: match flags {
+                flags if flags & MATCH_COMPLETE != 0 => Completes::Matched,
+                flags if flags & DELIVERY_COMPLETE != 0 => Completes::Delivered,
+                _ => Completes::Sent,
+            },
         };
         endpoint.post(&post, &mut domain)
     })

@@ -38,6 +38,35 @@ fn tagged_messages_of_all_lengths_arrive_expected_and_unexpected() {
 }
 
 #[test]
+fn a_send_completes_once_its_message_is_there_or_matched_as_its_flags_say() {
+    let pair = Pair::new();
+    for length in [10, 60_000, 100_000] {
+        for flag in [DELIVERY_COMPLETE, MATCH_COMPLETE] {
+            let (sent, mut got) = (bytes(length), vec![0; length]);
+            pair.one.send_with(pair.to_other, 5, &sent, 1, flag);
+            (0..2000).for_each(|_| assert!(pair.one.poll().is_none()));
+            if flag == DELIVERY_COMPLETE && length < 100_000 {
+                // Without a receive.
+                assert_eq!(pair.drive(1)[0][0].1, 0);
+                pair.other.receive(ANY, (5, 0), &mut got, 2);
+            } else {
+                (0..2000).for_each(|_| assert!(pair.other.poll().is_none()));
+                (0..2000).for_each(|_| assert!(pair.one.poll().is_none()));
+                pair.other.receive(ANY, (5, 0), &mut got, 2);
+                assert_eq!(next_of(&pair), 0);
+            }
+            assert_eq!(next_of(&pair), 0);
+            assert_eq!(sent, got);
+        }
+    }
+}
+
+/// Polls both sides until one has a completion; returns its error.
+fn next_of(pair: &Pair) -> i32 {
+    pair.drive(1).iter().flatten().next().unwrap().1
+}
+
+#[test]
 fn messages_of_one_sender_do_not_overtake_each_other() {
     const COUNT: usize = 500;
     let pair = Pair::new();

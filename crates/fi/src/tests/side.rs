@@ -127,6 +127,23 @@ impl Side {
         }
     }
 
+    /// Sends a tagged message with flags.
+    pub(super) fn send_with(&self, to: u64, tag: u64, bytes: &[u8], context: usize, flags: u64) {
+        let vector = libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
+        let msg = MsgTagged {
+            msg_iov: &raw const vector,
+            desc: null_mut(),
+            iov_count: 1,
+            addr: to,
+            tag,
+            ignore: 0,
+            context: context as *mut c_void,
+            data: 0,
+        };
+        // SAFETY: tests keep the bytes until the completion.
+        unsafe { assert_eq!(((*(*self.ep).tagged).sendmsg)(self.ep, &raw const msg, flags), 0) };
+    }
+
     /// Sends a message without a tag.
     pub(super) fn send_plain(&self, to: u64, bytes: &[u8], context: usize) {
         // SAFETY: tests keep the bytes until the completion.

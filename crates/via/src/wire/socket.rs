@@ -152,7 +152,7 @@ impl Socket {
         }
         drop(held);
         is_busy |= match &mut self.io {
-            Io::System(io) => io.transmit(context, clock, now, endpoint)?,
+            Io::System(io) => io.transmit(Some(context), clock, now, endpoint)?,
             #[cfg(feature = "sim")]
             Io::Modelled(io) => io.transmit(context, now, endpoint),
         };
@@ -166,6 +166,31 @@ impl Socket {
             Io::Modelled(io) => ready!(io.poll_alarm(context, now, timeout)),
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Does as much as a turn of [`poll`](Self::poll), and returns whether there was anything. It asks the system itself for
+    /// datagrams, if it `receives`, and for room to send, may be called outside of the runtime, and wakes nothing: for a
+    /// thread that polls.
+    ///
+    /// # Errors
+    /// The system's error.
+    #[cfg(feature = "session")]
+    pub fn poll_now(&mut self, endpoint: &Mutex<Endpoint>, receives: bool) -> io::Result<bool> {
+        let clock = self.clock;
+        let mut is_busy = receives && self.receive_now(endpoint);
+        let now = clock.now();
+        let mut held = lock(endpoint);
+        if held.poll_timeout().is_some_and(|at| at <= now) {
+            held.handle_timeout(now);
+            is_busy = true;
+        }
+        drop(held);
+        match &mut self.io {
+            Io::System(io) => is_busy |= io.transmit(None, clock, now, endpoint)?,
+            #[cfg(feature = "sim")]
+            Io::Modelled(_) => {}
+        }
+        Ok(is_busy)
     }
 
     /// Passes a batch of datagrams to the endpoint without asking the runtime whether there are any; returns

@@ -184,14 +184,16 @@ impl System {
         filled
     }
 
-    /// Sends trains, the first one at `now`; returns whether more can be sent.
+    /// Sends trains, the first one at `now`; returns whether more can be sent. Without a context, it does not ask the
+    /// runtime whether the system takes any.
     pub(super) fn transmit(
         &mut self,
-        context: &mut Context<'_>,
+        mut context: Option<&mut Context<'_>>,
         clock: Clock,
         mut now: Instant,
         endpoint: &Mutex<Endpoint>,
     ) -> io::Result<bool> {
+        let is_direct = context.is_none();
         for _ in 0..SENDS_PER_TURN {
             let outgoing = match self.pending.take() {
                 Some(pending) => pending,
@@ -203,7 +205,7 @@ impl System {
                     let Some(outgoing) = polled else { return Ok(false) };
                     let parts = held.parts(&outgoing);
                     if !parts[0].is_empty() {
-                        if self.send_apart(outgoing.to, parts).is_ok() {
+                        if self.send_apart(outgoing.to, parts, is_direct).is_ok() {
                             drop(held);
                             now = clock.now();
                             continue;
@@ -213,15 +215,21 @@ impl System {
                     outgoing
                 }
             };
-            if let Poll::Ready(ready) = self.io.poll_send_ready(context) {
-                ready?;
-            } else {
-                self.pending = Some(outgoing);
-                return Ok(false);
+            let ready = context.as_deref_mut().map(|context| self.io.poll_send_ready(context));
+            match ready {
+                None => {}
+                Some(Poll::Ready(ready)) => ready?,
+                Some(Poll::Pending) => {
+                    self.pending = Some(outgoing);
+                    return Ok(false);
+                }
             }
-            match self.send(outgoing) {
+            match self.send(outgoing, is_direct) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.pending = Some(outgoing);
+                    if is_direct {
+                        return Ok(false);
+                    }
                 }
                 Err(error) if quinn_udp::is_msg_size_err(&error) => {
                     if let Some(id) = outgoing.pipe {
@@ -232,7 +240,7 @@ impl System {
                 // The error may concern another train: tries again, then counts this one as lost.
                 Err(_) => {
                     self.receive_errors(clock, endpoint);
-                    let _ = self.send(outgoing);
+                    let _ = self.send(outgoing, is_direct);
                 }
                 Ok(()) => {}
             }
@@ -244,10 +252,15 @@ impl System {
     /// Sends a long datagram without copying its bytes into the outbox, which saves one copy. The lock is held
     /// meanwhile.
     #[cfg(target_os = "linux")]
-    fn send_apart(&self, to: SocketAddr, [first, second]: [&[u8]; 2]) -> io::Result<()> {
+    fn send_apart(
+        &self,
+        to: SocketAddr,
+        [first, second]: [&[u8]; 2],
+        is_direct: bool,
+    ) -> io::Result<()> {
         use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg_addr};
         let parts = [&self.outbox, first, second].map(IoSlice::new);
-        self.io.try_io(Interest::WRITABLE, || {
+        self.try_send(is_direct, || {
             let mut control = SendAncillaryBuffer::default();
             sendmsg_addr(&self.io, &to, &parts, &mut control, SendFlags::DONTWAIT)?;
             Ok(())
@@ -255,11 +268,16 @@ impl System {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn send_apart(&self, _: SocketAddr, _: [&[u8]; 2]) -> io::Result<()> {
+    fn send_apart(&self, _: SocketAddr, _: [&[u8]; 2], _: bool) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn send(&self, outgoing: Outgoing) -> io::Result<()> {
+    /// Calls the system, if the runtime believes that it takes something or need not be asked.
+    fn try_send(&self, is_direct: bool, send: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        if is_direct { send() } else { self.io.try_io(Interest::WRITABLE, send) }
+    }
+
+    fn send(&self, outgoing: Outgoing, is_direct: bool) -> io::Result<()> {
         let transmit = outgoing.transmit;
         let segments = transmit.bytes > transmit.segment_bytes;
         let transmit = quinn_udp::Transmit {
@@ -269,9 +287,7 @@ impl System {
             segment_size: segments.then_some(transmit.segment_bytes),
             src_ip: None,
         };
-        self.io.try_io(Interest::WRITABLE, || {
-            self.state.try_send(UdpSockRef::from(&self.io), &transmit)
-        })
+        self.try_send(is_direct, || self.state.try_send(UdpSockRef::from(&self.io), &transmit))
     }
 
     /// Waits until `at` of the socket's clock.
