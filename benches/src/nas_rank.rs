@@ -61,7 +61,8 @@ pub async fn run(
         Some(_) => ChannelCarrier::restored(channel),
         None => ChannelCarrier::new(channel),
     };
-    let engine = Engine::new(carrier, Config::default());
+    // A kernel does nothing while it waits for messages.
+    let engine = Engine::new(carrier.publish_waits(), Config::default());
     let world = Communicator::world(engine, ranks).map_err(|error| error.to_string())?;
     let mut said: Option<Said> = None;
     for _ in 0..times {

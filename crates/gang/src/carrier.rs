@@ -11,8 +11,9 @@ use midplane_via::message::carrier::{Carrier, Event, Refusal};
 use midplane_via::message::envelope::{Envelope, LONGEST, Peer};
 use midplane_via::message::transport::InitError;
 
-use crate::channel::{Channel, SendError};
+use crate::channel::{Channel, PublishedWait, SendError};
 use crate::names::Rank;
+use crate::wait::WaitState;
 
 /// Marks the end of a sender's stale packets. Every packet is longer.
 const END_OF_PAST: &[u8] = b"!";
@@ -32,6 +33,10 @@ pub struct ChannelCarrier {
     stale: BTreeSet<Rank>,
     /// Ranks that [`END_OF_PAST`] has not been sent to.
     untold: BTreeSet<Rank>,
+    /// True if waits are published.
+    publishes: bool,
+    /// The wait that is published.
+    published: Option<PublishedWait>,
 }
 
 impl ChannelCarrier {
@@ -47,7 +52,19 @@ impl ChannelCarrier {
             is_closed: false,
             stale: BTreeSet::new(),
             untold: BTreeSet::new(),
+            publishes: false,
+            published: None,
         }
+    }
+
+    /// Publishes that the process waits, whenever its message layer waits for a message ([`WaitState::Message`]), so that
+    /// its daemon finds deadlocks.
+    ///
+    /// Only for programs that do nothing else while they wait for a message: without other tasks or threads that compute or
+    /// send, without timers, without other input.
+    #[must_use]
+    pub fn publish_waits(self) -> Self {
+        Self { publishes: true, ..self }
     }
 
     /// Creates a carrier over a restored channel whose ranks all start anew. Packets sent before the restore are
@@ -120,6 +137,7 @@ impl Carrier for ChannelCarrier {
     }
 
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        self.published = None;
         let Some(to) = rank(to).filter(|_| !self.is_closed) else { return Err(Refusal::Lost) };
         let mut head = [0; LONGEST];
         let length = envelope.emit(&mut head);
@@ -134,6 +152,7 @@ impl Carrier for ChannelCarrier {
     }
 
     fn poll(&mut self) -> Option<Event<'_>> {
+        self.published = None;
         self.take_back();
         loop {
             if let Some(peer) = self.lost.pop_front() {
@@ -185,6 +204,17 @@ impl Carrier for ChannelCarrier {
                 false
             }
         }
+    }
+
+    fn arm_wakeup_for(&mut self, waker: &Waker, missing: &dyn Fn() -> Option<Peer>) -> bool {
+        self.published = None;
+        let is_armed = self.arm_wakeup(waker);
+        // Room wakes the process as well, and no message shows that.
+        if self.publishes && is_armed && !self.wants_room {
+            let from = missing().and_then(rank);
+            self.published = Some(self.channel.publish(WaitState::Message { from }));
+        }
+        is_armed
     }
 
     fn is_flushed(&mut self) -> bool {

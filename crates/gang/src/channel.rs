@@ -401,10 +401,16 @@ impl Channel {
     /// # Cancel safety
     /// Dropping the future loses nothing; the process counts as computing again.
     pub async fn wait_as(&mut self, state: WaitState) -> Result<(), Closed> {
+        let _published = self.publish(state);
+        self.news(matches!(state, WaitState::Send { .. })).await
+    }
+
+    /// Publishes a wait state, until the returned value is dropped.
+    pub(crate) fn publish(&self, state: WaitState) -> PublishedWait {
         let Descriptor { memory, handle, .. } = &self.descriptor;
         let published = PublishedWait { memory: memory.clone(), owner: *handle };
         published.publish(state);
-        self.news(matches!(state, WaitState::Send { .. })).await
+        published
     }
 
     /// Waits until a message arrives, or with `room` also until a message in the send FIFO is accepted.
@@ -474,7 +480,8 @@ impl Channel {
 }
 
 /// Publishes a process's wait state in the channel's memory; when dropped, publishes that the process runs.
-struct PublishedWait {
+#[derive(Debug)]
+pub(crate) struct PublishedWait {
     memory: memory::Memory,
     /// The handle of the process's context.
     owner: u64,

@@ -79,6 +79,10 @@ impl fmt::Display for Deadlock {
                     write!(f, "rank {rank} waits for {tag} from {from}")?;
                 }
                 WaitState::Send { to } => write!(f, "rank {rank} waits for room to send to {to}")?,
+                WaitState::Message { from: Some(from) } => {
+                    write!(f, "rank {rank} waits for rank {from}")?;
+                }
+                WaitState::Message { from: None } => write!(f, "rank {rank} waits for a message")?,
                 other => write!(f, "rank {rank}: {other:?}")?,
             }
             for it in self.unmatched.iter().filter(|it| it.to == *rank) {
@@ -99,7 +103,7 @@ impl NetworkContext {
         let stuck = cut.stuck();
         let is_waiting = |rank: &Rank| {
             let state = cut.states[rank.index()];
-            matches!(state, WaitState::Receive { .. } | WaitState::Send { .. })
+            !matches!(state, WaitState::Running | WaitState::Idle)
         };
         let waiting: BTreeSet<Rank> = stuck.iter().copied().filter(is_waiting).collect();
         if !waiting.is_empty() {
@@ -129,7 +133,7 @@ impl<'a, T: Tags> Cut<'a, T> {
         let mut to_it = self.context.in_transit().filter(|message| message.to == rank);
         match self.states[rank.index()] {
             WaitState::Running => true,
-            WaitState::Idle => to_it.next().is_some(),
+            WaitState::Idle | WaitState::Message { .. } => to_it.next().is_some(),
             WaitState::Receive { from, tag } => to_it.any(|message| {
                 from.is_none_or(|from| from == message.from)
                     && tag.is_none_or(|tag| self.tags.tag(message.bytes) == Some(tag))
@@ -167,7 +171,9 @@ impl<'a, T: Tags> Cut<'a, T> {
         let others = || (0..self.states.len() as u16).map(Rank).filter(move |other| *other != rank);
         match self.states[rank.index()] {
             WaitState::Running => Vec::new(),
-            WaitState::Idle | WaitState::Receive { from: None, .. } => others().collect(),
+            WaitState::Idle | WaitState::Message { .. } | WaitState::Receive { from: None, .. } => {
+                others().collect()
+            }
             WaitState::Receive { from: Some(from), .. } => vec![from],
             // A rank that accepts messages of this rank makes room in its send FIFO.
             WaitState::Send { .. } => self.holders(rank).into_iter().collect(),
@@ -208,12 +214,22 @@ impl<'a, T: Tags> Cut<'a, T> {
         }
     }
 
+    /// Returns the ranks that this rank says it waits for.
+    fn waits_for(&self, rank: Rank) -> Vec<Rank> {
+        match self.states[rank.index()] {
+            WaitState::Message { from: Some(from) } => vec![from],
+            _ => self.frees(rank),
+        }
+    }
+
     /// Follows the ranks' waits until a rank comes up twice.
     fn cycle(&self, waiting: &BTreeSet<Rank>) -> Vec<Rank> {
         for first in waiting {
             let mut path = vec![*first];
             let mut at = *first;
-            while let Some(next) = self.frees(at).into_iter().find(|next| waiting.contains(next)) {
+            while let Some(next) =
+                self.waits_for(at).into_iter().find(|next| waiting.contains(next))
+            {
                 if let Some(begin) = path.iter().position(|rank| *rank == next) {
                     return path.split_off(begin);
                 }

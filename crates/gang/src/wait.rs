@@ -27,6 +27,12 @@ pub enum WaitState {
         /// The tag; `None` for any.
         tag: Option<u32>,
     },
+    /// The process does nothing until any message arrives: it waits for some result of its message layer.
+    Message {
+        /// The rank that its message layer waits for, if that is one. It describes the wait, and proves nothing: the
+        /// process may wait for another rank as well.
+        from: Option<Rank>,
+    },
     /// The process does nothing until there is room for a message to this rank.
     Send {
         /// The receiver.
@@ -55,6 +61,11 @@ impl WaitState {
                 bytes[0] = 3;
                 rank(&mut bytes, to);
             }
+            Self::Message { from } => {
+                bytes[0] = 4;
+                bytes[1] = u8::from(from.is_some());
+                rank(&mut bytes, from.unwrap_or_default());
+            }
         }
         bytes
     }
@@ -75,6 +86,7 @@ impl WaitState {
                 tag: (given & 2 != 0).then(|| u32::from_le_bytes([c, d, e, f])),
             },
             3 => Self::Send { to: rank },
+            4 => Self::Message { from: (given & 1 != 0).then_some(rank) },
             _ => Self::Running,
         }
     }
@@ -93,6 +105,7 @@ mod tests {
                 WaitState::Idle,
                 WaitState::Receive { from: from.map(Rank), tag },
                 WaitState::Send { to: Rank(to) },
+                WaitState::Message { from: from.map(Rank) },
             ];
             for state in states {
                 prop_assert_eq!(WaitState::parse(state.emit(owner)), state);

@@ -74,6 +74,8 @@ pub(crate) fn play() -> bool {
         ["--wait-for-each-other"] => runtime().block_on(stuck::for_each_other()),
         ["--wait-for-ever"] => runtime().block_on(stuck::for_ever()),
         ["--wait-in-a-ring"] => runtime().block_on(stuck::in_a_ring()),
+        ["--receive-from-the-next"] => runtime().block_on(stuck::receives()),
+        ["--sum-for-ever"] => runtime().block_on(stuck::sums()),
         ["--pmi", rounds] => mpi::talk(rounds.parse().unwrap()),
         [part @ ("--pmi-leaves" | "--pmi-aborts" | "--pmi-babbles")] => mpi::fail(part),
         _ => return false,

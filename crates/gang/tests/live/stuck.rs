@@ -1,36 +1,57 @@
 //! Jobs whose ranks publish what they wait for: of two that are deadlocked and one that is not, the daemons find two.
 
+use midplane_gang::carrier::ChannelCarrier;
 use midplane_gang::live::message::{Reply, Request};
 use midplane_gang::live::rank::join;
 use midplane_gang::names::{JobId, Rank};
 use midplane_gang::wait::WaitState;
+use midplane_via::message::collective::Operation;
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::Tag;
+use midplane_via::message::group;
 
 use crate::scenes::{ask_for, listing};
 use crate::stage::{Stage, wait_until};
 
-/// All three take turns on the slots of two hosts, and messages of the third go around meanwhile.
+/// What each job's ranks do, and what is found.
+const JOBS: [(&str, Option<&str>); 5] = [
+    (
+        "--wait-for-each-other",
+        Some(
+            "it is deadlocked: cycle: 0 > 1 > 2 > 0; rank 0 waits for tag 7 from rank 1; rank 1 waits for tag 7 from rank 2; \
+             rank 2 waits for tag 7 from rank 0",
+        ),
+    ),
+    (
+        "--wait-for-ever",
+        Some("it has terminated: all of its ranks are idle, and no message is under way"),
+    ),
+    ("--wait-in-a-ring", None),
+    (
+        "--receive-from-the-next",
+        Some(
+            "it is deadlocked: cycle: 0 > 1 > 2 > 0; rank 0 waits for rank 1; rank 1 waits for rank 2; rank 2 waits for rank 0",
+        ),
+    ),
+    ("--sum-for-ever", None),
+];
+
+/// All take turns on the slots of two hosts; messages of two go around meanwhile.
 pub(crate) fn is_listed() {
     let stage = Stage::with_network(2, 2, 20, "copy");
     wait_until("both hosts are there", || listing(&stage).hosts == [true, true]);
     let itself = std::env::current_exe().unwrap();
-    let parts = ["--wait-for-each-other", "--wait-for-ever", "--wait-in-a-ring"];
-    let fronts = parts.map(|part| {
+    let fronts = JOBS.map(|(part, _)| {
         let front = stage.front(3, &[itself.to_str().unwrap(), part]).spawn().unwrap();
         wait_until(part, || listing(&stage).jobs.iter().any(|job| job.command.ends_with(part)));
         front
     });
-    let mut seen = Vec::new();
-    wait_until("two of them are found", || {
-        seen = listing(&stage).jobs.into_iter().map(|job| job.stuck).collect();
-        seen.iter().flatten().count() == 2
-    });
-    let cycle = "it is deadlocked: cycle: 0 > 1 > 2 > 0; rank 0 waits for tag 7 from rank 1; rank 1 waits for tag 7 from \
-                 rank 2; rank 2 waits for tag 7 from rank 0";
-    assert_eq!(seen[0].as_deref(), Some(cycle));
-    assert!(seen[1].as_ref().is_some_and(|text| text.starts_with("it has terminated")), "{seen:?}");
-    // It was cut twice by then.
-    wait_until("the third has run for long", || listing(&stage).jobs[2].seconds > 11.0);
-    assert_eq!(listing(&stage).jobs[2].stuck, None);
+    // By then each was cut twice.
+    wait_until("the last has run for long", || listing(&stage).jobs[4].seconds > 12.0);
+    for (job, (part, found)) in listing(&stage).jobs.iter().zip(JOBS) {
+        assert_eq!(job.stuck.as_deref(), found, "{part}");
+    }
     for (job, front) in (1..).zip(fronts) {
         let Reply::Done = ask_for(&stage, &Request::Kill { job: JobId(job), signal: None }) else {
             panic!()
@@ -70,5 +91,30 @@ pub(crate) async fn in_a_ring() {
             channel.send(next, &bytes).await.unwrap();
         }
         channel.wait_as(WaitState::Receive { from: Some(before), tag: None }).await.unwrap();
+    }
+}
+
+/// A communicator whose waits are published.
+async fn world() -> Communicator {
+    let (_, channel) = join().await.unwrap();
+    let ranks = channel.ranks().into();
+    let carrier = ChannelCarrier::new(channel).publish_waits();
+    Communicator::world(Engine::new(carrier, Config::default()), ranks).unwrap()
+}
+
+/// Receives from the next rank, which does the same.
+pub(crate) async fn receives() {
+    let world = world().await;
+    world.barrier().await.unwrap();
+    let next = (world.rank().0 + 1) % world.size();
+    world.receive(group::Rank(next), Tag(3)).await.unwrap();
+}
+
+/// Adds numbers up, again and again.
+pub(crate) async fn sums() {
+    let world = world().await;
+    loop {
+        let sum = world.all_reduce(&[world.rank().0], Operation::Sum).await.unwrap();
+        assert_eq!(sum, [3]);
     }
 }

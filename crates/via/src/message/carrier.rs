@@ -144,6 +144,12 @@ pub trait Carrier: Send {
     /// former waker. Returns `false` and arms nothing if that is already so.
     fn arm_wakeup(&mut self, waker: &Waker) -> bool;
 
+    /// Does what [`Carrier::arm_wakeup`] does. `missing` finds the peer that all requests under way wait for; `None` if they
+    /// wait for several, for any, or there are none. It looks at all of them.
+    fn arm_wakeup_for(&mut self, waker: &Waker, _missing: &dyn Fn() -> Option<Peer>) -> bool {
+        self.arm_wakeup(waker)
+    }
+
     /// Returns whether every posted packet has reached its receiver's side: if this process ends now, none is
     /// lost.
     fn is_flushed(&mut self) -> bool {

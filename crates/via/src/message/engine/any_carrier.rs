@@ -115,6 +115,10 @@ impl Carrier for AnyCarrier {
         any!(mut self, carrier => carrier.arm_wakeup(waker))
     }
 
+    fn arm_wakeup_for(&mut self, waker: &Waker, missing: &dyn Fn() -> Option<Peer>) -> bool {
+        any!(mut self, carrier => carrier.arm_wakeup_for(waker, missing))
+    }
+
     fn is_flushed(&mut self) -> bool {
         any!(mut self, carrier => carrier.is_flushed())
     }

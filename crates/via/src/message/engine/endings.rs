@@ -237,6 +237,21 @@ impl Core {
         }
     }
 
+    /// Returns the peer that all requests under way wait for, if that is one.
+    pub(super) fn missing(&self) -> Option<Peer> {
+        let under_way =
+            |(_, record): &(_, &Record)| matches!(record.state, State::Waiting | State::Active);
+        let mut peers =
+            self.requests.iter().filter(under_way).map(|(_, record)| match record.operation {
+                Operation::Send { to, .. } => Some(to),
+                Operation::Receive(pattern) => pattern.source,
+                Operation::Claimed(key) => Some(key.source),
+                _ => None,
+            });
+        let first = peers.next()??;
+        peers.all(|peer| peer == Some(first)).then_some(first)
+    }
+
     pub(super) fn explain(&self) -> Explanation {
         let mut explanation = Explanation::default();
         for (request, record) in self.requests.iter() {

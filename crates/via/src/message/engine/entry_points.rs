@@ -277,7 +277,8 @@ impl Engine {
             if completed > 0 {
                 return completed;
             }
-            if !more && self.carrier.arm_wakeup(waker) {
+            let core = &self.core;
+            if !more && self.carrier.arm_wakeup_for(waker, &|| core.missing()) {
                 return 0;
             }
             if more {
