@@ -1,15 +1,13 @@
 //! Connections: client and server, peer to peer, and their end.
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::control::MAX_MESSAGE;
 use midplane_simhw::id::{Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion};
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
-use serde::{Deserialize, Serialize};
 
 use super::endpoint::{Endpoint, Link, PendingEnd};
-use super::gate::Step;
+use super::message::{End, Message, send_message};
 use super::{Via, take};
 use crate::attributes::{Discriminator, ViAttributes, ViState};
 use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
@@ -20,65 +18,6 @@ const MAX_INCOMING: usize = 256;
 /// Nanoseconds after a node was found dead until an awaited peer there is asked again. A node that has just
 /// started asks by itself.
 const ASK_AGAIN_NS: u64 = 1_000_000_000;
-
-/// Control messages between NICs about connections.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub(super) enum Message {
-    Request {
-        request: u32,
-        from: End,
-        to: Discriminator,
-    },
-    Accept {
-        request: u32,
-        from: End,
-    },
-    Refuse {
-        request: u32,
-        reason: u8,
-    },
-    /// The requester no longer waits.
-    Withdraw {
-        request: u32,
-    },
-    /// A request of one of two peers that request each other.
-    Peer {
-        from: End,
-        local: Discriminator,
-        remote: Discriminator,
-    },
-    /// The connection has ended: `expected` is the frame that was expected next, `error` what is wrong with it.
-    End {
-        vi: u16,
-        connection: u16,
-        expected: u32,
-        error: u8,
-    },
-    /// A step of the gate of a connection.
-    Gate {
-        vi: u16,
-        connection: u16,
-        step: Step,
-    },
-}
-
-/// One end of a connection to be made.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub(super) struct End {
-    vi: u16,
-    connection: u16,
-    attributes: [u64; 2],
-}
-
-impl End {
-    const fn of(endpoint: &Endpoint) -> Self {
-        Self {
-            vi: endpoint.number.0,
-            connection: endpoint.connection,
-            attributes: endpoint.attributes.to_words(),
-        }
-    }
-}
 
 /// A command that waits for a connection.
 #[derive(Debug)]
@@ -118,10 +57,13 @@ pub(super) struct Incoming {
     names: Option<(Discriminator, Discriminator)>,
 }
 
-pub(super) fn send_message(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
-    let mut buffer = [0; MAX_MESSAGE];
-    let length = wire::encode_into(message, &mut buffer).expect("every message fits MAX_MESSAGE");
-    nic.send_control(to, &buffer[..length]).is_ok()
+/// Returns the end of a connection that this interface is to be.
+const fn end_of(endpoint: &Endpoint) -> End {
+    End {
+        vi: endpoint.number.0,
+        connection: endpoint.connection,
+        attributes: endpoint.attributes.to_words(),
+    }
 }
 
 /// Returns a node's incarnation, as control messages have reported it; for the own node, this NIC's.
@@ -218,7 +160,7 @@ impl Via {
         if endpoint.state != ViState::Idle {
             return Err(ConnectError::InvalidState);
         }
-        let from = End::of(endpoint);
+        let from = end_of(endpoint);
         let (request, local, remote) = (pending.request, pending.local, pending.remote);
         let message = match pending.opcode {
             CONNECT_PEER => Message::Peer { from, local, remote },
@@ -290,7 +232,7 @@ impl Via {
         }
         // The requester is not notified: this side may choose another interface.
         differ(&endpoint.attributes, &theirs)?;
-        let own = End::of(endpoint);
+        let own = end_of(endpoint);
         if !send_message(nic, node, &Message::Accept { request, from: own }) {
             return Err(ConnectError::Unreachable);
         }
@@ -512,7 +454,7 @@ impl Via {
         for pending in pending.iter_mut().filter(unasked) {
             let endpoint = pending.vi.and_then(|vi| vis.get(vi.index())?.as_ref());
             let Some(endpoint) = endpoint else { continue };
-            let from = End::of(endpoint);
+            let from = end_of(endpoint);
             let (local, remote) = (pending.local, pending.remote);
             pending.ask_at =
                 match send_message(nic, pending.node, &Message::Peer { from, local, remote }) {

@@ -150,7 +150,7 @@ mod tests {
         // Sets all bits: no field may be lost.
         let all = flags.iter().fold(FrameKind::Acknowledge as u8, |all, (flag, _)| all | flag);
         assert_eq!(of(!3).map(|fields| fields.flags()), Some(all));
-        let messages = dissector::variants::<crate::firmware::connect::Message>();
+        let messages = dissector::variants::<crate::firmware::message::Message>();
         assert_eq!(dissector::table("via_messages"), messages);
     }
 }

@@ -23,11 +23,10 @@
 use midplane_nicvm::context::Context;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
-use serde::{Deserialize, Serialize};
 
 use super::Via;
-use super::connect::{Message, send_message};
 use super::endpoint::{Arriving, Endpoint};
+use super::message::{Message, Step, send_message};
 use crate::attributes::Reliability;
 use crate::command::{LEND, POST_RECEIVE, POST_SEND, RECALL, RETURN};
 use crate::context::GateContext;
@@ -78,21 +77,6 @@ pub(super) struct Gate {
     pub(super) begun: u32,
     /// A frame was not accepted since the last one was asked for again.
     has_refused: bool,
-}
-
-/// What NICs tell each other about the gate of a connection.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub(super) enum Step {
-    /// To the sender: the receiver's host can take its receive queue.
-    Ready,
-    /// To the receiver: lend it.
-    Open,
-    /// To the sender: whether that was done.
-    Opened(bool),
-    /// To the receiver: the host sends no more.
-    Close,
-    /// To the sender: close the gate.
-    Shut,
 }
 
 impl Gate {

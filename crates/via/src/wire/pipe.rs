@@ -9,6 +9,7 @@
 //! ```
 
 pub(crate) mod acks;
+mod body;
 pub(crate) mod chunks;
 pub(crate) mod config;
 pub mod congestion;

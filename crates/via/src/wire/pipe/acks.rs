@@ -2,7 +2,7 @@
 
 use midplane_simhw::time::Instant;
 
-use super::packet::Acknowledgement;
+use super::body::Acknowledgement;
 use super::ranges::Ranges;
 
 /// Most ranges of numbers that are stored; numbers before them count as received.

@@ -2,10 +2,11 @@
 
 use midplane_simhw::time::Instant;
 
+use super::body::{Acknowledgement, Body};
 use super::config::{Ended, RefuseReason, reason};
 use super::congestion::{Acked, Lost};
 use super::loss::{Kind, Outcome, Sent};
-use super::packet::{Accept, Acknowledgement, Body, HEADER_BYTES, Packet, VERSION};
+use super::packet::{Accept, HEADER_BYTES, Packet, VERSION};
 use super::{CONFIRM_NS, FIRST_WINDOW, Pipe, TRIM};
 
 /// The packet is malformed, forged, or was received before.

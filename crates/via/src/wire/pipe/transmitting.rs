@@ -2,10 +2,11 @@
 
 use midplane_simhw::time::Instant;
 
+use super::body::{FIELDS_BYTES, flag};
 use super::congestion::Sending;
 use super::loss::{Kind, Sent};
 use super::pacing::Pace;
-use super::packet::{Dial, FIELDS_BYTES, HEADER_BYTES, TAG_BYTES, VERSION, emit_header, flag};
+use super::packet::{Dial, HEADER_BYTES, TAG_BYTES, VERSION, emit_header};
 use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
 
 /// Most bytes of datagrams in one train.

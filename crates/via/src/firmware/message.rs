@@ -1,0 +1,80 @@
+//! Control messages between the NICs of two ends.
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::control::MAX_MESSAGE;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::wire;
+use serde::{Deserialize, Serialize};
+
+use crate::attributes::Discriminator;
+
+/// Control messages between NICs about connections.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) enum Message {
+    Request {
+        request: u32,
+        from: End,
+        to: Discriminator,
+    },
+    Accept {
+        request: u32,
+        from: End,
+    },
+    Refuse {
+        request: u32,
+        reason: u8,
+    },
+    /// The requester no longer waits.
+    Withdraw {
+        request: u32,
+    },
+    /// A request of one of two peers that request each other.
+    Peer {
+        from: End,
+        local: Discriminator,
+        remote: Discriminator,
+    },
+    /// The connection has ended: `expected` is the frame that was expected next, `error` what is wrong with it.
+    End {
+        vi: u16,
+        connection: u16,
+        expected: u32,
+        error: u8,
+    },
+    /// A step of the gate of a connection.
+    Gate {
+        vi: u16,
+        connection: u16,
+        step: Step,
+    },
+}
+
+/// One end of a connection to be made.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) struct End {
+    pub(super) vi: u16,
+    pub(super) connection: u16,
+    pub(super) attributes: [u64; 2],
+}
+
+/// What NICs tell each other about the gate of a connection.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(super) enum Step {
+    /// To the sender: the receiver's host can take its receive queue.
+    Ready,
+    /// To the receiver: lend it.
+    Open,
+    /// To the sender: whether that was done.
+    Opened(bool),
+    /// To the receiver: the host sends no more.
+    Close,
+    /// To the sender: close the gate.
+    Shut,
+}
+
+/// Sends a message; returns `false` if the node can't take it now.
+pub(super) fn send_message(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
+    let mut buffer = [0; MAX_MESSAGE];
+    let length = wire::encode_into(message, &mut buffer).expect("every message fits MAX_MESSAGE");
+    nic.send_control(to, &buffer[..length]).is_ok()
+}
