@@ -28,6 +28,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
             What::Adopt(options) => adopt::main(socket, options, json).await,
             What::Checkpoint(options) => run::checkpoint(socket, options, json).await,
             What::Restore(options) => run::restore(socket, options, json).await,
+            What::Attach { job, label } => run::attach(socket, JobId(*job), *label, json).await,
             What::List => listing::print(socket, json).await,
             What::Kill { job, signal } => {
                 let request = Request::Kill { job: JobId(*job), signal: *signal };

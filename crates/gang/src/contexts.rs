@@ -265,7 +265,9 @@ impl<H: Host> Contexts<H> {
     async fn restore(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
         for key in self.keys(jobs) {
             let held = self.held.get_mut(&key).expect("the key was just listed");
-            if let Some(saved) = held.saved.take() {
+            // The NIC still holds what was copied.
+            let is_there = std::mem::take(&mut held.is_copied);
+            if let Some(saved) = held.saved.take().filter(|_| !is_there) {
                 let (context, unfinished) = (held.context, held.unfinished.take());
                 self.pause(self.config.costs.of_restore(saved.bytes())).await;
                 self.controllers[key.1].restore(context, &saved).await?;

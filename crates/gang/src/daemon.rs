@@ -19,6 +19,7 @@ use crate::contexts::{Contexts, ContextsConfig};
 pub use crate::contexts::{Costs, Mode};
 use crate::controller::Controller;
 use crate::node_core::message::{Cluster, Reply};
+use crate::node_core::replica::Durable;
 use crate::node_core::{ClientId, Effect, NodeConfig, NodeCore, Peer, RootConfig, Transmit};
 use crate::queue::until;
 use crate::steps::{self, StepQueue};
@@ -80,12 +81,13 @@ impl<H: Host> Daemon<H> {
             done.push(NodeEvent::StepDone(number, result));
         }));
         let node = host.node().0;
-        let config = NodeConfig { host: node, cluster, patience: PATIENCE, has_channels: true };
+        let (patience, has_channels, takes_over) = (PATIENCE, true, false);
+        let config = NodeConfig { host: node, cluster, patience, has_channels, takes_over };
         let mut daemon = Self {
             host,
             config,
             tree: Tree::new(nodes, arity),
-            core: NodeCore::new(config, None),
+            core: NodeCore::new(config, None, Durable::default()),
             children: BTreeSet::new(),
             has_parent: false,
             messenger: Some(messenger),
@@ -107,7 +109,7 @@ impl<H: Host> Daemon<H> {
 
     /// Makes this daemon the root.
     pub(crate) fn become_root(&mut self, root: RootConfig) {
-        self.core = NodeCore::new(self.config, Some(root));
+        self.core = NodeCore::new(self.config, Some(root), Durable::default());
     }
 
     /// Carries orders out until the order to quit.
@@ -212,6 +214,8 @@ impl<H: Host> Daemon<H> {
                     Transmit::Down(child, down) => {
                         self.messenger().post(child as u16, &Message::Down(down))?;
                     }
+                    // Host 0 is the root, always.
+                    Transmit::Ballot(..) => {}
                 }
             }
             let Some(effect) = self.core.poll_effect() else { return Ok(()) };
@@ -227,6 +231,7 @@ impl<H: Host> Daemon<H> {
                 Effect::Say(..) | Effect::BarrierOut(..) | Effect::Signal(..) => {}
                 Effect::Resize(..) => {}
                 Effect::Write(_) | Effect::Read { .. } | Effect::Refused(_) => {}
+                Effect::Seek(_) | Effect::Root(_) | Effect::Deposed => {}
             }
         }
     }

@@ -19,6 +19,8 @@
 //! trusts those between it and the root. With the shared key alone, whoever has it can be any host that is not connected, and
 //! receives the commands and environments of later jobs.
 //!
+//! Of three hosts or more, each can become the root: it then orders programs on all of them.
+//!
 //! A daemon's decisions are those of its node core, which runs in virtual time as well. The modules here wait for real
 //! processes and sockets.
 
@@ -39,7 +41,9 @@ pub mod process;
 mod processes;
 mod quiesce;
 pub mod rank;
+mod record;
 mod refusals;
+mod routes;
 pub mod snapshot;
 mod streams;
 

@@ -5,12 +5,15 @@
 
 mod agent;
 mod children;
+pub(crate) mod election;
 mod job_manager;
 pub mod message;
 pub(crate) mod order;
 mod relay;
+pub(crate) mod replica;
 mod requests;
 pub(crate) mod state_chunk;
+mod takeover;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -25,11 +28,13 @@ use crate::tree::Tree;
 use agent::Agent;
 pub(crate) use agent::{Step, StepOutcome};
 use children::Child;
+use election::{Ballot, Election};
 pub(crate) use job_manager::{JobManager, Read, RootConfig, Write};
 pub(crate) use message::ClientId;
-use message::{Cluster, Down, Pairs, Program, RankEvent, Reply, Up, Word};
+use message::{Cluster, Down, Pairs, Program, RankEvent, Reply, Request, Up, Word};
 use order::{Action, Order};
 use relay::Relay;
+use replica::Durable;
 use state_chunk::{ChunkKind, StateChunk};
 
 /// A connection with another daemon.
@@ -48,6 +53,8 @@ pub(crate) enum Transmit {
     Up(Up),
     /// To the child of this connection.
     Down(u64, Down),
+    /// To the daemon of a host, connected or not. It may be lost.
+    Ballot(u16, Ballot),
 }
 
 /// Work for the shell.
@@ -73,6 +80,12 @@ pub(crate) enum Effect {
     Disconnect(Peer),
     /// A daemon claims to be this host, which is connected. Its connection is closed.
     Refused(u16),
+    /// Dials these daemons in turn, until one admits this one. None: stops dialling.
+    Seek(Vec<u16>),
+    /// The root is this host now, or it is not known.
+    Root(Option<u16>),
+    /// This daemon is the root no longer: its front ends are disconnected.
+    Deposed,
     /// The root has ordered all daemons to end, and this one has carried that out.
     Quit,
 }
@@ -87,17 +100,29 @@ pub(crate) struct NodeConfig {
     pub(crate) patience: Duration,
     /// True if ranks have channels.
     pub(crate) has_channels: bool,
+    /// True if another host can take over from the root; else host 0 is the root, and its end is that of all jobs.
+    pub(crate) takes_over: bool,
 }
 
 /// One node's daemon.
 ///
-/// A shell calls a `handle_*` method for each event. After each, it drains [`NodeCore::poll_transmit`], then
-/// [`NodeCore::poll_effect`], and reads [`NodeCore::poll_timeout`] again. `now` never decreases.
+/// A shell calls a `handle_*` method for each event. After each, it stores what [`NodeCore::poll_record`] returns, drains
+/// [`NodeCore::poll_transmit`], then [`NodeCore::poll_effect`], and reads [`NodeCore::poll_timeout`] again. `now` never
+/// decreases.
 ///
 /// A connection delivers messages in order and without gaps until it ends. It may end at any time, and messages under
 /// way are lost then. It may also go silent: both ends send something every quarter of the patience, and each gives
-/// the other up when it hears nothing for that long. A daemon that has lost its parent kills the jobs' ranks and closes
-/// their channels before it carries out another order.
+/// the other up when it hears nothing for that long. Where only host 0 can be the root, a daemon that has lost its parent
+/// kills the jobs' ranks and closes their channels before it carries out another order.
+///
+/// # A root that dies
+///
+/// The root's state is a table of jobs. A change of it is sent to all daemons, and no order and no reply follows before a
+/// majority of them holds it. A daemon that has lost its parent has no root: it keeps its jobs as they are, and a majority
+/// elects a root for a new term ([`Election`]). The new root waits until the daemons have joined and have reported what
+/// they run, for half of the patience or 500 ms at most. Jobs with ranks on a daemon that is missing end; the others are
+/// stopped wherever they run, and take turns again. A daemon that joins later ends what it runs: its jobs have ended. A root
+/// that is not connected with a majority is one no longer, and a connection leads to one term's root alone.
 #[derive(Debug)]
 pub(crate) struct NodeCore {
     config: NodeConfig,
@@ -107,6 +132,18 @@ pub(crate) struct NodeCore {
     order_began: Instant,
     agent: Agent,
     manager: Option<JobManager>,
+    /// `None` if only host 0 can be the root.
+    election: Option<Election>,
+    /// For the time when this daemon becomes the root.
+    standby: Option<RootConfig>,
+    durable: Durable,
+    is_recorded: bool,
+    /// On the root, the last change that each host holds.
+    holds: BTreeMap<u16, u64>,
+    /// Requests that wait until the root has taken over.
+    waiting: VecDeque<(ClientId, Request)>,
+    /// True if a connection to a parent is open, though that may not have admitted this daemon yet.
+    has_dialled: bool,
     /// When the parent was heard last, if there is one.
     parent_heard: Option<Instant>,
     children: BTreeMap<u16, Child>,
@@ -119,16 +156,27 @@ pub(crate) struct NodeCore {
 }
 
 impl NodeCore {
-    /// Creates the daemon of a node; that of the root has a configuration of its own.
-    pub(crate) fn new(config: NodeConfig, root: Option<RootConfig>) -> Self {
-        let NodeConfig { host, cluster, has_channels, .. } = config;
+    /// Creates the daemon of a node, with what it has recorded before. Each that can be the root has its configuration.
+    pub(crate) fn new(config: NodeConfig, root: Option<RootConfig>, durable: Durable) -> Self {
+        let NodeConfig { host, cluster, has_channels, takes_over, patience } = config;
+        let (manager, standby) = match takes_over {
+            true => (None, root),
+            false => (root.map(|root| JobManager::new(cluster, root)), None),
+        };
         Self {
             config,
             tree: Tree::new(cluster.hosts, cluster.arity),
             relay: Relay::new([]),
             order_began: Instant::ZERO,
             agent: Agent::new(host, cluster, has_channels),
-            manager: root.map(|root| JobManager::new(cluster, root)),
+            manager,
+            election: takes_over.then(|| Election::new(host, cluster.hosts, patience)),
+            standby,
+            durable,
+            is_recorded: true,
+            holds: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            has_dialled: false,
             parent_heard: None,
             children: BTreeMap::new(),
             beat_at: Instant::ZERO,
@@ -140,7 +188,9 @@ impl NodeCore {
 
     /// Takes a change of a rank on this node.
     pub(crate) fn handle_rank(&mut self, now: Instant, job: JobId, rank: u16, event: RankEvent) {
-        self.up(now, Up::Rank { job, rank, event });
+        if self.agent.note(job, rank, &event) {
+            self.up(now, Up::Rank { job, rank, event });
+        }
         self.settle(now);
     }
 
@@ -179,8 +229,18 @@ impl NodeCore {
 
     /// Takes the end of a front end's connection.
     pub(crate) fn handle_client_gone(&mut self, now: Instant, client: ClientId) {
+        self.waiting.retain(|(other, _)| *other != client);
         if let Some(manager) = &mut self.manager {
             manager.handle_client_gone(now, client);
+        }
+        self.settle(now);
+    }
+
+    /// Takes the end of a front end's connection that another daemon has carried and that may be back.
+    pub(crate) fn handle_client_lost(&mut self, now: Instant, client: ClientId) {
+        self.waiting.retain(|(other, _)| *other != client);
+        if let Some(manager) = &mut self.manager {
+            manager.handle_client_lost(client);
         }
         self.settle(now);
     }
@@ -226,12 +286,19 @@ impl NodeCore {
         if let Some(manager) = &mut self.manager {
             manager.handle_timeout(now);
         }
+        self.elect(now, |election, own| election.handle_timeout(now, own));
         self.beat(now);
         self.lose_silent(now);
         if self.stop_until().is_some_and(|until| until <= now) {
             self.agent.give_up_stop();
         }
         self.settle(now);
+    }
+
+    /// Returns what is to be stored before the next message is sent, if it has changed.
+    #[must_use]
+    pub(crate) fn poll_record(&mut self) -> Option<&Durable> {
+        (!std::mem::replace(&mut self.is_recorded, true)).then_some(&self.durable)
     }
 
     /// Returns the next message for another daemon.
@@ -252,12 +319,8 @@ impl NodeCore {
         let manager = self.manager.as_ref().and_then(JobManager::poll_timeout);
         let beat = self.has_peers().then_some(self.beat_at);
         let all = manager.into_iter().chain(beat).chain(self.silent_at());
-        all.chain(self.stop_until()).min()
-    }
-
-    /// Returns whether this is the root.
-    pub(crate) const fn is_root(&self) -> bool {
-        self.manager.is_some()
+        let election = self.election.as_ref().and_then(Election::poll_timeout);
+        all.chain(self.stop_until()).chain(election).min()
     }
 
     /// Returns whether all hosts are connected, or one was lost, on the root.
@@ -291,8 +354,9 @@ impl NodeCore {
         let since = Duration::from_nanos(now.nanos_since(*order_began));
         let waits: Vec<u16> = self.relay.waits_for().collect();
         let scheduler_core = self.manager.as_ref().map(JobManager::scheduler_core);
+        let root = self.election.as_ref().map(|election| (election.root(), self.durable.term));
         format!(
-            "host {}: the last order began {since:?} ago; children that have not reported: {waits:?}; children: \
+            "host {}: root and term {root:?}; the last order began {since:?} ago; children that have not reported: {waits:?}; children: \
              {children:?}; {scheduler_core:?}; {}",
             config.host,
             agent.explain()
@@ -307,6 +371,9 @@ impl NodeCore {
     /// Makes all progress that needs no further event.
     fn settle(&mut self, now: Instant) {
         loop {
+            if self.election.is_some() {
+                self.settle_takeover(now);
+            }
             // The reply to a job's admission precedes its first order.
             self.drain_manager(now);
             let order = self.manager.as_mut().and_then(|manager| manager.poll_order(now));
@@ -349,14 +416,15 @@ impl NodeCore {
     fn drain_manager(&mut self, now: Instant) {
         let Some(manager) = &mut self.manager else { return };
         let news = manager.drain(now);
+        self.replicate(now);
         for job in news.abandoned {
             self.everywhere(now, Down::Abandon(job));
         }
         for job in news.go {
             self.everywhere(now, Down::Say(job, Word::Go));
         }
-        for (job, pairs) in news.barriers {
-            self.everywhere(now, Down::BarrierOut(job, pairs));
+        for (job, number, pairs) in news.barriers {
+            self.everywhere(now, Down::BarrierOut(job, number, pairs));
         }
         for write in news.writes {
             if write.go {
@@ -392,6 +460,8 @@ impl NodeCore {
             }
             Up::Here(hosts) => manager.hosts_here(now, &hosts),
             Up::Gone(hosts) => manager.hosts_gone(now, &hosts),
+            Up::Joined(inventory) => self.joined(now, inventory),
+            Up::Holds { host, position } => self.note_held(host, position),
             Up::Report { .. } | Up::Present => {}
         }
     }
@@ -402,14 +472,17 @@ impl NodeCore {
             Down::Signal { job, signal } => self.effects.push_back(Effect::Signal(*job, *signal)),
             Down::Resize { job, size } => self.effects.push_back(Effect::Resize(*job, *size)),
             Down::Say(job, word) => self.effects.push_back(Effect::Say(*job, *word)),
-            Down::BarrierOut(job, pairs) => {
-                self.effects.push_back(Effect::BarrierOut(*job, pairs.clone()));
+            Down::BarrierOut(job, number, pairs) => {
+                if self.agent.note_barrier_out(*job, *number, pairs) {
+                    self.effects.push_back(Effect::BarrierOut(*job, pairs.clone()));
+                }
             }
             Down::Abandon(job) => {
                 self.agent.abandon(*job);
                 // The hosts below may have waited for the lost one.
                 self.order_began = now;
             }
+            Down::Drop { host, jobs } if *host == self.config.host => self.agent.drop_jobs(jobs),
             _ => {}
         }
         self.send_children(&down);

@@ -13,6 +13,7 @@ use crate::interfaces::CutError;
 use crate::names::{Epoch, JobId};
 use crate::node_core::message::Program;
 use crate::node_core::order::{Action, Launch, Outcome};
+use crate::node_core::replica::Stage;
 use crate::schedule::{AdmitError, Policy, Request};
 use early_wakeups::EarlyWakeups;
 use migrations::Migrations;
@@ -151,6 +152,8 @@ pub(crate) struct SchedulerCore {
     /// The job that is frozen for its cut, in its own slice.
     frozen: Option<JobId>,
     running: Vec<JobId>,
+    /// True if the running jobs may be stopped on some hosts: an earlier root has given the last order.
+    is_taken_over: bool,
     /// Number of slices that have ended.
     slices: u32,
     /// When the current slice ends.
@@ -191,6 +194,7 @@ impl SchedulerCore {
             cuts: VecDeque::new(),
             frozen: None,
             running: Vec::new(),
+            is_taken_over: false,
             slices: 0,
             until: None,
             lasts: config.slice,
@@ -222,6 +226,48 @@ impl SchedulerCore {
         self.jobs.insert(job, JobRecord { launch, epoch: Epoch(0), ended: None });
         self.fresh.push_back(job);
         Ok(job)
+    }
+
+    /// Takes over a job of an earlier root, which it started in `epoch` last, and whose interfaces are on no NIC if
+    /// `is_away`. A job that was launched may run on some of its hosts; all are stopped before the next slice.
+    pub(crate) fn readmit(
+        &mut self,
+        now: Instant,
+        (launch, weight, stage): (Launch, u8, Stage),
+        (epoch, is_away): (Epoch, bool),
+    ) {
+        let job = launch.job;
+        let ended = (stage == Stage::Ending).then_some(now);
+        if ended.is_none() {
+            self.policy.readmit(job, launch.first..launch.first + launch.nodes, weight);
+        }
+        match stage {
+            Stage::Admitted => self.fresh.push_back(job),
+            Stage::Launched => {
+                self.running.push(job);
+                (self.is_taken_over, self.until) = (true, Some(now));
+                if is_away {
+                    self.migrations.note_away(job);
+                }
+            }
+            Stage::Ending => self.ended.push_back(job),
+        }
+        self.jobs.insert(job, JobRecord { launch, epoch, ended });
+    }
+
+    /// Numbers the next job after this one.
+    pub(crate) const fn number_after(&mut self, last: JobId) {
+        self.next_job = last.0 + 1;
+    }
+
+    /// Returns the policy without jobs, and the configuration.
+    pub(crate) fn retire(mut self) -> (Box<dyn Policy>, SchedulerConfig) {
+        for (job, record) in &self.jobs {
+            if record.ended.is_none() {
+                self.policy.remove(*job);
+            }
+        }
+        (self.policy, self.config)
     }
 
     /// Ends a job, whose processes have ended or are to be killed. Its remains are removed from all nodes.
@@ -359,7 +405,10 @@ impl SchedulerCore {
         if let Some(job) = self.ended.pop_front() {
             return Some((Step::End(job), Action::End(job)));
         }
-        while let Some(job) = self.cuts.pop_front() {
+        // After a take-over, jobs that count as running may be suspended until the first switch.
+        while !self.is_taken_over
+            && let Some(job) = self.cuts.pop_front()
+        {
             // A job that is not launched has empty channels.
             let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
             if !is_there || self.fresh.contains(&job) {
@@ -431,7 +480,8 @@ impl SchedulerCore {
             return None;
         }
         let before = std::mem::replace(&mut self.running, next.clone());
-        let preempt_when_alone = self.config.preempt_when_alone.is_stopped(self.slices);
+        let preempt_when_alone = std::mem::take(&mut self.is_taken_over)
+            || self.config.preempt_when_alone.is_stopped(self.slices);
         self.slices = self.slices.wrapping_add(1);
         let again = |job: &JobId| !preempt_when_alone && before.contains(job);
         let started: Vec<JobId> = next.iter().filter(|job| !again(job)).copied().collect();

@@ -34,11 +34,18 @@ Examples:
   midplane gang trace slices.svg
   midplane gang trace slices.json
 
+  # Follow a job whose terminal was lost with the root's host, on another host
+  midplane gang attach 1
+
+The commands ask the daemon of this host. Of one or two daemons, that of host 0 is the root, which decides; of three or
+more, each leads to the root, and another host takes over when the root is lost. Jobs without ranks on the lost host go on.
+`run` and `restore` then look for the new root for up to 10 s; what was under way to or from the job is lost.
+
 Each rank has its number in GANG_RANK, the number of ranks in GANG_SIZE, the job's number in GANG_JOB, and the hosts
 of all ranks in GANG_HOSTS. PMI_FD, PMI_RANK and PMI_SIZE are set as MPICH's mpiexec sets them (PMI-1). Input goes to rank 0.
 Ctrl-C goes to all ranks; twice within a second ends the job.
 
-Exit code: 0 done; of `run` and `restore`, the highest exit code of a rank, or 128 plus the number of the signal that
+Exit code: 0 done; of `run`, `attach` and `restore`, the highest exit code of a rank, or 128 plus the number of the signal that
 killed one; 1 no daemon answers, or it has exited; 2 bad input.";
 
 /// Run parallel jobs that take turns on a cluster; list, save and end them.
@@ -62,7 +69,18 @@ pub(crate) enum What {
     Adopt(Adopt),
     Checkpoint(Checkpoint),
     Restore(Restore),
-    /// List the jobs
+    /// Follow a job whose front end was lost with the root's host, and wait until it ends
+    ///
+    /// The job has gone on. What it wrote in the meantime is lost, but for what its pipes hold. It ends with this command.
+    #[command(after_help = "Example: midplane gang attach 1")]
+    Attach {
+        /// Number of the job
+        job: u32,
+        /// Print the rank before each line of output
+        #[arg(long)]
+        label: bool,
+    },
+    /// List the jobs, and say which host is the root
     #[command(after_help = "Example: midplane gang --json list")]
     List,
     /// End a job, or signal it

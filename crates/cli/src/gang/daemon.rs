@@ -55,15 +55,24 @@ Examples:
   # One on each node of a Slurm allocation, two ranks at once on each
   srun -N 4 --ntasks-per-node 1 midplane gang daemon --key key --slots 2
 
-Only the user who started the daemon can connect to its socket. Ctrl-C or SIGTERM ends the daemon and all jobs; so does
-its death. On SIGUSR1 it prints on standard error what it waits for.
+Only the user who started the daemon can connect to its socket. Ctrl-C or SIGTERM ends the daemon and all ranks on this
+host; so does its death. A job ends with its front end, and with any of its hosts. On SIGUSR1 it prints on standard error
+what it waits for.
+
+Of three hosts or more, a majority of all daemons elects the root. If the root is lost, another host takes over: within a
+second if its daemon has died, and --patience-ms later if it is silent. Jobs without ranks on its host go on; one whose
+front end was there goes on too, and its output is dropped after 5 s (midplane gang attach). Daemons that reach no majority
+let their jobs run, but start, switch and end none until they do. Each keeps a file beside its socket, with the ending
+.record and for this user alone, with the jobs and their environments: keep it while other daemons run. Stop all daemons and
+remove it to begin anew.
 
 Exit code: 0 it ended by Ctrl-C or SIGTERM; 1 it could not serve; 2 bad input.";
 
 /// Run the ranks of jobs on this host, in turns that all hosts take together.
 ///
-/// Host 0 decides, and `midplane gang run` connects to its daemon. Jobs that need the same slots take turns, all ranks of a
-/// job at once; jobs that need different slots run at the same time.
+/// One daemon, the root, decides; of one or two hosts, that of host 0. Of three or more, `midplane gang run` finds it from any
+/// host. Jobs that need the same slots take turns, all ranks of a job at once; jobs that need different slots run at the
+/// same time.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 #[command(group(ArgGroup::new("keys").args(["key", "secret_key"]).multiple(true)))]
@@ -102,7 +111,7 @@ pub(crate) struct Arguments {
     make_key: Option<PathBuf>,
     /// Start the daemons of the other hosts too, from host 0, by `ssh HOST ...`
     ///
-    /// They run with these options in the same folder, and end with this one.
+    /// They run with these options in the same folder, and end with this one, even if another is the root.
     #[arg(long, requires = "keys")]
     spread: bool,
     /// Command of --spread that runs a command on another host, with its first arguments
@@ -139,7 +148,7 @@ pub(crate) struct Arguments {
     /// Choose how the processes of a job are stopped
     #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
     freezer: FreezerName,
-    /// Most memory of host 0 for checkpoints that are written or read, in units of 2^20 bytes
+    /// Most memory of the root for checkpoints that are written or read, in units of 2^20 bytes
     ///
     /// The checkpoint of a job that needs more is refused, and the job continues.
     #[arg(long, default_value_t = CHECKPOINT_BYTES >> 20, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]

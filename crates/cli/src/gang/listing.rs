@@ -49,6 +49,7 @@ impl From<&Line> for Job {
 
 #[derive(Serialize)]
 struct Document {
+    root: u16,
     hosts: u16,
     hosts_here: u16,
     slots: u16,
@@ -63,6 +64,7 @@ struct Document {
 
 fn document(listing: &Listing) -> Document {
     Document {
+        root: listing.root,
         hosts: listing.hosts.len() as u16,
         hosts_here: listing.hosts.iter().filter(|here| **here).count() as u16,
         slots: listing.slots,
@@ -103,8 +105,9 @@ fn text(of: &Document) -> String {
         Some(format!("job {} never ends by itself: {}\n", job.job, job.stuck.as_ref()?))
     });
     format!(
-        "{} of {} hosts with {} slots each, slices of {} ms; {} switches, of which the last froze in {:.0} us \
+        "host {} is the root; {} of {} hosts with {} slots each, slices of {} ms; {} switches, of which the last froze in {:.0} us \
          (99 %: {:.0})\n{}{}{}",
+        of.root,
         of.hosts_here,
         of.hosts,
         of.slots,

@@ -1,4 +1,4 @@
-//! `midplane gang run`, `midplane gang restore` and `midplane gang checkpoint`.
+//! `midplane gang run`, `midplane gang attach`, `midplane gang restore` and `midplane gang checkpoint`.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -74,6 +74,17 @@ pub(crate) async fn restore(socket: &Path, options: &Restore, json: bool) -> Res
     let output = Output { label: options.label, to_error: json };
     let (folder, priority) = (&options.checkpoint, options.priority);
     let over = client::restore(socket, folder, priority, output, |_| {}).await.map_err(failure)?;
+    Ok(finish(&over, json))
+}
+
+pub(crate) async fn attach(
+    socket: &Path,
+    job: JobId,
+    label: bool,
+    json: bool,
+) -> Result<u8, Failure> {
+    let over =
+        client::attach(socket, job, Output { label, to_error: json }).await.map_err(failure)?;
     Ok(finish(&over, json))
 }
 

@@ -63,7 +63,7 @@ fn is_at_most(most: u64, folder: &Path) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{}: has {bytes} bytes, more than the {most} that host 0 may hold of a checkpoint; start `midplane gang daemon` \
+        "{}: has {bytes} bytes, more than the {most} that the root may hold of a checkpoint; start `midplane gang daemon` \
          with a larger --checkpoint-mib",
         folder.display()
     ))

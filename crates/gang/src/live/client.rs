@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use super::clock::now;
 use super::link::{self, Frame, Receiver, Sender, Stream};
@@ -23,6 +24,11 @@ use crate::node_core::message::{Over, Program, Reply, Request, Saved};
 const TWICE: Duration = Duration::from_secs(1);
 /// Bytes of standard input that are read at once.
 const PART: usize = 16 << 10;
+/// Time in which a front end looks for the root of its job again; without a daemon on this host, a part of it.
+const LOOKS_FOR: Duration = Duration::from_secs(10);
+const LOOKS_FOR_A_DAEMON: Duration = Duration::from_secs(2);
+/// Interval of these looks.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Why a front end has no answer.
 #[derive(Debug, Error)]
@@ -39,8 +45,11 @@ pub enum ClientError {
     /// It can't be done.
     #[error("{0}")]
     Refused(String),
-    /// The daemon went away.
-    #[error("the daemon is gone; what ran under it has ended")]
+    /// The daemon went away, and no other has taken over that this host reaches.
+    #[error(
+        "the daemon is gone; what ran under it has ended, unless other hosts have taken over: ask there by `midplane \
+         gang list`, and follow a job by `midplane gang attach`"
+    )]
     Gone,
     /// This process has no signals, or no terminal.
     #[error(transparent)]
@@ -174,7 +183,53 @@ pub async fn checkpoint(
     }
 }
 
-/// Stands in for a job until it is over.
+/// Stands in for a job whose front end is gone with the root that it was connected with.
+///
+/// # Errors
+/// [`ClientError`]; `Refused` if there is no such job, or it has a front end.
+///
+/// # Cancel safety
+/// Dropped, the job is ended.
+pub async fn attach(socket: &Path, job: JobId, output: Output) -> Result<Over, ClientError> {
+    attend(socket, Request::Attach(job), false, output, |_| {}).await
+}
+
+/// A connection to the root, or what it has said of a job that is over.
+enum Found {
+    Link(JobId, Sender, Receiver),
+    Over(Over),
+}
+
+/// Sends the request that makes this process a job's front end.
+async fn begin(socket: &Path, request: &Request) -> Result<Found, ClientError> {
+    let (mut sender, mut receiver) = connect(socket).await?;
+    sender.send(&Frame::message(request)).await.map_err(|_| ClientError::Gone)?;
+    match receiver.message().await {
+        Ok(Some(Reply::Accepted(job))) => Ok(Found::Link(job, sender, receiver)),
+        Ok(Some(Reply::Over(over))) => Ok(Found::Over(over)),
+        Ok(Some(Reply::Refused(why))) => Err(ClientError::Refused(why)),
+        _ => Err(ClientError::Gone),
+    }
+}
+
+/// Finds the root of a job again: another host may have taken over.
+async fn begin_again(socket: &Path, job: JobId) -> Result<Found, ClientError> {
+    let lost_at = now();
+    loop {
+        // A root that is none any longer, and does not know, does not know the job either.
+        let longest = match begin(socket, &Request::Attach(job)).await {
+            Ok(found) => return Ok(found),
+            Err(ClientError::NoDaemon { .. }) => LOOKS_FOR_A_DAEMON,
+            Err(_) => LOOKS_FOR,
+        };
+        if now() > lost_at + longest {
+            return Err(ClientError::Gone);
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// Stands in for a job until it is over. If the root is lost, looks for the one that has taken over.
 async fn attend(
     socket: &Path,
     request: Request,
@@ -182,23 +237,36 @@ async fn attend(
     output: Output,
     taken: impl FnOnce(JobId),
 ) -> Result<Over, ClientError> {
-    let (mut sender, mut receiver) = connect(socket).await?;
-    sender.send(&Frame::message(&request)).await.map_err(|_| ClientError::Gone)?;
-    let job = match receiver.message().await {
-        Ok(Some(Reply::Accepted(job))) => job,
-        Ok(Some(Reply::Refused(why))) => return Err(ClientError::Refused(why)),
-        _ => return Err(ClientError::Gone),
-    };
-    taken(job);
+    let mut found = begin(socket, &request).await?;
+    if let Found::Link(job, ..) = &found {
+        taken(*job);
+    }
     let _raw = if terminal { Raw::begin() } else { None };
-    let feeding = tokio::spawn(feed(socket.to_owned(), job));
-    let (over, mut ended) = mpsc::channel(1);
-    let writing = tokio::spawn(async move {
-        let _ = over.send(write_out(receiver, output).await).await;
-    });
-    let result = forward(&mut sender, job, &mut ended).await;
-    feeding.abort();
-    writing.abort();
+    let (typed, mut keys) = mpsc::channel(1);
+    let typing = tokio::spawn(read_input(typed));
+    let result = loop {
+        let (job, mut sender, receiver) = match found {
+            Found::Over(over) => break Ok(over),
+            Found::Link(job, sender, receiver) => (job, sender, receiver),
+        };
+        let (over, mut ended) = mpsc::channel(1);
+        let writing = tokio::spawn(async move {
+            let _ = over.send(write_out(receiver, output).await).await;
+        });
+        let result = tokio::select! {
+            result = forward(&mut sender, job, &mut ended) => result,
+            () = feed(socket, job, &mut keys) => unreachable!("it only ends with the job"),
+        };
+        writing.abort();
+        if !matches!(result, Err(ClientError::Gone)) {
+            break result;
+        }
+        found = match begin_again(socket, job).await {
+            Ok(found) => found,
+            Err(error) => break Err(error),
+        };
+    };
+    typing.abort();
     result
 }
 
@@ -242,20 +310,35 @@ async fn forward(
     }
 }
 
-/// Hands standard input to rank 0.
-async fn feed(socket: PathBuf, job: JobId) -> Option<()> {
-    let (mut sender, _receiver) = connect(&socket).await.ok()?;
-    sender.send(&Frame::message(&Request::Feed(job))).await.ok()?;
+/// Reads standard input, in frames for rank 0.
+async fn read_input(to: mpsc::Sender<Frame>) {
     let mut input = tokio::io::stdin();
     loop {
         let mut bytes = BytesMut::with_capacity(PART);
-        if input.read_buf(&mut bytes).await.ok()? == 0 {
-            // Its end.
-            return sender.send(&Frame::message(&())).await.ok();
+        if !matches!(input.read_buf(&mut bytes).await, Ok(count) if count > 0) {
+            return;
         }
         let frame = Frame::Data { rank: 0, stream: Stream::Input, bytes: bytes.freeze() };
-        sender.send(&frame).await.ok()?;
+        if to.send(frame).await.is_err() {
+            return;
+        }
     }
+}
+
+/// Hands standard input to a job, as far as it can be sent. Never ends.
+async fn feed(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) {
+    let feeding = async {
+        let (mut sender, _receiver) = connect(socket).await.ok()?;
+        sender.send(&Frame::message(&Request::Feed(job))).await.ok()?;
+        while let Some(frame) = keys.recv().await {
+            sender.send(&frame).await.ok()?;
+        }
+        // Its end.
+        sender.send(&Frame::message(&())).await.ok()?;
+        std::future::pending::<Option<()>>().await
+    };
+    let _ = feeding.await;
+    std::future::pending().await
 }
 
 /// Writes what ranks write, until the job is over; `None` if the daemon is gone before that.

@@ -1,5 +1,6 @@
 //! A host's daemon: its sockets, its NIC, and what they carry to its hub.
 
+mod fronts;
 mod nic;
 mod options;
 mod peers;
@@ -12,33 +13,32 @@ use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
 use rustix::thread::set_current_timer_slack;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use super::channels::ProcessGroups;
 use super::clock::now;
 use super::event::Event;
-use super::event_loop::{DialRoot, EventLoop};
+use super::event_loop::{EventLoop, RootChanges};
 use super::exec_shim::Reaper;
 use super::job_cgroup::JobCgroups;
-use super::link::{self, Credentials, Frame, Receiver};
+use super::link::Credentials;
 use super::priority;
 use super::processes::Processes;
-use super::streams;
-use crate::names::JobId;
-use crate::node_core::message::{Hello, Request};
+use super::record::Record;
+use super::routes::Routes;
+use crate::node_core::replica::Durable;
 use crate::node_core::{NodeConfig, NodeCore, RootConfig};
 use crate::schedule::Policy;
 use crate::scheduler_core::SchedulerConfig;
+use crate::tree::Tree;
 use nic::start_nic;
 pub use options::{CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError};
 pub use socket::default_socket;
 use socket::open_socket;
 
-/// Pause after a failed `accept`.
-const AGAIN: Duration = Duration::from_millis(100);
 /// Interval at which each job is searched for deadlocks: a cut stops a job for about a millisecond.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// How long ranks may take to end after their kill, when the daemon ends.
@@ -88,27 +88,54 @@ pub async fn serve(
     // The NIC's thread, which may spin, keeps the usual priority.
     priority::raise_this_thread();
     let (patience, has_channels) = (options.patience, nic.channels.is_some());
-    let config = NodeConfig { host, cluster, patience, has_channels };
-    let core = NodeCore::new(config, (host == 0).then_some(root));
+    let takes_over = cluster.takes_over();
+    let config = NodeConfig { host, cluster, patience, has_channels, takes_over };
+    let (record, durable) = open_record(&options)?;
+    // Where only host 0 can be the root, nothing is to be elected.
+    let tree = Tree::new(cluster.hosts, cluster.arity);
+    let (root_host, above) = match takes_over {
+        true => (None, Vec::new()),
+        false => (Some(0), tree.above(host).collect()),
+    };
+    let core = NodeCore::new(config, (takes_over || host == 0).then_some(root), durable);
     let name = options.fabric.as_ref().map(|fabric| fabric.name.clone());
     let processes =
         Processes::new((host, cluster), (reaper, cells), (name, process_groups), events.clone());
-    let dial_root = dial_root(&options, credentials.clone());
+    let (root, root_is) = watch::channel(root_host);
+    let (above, above_is) = watch::channel(above);
+    let routes = Routes {
+        host,
+        addresses: options.peers.clone().into(),
+        credentials,
+        root: root_is,
+        events,
+    };
     let channels = nic.channels.clone();
-    let event_loop = EventLoop::new((host, core), (processes, channels), events.clone(), dial_root);
-    tokio::spawn(take_fronts(listener, events.clone()));
-    if let (Some(listener), Some(credentials)) = (network, credentials) {
-        let place = (host, cluster);
-        tokio::spawn(peers::take(listener, credentials.clone(), place, events.clone()));
-        if host != 0 {
-            let addresses = options.peers.clone();
-            tokio::spawn(peers::stay_below(addresses, credentials, place, events.clone()));
-        }
+    let changes = RootChanges { root, above, record };
+    let event_loop = EventLoop::new(core, (processes, channels), routes.clone(), changes);
+    tokio::spawn(fronts::take(listener, routes.clone()));
+    if let Some(listener) = network {
+        tokio::spawn(peers::take(listener, routes.clone(), cluster));
+        tokio::spawn(peers::stay_below(routes, cluster, above_is));
     }
     ready();
     run(event_loop, signals, happens).await;
     let _ = std::fs::remove_file(&options.socket);
     Ok(())
+}
+
+/// Opens what this daemon remembers of the cluster's jobs, if another host can take over.
+fn open_record(options: &DaemonOptions) -> Result<(Option<Record>, Durable), StartError> {
+    if !options.cluster.takes_over() {
+        return Ok((None, Durable::default()));
+    }
+    let owner = (options.host, options.cluster, options.peers.clone());
+    let opened = Record::open(&options.socket, owner);
+    let (record, durable) = opened.map_err(|error| {
+        let path = options.socket.with_extension("record");
+        StartError::Record { path, error }
+    })?;
+    Ok((Some(record), durable))
 }
 
 /// Credentials of this daemon, if the cluster has other hosts.
@@ -127,7 +154,7 @@ fn credentials(options: &DaemonOptions) -> Result<Option<Credentials>, StartErro
     }
 }
 
-/// What other hosts' daemons connect to, if there may be some.
+/// Opens what other hosts' daemons connect to, if there may be some.
 async fn open_network(options: &DaemonOptions) -> Result<Option<TcpListener>, StartError> {
     let own = options.peers.get(usize::from(options.host));
     let Some(address) = own.filter(|_| options.cluster.hosts > 1) else { return Ok(None) };
@@ -211,72 +238,4 @@ fn peers_names(options: &DaemonOptions) -> Vec<String> {
         true => vec!["this host".into()],
         false => options.peers.clone(),
     }
-}
-
-/// Takes front ends of this user.
-async fn take_fronts(listener: UnixListener, events: mpsc::UnboundedSender<Event>) {
-    let own = rustix::process::geteuid().as_raw();
-    let mut next = 0;
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            sleep(AGAIN).await;
-            continue;
-        };
-        if stream.peer_cred().is_ok_and(|peer| peer.uid() == own) {
-            next += 1;
-            tokio::spawn(serve_front(next, stream, events.clone()));
-        }
-    }
-}
-
-async fn serve_front(client: u64, stream: UnixStream, events: mpsc::UnboundedSender<Event>) {
-    let (mut sender, mut receiver) = link::local(stream);
-    let (reply, mut replies) = mpsc::channel::<Frame>(streams::QUEUE);
-    tokio::spawn(async move {
-        while let Some(frame) = replies.recv().await {
-            if sender.send(&frame).await.is_err() {
-                return;
-            }
-        }
-    });
-    while let Ok(Some(request)) = receiver.message::<Request>().await {
-        if let Request::Feed(job) = request {
-            return feed(job, receiver, &events).await;
-        }
-        if events.send(Event::Request(client, request, reply.clone())).is_err() {
-            return;
-        }
-    }
-    let _ = events.send(Event::ClientGone(client));
-}
-
-/// Hands a job what its front end reads.
-async fn feed(job: JobId, mut receiver: Receiver, events: &mpsc::UnboundedSender<Event>) {
-    let (to, feed) = oneshot::channel();
-    let _ = events.send(Event::Feed(job, to));
-    let Ok(feed) = feed.await else { return };
-    while let Ok(Some(frame @ Frame::Data { .. })) = receiver.receive().await {
-        if feed.send(frame).await.is_err() {
-            return;
-        }
-        let _ = events.send(Event::Input(job));
-    }
-}
-
-/// What opens links for jobs' streams to the root.
-fn dial_root(options: &DaemonOptions, credentials: Option<Credentials>) -> DialRoot {
-    let (root, host) = (options.peers.first().cloned(), options.host);
-    Box::new(move |job, mut output, input| {
-        let (address, credentials) = (root.clone(), credentials.clone());
-        tokio::spawn(async move {
-            if let (Some(address), Some(credentials)) = (address, credentials)
-                && let Ok((mut sender, receiver)) = link::dial(&address, 0, &credentials).await
-                && sender.send(&Frame::message(&Hello::Streams { host, job })).await.is_ok()
-            {
-                streams::to_root((sender, receiver), &mut output, input).await;
-            }
-            // Nobody hears it; nobody waits for that either.
-            while output.recv().await.is_some() {}
-        });
-    })
 }

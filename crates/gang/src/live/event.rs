@@ -9,6 +9,7 @@ use super::link::{Frame, Receiver, Sender};
 use super::refusals::Refusal;
 use crate::channel::Ticket;
 use crate::names::JobId;
+use crate::node_core::election::Ballot;
 use crate::node_core::message::{ClientId, Down, RankEvent, Request, Up};
 use crate::node_core::{Read, StepOutcome};
 
@@ -35,6 +36,8 @@ pub(super) enum Event {
     FromChild(u64, Up),
     /// A child's connection has ended.
     ChildLost(u64),
+    /// A daemon has sent a ballot.
+    Ballot(u16, Ballot),
     /// A daemon was refused.
     Refused(Refusal),
     /// A host has opened the connection for a job's streams.
@@ -47,8 +50,12 @@ pub(super) enum Event {
     Request(ClientId, Request, mpsc::Sender<Frame>),
     /// A front end wants to feed a job.
     Feed(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
-    /// A front end's connection has ended.
+    /// The end of standard input of a job has not come, but that of the connection that fed it.
+    Unfed(JobId, mpsc::Sender<Frame>),
+    /// A front end has left.
     ClientGone(ClientId),
+    /// The connection to a front end's daemon has ended.
+    ClientLost(ClientId),
     /// The channels of a job's ranks are open.
     Opened(JobId, Vec<(u16, Pass)>),
     /// A step of the channels is complete.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::checkpoints;
 use super::clock::now;
@@ -12,8 +12,10 @@ use super::event::Event;
 use super::link::{Frame, Receiver, Sender};
 use super::pmi;
 use super::processes::Processes;
+use super::record::Record;
 use super::refusals::{Refusal, Refusals};
-use super::streams::{self, Opened};
+use super::routes::Routes;
+use super::streams::{self, Opened, Outlet};
 use crate::names::JobId;
 use crate::node_core::message::{Down, RankEvent, Reply, Request, Up};
 use crate::node_core::{ClientId, Effect, NodeCore, Peer, Step, StepOutcome, Transmit};
@@ -22,13 +24,11 @@ use crate::steps::StepQueue;
 /// Interval of checks whether processes have stopped that take their time.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Opens the connection for the streams of a job's ranks here to the root.
-pub(super) type DialRoot = Box<dyn Fn(JobId, mpsc::Receiver<Frame>, mpsc::Sender<Frame>)>;
-
 /// The streams of a job, on the root.
 struct JobStreams {
-    /// To its front end.
-    output: mpsc::Sender<Frame>,
+    /// Its front end, once that has found this root.
+    front: watch::Sender<Option<mpsc::Sender<Frame>>>,
+    output: Outlet,
     /// Taken by the front end's connection that feeds the job.
     feed: Option<mpsc::Sender<Frame>>,
     /// Taken by the host of rank 0.
@@ -37,7 +37,6 @@ struct JobStreams {
 
 /// The shell of a real daemon.
 pub(super) struct EventLoop {
-    host: u16,
     core: NodeCore,
     processes: Processes,
     /// The ranks' channels, if they have any.
@@ -49,7 +48,17 @@ pub(super) struct EventLoop {
     streams: BTreeMap<JobId, JobStreams>,
     refusals: Refusals,
     events: mpsc::UnboundedSender<Event>,
-    dial_root: DialRoot,
+    routes: Routes,
+    changes: RootChanges,
+}
+
+/// What the shell's tasks are told when the root changes.
+pub(super) struct RootChanges {
+    pub(super) root: watch::Sender<Option<u16>>,
+    /// The daemons to dial, the nearest first.
+    pub(super) above: watch::Sender<Vec<u16>>,
+    /// Where votes and jobs are remembered, if another host can take over.
+    pub(super) record: Option<Record>,
 }
 
 /// Sends a reply without waiting, behind those that wait already.
@@ -63,13 +72,12 @@ fn post(to: &mpsc::Sender<Frame>, frame: Frame) {
 
 impl EventLoop {
     pub(super) fn new(
-        (host, core): (u16, NodeCore),
+        core: NodeCore,
         (processes, channels): (Processes, Option<StepQueue>),
-        events: mpsc::UnboundedSender<Event>,
-        dial_root: DialRoot,
+        routes: Routes,
+        changes: RootChanges,
     ) -> Self {
         Self {
-            host,
             core,
             processes,
             channels,
@@ -78,8 +86,9 @@ impl EventLoop {
             clients: BTreeMap::new(),
             streams: BTreeMap::new(),
             refusals: Refusals::default(),
-            events,
-            dial_root,
+            events: routes.events.clone(),
+            routes,
+            changes,
         }
     }
 
@@ -102,6 +111,7 @@ impl EventLoop {
                 self.core.handle_disconnected(now, Peer::Child(connection));
                 self.children.remove(&connection);
             }
+            Event::Ballot(from, ballot) => self.core.handle_ballot(now, from, ballot),
             Event::Refused(refusal) => self.refusals.report(now, refusal),
             Event::Streams { host, job, link } => self.carry_from(host, job, *link),
             Event::StreamsDone(host, job) => self.core.handle_streams_done(now, job, host),
@@ -111,6 +121,15 @@ impl EventLoop {
                 if let Some(feed) = self.streams.get_mut(&job).and_then(|job| job.feed.take()) {
                     let _ = to.send(feed);
                 }
+            }
+            Event::Unfed(job, feed) => {
+                if let Some(streams) = self.streams.get_mut(&job) {
+                    streams.feed.get_or_insert(feed);
+                }
+            }
+            Event::ClientLost(client) => {
+                self.core.handle_client_lost(now, client);
+                self.clients.remove(&client);
             }
             Event::ClientGone(client) => {
                 self.core.handle_client_gone(now, client);
@@ -148,6 +167,11 @@ impl EventLoop {
             if let Some((step, outcome)) = self.processes.poll_done() {
                 self.core.handle_step_done(now(), step, Ok(outcome.into()));
             }
+            if let (Some(durable), Some(record)) =
+                (self.core.poll_record(), &mut self.changes.record)
+            {
+                record.write(durable);
+            }
             while let Some(transmit) = self.core.poll_transmit() {
                 self.send(transmit);
             }
@@ -167,6 +191,7 @@ impl EventLoop {
                     let _ = to.send(down);
                 }
             }
+            Transmit::Ballot(to, ballot) => self.routes.send_ballot(to, ballot),
         }
     }
 
@@ -189,6 +214,12 @@ impl EventLoop {
             Effect::Refused(host) => self.refusals.report(now(), Refusal::Connected(host)),
             // The root orders it in virtual time alone; a real daemon ends by a signal.
             Effect::Quit => {}
+            Effect::Seek(above) => drop(self.changes.above.send_replace(above)),
+            Effect::Root(root) => drop(self.changes.root.send_replace(root)),
+            Effect::Deposed => {
+                self.clients.clear();
+                self.streams.clear();
+            }
         }
     }
 
@@ -215,14 +246,15 @@ impl EventLoop {
         let Some(to) = self.clients.get(&client) else { return };
         match reply {
             Reply::Accepted(job) => {
-                let (feed, input) = mpsc::channel(streams::QUEUE);
-                let (output, feed, input) = (to.clone(), Some(feed), Some(input));
-                self.streams.insert(*job, JobStreams { output, feed, input });
+                let to = to.clone();
+                let _ = self.streams_of(*job).front.send_replace(Some(to));
             }
             Reply::Over(over) => drop(self.streams.remove(&over.job)),
             _ => {}
         }
-        post(to, Frame::message(reply));
+        if let Some(to) = self.clients.get(&client) {
+            post(to, Frame::message(reply));
+        }
     }
 
     /// Describes what this daemon waits for.
@@ -246,37 +278,22 @@ impl EventLoop {
         self.processes.is_empty()
     }
 
-    /// Returns the ends of a job's streams, on the root: the output, and the input for the host of rank 0.
-    fn ends_of(
-        &mut self,
-        job: JobId,
-        host: u16,
-    ) -> Option<(mpsc::Sender<Frame>, Option<mpsc::Receiver<Frame>>)> {
-        let has_rank_0 = self.core.host_of(job, 0) == Some(host);
-        let streams = self.streams.get_mut(&job)?;
-        let input = if has_rank_0 { streams.input.take() } else { None };
-        Some((streams.output.clone(), input))
+    /// Returns the streams of a job, on the root.
+    fn streams_of(&mut self, job: JobId) -> &mut JobStreams {
+        self.streams.entry(job).or_insert_with(|| {
+            let (feed, input) = mpsc::channel(streams::QUEUE);
+            let (front, output) = watch::channel(None);
+            let output = Outlet::new(output);
+            JobStreams { front, output, feed: Some(feed), input: Some(input) }
+        })
     }
 
     /// Starts the tasks that carry the streams of a job's ranks here.
-    fn carry(&mut self, job: JobId, opened: Vec<Opened>) {
+    fn carry(&self, job: JobId, opened: Vec<Opened>) {
         let (output, from_ranks) = mpsc::channel(streams::QUEUE);
-        let (mut input, host) = (None, self.host);
-        if self.core.is_root() {
-            let Some((reply, from_front)) = self.ends_of(job, host) else { return };
-            input = from_front;
-            let (events, mut from_ranks) = (self.events.clone(), from_ranks);
-            tokio::spawn(async move {
-                while let Some(frame) = from_ranks.recv().await {
-                    let _ = reply.send(frame).await;
-                }
-                let _ = events.send(Event::StreamsDone(host, job));
-            });
-        } else {
-            let (to_rank, from_root) = mpsc::channel(streams::QUEUE);
-            input.replace(from_root);
-            (self.dial_root)(job, from_ranks, to_rank);
-        }
+        let (to_rank, input) = mpsc::channel(streams::QUEUE);
+        let mut input = Some(input);
+        self.routes.carry(job, from_ranks, to_rank);
         for opened in opened {
             let own = if opened.rank == 0 { input.take() } else { None };
             streams::carry(opened, &output, own);
@@ -289,7 +306,10 @@ impl EventLoop {
         if ranks.is_empty() {
             return;
         }
-        let Some(ends) = self.ends_of(job, host) else { return };
+        let has_rank_0 = ranks.contains(&0);
+        let streams = self.streams_of(job);
+        let input = if has_rank_0 { streams.input.take() } else { None };
+        let ends = (streams.output.clone(), input);
         let events = self.events.clone();
         tokio::spawn(async move {
             streams::at_root(link, &ranks, ends).await;

@@ -3,13 +3,17 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use bytes::BytesMut;
+use midplane_simhw::time::Instant;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 
+use super::clock::now;
 use super::link::{Frame, Receiver, Sender, Stream};
 
 /// Files for the standard streams of a rank that was started.
@@ -77,35 +81,73 @@ pub(super) fn carry(
     }
 }
 
-/// Carries a job's streams over a link to the root.
+/// The way from the root to a job's front end, which may change.
+#[derive(Clone)]
+pub(super) struct Outlet {
+    front: watch::Receiver<Option<mpsc::Sender<Frame>>>,
+    /// Until then, output waits for a front end.
+    waits_until: Instant,
+}
+
+/// Time in which a front end finds a new root.
+const FRONT_WAIT: Duration = Duration::from_secs(5);
+
+impl Outlet {
+    pub(super) fn new(front: watch::Receiver<Option<mpsc::Sender<Frame>>>) -> Self {
+        Self { front, waits_until: now() + FRONT_WAIT }
+    }
+
+    /// Sends a frame to the front end; drops it if there is none.
+    async fn send(&mut self, frame: Frame) {
+        let left = Duration::from_nanos(self.waits_until.nanos_since(now()));
+        let front = match timeout(left, self.front.wait_for(Option::is_some)).await {
+            Ok(Ok(front)) => front.clone(),
+            _ => None,
+        };
+        if let Some(front) = front {
+            let _ = front.send(frame).await;
+        }
+    }
+}
+
+/// Carries a job's streams over a link to the root. Returns true if all output is sent and closed, false if the link has
+/// ended before; what was under way on it is lost.
 pub(super) async fn to_root(
     (mut sender, mut receiver): (Sender, Receiver),
     output: &mut mpsc::Receiver<Frame>,
-    input: mpsc::Sender<Frame>,
-) {
-    let reading = tokio::spawn(async move {
-        // A message among them says that this was all.
-        while let Ok(Some(frame @ Frame::Data { .. })) = receiver.receive().await {
-            if input.send(frame).await.is_err() {
-                break;
+    input: &mut Option<mpsc::Sender<Frame>>,
+) -> bool {
+    let reading = async {
+        while let Ok(Some(frame)) = receiver.receive().await {
+            // A message among them says that this was all.
+            let is_data = matches!(frame, Frame::Data { .. });
+            let to = input.take().filter(|_| is_data);
+            if let Some(to) = to
+                && to.send(frame).await.is_ok()
+            {
+                *input = Some(to);
             }
         }
-        drop(input);
-        while let Ok(Some(_)) = receiver.receive().await {}
-    });
-    let mut there = true;
-    while let Some(frame) = output.recv().await {
-        there = there && sender.send(&frame).await.is_ok();
+    };
+    let writing = async {
+        while let Some(frame) = output.recv().await {
+            if sender.send(&frame).await.is_err() {
+                return false;
+            }
+        }
+        true
+    };
+    tokio::select! {
+        () = reading => false,
+        is_done = writing => is_done,
     }
-    drop(sender);
-    reading.abort();
 }
 
 /// Carries a job's streams at the root, from the link of the host of these ranks to the front end and back.
 pub(super) async fn at_root(
     (mut sender, mut receiver): (Sender, Receiver),
     ranks: &BTreeSet<u16>,
-    (output, input): (mpsc::Sender<Frame>, Option<mpsc::Receiver<Frame>>),
+    (mut output, input): (Outlet, Option<mpsc::Receiver<Frame>>),
 ) {
     let writing = tokio::spawn(async move {
         let Some(mut input) = input else { return std::future::pending().await };
@@ -122,7 +164,7 @@ pub(super) async fn at_root(
     while let Ok(Some(frame)) = receiver.receive().await {
         // Nothing else comes on it, and no other host's ranks.
         if matches!(&frame, Frame::Data { rank, .. } if ranks.contains(rank)) {
-            let _ = output.send(frame).await;
+            output.send(frame).await;
         }
     }
     writing.abort();

@@ -1,15 +1,15 @@
 //! A node's own part of an order, as steps that its shell carries out one after the other.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
-use super::message::Cluster;
+use super::message::{Cluster, Held, Inventory, Pairs, RankEvent};
 use super::order::{Action, Launch, Outcome};
 use super::state_chunk::{RankState, StateChunk};
 use crate::context::ChannelContext;
-use crate::names::JobId;
+use crate::names::{Epoch, JobId};
 
 /// A step of a node's own part of an order. It concerns the ranks of the jobs that are on this node.
 #[derive(Clone, Debug)]
@@ -75,14 +75,62 @@ struct UnderWay {
     shown: String,
 }
 
+/// Returns the steps of an action whose jobs are here.
+fn steps_of(action: Action) -> Vec<Step> {
+    let resumes = match &action {
+        Action::Freeze(jobs) | Action::Leave(jobs) => {
+            return vec![Step::Suspend(jobs.clone()), Step::Channels(action)];
+        }
+        Action::End(job) => return vec![Step::Kill(vec![*job]), Step::Close(vec![*job])],
+        Action::Run(run) | Action::Switch { run, .. } | Action::Join { run, .. } => {
+            run.iter().map(|(job, _)| *job).collect()
+        }
+        _ => Vec::new(),
+    };
+    let resumes = (!resumes.is_empty()).then_some(Step::Resume(resumes));
+    std::iter::once(Step::Channels(action)).chain(resumes).collect()
+}
+
+/// Where a job is once all steps are done.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Phase {
+    /// Suspended, and on no NIC.
+    Away,
+    /// Suspended and restored.
+    Restored,
+    /// Stopped in the middle of its slice, or at its end.
+    Frozen,
+    /// In its slice.
+    Active,
+}
+
+/// A job that has ranks here.
+#[derive(Debug)]
+struct Local {
+    phase: Phase,
+    /// True while its restored interfaces wait for [`Action::Join`].
+    is_moving: bool,
+    /// True if the root wants nothing of it any longer.
+    is_dropped: bool,
+    /// For a root that takes over.
+    held: Held,
+}
+
 /// Turns actions into steps.
+///
+/// A root that takes over does not know how far the last order came on each host. It stops all jobs and saves them, and an
+/// agent skips what is done here already.
 #[derive(Debug)]
 pub(super) struct Agent {
     host: u16,
     cluster: Cluster,
     has_channels: bool,
     /// Jobs that have ranks here, until they are closed.
-    jobs: BTreeSet<JobId>,
+    jobs: BTreeMap<JobId, Local>,
+    /// True if the root is lost, and what it has begun to stop is to run on.
+    is_orphan: bool,
+    /// True until the root has taken what is here into account. Until then its orders are not for this host.
+    is_joining: bool,
     /// States that ranks of jobs to be launched start from.
     states: BTreeMap<(JobId, u16), RankState>,
     /// The number of the order under way.
@@ -101,7 +149,9 @@ impl Agent {
             host,
             cluster,
             has_channels,
-            jobs: BTreeSet::new(),
+            jobs: BTreeMap::new(),
+            is_orphan: false,
+            is_joining: false,
             states: BTreeMap::new(),
             order: None,
             outcome: Outcome::default(),
@@ -120,23 +170,70 @@ impl Agent {
     /// Begins this node's part of an order.
     pub(super) fn begin(&mut self, number: u32, action: Action) {
         self.order = Some(number);
-        let is_here = action.jobs().any(|job| self.jobs.contains(&job));
-        let steps = match action {
-            Action::Launch(launch) => self.launch(launch),
-            _ if !is_here => Vec::new(),
-            Action::Freeze(ref jobs) | Action::Leave(ref jobs) => {
-                vec![Step::Suspend(jobs.clone()), Step::Channels(action)]
-            }
-            Action::Run(ref run)
-            | Action::Switch { ref run, .. }
-            | Action::Join { ref run, .. } => {
-                let resumes = Step::Resume(run.iter().map(|(job, _)| *job).collect());
-                vec![Step::Channels(action), resumes]
-            }
-            Action::End(job) => vec![Step::Kill(vec![job]), Step::Close(vec![job])],
-            _ => vec![Step::Channels(action)],
+        if self.is_joining {
+            return;
+        }
+        let steps = match self.own_part(action) {
+            None => Vec::new(),
+            Some(Action::Launch(launch)) => self.launch(launch),
+            Some(action) => steps_of(action),
         };
         self.add(steps);
+    }
+
+    /// Returns the part of an action that is to be done here, if any, and notes where its jobs will be.
+    fn own_part(&mut self, action: Action) -> Option<Action> {
+        use Phase::{Active, Away, Frozen, Restored};
+        let own = match action {
+            Action::Freeze(jobs) => Action::Freeze(self.bring(jobs, &[Active], Frozen)),
+            Action::Leave(jobs) => Action::Leave(self.bring(jobs, &[Active], Frozen)),
+            Action::Save(jobs) => Action::Save(self.bring(jobs, &[Frozen, Restored], Away)),
+            Action::Restore(jobs) => Action::Restore(self.bring(jobs, &[Away], Restored)),
+            Action::Run(run) => Action::Run(self.start(run)),
+            Action::Switch { stop, run } => {
+                let stop = self.bring(stop, &[Frozen, Restored], Away);
+                Action::Switch { stop, run: self.start(run) }
+            }
+            Action::Exchange { stop, away, start } => {
+                let stop = self.bring(stop, &[Frozen, Restored], Away);
+                for job in &away {
+                    self.jobs.entry(*job).and_modify(|local| local.held.is_away = true);
+                }
+                let away = away.into_iter().filter(|job| self.jobs.contains_key(job)).collect();
+                let start = self.bring(start, &[Away], Restored);
+                for job in &start {
+                    self.jobs.entry(*job).and_modify(|local| {
+                        local.is_moving = std::mem::take(&mut local.held.is_away);
+                    });
+                }
+                Action::Exchange { stop, away, start }
+            }
+            Action::Join { run, moved } => Action::Join { run: self.start(run), moved },
+            Action::End(job) | Action::Cut(job) if !self.jobs.contains_key(&job) => return None,
+            Action::Launch(_) | Action::End(_) | Action::Cut(_) | Action::Quit => action,
+        };
+        let is_here = own.jobs().next().is_some();
+        is_here.then_some(own)
+    }
+
+    /// Returns those of these jobs that are here in one of the phases `from`, and notes that they will be in `to`.
+    fn bring(&mut self, jobs: Vec<JobId>, from: &[Phase], to: Phase) -> Vec<JobId> {
+        let mut bring = |job: &JobId| {
+            let local = self.jobs.get_mut(job).filter(|local| from.contains(&local.phase));
+            local.map(|local| local.phase = to).is_some()
+        };
+        jobs.into_iter().filter(|job| bring(job)).collect()
+    }
+
+    /// Returns those of these jobs that are here and not active, and notes that they will be.
+    fn start(&mut self, run: Vec<(JobId, Epoch)>) -> Vec<(JobId, Epoch)> {
+        let mut start = |(job, epoch): &(JobId, Epoch)| {
+            let local = self.jobs.get_mut(job).filter(|local| local.phase != Phase::Active);
+            local.map(|local| {
+                (local.phase, local.held.epoch, local.is_moving) = (Phase::Active, *epoch, false);
+            })
+        };
+        run.into_iter().filter(|job| start(job).is_some()).collect()
     }
 
     /// Adds steps, without those of channels if ranks have none.
@@ -152,10 +249,13 @@ impl Agent {
         // Jobs are launched in the order of their numbers: an earlier one with states has ended before its launch.
         let later = self.states.split_off(&(JobId(job.0.saturating_add(1)), 0));
         let mut own = std::mem::replace(&mut self.states, later).split_off(&(job, 0));
-        if !self.cluster.places(&launch).iter().any(|place| place.node.0 == self.host) {
+        let is_here = self.cluster.places(&launch).iter().any(|place| place.node.0 == self.host);
+        if !is_here {
             return Vec::new();
         }
-        self.jobs.insert(job);
+        let held = Held { job, ..Held::default() };
+        self.jobs
+            .insert(job, Local { phase: Phase::Away, is_moving: false, is_dropped: false, held });
         let context = |state: &RankState| wire::decode_long(state.context()?).ok();
         let contexts = own.iter().filter_map(|((_, rank), of)| Some((*rank, context(of)?)));
         let open = Step::Open(launch.clone(), contexts.collect());
@@ -170,14 +270,85 @@ impl Agent {
         self.cut.clear();
         self.states.clear();
         if !self.jobs.is_empty() {
-            let jobs: Vec<JobId> = self.jobs.iter().copied().collect();
+            let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
             self.add([Step::Kill(jobs.clone()), Step::Close(jobs)]);
+        }
+    }
+
+    /// Keeps what runs here though the root is lost: completes the steps of its last order, and resumes what that has
+    /// stopped. No other order follows before there is a root again.
+    pub(super) fn orphan(&mut self) {
+        (self.order, self.outcome) = (None, Outcome::default());
+        (self.is_orphan, self.is_joining) = (true, false);
+        self.cut.clear();
+        self.states.clear();
+    }
+
+    /// Notes that there is a root again. Returns what is here.
+    pub(super) fn rejoin(&mut self, now: Instant) -> Inventory {
+        (self.is_orphan, self.is_joining) = (false, true);
+        if let Some(step) = &mut self.under_way {
+            step.began = now;
+        }
+        let held = |local: &Local| Held { is_broken: local.is_moving, ..local.held.clone() };
+        Inventory { host: self.host, jobs: self.jobs.values().map(held).collect() }
+    }
+
+    /// Resumes jobs that the lost root has stopped, in a new epoch.
+    fn thaw(&mut self) {
+        let frozen = self.jobs.values().filter(|local| local.phase == Phase::Frozen);
+        let run: Vec<_> = frozen.map(|local| (local.held.job, local.held.epoch.next())).collect();
+        if !run.is_empty() {
+            let run = self.start(run);
+            let jobs = run.iter().map(|(job, _)| *job).collect();
+            self.add([Step::Channels(Action::Run(run)), Step::Resume(jobs)]);
+        }
+    }
+
+    /// Notes a change of a rank here, for a root that takes over. Returns false if it is not the root's any longer.
+    pub(super) fn note(&mut self, job: JobId, rank: u16, event: &RankEvent) -> bool {
+        let Some(Local { held, is_dropped, .. }) = self.jobs.get_mut(&job) else { return true };
+        match event {
+            RankEvent::Ended(end) => held.ends.push((rank, *end)),
+            RankEvent::Able => held.able.push(rank),
+            RankEvent::Left => held.able.retain(|able| *able != rank),
+            RankEvent::BarrierIn(pairs) => held.inside.push((rank, pairs.clone())),
+            RankEvent::Aborted { code, message } => {
+                held.aborted.get_or_insert_with(|| (rank, *code, message.clone()));
+            }
+            RankEvent::Chunk(_) => {}
+        }
+        !*is_dropped
+    }
+
+    /// Notes that the ranks of a job leave a PMI barrier. Returns false if they have left it before.
+    pub(super) fn note_barrier_out(&mut self, job: JobId, number: u64, pairs: &Pairs) -> bool {
+        let local = self.jobs.get_mut(&job).filter(|local| local.held.barriers < number);
+        local
+            .map(|Local { held, .. }| {
+                (held.barriers, held.put) = (number, pairs.clone());
+                held.inside.clear();
+            })
+            .is_some()
+    }
+
+    /// Ends jobs that the root does not know, or has ended without this host. It orders what runs here from now on.
+    pub(super) fn drop_jobs(&mut self, jobs: &[JobId]) {
+        self.is_joining = false;
+        for job in jobs {
+            self.abandon(*job);
+            self.jobs.entry(*job).and_modify(|local| local.is_dropped = true);
+        }
+        let left: Vec<JobId> =
+            jobs.iter().copied().filter(|job| self.jobs.contains_key(job)).collect();
+        if !left.is_empty() {
+            self.add([Step::Kill(left.clone()), Step::Close(left)]);
         }
     }
 
     /// Ends a job at once if an order under way stops it: a channel to a node that is lost is never steady.
     pub(super) fn abandon(&mut self, job: JobId) {
-        if !self.jobs.contains(&job) {
+        if !self.jobs.contains_key(&job) {
             return;
         }
         let stops = |action: &Action| match action {
@@ -198,14 +369,14 @@ impl Agent {
     pub(super) fn stop_began(&self) -> Option<Instant> {
         let is_stop =
             |step: &&UnderWay| matches!(step.action, Some(Action::Freeze(_) | Action::Leave(_)));
-        self.under_way.as_ref().filter(is_stop).map(|step| step.began)
+        self.under_way.as_ref().filter(|_| !self.is_orphan).filter(is_stop).map(|step| step.began)
     }
 
     /// Gives up jobs whose channels are not steady after a long time, and reports that they have failed.
     pub(super) fn give_up_stop(&mut self) {
         let action = self.under_way.as_ref().and_then(|step| step.action.as_ref());
         let jobs: Vec<JobId> = action.into_iter().flat_map(Action::jobs).collect();
-        for job in jobs.into_iter().filter(|job| self.jobs.contains(job)).collect::<Vec<_>>() {
+        for job in jobs.into_iter().filter(|job| self.jobs.contains_key(job)).collect::<Vec<_>>() {
             self.abandon(job);
             let why = "its channels do not become steady".to_owned();
             self.outcome.failed.push((job, self.host, why));
@@ -216,6 +387,9 @@ impl Agent {
     pub(super) fn poll_step(&mut self, now: Instant) -> Option<(u64, Step)> {
         if self.under_way.is_some() {
             return None;
+        }
+        if self.is_orphan && self.steps.is_empty() {
+            self.thaw();
         }
         let step = self.steps.pop_front()?;
         let number = self.next_step;
@@ -242,11 +416,11 @@ impl Agent {
             }
             // The channel that failed is not known: no job of this node can continue.
             Err(why) => {
-                let failed = self.jobs.iter().map(|job| (*job, self.host, why.clone()));
+                let failed = self.jobs.keys().map(|job| (*job, self.host, why.clone()));
                 self.outcome.failed.extend(failed);
             }
         }
-        self.jobs.retain(|job| !step.ends.contains(job));
+        self.jobs.retain(|job, _| !step.ends.contains(job));
     }
 
     /// Takes the contexts of a cut.
@@ -275,7 +449,8 @@ impl Agent {
 
     /// Describes the step under way.
     pub(super) fn explain(&self) -> String {
-        let Self { order, jobs, under_way, steps, .. } = self;
+        let Self { order, under_way, steps, .. } = self;
+        let jobs = self.jobs.keys();
         let next: Vec<String> = steps.iter().map(Step::shown).collect();
         let under_way = under_way.as_ref().map(|step| &step.shown);
         format!("order {order:?}: step {under_way:?}, then {next:?}; jobs here: {jobs:?}")

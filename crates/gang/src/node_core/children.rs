@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-use super::message::{Down, Up};
+use super::election::Turn;
+use super::message::{Down, Inventory, Up};
 use super::{Effect, NodeCore, Peer, Transmit};
 
 /// A connected child.
@@ -20,7 +21,11 @@ pub(super) struct Child {
 impl NodeCore {
     /// Takes the connection of a daemon that is `host`, which is below this one in the tree. If the host is connected
     /// already, the new connection is refused; a host that is silent is lost in time, and admitted when it tries again.
+    /// A daemon that has no root admits none.
     pub(crate) fn handle_child(&mut self, now: Instant, host: u16, connection: u64) {
+        if !self.admits(host) {
+            return self.effects.push_back(Effect::Disconnect(Peer::Child(connection)));
+        }
         if self.children.contains_key(&host) {
             self.effects.push_back(Effect::Disconnect(Peer::Child(connection)));
             self.effects.push_back(Effect::Refused(host));
@@ -30,6 +35,7 @@ impl NodeCore {
         self.relay.adopt(host);
         let child = Child { connection, hosts: BTreeSet::new(), heard: now };
         self.children.insert(host, child);
+        self.welcome(host);
         self.settle(now);
     }
 
@@ -46,19 +52,29 @@ impl NodeCore {
                 return;
             }
             Up::Present => return,
+            // Where every host can be the root, one joins with what it runs.
+            Up::Here(_) if self.election.is_some() => return,
             Up::Here(hosts) => {
                 hosts.retain(|other| tree.is_within(*other, host));
-                child.hosts.extend(&*hosts);
-                // A host that is here now is no longer where it was, though that may not be known there yet.
-                let others = self.children.iter_mut().filter(|(other, _)| **other != host);
-                others.for_each(|(_, other)| other.hosts.retain(|of| !hosts.contains(of)));
+                let hosts = hosts.clone();
+                self.note_below(host, &hosts);
             }
+            Up::Joined(Inventory { host: other, .. }) | Up::Holds { host: other, .. }
+                if !tree.is_within(*other, host) =>
+            {
+                return;
+            }
+            Up::Joined(Inventory { host: other, .. }) => {
+                let other = *other;
+                self.note_below(host, &[other]);
+            }
+            Up::Holds { .. } => {}
             Up::Gone(hosts) => {
                 hosts.retain(|other| child.hosts.remove(other));
                 self.order_began = now;
             }
             Up::Rank { job, rank, .. } => {
-                let its = self.manager.as_ref().and_then(|manager| manager.host_of(*job, *rank));
+                let its = self.host_of(*job, *rank);
                 if its.is_some_and(|its| !tree.is_within(its, host)) {
                     return;
                 }
@@ -68,8 +84,23 @@ impl NodeCore {
         self.settle(now);
     }
 
+    /// Notes the hosts below a child. They are no longer where they were, though that may not be known there yet.
+    fn note_below(&mut self, host: u16, hosts: &[u16]) {
+        for (at, child) in &mut self.children {
+            child.hosts.retain(|of| !hosts.contains(of));
+            if *at == host {
+                child.hosts.extend(hosts);
+            }
+        }
+    }
+
     /// Takes the connection to the parent.
     pub(crate) fn handle_parent(&mut self, now: Instant) {
+        self.has_dialled = true;
+        if self.election.is_some() {
+            // It may not admit this daemon.
+            return;
+        }
         self.begin_beating(now);
         self.parent_heard = Some(now);
         let below = self.children.values().flat_map(|child| child.hosts.iter().copied());
@@ -80,6 +111,10 @@ impl NodeCore {
 
     /// Takes a message of the parent.
     pub(crate) fn handle_down(&mut self, now: Instant, down: Down) {
+        if let Down::Welcome { root, position, table } = down {
+            self.welcomed(now, root, (position, table));
+            return self.settle(now);
+        }
         let Some(heard) = &mut self.parent_heard else { return };
         *heard = now;
         match down {
@@ -88,10 +123,12 @@ impl NodeCore {
             | Down::Resize { .. }
             | Down::Say(..)
             | Down::BarrierOut(..)
-            | Down::Abandon(_) => self.everywhere(now, down),
+            | Down::Abandon(_)
+            | Down::Drop { .. } => self.everywhere(now, down),
+            Down::Change(position, change) => self.take_change(now, position, change),
             Down::Chunk { host, job, rank, chunk } => self.forward_chunk(host, (job, rank), chunk),
-            Down::Cut => self.lose_parent(),
-            Down::Present => {}
+            Down::Cut => self.lose_parent(now),
+            Down::Present | Down::Welcome { .. } => {}
         }
         self.settle(now);
     }
@@ -99,8 +136,8 @@ impl NodeCore {
     /// Takes the end of a connection.
     pub(crate) fn handle_disconnected(&mut self, now: Instant, peer: Peer) {
         match peer {
-            Peer::Parent if self.parent_heard.is_some() => self.lose_parent(),
-            Peer::Parent => {}
+            Peer::Parent if self.parent_heard.is_some() => self.lose_parent(now),
+            Peer::Parent => self.has_dialled = false,
             Peer::Child(connection) => {
                 if let Some(host) = self.child_of(connection) {
                     self.lose_child(now, host);
@@ -131,12 +168,24 @@ impl NodeCore {
         self.transmits.extend(all.map(|connection| Transmit::Down(connection, down.clone())));
     }
 
-    /// Ends everything that runs on this node and below: without a way to the root, no other host counts on it.
-    fn lose_parent(&mut self) {
-        self.parent_heard = None;
+    /// Has no root from now on. Where only host 0 can be the root, ends everything that runs on this node and below:
+    /// without a way to the root, no other host counts on it.
+    fn lose_parent(&mut self, now: Instant) {
+        if self.election.is_some() {
+            return self.elect(now, |election, own| {
+                election.seek(now, own);
+                Some(Turn::Seek)
+            });
+        }
+        self.detach();
+        self.agent.clear();
+    }
+
+    /// Ends the connections with the parent and the children, and gives up the order under way.
+    pub(super) fn detach(&mut self) {
+        (self.parent_heard, self.has_dialled) = (None, false);
         self.effects.push_back(Effect::Disconnect(Peer::Parent));
         self.relay.clear();
-        self.agent.clear();
         for host in self.children.keys().copied().collect::<Vec<_>>() {
             self.cut_child(host);
         }
@@ -172,7 +221,7 @@ impl NodeCore {
             self.lose_child(now, host);
         }
         if self.parent_heard.is_some_and(|heard| is_late(heard, patience)) {
-            self.lose_parent();
+            self.lose_parent(now);
         }
     }
 
@@ -192,7 +241,7 @@ impl NodeCore {
         self.parent_heard.is_some() || !self.children.is_empty()
     }
 
-    fn begin_beating(&mut self, now: Instant) {
+    pub(super) fn begin_beating(&mut self, now: Instant) {
         if !self.has_peers() {
             self.beat_at = now + self.config.patience / 4;
         }

@@ -4,22 +4,26 @@ mod barrier;
 mod checking;
 mod listing;
 mod saving;
+mod takeover;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
 use super::message::{ClientId, Cluster, End, Over, Pairs, Program, RankEvent, Reply};
+use super::replica::{Change, MOST_BYTES, Stage, bytes_of};
 use crate::channel::geometry::Geometry;
 use crate::names::JobId;
-use crate::node_core::order::{Action, Order, Outcome};
+use crate::node_core::order::{Action, Launch, Order, Outcome};
 use crate::schedule::{AdmitError, Policy, Request};
 use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
 use barrier::Barrier;
 use checking::{Checks, Purpose};
 use saving::Saves;
 pub(crate) use saving::{Read, Write};
+use takeover::Takeover;
 
 /// Number of switches that are remembered.
 const REMEMBERED: usize = 4096;
@@ -30,11 +34,13 @@ const LINGER: Duration = Duration::from_secs(2);
 /// A job, and the front end that started it.
 #[derive(Debug)]
 struct Job {
-    client: ClientId,
-    /// Its first slot, and the one after its last.
-    slots: (u16, u16),
+    /// `None` while its front end has not found this root.
+    client: Option<ClientId>,
+    launch: Launch,
     weight: u8,
-    program: Program,
+    stage: Stage,
+    /// True if its ranks start from states that the root has.
+    is_restored: bool,
     /// The host of each rank.
     hosts: Vec<u16>,
     ends: Vec<Option<End>>,
@@ -47,6 +53,8 @@ struct Job {
     linger_until: Option<Instant>,
     why: Option<String>,
     admitted_at: Instant,
+    /// Its age when this root took over.
+    earlier: Duration,
     ran: Duration,
     runs_since: Option<Instant>,
     preemptions: u32,
@@ -59,6 +67,10 @@ struct Job {
 }
 
 impl Job {
+    fn age(&self, now: Instant) -> Duration {
+        self.earlier + Duration::from_nanos(now.nanos_since(self.admitted_at))
+    }
+
     fn ran(&self, now: Instant) -> Duration {
         let since = |began| Duration::from_nanos(now.nanos_since(began));
         self.ran + self.runs_since.map_or(Duration::ZERO, since)
@@ -79,8 +91,8 @@ pub(super) struct News {
     pub(super) go: Vec<JobId>,
     /// Jobs of which a host is lost.
     pub(super) abandoned: Vec<JobId>,
-    /// Jobs whose ranks leave the PMI barrier, with what they have put.
-    pub(super) barriers: Vec<(JobId, Pairs)>,
+    /// Jobs whose ranks leave the PMI barrier of a number, with what they have put.
+    pub(super) barriers: Vec<(JobId, u64, Pairs)>,
 }
 
 /// Configuration of the root.
@@ -100,6 +112,12 @@ pub(crate) struct RootConfig {
     pub(crate) has_streams: bool,
 }
 
+impl fmt::Debug for RootConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RootConfig").field("scheduler", &self.scheduler).finish_non_exhaustive()
+    }
+}
+
 /// Whether all daemons are to end.
 #[derive(Clone, Copy, Debug)]
 enum Quitting {
@@ -111,7 +129,20 @@ enum Quitting {
 /// The root's part.
 #[derive(Debug)]
 pub(crate) struct JobManager {
+    /// This host.
+    host: u16,
     scheduler_core: SchedulerCore,
+    /// Set while the daemons that may still run jobs join.
+    takeover: Option<Takeover>,
+    /// Changes for the other daemons; `None` if none of them can be the root.
+    changes: Option<VecDeque<Change>>,
+    /// The last jobs that have ended, for front ends that have lost their root.
+    over: VecDeque<Over>,
+    /// Number of changes so far, and of those that a majority holds.
+    recorded: u64,
+    committed: u64,
+    /// The job that the order under way launches.
+    launching: Option<JobId>,
     cluster: Cluster,
     geometry: Option<Geometry>,
     most_saved: u64,
@@ -131,15 +162,24 @@ pub(crate) struct JobManager {
     /// Jobs of which a host is lost.
     abandoned: Vec<JobId>,
     /// Jobs whose ranks have all entered the PMI barrier, with what they have put.
-    barriers: Vec<(JobId, Pairs)>,
-    replies: VecDeque<(ClientId, Reply)>,
+    barriers: Vec<(JobId, u64, Pairs)>,
+    /// Each follows a number of changes.
+    replies: VecDeque<(u64, ClientId, Reply)>,
 }
 
 impl JobManager {
+    /// Creates the root that is always host 0.
     pub(crate) fn new(cluster: Cluster, config: RootConfig) -> Self {
         let RootConfig { policy, scheduler, geometry, names, has_streams, .. } = config;
         Self {
+            host: 0,
             scheduler_core: SchedulerCore::new(policy, scheduler),
+            takeover: None,
+            changes: None,
+            over: VecDeque::new(),
+            recorded: 0,
+            committed: u64::MAX,
+            launching: None,
             cluster,
             geometry,
             most_saved: config.most_saved,
@@ -164,8 +204,9 @@ impl JobManager {
         self.names.get(usize::from(host)).map_or("?", |name| name)
     }
 
+    /// Replies to a front end, once a majority holds all changes so far.
     fn reply(&mut self, client: ClientId, reply: Reply) {
-        self.replies.push_back((client, reply));
+        self.replies.push_back((self.recorded, client, reply));
     }
 
     fn refuse(&mut self, client: ClientId, why: String) {
@@ -180,6 +221,17 @@ impl JobManager {
         (request, ranks): (Request, u16),
         program: Program,
     ) -> Option<JobId> {
+        self.admit(now, client, (request, ranks), (program, false))
+    }
+
+    /// Admits a job whose ranks may start from states that this root has.
+    fn admit(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        (request, ranks): (Request, u16),
+        (program, is_restored): (Program, bool),
+    ) -> Option<JobId> {
         let job = match self.scheduler_core.submit(request, ranks, program.clone()) {
             Ok(job) => job,
             Err(AdmitError::TooLarge { there, .. }) => {
@@ -191,23 +243,21 @@ impl JobManager {
                 return None;
             }
         };
-        let launch = &self.scheduler_core.jobs()[&job].launch;
-        let slots = (launch.first, launch.first + launch.nodes);
-        let places = self.cluster.places(launch);
+        let launch = self.scheduler_core.jobs()[&job].launch.clone();
+        let places = self.cluster.places(&launch);
         let hosts: Vec<u16> = places.iter().map(|place| place.node.0).collect();
-        if let Some(host) = hosts.iter().find(|host| !self.hosts.contains(host)) {
-            let why = format!("host {host} ({}) can't be reached", self.name(*host));
+        if let Some(why) = self.refusal(&launch, &hosts) {
             self.scheduler_core.end(now, job);
             self.refuse(client, why);
             return None;
         }
-        self.reply(client, Reply::Accepted(job));
         let open = if self.has_streams { hosts.iter().copied().collect() } else { BTreeSet::new() };
         let record = Job {
-            client,
-            slots,
+            client: Some(client),
+            launch,
             weight: request.weight,
-            program,
+            stage: Stage::Admitted,
+            is_restored,
             open,
             hosts,
             ends: vec![None; ranks.into()],
@@ -216,6 +266,7 @@ impl JobManager {
             linger_until: None,
             why: None,
             admitted_at: now,
+            earlier: Duration::ZERO,
             ran: Duration::ZERO,
             runs_since: None,
             preemptions: 0,
@@ -226,7 +277,24 @@ impl JobManager {
             saves: Saves::default(),
         };
         self.jobs.insert(job, record);
+        self.record(now, job);
+        self.reply(client, Reply::Accepted(job));
         Some(job)
+    }
+
+    /// Returns why a job can't be admitted on its hosts.
+    fn refusal(&self, launch: &Launch, hosts: &[u16]) -> Option<String> {
+        if let Some(host) = hosts.iter().find(|host| !self.hosts.contains(host)) {
+            return Some(format!("host {host} ({}) can't be reached", self.name(*host)));
+        }
+        let held: usize = self.jobs.values().map(|it| bytes_of(&it.launch)).sum();
+        let is_too_much = self.changes.is_some() && held + bytes_of(launch) > MOST_BYTES;
+        is_too_much.then(|| {
+            format!(
+                "the commands, environments and ranks of all jobs would take more than {MOST_BYTES} bytes of each \
+                 daemon: wait until other jobs have ended, or run this one with a smaller environment (env -i)"
+            )
+        })
     }
 
     /// Ends a job, with the reason, unless it has ended.
@@ -236,7 +304,11 @@ impl JobManager {
             if it.why.is_none() {
                 it.why = why;
             }
+            let is_new = std::mem::replace(&mut it.stage, Stage::Ending) != Stage::Ending;
             self.scheduler_core.end(now, job);
+            if is_new {
+                self.record(now, job);
+            }
         }
     }
 
@@ -248,9 +320,17 @@ impl JobManager {
         }
     }
 
+    /// Leaves the job of a front end without one until that is back, and gives up saving for it.
+    pub(super) fn handle_client_lost(&mut self, client: ClientId) {
+        self.give_up_saving(client);
+        for it in self.jobs.values_mut() {
+            it.client.take_if(|own| *own == client);
+        }
+    }
+
     /// Returns the job that a front end has started.
     pub(super) fn job_of(&self, client: ClientId) -> Option<JobId> {
-        self.jobs.iter().find(|(_, job)| job.client == client).map(|(job, _)| *job)
+        self.jobs.iter().find(|(_, job)| job.client == Some(client)).map(|(job, _)| *job)
     }
 
     pub(super) fn has(&self, job: JobId) -> bool {
@@ -306,8 +386,21 @@ impl JobManager {
         let Some(it) = self.jobs.get_mut(&job) else { return false };
         let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return false };
         slot.get_or_insert(end);
+        if self.takeover.is_some() {
+            return false;
+        }
+        self.judge(now, job, (rank, end));
+        self.check_barrier(now, job);
+        let go = self.left(job, rank);
+        self.finish(now, job);
+        go
+    }
+
+    /// Ends a job of which a rank has ended, if it was the last one, or failed.
+    fn judge(&mut self, now: Instant, job: JobId, (rank, end): (u16, End)) {
+        let Some(it) = self.jobs.get(&job) else { return };
         let all = it.ends.iter().all(Option::is_some);
-        let failed = end != End::Exited(0) && !it.program.keep_going && it.ends.len() > 1;
+        let failed = end != End::Exited(0) && !it.launch.program.keep_going && it.ends.len() > 1;
         if all || failed {
             let host = it.hosts[usize::from(rank)];
             let what = match end {
@@ -319,10 +412,6 @@ impl JobManager {
                 .then(|| format!("rank {rank} on host {host} ({}) {what}", self.name(host)));
             self.end(now, job, why);
         }
-        self.check_barrier(now, job);
-        let go = self.left(job, rank);
-        self.finish(now, job);
-        go
     }
 
     /// Notes that hosts are connected. If one was, it has lost its connection meanwhile, and all that ran on it.
@@ -338,6 +427,10 @@ impl JobManager {
         self.has_lost_a_host |= !hosts.is_empty();
         for host in hosts {
             self.hosts.remove(host);
+            if let Some(takeover) = &mut self.takeover {
+                takeover.reported.remove(host);
+                continue;
+            }
             let why = format!("host {host} ({}) is gone", self.name(*host));
             for job in self.jobs.keys().copied().collect::<Vec<_>>() {
                 let it = self.jobs.get_mut(&job).expect("its key was just read");
@@ -359,7 +452,7 @@ impl JobManager {
 
     /// Wakes a job for which input has arrived, if its program asks for that.
     pub(super) fn arrived(&mut self, job: JobId) {
-        if self.jobs.get(&job).is_some_and(|it| it.program.woken) {
+        if self.jobs.get(&job).is_some_and(|it| it.launch.program.woken) {
             self.scheduler_core.wake(job);
         }
     }
@@ -383,6 +476,9 @@ impl JobManager {
 
     /// Returns the next order, if it is time for one.
     pub(super) fn poll_order(&mut self, now: Instant) -> Option<Order> {
+        if self.waits_for_majority() {
+            return None;
+        }
         let action = match (self.scheduler_core.poll_order(now), self.quitting) {
             (Some(action), _) => action,
             (None, Quitting::Due) if self.scheduler_core.is_idle() => {
@@ -395,6 +491,7 @@ impl JobManager {
             && let Some(it) = self.jobs.get_mut(&launch.job)
         {
             it.is_launched = true;
+            self.launching = Some(launch.job);
         }
         self.next_order += 1;
         Some(Order { number: self.next_order, action })
@@ -411,6 +508,13 @@ impl JobManager {
         for (job, host, why) in &outcome.failed {
             let why = format!("host {host} ({}): {why}", self.name(*host));
             self.end(now, *job, Some(why));
+        }
+        let launched = self.launching.take();
+        if let Some((job, it)) = launched.and_then(|job| Some((job, self.jobs.get_mut(&job)?)))
+            && it.stage == Stage::Admitted
+        {
+            it.stage = Stage::Launched;
+            self.record(now, job);
         }
     }
 
@@ -486,8 +590,10 @@ impl JobManager {
     /// Returns when to call [`JobManager::handle_timeout`] and [`JobManager::poll_order`].
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let lingering = self.jobs.values().filter_map(|it| it.linger_until);
+        let takeover = self.takeover.as_ref().map(|takeover| takeover.until);
+        let next = self.scheduler_core.poll_timeout().filter(|_| !self.waits_for_majority());
         let check = self.next_check().map(|(_, at)| at);
-        lingering.chain(check).chain(self.scheduler_core.poll_timeout()).min()
+        lingering.chain(check).chain(next).chain(takeover).min()
     }
 
     /// Reports a job's end to its front end, once everything about it is known and its output has been received.
@@ -497,21 +603,29 @@ impl JobManager {
             return;
         }
         let Some(mut it) = self.jobs.remove(&job) else { return };
-        self.replies.extend(it.saves.job_ended(job));
+        if let Some((client, reply)) = it.saves.job_ended(job) {
+            self.reply(client, reply);
+        }
+        let seconds = it.age(now).as_secs_f64();
         let over = Over {
             job,
             ranks: it.hosts.iter().copied().zip(it.ends).collect(),
             why: it.why,
-            seconds: Duration::from_nanos(now.nanos_since(it.admitted_at)).as_secs_f64(),
+            seconds,
             run_seconds: it.ran.as_secs_f64(),
             preemptions: it.preemptions,
         };
-        self.reply(it.client, Reply::Over(over));
+        self.record_over(&over);
+        if let Some(client) = it.client {
+            self.reply(client, Reply::Over(over));
+        }
     }
 
     /// Returns the next reply to a front end.
     pub(super) fn poll_reply(&mut self) -> Option<(ClientId, Reply)> {
-        self.replies.pop_front()
+        let is_due = self.replies.front().is_some_and(|reply| reply.0 <= self.committed);
+        let (_, client, reply) = if is_due { self.replies.pop_front()? } else { return None };
+        Some((client, reply))
     }
 
     /// Returns the scheduler's core.

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::order::{Launch, Order, Outcome};
+use super::replica::{Change, Position, Table};
 use super::state_chunk::StateChunk;
-use crate::names::{ChannelAddress, ChannelId, JobId};
+use crate::names::{ChannelAddress, ChannelId, Epoch, JobId};
 use midplane_simhw::id::NodeId;
 
 /// A front end's connection.
@@ -136,6 +137,12 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// Returns whether another host can take over from the root: two hosts have no majority but both.
+    #[must_use]
+    pub(crate) const fn takes_over(&self) -> bool {
+        self.hosts > 2
+    }
+
     /// Returns the host of a slot.
     #[must_use]
     pub(crate) const fn host_of(&self, slot: u16) -> u16 {
@@ -172,6 +179,16 @@ pub enum Hello {
         /// The job.
         job: JobId,
     },
+    /// The connection carries the frames of a front end of the sender's host.
+    Front {
+        /// The sender's host.
+        host: u16,
+    },
+    /// A message about elections follows.
+    Ballot {
+        /// The sender's host.
+        host: u16,
+    },
 }
 
 /// Messages for all ranks of a job on their hosts.
@@ -183,8 +200,38 @@ pub(crate) enum Word {
     Go,
 }
 
+/// A job on a host whose root was lost.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Held {
+    pub(crate) job: JobId,
+    /// The last epoch in which it was started here.
+    pub(crate) epoch: Epoch,
+    /// True if its Virtual Interfaces are saved, and on no NIC.
+    pub(crate) is_away: bool,
+    /// True if the root was lost while the job's Virtual Interfaces moved: they can't be connected again.
+    pub(crate) is_broken: bool,
+    /// Ranks that can be saved.
+    pub(crate) able: Vec<u16>,
+    /// Ranks that have ended.
+    pub(crate) ends: Vec<(u16, End)>,
+    /// PMI barriers that its ranks have left, and what all ranks had put before the last one.
+    pub(crate) barriers: u64,
+    pub(crate) put: Pairs,
+    /// Ranks in the next PMI barrier, with what they have put.
+    pub(crate) inside: Vec<(u16, Pairs)>,
+    /// The rank that has aborted the job, with its exit code and message.
+    pub(crate) aborted: Option<(u16, i32, String)>,
+}
+
+/// What a host runs, for a root that takes over.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Inventory {
+    pub(crate) host: u16,
+    pub(crate) jobs: Vec<Held>,
+}
+
 /// Messages from a daemon to its children.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Down {
     /// An order, to be carried out and forwarded.
     Order(Order),
@@ -196,12 +243,18 @@ pub(crate) enum Down {
     Chunk { host: u16, job: JobId, rank: u16, chunk: StateChunk },
     /// A word for all ranks of a job.
     Say(JobId, Word),
-    /// All ranks of a job have entered the PMI barrier, with what they have put: they leave it.
-    BarrierOut(JobId, Pairs),
+    /// All ranks of a job have entered its PMI barrier of this number, with what they have put: they leave it.
+    BarrierOut(JobId, u64, Pairs),
     /// A host of a job is lost: its channels on the others may never be steady, and are closed at once.
     Abandon(JobId),
-    /// The receiver is no longer a child: it ends everything that it runs.
+    /// The receiver is no longer a child. Where only host 0 can be the root, it ends everything that it runs.
     Cut,
+    /// The receiver is admitted below the root of a term, whose table this is.
+    Welcome { root: u16, position: Position, table: Table },
+    /// The root's table has changed.
+    Change(Position, Change),
+    /// A host's inventory is taken into account. These jobs of it are not the root's: the host ends them.
+    Drop { host: u16, jobs: Vec<JobId> },
     /// The sender is alive.
     Present,
 }
@@ -217,6 +270,10 @@ pub(crate) enum Up {
     Here(Vec<u16>),
     /// These hosts are lost.
     Gone(Vec<u16>),
+    /// A host was admitted, and runs this.
+    Joined(Inventory),
+    /// A host holds the table of this position.
+    Holds { host: u16, position: Position },
     /// The sender is alive.
     Present,
 }
@@ -250,6 +307,8 @@ pub enum Request {
         /// What they run.
         program: Program,
     },
+    /// Makes this connection the front end of a job whose root was lost with the connection before.
+    Attach(JobId),
     /// Makes the rest of this connection the job's standard input.
     Feed(JobId),
     /// Signals this connection's job.
@@ -283,6 +342,9 @@ pub enum Request {
     },
     /// Asks for the last switches.
     Slices,
+    /// Ends a front end's connection that another daemon carries. If the connection ends without this, that daemon is lost,
+    /// and the front end's job goes on.
+    Leave,
 }
 
 /// Replies to front ends.
@@ -339,6 +401,8 @@ pub struct Over {
 pub struct Listing {
     /// For each host, whether it is connected.
     pub hosts: Vec<bool>,
+    /// The host that is the root.
+    pub root: u16,
     /// Ranks that run at once on a host.
     pub slots: u16,
     /// Milliseconds of a slice.

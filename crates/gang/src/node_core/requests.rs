@@ -3,12 +3,16 @@
 use midplane_simhw::time::Instant;
 
 use super::message::{ClientId, Down, Reply, Request, Word};
-use super::{Effect, NodeCore};
+use super::{Effect, JobManager, NodeCore};
 use crate::schedule;
 
 impl NodeCore {
-    /// Takes a request of a front end. [`Request::Feed`] is the shell's own.
+    /// Takes a request of a front end. [`Request::Feed`] and [`Request::Leave`] are the shell's
+    /// own.
     pub(crate) fn handle_request(&mut self, now: Instant, client: ClientId, request: Request) {
+        if self.manager.as_ref().is_some_and(JobManager::is_taking_over) {
+            return self.waiting.push_back((client, request));
+        }
         if let Some(reply) = self.answer(now, client, request) {
             self.effects.push_back(Effect::Reply(client, reply));
         }
@@ -18,7 +22,11 @@ impl NodeCore {
     /// Returns the reply, unless a reply follows later.
     fn answer(&mut self, now: Instant, client: ClientId, request: Request) -> Option<Reply> {
         let Some(manager) = &mut self.manager else {
-            let why = format!("this daemon is host {}: ask that of host 0", self.config.host);
+            let host = self.config.host;
+            let why = match self.election {
+                Some(_) => format!("host {host} is not the root any longer: ask again"),
+                None => format!("this daemon is host {host}: ask that of host 0"),
+            };
             return Some(Reply::Refused(why));
         };
         match request {
@@ -26,6 +34,7 @@ impl NodeCore {
                 let request = schedule::Request { nodes: ranks, weight };
                 manager.submit(now, client, (request, ranks), program);
             }
+            Request::Attach(job) => return manager.attach(client, job),
             Request::Signal(signal) => {
                 if let Some(job) = manager.job_of(client) {
                     manager.arrived(job);
@@ -60,7 +69,7 @@ impl NodeCore {
                 }
                 return Some(Reply::Done);
             }
-            Request::Feed(_) => {}
+            Request::Feed(_) | Request::Leave => {}
         }
         None
     }

@@ -5,8 +5,17 @@ mod cluster;
 mod network;
 mod node;
 mod scenario;
+mod takeover;
 
 use scenario::run;
+
+/// Returns the first seed and the number of seeds.
+fn seeds() -> (u64, u64) {
+    let number = |name, default| {
+        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    };
+    (number("GANG_SEED", 0), number("GANG_SEEDS", 10_000))
+}
 
 /// Seeds that failed once, or that are cheap to keep.
 #[test]
@@ -22,17 +31,41 @@ fn a_job_that_is_abandoned_elsewhere_leaves_others_to_be_stopped() {
     let _ = run(5039);
 }
 
+#[test]
+fn jobs_survive_their_root_at_the_pinned_seeds() {
+    for seed in 0..1_000 {
+        let _ = takeover::run_with_one_death(seed);
+    }
+}
+
+#[test]
+fn roots_that_die_return_and_are_cut_off_lose_no_job_at_the_pinned_seeds() {
+    for seed in 0..1_000 {
+        let _ = takeover::run(seed);
+    }
+}
+
 /// The number of seeds is `GANG_SEEDS`, from `GANG_SEED` on.
 #[test]
 #[ignore = "many seeds; a few seconds for ten thousand"]
 fn clusters_survive_their_faults() {
-    let number = |name, default| {
-        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-    };
-    let (first, count) = (number("GANG_SEED", 0_u64), number("GANG_SEEDS", 10_000_u64));
+    let (first, count) = seeds();
     let mut totals = scenario::Report::default();
     for seed in first..first + count {
         totals.add(&run(seed));
+    }
+    println!("{count} seeds from {first}: {totals:?}");
+}
+
+/// As [`clusters_survive_their_faults`].
+#[test]
+#[ignore = "many seeds; six minutes for ten thousand without optimisation"]
+fn roots_that_die_return_and_are_cut_off_lose_no_job() {
+    let (first, count) = seeds();
+    let mut totals = takeover::Report::default();
+    for seed in first..first + count {
+        totals.add(&takeover::run(seed));
+        totals.add(&takeover::run_with_one_death(seed));
     }
     println!("{count} seeds from {first}: {totals:?}");
 }

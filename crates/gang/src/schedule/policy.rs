@@ -40,6 +40,9 @@ pub trait Policy: Send {
     /// [`AdmitError`].
     fn admit(&mut self, job: JobId, request: Request) -> Result<Range<u16>, AdmitError>;
 
+    /// Takes over a job that another policy of the same kind has admitted on `nodes`.
+    fn readmit(&mut self, job: JobId, nodes: Range<u16>, weight: u8);
+
     /// Removes a job.
     fn remove(&mut self, job: JobId);
 

@@ -148,6 +148,15 @@ impl Policy for QueueTree {
         Ok(part.nodes.start..part.nodes.start + request.nodes)
     }
 
+    fn readmit(&mut self, job: JobId, nodes: Range<u16>, weight: u8) {
+        let fits =
+            |part: &&mut Part| part.nodes.start == nodes.start && part.nodes.len() >= nodes.len();
+        let part = self.parts.iter_mut().filter(fits).min_by_key(|part| part.nodes.len());
+        if let Some(part) = part {
+            part.round.push(job, weight);
+        }
+    }
+
     fn remove(&mut self, job: JobId) {
         let _ = self.parts.iter_mut().any(|part| part.round.remove(job));
     }
@@ -227,6 +236,19 @@ mod tests {
                 seen.extend(tree.turn());
             }
             prop_assert_eq!(seen.len(), jobs.len());
+        }
+    }
+
+    #[test]
+    fn jobs_that_another_tree_admitted_keep_their_nodes_and_their_turns() {
+        let mut tree = QueueTree::new(8, Placing::LeastLoaded);
+        let admitted = [8_u16, 4, 3, 1].map(|nodes| Request { nodes, weight: 1 });
+        let mut other = QueueTree::new(8, Placing::LeastLoaded);
+        for (job, request) in (1..).map(JobId).zip(admitted) {
+            other.readmit(job, tree.admit(job, request).unwrap(), 1);
+        }
+        for _ in 0..9 {
+            assert_eq!(other.turn(), tree.turn());
         }
     }
 

@@ -27,6 +27,10 @@ impl Policy for RoundRobin {
         Ok(0..request.nodes)
     }
 
+    fn readmit(&mut self, job: JobId, _: Range<u16>, weight: u8) {
+        self.round.push(job, weight);
+    }
+
     fn remove(&mut self, job: JobId) {
         self.round.remove(job);
     }

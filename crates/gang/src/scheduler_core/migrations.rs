@@ -63,6 +63,11 @@ impl Migrations {
         self.moved.take()
     }
 
+    /// Notes that a job's interfaces are on no NIC.
+    pub(super) fn note_away(&mut self, job: JobId) {
+        self.away.insert(job);
+    }
+
     /// Removes a job that has ended.
     pub(super) fn forget(&mut self, job: JobId) {
         self.away.remove(&job);

@@ -76,6 +76,8 @@ enum Up {
     Rank,
     Here(Vec<u16>),
     Gone(Vec<u16>),
+    /// A host, and its jobs.
+    Joined(u16, Vec<u32>),
 }
 
 /// A job of a rank on each host comes to its end.
@@ -121,7 +123,7 @@ pub(crate) fn another_host() {
     let link = runtime.block_on(async {
         let (mut sender, receiver) = dial(&root, 0, &credentials).await.unwrap();
         sender.send(&Frame::message(&Hello::Child { host: 2, cluster })).await.unwrap();
-        for up in [Up::Gone(vec![1]), Up::Here(vec![2, 1])] {
+        for up in [Up::Gone(vec![1]), Up::Joined(2, vec![]), Up::Joined(1, vec![])] {
             sender.send(&Frame::message(&up)).await.unwrap();
         }
         (sender, receiver)

@@ -14,6 +14,8 @@ mod mpi;
 #[cfg(target_os = "linux")]
 mod parts;
 #[cfg(target_os = "linux")]
+mod root;
+#[cfg(target_os = "linux")]
 mod saved;
 #[cfg(target_os = "linux")]
 mod stage;
@@ -98,6 +100,10 @@ const TESTS: &[choice::Scene] = &[
     ("a_job_that_is_deadlocked_or_has_terminated_is_listed_with_the_reason", stuck::is_listed),
     ("what_arrives_wakes_a_job", woken::by_input),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
+    ("another_host_takes_over_from_a_root_that_is_killed", root::takes_over),
+    ("messages_survive_the_root", root::messages_survive),
+    ("a_front_end_outlives_its_daemon", root::front_ends_outlive_their_daemon),
+    ("without_a_majority_requests_are_refused", root::no_majority),
     ("who_has_another_key_is_no_part_of_it", scenes::another_key),
     ("an_impostor_with_the_fabric_s_key_joins_nothing", keys::impostor),
     ("a_listed_host_can_t_speak_as_another", keys::another_host),

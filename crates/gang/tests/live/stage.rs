@@ -187,8 +187,13 @@ impl Stage {
 
     /// The same with a terminal, or one of a job that is woken by what arrives.
     pub(crate) fn front_as(&self, ranks: u16, how: &str, command: &[&str]) -> Command {
+        self.front_at(0, ranks, how, command)
+    }
+
+    /// The same, at the socket of a host.
+    pub(crate) fn front_at(&self, host: u16, ranks: u16, how: &str, command: &[&str]) -> Command {
         let mut front = itself();
-        front.arg("--front").arg(self.socket(0)).args([ranks.to_string().as_str(), how]);
+        front.arg("--front").arg(self.socket(host)).args([ranks.to_string().as_str(), how]);
         front.args(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         front
     }

@@ -26,16 +26,18 @@ pub struct DaemonOptions {
     /// This host's own key, and those of all hosts in their order. Only listed hosts are admitted, each as itself. A host
     /// also forwards the reports of the hosts below it in the tree.
     pub identity: Option<Identity>,
-    /// The socket that front ends of this host connect to.
+    /// The socket that front ends of this host connect to. Of three hosts or more, each daemon remembers its votes and the
+    /// jobs in a file beside it, with the ending `record`.
     pub socket: PathBuf,
-    /// Silence after which a daemon is lost. Also the time that a daemon gets for an order, for each level of the tree
+    /// Silence after which a daemon is lost; if it is the root of three hosts or more, another takes over within a second
+    /// more. Also the time that a daemon gets for an order, for each level of the tree
     /// below it; it gives up jobs whose channels are not steady after half of this.
     pub patience: Duration,
     /// NICs for the ranks' channels and Virtual Interfaces; `None` if ranks have none.
     pub fabric: Option<FabricOptions>,
     /// The way to suspend processes.
     pub freezer: Freezer,
-    /// Most bytes of ranks' states and channels' contexts that host 0 holds in memory: of all checkpoints that are yet
+    /// Most bytes of ranks' states and channels' contexts that the root holds in memory: of all checkpoints that are yet
     /// to be written, and of each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
     pub checkpoint_bytes: u64,
 }
@@ -100,6 +102,17 @@ pub enum StartError {
     #[error("{}: {error}", path.display())]
     Socket {
         /// The socket.
+        path: PathBuf,
+        /// The error of the system.
+        error: io::Error,
+    },
+    /// The file beside the socket that remembers jobs can't be read.
+    #[error(
+        "{}: {error}; it remembers the jobs of this daemon's cluster: remove it if no other daemon of the cluster runs",
+        path.display()
+    )]
+    Record {
+        /// The file.
         path: PathBuf,
         /// The error of the system.
         error: io::Error,

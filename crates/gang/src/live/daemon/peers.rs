@@ -4,28 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::sleep;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::{sleep, timeout};
 
 use super::super::event::Event;
-use super::super::link::{self, Credentials, Frame, Receiver, Sender};
+use super::super::link::{self, Frame, Receiver, Sender};
 use super::super::refusals::Refusal;
+use super::super::routes::Routes;
+use super::fronts;
 use crate::node_core::message::{Cluster, Down, Hello, Up};
-use crate::tree::Tree;
 
 /// Interval at which the daemons above are dialled again.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Connections that have not said yet who they are; further ones wait in the system.
 const STRANGERS: usize = 64;
 
-/// Takes other hosts' daemons that have a key for it, at `place`: this host, of this cluster.
-pub(super) async fn take(
-    listener: TcpListener,
-    credentials: Credentials,
-    place: (u16, Cluster),
-    events: mpsc::UnboundedSender<Event>,
-) {
-    let credentials = Arc::new(credentials);
+/// Takes other hosts' daemons of `cluster` that have a key for it.
+pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster) {
     let strangers = Arc::new(Semaphore::new(STRANGERS));
     let mut next = 0;
     loop {
@@ -35,44 +30,50 @@ pub(super) async fn take(
             continue;
         };
         next += 1;
-        let (connection, credentials, events) = (next, Arc::clone(&credentials), events.clone());
+        let (connection, routes) = (next, routes.clone());
         tokio::spawn(async move {
-            let admitted = admit(stream, &credentials, place, &events).await;
+            let admitted = admit(stream, &routes, cluster).await;
             drop(permit);
-            match admitted {
-                Some((Hello::Child { host, .. }, link)) => {
-                    serve_child((host, connection), link, &events).await;
-                }
-                Some((Hello::Streams { host, job }, link)) => {
+            let Some((hello, link)) = admitted else { return };
+            let events = &routes.events;
+            match hello {
+                Hello::Child { host, .. } => serve_child((host, connection), link, events).await,
+                Hello::Streams { host, job } => {
                     let _ = events.send(Event::Streams { host, job, link: Box::new(link) });
                 }
-                None => {}
+                Hello::Ballot { host } => {
+                    let (_, mut receiver) = link;
+                    if let Ok(Ok(Some(ballot))) = timeout(AGAIN, receiver.message()).await {
+                        let _ = events.send(Event::Ballot(host, ballot));
+                    }
+                }
+                // The front end looks for the root again if this is none any longer.
+                Hello::Front { .. } if *routes.root.borrow() != Some(routes.host) => {}
+                Hello::Front { .. } => fronts::serve_at_root(link, routes, true).await,
             }
         });
     }
 }
 
-/// Who dials, if it is the host that it says, of this cluster, and may say that here.
+/// Who dials, if it is the host that it says, of this cluster.
 async fn admit(
     stream: TcpStream,
-    credentials: &Credentials,
-    (own, cluster): (u16, Cluster),
-    events: &mpsc::UnboundedSender<Event>,
+    routes: &Routes,
+    cluster: Cluster,
 ) -> Option<(Hello, (Sender, Receiver))> {
+    let credentials = routes.credentials.as_ref()?;
     let (proven, hello, link) = link::accept::<Hello>(stream, credentials).await.ok()?;
     let (host, fits) = match hello {
-        Hello::Child { host, cluster: theirs } => {
-            let tree = Tree::new(cluster.hosts, cluster.arity);
-            // Somebody of another cluster, or another version, is no attempt.
-            (host, theirs == cluster && host != own && tree.is_within(host, own))
-        }
-        Hello::Streams { host, .. } => (host, own == 0),
+        // Somebody of another cluster, or another version, is no attempt.
+        Hello::Child { host, cluster: theirs } => (host, theirs == cluster),
+        Hello::Streams { host, .. } => (host, true),
+        Hello::Front { host } | Hello::Ballot { host } => (host, cluster.takes_over()),
     };
     if let Some(node) = proven.filter(|node| *node != host) {
-        let _ = events.send(Event::Refused(Refusal::Another { node, claims: host }));
+        let _ = routes.events.send(Event::Refused(Refusal::Another { node, claims: host }));
         return None;
     }
-    fits.then_some((hello, link))
+    (fits && host < cluster.hosts && host != routes.host).then_some((hello, link))
 }
 
 async fn serve_child(
@@ -106,47 +107,68 @@ async fn serve_child(
 
 /// Dials the daemons above in turn, until the nearest one that answers admits this daemon.
 pub(super) async fn stay_below(
-    addresses: Vec<String>,
-    credentials: Credentials,
-    (host, cluster): (u16, Cluster),
-    events: mpsc::UnboundedSender<Event>,
+    routes: Routes,
+    cluster: Cluster,
+    mut above: watch::Receiver<Vec<u16>>,
 ) {
-    let tree = Tree::new(cluster.hosts, cluster.arity);
-    let above: Vec<u16> =
-        std::iter::successors(tree.parent(host), |above| tree.parent(*above)).collect();
+    let mut changes = above.clone();
     loop {
-        for parent in &above {
-            let Some(address) = addresses.get(usize::from(*parent)) else { continue };
-            let dialed = link::dial(address, *parent, &credentials).await;
-            let Ok((mut sender, receiver)) = dialed else { continue };
-            let hello = Hello::Child { host, cluster };
-            if sender.send(&Frame::message(&hello)).await.is_ok() {
-                stay(sender, receiver, &events).await;
-                break;
+        let all = above.borrow_and_update().clone();
+        changes.mark_unchanged();
+        let stays = async {
+            for parent in &all {
+                let hello = Hello::Child { host: routes.host, cluster };
+                let Some(link) = routes.dial(*parent, hello).await else { continue };
+                // One that has no root admits none.
+                if stay(link, &routes.events).await {
+                    return sleep(AGAIN).await;
+                }
             }
+            match all.is_empty() {
+                true => std::future::pending().await,
+                false => sleep(AGAIN).await,
+            }
+        };
+        let is_over = tokio::select! {
+            () = stays => false,
+            changed = changes.changed() => changed.is_err(),
+        };
+        let _ = routes.events.send(Event::ParentLost);
+        if is_over {
+            return;
         }
-        sleep(AGAIN).await;
     }
 }
 
-/// Hears whoever is above, until that is gone.
-async fn stay(mut sender: Sender, mut receiver: Receiver, events: &mpsc::UnboundedSender<Event>) {
+/// Hears whoever is above, until that is gone or is to be left. Returns whether it has said anything.
+async fn stay(
+    (mut sender, mut receiver): (Sender, Receiver),
+    events: &mpsc::UnboundedSender<Event>,
+) -> bool {
     let (to, mut reports) = mpsc::unbounded_channel::<Up>();
     let _ = events.send(Event::Parent(to));
-    let writing = tokio::spawn(async move {
+    let mut was_admitted = false;
+    let writing = async {
         while let Some(up) = reports.recv().await {
             if sender.send(&Frame::message(&up)).await.is_err() {
                 return;
             }
         }
-    });
-    while let Ok(Some(down)) = receiver.message::<Down>().await {
-        let is_cut = down == Down::Cut;
-        let _ = events.send(Event::FromParent(down));
-        if is_cut {
-            break;
+    };
+    let reading = async {
+        while let Ok(Some(down)) = receiver.message::<Down>().await {
+            was_admitted = true;
+            let is_cut = down == Down::Cut;
+            let _ = events.send(Event::FromParent(down));
+            if is_cut {
+                return;
+            }
         }
+    };
+    tokio::select! {
+        () = reading => {}
+        () = writing => {}
     }
     let _ = events.send(Event::ParentLost);
-    writing.abort();
+    was_admitted
 }

@@ -6,7 +6,7 @@ use midplane_simhw::time::Instant;
 
 use super::JobManager;
 use crate::names::JobId;
-use crate::node_core::message::{End, Pairs};
+use crate::node_core::message::{End, Held, Pairs};
 
 /// Most bytes of the keys and values of a job, which are in one message to each host at worst.
 const MOST_BYTES: usize = 4 << 20;
@@ -16,6 +16,8 @@ const PAIR_BYTES: usize = 16;
 /// The ranks in the barrier, and what they have put.
 #[derive(Debug, Default)]
 pub(super) struct Barrier {
+    /// Number of barriers that all ranks have entered.
+    left: u64,
     inside: BTreeSet<u16>,
     pairs: Pairs,
     /// The length of each value of the job, by its key, and the bytes of all.
@@ -45,15 +47,53 @@ impl JobManager {
         else {
             return;
         };
-        if !it.barrier.enter(rank, pairs) {
+        let fits = it.barrier.enter(rank, pairs);
+        if self.takeover.is_some() {
+            return;
+        }
+        if !fits {
             let why = format!("its ranks have put more than {MOST_BYTES} bytes by PMI");
             return self.end(now, job, Some(why));
         }
+        self.leave_barrier(job);
+        self.check_barrier(now, job);
+    }
+
+    /// Lets all ranks leave the barrier if all have entered it.
+    fn leave_barrier(&mut self, job: JobId) {
+        let Some(it) = self.jobs.get_mut(&job) else { return };
         if it.barrier.inside.len() == it.ends.len() {
             it.barrier.inside.clear();
-            self.barriers.push((job, std::mem::take(&mut it.barrier.pairs)));
+            it.barrier.left += 1;
+            self.barriers.push((job, it.barrier.left, std::mem::take(&mut it.barrier.pairs)));
         }
+    }
+
+    /// Restores the barriers of a job that this root takes over, from what its hosts have reported. The lost root may have
+    /// let the ranks of some hosts leave the last one: the others leave it now.
+    pub(super) fn restore_barrier<'a>(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        reported: impl Iterator<Item = &'a Held> + Clone,
+    ) {
+        let Some(it) = self.jobs.get_mut(&job) else { return };
+        let last = reported.clone().max_by_key(|held| held.barriers);
+        let Some(Held { barriers: left, put, .. }) = last else { return };
+        it.barrier.left = *left;
+        if reported.clone().any(|held| held.barriers < *left) {
+            self.barriers.push((job, *left, put.clone()));
+        }
+        let inside = reported.clone().filter(|held| held.barriers == *left);
+        for (rank, pairs) in inside.flat_map(|held| &held.inside) {
+            self.barrier_in(now, job, *rank, pairs.clone());
+        }
+        // Ranks may have entered it since their host has joined.
+        self.leave_barrier(job);
         self.check_barrier(now, job);
+        for (rank, code, message) in reported.filter_map(|held| held.aborted.as_ref()) {
+            self.abort(now, job, *rank, (*code, message));
+        }
     }
 
     /// Ends a job of which a rank waits in the barrier for one that has ended.
@@ -78,6 +118,9 @@ impl JobManager {
         let Some(end) = it.ends.get_mut(usize::from(rank)) else { return };
         // Its process may be killed before it exits.
         end.get_or_insert(End::Exited(code));
+        if self.takeover.is_some() {
+            return;
+        }
         let message = message.trim_ascii();
         let why = match message.is_empty() {
             true => format!("rank {rank} aborted with code {code}"),

@@ -22,20 +22,21 @@ impl JobManager {
     pub(in crate::node_core) fn listing(&self, now: Instant) -> Listing {
         let line = |(job, it): (&JobId, &Job)| Line {
             job: *job,
-            slots: it.slots,
+            slots: (it.launch.first, it.launch.first + it.launch.nodes),
             weight: it.weight,
             runs: it.runs_since.is_some(),
             ended: it.ends.iter().flatten().count() as u16,
             preemptions: it.preemptions,
             stayed: it.stayed,
             why_stayed: it.why_stayed.clone(),
-            seconds: Duration::from_nanos(now.nanos_since(it.admitted_at)).as_secs_f64(),
+            seconds: it.age(now).as_secs_f64(),
             run_seconds: it.ran(now).as_secs_f64(),
-            command: it.program.shown(),
+            command: it.launch.program.shown(),
             stuck: it.checks.found().cloned(),
         };
         Listing {
             hosts: (0..self.cluster.hosts).map(|host| self.hosts.contains(&host)).collect(),
+            root: self.host,
             slots: self.cluster.slots,
             slice_ms: self.slice.as_secs_f64() * 1e3,
             switches: self.switch_count,

@@ -44,6 +44,11 @@ struct Wanted {
 }
 
 impl Saves {
+    /// Notes that a rank can be saved.
+    pub(super) fn note_able(&mut self, rank: u16) {
+        self.able.insert(rank);
+    }
+
     /// Notes that the job has Virtual Interfaces on a host while it is stopped.
     pub(super) fn has_interfaces(&mut self, host: u16) {
         self.interfaces = self.is_due.then_some(host);
@@ -92,7 +97,7 @@ impl Saves {
         if self.wanted.is_some() || self.is_void {
             return Some(format!("job {job} is being saved"));
         }
-        if it.program.to_json().is_none() {
+        if it.launch.program.to_json().is_none() {
             return Some(format!("job {job}: its command or its environment is no text"));
         }
         if let Some(rank) = self.left.first() {
@@ -137,7 +142,7 @@ impl JobManager {
     /// Notes that a rank can be saved.
     pub(super) fn able(&mut self, job: JobId, rank: u16) {
         if let Some(it) = self.jobs.get_mut(&job) {
-            it.saves.able.insert(rank);
+            it.saves.note_able(rank);
         }
     }
 
@@ -202,13 +207,17 @@ impl JobManager {
         if usize::from(rank) >= ranks || it.checks.add_chunk(rank, chunk) {
             return false;
         }
+        // The root that asked for it is lost.
+        if !it.saves.is_asked {
+            return chunk.kind == ChunkKind::State && chunk.is_last;
+        }
         if held > self.most_saved {
             let refused = it.saves.void(format!(
                 "job {job}: the state of its ranks and channels, with all else that is being saved, is more than the {} \
-                 bytes that host 0 may hold of checkpoints; start `midplane gang daemon` with a larger --checkpoint-mib",
+                 bytes that the root may hold of checkpoints; start `midplane gang daemon` with a larger --checkpoint-mib",
                 self.most_saved
             ));
-            self.replies.extend(refused);
+            self.replies.extend(refused.map(|(client, reply)| (self.recorded, client, reply)));
         }
         let empty = || StateChunk { bytes: Bytes::new(), ..chunk.clone() };
         let chunk = if it.saves.is_void { &empty() } else { chunk };
@@ -260,7 +269,7 @@ impl JobManager {
         };
         let processes: Vec<Vec<u8>> =
             states.values_mut().filter_map(RankState::take_state).collect();
-        let program = it.program.to_json()?;
+        let program = it.launch.program.to_json()?;
         wanted.saved = Some(Saved {
             job,
             ranks: processes.len() as u16,
@@ -318,7 +327,7 @@ impl JobManager {
         };
         let ranks = checkpoint.network.ranks.len() as u16;
         let request = Request { nodes: ranks, weight };
-        let job = self.submit(now, client, (request, ranks), program)?;
+        let job = self.admit(now, client, (request, ranks), (program, true))?;
         let hosts = self.jobs.get(&job)?.hosts.clone();
         let mut chunks = Vec::new();
         let saved = checkpoint.network.ranks.into_iter().zip(checkpoint.processes);

@@ -11,8 +11,10 @@ use super::node::{Member, Node, state_of};
 use crate::channel::geometry::Geometry;
 use crate::checkpoint::Checkpoint;
 use crate::names::JobId;
+use crate::node_core::election::Ballot;
 use crate::node_core::message::{self, Cluster as Shape, Program, RankEvent, Reply, Request, Word};
 use crate::node_core::order::Action;
+use crate::node_core::replica::Durable;
 use crate::node_core::state_chunk::{self, ChunkKind};
 use crate::node_core::{
     ClientId, Effect, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
@@ -33,8 +35,12 @@ pub(super) enum Event {
     Rank(u16, u32, Member, u32),
     Timeout(u16),
     Dial(u16),
-    Written(JobId),
-    Read(ClientId, Vec<u8>, u8),
+    /// A ballot of one host arrives at another.
+    Ballot(u16, u16, Ballot),
+    /// A front end looks for the root again.
+    Attach(ClientId),
+    Written(u16, JobId),
+    Read(u16, ClientId, Vec<u8>, u8),
     /// The scenario's own.
     Script(usize),
 }
@@ -44,7 +50,12 @@ pub(super) struct Host {
     pub(super) core: Option<NodeCore>,
     pub(super) node: Node,
     /// Grows with each crash.
-    incarnation: u32,
+    pub(super) incarnation: u32,
+    /// What the daemon has recorded, and outlives it.
+    durable: Durable,
+    /// The daemons that it dials, and how often it has in vain.
+    above: Vec<u16>,
+    dials: usize,
     /// The step under way, and its number. The next one cancels it.
     step: Option<(u64, Step)>,
     timeout_at: Option<Instant>,
@@ -57,8 +68,12 @@ pub(super) struct Client {
     pub(super) replies: Vec<Reply>,
     /// The root has crashed, or it has left.
     pub(super) is_gone: bool,
+    /// The root that it is connected with.
+    pub(super) root: Option<u16>,
+    /// Its job, once it was admitted.
+    pub(super) job: Option<JobId>,
     /// The hosts of its job.
-    hosts: BTreeSet<u16>,
+    pub(super) hosts: BTreeSet<u16>,
 }
 
 pub(super) struct Cluster {
@@ -66,6 +81,14 @@ pub(super) struct Cluster {
     pub(super) dice: Rng,
     pub(super) shape: Shape,
     config: SchedulerConfig,
+    /// True if every host can be the root.
+    takes_over: bool,
+    /// The host that has given orders in each term.
+    orders: BTreeMap<u32, u16>,
+    /// When a job was started or resumed last.
+    pub(super) resumed_at: Instant,
+    /// Hosts in another group can't be reached.
+    pub(super) groups: Vec<u8>,
     pub(super) hosts: Vec<Host>,
     pub(super) network: Network,
     pub(super) clients: BTreeMap<ClientId, Client>,
@@ -88,12 +111,16 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    pub(super) fn new(seed: u64, shape: Shape, config: SchedulerConfig) -> Self {
+    pub(super) fn new(seed: u64, shape: Shape, config: SchedulerConfig, takes_over: bool) -> Self {
         let mut cluster = Self {
             now: Instant::ZERO,
             dice: Rng::new(seed, "cluster"),
             shape,
             config,
+            takes_over,
+            orders: BTreeMap::new(),
+            resumed_at: Instant::ZERO,
+            groups: vec![0; shape.hosts.into()],
             hosts: Vec::new(),
             network: Network::default(),
             clients: BTreeMap::new(),
@@ -108,13 +135,20 @@ impl Cluster {
             sequence: 0,
             steps: 0,
         };
-        for host in 0..shape.hosts {
+        for _ in 0..shape.hosts {
             let node = Node::default();
-            let host_state =
-                Host { core: None, node, incarnation: 0, step: None, timeout_at: None };
-            cluster.hosts.push(host_state);
-            cluster.boot(host);
+            cluster.hosts.push(Host {
+                core: None,
+                node,
+                incarnation: 0,
+                durable: Durable::default(),
+                above: Vec::new(),
+                dials: 0,
+                step: None,
+                timeout_at: None,
+            });
         }
+        (0..shape.hosts).for_each(|host| cluster.boot(host));
         cluster
     }
 
@@ -152,10 +186,11 @@ impl Cluster {
 
     /// Starts a host's daemon.
     pub(super) fn boot(&mut self, host: u16) {
+        let (cluster, takes_over) = (self.shape, self.takes_over);
         let config =
-            NodeConfig { host, cluster: self.shape, patience: PATIENCE, has_channels: true };
+            NodeConfig { host, cluster, patience: PATIENCE, has_channels: true, takes_over };
         let slots = self.shape.hosts * self.shape.slots;
-        let root = (host == 0).then(|| RootConfig {
+        let root = (takes_over || host == 0).then(|| RootConfig {
             policy: Box::new(QueueTree::new(slots, Placing::LeastLoaded)),
             scheduler: self.config,
             geometry: Some(Geometry::PM),
@@ -164,9 +199,38 @@ impl Cluster {
             names: Vec::new(),
             has_streams: false,
         });
-        self.hosts[usize::from(host)].core = Some(NodeCore::new(config, root));
-        if host != 0 {
+        let it = &mut self.hosts[usize::from(host)];
+        it.core = Some(NodeCore::new(config, root, it.durable.clone()));
+        if !takes_over && host != 0 {
+            let tree = crate::tree::Tree::new(self.shape.hosts, self.shape.arity);
+            self.seek(host, tree.above(host).collect());
+        }
+        self.call(host, |core, now| core.handle_timeout(now));
+    }
+
+    /// Has a host dial these daemons.
+    fn seek(&mut self, host: u16, above: Vec<u16>) {
+        let it = &mut self.hosts[usize::from(host)];
+        (it.above, it.dials) = (above, 0);
+        if !self.hosts[usize::from(host)].above.is_empty() {
             self.at(Duration::ZERO, Event::Dial(host));
+        }
+    }
+
+    /// Returns the root of the latest term.
+    pub(super) fn root(&self) -> Option<u16> {
+        let term = |host: &u16| {
+            let core = self.hosts[usize::from(*host)].core.as_ref()?;
+            core.manager.is_some().then_some(core.durable.term)
+        };
+        let roots = (0..self.shape.hosts).filter(|host| term(host).is_some());
+        roots.max_by_key(|host| term(host))
+    }
+
+    /// Calls the root's core, if there is one.
+    pub(super) fn call_root(&mut self, input: impl FnOnce(&mut NodeCore, Instant)) {
+        if let Some(root) = self.root() {
+            self.call(root, input);
         }
     }
 
@@ -185,16 +249,49 @@ impl Cluster {
             }
             self.close(number, end);
         }
-        if host == 0 {
+        self.disconnect(host);
+    }
+
+    /// Disconnects the front ends of a root that is none any longer.
+    fn disconnect(&mut self, host: u16) {
+        if !self.takes_over && host == 0 {
             self.jobs.clear();
             self.stuck.clear();
-            self.clients.values_mut().for_each(|client| client.is_gone = true);
+        }
+        let mut lost = Vec::new();
+        for (number, client) in &mut self.clients {
+            if client.root.take_if(|root| *root == host).is_some() {
+                let is_over = client.replies.iter().any(|it| matches!(it, Reply::Over(_)));
+                client.is_gone |= !self.takes_over || client.job.is_none() && !is_over;
+                lost.push(*number);
+            }
+        }
+        lost.iter().for_each(|client| self.at(DIAL, Event::Attach(*client)));
+    }
+
+    /// Has a front end that has lost its root look for another.
+    fn attach(&mut self, client: ClientId) {
+        let root = self.root();
+        let it = self.clients.get_mut(&client).expect("it has sent a request");
+        let is_over = it.replies.iter().any(|it| matches!(it, Reply::Over(_)));
+        let Some(job) = it.job.filter(|_| !is_over && !it.is_gone && it.root.is_none()) else {
+            return;
+        };
+        match root {
+            Some(root) => {
+                it.root = Some(root);
+                self.call(root, |core, now| core.handle_request(now, client, Request::Attach(job)));
+            }
+            None => self.at(DIAL, Event::Attach(client)),
         }
     }
 
     /// Notes that the hosts whose way to the root leads over a host may be lost, and their jobs with them.
     fn suspect(&mut self, at: u16) {
         self.faults += 1;
+        if self.takes_over {
+            return;
+        }
         let above = |host: &u16| Some(self.network.connections[&self.network.above(*host)?].parent);
         let is_lost = |host: &u16| std::iter::successors(Some(*host), above).any(|host| host == at);
         let lost: BTreeSet<u16> = (0..self.shape.hosts).filter(is_lost).collect();
@@ -206,7 +303,8 @@ impl Cluster {
     }
 
     fn admitted(&mut self, client: ClientId, job: JobId) {
-        let core = self.hosts[0].core.as_ref().expect("it has just replied");
+        let root = self.root().expect("it has just replied");
+        let core = self.hosts[usize::from(root)].core.as_ref().expect("it is up");
         let hosts: BTreeSet<u16> = (0..).map_while(|rank| core.host_of(job, rank)).collect();
         let is_suspect = |host: &u16| self.suspect.get(host).is_some_and(|until| self.now < *until);
         // Of jobs that are stopped together, it is not known whose channel is stuck.
@@ -257,10 +355,18 @@ impl Cluster {
                 }
             }
             Event::Dial(host) => self.dial(host),
-            Event::Written(job) => self.call(0, |core, now| core.handle_written(now, job, Ok(()))),
-            Event::Read(client, folder, weight) => {
+            Event::Ballot(from, to, ballot) => {
+                if self.reaches(from, to) {
+                    self.call(to, |core, now| core.handle_ballot(now, from, ballot));
+                }
+            }
+            Event::Attach(client) => self.attach(client),
+            Event::Written(host, job) => {
+                self.call(host, |core, now| core.handle_written(now, job, Ok(())));
+            }
+            Event::Read(host, client, folder, weight) => {
                 let read = self.disk.get(&folder).cloned().ok_or_else(|| "nothing there".into());
-                self.call(0, |core, now| core.handle_read(now, Read { client, weight, read }));
+                self.call(host, |core, now| core.handle_read(now, Read { client, weight, read }));
             }
             Event::Script(_) => unreachable!("the script takes it"),
         }
@@ -292,16 +398,26 @@ impl Cluster {
         }
     }
 
-    /// Has an orphan dial the daemons above it, the nearest first.
+    /// Returns whether both hosts are up and reach each other.
+    fn reaches(&self, from: u16, to: u16) -> bool {
+        let is_up =
+            |at: u16| self.hosts[usize::from(at)].core.is_some() && !self.isolated.contains(&at);
+        is_up(from) && is_up(to) && self.groups[usize::from(from)] == self.groups[usize::from(to)]
+    }
+
+    /// Has an orphan dial the daemons above it, the nearest first; after each refusal, one that is a step higher.
     fn dial(&mut self, host: u16) {
-        let is_up = |at: u16| self.hosts[usize::from(at)].core.is_some();
-        if !is_up(host) || self.network.above(host).is_some() {
+        if self.hosts[usize::from(host)].core.is_none() || self.network.above(host).is_some() {
             return;
         }
-        let tree = crate::tree::Tree::new(self.shape.hosts, self.shape.arity);
-        let reaches = |at: &u16| is_up(*at) && !self.isolated.contains(at);
-        let mut above = std::iter::successors(tree.parent(host), |at| tree.parent(*at));
-        let parent = above.find(reaches).filter(|_| !self.isolated.contains(&host));
+        let it = &mut self.hosts[usize::from(host)];
+        it.dials += 1;
+        let it = &self.hosts[usize::from(host)];
+        if it.above.is_empty() {
+            return;
+        }
+        let first = if self.takes_over { (it.dials - 1) % it.above.len() } else { 0 };
+        let parent = it.above.iter().skip(first).copied().find(|at| self.reaches(host, *at));
         let Some(parent) = parent else { return self.at(DIAL, Event::Dial(host)) };
         let number = self.network.open(self.now, host, parent);
         let at = self.network.send(self.now, number, End::Parent, &mut self.dice);
@@ -317,6 +433,10 @@ impl Cluster {
         let Some(core) = &mut self.hosts[usize::from(host)].core else { return };
         input(core, self.now);
         loop {
+            let recorded = self.core(host).and_then(|core| core.poll_record().cloned());
+            if let Some(durable) = recorded {
+                self.hosts[usize::from(host)].durable = durable;
+            }
             while let Some(transmit) = self.core(host).and_then(NodeCore::poll_transmit) {
                 self.transmit(host, transmit);
             }
@@ -341,37 +461,72 @@ impl Cluster {
                 Some(number) => (number, End::Parent, Message::Up(up)),
                 None => return,
             },
-            Transmit::Down(number, down) => (number, End::Child, Message::Down(down)),
+            Transmit::Down(number, down) => {
+                self.check_order(host, &down);
+                (number, End::Child, Message::Down(down))
+            }
+            Transmit::Ballot(to, ballot) => {
+                if self.reaches(host, to) {
+                    let after = Duration::from_micros(self.dice.between(20, 2_000));
+                    self.at(after, Event::Ballot(host, to, ballot));
+                }
+                return;
+            }
         };
         if let Some(at) = self.network.send(self.now, number, to, &mut self.dice) {
             self.at_time(at, Event::Deliver(number, to, message));
         }
     }
 
+    /// In a term, one root gives orders.
+    fn check_order(&mut self, host: u16, down: &message::Down) {
+        let core = self.hosts[usize::from(host)].core.as_ref().expect("it has sent this");
+        if matches!(down, message::Down::Order(_)) && core.manager.is_some() {
+            let first = *self.orders.entry(core.durable.term).or_insert(host);
+            assert_eq!(first, host, "two roots order in term {}", core.durable.term);
+        }
+    }
+
+    fn reply(&mut self, client: ClientId, reply: Reply) {
+        let it = self.clients.get_mut(&client).expect("a front end");
+        match &reply {
+            Reply::Accepted(job) if it.job.is_some() => return assert_eq!(it.job, Some(*job)),
+            // The root of a minority, which does not know yet that it is none.
+            Reply::Refused(_) if it.job.is_some() && it.replies.len() == 1 => {
+                it.root = None;
+                return self.at(DIAL, Event::Attach(client));
+            }
+            Reply::Accepted(job) => {
+                it.job = Some(*job);
+                it.replies.push(reply.clone());
+                self.jobs.insert(*job, client);
+                return self.admitted(client, *job);
+            }
+            Reply::Over(over) => drop(self.jobs.remove(&over.job)),
+            _ => {}
+        }
+        self.clients.get_mut(&client).expect("a front end").replies.push(reply);
+    }
+
     fn carry_out(&mut self, host: u16, effect: Effect) {
         match effect {
             Effect::Step(number, step) => self.begin_step(host, number, step),
-            Effect::Reply(client, reply) => {
-                if let Reply::Accepted(job) = reply {
-                    self.jobs.insert(job, client);
-                    self.admitted(client, job);
-                }
-                if let Reply::Over(over) = &reply {
-                    self.jobs.remove(&over.job);
-                }
-                self.clients.get_mut(&client).expect("a front end").replies.push(reply);
-            }
+            Effect::Reply(client, reply) => self.reply(client, reply),
+            Effect::Seek(above) => self.seek(host, above),
+            Effect::Root(_) => {}
+            Effect::Deposed => self.disconnect(host),
             Effect::Say(job, word) => self.say(host, job, word),
-            Effect::Signal(..) | Effect::Resize(..) | Effect::BarrierOut(..) => {}
+            Effect::Signal(..) | Effect::Resize(..) => {}
+            Effect::BarrierOut(job, _) => self.leave_barrier(host, job),
             Effect::Write(write) => {
                 let program = Program::from_json(&write.checkpoint.program).unwrap();
                 self.disk.insert(write.folder, (program, write.checkpoint));
                 let after = self.up_to(5_000);
-                self.at(after, Event::Written(write.job));
+                self.at(after, Event::Written(host, write.job));
             }
             Effect::Read { client, folder, weight, .. } => {
                 let after = self.up_to(5_000);
-                self.at(after, Event::Read(client, folder, weight));
+                self.at(after, Event::Read(host, client, folder, weight));
             }
             Effect::Disconnect(Peer::Parent) => {
                 if let Some(number) = self.network.above(host) {
@@ -424,8 +579,10 @@ impl Cluster {
                 }
             }
             Step::Resume(jobs) => {
+                self.resumed_at = self.now;
                 for member in self.hosts[usize::from(host)].node.ranks_of(jobs) {
                     self.hosts[usize::from(host)].node.resume(self.now, member);
+                    self.enter_barrier(host, member);
                     self.schedule_rank(host, member);
                 }
             }
@@ -488,6 +645,37 @@ impl Cluster {
         }
     }
 
+    /// Has a rank enter the next PMI barrier, if its job has more of them.
+    fn enter_barrier(&mut self, host: u16, member: Member) {
+        let process = self.hosts[usize::from(host)].node.processes.get_mut(&member);
+        let process = process.filter(|it| {
+            it.end.is_none()
+                && !it.is_inside
+                && it.runs_since.is_some()
+                && it.barriers < member.0.0 % 3
+        });
+        let Some(process) = process else { return };
+        process.is_inside = true;
+        process.barriers += 1;
+        process.update(self.now);
+        let event =
+            RankEvent::BarrierIn(vec![(member.1.to_string(), process.barriers.to_string())]);
+        self.call(host, |core, now| core.handle_rank(now, member.0, member.1, event));
+    }
+
+    /// Lets the ranks of a job leave the PMI barrier, which all of its ranks have entered.
+    fn leave_barrier(&mut self, host: u16, job: JobId) {
+        for member in self.hosts[usize::from(host)].node.ranks_of(&[job]) {
+            let node = &mut self.hosts[usize::from(host)].node;
+            let process = node.processes.get_mut(&member).expect("it was just listed");
+            assert!(process.is_inside || process.end.is_some(), "{member:?} leaves no barrier");
+            process.is_inside = false;
+            process.update(self.now);
+            self.enter_barrier(host, member);
+            self.schedule_rank(host, member);
+        }
+    }
+
     /// Schedules a rank's end, or the time at which it hands its state over.
     fn schedule_rank(&mut self, host: u16, member: Member) {
         let it = &self.hosts[usize::from(host)];
@@ -534,11 +722,17 @@ impl Cluster {
     /// Has a front end send a request.
     pub(super) fn request(&mut self, request: Request) -> ClientId {
         let client = self.clients.len() as u64 + 1;
-        let is_gone = self.hosts[0].core.is_none();
-        let (replies, hosts) = (Vec::new(), BTreeSet::new());
-        let made = Client { request: request.clone(), replies, is_gone, hosts };
+        let root = self.root();
+        let (replies, hosts, job) = (Vec::new(), BTreeSet::new(), None);
+        let is_gone = root.is_none();
+        let made = Client { request: request.clone(), replies, is_gone, root, job, hosts };
         self.clients.insert(client, made);
-        self.call(0, |core, now| core.handle_request(now, client, request));
+        self.call_root(|core, now| core.handle_request(now, client, request));
         client
+    }
+
+    pub(super) fn explain(&self) -> String {
+        let cores = self.hosts.iter().filter_map(|host| host.core.as_ref());
+        cores.map(|core| core.explain(self.now) + "\n").collect()
     }
 }

@@ -26,6 +26,10 @@ pub(super) struct Process {
     pub(super) is_asked: bool,
     /// It has handed its state over and waits.
     pub(super) waits: bool,
+    /// It has entered a PMI barrier, and waits.
+    pub(super) is_inside: bool,
+    /// PMI barriers that it has entered.
+    pub(super) barriers: u32,
     pub(super) end: Option<End>,
     /// Grows with each change.
     pub(super) turn: u32,
@@ -38,7 +42,7 @@ impl Process {
         if let Some(since) = self.runs_since.take() {
             self.ran += Duration::from_nanos(now.nanos_since(since));
         }
-        let runs = !self.is_suspended && !self.waits && self.end.is_none();
+        let runs = !self.is_suspended && !self.waits && !self.is_inside && self.end.is_none();
         self.runs_since = runs.then_some(now);
     }
 }
@@ -84,6 +88,13 @@ fn work_of(program: &Program) -> Duration {
 impl Node {
     pub(super) fn is_empty(&self) -> bool {
         self.processes.is_empty() && self.contexts.is_empty()
+    }
+
+    /// Describes which processes and contexts are stopped.
+    pub(super) fn shown(&self) -> String {
+        let processes = self.processes.iter().map(|(member, it)| (member, it.is_suspended));
+        let contexts = self.contexts.iter().map(|(member, it)| (member, it.phase, it.epoch));
+        format!("{:?} {:?}", processes.collect::<Vec<_>>(), contexts.collect::<Vec<_>>())
     }
 
     fn of<'a>(
@@ -155,6 +166,8 @@ impl Node {
             works_for: work_of(program),
             is_asked: false,
             waits: false,
+            is_inside: false,
+            barriers: 0,
             end: None,
             turn: 0,
         };

@@ -128,7 +128,7 @@ pub(super) fn run(seed: u64) -> Report {
         },
         early_wakeup: Duration::from_millis(dice.below(3)),
     };
-    let mut cluster = Cluster::new(seed, shape, config);
+    let mut cluster = Cluster::new(seed, shape, config, false);
     let mut all = Vec::new();
     for (after, act) in acts(&mut dice) {
         cluster.at(after, Event::Script(all.len()));
@@ -206,7 +206,7 @@ impl Scenario {
                 let Some(job) = self.any_job() else { return };
                 let client = self.cluster.jobs[&job];
                 self.cluster.clients.get_mut(&client).unwrap().is_gone = true;
-                self.cluster.call(0, |core, now| core.handle_client_gone(now, client));
+                self.cluster.call_root(|core, now| core.handle_client_gone(now, client));
             }
             fault => self.fail(fault, host),
         }
@@ -279,7 +279,7 @@ impl Scenario {
         if let Some(Reply::Accepted(job)) = self.cluster.clients[&client].replies.first() {
             let job = *job;
             for rank in 0..ranks {
-                self.cluster.call(0, |core: &mut NodeCore, now| {
+                self.cluster.call_root(|core: &mut NodeCore, now| {
                     core.handle_rank(now, job, rank, crate::node_core::RankEvent::Able);
                 });
             }
@@ -297,7 +297,12 @@ impl Scenario {
                 continue;
             }
             let Some(last) = last.filter(|last| !matches!(last, Reply::Accepted(_))) else {
-                panic!("{:?} has no last reply: {:?}; {}", it.request, it.replies, self.explain());
+                panic!(
+                    "{:?} has no last reply: {:?}; {}",
+                    it.request,
+                    it.replies,
+                    self.cluster.explain()
+                );
             };
             let Reply::Over(Over { ranks, why, .. }) = last else { continue };
             let all = ranks.iter().all(|(_, end)| *end == Some(End::Exited(0)));
@@ -321,7 +326,7 @@ impl Scenario {
         self.cluster.run_until(self.cluster.now + PATIENCE * 20);
         let last = self.cluster.clients[&client].replies.last();
         let Some(Reply::Over(Over { ranks, .. })) = last else {
-            panic!("the last job: {last:?}; {}", self.explain());
+            panic!("the last job: {last:?}; {}", self.cluster.explain());
         };
         assert!(ranks.iter().all(|(_, end)| *end == Some(End::Exited(0))), "{ranks:?}");
     }
@@ -337,10 +342,5 @@ impl Scenario {
         let above = (1..self.cluster.shape.hosts)
             .filter(|host| self.cluster.network.above(*host).is_none());
         assert_eq!(above.count(), 0, "hosts without a parent");
-    }
-
-    fn explain(&self) -> String {
-        let cores = self.cluster.hosts.iter().filter_map(|host| host.core.as_ref());
-        cores.map(|core| core.explain(self.cluster.now) + "\n").collect()
     }
 }

@@ -139,7 +139,7 @@ fn a_job_without_some_of_its_ranks_is_not_asked_for_its_state() {
 #[test]
 fn a_rank_that_ends_after_it_has_handed_its_state_over_is_saved() {
     let mut scene = Scene::new();
-    scene.root.jobs.get_mut(&scene.job).unwrap().program.keep_going = true;
+    scene.root.jobs.get_mut(&scene.job).unwrap().launch.program.keep_going = true;
     assert_eq!(scene.save(), Ok(true));
     assert!(!scene.hand_over(0));
     assert!(!scene.rank_ends(0, End::Killed(9)), "nobody goes on yet");

@@ -1,0 +1,140 @@
+//! Front ends: those of this host, and those whose daemon has led them to this one because it is the root.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
+
+use super::super::event::Event;
+use super::super::link::{self, Frame, Receiver, Sender};
+use super::super::routes::Routes;
+use super::super::streams;
+use crate::names::JobId;
+use crate::node_core::message::{Hello, Reply, Request};
+
+/// Pause after a failed `accept`.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Numbers front ends.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// Takes front ends of this user.
+pub(super) async fn take(listener: UnixListener, routes: Routes) {
+    let own = rustix::process::geteuid().as_raw();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            sleep(AGAIN).await;
+            continue;
+        };
+        if stream.peer_cred().is_ok_and(|peer| peer.uid() == own) {
+            tokio::spawn(serve(link::local(stream), routes.clone()));
+        }
+    }
+}
+
+/// Serves a front end of this host, here or at the root.
+async fn serve(link: (Sender, Receiver), mut routes: Routes) {
+    match routes.find_root().await {
+        Some(root) if root == routes.host || routes.addresses.len() < 3 => {
+            serve_at_root(link, routes, false).await;
+        }
+        Some(root) => match routes.dial(root, Hello::Front { host: routes.host }).await {
+            Some(far) => join(link, far).await,
+            None => {
+                refuse(link, format!("the root, host {root}, does not answer: ask again")).await
+            }
+        },
+        None => {
+            let hosts = routes.addresses.len();
+            let why = format!(
+                "there is no root: this daemon does not reach a majority, {} of the {hosts} daemons",
+                hosts / 2 + 1
+            );
+            refuse(link, why).await;
+        }
+    }
+}
+
+async fn refuse((mut sender, mut receiver): (Sender, Receiver), why: String) {
+    let _ = receiver.receive().await;
+    let _ = sender.send(&Frame::message(&Reply::Refused(why))).await;
+}
+
+/// Carries frames both ways until one side ends. Tells the root if it is the front end.
+async fn join(mut near: (Sender, Receiver), mut far: (Sender, Receiver)) {
+    let has_left = tokio::select! {
+        () = copy(&mut near.1, &mut far.0) => true,
+        () = copy(&mut far.1, &mut near.0) => false,
+    };
+    if has_left {
+        let _ = far.0.send(&Frame::message(&Request::Leave)).await;
+    }
+}
+
+async fn copy(from: &mut Receiver, to: &mut Sender) {
+    while let Ok(Some(frame)) = from.receive().await {
+        if to.send(&frame).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Serves a front end at the root, until one of them is none any longer. The connection may be that of another daemon.
+pub(super) async fn serve_at_root(link: (Sender, Receiver), mut routes: Routes, is_carried: bool) {
+    let (mut sender, receiver) = link;
+    let client = NEXT.fetch_add(1, Ordering::Relaxed);
+    let (reply, mut replies) = mpsc::channel::<Frame>(streams::QUEUE);
+    let events = routes.events.clone();
+    let host = routes.host;
+    let writing = tokio::spawn(async move {
+        while let Some(frame) = replies.recv().await {
+            if sender.send(&frame).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut has_left = !is_carried;
+    tokio::select! {
+        left = requests(client, receiver, reply, &events) => has_left |= left,
+        _ = routes.root.wait_for(|root| *root != Some(host)), if routes.addresses.len() > 2 => {
+            writing.abort();
+        }
+    }
+    let _ = events.send(match has_left {
+        true => Event::ClientGone(client),
+        false => Event::ClientLost(client),
+    });
+}
+
+/// Hands requests on. Returns whether the front end has left.
+async fn requests(
+    client: u64,
+    mut receiver: Receiver,
+    reply: mpsc::Sender<Frame>,
+    events: &mpsc::UnboundedSender<Event>,
+) -> bool {
+    while let Ok(Some(request)) = receiver.message::<Request>().await {
+        match request {
+            Request::Leave => return true,
+            Request::Feed(job) => feed(job, &mut receiver, events).await,
+            request => drop(events.send(Event::Request(client, request, reply.clone()))),
+        }
+    }
+    false
+}
+
+/// Hands a job what its front end reads.
+async fn feed(job: JobId, receiver: &mut Receiver, events: &mpsc::UnboundedSender<Event>) {
+    let (to, feed) = oneshot::channel();
+    let _ = events.send(Event::Feed(job, to));
+    let Ok(feed) = feed.await else { return };
+    while let Ok(Some(frame)) = receiver.receive().await {
+        // A message says that this was all.
+        if !matches!(frame, Frame::Data { .. }) || feed.send(frame).await.is_err() {
+            return;
+        }
+        let _ = events.send(Event::Input(job));
+    }
+    let _ = events.send(Event::Unfed(job, feed));
+}

@@ -1,0 +1,88 @@
+//! The file in which a daemon remembers its votes and the jobs, for when it starts again.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use midplane_simhw::wire;
+
+use crate::node_core::message::Cluster;
+use crate::node_core::replica::Durable;
+
+/// The daemon that a record is of: its host, the cluster, and the addresses of all daemons.
+type Owner = (u16, Cluster, Vec<String>);
+
+/// A daemon's record. Only this user may read it: it has the jobs' environments.
+#[derive(Debug)]
+pub(super) struct Record {
+    path: PathBuf,
+    owner: Owner,
+    has_failed: bool,
+}
+
+impl Record {
+    /// Opens the record beside a socket. Returns what it holds, unless it is of another daemon or there is none.
+    ///
+    /// # Errors
+    /// The system's, or `InvalidData` if the file is damaged.
+    pub(super) fn open(socket: &Path, owner: Owner) -> io::Result<(Self, Durable)> {
+        let path = socket.with_extension("record");
+        let durable = match std::fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Durable::default(),
+            Err(error) => return Err(error),
+            Ok(bytes) => {
+                let (of, durable): (Owner, Durable) = wire::decode_long(&bytes)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                if of == owner { durable } else { Durable::default() }
+            }
+        };
+        Ok((Self { path, owner, has_failed: false }, durable))
+    }
+
+    /// Replaces what the record holds. If the system refuses that, says so once: the daemon goes on, but must not be
+    /// started again on its own.
+    pub(super) fn write(&mut self, durable: &Durable) {
+        if let Err(error) = self.replace(durable)
+            && !std::mem::replace(&mut self.has_failed, true)
+        {
+            eprintln!(
+                "midplane gang daemon: {}: {error}; if this daemon is started again before the others, jobs may be lost",
+                self.path.display()
+            );
+        }
+    }
+
+    fn replace(&self, durable: &Durable) -> io::Result<()> {
+        let bytes = wire::encode_long(&(&self.owner, durable)).map_err(io::Error::other)?;
+        let next = self.path.with_extension("record.new");
+        let mut options = OpenOptions::new();
+        let mut file: File =
+            options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+        file.write_all(&bytes)?;
+        file.sync_data()?;
+        std::fs::rename(&next, &self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_by_the_daemon_that_wrote_it_and_a_damaged_one_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let owner = |host| (host, Cluster { hosts: 3, slots: 1, arity: 2 }, vec!["a:1".to_owned()]);
+        let (mut record, nothing) = Record::open(&socket, owner(1)).unwrap();
+        assert_eq!(nothing, Durable::default());
+        let durable = Durable { term: 7, vote: Some(2), ..Durable::default() };
+        record.write(&durable);
+        assert_eq!(Record::open(&socket, owner(1)).unwrap().1, durable);
+        assert_eq!(Record::open(&socket, owner(2)).unwrap().1, Durable::default());
+        let bytes = std::fs::read(&record.path).unwrap();
+        std::fs::write(&record.path, &bytes[..bytes.len() / 2]).unwrap();
+        let refused = Record::open(&socket, owner(1)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+    }
+}

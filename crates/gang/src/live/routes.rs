@@ -1,0 +1,97 @@
+//! Ways from this daemon to the others: to the root, whoever that is, and to any host for a ballot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+
+use super::event::Event;
+use super::link::{self, Credentials, Frame, Receiver, Sender};
+use super::streams;
+use crate::names::JobId;
+use crate::node_core::election::Ballot;
+use crate::node_core::message::Hello;
+
+/// Interval at which the root is dialled again.
+const AGAIN: Duration = Duration::from_millis(50);
+/// Time that a request waits for a root: an election takes less.
+const ELECTION: Duration = Duration::from_secs(3);
+
+/// Ways from this daemon to the others. Clones share the knowledge of the root.
+#[derive(Clone)]
+pub(super) struct Routes {
+    pub(super) host: u16,
+    /// `host:port` of every daemon, in the order of hosts.
+    pub(super) addresses: Arc<[String]>,
+    /// `None` if this daemon is alone.
+    pub(super) credentials: Option<Credentials>,
+    pub(super) root: watch::Receiver<Option<u16>>,
+    pub(super) events: mpsc::UnboundedSender<Event>,
+}
+
+impl Routes {
+    /// Returns the root, once there is one; `None` if there is none for some seconds.
+    pub(super) async fn find_root(&mut self) -> Option<u16> {
+        let found = timeout(ELECTION, self.root.wait_for(Option::is_some)).await;
+        *found.ok()?.ok()?
+    }
+
+    /// Connects to another host's daemon.
+    pub(super) async fn dial(&self, host: u16, hello: Hello) -> Option<(Sender, Receiver)> {
+        let address = self.addresses.get(usize::from(host))?;
+        let dialled = link::dial(address, host, self.credentials.as_ref()?).await;
+        let (mut sender, receiver) = dialled.ok()?;
+        sender.send(&Frame::message(&hello)).await.ok()?;
+        Some((sender, receiver))
+    }
+
+    /// Sends a ballot, which may be lost.
+    pub(super) fn send_ballot(&self, to: u16, ballot: Ballot) {
+        let routes = self.clone();
+        tokio::spawn(async move {
+            let hello = Hello::Ballot { host: routes.host };
+            if let Some((mut sender, _)) = routes.dial(to, hello).await {
+                let _ = sender.send(&Frame::message(&ballot)).await;
+            }
+        });
+    }
+
+    /// Carries the streams of a job's ranks here to the root and back, to each root in turn, until all ranks have closed
+    /// theirs. While there is no root, ranks that write more than their pipes hold wait.
+    pub(super) fn carry(
+        &self,
+        job: JobId,
+        mut output: mpsc::Receiver<Frame>,
+        input: mpsc::Sender<Frame>,
+    ) {
+        let mut routes = self.clone();
+        let mut input = Some(input);
+        tokio::spawn(async move {
+            loop {
+                if let Some(link) = routes.open_streams(job).await
+                    && streams::to_root(link, &mut output, &mut input).await
+                {
+                    return;
+                }
+                // The ranks have ended, and no root wants what they wrote last.
+                if output.is_closed() {
+                    return;
+                }
+                sleep(AGAIN).await;
+            }
+        });
+    }
+
+    async fn open_streams(&mut self, job: JobId) -> Option<(Sender, Receiver)> {
+        let (root, host) = (self.find_root().await?, self.host);
+        if root != host {
+            return self.dial(root, Hello::Streams { host, job }).await;
+        }
+        let (ours, theirs) = UnixStream::pair().ok()?;
+        let link = Box::new(link::local(theirs));
+        self.events.send(Event::Streams { host, job, link }).ok()?;
+        Some(link::local(ours))
+    }
+}

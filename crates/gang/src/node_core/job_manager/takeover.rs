@@ -1,0 +1,263 @@
+//! A root that takes over: which jobs go on, and what the other daemons are told of the jobs.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+
+use super::barrier::Barrier;
+use super::checking::Checks;
+use super::saving::Saves;
+use super::{Job, JobManager, RootConfig};
+use crate::names::JobId;
+use crate::node_core::message::{ClientId, Cluster, End, Held, Inventory, Over, Reply};
+use crate::node_core::replica::{Change, Entry, Stage, Table, remember};
+
+/// Longest time that a new root waits for the daemons.
+const LONGEST: Duration = Duration::from_millis(500);
+
+/// The time in which daemons join a new root.
+#[derive(Debug)]
+pub(super) struct Takeover {
+    pub(super) until: Instant,
+    /// What each host has reported.
+    pub(super) reported: BTreeMap<u16, BTreeMap<JobId, Held>>,
+}
+
+impl JobManager {
+    /// Creates the root that takes the jobs of a table over. Daemons get half of their patience to join.
+    pub(in crate::node_core) fn take_over(
+        now: Instant,
+        (host, cluster): (u16, Cluster),
+        config: RootConfig,
+        table: &Table,
+        patience: Duration,
+    ) -> Self {
+        let has_streams = config.has_streams;
+        let mut manager = Self::new(cluster, config);
+        manager.host = host;
+        manager.hosts.clear();
+        let until = now + (patience / 2).min(LONGEST);
+        manager.takeover = Some(Takeover { until, reported: BTreeMap::new() });
+        // The table itself is the first change.
+        (manager.changes, manager.recorded, manager.committed) = (Some(VecDeque::new()), 1, 0);
+        manager.scheduler_core.number_after(table.last_job);
+        manager.over.clone_from(&table.over);
+        for (job, entry) in &table.jobs {
+            let places = cluster.places(&entry.launch);
+            let hosts: Vec<u16> = places.iter().map(|place| place.node.0).collect();
+            let open = if has_streams { hosts.iter().copied().collect() } else { BTreeSet::new() };
+            let [earlier, ran] = entry.seconds.map(Duration::from_secs_f64);
+            let record = Job {
+                client: None,
+                launch: entry.launch.clone(),
+                weight: entry.weight,
+                stage: entry.stage,
+                is_restored: entry.is_restored,
+                hosts,
+                ends: entry.ends.clone(),
+                open,
+                is_launched: entry.stage != Stage::Admitted,
+                is_removed: false,
+                linger_until: None,
+                why: entry.why.clone(),
+                admitted_at: now,
+                earlier,
+                ran,
+                runs_since: None,
+                preemptions: entry.preemptions,
+                stayed: 0,
+                why_stayed: None,
+                barrier: Barrier::default(),
+                checks: Checks::default(),
+                saves: Saves::default(),
+            };
+            manager.jobs.insert(*job, record);
+        }
+        manager
+    }
+
+    /// Ends this root, and returns its configuration for the next time.
+    pub(in crate::node_core) fn retire(self) -> RootConfig {
+        let (policy, scheduler) = self.scheduler_core.retire();
+        let Self { geometry, most_saved, check_every, names, has_streams, .. } = self;
+        RootConfig { policy, scheduler, geometry, most_saved, check_every, names, has_streams }
+    }
+
+    /// Returns whether daemons that may run jobs are still awaited.
+    pub(in crate::node_core) const fn is_taking_over(&self) -> bool {
+        self.takeover.is_some()
+    }
+
+    /// Returns the number of connected hosts, this one included.
+    pub(in crate::node_core) fn connected(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Notes that a host has joined. Returns its jobs that are not to run there.
+    pub(in crate::node_core) fn joined(
+        &mut self,
+        now: Instant,
+        Inventory { host, jobs }: Inventory,
+    ) -> Vec<JobId> {
+        if self.hosts.contains(&host) {
+            self.hosts_gone(now, &[host]);
+        }
+        self.hosts.insert(host);
+        let Some(takeover) = &mut self.takeover else {
+            return jobs.into_iter().map(|held| held.job).collect();
+        };
+        let is_its = |held: &Held| {
+            let job: Option<&Job> = self.jobs.get(&held.job);
+            // A job that is not launched everywhere is launched again, everywhere.
+            job.is_some_and(|job| job.stage != Stage::Admitted && job.hosts.contains(&host))
+        };
+        let (own, unknown): (Vec<Held>, Vec<Held>) = jobs.into_iter().partition(is_its);
+        for held in &own {
+            let Some(it) = self.jobs.get_mut(&held.job) else { continue };
+            for (rank, end) in &held.ends {
+                if it.hosts.get(usize::from(*rank)) == Some(&host) {
+                    it.ends[usize::from(*rank)].get_or_insert(*end);
+                }
+            }
+            held.able.iter().for_each(|rank| it.saves.note_able(*rank));
+        }
+        let own = own.into_iter().map(|held| (held.job, held)).collect();
+        takeover.reported.insert(host, own);
+        unknown.into_iter().map(|held| held.job).collect()
+    }
+
+    /// Takes the jobs over once all daemons that may run some have joined, or no longer are awaited. Returns the jobs whose
+    /// ranks may wait for the root that was lost.
+    pub(in crate::node_core) fn poll_takeover(&mut self, now: Instant) -> Vec<JobId> {
+        let Some(takeover) = &self.takeover else { return Vec::new() };
+        let mut needed = self.jobs.values().flat_map(|it| &it.hosts);
+        let is_majority = self.hosts.len() > usize::from(self.cluster.hosts / 2);
+        let is_complete = is_majority && needed.all(|host| self.hosts.contains(host));
+        if !is_complete && now < takeover.until {
+            return Vec::new();
+        }
+        let reported = self.takeover.take().map(|takeover| takeover.reported).unwrap_or_default();
+        let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
+        for job in &jobs {
+            self.resume(now, *job, &reported);
+        }
+        jobs
+    }
+
+    /// Takes a job over, or ends it.
+    fn resume(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        reported: &BTreeMap<u16, BTreeMap<JobId, Held>>,
+    ) {
+        let Some(it) = self.jobs.get_mut(&job) else { return };
+        let held = || reported.values().filter_map(|jobs| jobs.get(&job));
+        let epoch = held().map(|held| held.epoch).max().unwrap_or_default();
+        let is_away = held().any(|held| held.is_away);
+        let is_broken = held().any(|held| held.is_broken);
+        let missing = it.hosts.iter().find(|host| !self.hosts.contains(host)).copied();
+        let has = |host: &u16| reported.get(host).is_some_and(|jobs| jobs.contains_key(&job));
+        let lost = it.hosts.iter().find(|host| !has(host)).copied();
+        self.scheduler_core.readmit(
+            now,
+            (it.launch.clone(), it.weight, it.stage),
+            (epoch, is_away),
+        );
+        it.open.retain(|host| self.hosts.contains(host));
+        // What has ended elsewhere, or was never there, is reported by no host any longer.
+        if it.stage != Stage::Admitted {
+            for (host, end) in it.hosts.iter().zip(&mut it.ends) {
+                if !has(host) {
+                    end.get_or_insert(End::Lost);
+                }
+            }
+        }
+        if missing.is_some() {
+            self.abandoned.push(job);
+        }
+        let name = |host| format!("host {host} ({}) is gone", self.name(host));
+        let why = match self.jobs[&job].stage {
+            Stage::Ending => return,
+            Stage::Admitted if self.jobs[&job].is_restored => {
+                Some("the root that read its checkpoint is gone: restore it again".to_owned())
+            }
+            Stage::Admitted => missing.map(name),
+            Stage::Launched => lost.map(name),
+        };
+        let broken = "its Virtual Interfaces were being moved when the root was lost";
+        match why.or_else(|| is_broken.then(|| broken.to_owned())) {
+            Some(why) => self.end(now, job, Some(why)),
+            None => {
+                let ends = self.jobs[&job].ends.clone();
+                for (rank, end) in (0..).zip(ends) {
+                    if let Some(end) = end {
+                        self.judge(now, job, (rank, end));
+                    }
+                }
+                self.restore_barrier(now, job, reported.values().filter_map(|it| it.get(&job)));
+            }
+        }
+    }
+
+    /// Makes a front end that of a job whose front end has not found this root yet. Returns the reply, unless it follows.
+    pub(in crate::node_core) fn attach(&mut self, client: ClientId, job: JobId) -> Option<Reply> {
+        if let Some(over) = self.over.iter().find(|over| over.job == job) {
+            return Some(Reply::Over(over.clone()));
+        }
+        match self.jobs.get_mut(&job) {
+            None => Some(Reply::Refused(format!("there is no job {job}"))),
+            Some(Job { client: Some(_), .. }) => {
+                Some(Reply::Refused(format!("job {job} has a front end")))
+            }
+            Some(it) => {
+                it.client = Some(client);
+                self.reply(client, Reply::Accepted(job));
+                None
+            }
+        }
+    }
+
+    /// Notes a job as it is now for the other daemons.
+    pub(super) fn record(&mut self, now: Instant, job: JobId) {
+        let entry = |it: &Job| Entry {
+            launch: it.launch.clone(),
+            weight: it.weight,
+            stage: it.stage,
+            is_restored: it.is_restored,
+            ends: it.ends.clone(),
+            why: it.why.clone(),
+            seconds: [it.age(now), it.ran(now)].map(|time| time.as_secs_f64()),
+            preemptions: it.preemptions,
+        };
+        if let (Some(changes), Some(it)) = (&mut self.changes, self.jobs.get(&job)) {
+            changes.push_back(Change::Job(Box::new(entry(it))));
+            self.recorded += 1;
+        }
+    }
+
+    /// Notes that a job is over for the other daemons.
+    pub(super) fn record_over(&mut self, over: &Over) {
+        if let Some(changes) = &mut self.changes {
+            changes.push_back(Change::Over(over.clone()));
+            self.recorded += 1;
+            remember(&mut self.over, over.clone());
+        }
+    }
+
+    /// Returns the next change for the other daemons.
+    pub(in crate::node_core) fn poll_change(&mut self) -> Option<Change> {
+        self.changes.as_mut()?.pop_front()
+    }
+
+    /// Notes the number of changes that a majority holds.
+    pub(in crate::node_core) const fn commit(&mut self, changes: u64) {
+        self.committed = changes;
+    }
+
+    /// Returns whether no order may be given now.
+    pub(super) const fn waits_for_majority(&self) -> bool {
+        self.takeover.is_some() || self.committed < self.recorded
+    }
+}

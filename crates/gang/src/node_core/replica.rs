@@ -1,0 +1,117 @@
+//! The root's state as all daemons keep it: the jobs, and how the last ones ended.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::message::{End, Over};
+use super::order::Launch;
+use crate::names::JobId;
+
+/// Most ended jobs that are remembered, for front ends that have lost their root.
+const REMEMBERED: usize = 64;
+/// Most ranks of ended jobs that are remembered; the last job is, whatever its size.
+const REMEMBERED_RANKS: usize = 1 << 16;
+/// Most bytes of the programs and ranks of all jobs: the table is one message.
+pub(crate) const MOST_BYTES: usize = 4 << 20;
+/// Bytes that a rank takes in a table, at most.
+const RANK_BYTES: usize = 16;
+
+/// How far a job has come.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Stage {
+    /// It was admitted. None of its processes has run.
+    Admitted,
+    /// Its processes are on all of its hosts.
+    Launched,
+    /// It is being removed from its hosts.
+    Ending,
+}
+
+/// A job in the table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    pub(crate) launch: Launch,
+    /// Slices that it gets in a row.
+    pub(crate) weight: u8,
+    pub(crate) stage: Stage,
+    /// True if its ranks start from states that only the root has that admitted it.
+    pub(crate) is_restored: bool,
+    /// The ends of its ranks, as far as they were known.
+    pub(crate) ends: Vec<Option<End>>,
+    /// Why it is ended, unless its ranks ended by themselves.
+    pub(crate) why: Option<String>,
+    /// Seconds since its admission, and of these in its own slices.
+    pub(crate) seconds: [f64; 2],
+    pub(crate) preemptions: u32,
+}
+
+/// The root's state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    pub(crate) jobs: BTreeMap<JobId, Entry>,
+    /// The last jobs that have ended.
+    pub(crate) over: VecDeque<Over>,
+    /// The highest number of a job so far.
+    pub(crate) last_job: JobId,
+}
+
+/// A change of the table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Change {
+    /// A job is new, or has changed.
+    Job(Box<Entry>),
+    /// A job has ended and is removed.
+    Over(Over),
+}
+
+/// A state's place in the order of all states: the root of a term numbers its changes. Equal positions, equal tables.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
+pub(crate) struct Position {
+    pub(crate) term: u32,
+    pub(crate) change: u64,
+}
+
+/// What a daemon must remember when it starts again, or it could vote twice in a term, or vote against what it holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Durable {
+    /// The latest term that this daemon knows.
+    pub(crate) term: u32,
+    /// The host that it has voted for in this term.
+    pub(crate) vote: Option<u16>,
+    pub(crate) position: Position,
+    pub(crate) table: Table,
+}
+
+impl Table {
+    /// Applies a change.
+    pub(crate) fn apply(&mut self, change: Change) {
+        match change {
+            Change::Job(entry) => {
+                let job = entry.launch.job;
+                self.last_job = self.last_job.max(job);
+                self.jobs.insert(job, *entry);
+            }
+            Change::Over(over) => {
+                self.jobs.remove(&over.job);
+                remember(&mut self.over, over);
+            }
+        }
+    }
+}
+
+/// Adds a job that has ended, and forgets the oldest if there are too many.
+pub(crate) fn remember(all: &mut VecDeque<Over>, over: Over) {
+    all.push_back(over);
+    let ranks = |all: &VecDeque<Over>| all.iter().map(|it| it.ranks.len()).sum::<usize>();
+    while all.len() > REMEMBERED || all.len() > 1 && ranks(all) > REMEMBERED_RANKS {
+        all.pop_front();
+    }
+}
+
+/// Returns the bytes of a job in a table, at most.
+pub(crate) fn bytes_of(launch: &Launch) -> usize {
+    let texts = launch.program.command.iter().chain(&launch.program.environment);
+    let texts: usize = texts.map(|text| text.len() + 8).sum();
+    texts + launch.program.folder.len() + RANK_BYTES * usize::from(launch.ranks)
+}

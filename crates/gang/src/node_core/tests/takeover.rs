@@ -1,0 +1,382 @@
+//! Roots that die, return and are cut off, from a seed; and what must hold whatever happens.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use midplane_simhw::rng::Rng;
+use midplane_simhw::time::Instant;
+
+use super::cluster::{Cluster, Event, PATIENCE};
+use super::node::program;
+use crate::node_core::ClientId;
+use crate::node_core::message::{Cluster as Shape, End, Over, Reply, Request};
+use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+
+/// Time in which a root that is lost is replaced, and jobs take turns again: silence is noticed within the patience.
+const RESUMES_WITHIN: Duration = Duration::from_secs(1);
+/// When the faults end.
+const FAULTS_END: Duration = Duration::from_secs(3);
+
+/// What happens in the time of faults.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Submit,
+    Checkpoint,
+    CrashRoot,
+    Crash,
+    Boot(u16),
+    Break,
+    Silence,
+    Partition,
+    /// Compares what a minority does with what it did.
+    CheckMinority,
+    Heal,
+}
+
+/// Totals over all seeds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Report {
+    jobs: u64,
+    completed: u64,
+    roots: u64,
+    lost_messages: u64,
+    slowest: Duration,
+}
+
+impl Report {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.jobs += other.jobs;
+        self.completed += other.completed;
+        self.roots += other.roots;
+        self.lost_messages += other.lost_messages;
+        self.slowest = self.slowest.max(other.slowest);
+    }
+}
+
+struct Scenario {
+    cluster: Cluster,
+    acts: Vec<Act>,
+    owned: Vec<ClientId>,
+    /// What each host of a minority does.
+    seen: Vec<(u16, u32, String)>,
+    /// Jobs that are admitted until then may have hosts that are lost.
+    harmed_until: Instant,
+    report: Report,
+    seed: u64,
+}
+
+const fn millis(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+fn cluster(seed: u64, dice: &mut Rng) -> Cluster {
+    let (hosts, arity) = (dice.between(3, 9) as u16, dice.between(1, 4) as u16);
+    let shape = Shape { hosts, slots: dice.between(1, 2) as u16, arity };
+    let config = SchedulerConfig {
+        slice: millis(dice.between(3, 12)),
+        phases: if dice.chance(0.7) { Phases::Two } else { Phases::Four },
+        preempt_when_alone: match dice.chance(0.5) {
+            true => PreemptWhenAlone::Never,
+            false => PreemptWhenAlone::Always,
+        },
+        early_wakeup: Duration::ZERO,
+    };
+    Cluster::new(seed, shape, config, true)
+}
+
+fn start(seed: u64, acts: impl FnOnce(&mut Rng) -> Vec<(Duration, Act)>) -> Scenario {
+    let mut dice = Rng::new(seed, "takeover");
+    let mut cluster = cluster(seed, &mut dice);
+    let mut all = Vec::new();
+    for (after, act) in acts(&mut dice) {
+        cluster.at(after, Event::Script(all.len()));
+        all.push(act);
+    }
+    let (owned, seen, report) = (Vec::new(), Vec::new(), Report::default());
+    let harmed_until = Instant::ZERO;
+    Scenario { cluster, acts: all, owned, seen, harmed_until, report, seed }
+}
+
+/// Runs a seed with many faults. Panics if something that must hold does not.
+pub(super) fn run(seed: u64) -> Report {
+    let mut scenario = start(seed, |dice| {
+        let kinds: Vec<Act> =
+            [Act::CrashRoot, Act::Crash, Act::Break, Act::Silence, Act::Partition]
+                .into_iter()
+                .filter(|_| dice.chance(0.5))
+                .collect();
+        let mut acts = Vec::new();
+        for _ in 0..dice.between(2, 12) {
+            acts.push((millis(dice.below(2_800)), Act::Submit));
+        }
+        for _ in 0..dice.below(3) {
+            acts.push((millis(dice.below(2_800)), Act::Checkpoint));
+        }
+        if !kinds.is_empty() {
+            for _ in 0..dice.between(1, 8) {
+                let act = kinds[dice.below(kinds.len() as u64) as usize];
+                acts.push((millis(200 + dice.below(2_600)), act));
+            }
+        }
+        acts
+    });
+    scenario.play(Instant::ZERO + FAULTS_END);
+    scenario.heal();
+    scenario.play(Instant::ZERO + FAULTS_END + PATIENCE * 50);
+    scenario.all_are_answered();
+    scenario.cluster_works();
+    scenario.nothing_is_left();
+    scenario.report
+}
+
+/// Runs a seed in which the root dies once, and nothing else fails: all jobs without ranks on its host complete.
+pub(super) fn run_with_one_death(seed: u64) -> Report {
+    let mut scenario = start(seed, |dice| {
+        let mut acts: Vec<_> =
+            (0..dice.between(2, 6)).map(|_| (millis(150 + dice.below(250)), Act::Submit)).collect();
+        acts.push((millis(300 + dice.below(300)), Act::CrashRoot));
+        acts
+    });
+    while scenario.report.roots == 0 {
+        scenario.play_one(Instant::ZERO + FAULTS_END);
+    }
+    // The hosts of the others are connected again, and jobs take turns: a new one on one host, too.
+    let died_at = scenario.cluster.now;
+    scenario.play(died_at + RESUMES_WITHIN);
+    let client = scenario.submit(1, millis(5));
+    let it = &scenario.cluster.clients[&client].replies;
+    assert!(
+        matches!(it.first(), Some(Reply::Accepted(_)) | None),
+        "no root has taken over: {it:?}; {}",
+        scenario.cluster.explain()
+    );
+    scenario.play(Instant::ZERO + FAULTS_END);
+    scenario.heal();
+    scenario.play(Instant::ZERO + FAULTS_END + PATIENCE * 50);
+    scenario.all_are_answered();
+    scenario.nothing_is_left();
+    scenario.report
+}
+
+/// Prints the seed of a scenario that panics.
+impl Drop for Scenario {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("seed {}", self.seed);
+        }
+    }
+}
+
+impl Scenario {
+    fn play(&mut self, until: Instant) {
+        while self.play_one(until) {}
+    }
+
+    /// Runs until the next act is done; false if there is none before a time.
+    fn play_one(&mut self, until: Instant) -> bool {
+        let Some(number) = self.cluster.run_until(until) else { return false };
+        self.act(self.acts[number]);
+        true
+    }
+
+    fn later(&mut self, after: Duration, act: Act) {
+        self.cluster.at(after, Event::Script(self.acts.len()));
+        self.acts.push(act);
+    }
+
+    fn act(&mut self, act: Act) {
+        let hosts = self.cluster.shape.hosts;
+        match act {
+            Act::Submit => {
+                let slots = u64::from(hosts * self.cluster.shape.slots);
+                let ranks = self.cluster.dice.between(1, slots) as u16;
+                let work = Duration::from_micros(self.cluster.dice.below(150_000));
+                self.submit(ranks, work);
+            }
+            Act::Checkpoint => {
+                let Some(&job) = self.cluster.jobs.keys().next() else { return };
+                let folder = self.acts.len().to_le_bytes().to_vec();
+                let request = Request::Checkpoint { job, folder, end: false };
+                // Its root may be lost before it is saved; the job is not.
+                let _ = self.cluster.request(request);
+            }
+            Act::CrashRoot => {
+                let Some(root) = self.cluster.root() else { return };
+                self.harm(BTreeSet::from([root]));
+                self.report.roots += 1;
+                self.crash(root);
+            }
+            Act::Crash => {
+                let host = self.cluster.dice.below(hosts.into()) as u16;
+                self.harm_all();
+                self.crash(host);
+            }
+            Act::Boot(host) => {
+                if self.cluster.hosts[usize::from(host)].core.is_none() {
+                    self.cluster.boot(host);
+                }
+            }
+            Act::Break | Act::Silence => {
+                self.harm_all();
+                let all: Vec<u64> = self.cluster.network.connections.keys().copied().collect();
+                if all.is_empty() {
+                    return;
+                }
+                let number = all[self.cluster.dice.below(all.len() as u64) as usize];
+                match act {
+                    Act::Break => self.cluster.break_connection(number),
+                    _ => self.cluster.silence(number),
+                }
+            }
+            Act::Partition => self.partition(),
+            Act::CheckMinority => self.check_minority(),
+            Act::Heal => {
+                self.check_minority();
+                self.seen.clear();
+                self.cluster.groups.fill(0);
+            }
+        }
+    }
+
+    fn crash(&mut self, host: u16) {
+        let is_silent = self.cluster.dice.chance(0.5);
+        self.cluster.crash(host, is_silent);
+        let after = millis(5 + self.cluster.dice.below(600));
+        self.later(after, Act::Boot(host));
+    }
+
+    /// Splits the hosts into two groups for a time.
+    fn partition(&mut self) {
+        self.harm_all();
+        if self.cluster.groups.contains(&1) {
+            return;
+        }
+        let hosts = self.cluster.shape.hosts;
+        for host in 0..hosts {
+            self.cluster.groups[usize::from(host)] = u8::from(self.cluster.dice.chance(0.4));
+        }
+        let first = self.cluster.dice.below(hosts.into()) as usize;
+        self.cluster.groups[first] = 1;
+        let group = |host: u16| self.cluster.groups[usize::from(host)];
+        let split = self.cluster.network.connections.iter();
+        let split = split.filter(|(_, it)| group(it.child) != group(it.parent));
+        for number in split.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.cluster.silence(number);
+        }
+        let lasts = millis(50 + self.cluster.dice.below(900));
+        if lasts > PATIENCE * 4 {
+            self.later(PATIENCE * 4, Act::CheckMinority);
+        }
+        self.later(lasts, Act::Heal);
+    }
+
+    /// No daemon of a minority starts, ends or switches a job, and what it has begun to stop runs on.
+    fn check_minority(&mut self) {
+        let is_first = self.seen.is_empty();
+        let groups = self.cluster.groups.clone();
+        if self.cluster.now < Instant::ZERO + PATIENCE * 4 || !groups.contains(&1) {
+            return;
+        }
+        for group in [0, 1] {
+            let of_group = |host: &u16| groups[usize::from(*host)] == group;
+            let members: Vec<u16> = (0..self.cluster.shape.hosts).filter(of_group).collect();
+            if members.len() > usize::from(self.cluster.shape.hosts / 2) {
+                continue;
+            }
+            for host in members {
+                let it = &self.cluster.hosts[usize::from(host)];
+                let now = (host, it.incarnation, it.node.shown());
+                let same = |(host, incarnation, _): &&(u16, u32, String)| {
+                    (*host, *incarnation) == (now.0, now.1)
+                };
+                if is_first {
+                    self.seen.push(now);
+                } else if let Some(before) = self.seen.iter().find(same) {
+                    assert_eq!(*before, now, "a minority of {groups:?}");
+                }
+            }
+        }
+    }
+
+    /// Front ends whose job has a rank on one of these hosts may see it fail; and those that have no job yet.
+    fn harm(&mut self, hosts: BTreeSet<u16>) {
+        let is_harmed = |it: &&ClientId| !self.cluster.clients[*it].hosts.is_disjoint(&hosts);
+        let harmed: Vec<ClientId> = self.owned.iter().filter(is_harmed).copied().collect();
+        self.cluster.harmed.extend(harmed);
+    }
+
+    fn harm_all(&mut self) {
+        self.harmed_until = self.cluster.now + PATIENCE * 12;
+        self.cluster.harmed.extend(self.owned.iter().copied());
+    }
+
+    fn submit(&mut self, ranks: u16, work: Duration) -> ClientId {
+        let weight = self.cluster.dice.between(1, 3) as u8;
+        let client = self.cluster.request(Request::Run { ranks, weight, program: program(work) });
+        self.owned.push(client);
+        if self.cluster.now < self.harmed_until {
+            self.cluster.harmed.insert(client);
+        }
+        client
+    }
+
+    /// All that can be healed is.
+    fn heal(&mut self) {
+        self.check_minority();
+        self.seen.clear();
+        self.cluster.groups.fill(0);
+        for host in 0..self.cluster.shape.hosts {
+            if self.cluster.hosts[usize::from(host)].core.is_none() {
+                self.cluster.boot(host);
+            }
+        }
+    }
+
+    /// Every front end with an admitted job has the job's end, and a job that nothing has harmed has completed.
+    fn all_are_answered(&mut self) {
+        for client in std::mem::take(&mut self.owned) {
+            let it = &self.cluster.clients[&client];
+            if it.job.is_none() {
+                continue;
+            }
+            self.report.jobs += 1;
+            let Some(Reply::Over(Over { ranks, why, .. })) = it.replies.last() else {
+                panic!("{it:?} was admitted and has no end; {}", self.cluster.explain());
+            };
+            let all = ranks.iter().all(|(_, end)| *end == Some(End::Exited(0)));
+            self.report.completed += u64::from(all);
+            let may_fail = self.cluster.harmed.contains(&client);
+            assert!(all || may_fail, "{it:?} did not complete: {why:?}");
+        }
+        self.report.lost_messages = self.cluster.network.lost;
+    }
+
+    /// A job on all slots completes.
+    fn cluster_works(&mut self) {
+        let ranks = self.cluster.shape.hosts * self.cluster.shape.slots;
+        let client = self.submit(ranks, millis(20));
+        self.play(self.cluster.now + PATIENCE * 20);
+        let last = self.cluster.clients[&client].replies.last();
+        let Some(Reply::Over(Over { ranks, .. })) = last else {
+            panic!("the last job: {last:?}; {}", self.cluster.explain());
+        };
+        assert!(ranks.iter().all(|(_, end)| *end == Some(End::Exited(0))), "{ranks:?}");
+    }
+
+    /// No process and no context is left, and all daemons have one root.
+    fn nothing_is_left(&self) {
+        let explain = || self.cluster.explain();
+        let roots = self.cluster.hosts.iter().filter_map(|host| host.core.as_ref());
+        assert_eq!(roots.filter(|core| core.manager.is_some()).count(), 1, "{}", explain());
+        for (number, host) in self.cluster.hosts.iter().enumerate() {
+            let core = host.core.as_ref().expect("all hosts are up");
+            let node = &host.node;
+            assert!(
+                node.is_empty() && core.is_empty(),
+                "host {number} has {node:?}; {}",
+                explain()
+            );
+            assert!(core.durable.table.jobs.is_empty(), "host {number}: {}", explain());
+        }
+    }
+}
