@@ -40,7 +40,6 @@ pub(super) struct Report {
     completed: u64,
     roots: u64,
     lost_messages: u64,
-    slowest: Duration,
 }
 
 impl Report {
@@ -49,7 +48,6 @@ impl Report {
         self.completed += other.completed;
         self.roots += other.roots;
         self.lost_messages += other.lost_messages;
-        self.slowest = self.slowest.max(other.slowest);
     }
 }
 
@@ -140,16 +138,18 @@ pub(super) fn run_with_one_death(seed: u64) -> Report {
     while scenario.report.roots == 0 {
         scenario.play_one(Instant::ZERO + FAULTS_END);
     }
-    // The hosts of the others are connected again, and jobs take turns: a new one on one host, too.
     let died_at = scenario.cluster.now;
     scenario.play(died_at + RESUMES_WITHIN);
+    // A new job is admitted and gets its turn, unless its place is on the host that died.
+    let asked_at = scenario.cluster.now;
     let client = scenario.submit(1, millis(5));
-    let it = &scenario.cluster.clients[&client].replies;
-    assert!(
-        matches!(it.first(), Some(Reply::Accepted(_)) | None),
-        "no root has taken over: {it:?}; {}",
-        scenario.cluster.explain()
-    );
+    scenario.play(asked_at + PATIENCE * 4);
+    let has_resumed = scenario.cluster.resumed_at > asked_at;
+    match scenario.cluster.clients[&client].replies.first() {
+        Some(Reply::Accepted(_)) if has_resumed => {}
+        Some(Reply::Refused(why)) if why.contains("can't be reached") => {}
+        other => panic!("no root has taken over: {other:?}; {}", scenario.cluster.explain()),
+    }
     scenario.play(Instant::ZERO + FAULTS_END);
     scenario.heal();
     scenario.play(Instant::ZERO + FAULTS_END + PATIENCE * 50);
