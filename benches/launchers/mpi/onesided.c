@@ -1,5 +1,6 @@
 // Puts, gets and accumulates, with fences, locks and flushes.
 #include "check.h"
+#include <stdint.h>
 
 /* Accumulates of TYPE by all ranks at once, in memory of rank 0. With the hints, MPICH leaves them to the network's atomic operations. */
 #define ACCUMULATES(TYPE, MPI_TYPE, OPERATION, NAME, FIRST, ALL) do { \
