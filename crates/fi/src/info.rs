@@ -230,7 +230,7 @@ const fn ep_attr() -> EpAttr {
         max_msg_size: MAX_MESSAGE,
         msg_prefix_size: 0,
         max_order_raw_size: MAX_MESSAGE,
-        // Only of atomic operations, which are done in the order in which they come.
+        // Only of atomic operations, which are done in the order of their arrival.
         max_order_war_size: MAX_BYTES,
         max_order_waw_size: MAX_MESSAGE,
         mem_tag_format: TAG_GENERIC,

@@ -2,16 +2,17 @@
 //!
 //! The library is a plug-in of libfabric, loaded at run time; it needs neither libfabric nor MPI to build. Copy it to
 //! `libmidplane-fi.so`, name its folder in `FI_PROVIDER_PATH`, and choose it by `FI_PROVIDER=midplane`. It offers
-//! reliable datagram endpoints (`FI_EP_RDM`) with tagged and plain messages, remote reads and writes, atomic operations, and counters,
-//! over rings in shared memory between the processes of one host and one user, and over UDP between hosts. It has no
-//! scalable endpoints.
+//! reliable datagram endpoints (`FI_EP_RDM`) with tagged and plain messages, remote reads and writes, atomic operations,
+//! and counters, over rings in shared memory between the processes of one host and one user, and over UDP between hosts.
+//! It has no scalable endpoints.
 //!
 //! - libfabric's structures and tables are those of `midplane_ofi::abi`
 //! - `provider`: the entry point; `info` describes what there is, `objects` has the functions that callers reach
-//! - `domain`: a domain, behind one lock; `endpoint`: its endpoints, which do the work
+//! - `domain`: a domain, behind one lock, and its thread if the caller asks for one
+//! - `endpoint`: a domain's endpoints, which do the work
 //! - `peer`, `record`: the stream of records to a peer, and their format
 //! - `matching`: tags, sources, unexpected messages, and buffers for several
-//! - `network`: the thread that reaches other hosts
+//! - `network`: the bridge to other hosts
 //! - `atomic`: what atomic operations do to memory
 //! - `region`, `memory`: memory of callers; `completion`: queues and counters
 //! - `address`: how endpoints are named; `vector`: address vectors

@@ -472,10 +472,10 @@ impl NodeCore {
             Down::Signal { job, signal } => self.effects.push_back(Effect::Signal(*job, *signal)),
             Down::Resize { job, size } => self.effects.push_back(Effect::Resize(*job, *size)),
             Down::Say(job, word) => self.effects.push_back(Effect::Say(*job, *word)),
-            Down::BarrierOut(job, number, pairs) => {
-                if self.agent.note_barrier_out(*job, *number, pairs) {
-                    self.effects.push_back(Effect::BarrierOut(*job, pairs.clone()));
-                }
+            Down::BarrierOut(job, number, pairs)
+                if self.agent.note_barrier_out(*job, *number, pairs) =>
+            {
+                self.effects.push_back(Effect::BarrierOut(*job, pairs.clone()));
             }
             Down::Abandon(job) => {
                 self.agent.abandon(*job);

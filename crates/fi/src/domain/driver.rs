@@ -1,7 +1,7 @@
 //! The thread that moves messages of a domain whose application asks for `FI_PROGRESS_AUTO`.
 //!
-//! While the application polls, its polls do the work, and the thread only looks each millisecond whether they go on. Then
-//! it works itself, and sleeps on the endpoints' descriptors while there is nothing.
+//! While the application polls, its polls do the work, and the thread only checks each millisecond whether they continue.
+//! After the last one it works itself, and sleeps on the endpoints' descriptors while there is nothing.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

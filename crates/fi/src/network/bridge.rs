@@ -25,7 +25,7 @@ use crate::endpoint::RING_BYTES;
 
 /// Time after which polls of the application are taken to have ended.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Turns of the application after which the bridge looks for closed rings, which takes a system call.
+/// Turns of the application after which the bridge checks for closed rings, which takes a system call.
 const CLOSED: u32 = 64;
 
 /// All rings and pipes of an endpoint.
@@ -81,7 +81,7 @@ impl Bridge {
     pub(super) fn poll_now(&mut self) -> bool {
         self.turns += 1;
         let mut is_busy = self.take_dials() | self.pump();
-        // What the application has sent leaves before the thread looks at what came.
+        // What the application has sent leaves with the same call that receives.
         is_busy |= self.socket.poll_now(&self.endpoint, true).unwrap_or(false);
         if self.turns.is_multiple_of(CLOSED) {
             self.take_closed();
