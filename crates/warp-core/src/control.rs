@@ -62,7 +62,11 @@ const DECAY_STEPS: u64 = 8;
 /// If a sender used less than this share of its rate, its application limits it (as in other
 /// controllers).
 const APPLICATION_LIMIT: f64 = 0.65;
-/// The weight of a new sample in the smoothed feedback delay.
+/// The same limit while the queue is empty: 0.65 / 2^(4/3). What the sender used in the last
+/// feedback delay follows from rates of up to two feedback delays ago, and growth multiplies a rate
+/// by 2^(4/3) meanwhile.
+const EMPTY_LIMIT: f64 = 0.26;
+/// The weight of a new sample in a smoothed feedback delay.
 const DELAY_GAIN: f64 = 1.0 / 8.0;
 /// During a drain a sender keeps this share of its rate ...
 const DRAIN_SHARE: f64 = 0.5;
@@ -152,8 +156,11 @@ pub struct Controller {
     warp: f64,
     queue_ns: u64,
     delay: QueueDelay,
-    /// Smoothed feedback delay, in nanoseconds.
+    /// Smoothed feedback delay, in nanoseconds; at most that of the empty path and the present queue.
+    /// Otherwise it would stay long after a queue has drained, and slow the growth.
     feedback_ns: f64,
+    /// Smoothed feedback delay without the queue, in nanoseconds.
+    empty_ns: f64,
     newest: Option<(u32, Instant)>,
     /// When the last feedback arrived, and the smoothed time between two of them in nanoseconds.
     fed_at: Option<Instant>,
@@ -219,6 +226,7 @@ impl Controller {
             queue_ns: 0,
             delay: QueueDelay::default(),
             feedback_ns,
+            empty_ns: feedback_ns,
             newest: None,
             fed_at: None,
             fed_gap_ns: 0.0,
@@ -279,7 +287,10 @@ impl Controller {
         self.warp = estimate.warp;
         let age = (now.nanos_since(estimate.newest) + estimate.span_ns / 2).max(1) as f64;
         let gain = if self.has_measured { DELAY_GAIN } else { 1.0 };
+        let queue = self.queue_ns as f64;
         self.feedback_ns += gain * (age - self.feedback_ns);
+        self.empty_ns += gain * ((age - queue).max(1.0) - self.empty_ns);
+        self.feedback_ns = self.feedback_ns.min(self.empty_ns + queue);
         self.has_measured = true;
         let since = last.map_or(0, |(_, at)| estimate.newest.nanos_since(at)) as f64;
         let quiet = self.fed_at.map_or(0, |at| now.nanos_since(at)) as f64;
@@ -369,6 +380,11 @@ impl Controller {
         }
     }
 
+    /// Returns this sender's share of the queue over the backlog that it may keep.
+    fn filled(&self) -> f64 {
+        self.queue_ns as f64 / 1e9 * self.rate / self.config.backlog
+    }
+
     /// Returns when an estimate made at `now` expires. It is valid longer if messages are rare or
     /// if the path loses much of the feedback.
     fn expiry(&self, now: Instant) -> Instant {
@@ -384,7 +400,8 @@ impl Controller {
             return;
         }
         let allowed = self.rate * elapsed / 1e9;
-        self.usage.is_limited = self.usage.sent < APPLICATION_LIMIT * allowed;
+        let limit = if self.filled() < SEEN { EMPTY_LIMIT } else { APPLICATION_LIMIT };
+        self.usage.is_limited = self.usage.sent < limit * allowed;
         self.usage.sent = 0.0;
         self.usage.since = now;
     }
@@ -416,7 +433,7 @@ impl Controller {
         let queue = self.queue_ns as f64 / self.feedback_ns;
         // The allowed backlog as queueing time at this rate, in feedback delays.
         let allowed = self.config.backlog / (self.rate * self.feedback_ns / 1e9);
-        let filled = queue / allowed;
+        let filled = self.filled();
         let excess = self.warp - 1.0;
         self.calm(step, excess, filled, unsure);
         let brake = BRAKE + unsure;

@@ -64,6 +64,28 @@ fn w7_a_link_that_halves_and_doubles_is_followed_within_15_delays() {
 }
 
 #[test]
+fn w7_a_link_that_other_traffic_leaves_is_filled_within_10_delays() {
+    for senders in [1, 2, 8, 32] {
+        let draw = Draw::even(senders, 0.5 * PRODUCT, SERVICE / senders as f64);
+        let mut fluid = draw.fluid();
+        fluid.run(LOOP * 200, |_| ());
+        // Other traffic takes 60 to 90 % of the link, and its share changes too often to settle.
+        for turn in 0..40 {
+            fluid.service = SERVICE * if turn % 2 == 0 { 0.1 } else { 0.4 };
+            fluid.run(LOOP * 5, |_| ());
+        }
+        fluid.service = SERVICE;
+        // What waits leaves first.
+        while fluid.queue() > 0.0 {
+            fluid.run(LOOP / 16, |_| ());
+        }
+        let loops = loops_to_90(&mut fluid, 100);
+        println!("W7 {senders} senders, left alone: 90 % after {loops:?} loops");
+        assert!(loops.is_some_and(|loops| loops <= 10), "{senders} senders: {loops:?}");
+    }
+}
+
+#[test]
 fn w8_without_feedback_a_rate_decays_to_its_floor_and_comes_back() {
     for senders in [1, 8] {
         let draw = Draw::even(senders, 0.5 * PRODUCT, 0.0);
