@@ -1,10 +1,14 @@
 //! Tests of recovery: from idle starts, changes of capacity and lost feedback.
 
+use std::time::Duration;
+
 use midplane_simhw::rng::Rng;
+use midplane_warp::estimate::{Arrivals, Estimate};
+use midplane_warp::feedback::Feedback;
 use midplane_warp::model::Fluid;
 use proptest::prelude::{ProptestConfig, proptest};
 
-use crate::controller::scenario::{Draw, LOOP, PRODUCT, SERVICE};
+use crate::controller::scenario::{BEGIN, Draw, LOOP, PRODUCT, SERVICE};
 
 /// Returns the number of round trips until the load first reaches 90 %.
 fn loops_to_90(fluid: &mut Fluid, most: u32) -> Option<u32> {
@@ -64,25 +68,31 @@ fn w7_a_link_that_halves_and_doubles_is_followed_within_15_delays() {
 }
 
 #[test]
-fn w7_a_link_that_other_traffic_leaves_is_filled_within_10_delays() {
-    for senders in [1, 2, 8, 32] {
-        let draw = Draw::even(senders, 0.5 * PRODUCT, SERVICE / senders as f64);
-        let mut fluid = draw.fluid();
-        fluid.run(LOOP * 200, |_| ());
-        // Other traffic takes 60 to 90 % of the link, and its share changes too often to settle.
-        for turn in 0..40 {
-            fluid.service = SERVICE * if turn % 2 == 0 { 0.1 } else { 0.4 };
-            fluid.run(LOOP * 5, |_| ());
-        }
-        fluid.service = SERVICE;
-        // What waits leaves first.
-        while fluid.queue() > 0.0 {
-            fluid.run(LOOP / 16, |_| ());
-        }
-        let loops = loops_to_90(&mut fluid, 100);
-        println!("W7 {senders} senders, left alone: 90 % after {loops:?} loops");
-        assert!(loops.is_some_and(|loops| loops <= 10), "{senders} senders: {loops:?}");
-    }
+fn w7_a_queue_that_has_drained_no_longer_counts_in_the_feedback_delay() {
+    let mut controller = Draw::even(1, 0.5 * PRODUCT, SERVICE).controller(SERVICE);
+    let mut delay_after = |number: u32, queue: Duration| {
+        let sent = BEGIN + LOOP * 10 * number;
+        let arrived = sent + LOOP / 2 + queue;
+        let delay = arrived.nanos_since(sent).cast_signed();
+        let estimate = Estimate {
+            warp: 1.0,
+            delay_ns: delay,
+            min_delay_ns: delay,
+            noise_ns: 0.0,
+            newest: sent,
+            span_ns: 0,
+            epoch: 0,
+        };
+        let feedback = Feedback::new(number, estimate, Arrivals::default(), arrived);
+        let now = arrived + LOOP / 2;
+        controller.handle_feedback(now, &feedback);
+        controller.state(now).feedback_delay
+    };
+    delay_after(1, Duration::ZERO);
+    let full = (2..60).map(|number| delay_after(number, LOOP * 8)).last();
+    assert!(full.is_some_and(|delay| delay > LOOP * 8), "{full:?}");
+    let empty = delay_after(60, Duration::ZERO);
+    assert!(empty < LOOP * 2, "{empty:?} on a path of {LOOP:?}");
 }
 
 #[test]
