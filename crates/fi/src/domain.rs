@@ -34,7 +34,7 @@ pub(crate) struct Core {
     pub(crate) regions: Regions,
     turns: u32,
     idle: u32,
-    /// Calls of [`Core::progress`].
+    /// Counts the calls of [`Core::progress`].
     polls: u64,
     /// Wakes threads of the application.
     waiter: Option<Waiter>,

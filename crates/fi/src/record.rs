@@ -100,7 +100,7 @@ impl Head {
     }
 }
 
-/// What an atomic operation does: libfabric's numbers of the operation and the type, elements, and the handle of the
+/// An atomic operation: libfabric's numbers of the operation and the type, elements, and the handle of the
 /// requester, if the operation fetches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct AtomicWord {

@@ -1,4 +1,4 @@
-//! `midplane gang adopt`.
+//! `midplane gang adopt`: processes that something else has started take turns with the jobs.
 
 use std::path::Path;
 

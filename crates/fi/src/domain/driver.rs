@@ -23,7 +23,7 @@ pub(crate) struct Driver {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread waits for next.
+/// The next wait of the thread.
 enum Rest {
     /// The application polls.
     Patience,

@@ -9,7 +9,7 @@ use crate::node_core::message::Adopted;
 
 /// Most bytes of a step's name and of a pod's UID.
 const NAME_BYTES: usize = 64;
-/// Where kubelets put pods, by quality of service: their folders with systemd's names, and with their own.
+/// Folders of pods by quality of service: with systemd's names, and with the kubelet's own.
 const POD_CLASSES: [(&str, &str); 3] = [
     ("kubepods.slice/kubepods-pod", "kubepods/pod"),
     ("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod", "kubepods/burstable/pod"),

@@ -24,7 +24,7 @@ use crate::node_core::message::{Over, Program, Reply, Request, Saved};
 const TWICE: Duration = Duration::from_secs(1);
 /// Bytes of standard input that are read at once.
 const PART: usize = 16 << 10;
-/// Time in which a front end looks for the root of its job again; without a daemon on this host, a part of it.
+/// Time in which a front end searches the root of its job again; without a daemon on this host, a part of it.
 const LOOKS_FOR: Duration = Duration::from_secs(10);
 const LOOKS_FOR_A_DAEMON: Duration = Duration::from_secs(2);
 /// Interval of these looks.
@@ -229,7 +229,7 @@ async fn begin_again(socket: &Path, job: JobId) -> Result<Found, ClientError> {
     }
 }
 
-/// Stands in for a job until it is over. If the root is lost, looks for the one that has taken over.
+/// Stands in for a job until it is over. If the root is lost, searches the one that has taken over.
 async fn attend(
     socket: &Path,
     request: Request,

@@ -52,12 +52,12 @@ pub(super) struct EventLoop {
     changes: RootChanges,
 }
 
-/// What the shell's tasks are told when the root changes.
+/// Notifies the shell's tasks when the root changes.
 pub(super) struct RootChanges {
     pub(super) root: watch::Sender<Option<u16>>,
     /// The daemons to dial, the nearest first.
     pub(super) above: watch::Sender<Vec<u16>>,
-    /// Where votes and jobs are remembered, if another host can take over.
+    /// The file of votes and jobs, if another host can take over.
     pub(super) record: Option<Record>,
 }
 

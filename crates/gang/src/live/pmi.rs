@@ -44,7 +44,7 @@ pub(super) struct PmiJob {
     barriers: watch::Sender<u64>,
 }
 
-/// What the ranks of a job on this host share.
+/// The state that the ranks of a job on this host share.
 #[derive(Debug)]
 struct Shared {
     name: String,
@@ -97,13 +97,13 @@ fn mapping(hosts: &[u16]) -> String {
     format!("(vector{})", blocks.collect::<String>())
 }
 
-/// What a rank is answered.
+/// The answer to a command.
 #[derive(Debug, Eq, PartialEq)]
 enum Answer {
     Reply(String),
     /// A reply once the job leaves the barrier.
     Barrier,
-    /// The job ends.
+    /// The rank ends the job.
     Abort {
         code: i32,
         message: String,
@@ -111,7 +111,7 @@ enum Answer {
     Nothing,
 }
 
-/// A rank's conversation.
+/// The state of a rank's connection.
 #[derive(Debug)]
 struct Session {
     job: Arc<Shared>,

@@ -86,7 +86,7 @@ pub(super) struct Processes {
     cgroups: BTreeMap<JobId, JobCgroup>,
     /// Control groups that something else has made, and whose processes run in the slices of jobs.
     adopted: BTreeMap<JobId, JobCgroup>,
-    /// What the ranks of jobs have put by PMI.
+    /// The PMI servers of jobs.
     pmi: BTreeMap<JobId, PmiJob>,
     /// Control groups of jobs that have ended, to be removed.
     emptied: Vec<JobCgroup>,

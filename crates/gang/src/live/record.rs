@@ -40,7 +40,7 @@ impl Record {
         Ok((Self { path, owner, has_failed: false }, durable))
     }
 
-    /// Replaces what the record holds. If the system refuses that, says so once: the daemon goes on, but must not be
+    /// Replaces what the record holds. If the system refuses that, says so once: the daemon continues, but must not be
     /// started again on its own.
     pub(super) fn write(&mut self, durable: &Durable) {
         if let Err(error) = self.replace(durable)

@@ -1,4 +1,4 @@
-//! Ways from this daemon to the others: to the root, whoever that is, and to any host for a ballot.
+//! Ways from this daemon to the others: to the root, whichever host that is, and to any host for a ballot.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -91,7 +91,7 @@ fn steps_of(action: Action) -> Vec<Step> {
     std::iter::once(Step::Channels(action)).chain(resumes).collect()
 }
 
-/// Where a job is once all steps are done.
+/// The state of a job once all steps are done.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
     /// Suspended, and on no NIC.

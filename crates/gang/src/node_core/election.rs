@@ -27,7 +27,7 @@ pub(crate) enum Ballot {
     Root { term: u32, root: u16 },
 }
 
-/// What follows from an event.
+/// The consequence of an event.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Turn {
     /// This daemon is the root of its term.

@@ -1,8 +1,10 @@
 //! The root's part: admits jobs, follows their ranks, and replies to their front ends.
 
+mod admission;
 mod barrier;
 mod checking;
 mod listing;
+mod ranks;
 mod saving;
 mod takeover;
 
@@ -12,12 +14,12 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-use super::message::{ClientId, Cluster, End, Over, Pairs, Program, RankEvent, Reply};
-use super::replica::{Change, MOST_BYTES, Stage, bytes_of};
+use super::message::{ClientId, Cluster, End, Over, Pairs, Reply};
+use super::replica::{Change, Stage};
 use crate::channel::geometry::Geometry;
 use crate::names::JobId;
 use crate::node_core::order::{Action, Launch, Order, Outcome};
-use crate::schedule::{AdmitError, Policy, Request};
+use crate::schedule::Policy;
 use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
 use barrier::Barrier;
 use checking::{Checks, Purpose};
@@ -129,7 +131,7 @@ enum Quitting {
 /// The root's part.
 #[derive(Debug)]
 pub(crate) struct JobManager {
-    /// This host.
+    /// Number of this host.
     host: u16,
     scheduler_core: SchedulerCore,
     /// Set while the daemons that may still run jobs join.
@@ -213,90 +215,6 @@ impl JobManager {
         self.reply(client, Reply::Refused(why));
     }
 
-    /// Admits a job or refuses it, and replies to its front end.
-    pub(super) fn submit(
-        &mut self,
-        now: Instant,
-        client: ClientId,
-        (request, ranks): (Request, u16),
-        program: Program,
-    ) -> Option<JobId> {
-        self.admit(now, client, (request, ranks), (program, false))
-    }
-
-    /// Admits a job whose ranks may start from states that this root has.
-    fn admit(
-        &mut self,
-        now: Instant,
-        client: ClientId,
-        (request, ranks): (Request, u16),
-        (program, is_restored): (Program, bool),
-    ) -> Option<JobId> {
-        let job = match self.scheduler_core.submit(request, ranks, program.clone()) {
-            Ok(job) => job,
-            Err(AdmitError::TooLarge { there, .. }) => {
-                self.refuse(client, format!("--ranks {ranks}: there are {there} slots"));
-                return None;
-            }
-            Err(error) => {
-                self.refuse(client, format!("--ranks {ranks}: {error}"));
-                return None;
-            }
-        };
-        let launch = self.scheduler_core.jobs()[&job].launch.clone();
-        let places = self.cluster.places(&launch);
-        let hosts: Vec<u16> = places.iter().map(|place| place.node.0).collect();
-        if let Some(why) = self.refusal(&launch, &hosts) {
-            self.scheduler_core.end(now, job);
-            self.refuse(client, why);
-            return None;
-        }
-        let open = if self.has_streams { hosts.iter().copied().collect() } else { BTreeSet::new() };
-        let record = Job {
-            client: Some(client),
-            launch,
-            weight: request.weight,
-            stage: Stage::Admitted,
-            is_restored,
-            open,
-            hosts,
-            ends: vec![None; ranks.into()],
-            is_launched: false,
-            is_removed: false,
-            linger_until: None,
-            why: None,
-            admitted_at: now,
-            earlier: Duration::ZERO,
-            ran: Duration::ZERO,
-            runs_since: None,
-            preemptions: 0,
-            stayed: 0,
-            why_stayed: None,
-            barrier: Barrier::default(),
-            checks: Checks::default(),
-            saves: Saves::default(),
-        };
-        self.jobs.insert(job, record);
-        self.record(now, job);
-        self.reply(client, Reply::Accepted(job));
-        Some(job)
-    }
-
-    /// Returns why a job can't be admitted on its hosts.
-    fn refusal(&self, launch: &Launch, hosts: &[u16]) -> Option<String> {
-        if let Some(host) = hosts.iter().find(|host| !self.hosts.contains(host)) {
-            return Some(format!("host {host} ({}) can't be reached", self.name(*host)));
-        }
-        let held: usize = self.jobs.values().map(|it| bytes_of(&it.launch)).sum();
-        let is_too_much = self.changes.is_some() && held + bytes_of(launch) > MOST_BYTES;
-        is_too_much.then(|| {
-            format!(
-                "the commands, environments and ranks of all jobs would take more than {MOST_BYTES} bytes of each \
-                 daemon: wait until other jobs have ended, or run this one with a smaller environment (env -i)"
-            )
-        })
-    }
-
     /// Ends a job, with the reason, unless it has ended.
     pub(super) fn end(&mut self, now: Instant, job: JobId, why: Option<String>) {
         if let Some(it) = self.jobs.get_mut(&job).filter(|it| !it.is_removed) {
@@ -335,119 +253,6 @@ impl JobManager {
 
     pub(super) fn has(&self, job: JobId) -> bool {
         self.jobs.contains_key(&job)
-    }
-
-    /// Returns the ranks of a job that are on a host.
-    pub(super) fn ranks_on(&self, job: JobId, host: u16) -> BTreeSet<u16> {
-        let hosts = self.jobs.get(&job).map_or(&[][..], |it| &it.hosts);
-        (0..).zip(hosts).filter(|(_, its)| **its == host).map(|(rank, _)| rank).collect()
-    }
-
-    /// Returns the host of a job's rank.
-    pub(super) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
-        self.jobs.get(&job)?.hosts.get(usize::from(rank)).copied()
-    }
-
-    /// Notes that the output of a job's ranks on a host has been received completely.
-    pub(super) fn handle_streams_done(&mut self, now: Instant, job: JobId, host: u16) {
-        if let Some(it) = self.jobs.get_mut(&job) {
-            it.open.remove(&host);
-        }
-        self.finish(now, job);
-    }
-
-    /// Takes a change of a rank. Returns true if the job's ranks that wait to be saved continue.
-    pub(super) fn handle_rank(
-        &mut self,
-        now: Instant,
-        (job, rank): (JobId, u16),
-        event: RankEvent,
-    ) -> bool {
-        match event {
-            RankEvent::Ended(end) => self.rank_ended(now, job, rank, end),
-            RankEvent::Able => {
-                self.able(job, rank);
-                false
-            }
-            RankEvent::Left => self.left(job, rank),
-            RankEvent::Chunk(chunk) => self.add_chunk(now, job, rank, &chunk),
-            RankEvent::BarrierIn(pairs) => {
-                self.barrier_in(now, job, rank, pairs);
-                false
-            }
-            RankEvent::Aborted { code, message } => {
-                self.abort(now, job, rank, (code, &message));
-                false
-            }
-        }
-    }
-
-    fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) -> bool {
-        let Some(it) = self.jobs.get_mut(&job) else { return false };
-        let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return false };
-        slot.get_or_insert(end);
-        if self.takeover.is_some() {
-            return false;
-        }
-        self.judge(now, job, (rank, end));
-        self.check_barrier(now, job);
-        let go = self.left(job, rank);
-        self.finish(now, job);
-        go
-    }
-
-    /// Ends a job of which a rank has ended, if it was the last one, or failed.
-    fn judge(&mut self, now: Instant, job: JobId, (rank, end): (u16, End)) {
-        let Some(it) = self.jobs.get(&job) else { return };
-        let all = it.ends.iter().all(Option::is_some);
-        let failed = end != End::Exited(0) && !it.launch.program.keep_going && it.ends.len() > 1;
-        if all || failed {
-            let host = it.hosts[usize::from(rank)];
-            let what = match end {
-                End::Exited(code) => format!("ended with code {code}"),
-                End::Killed(signal) => format!("was killed by signal {signal}"),
-                End::Lost => "is lost".into(),
-            };
-            let why = (failed && !all)
-                .then(|| format!("rank {rank} on host {host} ({}) {what}", self.name(host)));
-            self.end(now, job, why);
-        }
-    }
-
-    /// Notes that hosts are connected. If one was, it has lost its connection meanwhile, and all that ran on it.
-    pub(super) fn hosts_here(&mut self, now: Instant, hosts: &[u16]) {
-        let again: Vec<u16> =
-            hosts.iter().copied().filter(|host| self.hosts.contains(host)).collect();
-        self.hosts_gone(now, &again);
-        self.hosts.extend(hosts.iter().filter(|host| **host < self.cluster.hosts));
-    }
-
-    /// Notes that hosts are lost, and ends the jobs that have ranks there.
-    pub(super) fn hosts_gone(&mut self, now: Instant, hosts: &[u16]) {
-        self.has_lost_a_host |= !hosts.is_empty();
-        for host in hosts {
-            self.hosts.remove(host);
-            if let Some(takeover) = &mut self.takeover {
-                takeover.reported.remove(host);
-                continue;
-            }
-            let why = format!("host {host} ({}) is gone", self.name(*host));
-            for job in self.jobs.keys().copied().collect::<Vec<_>>() {
-                let it = self.jobs.get_mut(&job).expect("its key was just read");
-                if !it.hosts.contains(host) {
-                    continue;
-                }
-                it.open.remove(host);
-                for (at, end) in it.hosts.iter().zip(&mut it.ends) {
-                    if at == host {
-                        end.get_or_insert(End::Lost);
-                    }
-                }
-                self.abandoned.push(job);
-                self.end(now, job, Some(why.clone()));
-                self.finish(now, job);
-            }
-        }
     }
 
     /// Wakes a job for which input has arrived, if its program asks for that.

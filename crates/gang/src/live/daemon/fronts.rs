@@ -16,7 +16,7 @@ use crate::node_core::message::{Hello, Reply, Request};
 
 /// Pause after a failed `accept`.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Numbers front ends.
+/// Numbers the connections of front ends.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Takes front ends of this user.

@@ -47,7 +47,7 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
                         let _ = events.send(Event::Ballot(host, ballot));
                     }
                 }
-                // The front end looks for the root again if this is none any longer.
+                // The front end searches the root again if this host is none any longer.
                 Hello::Front { .. } if *routes.root.borrow() != Some(routes.host) => {}
                 Hello::Front { .. } => fronts::serve_at_root(link, routes, true).await,
             }
@@ -55,7 +55,7 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
     }
 }
 
-/// Who dials, if it is the host that it says, of this cluster.
+/// Returns the host that dials, if it is the one that it claims to be, of this cluster.
 async fn admit(
     stream: TcpStream,
     routes: &Routes,
@@ -64,7 +64,7 @@ async fn admit(
     let credentials = routes.credentials.as_ref()?;
     let (proven, hello, link) = link::accept::<Hello>(stream, credentials).await.ok()?;
     let (host, fits) = match hello {
-        // Somebody of another cluster, or another version, is no attempt.
+        // A daemon of another cluster or version does not count as an attempt.
         Hello::Child { host, cluster: theirs } => (host, theirs == cluster),
         Hello::Streams { host, .. } => (host, true),
         Hello::Front { host } | Hello::Ballot { host } => (host, cluster.takes_over()),
@@ -140,7 +140,7 @@ pub(super) async fn stay_below(
     }
 }
 
-/// Hears whoever is above, until that is gone or is to be left. Returns whether it has said anything.
+/// Receives from the daemon above, until that connection ends or is to be left. Returns whether anything was received.
 async fn stay(
     (mut sender, mut receiver): (Sender, Receiver),
     events: &mpsc::UnboundedSender<Event>,

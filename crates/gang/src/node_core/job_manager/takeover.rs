@@ -1,4 +1,4 @@
-//! A root that takes over: which jobs go on, and what the other daemons are told of the jobs.
+//! A root that takes over: which jobs continue, and what it sends the other daemons of the jobs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

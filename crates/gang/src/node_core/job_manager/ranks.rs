@@ -1,0 +1,129 @@
+//! Ranks of jobs, and the hosts that they are on: their changes, ends and losses.
+
+use std::collections::BTreeSet;
+
+use midplane_simhw::time::Instant;
+
+use super::JobManager;
+use crate::names::JobId;
+use crate::node_core::message::{End, RankEvent};
+
+impl JobManager {
+    /// Takes a change of a rank. Returns true if the job's ranks that wait to be saved continue.
+    pub(in crate::node_core) fn handle_rank(
+        &mut self,
+        now: Instant,
+        (job, rank): (JobId, u16),
+        event: RankEvent,
+    ) -> bool {
+        match event {
+            RankEvent::Ended(end) => self.rank_ended(now, job, rank, end),
+            RankEvent::Able => {
+                self.able(job, rank);
+                false
+            }
+            RankEvent::Left => self.left(job, rank),
+            RankEvent::Chunk(chunk) => self.add_chunk(now, job, rank, &chunk),
+            RankEvent::BarrierIn(pairs) => {
+                self.barrier_in(now, job, rank, pairs);
+                false
+            }
+            RankEvent::Aborted { code, message } => {
+                self.abort(now, job, rank, (code, &message));
+                false
+            }
+        }
+    }
+
+    fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) -> bool {
+        let Some(it) = self.jobs.get_mut(&job) else { return false };
+        let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return false };
+        slot.get_or_insert(end);
+        if self.takeover.is_some() {
+            return false;
+        }
+        self.judge(now, job, (rank, end));
+        self.check_barrier(now, job);
+        let go = self.left(job, rank);
+        self.finish(now, job);
+        go
+    }
+
+    /// Ends a job of which a rank has ended, if it was the last one, or failed.
+    pub(super) fn judge(&mut self, now: Instant, job: JobId, (rank, end): (u16, End)) {
+        let Some(it) = self.jobs.get(&job) else { return };
+        let all = it.ends.iter().all(Option::is_some);
+        let failed = end != End::Exited(0) && !it.launch.program.keep_going && it.ends.len() > 1;
+        if all || failed {
+            let host = it.hosts[usize::from(rank)];
+            let what = match end {
+                End::Exited(code) => format!("ended with code {code}"),
+                End::Killed(signal) => format!("was killed by signal {signal}"),
+                End::Lost => "is lost".into(),
+            };
+            let why = (failed && !all)
+                .then(|| format!("rank {rank} on host {host} ({}) {what}", self.name(host)));
+            self.end(now, job, why);
+        }
+    }
+
+    /// Notes that the output of a job's ranks on a host has been received completely.
+    pub(in crate::node_core) fn handle_streams_done(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        host: u16,
+    ) {
+        if let Some(it) = self.jobs.get_mut(&job) {
+            it.open.remove(&host);
+        }
+        self.finish(now, job);
+    }
+
+    /// Notes that hosts are connected. If one was, it has lost its connection meanwhile, and all that ran on it.
+    pub(in crate::node_core) fn hosts_here(&mut self, now: Instant, hosts: &[u16]) {
+        let again: Vec<u16> =
+            hosts.iter().copied().filter(|host| self.hosts.contains(host)).collect();
+        self.hosts_gone(now, &again);
+        self.hosts.extend(hosts.iter().filter(|host| **host < self.cluster.hosts));
+    }
+
+    /// Notes that hosts are lost, and ends the jobs that have ranks there.
+    pub(in crate::node_core) fn hosts_gone(&mut self, now: Instant, hosts: &[u16]) {
+        self.has_lost_a_host |= !hosts.is_empty();
+        for host in hosts {
+            self.hosts.remove(host);
+            if let Some(takeover) = &mut self.takeover {
+                takeover.reported.remove(host);
+                continue;
+            }
+            let why = format!("host {host} ({}) is gone", self.name(*host));
+            for job in self.jobs.keys().copied().collect::<Vec<_>>() {
+                let it = self.jobs.get_mut(&job).expect("its key was just read");
+                if !it.hosts.contains(host) {
+                    continue;
+                }
+                it.open.remove(host);
+                for (at, end) in it.hosts.iter().zip(&mut it.ends) {
+                    if at == host {
+                        end.get_or_insert(End::Lost);
+                    }
+                }
+                self.abandoned.push(job);
+                self.end(now, job, Some(why.clone()));
+                self.finish(now, job);
+            }
+        }
+    }
+
+    /// Returns the ranks of a job that are on a host.
+    pub(in crate::node_core) fn ranks_on(&self, job: JobId, host: u16) -> BTreeSet<u16> {
+        let hosts = self.jobs.get(&job).map_or(&[][..], |it| &it.hosts);
+        (0..).zip(hosts).filter(|(_, its)| **its == host).map(|(rank, _)| rank).collect()
+    }
+
+    /// Returns the host of a job's rank.
+    pub(in crate::node_core) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
+        self.jobs.get(&job)?.hosts.get(usize::from(rank)).copied()
+    }
+}
