@@ -107,7 +107,8 @@ impl<H: Host> Scheduler<H> {
                 self.daemon.core.quit(self.daemon.host().now());
             }
             self.daemon.progress()?;
-            if !self.daemon.has_quit {
+            // A reply that is there already is no event to wait for.
+            if !self.daemon.has_quit && self.daemon.replies.is_empty() {
                 self.daemon.turn().await?;
             }
         }

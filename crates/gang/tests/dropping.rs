@@ -261,6 +261,12 @@ fn orders_whose_calls_are_dropped_are_carried_out_at_the_pinned_seeds() {
     (0..40).for_each(calls_of_the_root_are_dropped);
 }
 
+/// The root waited for a message though all submissions had been refused.
+#[test]
+fn a_root_whose_jobs_are_all_refused_ends() {
+    a_daemon_is_dropped(6_516_633_697_616_778_173);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
