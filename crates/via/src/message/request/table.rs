@@ -148,7 +148,7 @@ impl Requests {
         }
     }
 
-    /// Marks a request to be cancelled. At its next [`advance`](super::engine::Engine::advance), the
+    /// Marks a request to be cancelled. At its next [`advance`](super::super::engine::Engine::advance), the
     /// engine decides whether it still can.
     pub fn cancel(&mut self, request: Request) {
         let state = self.state(request);
