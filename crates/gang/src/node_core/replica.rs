@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{End, Over};
+use super::message::{Adopted, End, Over};
 use super::order::Launch;
 use crate::names::JobId;
 
@@ -113,5 +113,10 @@ pub(crate) fn remember(all: &mut VecDeque<Over>, over: Over) {
 pub(crate) fn bytes_of(launch: &Launch) -> usize {
     let texts = launch.program.command.iter().chain(&launch.program.environment);
     let texts: usize = texts.map(|text| text.len() + 8).sum();
-    texts + launch.program.folder.len() + RANK_BYTES * usize::from(launch.ranks)
+    let adopted = match &launch.program.adopts {
+        Some(Adopted::Folder(name) | Adopted::Pod(name)) => name.len(),
+        Some(Adopted::SlurmStep { step, .. }) => step.as_ref().map_or(0, String::len),
+        None => 0,
+    };
+    texts + launch.program.folder.len() + adopted + RANK_BYTES * usize::from(launch.ranks)
 }

@@ -19,7 +19,8 @@ pub(super) struct Barrier {
     /// Number of barriers that all ranks have entered.
     left: u64,
     inside: BTreeSet<u16>,
-    pairs: Pairs,
+    /// The pairs of the ranks inside: a key that is put again has its last value, so that this is bounded by `bytes`.
+    pairs: BTreeMap<String, String>,
     /// The length of each value of the job, by its key, and the bytes of all.
     lengths: BTreeMap<String, usize>,
     bytes: usize,
@@ -65,7 +66,8 @@ impl JobManager {
         if it.barrier.inside.len() == it.ends.len() {
             it.barrier.inside.clear();
             it.barrier.left += 1;
-            self.barriers.push((job, it.barrier.left, std::mem::take(&mut it.barrier.pairs)));
+            let pairs = std::mem::take(&mut it.barrier.pairs).into_iter().collect();
+            self.barriers.push((job, it.barrier.left, pairs));
         }
     }
 
@@ -141,5 +143,7 @@ mod tests {
         assert!((0..20_000).all(|round| barrier.enter(round % 4, pairs("key"))));
         let full = (0..5_000).find(|key| !barrier.enter(0, pairs(&key.to_string())));
         assert!(full.is_some_and(|key| key > 3_900), "{full:?}");
+        let held: usize = barrier.pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
+        assert!(held <= MOST_BYTES, "{held}");
     }
 }
