@@ -223,7 +223,7 @@ pub(crate) struct Held {
     pub(crate) aborted: Option<(u16, i32, String)>,
 }
 
-/// What a host runs, for a root that takes over.
+/// The jobs on a host, for a root that takes over.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Inventory {
     pub(crate) host: u16,
@@ -343,7 +343,7 @@ pub enum Request {
     /// Asks for the last switches.
     Slices,
     /// Ends a front end's connection that another daemon carries. If the connection ends without this, that daemon is lost,
-    /// and the front end's job goes on.
+    /// and the front end's job continues.
     Leave,
 }
 
@@ -443,7 +443,7 @@ pub struct Line {
     pub run_seconds: f64,
     /// Its command, to show.
     pub command: String,
-    /// Why it will never end by itself, if a cut has shown that: who waits for whom.
+    /// Why it will never end by itself, if a cut has shown that: it names which rank waits for which.
     pub stuck: Option<String>,
 }
 

@@ -17,7 +17,7 @@ pub(crate) const MOST_BYTES: usize = 4 << 20;
 /// Bytes that a rank takes in a table, at most.
 const RANK_BYTES: usize = 16;
 
-/// How far a job has come.
+/// The progress of a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Stage {
     /// It was admitted. None of its processes has run.
@@ -46,7 +46,7 @@ pub(crate) struct Entry {
     pub(crate) preemptions: u32,
 }
 
-/// The root's state.
+/// The state of the root, as every daemon holds it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) jobs: BTreeMap<JobId, Entry>,
@@ -72,7 +72,7 @@ pub(crate) struct Position {
     pub(crate) change: u64,
 }
 
-/// What a daemon must remember when it starts again, or it could vote twice in a term, or vote against what it holds.
+/// The state that a daemon must remember when it starts again, or it could vote twice in a term, or vote against what it holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Durable {
     /// The latest term that this daemon knows.
@@ -84,7 +84,7 @@ pub(crate) struct Durable {
 }
 
 impl Table {
-    /// Applies a change.
+    /// Applies a change of the root.
     pub(crate) fn apply(&mut self, change: Change) {
         match change {
             Change::Job(entry) => {

@@ -1,4 +1,4 @@
-//! What a daemon does when the root changes: it follows, leads, or has none.
+//! Changes of the root: a daemon follows it, becomes it, or has none.
 
 use midplane_simhw::time::Instant;
 

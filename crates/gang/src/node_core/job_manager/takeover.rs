@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Takeover {
     pub(super) until: Instant,
-    /// What each host has reported.
+    /// The reports of the hosts that have joined.
     pub(super) reported: BTreeMap<u16, BTreeMap<JobId, Held>>,
 }
 
