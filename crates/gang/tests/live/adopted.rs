@@ -33,17 +33,16 @@ impl Group {
         Some(Self { folder })
     }
 
-    /// Starts this program in the group.
+    /// Starts this program in the group, and waits until it is there.
     fn start(&self, arguments: &[&str]) -> Child {
         let enter = format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", self.folder.display());
         let mut command = Command::new("sh");
         command.args(["-c", &enter]).arg(std::env::current_exe().unwrap()).args(arguments);
-        command
-            .env("GANG_JOB", "adopted")
-            .env("GANG_RANK", "0")
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap()
+        command.env("GANG_JOB", "adopted").env("GANG_RANK", "0").stdout(Stdio::null());
+        let child = command.spawn().unwrap();
+        // An empty group would end its job at once.
+        wait_until("the group has a process", || self.has("populated 1"));
+        child
     }
 
     fn has(&self, line: &str) -> bool {
