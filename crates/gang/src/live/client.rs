@@ -255,7 +255,7 @@ async fn attend(
         });
         let result = tokio::select! {
             result = forward(&mut sender, job, &mut ended) => result,
-            () = feed(socket, job, &mut keys) => unreachable!("it only ends with the job"),
+            never = feed(socket, job, &mut keys) => never,
         };
         writing.abort();
         if !matches!(result, Err(ClientError::Gone)) {
@@ -325,20 +325,32 @@ async fn read_input(to: mpsc::Sender<Frame>) {
     }
 }
 
-/// Hands standard input to a job, as far as it can be sent. Never ends.
-async fn feed(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) {
-    let feeding = async {
-        let (mut sender, _receiver) = connect(socket).await.ok()?;
-        sender.send(&Frame::message(&Request::Feed(job))).await.ok()?;
-        while let Some(frame) = keys.recv().await {
-            sender.send(&frame).await.ok()?;
-        }
-        // Its end.
-        sender.send(&Frame::message(&())).await.ok()?;
-        std::future::pending::<Option<()>>().await
-    };
-    let _ = feeding.await;
-    std::future::pending().await
+/// Hands standard input to a job, over one connection after the other. Never ends.
+async fn feed(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) -> ! {
+    loop {
+        feed_once(socket, job, keys).await;
+        sleep(AGAIN).await;
+    }
+}
+
+/// Hands standard input to a job until the connection ends.
+async fn feed_once(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) -> Option<()> {
+    let (mut sender, mut receiver) = connect(socket).await.ok()?;
+    sender.send(&Frame::message(&Request::Feed(job))).await.ok()?;
+    let Ok(Some(Reply::Accepted(_))) = receiver.message().await else { return None };
+    loop {
+        let frame = tokio::select! {
+            frame = keys.recv() => frame,
+            // The daemon has no more to say: the connection has ended.
+            _ = receiver.receive() => return None,
+        };
+        let Some(frame) = frame else {
+            sender.send(&Frame::message(&())).await.ok()?;
+            let _ = receiver.receive().await;
+            return None;
+        };
+        sender.send(&frame).await.ok()?;
+    }
 }
 
 /// Writes what ranks write, until the job is over; `None` if the daemon is gone before that.

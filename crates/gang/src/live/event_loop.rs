@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checkpoints;
 use super::clock::now;
@@ -31,8 +31,22 @@ struct JobStreams {
     output: Outlet,
     /// Taken by the front end's connection that feeds the job.
     feed: Option<mpsc::Sender<Frame>>,
+    /// A connection that feeds the job once the connection before it has ended.
+    next_feed: Option<oneshot::Sender<mpsc::Sender<Frame>>>,
     /// Taken by the host of rank 0.
     input: Option<mpsc::Receiver<Frame>>,
+}
+
+impl JobStreams {
+    /// Gives the feed to the connection that waits for it.
+    fn hand_feed(&mut self) {
+        if let Some(feed) = self.feed.take() {
+            match self.next_feed.take() {
+                Some(to) => self.feed = to.send(feed).err(),
+                None => self.feed = Some(feed),
+            }
+        }
+    }
 }
 
 /// The shell of a real daemon.
@@ -118,13 +132,15 @@ impl EventLoop {
             Event::Input(job) => self.core.handle_input(now, job),
             Event::Request(client, request, reply) => self.request(client, request, reply),
             Event::Feed(job, to) => {
-                if let Some(feed) = self.streams.get_mut(&job).and_then(|job| job.feed.take()) {
-                    let _ = to.send(feed);
+                if let Some(streams) = self.streams.get_mut(&job) {
+                    streams.next_feed = Some(to);
+                    streams.hand_feed();
                 }
             }
             Event::Unfed(job, feed) => {
                 if let Some(streams) = self.streams.get_mut(&job) {
                     streams.feed.get_or_insert(feed);
+                    streams.hand_feed();
                 }
             }
             Event::ClientLost(client) => {
@@ -284,7 +300,8 @@ impl EventLoop {
             let (feed, input) = mpsc::channel(streams::QUEUE);
             let (front, output) = watch::channel(None);
             let output = Outlet::new(output);
-            JobStreams { front, output, feed: Some(feed), input: Some(input) }
+            let (feed, input) = (Some(feed), Some(input));
+            JobStreams { front, output, feed, next_feed: None, input }
         })
     }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{BufRead, Write};
 use std::num::NonZeroU64;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
@@ -137,7 +138,7 @@ fn keep() -> ! {
         match line.split_at_checked(1) {
             Some(("+", group)) => drop(group.parse::<i32>().map(|group| groups.insert(group))),
             Some(("-", group)) => drop(group.parse::<i32>().map(|group| groups.remove(&group))),
-            Some(("f", file)) => drop(files.insert(PathBuf::from(file))),
+            Some(("f", named)) => drop(files.insert(named.to_owned())),
             Some(("c", folder)) => drop(cells.insert(PathBuf::from(folder))),
             Some(("a", folder)) => drop(adopted.insert(PathBuf::from(folder))),
             Some(("r", folder)) => drop(adopted.remove(Path::new(folder))),
@@ -151,8 +152,11 @@ fn keep() -> ! {
         // It may be gone.
         let _ = kill_process_group(group, Signal::KILL);
     }
-    for file in files {
-        let _ = std::fs::remove_file(file);
+    for (known, file) in files.iter().filter_map(|named| named.split_once(' ')) {
+        // The next daemon may have its socket there already.
+        if identity(file.as_ref()).as_deref() == Some(known) {
+            let _ = std::fs::remove_file(file);
+        }
     }
     for folder in cells {
         for _ in 0..CLEARED {
@@ -166,13 +170,22 @@ fn keep() -> ! {
     std::process::exit(0)
 }
 
+/// Returns what tells a file from others of its name: device, inode, and when it was last changed, because inodes are used
+/// again.
+fn identity(file: &Path) -> Option<String> {
+    let known = std::fs::symlink_metadata(file).ok()?;
+    let (second, nanos) = (known.ctime(), known.ctime_nsec());
+    Some(format!("{}:{}:{second}:{nanos}", known.dev(), known.ino()))
+}
+
 /// A daemon's hold on its reaper.
 #[derive(Debug)]
 pub struct Reaper {
     /// Closed by the system when the daemon dies.
     said: Option<ChildStdin>,
     groups: BTreeSet<i32>,
-    files: BTreeSet<PathBuf>,
+    /// Files by identity and name.
+    files: BTreeSet<String>,
     cells: BTreeSet<PathBuf>,
     adopted: BTreeSet<PathBuf>,
 }
@@ -193,7 +206,7 @@ impl Reaper {
         command.arg(BECOME_KEEPER).stdin(Stdio::piped()).stdout(Stdio::null());
         self.said = command.stderr(Stdio::null()).spawn().ok().and_then(|mut it| it.stdin.take());
         let groups = self.groups.iter().map(|group| format!("+{group}\n"));
-        let files = self.files.iter().map(|file| format!("f{}\n", file.display()));
+        let files = self.files.iter().map(|file| format!("f{file}\n"));
         let cells = self.cells.iter().map(|folder| format!("c{}\n", folder.display()));
         let adopted = self.adopted.iter().map(|folder| format!("a{}\n", folder.display()));
         let all: String = groups.chain(files).chain(cells).chain(adopted).collect();
@@ -221,10 +234,12 @@ impl Reaper {
         self.say(&format!("-{}\n", group.as_raw_nonzero()));
     }
 
-    /// This file is to go with the daemon.
-    pub(crate) fn hold_file(&mut self, file: &std::path::Path) {
-        self.files.insert(file.to_owned());
-        self.say(&format!("f{}\n", file.display()));
+    /// Has this file removed when the daemon is gone, unless another file has its name by then.
+    pub(crate) fn hold_file(&mut self, file: &Path) {
+        let Some(known) = identity(file) else { return };
+        let named = format!("{known} {}", file.display());
+        self.files.insert(named.clone());
+        self.say(&format!("f{named}\n"));
     }
 
     /// Control groups below this folder end with the daemon.

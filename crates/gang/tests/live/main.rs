@@ -75,6 +75,7 @@ const TESTS: &[choice::Scene] = &[
     ("what_can_t_begin_is_said_at_once", scenes::what_cannot_begin),
     ("a_rank_that_dies_takes_its_job_along_and_no_other", scenes::a_rank_dies),
     ("nothing_outlives_a_daemon_that_is_killed", scenes::a_daemon_is_killed),
+    ("a_daemon_that_follows_a_killed_one_at_once_answers", scenes::a_daemon_follows_at_once),
     ("nothing_outlives_a_front_end_that_is_killed", scenes::a_front_end_is_killed),
     ("signals_reach_a_job_that_stands_still", scenes::signals),
     ("rank_0_has_a_terminal", scenes::terminal),

@@ -129,6 +129,23 @@ pub(crate) fn a_daemon_is_killed() {
     wait_until("its socket goes", || !stage.socket(0).exists());
 }
 
+/// What cleans up after a killed daemon runs after the next daemon has started.
+pub(crate) fn a_daemon_follows_at_once() {
+    let mut stage = Stage::alone(1, 20);
+    let daemon = stage.daemons[0].id();
+    let children = std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children"));
+    // It has no other child without jobs.
+    let reaper: u32 = children.unwrap().trim().parse().unwrap();
+    let signal = |signal| kill_process(Pid::from_raw(reaper as i32).unwrap(), signal).unwrap();
+    signal(Signal::STOP);
+    stage.daemons[0].kill().unwrap();
+    stage.daemons[0].wait().unwrap();
+    stage.start(0, &format!("1:{}", "5a".repeat(32)));
+    signal(Signal::CONT);
+    wait_until("the first one's reaper ends", || !lives(reaper));
+    assert!(listing(&stage).jobs.is_empty());
+}
+
 pub(crate) fn a_front_end_is_killed() {
     let stage = Stage::alone(1, 20);
     let mut front = stage.front(1, &["sh", "-c", &stayer(&stage)]).spawn().unwrap();

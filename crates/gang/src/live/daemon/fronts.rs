@@ -117,18 +117,28 @@ async fn requests(
     while let Ok(Some(request)) = receiver.message::<Request>().await {
         match request {
             Request::Leave => return true,
-            Request::Feed(job) => feed(job, &mut receiver, events).await,
+            Request::Feed(job) => feed(job, &mut receiver, &reply, events).await,
             request => drop(events.send(Event::Request(client, request, reply.clone()))),
         }
     }
     false
 }
 
-/// Hands a job what its front end reads.
-async fn feed(job: JobId, receiver: &mut Receiver, events: &mpsc::UnboundedSender<Event>) {
+/// Hands a job what its front end reads, once the connection that fed the job before has ended.
+async fn feed(
+    job: JobId,
+    receiver: &mut Receiver,
+    reply: &mpsc::Sender<Frame>,
+    events: &mpsc::UnboundedSender<Event>,
+) {
     let (to, feed) = oneshot::channel();
     let _ = events.send(Event::Feed(job, to));
-    let Ok(feed) = feed.await else { return };
+    let Ok(feed) = feed.await else {
+        let why = format!("no job {job} takes input of this front end");
+        return drop(reply.send(Frame::message(&Reply::Refused(why))).await);
+    };
+    // The front end sends nothing before that: what it sends reaches the job.
+    let _ = reply.send(Frame::message(&Reply::Accepted(job))).await;
     while let Ok(Some(frame)) = receiver.receive().await {
         // A message says that this was all.
         if !matches!(frame, Frame::Data { .. }) || feed.send(frame).await.is_err() {
