@@ -19,7 +19,10 @@ mod messages;
 mod nicd;
 #[cfg(target_os = "linux")]
 mod node;
+mod programs;
 mod readme;
+#[cfg(target_os = "linux")]
+mod solver;
 mod stopping;
 #[cfg(target_os = "linux")]
 mod tokens;

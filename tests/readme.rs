@@ -1,11 +1,12 @@
 //! The README's programs: a service that is killed and comes back; and three senders that lose no line to one receiver.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
+
+use crate::programs::{Process, program};
 
 const README: &str = include_str!("../README.md");
 const HELLO: &str = include_str!("../examples/hello.rs");
@@ -62,56 +63,18 @@ fn the_readme_s_programs_are_the_example_s() {
     }
 }
 
-/// A process of the program; it ends with this test.
-struct Node(Child);
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Node {
-    fn start(program: &PathBuf, rank: usize, peers: &[SocketAddr]) -> Self {
-        let mut command = Command::new(program);
-        command.arg(rank.to_string()).args(peers.iter().map(ToString::to_string));
-        Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn input(&mut self) -> ChildStdin {
-        self.0.stdin.take().unwrap()
-    }
-
-    fn output(&mut self) -> BufReader<ChildStdout> {
-        BufReader::new(self.0.stdout.take().unwrap())
-    }
-}
-
-/// A program, which `cargo test` builds with all other examples before it runs tests; built where only this test was
-/// asked for.
-fn program(name: &str) -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
-    let program = profile.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    if !program.is_file() {
-        let cargo = std::env::var_os("CARGO").expect("cargo runs this test");
-        let built = Command::new(cargo)
-            .args(["build", "--quiet", "--package", "midplane", "--example", name])
-            .status();
-        assert!(built.unwrap().success());
-    }
-    program
+/// Starts a rank of the program `many_to_one`.
+fn rank(rank: usize, peers: &[SocketAddr]) -> Process {
+    let mut command = program("many_to_one");
+    command.arg(rank.to_string()).args(peers.iter().map(ToString::to_string));
+    Process::start(command.stdin(Stdio::piped()))
 }
 
 #[test]
 fn three_senders_lose_no_line_to_one_receiver() {
     let peers: Vec<SocketAddr> = (0..=SENDERS).map(|_| crate::node::free_address()).collect();
-    let program = program("many_to_one");
-    let mut receiver = Node::start(&program, 0, &peers);
-    let mut senders: Vec<Node> =
-        (1..=SENDERS).map(|rank| Node::start(&program, rank, &peers)).collect();
+    let mut receiver = rank(0, &peers);
+    let mut senders: Vec<Process> = (1..=SENDERS).map(|number| rank(number, &peers)).collect();
     let writers: Vec<_> = senders
         .iter_mut()
         .zip(1..)
@@ -153,10 +116,10 @@ fn three_senders_lose_no_line_to_one_receiver() {
 
 /// A process of the other program, in a cluster of this test's.
 #[cfg(target_os = "linux")]
-fn hello(argument: &str) -> Node {
-    let mut command = Command::new(program("hello"));
+fn hello(argument: &str) -> Process {
+    let mut command = program("hello");
     command.arg(argument).env("MIDPLANE_CLUSTER", format!("hello-{}", std::process::id()));
-    Node(command.stdout(Stdio::piped()).spawn().unwrap())
+    Process::start(&mut command)
 }
 
 #[cfg(target_os = "linux")]

@@ -4,6 +4,7 @@ pub mod arguments;
 mod background;
 pub mod fabrics;
 pub mod figures;
+mod frames;
 mod lead;
 mod message;
 mod outbox;

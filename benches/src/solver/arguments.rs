@@ -40,8 +40,8 @@ Examples:
   # Synchronous Jacobi, whose ranks wait for each other in every round
   solver --fabric sim --iteration jacobi --control static --buffer 128 --background 0.5
 
-  # The paper's stack: slow writes to Mermera's shared memory, as conditional sends on Warp
-  solver --fabric sim --memory mermera --control warp+csend --background 0.5
+  # The paper's stack: slow writes to Mermera's shared memory, as conditional sends on Warp; each rank a process
+  solver --memory mermera --control warp+csend --background 0.5
 
   # Warp beside every static buffer, at five loads and at one that changes
   solver --study
@@ -88,8 +88,7 @@ pub struct Arguments {
     iteration: Iteration,
 
     /// The exchange of values: messages of updates, or Mermera's shared memory, whose slow writes carry --buffer
-    /// unknowns each and are sent at once (--control none) or as conditional sends on Warp (warp+csend); it takes
-    /// --fabric sim
+    /// unknowns each and are sent at once (--control none) or as conditional sends on Warp (warp+csend)
     #[arg(long, value_enum, default_value = "private")]
     memory: Memory,
 
@@ -195,9 +194,9 @@ impl Arguments {
                         conditionally"
                 .into());
         }
-        if is_mermera && (self.nodes.fabric != Fabric::Sim || self.iteration == Iteration::Jacobi) {
-            return Err("--memory mermera: use --fabric sim, without --iteration jacobi; a slow write may be \
-                        skipped, and its frames are counted in virtual time"
+        if is_mermera && self.iteration == Iteration::Jacobi {
+            return Err("--memory mermera: leave --iteration jacobi out; a slow write may be skipped, and a round needs \
+                        all values"
                 .into());
         }
         Ok(())
@@ -274,6 +273,7 @@ impl Arguments {
         let mut words = self.nodes.for_child();
         let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
         add("--iteration", name_of(&setting.iteration));
+        add("--memory", name_of(&setting.memory));
         add("--control", name_of(&setting.control));
         add("--buffer", setting.buffer.to_string());
         add("--transport", name_of(&setting.transport));

@@ -427,6 +427,9 @@ impl<H: Pace> Rank<H> {
         &mut self,
         meeting: &mut Meeting,
     ) -> Result<Vec<Option<Tally>>, Failure> {
+        if let Some(shared) = &mut self.shared {
+            self.tally.messages = shared.frames().await?;
+        }
         let tally = self.tally;
         let mut counted = pin!(meeting.gather(&tally, ENDING));
         loop {

@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use midplane::simhw::host::Host;
+use midplane::simhw::port::Port;
 use midplane::warp::memory::{Location, MemoryHandle};
 
+use super::frames;
 use super::rank::Parts;
 use super::setting::Setting;
 use midplane_kit::report::Failure;
@@ -21,6 +23,8 @@ pub const MAX_UNKNOWNS: u16 = 120;
 #[derive(Debug)]
 pub struct Shared {
     memory: MemoryHandle<Vec<f64>>,
+    /// The port on which this rank asks for the number of received frames.
+    counts: Port,
     own: Vec<Range<usize>>,
     /// Locations of the other ranks, by their unknowns, and the number of the last write that was read.
     others: BTreeMap<Location, (Range<usize>, u64)>,
@@ -45,12 +49,13 @@ impl Shared {
         ranges: &[Range<usize>],
     ) -> Result<Self, Failure> {
         let memory = MemoryHandle::open(host).map_err(Failure::of_run)?;
+        let counts = host.open_port().map_err(Failure::of_run)?;
         let size = usize::from(setting.buffer.min(MAX_UNKNOWNS));
         let own = host.node().index();
         let others = (0..).zip(ranges).filter(|(rank, _)| *rank != own);
         let others = others.flat_map(|(_, range)| locations(range, size));
         let others = others.map(|unknowns| (location(&unknowns), (unknowns, 0))).collect();
-        Ok(Self { memory, own: locations(&ranges[own], size).collect(), others })
+        Ok(Self { memory, counts, own: locations(&ranges[own], size).collect(), others })
     }
 
     /// Reads all locations of other ranks into `part`. Returns the number of values that were new.
@@ -68,6 +73,11 @@ impl Shared {
             }
         }
         Ok(count)
+    }
+
+    /// Returns the number of frames that the memory of this node has received.
+    pub async fn frames(&mut self) -> Result<u64, Failure> {
+        frames::count(&mut self.counts).await
     }
 
     /// Writes the locations whose last unknown is among `computed`.
