@@ -1,143 +1,7 @@
-//! Fixed-point problems other than linear systems: shortest paths, PageRank, ODEs and network
-//! flows.
+//! Fixed-point problems other than linear systems, for tests: ODEs and network flows. The example
+//! `fixed_points` has page rank and shortest paths.
 
 use super::FixedPoint;
-
-/// Shortest paths to a node as dynamic programming.
-///
-/// The distance of a node is the least, over its edges, of the edge's length plus the distance of
-/// the edge's end. Converges asynchronously from above (Bertsekas 1982). A node without a path to
-/// the target stays at infinity.
-#[derive(Clone, Debug)]
-pub(crate) struct ShortestPaths {
-    edges: Vec<Vec<(usize, f64)>>,
-    target: usize,
-}
-
-/// An invalid graph.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum GraphError {
-    /// An edge names a node that does not exist.
-    #[error(
-        "edge {edge} joins nodes {from} and {to}; the graph has {nodes} nodes, numbered from 0"
-    )]
-    Node {
-        /// Index of the edge.
-        edge: usize,
-        /// Node where the edge begins.
-        from: usize,
-        /// Node where the edge ends.
-        to: usize,
-        /// Number of nodes.
-        nodes: usize,
-    },
-    /// The length, weight or conductance of an edge is not above zero, or not finite.
-    #[error("edge {edge} has the length {length}; a length must be finite and above 0")]
-    Length {
-        /// Index of the edge.
-        edge: usize,
-        /// The given length.
-        length: f64,
-    },
-}
-
-/// Checks the edges of a graph of `nodes`, and groups them by the node that they leave.
-fn edges_of(
-    nodes: usize,
-    edges: &[(usize, usize, f64)],
-) -> Result<Vec<Vec<(usize, f64)>>, GraphError> {
-    let mut from_each = vec![Vec::new(); nodes];
-    for (edge, &(from, to, length)) in edges.iter().enumerate() {
-        if from >= nodes || to >= nodes {
-            return Err(GraphError::Node { edge, from, to, nodes });
-        }
-        if !(length.is_finite() && length > 0.0) {
-            return Err(GraphError::Length { edge, length });
-        }
-        from_each[from].push((to, length));
-    }
-    Ok(from_each)
-}
-
-impl ShortestPaths {
-    /// Creates the problem of paths to `target` over `edges` of (from, to, length).
-    ///
-    /// # Errors
-    /// [`GraphError`] names the invalid edge.
-    pub(crate) fn new(
-        nodes: usize,
-        edges: &[(usize, usize, f64)],
-        target: usize,
-    ) -> Result<Self, GraphError> {
-        Ok(Self { edges: edges_of(nodes, edges)?, target })
-    }
-}
-
-impl FixedPoint for ShortestPaths {
-    fn unknowns(&self) -> usize {
-        self.edges.len()
-    }
-
-    fn update(&self, i: usize, x: &[f64]) -> f64 {
-        if i == self.target {
-            return 0.0;
-        }
-        self.edges[i].iter().map(|(to, length)| length + x[*to]).fold(f64::INFINITY, f64::min)
-    }
-
-    fn start(&self, i: usize) -> f64 {
-        if i == self.target { 0.0 } else { f64::INFINITY }
-    }
-}
-
-/// The stationary rank of pages that a reader follows links on, with a jump to a random page now
-/// and then (Brin and Page 1998).
-///
-/// The update contracts by the damping, in the sum of ranks. The ranks add up to 1.
-#[derive(Clone, Debug)]
-pub(crate) struct PageRank {
-    /// For each page the pages that link to it, and the share of their rank that it receives.
-    links: Vec<Vec<(usize, f64)>>,
-    damping: f64,
-}
-
-impl PageRank {
-    /// Creates the problem of ranking `pages` by `links` of (from, to, weight), with a damping of
-    /// 0.85. A page without links counts as one that links to itself.
-    ///
-    /// # Errors
-    /// [`GraphError`] names the invalid link.
-    pub(crate) fn new(pages: usize, links: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
-        let from_each = edges_of(pages, links)?;
-        let mut to_each = vec![Vec::new(); pages];
-        for (from, links) in from_each.iter().enumerate() {
-            let sum: f64 = links.iter().map(|(_, weight)| weight).sum();
-            for (to, weight) in links {
-                to_each[*to].push((from, weight / sum));
-            }
-            if links.is_empty() {
-                to_each[from].push((from, 1.0));
-            }
-        }
-        Ok(Self { links: to_each, damping: 0.85 })
-    }
-}
-
-impl FixedPoint for PageRank {
-    fn unknowns(&self) -> usize {
-        self.links.len()
-    }
-
-    fn update(&self, i: usize, x: &[f64]) -> f64 {
-        let given: f64 = self.links[i].iter().map(|(from, share)| share * x[*from]).sum();
-        (1.0 - self.damping) / self.links.len() as f64 + self.damping * given
-    }
-
-    fn start(&self, _: usize) -> f64 {
-        1.0 / self.links.len() as f64
-    }
-}
 
 /// Heat along a rod as an initial-value problem, by waveform relaxation (Lelarasmee, Ruehli and
 /// Sangiovanni-Vincentelli 1982).
@@ -204,14 +68,15 @@ impl NetworkFlow {
     /// Creates the problem of the potentials of nodes that supply `supply`, over `edges` of (from,
     /// to, conductance). An edge carries flow in both directions.
     ///
-    /// # Errors
-    /// [`GraphError`] names the invalid edge.
-    pub(crate) fn new(supply: Vec<f64>, edges: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
-        // Checks the edges by the caller's indexes.
-        edges_of(supply.len(), edges)?;
-        let both: Vec<(usize, usize, f64)> =
-            edges.iter().flat_map(|&(from, to, g)| [(from, to, g), (to, from, g)]).collect();
-        Ok(Self { edges: edges_of(supply.len(), &both)?, supply })
+    /// # Panics
+    /// If an edge names a node that does not exist.
+    pub(crate) fn new(supply: Vec<f64>, edges: &[(usize, usize, f64)]) -> Self {
+        let mut of_each = vec![Vec::new(); supply.len()];
+        for &(from, to, g) in edges {
+            of_each[from].push((to, g));
+            of_each[to].push((from, g));
+        }
+        Self { edges: of_each, supply }
     }
 
     /// Returns the flow from node `from` to node `to` over an edge of `conductance`, under
