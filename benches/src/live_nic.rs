@@ -45,9 +45,9 @@ impl LiveNic {
     /// Starts a NIC over UDP.
     ///
     /// # Errors
-    /// One line that names --peers.
+    /// One line: what the system refused.
     pub fn over_udp(config: UdpConfig, unit: Unit) -> Result<Self, String> {
-        let nic = UdpNic::start(config, unit).map_err(|error| format!("--peers: {error}"))?;
+        let nic = UdpNic::start(config, unit).map_err(|error| error.to_string())?;
         Ok(Self::Udp(nic))
     }
 

@@ -17,7 +17,6 @@ mod fabric;
 mod fairness;
 mod figures;
 mod kernel_peer;
-mod lam_table;
 #[cfg(target_os = "linux")]
 mod nas;
 #[cfg(target_os = "linux")]

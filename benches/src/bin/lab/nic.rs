@@ -6,12 +6,12 @@
 
 mod callers;
 mod dispatch;
-mod end;
 mod relay;
 mod stream;
 mod void;
 
 use crate::pingpong::one_way_us;
+use crate::pingpong::raw::End;
 use crate::processes;
 use crate::report::{self, Failure, progress};
 use std::time::Duration;
@@ -19,26 +19,24 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
-use midplane_benches::callgrind;
-use midplane_benches::work::interfaces::{Nics, units};
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
 use midplane_kit::clock::now;
 use serde::Serialize;
 use serde_json::json;
-use tokio::runtime::{Builder, Runtime};
 
 /// Bytes of every message.
 const BYTES: usize = 64;
 
 const EXAMPLES: &str = "\
 Examples:
-  lab nic                          every row but instructions
+  lab nic                          every row
   lab nic --only raw,rate --json   two of them, as JSON
 
 Rounds of ours and theirs alternate. Numbers are medians over the rounds; the ratio is ours divided by theirs. Lowest and
 highest are those of the rounds: of their ratios, or of ours where there is nothing to compare. \"Reach\" is the target.
 All processes busy-poll, and need a core each: three in the row daemon, at most two in the others. In the row udp, ours
-busy-polls for up to 200 us, its default, and tokio's sockets sleep. The row instructions needs valgrind and a build with RUSTFLAGS='--cfg rustix_use_libc'; the row sandboxed needs a build
-with --features wasm.
+busy-polls for up to 200 us, its default, and tokio's sockets sleep. The row sandboxed needs a build with --features wasm.
 
 Exit code: 0 it ran; 1 a process was lost, or messages did not arrive; 2 bad input.";
 
@@ -46,7 +44,7 @@ Exit code: 0 it ran; 1 a process was lost, or messages did not arrive; 2 bad inp
 #[derive(Debug, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Rows, separated by commas; default: all but instructions
+    /// Rows, separated by commas; default: all
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Row>,
     /// Rounds, from 1 to 1000; each measures every row once
@@ -71,8 +69,6 @@ pub(crate) struct Arguments {
 enum Row {
     /// One way between two processes over shared memory, compared with the bare slots
     Raw,
-    /// Instructions of a message in one process: its buffer, the send, both completions
-    Instructions,
     /// One way between two clients of a NIC daemon, compared with a process that relays slots
     Daemon,
     /// Messages a second in one direction over shared memory, 64 in flight, compared with the bare slots
@@ -99,7 +95,6 @@ enum Part {
     BareReceiver,
     Echo,
     SocketEcho,
-    Counted,
 }
 
 display!(Row, Part);
@@ -112,7 +107,6 @@ impl Row {
     const fn terms(self) -> (&'static str, &'static str) {
         match self {
             Self::Raw => ("us", "ratio <= 2.2"),
-            Self::Instructions => ("instructions", "ours <= 1200"),
             Self::Daemon => ("us", "ratio <= 1.5"),
             Self::Rate => ("million/s", "ours >= 10"),
             Self::Dispatch => ("ns", "ours <= 10"),
@@ -129,10 +123,6 @@ impl Row {
         Ok(match self {
             Self::Raw => {
                 (one_way_us("raw", milliseconds)?, Some(one_way_us("slots", milliseconds)?))
-            }
-            // A round trip is two messages.
-            Self::Instructions => {
-                (callgrind::count(&["nic", "--part=counted", "--place=none"])? / 2.0, None)
             }
             Self::Daemon => (relay::daemon_us(milliseconds)?, Some(relay::slots_us(milliseconds)?)),
             Self::Rate => (stream::messages(time)?, Some(stream::slots(time)?)),
@@ -169,10 +159,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 
 /// Runs a process that a row has started, until it has done its part or its parent exits.
 fn play(part: Part, place: &str, milliseconds: u32) -> Result<(), String> {
-    // Valgrind, which starts that part, closes its input, and it ends by itself.
-    if part != Part::Counted {
-        processes::end_with_parent();
-    }
+    processes::end_with_parent();
     match part {
         Part::Daemon => relay::serve(place),
         Part::Client => relay::answer(place, milliseconds),
@@ -182,11 +169,6 @@ fn play(part: Part, place: &str, milliseconds: u32) -> Result<(), String> {
         Part::BareReceiver => stream::receive_slots(place),
         Part::Echo => callers::echo(place),
         Part::SocketEcho => callers::echo_socket(place),
-        Part::Counted => {
-            let nics = Nics::start("lab nic");
-            callgrind::play(&mut units(&nics));
-            Ok(())
-        }
     }
 }
 
@@ -203,7 +185,8 @@ fn start(part: Part, place: &str, milliseconds: u32) -> Result<processes::Peer, 
 
 fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
     let all = Row::value_variants().iter().copied();
-    let rows: Vec<Row> = all.filter(|row| is_chosen(*row, &arguments.only)).collect();
+    let is_chosen = |row: &Row| arguments.only.is_empty() || arguments.only.contains(row);
+    let rows: Vec<Row> = all.filter(is_chosen).collect();
     let bar = progress(arguments.rounds as usize * rows.len(), "{bar:30} {pos}/{len} {msg}");
     let mut samples = vec![Vec::new(); rows.len()];
     for _ in 0..arguments.rounds {
@@ -216,11 +199,6 @@ fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
     }
     bar.finish_and_clear();
     Ok(rows.iter().zip(samples).map(|(row, samples)| summary(*row, &samples)).collect())
-}
-
-fn is_chosen(row: Row, only: &[Row]) -> bool {
-    // Valgrind needs a special build.
-    if only.is_empty() { row != Row::Instructions } else { only.contains(&row) }
 }
 
 /// Returns the report of a row: medians and extremes over its rounds.
@@ -253,11 +231,10 @@ fn unit() -> Unit {
     unit
 }
 
-fn runtime() -> Result<Runtime, String> {
-    Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| format!("no runtime: {error}"))
+/// Opens a port of `host`, the node 0 or 1, for messages to and from the other, and posts so many buffers.
+fn open(host: &impl Host, buffers: usize) -> Result<End, String> {
+    let (port, other) = (PortId(1), NodeId(1 - host.node().0));
+    End::open(host, port, (other, port), (BYTES, buffers))
 }
 
 /// Returns a name that no other process uses.

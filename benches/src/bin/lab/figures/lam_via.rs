@@ -1,11 +1,13 @@
 //! The LAM over VIA paper: one-way times of messages (Table 1).
 
+mod table;
+
 use std::path::Path;
 
 use crate::figures::rows::Row;
-use crate::lam_table::{self, Column, Registers};
 use crate::plot::{self, Line, Panel};
 use midplane_benches::anchors::measure::{self, Origin};
+use table::{Column, Registers};
 
 const PAPER: &str = "lam-via";
 /// The table's messages have 2^n bytes, for n below this.
@@ -25,8 +27,8 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
         };
         let (mut paper, mut ours) = (Vec::new(), Vec::new());
         for bytes in sizes() {
-            let us = lam_table::one_way_us(column, bytes)?;
-            let published = lam_table::published(column, bytes).ok_or("a size of the table")?;
+            let us = table::one_way_us(column, bytes)?;
+            let published = table::published(column, bytes).ok_or("a size of the table")?;
             let what = format!("Table 1: {bytes} B, {place}, {name}");
             rows.push(Row::new(PAPER, origin(column, bytes), what, "us", published, us));
             paper.push(point(column, bytes, published));
@@ -42,11 +44,11 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
         };
         let (column, mut points) = (Column::Foreseen(registers), Vec::new());
         for bytes in sizes() {
-            let us = lam_table::one_way_us(column, bytes)?;
+            let us = table::one_way_us(column, bytes)?;
             points.push(point(column, bytes, us));
-            if bytes > lam_table::LONGEST_COPIED {
+            if bytes > table::LONGEST_COPIED {
                 let [tcp, via] = [Column::Tcp, Column::Copied]
-                    .map(|column| lam_table::published(column, bytes).unwrap_or_default());
+                    .map(|column| table::published(column, bytes).unwrap_or_default());
                 let note =
                     format!("not in the paper: {tcp} us over TCP, {via} us over VIA by copies");
                 let what =
@@ -84,5 +86,5 @@ fn point(column: Column, bytes: usize, us: f64) -> (f64, f64) {
         Column::Local | Column::LocalTcp => Column::LocalTcp,
         Column::Tcp | Column::Copied | Column::Foreseen(_) => Column::Tcp,
     };
-    (f64::from(bytes.ilog2()), us / lam_table::published(tcp, bytes).unwrap_or(f64::NAN))
+    (f64::from(bytes.ilog2()), us / table::published(tcp, bytes).unwrap_or(f64::NAN))
 }

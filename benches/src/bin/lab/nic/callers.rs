@@ -12,9 +12,10 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-use super::end::End;
-use super::{BYTES, Part, now, runtime, start, unit};
+use super::{BYTES, Part, now, start, unit};
+use crate::pingpong::fabric::run;
 use crate::pingpong::layers::{LOST, failed, lost};
+use crate::pingpong::raw::End;
 use crate::processes;
 
 const CALLERS: usize = 8;
@@ -37,7 +38,7 @@ async fn exchange(end: &mut End) -> Result<u64, String> {
     while let Some(done) = next {
         if let Some(slot) = End::received(&done)? {
             end.post_buffer(slot)?;
-            end.post_message();
+            end.post_message(BYTES);
             count += 1;
         }
         next = end.port.take();
@@ -52,15 +53,15 @@ async fn exchange(end: &mut End) -> Result<u64, String> {
 pub(crate) fn ours(time: Duration) -> Result<f64, String> {
     let addresses = processes::free_addresses(2)?;
     let place = format!("{},{}", addresses[0], addresses[1]);
-    runtime()?.block_on(async {
+    run(async {
         let nic = start_nic(&place, 0)?;
-        let mut end = End::open(&nic.host(), BUFFERS)?;
+        let mut end = super::open(&nic.host(), BUFFERS)?;
         let mut other = start(Part::Echo, &place, 10)?;
         let asked = async {
             // The other side has posted its buffers before it sends.
             end.port.completion().await.map_err(failed)?;
             for _ in 0..CALLERS {
-                end.post_message();
+                end.post_message(BYTES);
             }
             end.port.ring();
             let (begin, mut answers) = (now(), 0);
@@ -75,10 +76,10 @@ pub(crate) fn ours(time: Duration) -> Result<f64, String> {
 
 /// Answers the requests of a NIC.
 pub(crate) fn echo(place: &str) -> Result<(), String> {
-    runtime()?.block_on(async {
+    run(async {
         let nic = start_nic(place, 1)?;
-        let mut end = End::open(&nic.host(), BUFFERS)?;
-        end.post_message();
+        let mut end = super::open(&nic.host(), BUFFERS)?;
+        end.post_message(BYTES);
         end.port.ring();
         loop {
             exchange(&mut end).await?;
@@ -138,7 +139,7 @@ impl Batched {
 pub(crate) fn sockets(time: Duration) -> Result<f64, String> {
     let addresses = processes::free_addresses(2)?;
     let place = format!("{},{}", addresses[1], addresses[0]);
-    runtime()?.block_on(async {
+    run(async {
         let mut socket = Batched::bind(addresses[0])?;
         let mut other = start(Part::SocketEcho, &place, 10)?;
         let asked = async {
@@ -161,7 +162,7 @@ pub(crate) fn sockets(time: Duration) -> Result<f64, String> {
 pub(crate) fn echo_socket(place: &str) -> Result<(), String> {
     let (own, peer) = place.split_once(',').ok_or("--place takes two addresses")?;
     let (own, peer) = (own.parse().map_err(failed)?, peer.parse().map_err(failed)?);
-    runtime()?.block_on(async {
+    run(async {
         let mut socket = Batched::bind(own)?;
         socket.send(peer, 1).await?;
         loop {

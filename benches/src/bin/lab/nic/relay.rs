@@ -7,10 +7,12 @@ use midplane::simhw::nicd::{Client, ClientConfig, ServerConfig};
 use midplane::simhw::shm::measure::Bare;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 
-use super::{BYTES, Part, name, runtime, start, unit};
+use super::{BYTES, Part, name, start, unit};
 use crate::pingpong::arguments::Wait;
-use crate::pingpong::layers::{EmptyPolls, Raw, failed};
+use crate::pingpong::fabric::run;
+use crate::pingpong::layers::{EmptyPolls, failed};
 use crate::pingpong::measure::{Side, WORD, answer as answer_on, ask};
+use crate::pingpong::raw::Raw;
 use crate::pingpong::slots::Slots;
 
 /// Time limit for a daemon to start.
@@ -22,7 +24,7 @@ const ANSWERING: PortId = PortId(2);
 pub(crate) fn daemon_us(milliseconds: u32) -> Result<f64, String> {
     let name = name("daemon");
     let mut daemon = start(Part::Daemon, &name, 10)?;
-    runtime()?.block_on(async {
+    run(async {
         let (_client, mut side) = daemon.beside(client(&name, ASKING, ANSWERING)).await?;
         let mut other = start(Part::Client, &name, milliseconds)?;
         let asked = async {
@@ -43,7 +45,7 @@ async fn client(name: &str, own: PortId, peer: PortId) -> Result<(Client, Raw), 
 
 /// Runs the second client.
 pub(crate) fn answer(name: &str, milliseconds: u32) -> Result<(), String> {
-    runtime()?.block_on(async {
+    run(async {
         let (_client, mut side) = client(name, ANSWERING, ASKING).await?;
         side.send(WORD).await?;
         answer_on(&mut side, &[BYTES], milliseconds).await
@@ -52,7 +54,7 @@ pub(crate) fn answer(name: &str, milliseconds: u32) -> Result<(), String> {
 
 /// Runs the daemon.
 pub(crate) fn serve(name: &str) -> Result<(), String> {
-    runtime()?.block_on(async {
+    run(async {
         let nic = ShmNic::start(ShmConfig::new(name, NodeId(0), 1), unit()).map_err(failed)?;
         let _server = nic.serve_ports(ServerConfig::new(name)).map_err(failed)?;
         std::future::pending().await
@@ -65,15 +67,13 @@ pub(crate) fn slots_us(milliseconds: u32) -> Result<f64, String> {
     let _relay = start(Part::Relay, &name, 10)?;
     let mut other = start(Part::Slots, &name, milliseconds)?;
     let mut side = Slots::new(&format!("{name}-0"), NodeId(0), BYTES)?;
-    runtime()?.block_on(async {
-        Ok(other.beside(ask(&mut side, &[BYTES], milliseconds)).await?[0].median_us)
-    })
+    run(async { Ok(other.beside(ask(&mut side, &[BYTES], milliseconds)).await?[0].median_us) })
 }
 
 /// Runs the process at the other end of the relay.
 pub(crate) fn answer_slots(name: &str, milliseconds: u32) -> Result<(), String> {
     let mut side = Slots::new(&format!("{name}-1"), NodeId(0), BYTES)?;
-    runtime()?.block_on(answer_on(&mut side, &[BYTES], milliseconds))
+    run(answer_on(&mut side, &[BYTES], milliseconds))
 }
 
 /// Runs the relay.

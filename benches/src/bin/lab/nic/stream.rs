@@ -7,9 +7,10 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::shm::measure::Bare;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 
-use super::end::End;
-use super::{BYTES, Part, name, now, runtime, start, unit};
-use crate::pingpong::layers::{EmptyPolls, failed};
+use super::{BYTES, Part, name, now, open, start, unit};
+use crate::pingpong::fabric::run;
+use crate::pingpong::layers::{EmptyPolls, GLANCE, failed};
+use crate::pingpong::raw::End;
 
 /// Messages in flight.
 const WINDOW: usize = 64;
@@ -32,67 +33,69 @@ fn take(end: &mut End) -> Result<Option<Option<u64>>, String> {
 
 /// Returns the millions of messages a second that two units and ports carry.
 pub(crate) fn messages(time: Duration) -> Result<f64, String> {
-    let name = name("rate");
-    let runtime = runtime()?;
-    let _entered = runtime.enter();
-    let nic = start_nic(&name, 0)?;
-    let mut end = End::open(&nic.host(), BUFFERS)?;
-    let mut other = start(Part::Receiver, &name, 10)?;
-    runtime.block_on(other.beside(async {
-        nic.meet().await;
-        // The other side has posted its buffers before it sends.
-        let first = end.port.completion().await.map_err(failed)?;
-        end.post_buffer(first.cookie)?;
-        let (begin, mut sent, mut acknowledged, mut polls) = (now(), 0, 0, EmptyPolls::default());
-        while acknowledged == 0 || begin.elapsed() < time {
-            let until = acknowledged + BATCH;
-            while acknowledged < until {
-                let before = sent;
-                while sent - acknowledged < WINDOW as u64 && end.post_message() {
-                    sent += 1;
+    run(async {
+        let name = name("rate");
+        let nic = start_nic(&name, 0)?;
+        let mut end = open(&nic.host(), BUFFERS)?;
+        start(Part::Receiver, &name, 10)?.beside(pump(&nic, &mut end, time)).await
+    })
+}
+
+/// Sends for so long, and returns the millions of acknowledged messages a second.
+async fn pump(nic: &ShmNic, end: &mut End, time: Duration) -> Result<f64, String> {
+    nic.meet().await;
+    // The other side has posted its buffers before it sends.
+    let first = end.port.completion().await.map_err(failed)?;
+    end.post_buffer(first.cookie)?;
+    let (begin, mut sent, mut acknowledged, mut polls) = (now(), 0, 0, EmptyPolls::default());
+    while acknowledged == 0 || begin.elapsed() < time {
+        let until = acknowledged + BATCH;
+        while acknowledged < until {
+            let before = sent;
+            while sent - acknowledged < WINDOW as u64 && end.post_message(BYTES) {
+                sent += 1;
+            }
+            if sent > before {
+                end.port.ring();
+            }
+            match take(end)? {
+                Some(Some(slot)) => {
+                    acknowledged += ACKNOWLEDGED as u64;
+                    end.post_buffer(slot)?;
                 }
-                if sent > before {
-                    end.port.ring();
-                }
-                match take(&mut end)? {
-                    Some(Some(slot)) => {
-                        acknowledged += ACKNOWLEDGED as u64;
-                        end.post_buffer(slot)?;
-                    }
-                    Some(None) => {}
-                    None => polls.again(),
-                }
+                Some(None) => {}
+                None => polls.again(),
             }
         }
-        Ok(acknowledged as f64 / begin.elapsed().as_secs_f64() / 1e6)
-    }))
+    }
+    Ok(acknowledged as f64 / begin.elapsed().as_secs_f64() / 1e6)
 }
 
 /// Receives messages, and acknowledges them.
 pub(crate) fn receive(place: &str) -> Result<(), String> {
-    let runtime = runtime()?;
-    let _entered = runtime.enter();
-    let nic = start_nic(place, 1)?;
-    let mut end = End::open(&nic.host(), BUFFERS)?;
-    runtime.block_on(nic.meet());
-    end.post_message();
-    end.port.ring();
-    let (mut received, mut polls, mut bytes) = (0, EmptyPolls::default(), [0; BYTES]);
-    loop {
-        match take(&mut end)? {
-            Some(Some(slot)) => {
-                end.read(slot, &mut bytes)?;
-                end.post_buffer(slot)?;
-                received += 1;
-                if received % ACKNOWLEDGED == 0 {
-                    end.post_message();
-                    end.port.ring();
+    run(async {
+        let nic = start_nic(place, 1)?;
+        let mut end = open(&nic.host(), BUFFERS)?;
+        nic.meet().await;
+        end.post_message(BYTES);
+        end.port.ring();
+        let (mut received, mut polls, mut bytes) = (0, EmptyPolls::default(), [0; GLANCE]);
+        loop {
+            match take(&mut end)? {
+                Some(Some(slot)) => {
+                    end.read(slot, BYTES, &mut bytes)?;
+                    end.post_buffer(slot)?;
+                    received += 1;
+                    if received % ACKNOWLEDGED == 0 {
+                        end.post_message(BYTES);
+                        end.port.ring();
+                    }
                 }
+                Some(None) => {}
+                None => polls.again(),
             }
-            Some(None) => {}
-            None => polls.again(),
         }
-    }
+    })
 }
 
 /// Returns the millions of frames a second that the bare slots carry.
@@ -104,9 +107,7 @@ pub(crate) fn slots(time: Duration) -> Result<f64, String> {
     let (begin, mut sent, mut polls) = (now(), 0_u64, EmptyPolls::default());
     while begin.elapsed() < time {
         for _ in 0..BATCH {
-            while !bare.send(&header, &[7; BYTES]) {
-                polls.again();
-            }
+            polls.until(|| bare.send(&header, &[7; BYTES]).then_some(()));
             sent += 1;
         }
     }
@@ -119,8 +120,6 @@ pub(crate) fn receive_slots(place: &str) -> Result<(), String> {
     let mut bare = Bare::meet(&ShmConfig::new(place, NodeId(1), 2)).map_err(failed)?;
     let (mut bytes, mut polls) = ([0; BYTES], EmptyPolls::default());
     loop {
-        if bare.receive(&mut bytes).is_none() {
-            polls.again();
-        }
+        polls.until(|| bare.receive(&mut bytes));
     }
 }

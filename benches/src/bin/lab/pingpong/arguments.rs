@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::lam_table::{Column, Registers};
 use crate::processes;
 use clap::{Parser, ValueEnum};
 
@@ -13,7 +12,6 @@ Examples:
   lab pingpong --fabric udp --peer tcp --sizes 64,4096,65536
   lab pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   other libraries too
   lab pingpong --fabric udp --between 10.0.0.1,10.0.0.2 --launch 'ssh other'   two hosts
-  lab pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
 
 One way is half a round trip: the median over batches of round trips, and over the rounds. The sender copies
 nothing beforehand: messages lie in a buffer (kernel) or in registered memory (raw, vi). The receiver reads every byte.
@@ -21,10 +19,8 @@ Layers: slots is the bare ring slots, polled; raw is the unit's message service;
 is open; firmware vi with the gate shut; write vi with RDMA writes; message MPI's tagged point-to-point over vi; lanes the same over shared memory alone,
 bypassing the NIC; world the same between ranks on nodes (`Node::world`), with --wait await. With --wait poll both processes busy-poll and need a core each.
 Other libraries are measured by programs of their packages; a missing one is skipped.
-With --fabric sim the layers are columns of the paper's Table 1 (local: VIA on one host). The last two columns of the
-report are then the paper's number and the deviation from it.
 
-Exit code: 0 it ran; 1 a process was lost, or a number deviates from the paper's by more than 10 %; 2 bad input.";
+Exit code: 0 it ran; 1 a process was lost; 2 bad input.";
 
 /// The fabric between the two processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -33,8 +29,6 @@ pub(crate) enum Fabric {
     Shm,
     /// UDP over loopback.
     Udp,
-    /// The LAM/VIA paper's cluster, in virtual time.
-    Sim,
 }
 
 /// The layer that carries the messages.
@@ -58,15 +52,11 @@ pub(crate) enum Layer {
     World,
 }
 
-/// Registration of memory for long messages.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub(crate) enum Registration {
-    /// Copied in parts through a registered area.
-    Copied,
-    /// In one piece; memory is registered on first use, and the registration cached.
-    Cached,
-    /// In one piece; memory is registered beforehand.
-    Registered,
+impl Layer {
+    /// The layers that are measured by default: first those that each fabric has.
+    const USUAL: [Self; 7] =
+        [Self::Raw, Self::Vi, Self::Message, Self::World, Self::Firmware, Self::Write, Self::Lanes];
+    const OVER_UDP: usize = 4;
 }
 
 /// Way in which a process waits.
@@ -76,8 +66,6 @@ pub(crate) enum Wait {
     Poll,
     /// Awaits.
     Await,
-    /// Blocks its thread.
-    Block,
 }
 
 /// Another system that is measured in the same run.
@@ -106,63 +94,31 @@ impl Kernel {
     }
 }
 
-display!(Fabric, Layer, Registration, Wait, Kernel);
+display!(Fabric, Layer, Wait, Kernel);
 
 /// A contestant.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Contest {
-    Ours(Fabric, Layer, Wait, Registration),
+    Ours(Fabric, Layer, Wait),
     Kernel(Kernel),
-    /// A column of the LAM/VIA paper's Table 1.
-    Simulated(Column),
 }
 
 impl Contest {
     /// Returns whether lost messages are not retransmitted.
     pub(crate) const fn may_lose(&self) -> bool {
-        matches!(self, Self::Kernel(Kernel::Udp) | Self::Ours(Fabric::Udp, Layer::Raw, ..))
+        matches!(self, Self::Kernel(Kernel::Udp) | Self::Ours(Fabric::Udp, Layer::Raw, _))
     }
 
-    pub(crate) fn name(&self) -> String {
-        let registration = self.registration().map_or(String::new(), |how| format!(" {how}"));
-        format!("{} {}{registration} {}", self.fabric(), self.layer(), self.wait())
-    }
-
-    pub(crate) fn fabric(&self) -> String {
+    /// Returns the names of its fabric, its layer and its way of waiting.
+    pub(crate) fn names(&self) -> [String; 3] {
         match self {
-            Self::Ours(fabric, ..) => fabric.to_string(),
-            Self::Kernel(kernel) => kernel.to_string(),
-            Self::Simulated(_) => Fabric::Sim.to_string(),
-        }
-    }
-
-    pub(crate) fn layer(&self) -> String {
-        match self {
-            Self::Ours(_, layer, ..) => layer.to_string(),
-            Self::Kernel(kernel) if kernel.is_library() => "library".into(),
-            Self::Kernel(_) => "kernel".into(),
-            Self::Simulated(Column::Tcp) => "tcp".into(),
-            Self::Simulated(Column::Copied) => "copied".into(),
-            Self::Simulated(Column::LocalTcp) => "local tcp".into(),
-            Self::Simulated(Column::Local) => "local".into(),
-            Self::Simulated(Column::Foreseen(Registers::AtTheStart)) => "registered".into(),
-            Self::Simulated(Column::Foreseen(Registers::EachTime)) => "registering".into(),
-        }
-    }
-
-    /// Returns the registration, for layers with tagged messages.
-    pub(crate) fn registration(&self) -> Option<Registration> {
-        match self {
-            Self::Ours(_, Layer::Message, _, how) => Some(*how),
-            _ => None,
-        }
-    }
-
-    pub(crate) const fn wait(&self) -> Wait {
-        match self {
-            Self::Ours(_, _, wait, _) => *wait,
-            Self::Kernel(kernel) if kernel.is_library() => Wait::Poll,
-            Self::Kernel(_) | Self::Simulated(_) => Wait::Await,
+            Self::Ours(fabric, layer, wait) => {
+                [fabric.to_string(), layer.to_string(), wait.to_string()]
+            }
+            Self::Kernel(library) if library.is_library() => {
+                [library.to_string(), "library".into(), Wait::Poll.to_string()]
+            }
+            Self::Kernel(kernel) => [kernel.to_string(), "kernel".into(), Wait::Await.to_string()],
         }
     }
 }
@@ -179,21 +135,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) layer: Vec<Layer>,
 
-    /// Registration of memory for messages above 8 KiB
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "cached")]
-    pub(crate) registration: Vec<Registration>,
-
     /// Way in which the processes wait
     #[arg(long, value_enum, value_delimiter = ',', default_value = "poll,await")]
     pub(crate) wait: Vec<Wait>,
 
-    /// Other systems to measure; default: tcp,unix, and none with --fabric sim alone
+    /// Other systems to measure; default: tcp,unix, and tcp between two hosts
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) peer: Vec<Kernel>,
 
-    /// Bytes of a message, each from 1 to 1048576; default: 8,64,1024,4096,16384,65536, and the paper's sizes with
-    /// --fabric sim alone
-    #[arg(long, value_delimiter = ',')]
+    /// Bytes of a message, each from 1 to 1048576
+    #[arg(long, value_delimiter = ',', default_value = "8,64,1024,4096,16384,65536")]
     pub(crate) sizes: Vec<usize>,
 
     /// Rounds, from 1 to 100; each measures everything once
@@ -232,20 +183,11 @@ pub(crate) struct Arguments {
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
 impl Arguments {
-    /// Fills in defaults.
+    /// Fills in the other systems, if none is named.
     pub(crate) fn fill(&mut self) {
-        let only_sim = self.fabric.iter().all(|fabric| *fabric == Fabric::Sim);
-        if self.peer.is_empty() && !only_sim {
-            self.peer = match self.between.is_empty() {
-                true => vec![Kernel::Tcp, Kernel::Unix],
-                false => vec![Kernel::Tcp],
-            };
-        }
-        if self.sizes.is_empty() {
-            self.sizes = match only_sim {
-                true => (0..16).map(|power| 1 << power).collect(),
-                false => vec![8, 64, 1024, 4096, 16_384, 65_536],
-            };
+        if self.peer.is_empty() {
+            self.peer = vec![Kernel::Tcp];
+            self.peer.extend(self.between.is_empty().then_some(Kernel::Unix));
         }
     }
 
@@ -254,19 +196,16 @@ impl Arguments {
         if let Some(bytes) = self.sizes.iter().find(|bytes| !(1..=MAX_BYTES).contains(*bytes)) {
             return Err(format!("--sizes {bytes}: must be from 1 to {MAX_BYTES} bytes"));
         }
-        let is_bypass = |layer: &&Layer| {
-            !matches!(layer, Layer::Raw | Layer::Vi | Layer::Message | Layer::World)
-        };
-        let past_the_nic = self.layer.iter().find(is_bypass);
-        if let Some(layer) = past_the_nic
-            && self.fabric.iter().any(|fabric| *fabric != Fabric::Shm)
+        let over_udp = &Layer::USUAL[..Layer::OVER_UDP];
+        if self.fabric.contains(&Fabric::Udp)
+            && let Some(layer) = self.layer.iter().find(|layer| !over_udp.contains(layer))
         {
             return Err(format!("--layer {layer}: only --fabric shm has it"));
         }
-        if self.layer.contains(&Layer::Slots) && self.wait.iter().any(|wait| *wait != Wait::Poll) {
+        if self.layer.contains(&Layer::Slots) && self.wait != [Wait::Poll] {
             return Err("--layer slots: both processes poll; add --wait poll".into());
         }
-        if self.layer.contains(&Layer::World) && self.wait.iter().any(|wait| *wait != Wait::Await) {
+        if self.layer.contains(&Layer::World) && self.wait != [Wait::Await] {
             return Err(
                 "--layer world: the tasks of its node need the thread; add --wait await".into()
             );
@@ -286,10 +225,10 @@ impl Arguments {
                 "--between {own},{other}: two hosts have two addresses, of one family"
             ));
         }
-        if let Some(fabric) = self.fabric.iter().find(|fabric| **fabric != Fabric::Udp) {
-            return Err(format!(
-                "--fabric {fabric}: two hosts have only udp between them; add --fabric udp"
-            ));
+        if self.fabric.contains(&Fabric::Shm) {
+            return Err(
+                "--fabric shm: two hosts have only udp between them; add --fabric udp".into()
+            );
         }
         let reaches = |peer: &&Kernel| !matches!(peer, Kernel::Tcp | Kernel::Udp);
         if let Some(peer) = self.peer.iter().find(reaches) {
@@ -300,12 +239,10 @@ impl Arguments {
         processes::free_at(*own, 1).map_err(|what| format!("--between {own}: {what}"))?;
         let launcher = self.launcher();
         let first = launcher.first().ok_or("--launch: names no program")?;
-        let folders = std::env::var_os("PATH").unwrap_or_default();
-        // Joining an absolute path leaves it unchanged.
-        if !std::env::split_paths(&folders).any(|folder| folder.join(first).is_file()) {
-            return Err(format!("--launch {first}: there is no such program"));
+        match is_program(first) {
+            true => Ok(()),
+            false => Err(format!("--launch {first}: there is no such program")),
         }
-        Ok(())
     }
 
     /// Returns this host's address.
@@ -320,32 +257,17 @@ impl Arguments {
     }
 
     pub(crate) fn contests(&self) -> Vec<Contest> {
-        let all = [
-            Layer::Raw,
-            Layer::Vi,
-            Layer::Message,
-            Layer::World,
-            Layer::Firmware,
-            Layer::Write,
-            Layer::Lanes,
-        ];
         let mut contests = Vec::new();
         for fabric in &self.fabric {
-            if *fabric == Fabric::Sim {
-                contests.extend(Column::ALL.map(Contest::Simulated));
-                continue;
-            }
-            // Only processes of one host share memory.
-            let those = if *fabric == Fabric::Shm { &all[..] } else { &all[..4] };
-            let layers = if self.layer.is_empty() { those } else { &self.layer[..] };
+            let usual = match fabric {
+                Fabric::Shm => &Layer::USUAL[..],
+                Fabric::Udp => &Layer::USUAL[..Layer::OVER_UDP],
+            };
+            let layers = if self.layer.is_empty() { usual } else { &self.layer[..] };
             for wait in &self.wait {
                 let is_there = |layer: &&Layer| **layer != Layer::World || *wait == Wait::Await;
-                for layer in layers.iter().filter(is_there) {
-                    let all = &self.registration[..];
-                    let hows = if *layer == Layer::Message { all } else { &all[..1] };
-                    let ours = |how: &Registration| Contest::Ours(*fabric, *layer, *wait, *how);
-                    contests.extend(hows.iter().map(ours));
-                }
+                let layers = layers.iter().filter(is_there);
+                contests.extend(layers.map(|layer| Contest::Ours(*fabric, *layer, *wait)));
             }
         }
         contests.extend(self.peer.iter().copied().map(Contest::Kernel));
@@ -362,19 +284,20 @@ impl Arguments {
             format!("--milliseconds={}", self.milliseconds),
         ];
         match contest {
-            Contest::Ours(fabric, layer, wait, how) => words.extend([
+            Contest::Ours(fabric, layer, wait) => words.extend([
                 format!("--fabric={fabric}"),
-                format!("--registration={how}"),
                 format!("--layer={layer}"),
                 format!("--wait={wait}"),
-                "--peer=tcp".into(),
             ]),
-            Contest::Kernel(kernel) => {
-                words.extend([format!("--peer={kernel}"), "--fabric=udp".into()]);
-                words.push("--wait=block".into());
-            }
-            Contest::Simulated(_) => unreachable!("it is one process"),
+            Contest::Kernel(kernel) => words.push(format!("--peer={kernel}")),
         }
         words
     }
+}
+
+/// Returns whether a program of this name is on this machine.
+pub(crate) fn is_program(name: &str) -> bool {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    // Joining an absolute path leaves it unchanged.
+    std::env::split_paths(&folders).any(|folder| folder.join(name).is_file())
 }

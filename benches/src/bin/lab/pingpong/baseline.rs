@@ -1,32 +1,37 @@
 //! The kernel's sockets, through tokio.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 
 use crate::pingpong::arguments::{Kernel, MAX_BYTES};
 use crate::pingpong::layers::{LOST, lost};
-use crate::pingpong::measure::Side;
-use crate::processes::Peer;
+use crate::pingpong::measure::{Figures, Game, Side};
 
 /// Bytes of a datagram; longer messages take several.
 const DATAGRAM: usize = 32 << 10;
 
-/// Error for a second process that was started by hand with such a peer.
-const NOT_THE_KERNEL: &str = "--peer: other libraries have processes of their own";
-
-fn failed(error: std::io::Error) -> String {
+fn failed(error: io::Error) -> String {
     format!("a socket failed: {error}")
 }
 
-/// A byte stream.
-struct Stream<S> {
+/// A socket, and the bytes that it sends and receives.
+struct Socket<S> {
     socket: S,
     buffer: Vec<u8>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Side for Stream<S> {
+impl<S> Socket<S> {
+    fn new(socket: S) -> Self {
+        Self { socket, buffer: vec![7; MAX_BYTES + DATAGRAM] }
+    }
+}
+
+/// Sends and receives over a byte stream.
+impl<S: AsyncRead + AsyncWrite + Unpin> Side for Socket<S> {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
         self.socket.write_all(&self.buffer[..bytes]).await.map_err(failed)
     }
@@ -37,15 +42,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Side for Stream<S> {
 }
 
 /// Datagrams, without retransmission.
-struct Datagrams {
-    socket: UdpSocket,
-    buffer: Vec<u8>,
-}
+struct Datagrams(Socket<UdpSocket>);
 
 impl Side for Datagrams {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
-        for part in self.buffer[..bytes].chunks(DATAGRAM) {
-            self.socket.send(part).await.map_err(failed)?;
+        for part in self.0.buffer[..bytes].chunks(DATAGRAM) {
+            self.0.socket.send(part).await.map_err(failed)?;
         }
         Ok(())
     }
@@ -53,81 +55,78 @@ impl Side for Datagrams {
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
         let mut came = 0;
         while came < bytes {
-            let part = tokio::time::timeout(LOST, self.socket.recv(&mut self.buffer[came..]));
+            let part = tokio::time::timeout(LOST, self.0.socket.recv(&mut self.0.buffer[came..]));
             came += part.await.map_err(|_| lost())?.map_err(failed)?;
         }
         Ok(())
     }
 }
 
-/// Part of one side over a connection.
-pub(crate) trait Game {
-    type Result;
-    async fn play(self, side: &mut impl Side) -> Result<Self::Result, String>;
+/// The socket at which one process waits for the other.
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, TempDir),
+    Udp(UdpSocket),
 }
 
-fn buffer() -> Vec<u8> {
-    vec![7; MAX_BYTES + DATAGRAM]
-}
+impl Listener {
+    /// Listens on this host's address; returns the place to which the other process connects.
+    pub(crate) async fn bind(kernel: Kernel, own: IpAddr) -> Result<(Self, String), String> {
+        let bound = async {
+            Ok(match kernel {
+                Kernel::Tcp => {
+                    let listener = TcpListener::bind((own, 0)).await?;
+                    let place = listener.local_addr()?.to_string();
+                    (Self::Tcp(listener), place)
+                }
+                Kernel::Udp => {
+                    let socket = UdpSocket::bind((own, 0)).await?;
+                    let place = socket.local_addr()?.to_string();
+                    (Self::Udp(socket), place)
+                }
+                _ => {
+                    let folder = tempfile::tempdir()?;
+                    let path = folder.path().join("socket");
+                    (Self::Unix(UnixListener::bind(&path)?, folder), path.display().to_string())
+                }
+            })
+        };
+        bound.await.map_err(failed)
+    }
 
-/// Listens on this host's address, passes it to the child, and runs `game` over the connection.
-pub(crate) async fn wait<G: Game>(
-    kernel: Kernel,
-    own: IpAddr,
-    tell: impl FnOnce(String) -> Result<Peer, String>,
-    game: G,
-) -> Result<G::Result, String> {
-    match kernel {
-        Kernel::Tcp => {
-            let listener = TcpListener::bind((own, 0)).await.map_err(failed)?;
-            let mut child = tell(listener.local_addr().map_err(failed)?.to_string())?;
-            let part = async {
+    /// Waits for the other process, and plays over the connection.
+    pub(crate) async fn play(self, game: Game<'_>) -> Result<Vec<Figures>, String> {
+        match self {
+            Self::Tcp(listener) => {
+                over_tcp(listener.accept().await.map(|(socket, _)| socket), game).await
+            }
+            Self::Unix(listener, _folder) => {
                 let (socket, _) = listener.accept().await.map_err(failed)?;
-                socket.set_nodelay(true).map_err(failed)?;
-                game.play(&mut Stream { socket, buffer: buffer() }).await
-            };
-            child.beside(part).await
-        }
-        Kernel::Unix => {
-            let folder = tempfile::tempdir().map_err(failed)?;
-            let path = folder.path().join("socket");
-            let listener = UnixListener::bind(&path).map_err(failed)?;
-            let mut child = tell(path.display().to_string())?;
-            let part = async {
-                let (socket, _) = listener.accept().await.map_err(failed)?;
-                game.play(&mut Stream { socket, buffer: buffer() }).await
-            };
-            child.beside(part).await
-        }
-        Kernel::Udp => {
-            let socket = UdpSocket::bind((own, 0)).await.map_err(failed)?;
-            let mut child = tell(socket.local_addr().map_err(failed)?.to_string())?;
-            let part = async {
-                let mut first = [0];
-                let (_, from) = socket.recv_from(&mut first).await.map_err(failed)?;
+                game.play(&mut Socket::new(socket)).await
+            }
+            Self::Udp(socket) => {
+                let (_, from) = socket.recv_from(&mut [0]).await.map_err(failed)?;
                 socket.connect(from).await.map_err(failed)?;
-                game.play(&mut Datagrams { socket, buffer: buffer() }).await
-            };
-            child.beside(part).await
-        }
-        Kernel::Ucx | Kernel::Libfabric | Kernel::Openmpi | Kernel::Iceoryx2 => {
-            Err(NOT_THE_KERNEL.into())
+                game.play(&mut Datagrams(Socket::new(socket))).await
+            }
         }
     }
 }
 
-/// Connects to the waiting side, and runs `game` over the connection.
-pub(crate) async fn go<G: Game>(kernel: Kernel, place: &str, game: G) -> Result<G::Result, String> {
+async fn over_tcp(socket: io::Result<TcpStream>, game: Game<'_>) -> Result<Vec<Figures>, String> {
+    let socket = socket.map_err(failed)?;
+    socket.set_nodelay(true).map_err(failed)?;
+    game.play(&mut Socket::new(socket)).await
+}
+
+/// Connects to the waiting process, and plays over the connection.
+pub(crate) async fn connect(
+    kernel: Kernel,
+    place: &str,
+    game: Game<'_>,
+) -> Result<Vec<Figures>, String> {
     match kernel {
-        Kernel::Tcp => {
-            let socket = TcpStream::connect(place).await.map_err(failed)?;
-            socket.set_nodelay(true).map_err(failed)?;
-            game.play(&mut Stream { socket, buffer: buffer() }).await
-        }
-        Kernel::Unix => {
-            let socket = UnixStream::connect(place).await.map_err(failed)?;
-            game.play(&mut Stream { socket, buffer: buffer() }).await
-        }
+        Kernel::Tcp => over_tcp(TcpStream::connect(place).await, game).await,
         Kernel::Udp => {
             let to: SocketAddr = place.parse().map_err(|error| format!("{place}: {error}"))?;
             let any: IpAddr = match to {
@@ -137,10 +136,11 @@ pub(crate) async fn go<G: Game>(kernel: Kernel, place: &str, game: G) -> Result<
             let socket = UdpSocket::bind((any, 0)).await.map_err(failed)?;
             socket.connect(to).await.map_err(failed)?;
             socket.send(&[0]).await.map_err(failed)?;
-            game.play(&mut Datagrams { socket, buffer: buffer() }).await
+            game.play(&mut Datagrams(Socket::new(socket))).await
         }
-        Kernel::Ucx | Kernel::Libfabric | Kernel::Openmpi | Kernel::Iceoryx2 => {
-            Err(NOT_THE_KERNEL.into())
+        _ => {
+            let socket = UnixStream::connect(place).await.map_err(failed)?;
+            game.play(&mut Socket::new(socket)).await
         }
     }
 }

@@ -8,55 +8,36 @@ use midplane::nicvm::messages::{MESSAGES, Messages as Service};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
-use midplane::simhw::link::LinkProfile;
-use midplane::simhw::shm::{ShmConfig, ShmNic};
-use midplane::simhw::time::LineRate;
-use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
+use midplane::simhw::shm::ShmConfig;
+use midplane::simhw::udp::Coprocessor;
 use midplane::via::VIA;
 use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::lanes::LaneCarrier;
 use midplane::via::message::engine::{DEFAULT_EAGER, SOCKET_EAGER};
-use tokio::runtime::{Builder, Runtime};
+use midplane_benches::live_nic::{LiveNic, unpaced};
 
-use crate::lam_table::{self, Column};
-use crate::pingpong::arguments::{Arguments, Contest, Fabric, Layer, Registration, Wait};
-use crate::pingpong::baseline::{self, Game};
-use crate::pingpong::layers::{Interface, Messages, Raw, interfaces};
+use crate::pingpong::arguments::{Arguments, Contest, Fabric, Layer, Wait};
+use crate::pingpong::baseline::{self, Listener};
+use crate::pingpong::interface::Interface;
+use crate::pingpong::layers::{Messages, failed, interfaces};
 use crate::pingpong::libraries;
-use crate::pingpong::measure::{self, Figures, Side};
+use crate::pingpong::measure::{Figures, Game};
+use crate::pingpong::raw::Raw;
 use crate::pingpong::slots::Slots;
-use crate::pingpong::writes::Writes;
 use crate::processes::{self, Peer};
+use crate::report::Failure;
 
 /// Longest packet over shared memory alone, and the longest message that leaves whole there.
 const LANE_MTU: usize = 16 << 10;
 
-fn runtime(wait: Wait) -> Result<Runtime, String> {
-    let built = match wait {
-        // A process that blocks its thread needs another thread for the NIC.
-        Wait::Block => Builder::new_multi_thread().worker_threads(1).enable_all().build(),
-        Wait::Poll | Wait::Await => Builder::new_current_thread().enable_all().build(),
-    };
-    built.map_err(|error| format!("no runtime: {error}"))
+/// Runs a task of this program on this thread.
+pub(crate) fn run<T>(task: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    processes::run(async { task.await.map_err(Failure::of_run) }).map_err(failed)
 }
 
-/// The measuring side.
-struct Asks<'a>(&'a Arguments);
-
-impl Game for Asks<'_> {
-    type Result = Vec<Figures>;
-    async fn play(self, side: &mut impl Side) -> Result<Vec<Figures>, String> {
-        measure::ask(side, &self.0.sizes, self.0.milliseconds).await
-    }
-}
-
-/// The answering side.
-struct Answers<'a>(&'a Arguments);
-
-impl Game for Answers<'_> {
-    type Result = ();
-    async fn play(self, side: &mut impl Side) -> Result<(), String> {
-        measure::answer(side, &self.0.sizes, self.0.milliseconds).await
+impl Arguments {
+    const fn game(&self, asks: bool) -> Game<'_> {
+        Game { sizes: self.sizes.as_slice(), milliseconds: self.milliseconds, asks }
     }
 }
 
@@ -64,28 +45,20 @@ impl Game for Answers<'_> {
 pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figures>, String> {
     let launcher = arguments.launcher();
     let start = |place: &str| Peer::launch(&launcher, &arguments.for_child(contest, place), &[]);
+    let game = arguments.game(true);
     match contest {
-        Contest::Simulated(column) => {
-            arguments.sizes.iter().map(|bytes| simulated(*column, *bytes)).collect()
-        }
-        Contest::Kernel(library) if library.is_library() => {
-            let (sizes, milliseconds) = (&arguments.sizes, arguments.milliseconds);
-            runtime(Wait::Await)?.block_on(libraries::ask(*library, sizes, milliseconds))
-        }
-        Contest::Kernel(kernel) => runtime(Wait::Await)?.block_on(async {
-            let tell = |place: String| start(&format!("kernel={place}"));
-            baseline::wait(*kernel, arguments.own_address(), tell, Asks(arguments)).await
+        Contest::Kernel(library) if library.is_library() => libraries::ask(*library, game),
+        Contest::Kernel(kernel) => run(async {
+            let (listener, place) = Listener::bind(*kernel, arguments.own_address()).await?;
+            start(&format!("kernel={place}"))?.beside(listener.play(game)).await
         }),
-        Contest::Ours(fabric, layer, wait, how) => {
+        Contest::Ours(fabric, layer, wait) => {
             let place = match fabric {
                 Fabric::Shm => format!("midplane-pingpong-{}", std::process::id()),
                 Fabric::Udp => addresses(arguments)?,
-                Fabric::Sim => unreachable!("its columns are contests of their own"),
             };
             let mut child = start(&place)?;
-            let (game, most) = (Asks(arguments), most(arguments));
-            let part = ours((*fabric, *layer, *wait, *how), &place, 0, most, game);
-            runtime(*wait)?.block_on(child.beside(part))
+            run(child.beside(ours((*fabric, *layer, *wait), &place, 0, game)))
         }
     }
 }
@@ -100,91 +73,85 @@ fn addresses(arguments: &Arguments) -> Result<String, String> {
     })
 }
 
-fn simulated(column: Column, bytes: usize) -> Result<Figures, String> {
-    let median_us = lam_table::one_way_us(column, bytes)?;
-    Ok(Figures { median_us, p99_us: median_us, gb_per_s: bytes as f64 / median_us / 1e3 })
-}
-
 /// Runs the second process, which answers.
 pub(crate) fn answer(arguments: &Arguments, place: &str) -> Result<(), String> {
-    if let Some(place) = place.strip_prefix("kernel=") {
-        let kernel = arguments.peer[0];
-        return runtime(Wait::Await)?.block_on(baseline::go(kernel, place, Answers(arguments)));
-    }
-    let (fabric, layer, wait) = (arguments.fabric[0], arguments.layer[0], arguments.wait[0]);
-    let (how, game) = (arguments.registration[0], Answers(arguments));
-    runtime(wait)?.block_on(ours((fabric, layer, wait, how), place, 1, most(arguments), game))
-}
-
-fn most(arguments: &Arguments) -> usize {
-    arguments.sizes.iter().copied().max().unwrap_or(0)
+    let game = arguments.game(false);
+    let answered = match place.strip_prefix("kernel=") {
+        Some(place) => run(baseline::connect(arguments.peer[0], place, game)),
+        None => {
+            let how = (arguments.fabric[0], arguments.layer[0], arguments.wait[0]);
+            run(ours(how, place, 1, game))
+        }
+    };
+    answered.map(drop)
 }
 
 fn unit(layer: Layer) -> Result<Unit, String> {
     let via = ViaConfig::default();
     let via = if layer == Layer::Firmware { via.shut_gate() } else { via };
     let mut unit = Unit::default();
-    unit.install(MESSAGES, Service::new()).map_err(|error| error.to_string())?;
-    unit.install(VIA, Via::new(via)).map_err(|error| error.to_string())?;
+    unit.install(MESSAGES, Service::new()).map_err(failed)?;
+    unit.install(VIA, Via::new(via)).map_err(failed)?;
     Ok(unit)
 }
 
-async fn ours<G: Game>(
-    (fabric, layer, wait, how): (Fabric, Layer, Wait, Registration),
+async fn ours(
+    (fabric, layer, wait): (Fabric, Layer, Wait),
     place: &str,
     node: u16,
-    most: usize,
-    game: G,
-) -> Result<G::Result, String> {
-    match fabric {
-        Fabric::Shm | Fabric::Udp if layer == Layer::World => {
-            world(fabric, place, node, most, game).await
+    game: Game<'_>,
+) -> Result<Vec<Figures>, String> {
+    let most = game.sizes.iter().copied().max().unwrap_or(0);
+    let shm = ShmConfig::new(place, NodeId(node), 2);
+    match (layer, fabric) {
+        (Layer::World, _) => return world(fabric, place, node, most, game).await,
+        (Layer::Lanes, _) => {
+            let carrier = LaneCarrier::open(&shm.mtu(LANE_MTU)).map_err(failed)?;
+            return game.play(&mut Messages::new(carrier, most, wait, LANE_MTU)?).await;
         }
-        Fabric::Shm if layer == Layer::Lanes => {
-            let config = ShmConfig::new(place, NodeId(node), 2).mtu(LANE_MTU);
-            let carrier = LaneCarrier::open(&config).map_err(|error| error.to_string())?;
-            game.play(&mut Messages::new(carrier, most, wait, LANE_MTU)?).await
-        }
-        Fabric::Shm if layer == Layer::Slots => {
-            game.play(&mut Slots::new(place, NodeId(node), most)?).await
-        }
-        Fabric::Shm => {
-            let config = ShmConfig::new(place, NodeId(node), 2);
-            let nic = ShmNic::start(config, unit(layer)?).map_err(|error| error.to_string())?;
-            let met = tokio::time::timeout(Duration::from_secs(10), nic.meet()).await;
-            met.map_err(|_| "the other process did not come up in 10 s")?;
-            let (host, peer) = (nic.host(), NodeId(1 - node));
-            let result = match layer {
-                Layer::Write => game.play(&mut Writes::new(&host, peer, most, wait).await?).await,
-                _ => play(&host, peer, (fabric, layer, wait, how), most, game).await,
-            };
-            nic.shutdown().await;
-            result
-        }
+        (Layer::Slots, _) => return game.play(&mut Slots::new(place, NodeId(node), most)?).await,
+        _ => {}
+    }
+    let (nic, eager) = match fabric {
+        Fabric::Shm => (LiveNic::over_shm(shm, unit(layer)?).await?, DEFAULT_EAGER),
         Fabric::Udp => {
             let addresses: Result<Vec<SocketAddr>, _> = place.split(',').map(str::parse).collect();
             let addresses = addresses.map_err(|error| format!("--child {place}: {error}"))?;
-            // A line rate above any loopback's: frames are not paced.
-            let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
             // As over shared memory, the task that rings or polls runs the NIC.
-            let config = UdpConfig::new(NodeId(node), addresses).line(line);
-            let config = config.coprocessor(Coprocessor::Task);
-            let nic = UdpNic::start(config, unit(layer)?).map_err(|error| error.to_string())?;
-            play(&nic.host(), NodeId(1 - node), (fabric, layer, wait, how), most, game).await
+            let config = unpaced(NodeId(node), addresses).coprocessor(Coprocessor::Task);
+            (LiveNic::over_udp(config, unit(layer)?)?, SOCKET_EAGER)
         }
-        Fabric::Sim => unreachable!("its columns are contests of their own"),
-    }
+    };
+    let (host, peer) = (nic.host(), NodeId(1 - node));
+    let played = match layer {
+        Layer::Raw => {
+            let port = PortId(1);
+            let mut side = Raw::new(&host, port, (peer, port), most, wait)?;
+            // Both sides must have posted buffers before the first send; the other process is still starting.
+            host.sleep_until(host.now() + Duration::from_millis(300)).await;
+            game.play(&mut side).await
+        }
+        Layer::Message => {
+            let carrier = interfaces(&host, eager).await?;
+            game.play(&mut Messages::new(carrier, most, wait, eager)?).await
+        }
+        _ => {
+            let writes = layer == Layer::Write;
+            game.play(&mut Interface::new(&host, peer, most, wait, writes).await?).await
+        }
+    };
+    nic.shutdown().await;
+    played
 }
 
 /// Plays between ranks on nodes, as a service's program has them.
-async fn world<G: Game>(
+async fn world(
     fabric: Fabric,
     place: &str,
     rank: u16,
     most: usize,
-    game: G,
-) -> Result<G::Result, String> {
-    let text = |error: midplane::Error| error.to_string();
+    game: Game<'_>,
+) -> Result<Vec<Figures>, String> {
     let builder = Node::builder().name(format!("rank-{rank}"));
     let builder = if fabric == Fabric::Shm {
         builder.cluster(place)
@@ -193,38 +160,9 @@ async fn world<G: Game>(
         let own: SocketAddr = own.parse().map_err(|error| format!("--child {place}: {error}"))?;
         builder.transports("udp").bind(own).discover(place).trusted_network()
     };
-    let node = builder.start().await.map_err(text)?;
-    let all = node.world("pingpong", rank.into(), 2).await.map_err(text)?;
+    let node = builder.start().await.map_err(failed)?;
+    let all = node.world("pingpong", rank.into(), 2).await.map_err(failed)?;
     let played = game.play(&mut Messages::of(all, most)).await;
     node.shutdown().await;
     played
-}
-
-async fn play<G: Game>(
-    host: &impl Host,
-    peer: NodeId,
-    (fabric, layer, wait, how): (Fabric, Layer, Wait, Registration),
-    most: usize,
-    game: G,
-) -> Result<G::Result, String> {
-    match layer {
-        Layer::Raw => {
-            let port = PortId(1);
-            let mut side = Raw::new(host, port, (peer, port), most, wait)?;
-            // Both sides must have posted buffers before the first send; the other process is still starting.
-            host.sleep_until(host.now() + Duration::from_millis(300)).await;
-            game.play(&mut side).await
-        }
-        Layer::Vi | Layer::Firmware => {
-            game.play(&mut Interface::new(host, peer, most, wait).await?).await
-        }
-        Layer::Message => {
-            let eager = if fabric == Fabric::Udp { SOCKET_EAGER } else { DEFAULT_EAGER };
-            let carrier = interfaces(host, how, eager).await?;
-            game.play(&mut Messages::new(carrier, most, wait, eager)?).await
-        }
-        Layer::Slots | Layer::Lanes | Layer::Write | Layer::World => {
-            unreachable!("over shared memory alone, or on nodes, which is checked")
-        }
-    }
 }

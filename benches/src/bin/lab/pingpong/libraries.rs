@@ -3,15 +3,16 @@
 //! UCX and libfabric come with measuring tools. For an MPI, a program like ours is compiled with its own compiler.
 //! Libraries that are not installed are skipped, by name.
 
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::process::Child;
+use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
-use crate::pingpong::arguments::Kernel;
-use crate::pingpong::measure::{Figures, batch_of, batches};
+use crate::pingpong::arguments::{Kernel, is_program};
+use crate::pingpong::fabric::run;
+use crate::pingpong::layers::failed;
+use crate::pingpong::measure::{Figures, Game, batch_of, batches};
 use crate::processes;
 
 /// Time limit of one measurement.
@@ -38,10 +39,7 @@ const fn needs(library: Kernel) -> (&'static [&'static str], &'static str) {
 /// Returns why a peer can't be measured here, or `None` if it can.
 pub(crate) fn missing(library: Kernel) -> Option<String> {
     let (programs, installs) = needs(library);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_here =
-        |program: &&&str| std::env::split_paths(&path).any(|at| at.join(program).is_file());
-    if let Some(program) = programs.iter().find(|program| !is_here(program)) {
+    if let Some(program) = programs.iter().find(|program| !is_program(program)) {
         return Some(format!("{library}: {program} is not installed ({installs})"));
     }
     // Other MPIs install programs of the same names, which take other options.
@@ -50,148 +48,129 @@ pub(crate) fn missing(library: Kernel) -> Option<String> {
 }
 
 fn is_open_mpi() -> bool {
-    let asked = Command::new("mpirun").arg("--version").stdin(Stdio::null()).output();
-    asked.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("Open MPI"))
+    let version = run(output(Kernel::Openmpi, [command("mpirun --version")]));
+    version.is_ok_and(|text| text.contains("Open MPI"))
 }
 
 /// Returns a library's numbers at each size.
 ///
 /// # Errors
 /// One line: what failed.
-pub(crate) async fn ask(
-    library: Kernel,
-    sizes: &[usize],
-    milliseconds: u32,
-) -> Result<Vec<Figures>, String> {
-    let folder = tempfile::tempdir().map_err(|error| format!("{library}: {error}"))?;
+pub(crate) fn ask(library: Kernel, game: Game<'_>) -> Result<Vec<Figures>, String> {
+    let folder = tempfile::tempdir().map_err(failed)?;
+    let program = folder.path().join("pingpong").display().to_string();
     if library == Kernel::Openmpi {
-        compile(folder.path()).await?;
+        let source = format!("{program}.c");
+        std::fs::write(&source, MPI).map_err(failed)?;
+        run(output(library, [command(&format!("mpicc -O2 -o {program} {source}"))]))?;
     }
-    let mut all = Vec::new();
-    for bytes in sizes.iter().copied() {
-        let count = batches(milliseconds, bytes);
-        all.push(match library {
-            Kernel::Ucx => ucx(bytes, count * batch_of(bytes)).await?,
-            Kernel::Libfabric => libfabric(bytes, count * batch_of(bytes)).await?,
-            Kernel::Iceoryx2 => plays(ICEORYX2, Command::new(ICEORYX2), bytes, count).await?,
-            _ => openmpi(folder.path(), bytes, count).await?,
-        });
-    }
-    Ok(all)
+    let figures = |bytes: &usize| {
+        let (bytes, count) = (*bytes, batches(game.milliseconds, *bytes));
+        let trips = count * batch_of(bytes);
+        // A program that measures as ours does prints the three numbers.
+        let words = format!("{bytes} {count} {}", batch_of(bytes));
+        run(async {
+            match library {
+                Kernel::Ucx => ucx(bytes, trips).await,
+                Kernel::Libfabric => libfabric(bytes, trips).await,
+                Kernel::Iceoryx2 => plays(library, command(&format!("{ICEORYX2} {words}"))).await,
+                _ => plays(library, openmpi(&format!("{program} {words}"))).await,
+            }
+        })
+    };
+    game.sizes.iter().map(figures).collect()
 }
 
-/// Starts a program, which is killed when it is dropped.
-fn start(name: &str, command: Command) -> Result<Child, String> {
-    let mut command = tokio::process::Command::from(command);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
-    command.spawn().map_err(|error| format!("{name}: {error}"))
-}
-
-/// Returns a program's output, once it has exited.
-async fn output(name: &str, command: Command) -> Result<String, String> {
-    let ended = timeout(PATIENCE, start(name, command)?.wait_with_output()).await;
-    let ended = ended.map_err(|_| format!("{name}: not done after {PATIENCE:?}"))?;
-    let output = ended.map_err(|error| format!("{name}: {error}"))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("{name}: {}", output.status)),
-    }
-}
-
-/// Builds a command of words that spaces separate.
+/// Builds a command of words that spaces separate; its process is killed when it is dropped.
 fn command(words: &str) -> Command {
     let mut words = words.split_whitespace();
     let mut command = Command::new(words.next().unwrap_or_default());
-    command.args(words);
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.kill_on_drop(true);
     command
 }
 
-/// Returns the numbers of the last line of a report that begins with `start`.
-fn numbers(name: &str, text: &str, start: &str) -> Result<Vec<f64>, String> {
+/// Starts commands one after the other, and returns what the last one prints; kills the others once it has ended.
+async fn output<const N: usize>(library: Kernel, commands: [Command; N]) -> Result<String, String> {
+    let failed = |error| format!("{library}: {error}");
+    let mut started = Vec::new();
+    for mut command in commands {
+        if !started.is_empty() {
+            sleep(COMES_UP).await;
+        }
+        started.push(command.spawn().map_err(failed)?);
+    }
+    let last = started.pop().expect("there is a command");
+    let ended = timeout(PATIENCE, last.wait_with_output()).await;
+    let output = ended.map_err(|_| format!("{library}: not done after {PATIENCE:?}"))?;
+    let output = output.map_err(failed)?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("{library}: {}", output.status)),
+    }
+}
+
+/// Returns `N` of the numbers of the last line that begins with `start`, at these places.
+fn numbers<const N: usize>(
+    library: Kernel,
+    text: &str,
+    start: &str,
+    at: [usize; N],
+) -> Result<[f64; N], String> {
     let line = text.lines().rfind(|line| line.trim_start().starts_with(start));
-    let words = line.map(|line| line.trim_start()[start.len()..].split_whitespace());
-    let numbers = words.map(|words| words.filter_map(|word| word.parse().ok()).collect());
-    numbers.ok_or_else(|| format!("{name}: its report is not understood"))
-}
-
-fn number(name: &str, numbers: &[f64], at: usize) -> Result<f64, String> {
-    numbers.get(at).copied().ok_or_else(|| format!("{name}: its report is not understood"))
-}
-
-/// Starts a tool's two processes, the second with the first's address; returns the second's output.
-async fn both(name: &str, first: Command, second: Command) -> Result<String, String> {
-    let _first = start(name, first)?;
-    sleep(COMES_UP).await;
-    output(name, second).await
+    let words = line.unwrap_or_default().split_whitespace();
+    let numbers: Vec<f64> = words.filter_map(|word| word.parse().ok()).collect();
+    let known = at.map(|at| numbers.get(at).copied());
+    match known.iter().all(Option::is_some) {
+        true => Ok(known.map(Option::unwrap_or_default)),
+        false => Err(format!("{library}: its report is not understood")),
+    }
 }
 
 /// Measures UCX: shared memory, tag matching, both processes busy-polling.
 async fn ucx(bytes: usize, count: usize) -> Result<Figures, String> {
-    const NAME: &str = "ucx_perftest";
     let run = async |test: &str| {
         let port = processes::free_addresses(1)?[0].port();
         let more = format!("127.0.0.1 -t {test} -s {bytes} -n {count} -w 100");
-        let [first, second] = ["", &more].map(|more| {
-            let mut command = command(&format!("{NAME} -p {port} {more}"));
+        let both = ["", &more].map(|more| {
+            let mut command = command(&format!("ucx_perftest -p {port} {more}"));
             command.env("UCX_TLS", "shm,self");
             command
         });
-        numbers(NAME, &both(NAME, first, second).await?, "Final:")
+        output(Kernel::Ucx, both).await
     };
     // Iterations; latency: a percentile, average, overall; MiB/s: average, overall; messages/s.
-    let (latency, stream) = (run("tag_lat").await?, run("tag_bw").await?);
-    Ok(Figures {
-        median_us: number(NAME, &latency, 1)?,
-        p99_us: f64::NAN,
-        gb_per_s: number(NAME, &stream, 5)? * f64::from(1 << 20) / 1e9,
-    })
+    let [median_us] = numbers(Kernel::Ucx, &run("tag_lat").await?, "Final:", [1])?;
+    let [mib_per_s] = numbers(Kernel::Ucx, &run("tag_bw").await?, "Final:", [5])?;
+    let gb_per_s = mib_per_s * f64::from(1 << 20) / 1e9;
+    Ok(Figures { median_us, p99_us: f64::NAN, gb_per_s })
 }
 
 /// Measures libfabric's provider for shared memory.
 async fn libfabric(bytes: usize, count: usize) -> Result<Figures, String> {
-    const NAME: &str = "fi_pingpong";
     let port = processes::free_addresses(1)?[0].port();
-    let shared = format!("{NAME} -p shm -e rdm -S {bytes} -I {count}");
-    let first = command(&format!("{shared} -B {port}"));
-    let text = both(NAME, first, command(&format!("{shared} -P {port} 127.0.0.1"))).await?;
-    // MB/sec, usec/xfer, Mxfers/sec, behind sizes and counts with letters.
-    let line = text.lines().last().unwrap_or_default();
-    let last: Vec<f64> =
-        line.split_whitespace().rev().map_while(|word| word.parse().ok()).collect();
-    let median_us = number(NAME, &last, 1)?;
+    let shared = format!("fi_pingpong -p shm -e rdm -S {bytes} -I {count}");
+    let both = [format!("{shared} -B {port}"), format!("{shared} -P {port} 127.0.0.1")];
+    let text = output(Kernel::Libfabric, both.map(|words| command(&words))).await?;
+    // MB/sec, usec/xfer, Mxfers/sec, behind sizes and counts of which some have letters.
+    let mut words: Vec<&str> = text.lines().last().unwrap_or_default().split_whitespace().collect();
+    words.reverse();
+    let [median_us] = numbers(Kernel::Libfabric, &words.join(" "), "", [1])?;
     Ok(Figures { median_us, p99_us: f64::NAN, gb_per_s: f64::NAN })
 }
 
-async fn compile(folder: &Path) -> Result<(), String> {
-    const NAME: &str = "mpicc";
-    let source = folder.join("pingpong.c");
-    std::fs::write(&source, MPI).map_err(|error| format!("{NAME}: {error}"))?;
-    let mut command = Command::new(NAME);
-    command.arg("-O2").arg("-o").arg(folder.join("pingpong")).arg(&source);
-    output(NAME, command).await.map(drop)
-}
-
-/// Measures Open MPI over shared memory.
-async fn openmpi(folder: &Path, bytes: usize, count: usize) -> Result<Figures, String> {
-    let mut command = command("mpirun --oversubscribe --mca btl vader,self --mca pml ob1 -n 2");
+/// Builds the command that runs a program under Open MPI over shared memory.
+fn openmpi(program: &str) -> Command {
+    let words = "mpirun --oversubscribe --mca btl vader,self --mca pml ob1 -n 2";
+    let mut command = command(&format!("{words} {program}"));
     // Open MPI refuses to run without these as root, or with fewer cores than processes.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    command.arg(folder.join("pingpong"));
-    plays("mpirun", command, bytes, count).await
+    command
 }
 
-/// Runs a program that measures as ours does and prints the three numbers.
-async fn plays(
-    name: &str,
-    mut command: Command,
-    bytes: usize,
-    count: usize,
-) -> Result<Figures, String> {
-    command.args([bytes, count, batch_of(bytes)].map(|number| number.to_string()));
-    let numbers = numbers(name, &output(name, command).await?, "")?;
-    Ok(Figures {
-        median_us: number(name, &numbers, 0)?,
-        p99_us: number(name, &numbers, 1)?,
-        gb_per_s: number(name, &numbers, 2)?,
-    })
+/// Runs a program that prints the median and the 99th percentile of one way in microseconds, and GB/s.
+async fn plays(library: Kernel, command: Command) -> Result<Figures, String> {
+    let text = output(library, [command]).await?;
+    let [median_us, p99_us, gb_per_s] = numbers(library, &text, "", [0, 1, 2])?;
+    Ok(Figures { median_us, p99_us, gb_per_s })
 }

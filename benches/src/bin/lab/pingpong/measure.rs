@@ -18,6 +18,24 @@ pub(crate) trait Side {
     }
 }
 
+/// Measurement over a connection, as one of its two processes takes part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Game<'a> {
+    pub(crate) sizes: &'a [usize],
+    pub(crate) milliseconds: u32,
+    pub(crate) asks: bool,
+}
+
+impl Game<'_> {
+    /// Plays on one side of a connection; the one that asks returns the numbers at each size.
+    pub(crate) async fn play(self, side: &mut impl Side) -> Result<Vec<Figures>, String> {
+        match self.asks {
+            true => ask(side, self.sizes, self.milliseconds).await,
+            false => answer(side, self.sizes, self.milliseconds).await.map(|()| Vec::new()),
+        }
+    }
+}
+
 /// A contestant's numbers at one size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {

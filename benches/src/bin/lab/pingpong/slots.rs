@@ -30,10 +30,7 @@ impl Side for Slots {
         for piece in self.bytes[..bytes].chunks(SLOT) {
             let length = piece.len() as u16;
             let header = Header { source: self.node, length, ..Header::default() };
-            let mut polls = EmptyPolls::default();
-            while !self.bare.send(&header, piece) {
-                polls.again();
-            }
+            EmptyPolls::default().until(|| self.bare.send(&header, piece).then_some(()));
         }
         Ok(())
     }
@@ -42,10 +39,7 @@ impl Side for Slots {
         let mut polls = EmptyPolls::default();
         let mut came = 0;
         while came < bytes {
-            match self.bare.receive(&mut self.bytes[came..bytes]) {
-                Some(length) => came += length,
-                None => polls.again(),
-            }
+            came += polls.until(|| self.bare.receive(&mut self.bytes[came..bytes]));
         }
         Ok(())
     }

@@ -43,17 +43,6 @@ pub(crate) enum Column {
     Foreseen(Registers),
 }
 
-impl Column {
-    /// Returns the largest deviation from the paper's numbers that is taken for agreement, as a fraction. No constant was
-    /// fitted to anything local when the local TCP was predicted.
-    pub(crate) const fn tolerance(self) -> f64 {
-        match self {
-            Self::LocalTcp => 0.25,
-            _ => 0.1,
-        }
-    }
-}
-
 /// The moment at which user data is registered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Registers {
@@ -61,17 +50,6 @@ pub(crate) enum Registers {
     AtTheStart,
     /// Before each message.
     EachTime,
-}
-
-impl Column {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Tcp,
-        Self::Copied,
-        Self::LocalTcp,
-        Self::Local,
-        Self::Foreseen(Registers::AtTheStart),
-        Self::Foreseen(Registers::EachTime),
-    ];
 }
 
 /// Most bytes of a message.
