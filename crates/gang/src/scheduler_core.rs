@@ -1,10 +1,11 @@
 //! The gang scheduler's core: decides which order the daemons get next, and when. No I/O, no clock.
 
+mod advances;
+mod config;
 mod early_wakeups;
 mod migrations;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
@@ -15,83 +16,9 @@ use crate::node_core::message::Program;
 use crate::node_core::order::{Action, Launch, Outcome};
 use crate::node_core::replica::Stage;
 use crate::schedule::{AdmitError, Policy, Request};
+pub use config::{Phases, PreemptWhenAlone, SchedulerConfig, Switch};
 use early_wakeups::EarlyWakeups;
 use migrations::Migrations;
-
-/// Number of orders in one switch; each ends with a barrier over all daemons.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Phases {
-    /// Freeze, save, restore, run: four broadcasts with a barrier each, as in the paper.
-    Four,
-    /// Freeze, then all the rest: two. A node saves its frozen contexts while other nodes still freeze.
-    Two,
-}
-
-/// Decides whether a job that also runs in the next slice is preempted at the end of its slice.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum PreemptWhenAlone {
-    /// The job keeps running.
-    Never,
-    /// The job is stopped and started again, as in the paper's measurements.
-    Always,
-    /// The job is stopped and started at the ends of this many slices, then keeps running for as many, and so on. One
-    /// run thus shows the cost of preemption.
-    Alternately(NonZeroU32),
-}
-
-impl PreemptWhenAlone {
-    /// Returns whether the job is stopped after `slices` earlier slices.
-    const fn is_stopped(self, slices: u32) -> bool {
-        match self {
-            Self::Never => false,
-            Self::Always => true,
-            Self::Alternately(each) => (slices / each.get()).is_multiple_of(2),
-        }
-    }
-}
-
-/// Configuration of a gang scheduler.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct SchedulerConfig {
-    /// Length of a slice.
-    pub slice: Duration,
-    /// Number of orders in a switch.
-    pub phases: Phases,
-    /// Decides whether a job that also runs in the next slice is preempted.
-    pub preempt_when_alone: PreemptWhenAlone,
-    /// Run time of a job that is woken before its turn, because data has arrived for it from outside; zero disables early
-    /// wake-ups.
-    pub early_wakeup: Duration,
-}
-
-/// One switch of jobs, with the durations of its phases as the root measures them.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Switch {
-    /// When the switch began.
-    pub at: Instant,
-    /// Time until all processes were stopped and all channels steady, on all nodes.
-    pub freeze: Duration,
-    /// Time until all contexts were saved.
-    pub save: Duration,
-    /// Time until all contexts were restored. If Virtual Interfaces are saved or restored, one order does both, and
-    /// this is the time of both.
-    pub restore: Duration,
-    /// Time until all processes were resumed. With [`Phases::Two`], it includes saving and restoring, unless Virtual
-    /// Interfaces are saved or restored.
-    pub run: Duration,
-    /// Jobs that were stopped.
-    pub stopped: Vec<JobId>,
-    /// Jobs that were started.
-    pub started: Vec<JobId>,
-}
-
-impl Switch {
-    /// Returns when the switch ended.
-    #[must_use]
-    pub fn end(&self) -> Instant {
-        self.at + self.freeze + self.save + self.restore + self.run
-    }
-}
 
 /// The scheduler's record of a job.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -198,7 +125,7 @@ impl SchedulerCore {
             slices: 0,
             until: None,
             lasts: config.slice,
-            early_wakeups: EarlyWakeups::new(config.early_wakeup),
+            early_wakeups: EarlyWakeups::new(config.early_wakeup, config.slice),
             migrations: Migrations::default(),
             switch: None,
             phase: Step::Launch,
@@ -299,8 +226,12 @@ impl SchedulerCore {
 
     /// Wakes a job early: data has arrived for it from outside. If it is suspended, it runs for
     /// [`SchedulerConfig::early_wakeup`] in the middle of other jobs' slice, which continues afterwards. A slice is not
-    /// interrupted before it has run for [`SchedulerConfig::early_wakeup`] itself, so early wake-ups take at most half
-    /// of the time.
+    /// interrupted before it has run for [`SchedulerConfig::early_wakeup`] itself.
+    ///
+    /// A job runs early at the expense of its own next slices, which are shorter by that time, and at most one slice
+    /// ahead: then it waits for its turn. Jobs that share its slices run with it, and it pays when all jobs of a slice have
+    /// run ahead. In any interval each job gets what fixed turns give in an interval that is one slice shorter, less what
+    /// it has had in advance, one slice at most.
     ///
     /// In dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995), a message wakes one process, depending on its
     /// priority. Here it wakes the whole gang, and the bound above replaces priorities.
@@ -462,7 +393,7 @@ impl SchedulerCore {
         };
         let change = match self.early_wakeups.is_under_way() {
             true if left.is_zero() || self.early_wakeups.all_have_ended() => {
-                self.early_wakeups.end()?
+                self.early_wakeups.end(now, &self.running)?
             }
             true => return None,
             false => self.early_wakeups.begin(now, left, &self.running, nodes)?,
@@ -475,7 +406,14 @@ impl SchedulerCore {
 
     /// Ends a slice: starts the jobs of the next one.
     fn turn(&mut self, now: Instant) -> Option<(Step, Action)> {
-        let next = self.policy.turn();
+        let next = loop {
+            let next = self.policy.turn();
+            // A slice that was taken in advance is left out.
+            if let Some(lasts) = self.early_wakeups.begin_turn(&next) {
+                self.lasts = lasts;
+                break next;
+            }
+        };
         if next.is_empty() && self.running.is_empty() {
             return None;
         }
@@ -487,8 +425,6 @@ impl SchedulerCore {
         let started: Vec<JobId> = next.iter().filter(|job| !again(job)).copied().collect();
         let stays = |job: &JobId| !preempt_when_alone && next.contains(job);
         let stopped: Vec<JobId> = before.iter().filter(|job| !stays(job)).copied().collect();
-        self.early_wakeups.cancel(&next);
-        self.lasts = self.config.slice;
         if stopped.is_empty() && started.is_empty() {
             self.until = Some(now + self.lasts);
             self.early_wakeups.on_slice_start(now);

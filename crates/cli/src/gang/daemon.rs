@@ -134,7 +134,7 @@ pub(crate) struct Arguments {
     /// Time that a job woken by its input runs in the middle of another job's slice, in ms, from 0 to 1000
     ///
     /// For jobs of `midplane gang run --woken`. With 0 they wait for their turn. No slice is interrupted before it has lasted
-    /// this long.
+    /// this long. A job's own next slices are shorter by what it has run so, and it runs at most one slice ahead of its turn.
     #[arg(long, default_value_t = 10, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1_000))]
     visit_ms: u64,
     /// Time that a daemon may be silent before its host counts as lost, in ms, for each step of the tree

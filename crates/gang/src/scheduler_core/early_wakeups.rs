@@ -1,11 +1,12 @@
 //! Early wake-ups: a job for which data has arrived runs for a short time in the middle of other jobs' slice.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
+use super::advances::Advances;
 use crate::names::JobId;
 
 /// The jobs to wake, and the early wake-up under way.
@@ -14,6 +15,9 @@ pub(super) struct EarlyWakeups {
     /// Length of an early wake-up; zero disables them.
     lasts: Duration,
     woken: VecDeque<JobId>,
+    /// The jobs of the last slice of each job, itself included.
+    rows: BTreeMap<JobId, Vec<JobId>>,
+    advances: Advances,
     /// The slice may not be interrupted before this time.
     not_before: Instant,
     under_way: Option<EarlyWakeup>,
@@ -26,6 +30,8 @@ struct EarlyWakeup {
     stopped: Vec<JobId>,
     /// The rest of the slice.
     left: Duration,
+    /// When the woken jobs were started; `None` until they are.
+    began: Option<Instant>,
 }
 
 /// A switch: the jobs to stop and to start, and the length of the time that follows.
@@ -41,8 +47,16 @@ const fn overlap(a: &Range<u16>, b: &Range<u16>) -> bool {
 }
 
 impl EarlyWakeups {
-    pub(super) const fn new(lasts: Duration) -> Self {
-        Self { lasts, woken: VecDeque::new(), not_before: Instant::ZERO, under_way: None }
+    /// Creates the record of early wake-ups of this length, between slices of `slice`.
+    pub(super) fn new(lasts: Duration, slice: Duration) -> Self {
+        Self {
+            lasts,
+            woken: VecDeque::new(),
+            rows: BTreeMap::new(),
+            advances: Advances::new(slice, lasts),
+            not_before: Instant::ZERO,
+            under_way: None,
+        }
     }
 
     /// Requests an early wake-up.
@@ -52,14 +66,21 @@ impl EarlyWakeups {
         }
     }
 
-    /// Cancels the requests of jobs whose turn has begun.
-    pub(super) fn cancel(&mut self, jobs: &[JobId]) {
+    /// Begins the turn of jobs: cancels their requests, and returns the length of their slice. What all of them have run
+    /// ahead of their turns is taken off; `None` if that is the whole slice.
+    pub(super) fn begin_turn(&mut self, jobs: &[JobId]) -> Option<Duration> {
         self.woken.retain(|job| !jobs.contains(job));
+        if !self.lasts.is_zero() {
+            self.rows.extend(jobs.iter().map(|job| (*job, jobs.to_vec())));
+        }
+        self.advances.shorten(jobs)
     }
 
     /// Removes a job that has ended; returns whether it was the last one of the early wake-up under way.
     pub(super) fn forget(&mut self, job: JobId) -> bool {
         self.woken.retain(|other| *other != job);
+        self.rows.remove(&job);
+        self.advances.forget(job);
         let Some(early) = &mut self.under_way else { return false };
         early.stopped.retain(|other| *other != job);
         let before = early.jobs.len();
@@ -67,15 +88,18 @@ impl EarlyWakeups {
         early.jobs.is_empty() && before > 0
     }
 
-    /// Notes that a slice begins or resumes.
+    /// Notes that a slice begins or resumes, or that the woken jobs were started.
     pub(super) fn on_slice_start(&mut self, now: Instant) {
         self.not_before = now + self.lasts;
+        if let Some(early) = &mut self.under_way {
+            early.began = Some(now);
+        }
     }
 
-    /// Returns when the next early wake-up may begin, if one is requested.
+    /// Returns when the next early wake-up may begin, if one is requested that may begin in this slice.
     pub(super) fn next_at(&self) -> Option<Instant> {
-        let waits = !self.woken.is_empty() && self.under_way.is_none();
-        waits.then_some(self.not_before)
+        let waits = self.woken.iter().any(|job| self.advances.allow(*job));
+        (waits && self.under_way.is_none()).then_some(self.not_before)
     }
 
     pub(super) const fn is_under_way(&self) -> bool {
@@ -87,8 +111,8 @@ impl EarlyWakeups {
         self.under_way.as_ref().is_some_and(|early| early.jobs.is_empty())
     }
 
-    /// Begins an early wake-up, if one is requested and may begin. Wakes as many jobs as fit side by side, and stops
-    /// the jobs on their nodes. `nodes` returns the nodes of a job that can run.
+    /// Begins an early wake-up, if one is requested and may begin. Wakes as many jobs as fit side by side, with those
+    /// that share their slices, and stops the jobs on their nodes. `nodes` returns the nodes of a job that can run.
     pub(super) fn begin(
         &mut self,
         now: Instant,
@@ -100,14 +124,25 @@ impl EarlyWakeups {
             return None;
         }
         let mut taken: Vec<(JobId, Range<u16>)> = Vec::new();
-        let (mut later, all) = (VecDeque::new(), std::mem::take(&mut self.woken));
-        for job in all.into_iter().filter(|job| !running.contains(job)) {
-            match nodes(job) {
-                Some(own) if taken.iter().all(|(_, other)| !overlap(&own, other)) => {
-                    taken.push((job, own));
+        let mut later = VecDeque::new();
+        for job in std::mem::take(&mut self.woken) {
+            if running.contains(&job) || taken.iter().any(|(other, _)| *other == job) {
+                continue;
+            }
+            let Some(own) = nodes(job) else { continue };
+            if !self.advances.allow(job) || taken.iter().any(|(_, other)| overlap(&own, other)) {
+                later.push_back(job);
+                continue;
+            }
+            taken.push((job, own));
+            // They pay their turn with this one, which otherwise could not be shortened.
+            for beside in self.rows.get(&job).into_iter().flatten() {
+                let fits = |own: &Range<u16>| taken.iter().all(|(_, other)| !overlap(own, other));
+                if let Some(own) =
+                    nodes(*beside).filter(|own| !running.contains(beside) && fits(own))
+                {
+                    taken.push((*beside, own));
                 }
-                Some(_) => later.push_back(job),
-                None => {}
             }
         }
         self.woken = later;
@@ -119,13 +154,18 @@ impl EarlyWakeups {
         if start.is_empty() {
             return None;
         }
-        self.under_way = Some(EarlyWakeup { jobs: start.clone(), stopped: stop.clone(), left });
+        let (jobs, stopped) = (start.clone(), stop.clone());
+        self.under_way = Some(EarlyWakeup { jobs, stopped, left, began: None });
         Some(Change { stop, start, lasts: self.lasts })
     }
 
-    /// Ends the early wake-up: stops the woken jobs, and resumes those that were stopped for them.
-    pub(super) fn end(&mut self) -> Option<Change> {
-        let EarlyWakeup { jobs, stopped, left } = self.under_way.take()?;
+    /// Ends the early wake-up: stops the woken jobs, and resumes those that were stopped for them. `running` has run
+    /// meanwhile, the woken jobs included.
+    pub(super) fn end(&mut self, now: Instant, running: &[JobId]) -> Option<Change> {
+        let EarlyWakeup { jobs, stopped, left, began } = self.under_way.take()?;
+        let took =
+            began.map_or(Duration::ZERO, |began| Duration::from_nanos(now.nanos_since(began)));
+        self.advances.note(running, took);
         Some(Change { stop: jobs, start: stopped, lasts: left })
     }
 }

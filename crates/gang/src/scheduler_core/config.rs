@@ -1,0 +1,83 @@
+//! Configuration of a gang scheduler, and its record of a switch.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+
+use crate::names::JobId;
+
+/// Number of orders in one switch; each ends with a barrier over all daemons.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Phases {
+    /// Freeze, save, restore, run: four broadcasts with a barrier each, as in the paper.
+    Four,
+    /// Freeze, then all the rest: two. A node saves its frozen contexts while other nodes still freeze.
+    Two,
+}
+
+/// Decides whether a job that also runs in the next slice is preempted at the end of its slice.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PreemptWhenAlone {
+    /// The job keeps running.
+    Never,
+    /// The job is stopped and started again, as in the paper's measurements.
+    Always,
+    /// The job is stopped and started at the ends of this many slices, then keeps running for as many, and so on. One
+    /// run thus shows the cost of preemption.
+    Alternately(NonZeroU32),
+}
+
+impl PreemptWhenAlone {
+    /// Returns whether the job is stopped after `slices` earlier slices.
+    pub(super) const fn is_stopped(self, slices: u32) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Always => true,
+            Self::Alternately(each) => (slices / each.get()).is_multiple_of(2),
+        }
+    }
+}
+
+/// Configuration of a gang scheduler.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SchedulerConfig {
+    /// Length of a slice.
+    pub slice: Duration,
+    /// Number of orders in a switch.
+    pub phases: Phases,
+    /// Decides whether a job that also runs in the next slice is preempted.
+    pub preempt_when_alone: PreemptWhenAlone,
+    /// Run time of a job that is woken before its turn, because data has arrived for it from outside; zero disables early
+    /// wake-ups. The job's own next slices are shorter by what it has run early, and it runs at most one slice early.
+    pub early_wakeup: Duration,
+}
+
+/// One switch of jobs, with the durations of its phases as the root measures them.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Switch {
+    /// When the switch began.
+    pub at: Instant,
+    /// Time until all processes were stopped and all channels steady, on all nodes.
+    pub freeze: Duration,
+    /// Time until all contexts were saved.
+    pub save: Duration,
+    /// Time until all contexts were restored. If Virtual Interfaces are saved or restored, one order does both, and
+    /// this is the time of both.
+    pub restore: Duration,
+    /// Time until all processes were resumed. With [`Phases::Two`], it includes saving and restoring, unless Virtual
+    /// Interfaces are saved or restored.
+    pub run: Duration,
+    /// Jobs that were stopped.
+    pub stopped: Vec<JobId>,
+    /// Jobs that were started.
+    pub started: Vec<JobId>,
+}
+
+impl Switch {
+    /// Returns when the switch ended.
+    #[must_use]
+    pub fn end(&self) -> Instant {
+        self.at + self.freeze + self.save + self.restore + self.run
+    }
+}
