@@ -2,6 +2,7 @@
 
 #[cfg(feature = "ofi")]
 mod libfabric;
+mod receiver;
 mod strangers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
-use midplane_via::session::{self, Ended, Handler, Session, Sessions, Stream};
+use midplane_via::session::{Session, Sessions, Stream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
@@ -18,7 +19,9 @@ use super::dials::Dials;
 use super::meter::{Meter, Role, Streams, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
-use crate::member::{self, Effect, Hello, Load, MAX_SERVICES, Members, Target, Unreadable};
+use crate::member::{self, Effect, Hello, Load, MAX_SERVICES, Members, Target};
+
+pub(super) use receiver::Receiver;
 
 /// A stream that waits to be accepted.
 #[derive(Debug)]
@@ -457,97 +460,5 @@ pub(super) fn placed(target: &Target) -> String {
     match target {
         Target::Local(id) => format!("{id:016x} of this host"),
         Target::Address(address) => address.to_string(),
-    }
-}
-
-/// Handles what a node's sessions receive.
-#[derive(Debug)]
-pub(super) struct Receiver(pub(super) Arc<Shared>);
-
-/// Dropped with the driver's task, also at the end of its runtime: closes the node, so that no task waits for it for ever.
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
-impl Handler for Receiver {
-    fn on_accepted(&mut self, session: &Arc<Session>) {
-        self.0.on_session(session);
-    }
-
-    fn on_hello(&mut self, session: &Arc<Session>, hello: &[u8]) {
-        let hello = Hello::parse(hello);
-        #[cfg(feature = "ofi")]
-        let described = hello.as_ref().map(|hello| hello.ofi.clone()).unwrap_or_default();
-        self.0.change(|state, now| {
-            match hello {
-                Ok(hello) => {
-                    state.members.handle_transport(session.number(), session.transport());
-                    self.0.meter.on_hello(session, &hello.name);
-                    let refused = state.members.notice(now).is_some();
-                    let proven = session.peer_key();
-                    state.members.handle_hello(now, session.number(), hello, proven);
-                    if let Some((by, why)) = state.members.notice(now).filter(|_| !refused) {
-                        let why = strangers::refused(&state.hello.name, why);
-                        tracing::error!("{by} refuses this node: {why}");
-                    }
-                }
-                Err(why) => {
-                    let transport = session.transport();
-                    if let Unreadable::Version(version) = why {
-                        tracing::warn!(?transport, version, "a peer speaks another version");
-                    } else {
-                        tracing::warn!(?transport, "a peer describes itself as no node does");
-                    }
-                    state.members.handle_unreadable(session.number(), why);
-                }
-            }
-            state.review_name();
-        });
-        #[cfg(feature = "ofi")]
-        self.0.improve(session, &described);
-    }
-
-    fn on_stream(
-        &mut self,
-        over: &Arc<Session>,
-        service: &str,
-        mut stream: Stream,
-    ) -> Result<(), session::Refusal> {
-        let state = self.0.state();
-        let offered = state.listeners.get(service).cloned().ok_or(session::Refusal::NoService)?;
-        let (listener, served) = offered;
-        // None of a node that is not known, or whose name is another key's.
-        let peer = state.members.peer_of(over.number()).ok_or(session::Refusal::NoService)?;
-        let (id, name) = (peer.0, peer.1.to_owned());
-        drop(state);
-        let span = stream_span(&stream, Role::Server, service, &name);
-        Watched::start(&mut stream, Arc::clone(&served), span);
-        let sent = listener.try_send(Accepted { stream, id, name });
-        let counted = if sent.is_ok() { &served.accepted } else { &served.refused };
-        counted.add_one();
-        sent.map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => session::Refusal::TooMany,
-            mpsc::error::TrySendError::Closed(_) => session::Refusal::NoService,
-        })
-    }
-
-    fn on_goodbye(&mut self, session: &Arc<Session>) {
-        self.0.change(|state, now| {
-            state.members.handle_goodbye(now, session.number());
-            state.review_name();
-        });
-    }
-
-    fn on_ended(&mut self, session: &Arc<Session>, why: Ended) {
-        self.0.meter.on_ended(session, why);
-        self.0.change(|state, now| {
-            state.sessions.remove(&session.number());
-            if let Some(peer) = state.members.handle_ended(now, session.number()) {
-                tracing::debug!(peer, ?why, "a peer is gone");
-            }
-            state.review_name();
-        });
     }
 }

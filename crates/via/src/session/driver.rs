@@ -1,5 +1,7 @@
 //! The driver of a process's sessions: one task that moves what they send and receive.
 
+mod piping;
+
 use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
 use std::io;
@@ -15,13 +17,12 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::{Instant, Sleep};
 
-use super::below::Pipes;
 use super::core::Event;
 use super::frame::Reason;
 use super::spin::AdaptiveSpin;
 use super::wire::Peer;
 use super::{Ended, Session, SharedState, Stream, TransportKind};
-use crate::wire::endpoint::{Event as PipeEvent, PipeId};
+use crate::wire::endpoint::PipeId;
 use crate::wire::socket::Socket;
 
 /// Limits how long the driver polls for an answer before it parks: where this was measured, a wake-up on
@@ -35,8 +36,6 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// parks: other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
 const CROWDED: Duration = Duration::from_millis(1);
 const CROWDED_FOR: Duration = Duration::from_millis(100);
-/// Limits how long a driver that ends waits until its peers over UDP are notified.
-const CLOSE: Duration = Duration::from_secs(1);
 /// Vain polls in a row after which the full polling time is tried again.
 const ANEW: u32 = 16;
 /// Limits how often the polling time is halved.
@@ -249,93 +248,6 @@ impl Driver {
             self.shared.unwatch(session.number);
             session.end();
         }
-    }
-
-    /// Sends what is due over UDP, and handles received datagrams. Returns whether there may be more to do.
-    fn poll_socket(&mut self, context: &mut Context<'_>, handler: &mut impl Handler) -> bool {
-        let (Some(socket), Some(pipes)) = (&mut self.socket, self.shared.pipes.clone()) else {
-            return false;
-        };
-        close_pipes(socket, &pipes);
-        let has_received = self.polls == Polls::Now && socket.receive_now(&pipes.endpoint);
-        // An error of the socket means that the runtime has ended: nothing more arrives.
-        let is_busy = matches!(socket.poll(context, &pipes.endpoint), Poll::Ready(Ok(())));
-        let mut endpoint = pipes.endpoint();
-        let events: Vec<_> = std::iter::from_fn(|| endpoint.poll_event()).collect();
-        let has_gossip = endpoint.gossip().is_some_and(|gossip| gossip.has_message());
-        drop(endpoint);
-        if has_gossip {
-            pipes.gossip.wake();
-        }
-        let any = !events.is_empty();
-        for event in events {
-            self.on_pipe(event, handler);
-        }
-        is_busy || has_received || any
-    }
-
-    fn on_pipe(&mut self, event: PipeEvent, handler: &mut impl Handler) {
-        self.take_dirty();
-        match event {
-            PipeEvent::Accepted(id, peer) => {
-                let session = self.shared.over_pipe(id, peer, false);
-                handler.on_accepted(&session);
-                self.activate(session);
-            }
-            PipeEvent::Established(id) | PipeEvent::Progress(id) => {
-                // Later progress is reported anew.
-                let _ = self
-                    .shared
-                    .pipes
-                    .as_ref()
-                    .is_some_and(|pipes| pipes.endpoint().pipe(id).is_some());
-                if let Some(session) = self.session_over(id) {
-                    session.on_pipe_established(id);
-                    self.activate(session);
-                }
-            }
-            PipeEvent::Ended(id, why) => {
-                if let Some(session) = self.session_over(id) {
-                    session.on_pipe_ended(id, why);
-                    self.activate(session);
-                }
-                self.by_pipe.remove(&id);
-                if let Some(pipes) = &self.shared.pipes {
-                    pipes.endpoint().release(id);
-                }
-            }
-        }
-    }
-
-    /// Returns the session that uses a connection over UDP, or has dialed it.
-    fn session_over(&self, id: PipeId) -> Option<Arc<Session>> {
-        self.all.get(self.by_pipe.get(&id)?).cloned()
-    }
-
-    /// Notifies the peers over UDP that this process ends; waits for that, up to [`CLOSE`].
-    async fn close_socket(&mut self) {
-        let (Some(socket), Some(pipes)) = (&mut self.socket, self.shared.pipes.clone()) else {
-            return;
-        };
-        let closed = poll_fn(|context| {
-            close_pipes(socket, &pipes);
-            let is_busy = socket.poll(context, &pipes.endpoint).is_ready();
-            let mut endpoint = pipes.endpoint();
-            while let Some(event) = endpoint.poll_event() {
-                if let PipeEvent::Ended(id, _) = event {
-                    endpoint.release(id);
-                }
-            }
-            if endpoint.pipes() == 0 {
-                return Poll::Ready(());
-            }
-            if is_busy {
-                // Other tasks, and the timeout, get their turns however much arrives.
-                context.waker().wake_by_ref();
-            }
-            Poll::Pending
-        });
-        let _ = tokio::time::timeout(CLOSE, closed).await;
     }
 
     /// Lets all ready tasks run.
@@ -559,17 +471,6 @@ impl Driver {
             }
             Poll::Ready(Err(_)) => Poll::Ready(()),
             Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-/// Closes the connections whose sessions have ended.
-fn close_pipes(socket: &Socket, pipes: &Pipes) {
-    let closing = std::mem::take(&mut *pipes.closing());
-    for id in closing {
-        let now = socket.now();
-        if let Some(pipe) = pipes.endpoint().pipe(id) {
-            pipe.close(now);
         }
     }
 }

@@ -1,0 +1,192 @@
+//! What a peer may not do, and what it may not make this end keep.
+
+use std::io::IoSlice;
+use std::task::Waker;
+
+use midplane_simhw::shm::rings::RingPair;
+use tokio::io::ReadBuf;
+
+use super::{RING, pair};
+use crate::session::core::{Core, Direct, Ended, Event};
+use crate::session::frame::{FIN, Header, Kind};
+use crate::session::wire::Wire;
+
+#[test]
+fn bytes_beyond_the_credit_end_the_session() {
+    let [mut hostile, here] = RingPair::local(1 << 20).unwrap();
+    let mut here = Core::new(Wire::ring(here), false);
+    let push = |pair: &mut RingPair, header: Header, bytes: &[u8]| {
+        pair.sender.push(header.words(), &[IoSlice::new(bytes)]);
+    };
+    push(&mut hostile, Header::new(Kind::Open, 2, 0), b"service");
+    for _ in 0..9 {
+        assert_eq!(here.ended, None);
+        push(&mut hostile, Header::new(Kind::Data, 2, 0), &[0; 32 * 1024]);
+        here.pump(None);
+    }
+    assert_eq!(here.ended, Some(Ended::Violation));
+}
+
+#[test]
+fn a_service_with_a_name_beyond_the_bound_ends_the_session() {
+    for (length, ended) in [(256, None), (257, Some(Ended::Violation))] {
+        let [mut hostile, here] = RingPair::local(RING).unwrap();
+        let mut here = Core::new(Wire::ring(here), false);
+        let header = Header::new(Kind::Open, 2, 0);
+        hostile.sender.push(header.words(), &[IoSlice::new(&vec![b'x'; length])]);
+        here.pump(None);
+        assert_eq!(here.ended, ended);
+    }
+}
+
+#[test]
+fn bytes_that_overtake_the_acceptance_of_their_stream_do_not_hold_it_up() {
+    let [mut one, mut other] = pair();
+    let stream = one.open("a service").unwrap();
+    one.flush();
+    other.pump(None);
+    // The service's task runs on another thread than the driver, which accepts.
+    assert_eq!(other.write(stream, &[IoSlice::new(b"first")], Waker::noop()), 5);
+    other.accept(stream);
+    other.flush();
+    for _ in 0..10 {
+        // The opener waits for the acceptance, which is no read.
+        one.await_bytes(stream, Waker::noop());
+        if !one.wake_reader() {
+            one.pump(None);
+        }
+    }
+    assert!(one.flow(stream).unwrap().is_accepted);
+}
+
+#[test]
+fn of_many_descriptions_the_newest_is_kept() {
+    let [mut hostile, here] = RingPair::local(RING).unwrap();
+    let mut here = Core::new(Wire::ring(here), false);
+    for number in 0..100_u8 {
+        hostile.sender.push(Header::new(Kind::Hello, 0, 0).words(), &[IoSlice::new(&[number])]);
+        here.pump(None);
+    }
+    assert_eq!(here.events, [Event::Hello(vec![99])]);
+}
+
+/// Two streams that the second end has accepted.
+fn two_accepted() -> ([Core; 2], [u32; 2]) {
+    let [one, other] = RingPair::local(8 * RING).unwrap();
+    let mut ends = [Core::new(Wire::ring(one), true), Core::new(Wire::ring(other), false)];
+    let streams = [(); 2].map(|()| ends[0].open("service").unwrap());
+    ends[0].flush();
+    ends[1].pump(None);
+    ends[1].events.clear();
+    for stream in streams {
+        ends[1].accept(stream);
+    }
+    ends[1].flush();
+    ends[0].pump(None);
+    (ends, streams)
+}
+
+#[test]
+fn a_long_frame_waits_for_its_reader_and_a_reader_that_never_comes_holds_up_no_other_stream() {
+    let ([mut from, mut to], [one, other]) = two_accepted();
+    to.await_bytes(one, Waker::noop());
+    let bytes = [7; 20_000];
+    assert_eq!(from.write(one, &[IoSlice::new(&bytes)], Waker::noop()), bytes.len());
+    assert_eq!(from.write(other, &[IoSlice::new(&bytes)], Waker::noop()), bytes.len());
+    let mut out = [0; 20_000];
+    let mut into = ReadBuf::new(&mut out);
+    // Neither the reader of the other stream nor the driver takes the frame; its own reader is woken.
+    assert!(!to.pump(Some(Direct { stream: other, into: &mut into })));
+    assert!(!to.pump(None));
+    assert_eq!((into.filled().len(), to.wakers.len()), (0, 1));
+    to.leave_no_frame();
+    assert!(to.pump(Some(Direct { stream: other, into: &mut into })));
+    assert_eq!(into.filled(), bytes);
+    into.clear();
+    assert!(crate::session::stream::copy_held(&mut to, one, &mut into));
+    assert_eq!(into.filled(), bytes);
+}
+
+#[test]
+fn a_thousand_streams_that_carried_a_mebibyte_and_are_idle_keep_little_memory() {
+    const STREAMS: usize = 1_000;
+    const BYTES: usize = 1 << 20;
+    let mut ends = pair();
+    let chunk = vec![7; 64 * 1024];
+    let mut kept = 0;
+    let used = allocation_counter::measure(|| {
+        let [from, to] = &mut ends;
+        for _ in 0..STREAMS {
+            let stream = from.open("service").unwrap();
+            from.flush();
+            to.pump(None);
+            to.events.clear();
+            to.accept(stream);
+            let (mut written, mut read) = (0, 0);
+            let mut out = vec![0; chunk.len()];
+            while read < BYTES {
+                let next = &chunk[..chunk.len().min(BYTES - written)];
+                written += from.write(stream, &[IoSlice::new(next)], Waker::noop());
+                from.flush();
+                // Half of it is held before it is read.
+                if read < BYTES / 2 {
+                    to.pump(None);
+                }
+                let mut into = ReadBuf::new(&mut out);
+                while crate::session::stream::copy_held(to, stream, &mut into)
+                    || to.pump(Some(Direct { stream, into: &mut into }))
+                {
+                    read += into.filled().len();
+                    into.clear();
+                }
+                to.flush();
+                from.pump(None);
+                from.wake_crowded();
+            }
+        }
+        kept = from.streams() + to.streams();
+    });
+    assert_eq!(kept, 2 * STREAMS);
+    // Both processes may use 64 MiB; most of the memory in use is the streams' own state.
+    assert!(used.bytes_current < 4 << 20, "{} bytes are kept", used.bytes_current);
+}
+
+#[test]
+fn bytes_behind_the_end_of_a_stream_end_the_session() {
+    let [mut hostile, here] = RingPair::local(RING).unwrap();
+    let mut here = Core::new(Wire::ring(here), false);
+    let frames = [
+        (Header::new(Kind::Open, 2, 0), &b"service"[..]),
+        (Header { flags: FIN, ..Header::new(Kind::Data, 2, 0) }, b""),
+        (Header::new(Kind::Data, 2, 0), b"more"),
+    ];
+    for (header, bytes) in frames {
+        assert_eq!(here.ended, None);
+        hostile.sender.push(header.words(), &[IoSlice::new(bytes)]);
+        here.pump(None);
+    }
+    assert_eq!(here.ended, Some(Ended::Violation));
+}
+
+#[test]
+fn streams_beyond_the_bound_are_refused_and_the_session_goes_on() {
+    let [mut here, mut there] = pair();
+    let mut opened = 0;
+    let mut refused = 0;
+    for _ in 0..17_000 {
+        while here.open("service").is_none() {
+            there.pump(None);
+            there.flush();
+            here.pump(None);
+        }
+        there.pump(None);
+        there.flush();
+        opened += there.events.drain(..).count();
+        here.pump(None);
+    }
+    for stream in (2..34_002).step_by(2) {
+        refused += usize::from(here.flow(stream).is_some_and(|flow| flow.reset.is_some()));
+    }
+    assert_eq!(opened, 16 * 1024);
+    assert!(refused > 0 && here.ended.is_none() && there.ended.is_none());
+}
