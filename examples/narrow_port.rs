@@ -8,16 +8,14 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use midplane::prelude::*;
+use midplane_benches::counts::{Counts, jain};
 use midplane_kit::report::Failure;
 use midplane_kit::{command_line, processes};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::task::JoinSet;
+use tokio::io::AsyncWriteExt;
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
@@ -89,31 +87,16 @@ async fn send(node: Node) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Waits for all senders, then counts the received bytes for `--seconds`.
+/// Waits for all senders, then measures their goodput for `--seconds`.
 async fn receive(node: Node, options: &Options) -> Result<(), Fault> {
     let mut listener = node.listen("bodies").await?;
-    let mut counts = Vec::new();
-    let mut readers = JoinSet::new();
-    while counts.len() < usize::from(options.senders) {
-        let (mut stream, _) = listener.accept().await?;
-        let count = Arc::new(AtomicU64::new(0));
-        counts.push(Arc::clone(&count));
-        readers.spawn(async move {
-            let mut bytes = vec![0; 256 << 10];
-            while let Ok(read @ 1..) = stream.read(&mut bytes).await {
-                count.fetch_add(read as u64, Ordering::Relaxed);
-            }
-        });
+    let counts = Counts::default();
+    for sender in 0..options.senders {
+        counts.read(sender, listener.accept().await?.0);
     }
-    let before: Vec<u64> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-    tokio::time::sleep(Duration::from_secs(options.seconds.into())).await;
-    let received =
-        counts.iter().zip(before).map(|(now, before)| now.load(Ordering::Relaxed) - before);
-    let received: Vec<f64> = received.map(|bytes| bytes as f64).collect();
-    let sum: f64 = received.iter().sum();
-    let squares: f64 = received.iter().map(|bytes| bytes * bytes).sum();
-    let jain = sum * sum / (received.len() as f64 * squares.max(1.0));
-    let goodput = sum * 8.0 / 1e6 / f64::from(options.seconds);
+    let measured = Duration::from_secs(options.seconds.into());
+    let received = counts.rates(Duration::ZERO, measured).await;
+    let (goodput, jain) = (received.iter().sum::<f64>(), jain(&received));
     let tokens = node.explain().tokens;
     if options.json {
         let granted = tokens.map(|tokens| tokens.granted);
@@ -125,8 +108,8 @@ async fn receive(node: Node, options: &Options) -> Result<(), Fault> {
         println!("{} senders: {goodput:.1} Mb/s, Jain's index {jain:.3}", options.senders);
         println!("{}", node.explain());
     }
-    // Dropping the readers closes the streams, which ends the senders.
-    drop(readers);
+    // Nothing is read any more, and the streams are closed, which ends the senders.
+    drop(counts);
     node.shutdown().await;
     Ok(())
 }

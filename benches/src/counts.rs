@@ -12,6 +12,14 @@ use tokio::time::sleep;
 /// Bytes read at once.
 const PART: usize = 256 << 10;
 
+/// Returns Jain's index of the senders' goodput: 1 if all have the same.
+pub fn jain(shares: &[f64]) -> f64 {
+    let sum = shares.iter().sum::<f64>();
+    let squares = shares.iter().map(|share| share * share).sum::<f64>();
+    // If all goodputs are 0, they are equal.
+    if squares == 0.0 { 1.0 } else { sum * sum / (shares.len() as f64 * squares) }
+}
+
 /// Bytes received from each sender, by a name. Once it and its clones are dropped, nothing is read and all is closed.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {

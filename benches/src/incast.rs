@@ -4,4 +4,3 @@ pub mod fabrics;
 pub mod run;
 pub mod scenario;
 pub mod setting;
-pub mod wait;

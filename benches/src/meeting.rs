@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-/// Interval at which a rank tries again to reach rank 0.
+/// Interval at which a process that has not started is tried again.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Longest line of a peer, in bytes.
@@ -37,6 +37,21 @@ pub fn unreachable(ranks: &[u16]) -> Failure {
 /// Describes ranks that were lost during a run.
 pub fn lost(ranks: &[u16]) -> Failure {
     Failure::of_run(format!("rank {ranks:?} was lost during the run"))
+}
+
+/// Connects to a process that may not have started yet, and tries again for `wait`. The stream delays no writes.
+///
+/// # Errors
+/// The system's.
+pub async fn reach(at: SocketAddr, wait: Duration) -> std::io::Result<TcpStream> {
+    let until = now() + wait;
+    loop {
+        match TcpStream::connect(at).await {
+            Ok(stream) => return stream.set_nodelay(true).map(|()| stream),
+            Err(error) if now() > until => return Err(error),
+            Err(_) => tokio::time::sleep(RETRY).await,
+        }
+    }
 }
 
 /// One rank's part in the meetings of a run: in one process, or over TCP by way of rank 0.
@@ -95,7 +110,8 @@ impl Meeting {
         let all = async {
             while lines.iter().any(Option::is_none) {
                 let (stream, _) = listener.accept().await?;
-                let mut line = Line::new(stream)?;
+                stream.set_nodelay(true)?;
+                let mut line = Line(BufReader::new(stream));
                 // A connection that does not begin with a rank is dropped.
                 if let Ok(Ok(Hello(rank @ 1..))) = timeout(wait, line.hear()).await
                     && let Some(place) = lines.get_mut(rank - 1)
@@ -118,18 +134,10 @@ impl Meeting {
     /// # Errors
     /// Bad input: rank 0 does not answer.
     pub async fn follow(at: SocketAddr, rank: u16, wait: Duration) -> Result<Self, Failure> {
-        let until = now() + wait;
-        loop {
-            match TcpStream::connect(at).await {
-                Ok(stream) => {
-                    let mut line = Line::new(stream).map_err(Failure::of_run)?;
-                    line.say(&Hello(rank.into())).await.map_err(Failure::of_run)?;
-                    return Ok(Self::Follow(line));
-                }
-                Err(_) if now() > until => return Err(unreachable(&[0])),
-                Err(_) => tokio::time::sleep(RETRY).await,
-            }
-        }
+        let stream = reach(at, wait).await.map_err(|_| unreachable(&[0]))?;
+        let mut line = Line(BufReader::new(stream));
+        line.say(&Hello(rank.into())).await.map_err(Failure::of_run)?;
+        Ok(Self::Follow(line))
     }
 
     /// Gives this rank's value of the next step, and returns those of all ranks. Rank 0 waits up to `limit` for the others,
@@ -251,11 +259,6 @@ struct Hello(usize);
 pub struct Line(BufReader<TcpStream>);
 
 impl Line {
-    fn new(stream: TcpStream) -> std::io::Result<Self> {
-        stream.set_nodelay(true)?;
-        Ok(Self(BufReader::new(stream)))
-    }
-
     async fn say(&mut self, value: &impl Serialize) -> std::io::Result<()> {
         let mut text = serde_json::to_vec(value)?;
         text.push(b'\n');

@@ -6,15 +6,12 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::port::{Command, Port};
 use midplane::simhw::region::Region;
 use midplane::simhw::sim::{SimHost, World};
+use midplane_kit::report::text;
 
 /// Timed round trips; in virtual time all take the same, but for credits.
 const ROUNDS: u64 = 100;
 /// Cookie of the command that receives.
 const RECEIVED: u64 = 1;
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
 
 /// One simulated process, which sends a message, and receives it.
 pub trait End: Send + 'static {

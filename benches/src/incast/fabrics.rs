@@ -1,7 +1,5 @@
 //! Runs a setting: all nodes in virtual time, or one node over real sockets.
 
-use std::time::Duration;
-
 use midplane::nicvm::coordination::{
     COORDINATION, Coordination, CoordinationConfig, Hold, LeadTrim,
 };
@@ -23,6 +21,7 @@ use super::scenario::{Part, RECEIVER, receive, send};
 use super::setting::Setting;
 use crate::meeting::Meeting;
 use crate::nodes::Place;
+use midplane_kit::clock::time_of_day;
 use midplane_kit::report::Failure;
 
 /// Commands in flight on a port: at 100 Mb/s, 4,096 messages of 64 bytes last some 50 ms.
@@ -118,9 +117,4 @@ pub async fn take_part(
         run.add_drops(&counters.drops);
     }
     Ok(run)
-}
-
-#[expect(clippy::disallowed_methods, reason = "the one clock that processes of one host share")]
-fn time_of_day() -> Duration {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }

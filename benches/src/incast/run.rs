@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::scenario::Measured;
 use super::setting::Setting;
+use crate::counts::jain;
 
 /// The result of a run, with its parameters.
 #[derive(Clone, Debug, Serialize)]
@@ -43,11 +44,12 @@ impl Run {
             let latency = &measured.latency;
             (!latency.is_empty()).then(|| round(latency.value_at_quantile(at) as f64 / 1e3, 1))
         };
+        let shares: Vec<f64> = measured.bytes.iter().map(|bytes| *bytes as f64).collect();
         Self {
             setting: setting.clone(),
             goodput_mbps: round(mbps(measured.bytes.iter().sum()), 3),
             loss: round(loss(measured), 6),
-            jain: round(jain(&measured.bytes), 5),
+            jain: round(jain(&shares), 5),
             median_us: quantile(0.5),
             p99_us: quantile(0.99),
             control_messages: measured.control_messages,
@@ -70,13 +72,6 @@ fn loss(measured: &Measured) -> f64 {
         0 => 0.0,
         sent => 1.0 - measured.received as f64 / sent as f64,
     }
-}
-
-fn jain(bytes: &[u64]) -> f64 {
-    let shares = bytes.iter().map(|bytes| *bytes as f64);
-    let (sum, squares) = (shares.clone().sum::<f64>(), shares.map(|x| x * x).sum::<f64>());
-    // If all goodputs are 0, they are equal.
-    if squares == 0.0 { 1.0 } else { sum * sum / (bytes.len() as f64 * squares) }
 }
 
 fn round(value: f64, digits: i32) -> f64 {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
+use midplane::simhw::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::setting::Setting;
@@ -42,6 +43,15 @@ pub struct Part {
     pub setting: Setting,
     /// Offset from the host's time to a clock that all nodes share; `None` if they share none.
     pub epoch_ns: Option<u64>,
+}
+
+/// Runs `work` until time `at`; returns `None` if it has not completed by then.
+pub async fn by<T>(host: &impl Host, at: Instant, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        value = work => Some(value),
+        () = host.sleep_until(at) => None,
+    }
 }
 
 impl Part {

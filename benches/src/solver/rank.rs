@@ -28,7 +28,6 @@ use super::rounds::Rounds;
 use super::setting::{Iteration, Memory, Setting, UPDATE_US};
 use super::shared::Shared;
 use super::traces::Traces;
-use crate::incast::wait::{Either, either};
 use crate::meeting::{Meeting, fingerprint, lost};
 use midplane_kit::report::Failure;
 
@@ -434,9 +433,10 @@ impl<H: Pace> Rank<H> {
         let mut counted = pin!(meeting.gather(&tally, ENDING));
         loop {
             self.tell_all(&Note::Stop)?;
-            match either(counted.as_mut(), self.rest()).await {
-                Either::First(tallies) => return tallies,
-                Either::Second(()) => {
+            tokio::select! {
+                biased;
+                tallies = counted.as_mut() => return tallies,
+                () = self.rest() => {
                     self.handle_messages()?;
                     self.send_values()?;
                 }

@@ -17,7 +17,7 @@ use super::message::{MAX_UPDATES, Note};
 use super::pace::Pace;
 use super::rank::{Rank, STRIDE};
 use super::setting::{Setting, UPDATE_US};
-use crate::incast::wait::by;
+use crate::incast::scenario::by;
 use midplane_kit::report::Failure;
 
 /// Silence after which missing values are requested. On an idle cable, a round of 1,000 unknowns takes 5 ranks 45 ms;

@@ -21,8 +21,9 @@ use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane_kit::clock::now;
 
 /// Descriptors posted before any of them is reaped.
-pub const BATCH: usize = 240;
-const BYTES: usize = 64;
+const BATCH: usize = 240;
+/// Bytes of a message.
+pub(super) const BYTES: usize = 64;
 
 struct Interface {
     nic: Nic,
@@ -31,18 +32,33 @@ struct Interface {
     spare: Vec<Descriptor>,
 }
 
+/// Creates a reliable interface, posts so many receives, and connects it with the other node's. Returns also memory for so many
+/// messages of [`BYTES`]; receives fill the first one.
+pub(super) async fn connect(
+    host: &impl Host,
+    messages: usize,
+    receives: usize,
+) -> (Nic, ViId, Memory) {
+    let mut nic = Nic::open(host, PortOptions::default()).await.expect("it runs");
+    let reliability = Reliability::ReliableDelivery;
+    let attributes = ViAttributes { reliability, ..ViAttributes::default() };
+    let vi = nic.create_vi(attributes).await.expect("the first");
+    let memory = nic.register(messages * BYTES, MemoryOptions::default()).expect("room");
+    for _ in 0..receives {
+        let segment = memory.segment(0, BYTES).expect("a part of it");
+        nic.post_receive(vi, Descriptor::of(segment)).expect("room");
+    }
+    let own = nic.node();
+    let other = Address::new(NodeId(1 - own.0), b"bench").expect("five bytes");
+    let name = Address::new(own, b"bench").expect("five bytes").discriminator;
+    let ticket = nic.connect_peer(vi, other, name, None).expect("it is idle");
+    nic.finish(&ticket).await.expect("both connect");
+    (nic, vi, memory)
+}
+
 impl Interface {
     async fn connect(host: &SimHost) -> Self {
-        let mut nic = Nic::open(host, PortOptions::default()).await.expect("it runs");
-        let reliability = Reliability::ReliableDelivery;
-        let attributes = ViAttributes { reliability, ..ViAttributes::default() };
-        let vi = nic.create_vi(attributes).await.expect("the first");
-        let memory = nic.register(BATCH * BYTES, MemoryOptions::default()).expect("room");
-        let own = nic.node();
-        let other = Address::new(NodeId(1 - own.0), b"bench").expect("five bytes");
-        let name = Address::new(own, b"bench").expect("five bytes").discriminator;
-        let ticket = nic.connect_peer(vi, other, name, None).expect("it is idle");
-        nic.finish(&ticket).await.expect("both connect");
+        let (nic, vi, memory) = connect(host, BATCH, 0).await;
         let segment = |at| memory.segment(at * BYTES, BYTES).expect("a part of it");
         let spare = (0..BATCH).map(|at| Descriptor::of(segment(at))).collect();
         Self { nic, vi, memory, spare }

@@ -6,14 +6,12 @@ use midplane::nicvm::messages::{MESSAGES, Messages, receive, send};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::port::PortOptions;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::via::VIA;
-use midplane::via::attributes::{Address, Reliability, ViAttributes};
 use midplane::via::descriptor::{Completed, Descriptor};
 use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::lanes::LaneCarrier;
-use midplane::via::memory::{Memory, MemoryOptions};
+use midplane::via::memory::Memory;
 use midplane::via::message::carrier::Carrier;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Peer, Tag};
@@ -25,7 +23,7 @@ use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 use tokio::runtime::{Builder, Runtime};
 
-const BYTES: usize = 64;
+use super::descriptors::{BYTES, connect};
 
 /// Two NICs of one fabric, and their runtime.
 pub struct Nics {
@@ -87,28 +85,15 @@ pub fn units(both: &Nics) -> impl FnMut() + use<> {
 struct Interface {
     nic: Nic,
     vi: ViId,
-    sends: Memory,
+    /// The received message, and the one to send.
+    memory: Memory,
     spare: Vec<Descriptor>,
 }
 
 impl Interface {
     async fn connect(nic: &ShmNic) -> Self {
-        let mut nic = Nic::open(&nic.host(), PortOptions::default()).await.expect("it runs");
-        let reliability = Reliability::ReliableDelivery;
-        let attributes = ViAttributes { reliability, ..ViAttributes::default() };
-        let vi = nic.create_vi(attributes).await.expect("the first");
-        let receives = nic.register(BYTES, MemoryOptions::default()).expect("room");
-        for _ in 0..8 {
-            let segment = receives.segment(0, BYTES).expect("all of it");
-            nic.post_receive(vi, Descriptor::of(segment)).expect("room");
-        }
-        let own = nic.node();
-        let other = Address::new(NodeId(1 - own.0), b"bench").expect("five bytes");
-        let name = Address::new(own, b"bench").expect("five bytes").discriminator;
-        let ticket = nic.connect_peer(vi, other, name, None).expect("it is idle");
-        nic.finish(&ticket).await.expect("both connect");
-        let sends = nic.register(BYTES, MemoryOptions::default()).expect("room");
-        Self { nic, vi, sends, spare: Vec::new() }
+        let (nic, vi, memory) = connect(&nic.host(), 2, 8).await;
+        Self { nic, vi, memory, spare: Vec::new() }
     }
 
     fn send(&mut self) {
@@ -119,7 +104,7 @@ impl Interface {
         }
         let mut descriptor = self.spare.pop().unwrap_or_default();
         descriptor.segments.clear();
-        descriptor.segments.push(self.sends.segment(0, BYTES).expect("all of it"));
+        descriptor.segments.push(self.memory.segment(BYTES, BYTES).expect("half of it"));
         self.nic.post_send(self.vi, descriptor).expect("room");
     }
 

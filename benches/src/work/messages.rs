@@ -45,8 +45,7 @@ pub fn carrier(bytes: &[u8]) -> impl FnMut() + use<> {
 
 /// Returns a round trip with requests and matching.
 pub fn engine(bytes: &[u8]) -> impl FnMut() + use<> {
-    let mut ends = network(2, MemoryConfig::default()).into_iter();
-    let mut pair = [(); 2].map(|()| Engine::new(ends.next().expect("two"), Config::default()));
+    let mut pair = engines();
     for engine in &mut pair {
         engine.init().expect("it is new");
         engine.add_processes(&[Peer(0), Peer(1)]).expect("there are two");

@@ -37,6 +37,11 @@ impl Display for Failure {
     }
 }
 
+/// Returns an error's text.
+pub fn text(error: impl Display) -> String {
+    error.to_string()
+}
+
 /// Prints the error, if there is one, and returns the exit code.
 pub fn finish(ended: Result<u8, Failure>) -> ExitCode {
     match ended {

@@ -4,6 +4,7 @@ use std::fs::File;
 
 use crate::claims::median;
 use crate::contest::Site;
+use crate::report::text;
 use crate::transfer;
 use crate::transfer::observe::{Observed, Real, Timings};
 use crate::transfer::wire::{Hand, end, serve};
@@ -15,10 +16,6 @@ const PIECE: u64 = 64 << 10;
 /// Transfers from which the planner learns the path, and pairs that are then timed.
 const OBSERVED: u64 = 6;
 const PAIRS: u64 = 5;
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
 
 /// Measures the time from rank 0 to rank 1, in ms: by plan, and in pieces of 64 KiB.
 pub(crate) async fn measure(site: &Site<'_>) -> Result<Vec<f64>, String> {

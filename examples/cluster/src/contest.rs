@@ -9,7 +9,8 @@ use midplane::simhw::nic::LiveHost;
 use midplane::simhw::shm::ShmConfig;
 use midplane::simhw::udp::DEFAULT_SWITCH_LINK;
 use midplane_benches::live_nic::{LiveNic, unpaced};
-use midplane_kit::clock::now;
+use midplane_benches::meeting::reach;
+use midplane_kit::report::text;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -150,14 +151,7 @@ impl Site<'_> {
     /// # Errors
     /// One line that names the address.
     pub(crate) async fn connect(&self, at: std::net::SocketAddr) -> Result<TcpStream, String> {
-        let until = now() + MEET;
-        loop {
-            match TcpStream::connect(at).await {
-                Ok(stream) => return without_delay(stream),
-                Err(error) if now() > until => return Err(format!("{at}: {error}")),
-                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
-        }
+        reach(at, MEET).await.map_err(|error| format!("{at}: {error}"))
     }
 
     /// Accepts the next connection of another rank, within [`MEET`].
@@ -166,13 +160,8 @@ impl Site<'_> {
     /// One line, if no rank connects.
     pub(crate) async fn accept(&self) -> Result<TcpStream, String> {
         let came = tokio::time::timeout(MEET, self.listener.accept()).await;
-        let (stream, _) =
-            came.map_err(|_| "no rank connects".to_owned())?.map_err(|error| error.to_string())?;
-        without_delay(stream)
+        let (stream, _) = came.map_err(|_| "no rank connects".to_owned())?.map_err(text)?;
+        stream.set_nodelay(true).map_err(text)?;
+        Ok(stream)
     }
-}
-
-fn without_delay(stream: TcpStream) -> Result<TcpStream, String> {
-    stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    Ok(stream)
 }

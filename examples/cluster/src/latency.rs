@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use crate::claims::median;
 use crate::contest::{Fabric, Side, Site};
+use crate::report::text;
 
 /// Bytes of a request.
 const BYTES: usize = 64;
@@ -29,10 +30,6 @@ const TAG: Tag = Tag(0);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 type Request = [u8; BYTES];
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
 
 /// Measures the median time of a request in us: rank 0 sends requests, rank 1 serves, other ranks do nothing.
 pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<Vec<f64>, String> {

@@ -29,8 +29,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use arguments::Arguments;
-use processes::Peer;
+use nodes::{Fabric, Place};
 use report::Failure;
+use rows::measure_all;
 
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
@@ -66,35 +67,27 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if arguments.child {
         processes::end_with_parent();
     }
-    let mut children = Vec::new();
-    let (rank, peers) = match place {
-        Some(place) => place,
-        None => {
-            let count = arguments.processes;
-            let peers = processes::free_addresses(count.into()).map_err(Failure::of_run)?;
-            for rank in 1..count {
-                let words = ["--child", "--peers=-", &format!("--rank={rank}")].map(str::to_owned);
-                children.push(Peer::start(&words, &peers).map_err(Failure::of_run)?);
-            }
-            (0, peers)
-        }
-    };
     let wait = Duration::from_secs(arguments.wait);
-    let part = async {
-        match rank {
-            0 => rows::measure_all(arguments, &peers).await.map(Some),
-            _ => control::follow(rank, &peers, wait).await.map(|()| None),
+    let rows = match place {
+        Some((0, peers)) => Some(processes::run(until_stopped(measure_all(arguments, &peers)))?),
+        Some((rank, peers)) => {
+            processes::run(until_stopped(control::follow(rank, &peers, wait)))?;
+            None
+        }
+        None => {
+            let words = ["--child", "--peers=-"].map(str::to_owned);
+            let part =
+                async |place: Place| until_stopped(measure_all(arguments, &place.peers)).await;
+            Some(nodes::with_children(&words, Fabric::Udp, arguments.processes, part)?.0)
         }
     };
-    let done = processes::run(async {
-        tokio::select! {
-            done = part => done,
-            _ = tokio::signal::ctrl_c() => Err(Failure::of_run("stopped")),
-        }
-    });
-    // The error of the child that failed explains more than the time-out of those that wait for it.
-    let rows = done.map_err(|failure| {
-        children.iter_mut().find_map(Peer::complaint).map_or(failure, Failure::of_run)
-    })?;
     Ok(rows.map_or(0, |rows| rows::finish(arguments, &rows, &watch)))
+}
+
+/// Runs a part until Ctrl-C.
+async fn until_stopped<T>(part: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::select! {
+        done = part => done,
+        _ = tokio::signal::ctrl_c() => Err(Failure::of_run("stopped")),
+    }
 }

@@ -13,14 +13,11 @@ use tokio::net::TcpStream;
 
 use crate::claims::median;
 use crate::contest::{Fabric, Side, Site};
+use crate::report::text;
 
 /// Measured rounds, and rounds before them.
 const ROUNDS: u32 = 500;
 const WARM_UP: u32 = 20;
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
 
 /// Measures the median time of a barrier or a sum at rank 0, in us.
 pub(crate) async fn measure(

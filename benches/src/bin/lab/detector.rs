@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Parser;
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
-use midplane::simhw::fault::{Fault, Faults, Incident};
+use midplane::simhw::fault::{Fault, Incident};
 use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::World;
@@ -20,6 +20,8 @@ use crate::report::{self, Failure};
 
 use extension::{DETECTOR, Detector};
 
+/// Interval between two heartbeats of a member.
+const PERIOD: Duration = Duration::from_millis(1);
 /// Periods for which each host stalls in turn, and after which one node crashes.
 const STALL: u32 = 10;
 /// Periods within which a crash must be detected.
@@ -37,15 +39,9 @@ pub(crate) struct Arguments {
     /// Members, from 3 to 64
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(3..=64))]
     nodes: u16,
-    /// Heartbeat period in microseconds, from 100
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
-    period_us: u64,
     /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Share of lost frames, from 0 to 0.1
-    #[arg(long, default_value_t = 0.0)]
-    loss: f64,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -56,8 +52,7 @@ struct Run {
     #[serde(rename = "where")]
     place: &'static str,
     nodes: u16,
-    period_us: u64,
-    loss: f64,
+    period_us: u128,
     /// Suspicions of live nodes.
     false_suspicions: u64,
     /// Periods from the crash until the last member suspected the node; `None` if a member never did.
@@ -65,9 +60,6 @@ struct Run {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    if !(0.0..=0.1).contains(&arguments.loss) {
-        return Err(format!("--loss {}: a share from 0 to 0.1", arguments.loss).into());
-    }
     let runs = vec![measure(arguments, "nic"), measure(arguments, "host")];
     let nic = &runs[0];
     let holds = nic.false_suspicions == 0
@@ -78,32 +70,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 /// Returns the node that crashes, and when.
 fn crash(arguments: &Arguments) -> (NodeId, Instant) {
     let periods = STALL * (u32::from(arguments.nodes) + 2);
-    let at = Instant::ZERO + Duration::from_micros(arguments.period_us) * periods;
     // Not aligned with any member's heartbeat.
-    (NodeId(1), at.plus_nanos(arguments.period_us * 370))
+    (NodeId(1), Instant::ZERO + PERIOD * periods + PERIOD * 37 / 100)
 }
 
 /// Creates a cluster in which one host after another stalls.
 fn world(arguments: &Arguments) -> World<Unit> {
-    let machine = Machine::ETHERNET_25G;
-    let (nodes, period) = (arguments.nodes, Duration::from_micros(arguments.period_us));
+    let (machine, nodes) = (Machine::ETHERNET_25G, arguments.nodes);
     let mut world =
         World::new(&machine.topology(nodes), machine.nic, arguments.seed, move |_, _| {
             let mut unit = Unit::default();
             let members = (0..nodes).map(NodeId).collect();
             unit.install(MESSAGES, Messages::new()).expect("the number is free");
-            unit.install(DETECTOR, Detector::new(members, period)).expect("the number is free");
+            unit.install(DETECTOR, Detector::new(members, PERIOD)).expect("the number is free");
             unit
         });
     world.set_hosts(machine.host);
-    let mut faults = Faults::NONE;
-    faults.loss = arguments.loss;
-    world.set_faults(faults);
     for node in 0..nodes {
-        let at = Instant::ZERO + period * STALL * (u32::from(node) + 1);
+        let at = Instant::ZERO + PERIOD * STALL * (u32::from(node) + 1);
         world.schedule(Incident {
             at,
-            lasts: period * STALL,
+            lasts: PERIOD * STALL,
             fault: Fault::Pause { node: NodeId(node) },
         });
     }
@@ -111,14 +98,13 @@ fn world(arguments: &Arguments) -> World<Unit> {
 }
 
 fn measure(arguments: &Arguments, place: &'static str) -> Run {
-    let Arguments { nodes, period_us, loss, .. } = *arguments;
+    let nodes = arguments.nodes;
     let mut world = world(arguments);
     let (dead, at) = crash(arguments);
-    let period = Duration::from_micros(period_us);
-    let hosts = (place == "host").then(|| hosts::start(&mut world, nodes, period));
+    let hosts = (place == "host").then(|| hosts::start(&mut world, nodes, PERIOD));
     world.run_until(at);
     world.crash(dead);
-    world.run_until(at + period * 10);
+    world.run_until(at + PERIOD * 10);
     let known = |node: u16| match &hosts {
         Some(table) => table.lock().expect("nobody panics with it")[usize::from(node)].clone(),
         None => {
@@ -131,8 +117,9 @@ fn measure(arguments: &Arguments, place: &'static str) -> Run {
         for (of, known) in known(node).iter().enumerate() {
             false_suspicions += known.mistakes;
             if of == dead.index() {
-                let periods =
-                    known.suspected_at.map(|s| s.nanos_since(at) as f64 / period.as_nanos() as f64);
+                let periods = known
+                    .suspected_at
+                    .map(|found| found.nanos_since(at) as f64 / PERIOD.as_nanos() as f64);
                 let most = found_within_periods.zip(periods);
                 found_within_periods = most.map(|(most, periods)| most.max(periods));
             } else {
@@ -140,5 +127,5 @@ fn measure(arguments: &Arguments, place: &'static str) -> Run {
             }
         }
     }
-    Run { place, nodes, period_us, loss, false_suspicions, found_within_periods }
+    Run { place, nodes, period_us: PERIOD.as_micros(), false_suspicions, found_within_periods }
 }

@@ -16,8 +16,3 @@ pub(crate) enum Fabric {
 }
 
 display!(Fabric);
-
-/// Returns an error's text.
-pub(crate) fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}

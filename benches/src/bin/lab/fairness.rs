@@ -15,6 +15,8 @@ use crate::report::{self, Failure};
 
 /// Time from the start of the first stream to that of the second.
 const HEAD_START: Duration = Duration::from_secs(1);
+/// Time after both have started that is not measured.
+const WARM_UP: Duration = Duration::from_secs(3);
 /// Longest wait for the peer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -46,10 +48,6 @@ pub(crate) struct Arguments {
     /// The congestion control of ours
     #[arg(long, value_enum, default_value = "cubic")]
     law: Law,
-
-    /// Seconds after both have started that are not measured
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=60))]
-    warm_up: u32,
 
     /// Seconds of the measured part
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=3600))]
@@ -97,15 +95,14 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::of_run)?;
-    runtime.block_on(async {
-        let done = match (arguments.receive, arguments.send) {
+    let done = runtime.block_on(async {
+        match (arguments.receive, arguments.send) {
             (Some(at), _) => receive(arguments, at).await,
             (None, Some(to)) => send(arguments, to).await,
             (None, None) => unreachable!("one of both is required"),
-        };
-        done.map_err(Failure::of_run)
-    })?;
-    Ok(0)
+        }
+    });
+    done.map(|()| 0).map_err(Failure::of_run)
 }
 
 /// Returns the address of TCP.
@@ -127,9 +124,8 @@ async fn receive(arguments: &Arguments, at: SocketAddr) -> Result<(), Fault> {
     let counts = Counts::default();
     counts.read("ours", ours);
     counts.read("tcp", theirs);
-    let [warm_up, measured] =
-        [arguments.warm_up, arguments.seconds].map(|seconds| Duration::from_secs(seconds.into()));
-    let rates = counts.rates(warm_up, measured).await;
+    let measured = Duration::from_secs(arguments.seconds.into());
+    let rates = counts.rates(WARM_UP, measured).await;
     let (ours_mbps, tcp_mbps) = (rates[0], rates[1]);
     report::print_tables(arguments.json, &Received { ours_mbps, tcp_mbps });
     Ok(())

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use midplane_benches::counts::Counts;
+use midplane_benches::meeting::reach;
 use midplane_kit::clock::now;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, UdpSocket};
 use tokio::time::{sleep, timeout};
 
 use crate::report::Failure;
@@ -20,7 +21,7 @@ use crate::{processes, ranks, report};
 const WARM_UP: Duration = Duration::from_millis(300);
 /// Silence after which the receiver stops.
 const SILENCE: Duration = Duration::from_millis(700);
-/// Interval at which a peer that has not started is tried again.
+/// Interval at which the receiver polls for the first message.
 const RETRY: Duration = Duration::from_millis(20);
 /// Longest wait for the first message.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -154,25 +155,30 @@ fn is_input(error: &Error) -> bool {
 }
 
 async fn send(arguments: &Arguments, to: SocketAddr) -> Result<(), Error> {
-    let message = vec![0; arguments.message_bytes as usize];
-    let local: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
-    let (mut stream, socket) = match arguments.protocol {
-        Protocol::Tcp => (Some(connect(to).await?), None),
-        Protocol::Udp => {
-            let socket = UdpSocket::bind((local, 0)).await?;
-            socket.connect(to).await?;
-            (None, Some(socket))
+    match arguments.protocol {
+        Protocol::Tcp => {
+            let mut stream = timeout(2 * PATIENCE, reach(to, PATIENCE)).await??;
+            pump(arguments, async |message| stream.write_all(message).await).await
         }
-    };
+        Protocol::Udp => {
+            let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
+            let socket = UdpSocket::bind((any, 0)).await?;
+            socket.connect(to).await?;
+            pump(arguments, async |message| socket.send(message).await.map(drop)).await
+        }
+    }
+}
+
+/// Sends messages by `send` until the end of the measured part, and prints their number.
+async fn pump(
+    arguments: &Arguments,
+    mut send: impl AsyncFnMut(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let message = vec![0; arguments.message_bytes as usize];
     let end = now() + WARM_UP * 2 + Duration::from_secs(arguments.seconds.into());
     let mut messages = 0;
     while now() < end {
-        let sent = match (&mut stream, &socket) {
-            (Some(stream), _) => stream.write_all(&message).await,
-            (None, Some(socket)) => socket.send(&message).await.map(drop),
-            (None, None) => unreachable!("there is one of both"),
-        };
-        match sent {
+        match send(&message).await {
             Ok(()) => messages += 1,
             // The receiver is done and has closed the connection.
             Err(_) if messages > 0 => break,
@@ -181,17 +187,6 @@ async fn send(arguments: &Arguments, to: SocketAddr) -> Result<(), Error> {
     }
     report::print_json(&Sent { messages });
     Ok(())
-}
-
-/// Connects to a receiver that may not have started yet.
-async fn connect(to: SocketAddr) -> Result<TcpStream, Error> {
-    let end = now() + PATIENCE;
-    loop {
-        match timeout(PATIENCE, TcpStream::connect(to)).await? {
-            Err(error) if is_input(&error) && now() < end => sleep(RETRY).await,
-            outcome => return outcome,
-        }
-    }
 }
 
 async fn receive(arguments: &Arguments, bind: SocketAddr, senders: usize) -> Result<(), Error> {

@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use claims::Verdict;
 use clap::Parser;
+use midplane_benches::meeting::reach;
 use midplane_benches::transfer;
 use midplane_benches::transfer::wire::{Hand, end, serve};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
-/// Attempts to reach the receiver, 50 ms apart.
-const TRIES: u32 = 200;
+/// Longest wait for the receiver.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Measure a file's transfer from disk to disk, in planned and other fragments
 ///
@@ -122,20 +123,9 @@ async fn receive(own: SocketAddr) -> Result<(), String> {
 async fn send(arguments: &Arguments, to: SocketAddr) -> Result<Verdict, String> {
     let file = transfer::file(compare::FILE);
     let file = file.map_err(|error| format!("writing the file to send: {error}"))?;
-    let hand = connect(to).await.map_err(|error| format!("{to}: {error}"))?;
+    let hand = reach(to, PATIENCE).await.and_then(Hand::new);
+    let hand = hand.map_err(|error| format!("{to}: {error}"))?;
     let verdict = compare::run(arguments, &hand, &file).await?;
     end(&hand).await.map_err(|error| format!("the receiver: {error}"))?;
     Ok(verdict)
-}
-
-async fn connect(address: SocketAddr) -> std::io::Result<Hand> {
-    let mut tries = 0;
-    loop {
-        match TcpStream::connect(address).await {
-            Ok(stream) => return Hand::new(stream),
-            Err(error) if tries == TRIES => return Err(error),
-            Err(_) => tries += 1,
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
 }

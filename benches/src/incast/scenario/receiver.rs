@@ -14,8 +14,7 @@ use midplane::simhw::time::Instant;
 use midplane::warp::firmware;
 
 use super::super::setting::{Mode, Service};
-use super::super::wait::{Either, by, either, later};
-use super::{COUNTS, PATIENCE, Part, STAMP_BYTES, Sent};
+use super::{COUNTS, PATIENCE, Part, STAMP_BYTES, Sent, by};
 use crate::meeting::{Meeting, fingerprint};
 use midplane_kit::report::Failure;
 
@@ -74,11 +73,11 @@ pub async fn receive<H: Host>(
     receiver.warm_up(host).await?;
     // Senders send on while they wait for this step, and count from then on.
     receiver.during(host, meeting.gather(&0_u16, PATIENCE)).await??;
-    receiver.until = Some(later(host, Duration::from_secs_f64(part.setting.seconds)));
+    receiver.until = Some(host.now() + Duration::from_secs_f64(part.setting.seconds));
     let (own, limit) = (Sent::default(), receiver.drain());
     let sent = meeting.gather(&own, limit);
     let sent = receiver.during(host, sent).await??;
-    receiver.during(host, host.sleep_until(later(host, LINGER))).await?;
+    receiver.during(host, host.sleep_until(host.now() + LINGER)).await?;
     Ok(receiver.result(&sent[1..]))
 }
 
@@ -120,7 +119,7 @@ impl<'a> Receiver<'a> {
     async fn warm_up<H: Host>(&mut self, host: &H) -> Result<(), Failure> {
         let coordinated = self.part.setting.mode != Mode::None;
         let most = if coordinated { WARM_UP_COORDINATED } else { WARM_UP_ALONE };
-        let (least, limit) = (later(host, WARM_UP), later(host, most));
+        let (least, limit) = (host.now() + WARM_UP, host.now() + most);
         while host.now() < limit {
             let warm = self.sources.values().all(|source| source.warm >= WARM_MESSAGES);
             if warm && host.now() >= least {
@@ -142,9 +141,10 @@ impl<'a> Receiver<'a> {
     ) -> Result<T, Failure> {
         let mut work = pin!(work);
         loop {
-            match either(work.as_mut(), self.port.completion()).await {
-                Either::First(value) => return Ok(value),
-                Either::Second(done) => {
+            tokio::select! {
+                biased;
+                value = work.as_mut() => return Ok(value),
+                done = self.port.completion() => {
                     self.on_messages(host, &done.map_err(Failure::of_run)?)?;
                 }
             }

@@ -12,8 +12,7 @@ use midplane::simhw::time::Instant;
 use midplane::warp::firmware;
 
 use super::super::setting::Service;
-use super::super::wait::{Either, by, either, later};
-use super::{COUNTS, PATIENCE, POSTED, Part, RECEIVER, STAMP_BYTES, Sent};
+use super::{COUNTS, PATIENCE, POSTED, Part, RECEIVER, STAMP_BYTES, Sent, by};
 use crate::meeting::{Meeting, fingerprint, lost};
 use midplane_kit::report::Failure;
 
@@ -86,16 +85,17 @@ impl<'a> Pump<'a> {
     ) -> Result<(), Failure> {
         let mut begun = pin!(meeting.gather(&0_u16, PATIENCE));
         loop {
-            let turn = self.turn(host, later(host, PATIENCE));
-            match either(begun.as_mut(), turn).await {
-                Either::First(met) => return met.map(drop),
-                Either::Second(result) => result?,
+            let turn = self.turn(host, host.now() + PATIENCE);
+            tokio::select! {
+                biased;
+                met = begun.as_mut() => return met.map(drop),
+                result = turn => result?,
             }
         }
     }
 
     async fn measure<H: Host>(&mut self, host: &H) -> Result<(), Failure> {
-        let end = later(host, Duration::from_secs_f64(self.part.setting.seconds));
+        let end = host.now() + Duration::from_secs_f64(self.part.setting.seconds);
         self.ask_counters()?;
         self.counts = true;
         while host.now() < end {
@@ -106,7 +106,7 @@ impl<'a> Pump<'a> {
 
     /// Waits until all posted messages have left.
     async fn drain<H: Host>(&mut self, host: &H) -> Result<Sent, Failure> {
-        let limit = later(host, self.part.drain());
+        let limit = host.now() + self.part.drain();
         while self.port.outstanding() > 0 {
             match by(host, limit, self.port.completion()).await {
                 Some(completion) => self.reap(completion.map_err(Failure::of_run)?),

@@ -1,10 +1,7 @@
 //! Applications of the simulated hosts: they send, receive, lose their ports, and open them again.
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use midplane::nicvm::collective;
@@ -78,15 +75,11 @@ async fn next(
     port: &mut Port,
     limit: Duration,
 ) -> Option<Result<Completion, PortClosed>> {
-    let mut sleep = pin!(host.sleep_until(host.now() + limit));
-    let mut completion = pin!(port.completion());
-    poll_fn(|context| {
-        if let Poll::Ready(ended) = completion.as_mut().poll(context) {
-            return Poll::Ready(Some(ended));
-        }
-        sleep.as_mut().poll(context).map(|()| None)
-    })
-    .await
+    tokio::select! {
+        biased;
+        ended = port.completion() => Some(ended),
+        () = host.sleep_until(host.now() + limit) => None,
+    }
 }
 
 /// Sender with an open port.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use midplane::simhw::fault::{FaultCounts, FaultKind};
 use midplane_kit::report;
 use serde::Serialize;
@@ -54,13 +54,11 @@ struct Failed {
 impl Summary {
     #[expect(clippy::disallowed_methods, reason = "it measures the machine's time")]
     pub(crate) fn begin(seeds: u64, seconds: Option<u64>) -> Self {
-        let bar = ProgressBar::new(seconds.unwrap_or(seeds));
-        let style = match seconds {
+        let template = match seconds {
             Some(_) => "{wide_bar} {pos}/{len} s, {msg} failed",
             None => "{wide_bar} {pos}/{len} seeds, {msg} failed, {eta} left",
         };
-        bar.set_style(ProgressStyle::with_template(style).expect("a fixed template"));
-        bar.set_message("0");
+        let bar = report::progress(seconds.unwrap_or(seeds) as usize, template).with_message("0");
         Self {
             seeds: 0,
             sums: Outcome::default(),

@@ -1,7 +1,5 @@
 //! Command line of `lab collectives`.
 
-use std::fmt;
-
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
@@ -24,12 +22,7 @@ pub(crate) enum Operation {
     AllGather,
 }
 
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.to_possible_value().expect("none is hidden");
-        f.write_str(value.get_name())
-    }
-}
+display!(Operation);
 
 /// Where the operation runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]

@@ -23,8 +23,9 @@ use tokio::task::JoinSet;
 
 use super::Rounds;
 use super::member::{Plan, Times, play};
-use crate::fabric::{Fabric, text};
+use crate::fabric::Fabric;
 use crate::processes;
+use crate::report::text;
 
 /// Time limit for processes to start, and for resolving names.
 pub(crate) const COME_UP: Duration = Duration::from_secs(20);

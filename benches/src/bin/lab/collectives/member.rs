@@ -18,7 +18,7 @@ use midplane::via::message::process::MessageError;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::collectives::arguments::{Operation, Where};
-use crate::fabric::text;
+use crate::report::text;
 
 /// Parameters of a run.
 #[derive(Clone, Copy, Debug)]

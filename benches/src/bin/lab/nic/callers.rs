@@ -14,9 +14,10 @@ use tokio::time::timeout;
 
 use super::{BYTES, Part, now, start, unit};
 use crate::pingpong::fabric::run;
-use crate::pingpong::layers::{LOST, failed, lost};
+use crate::pingpong::layers::{LOST, lost};
 use crate::pingpong::raw::End;
 use crate::processes;
+use crate::report::text;
 
 const CALLERS: usize = 8;
 /// Posted buffers: more than there are requests in flight.
@@ -27,13 +28,13 @@ const BUFFER_BYTES: usize = 1 << 16;
 /// Starts the NIC of a node at one of the addresses in `place`.
 fn start_nic(place: &str, node: u16) -> Result<UdpNic, String> {
     let addresses: Result<Vec<SocketAddr>, _> = place.split(',').map(str::parse).collect();
-    let config = unpaced(NodeId(node), addresses.map_err(failed)?).coprocessor(Coprocessor::Task);
-    UdpNic::start(config, unit()).map_err(failed)
+    let config = unpaced(NodeId(node), addresses.map_err(text)?).coprocessor(Coprocessor::Task);
+    UdpNic::start(config, unit()).map_err(text)
 }
 
 /// Waits for messages, and sends as many; returns their number.
 async fn exchange(end: &mut End) -> Result<u64, String> {
-    let mut next = Some(end.port.completion().await.map_err(failed)?);
+    let mut next = Some(end.port.completion().await.map_err(text)?);
     let mut count = 0;
     while let Some(done) = next {
         if let Some(slot) = End::received(&done)? {
@@ -59,7 +60,7 @@ pub(crate) fn ours(time: Duration) -> Result<f64, String> {
         let mut other = start(Part::Echo, &place, 10)?;
         let asked = async {
             // The other side has posted its buffers before it sends.
-            end.port.completion().await.map_err(failed)?;
+            end.port.completion().await.map_err(text)?;
             for _ in 0..CALLERS {
                 end.post_message(BYTES);
             }
@@ -97,10 +98,10 @@ struct Batched {
 
 impl Batched {
     fn bind(own: SocketAddr) -> Result<Self, String> {
-        let socket = std::net::UdpSocket::bind(own).map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(failed)?;
-        let socket = UdpSocket::from_std(socket).map_err(failed)?;
+        let socket = std::net::UdpSocket::bind(own).map_err(text)?;
+        socket.set_nonblocking(true).map_err(text)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(text)?;
+        let socket = UdpSocket::from_std(socket).map_err(text)?;
         let memory = vec![0; BATCH_SIZE * BUFFER_BYTES];
         Ok(Self { socket, state, memory, metas: [RecvMeta::default(); BATCH_SIZE] })
     }
@@ -115,7 +116,7 @@ impl Batched {
             src_ip: None,
         };
         let send = || self.state.try_send(UdpSockRef::from(&self.socket), &transmit);
-        self.socket.async_io(Interest::WRITABLE, send).await.map_err(failed)
+        self.socket.async_io(Interest::WRITABLE, send).await.map_err(text)
     }
 
     /// Waits for datagrams, and sends as many to `peer`; returns their number.
@@ -128,7 +129,7 @@ impl Batched {
             });
             state.recv(UdpSockRef::from(&*socket), &mut buffers, metas)
         };
-        let filled = socket.async_io(Interest::READABLE, receive).await.map_err(failed)?;
+        let filled = socket.async_io(Interest::READABLE, receive).await.map_err(text)?;
         let count: usize = metas[..filled].iter().map(|meta| meta.len / BYTES).sum();
         self.send(peer, count).await?;
         Ok(count as u64)
@@ -143,9 +144,9 @@ pub(crate) fn sockets(time: Duration) -> Result<f64, String> {
         let mut socket = Batched::bind(addresses[0])?;
         let mut other = start(Part::SocketEcho, &place, 10)?;
         let asked = async {
-            socket.socket.readable().await.map_err(failed)?;
+            socket.socket.readable().await.map_err(text)?;
             let mut first = [0; BYTES];
-            socket.socket.recv(&mut first).await.map_err(failed)?;
+            socket.socket.recv(&mut first).await.map_err(text)?;
             socket.send(addresses[1], CALLERS).await?;
             let (begin, mut answers) = (now(), 0);
             while begin.elapsed() < time {
@@ -161,7 +162,7 @@ pub(crate) fn sockets(time: Duration) -> Result<f64, String> {
 /// Answers the requests of a socket.
 pub(crate) fn echo_socket(place: &str) -> Result<(), String> {
     let (own, peer) = place.split_once(',').ok_or("--place takes two addresses")?;
-    let (own, peer) = (own.parse().map_err(failed)?, peer.parse().map_err(failed)?);
+    let (own, peer) = (own.parse().map_err(text)?, peer.parse().map_err(text)?);
     run(async {
         let mut socket = Batched::bind(own)?;
         socket.send(peer, 1).await?;

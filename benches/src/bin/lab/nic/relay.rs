@@ -10,10 +10,11 @@ use midplane::simhw::shm::{ShmConfig, ShmNic};
 use super::{BYTES, Part, name, start, unit};
 use crate::pingpong::arguments::Wait;
 use crate::pingpong::fabric::run;
-use crate::pingpong::layers::{EmptyPolls, failed};
+use crate::pingpong::layers::EmptyPolls;
 use crate::pingpong::measure::{Side, WORD, answer as answer_on, ask};
 use crate::pingpong::raw::Raw;
 use crate::pingpong::slots::Slots;
+use crate::report::text;
 
 /// Time limit for a daemon to start.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -38,7 +39,7 @@ pub(crate) fn daemon_us(milliseconds: u32) -> Result<f64, String> {
 
 async fn client(name: &str, own: PortId, peer: PortId) -> Result<(Client, Raw), String> {
     let config = ClientConfig::new(name, NodeId(0));
-    let client = Client::meet(config, PATIENCE).await.map_err(failed)?;
+    let client = Client::meet(config, PATIENCE).await.map_err(text)?;
     let side = Raw::new(&client.host(), own, (NodeId(0), peer), BYTES, Wait::Poll)?;
     Ok((client, side))
 }
@@ -55,8 +56,8 @@ pub(crate) fn answer(name: &str, milliseconds: u32) -> Result<(), String> {
 /// Runs the daemon.
 pub(crate) fn serve(name: &str) -> Result<(), String> {
     run(async {
-        let nic = ShmNic::start(ShmConfig::new(name, NodeId(0), 1), unit()).map_err(failed)?;
-        let _server = nic.serve_ports(ServerConfig::new(name)).map_err(failed)?;
+        let nic = ShmNic::start(ShmConfig::new(name, NodeId(0), 1), unit()).map_err(text)?;
+        let _server = nic.serve_ports(ServerConfig::new(name)).map_err(text)?;
         std::future::pending().await
     })
 }
@@ -79,7 +80,7 @@ pub(crate) fn answer_slots(name: &str, milliseconds: u32) -> Result<(), String> 
 /// Runs the relay.
 pub(crate) fn relay(name: &str) -> Result<(), String> {
     let meet = |end: u16| Bare::meet(&ShmConfig::new(format!("{name}-{end}"), NodeId(1), 2));
-    let (mut one, mut other) = (meet(0).map_err(failed)?, meet(1).map_err(failed)?);
+    let (mut one, mut other) = (meet(0).map_err(text)?, meet(1).map_err(text)?);
     let (mut bytes, mut polls) = ([0; BYTES], EmptyPolls::default());
     loop {
         if !pass(&mut one, &mut other, &mut bytes) & !pass(&mut other, &mut one, &mut bytes) {

@@ -9,8 +9,9 @@ use midplane::simhw::shm::{ShmConfig, ShmNic};
 
 use super::{BYTES, Part, name, now, open, start, unit};
 use crate::pingpong::fabric::run;
-use crate::pingpong::layers::{EmptyPolls, GLANCE, failed};
+use crate::pingpong::layers::{EmptyPolls, GLANCE};
 use crate::pingpong::raw::End;
+use crate::report::text;
 
 /// Messages in flight.
 const WINDOW: usize = 64;
@@ -23,7 +24,7 @@ const BATCH: u64 = 1_000;
 
 /// Starts the NIC of a node.
 fn start_nic(place: &str, node: u16) -> Result<ShmNic, String> {
-    ShmNic::start(ShmConfig::new(place, NodeId(node), 2), unit()).map_err(failed)
+    ShmNic::start(ShmConfig::new(place, NodeId(node), 2), unit()).map_err(text)
 }
 
 /// Takes the next completion, if there is one; returns its buffer if it is that of a received message.
@@ -45,7 +46,7 @@ pub(crate) fn messages(time: Duration) -> Result<f64, String> {
 async fn pump(nic: &ShmNic, end: &mut End, time: Duration) -> Result<f64, String> {
     nic.meet().await;
     // The other side has posted its buffers before it sends.
-    let first = end.port.completion().await.map_err(failed)?;
+    let first = end.port.completion().await.map_err(text)?;
     end.post_buffer(first.cookie)?;
     let (begin, mut sent, mut acknowledged, mut polls) = (now(), 0, 0, EmptyPolls::default());
     while acknowledged == 0 || begin.elapsed() < time {
@@ -102,7 +103,7 @@ pub(crate) fn receive(place: &str) -> Result<(), String> {
 pub(crate) fn slots(time: Duration) -> Result<f64, String> {
     let name = name("slots");
     let mut other = start(Part::BareReceiver, &name, 10)?;
-    let mut bare = Bare::meet(&ShmConfig::new(name, NodeId(0), 2)).map_err(failed)?;
+    let mut bare = Bare::meet(&ShmConfig::new(name, NodeId(0), 2)).map_err(text)?;
     let header = Header { length: BYTES as u16, ..Header::default() };
     let (begin, mut sent, mut polls) = (now(), 0_u64, EmptyPolls::default());
     while begin.elapsed() < time {
@@ -117,7 +118,7 @@ pub(crate) fn slots(time: Duration) -> Result<f64, String> {
 
 /// Receives frames, and reads them.
 pub(crate) fn receive_slots(place: &str) -> Result<(), String> {
-    let mut bare = Bare::meet(&ShmConfig::new(place, NodeId(1), 2)).map_err(failed)?;
+    let mut bare = Bare::meet(&ShmConfig::new(place, NodeId(1), 2)).map_err(text)?;
     let (mut bytes, mut polls) = ([0; BYTES], EmptyPolls::default());
     loop {
         polls.until(|| bare.receive(&mut bytes));

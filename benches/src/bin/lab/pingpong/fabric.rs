@@ -19,20 +19,20 @@ use midplane_benches::live_nic::{LiveNic, unpaced};
 use crate::pingpong::arguments::{Arguments, Contest, Fabric, Layer, Wait};
 use crate::pingpong::baseline::{self, Listener};
 use crate::pingpong::interface::Interface;
-use crate::pingpong::layers::{Messages, failed, interfaces};
+use crate::pingpong::layers::{Messages, interfaces};
 use crate::pingpong::libraries;
 use crate::pingpong::measure::{Figures, Game};
 use crate::pingpong::raw::Raw;
 use crate::pingpong::slots::Slots;
 use crate::processes::{self, Peer};
-use crate::report::Failure;
+use crate::report::{Failure, text};
 
 /// Longest packet over shared memory alone, and the longest message that leaves whole there.
 const LANE_MTU: usize = 16 << 10;
 
 /// Runs a task of this program on this thread.
 pub(crate) fn run<T>(task: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    processes::run(async { task.await.map_err(Failure::of_run) }).map_err(failed)
+    processes::run(async { task.await.map_err(Failure::of_run) }).map_err(text)
 }
 
 impl Arguments {
@@ -90,8 +90,8 @@ fn unit(layer: Layer) -> Result<Unit, String> {
     let via = ViaConfig::default();
     let via = if layer == Layer::Firmware { via.shut_gate() } else { via };
     let mut unit = Unit::default();
-    unit.install(MESSAGES, Service::new()).map_err(failed)?;
-    unit.install(VIA, Via::new(via)).map_err(failed)?;
+    unit.install(MESSAGES, Service::new()).map_err(text)?;
+    unit.install(VIA, Via::new(via)).map_err(text)?;
     Ok(unit)
 }
 
@@ -106,7 +106,7 @@ async fn ours(
     match (layer, fabric) {
         (Layer::World, _) => return world(fabric, place, node, most, game).await,
         (Layer::Lanes, _) => {
-            let carrier = LaneCarrier::open(&shm.mtu(LANE_MTU)).map_err(failed)?;
+            let carrier = LaneCarrier::open(&shm.mtu(LANE_MTU)).map_err(text)?;
             return game.play(&mut Messages::new(carrier, most, wait, LANE_MTU)?).await;
         }
         (Layer::Slots, _) => return game.play(&mut Slots::new(place, NodeId(node), most)?).await,
@@ -160,8 +160,8 @@ async fn world(
         let own: SocketAddr = own.parse().map_err(|error| format!("--child {place}: {error}"))?;
         builder.transports("udp").bind(own).discover(place).trusted_network()
     };
-    let node = builder.start().await.map_err(failed)?;
-    let all = node.world("pingpong", rank.into(), 2).await.map_err(failed)?;
+    let node = builder.start().await.map_err(text)?;
+    let all = node.world("pingpong", rank.into(), 2).await.map_err(text)?;
     let played = game.play(&mut Messages::of(all, most)).await;
     node.shutdown().await;
     played

@@ -9,8 +9,9 @@ use midplane::via::memory::{Memory, MemoryOptions, RemoteMemory};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 
 use crate::pingpong::arguments::{MAX_BYTES, Wait};
-use crate::pingpong::layers::{EmptyPolls, GLANCE, RECEIVES, failed, read_all, stride};
+use crate::pingpong::layers::{EmptyPolls, GLANCE, RECEIVES, read_all, stride};
 use crate::pingpong::measure::{Side, WORD};
+use crate::report::text;
 
 /// Bytes for the name of memory, in text.
 const NAME_BYTES: usize = 256;
@@ -50,42 +51,42 @@ impl Interface {
         wait: Wait,
         writes: bool,
     ) -> Result<Self, String> {
-        let mut nic = Nic::open(host, PortOptions::default()).await.map_err(failed)?;
+        let mut nic = Nic::open(host, PortOptions::default()).await.map_err(text)?;
         let attributes = ViAttributes {
             reliability: Reliability::ReliableDelivery,
             max_transfer: MAX_BYTES as u32,
             rdma_write: writes,
             ..ViAttributes::default()
         };
-        let vi = nic.create_vi(attributes).await.map_err(failed)?;
+        let vi = nic.create_vi(attributes).await.map_err(text)?;
         let room = stride(most);
         let options =
             MemoryOptions { rdma_write: writes, rdma_read: writes, ..MemoryOptions::default() };
-        let receives = nic.register(RECEIVES * room, options).map_err(failed)?;
-        let names = nic.register(2 * NAME_BYTES, MemoryOptions::default()).map_err(failed)?;
+        let receives = nic.register(RECEIVES * room, options).map_err(text)?;
+        let names = nic.register(2 * NAME_BYTES, MemoryOptions::default()).map_err(text)?;
         if writes {
-            let theirs = names.segment(NAME_BYTES, NAME_BYTES).map_err(failed)?;
-            nic.post_receive(vi, Descriptor::of(theirs)).map_err(failed)?;
+            let theirs = names.segment(NAME_BYTES, NAME_BYTES).map_err(text)?;
+            nic.post_receive(vi, Descriptor::of(theirs)).map_err(text)?;
         }
         for slot in 0..RECEIVES {
             // A descriptor may not exceed the interface's largest transfer.
-            let segment = receives.segment(slot * room, most.max(WORD)).map_err(failed)?;
+            let segment = receives.segment(slot * room, most.max(WORD)).map_err(text)?;
             let descriptor = if writes { Descriptor::default() } else { Descriptor::of(segment) };
-            nic.post_receive(vi, descriptor).map_err(failed)?;
+            nic.post_receive(vi, descriptor).map_err(text)?;
         }
         connect(&mut nic, vi, node).await?;
         let ring = match writes {
             true => Some(Ring::new(&mut nic, vi, &names, receives).await?),
             false => None,
         };
-        let sends = nic.register(room, MemoryOptions::default()).map_err(failed)?;
-        sends.write(0, &vec![7; room]).map_err(failed)?;
+        let sends = nic.register(room, MemoryOptions::default()).map_err(text)?;
+        sends.write(0, &vec![7; room]).map_err(text)?;
         let (spare, scratch) = (Vec::new(), vec![0; GLANCE]);
         Ok(Self { nic, vi, wait, sends, room, ring, spare, sending: 0, spent: None, scratch })
     }
 
     fn on_sent(&mut self, done: Completed) -> Result<(), String> {
-        done.outcome.map_err(failed)?;
+        done.outcome.map_err(text)?;
         self.sending -= 1;
         self.spare.push(done.descriptor);
         Ok(())
@@ -98,23 +99,23 @@ async fn connect(nic: &mut Nic, vi: ViId, node: NodeId) -> Result<(), String> {
     let to = Address::new(node, &name(node)).expect("two bytes");
     let own = Address::new(nic.node(), &name(nic.node())).expect("two bytes").discriminator;
     let patience = Some(std::time::Duration::from_secs(10));
-    let ticket = nic.connect_peer(vi, to, own, patience).map_err(failed)?;
-    nic.finish(&ticket).await.map(drop).map_err(failed)
+    let ticket = nic.connect_peer(vi, to, own, patience).map_err(text)?;
+    nic.finish(&ticket).await.map(drop).map_err(text)
 }
 
 impl Ring {
     /// Exchanges the names of both ends' memory.
     async fn new(nic: &mut Nic, vi: ViId, names: &Memory, inbox: Memory) -> Result<Self, String> {
-        let text = serde_json::to_vec(&inbox.remote()).map_err(failed)?;
-        names.write(0, &text).map_err(failed)?;
-        let name = names.segment(0, text.len()).map_err(failed)?;
-        nic.post_send(vi, Descriptor::of(name)).map_err(failed)?;
-        let done = nic.wait(vi, WorkQueue::Receive).await.map_err(failed)?;
-        done.outcome.map_err(failed)?;
-        let mut text = vec![0; done.length];
-        names.read(NAME_BYTES, &mut text).map_err(failed)?;
-        nic.wait(vi, WorkQueue::Send).await.map_err(failed)?.outcome.map_err(failed)?;
-        Ok(Self { inbox, outbox: serde_json::from_slice(&text).map_err(failed)?, next: 0 })
+        let name = serde_json::to_vec(&inbox.remote()).map_err(text)?;
+        names.write(0, &name).map_err(text)?;
+        let name = names.segment(0, name.len()).map_err(text)?;
+        nic.post_send(vi, Descriptor::of(name)).map_err(text)?;
+        let done = nic.wait(vi, WorkQueue::Receive).await.map_err(text)?;
+        done.outcome.map_err(text)?;
+        let mut theirs = vec![0; done.length];
+        names.read(NAME_BYTES, &mut theirs).map_err(text)?;
+        nic.wait(vi, WorkQueue::Send).await.map_err(text)?.outcome.map_err(text)?;
+        Ok(Self { inbox, outbox: serde_json::from_slice(&theirs).map_err(text)?, next: 0 })
     }
 }
 
@@ -123,7 +124,7 @@ impl Side for Interface {
         let mut descriptor = self.spare.pop().unwrap_or_default();
         if descriptor.bytes() != bytes {
             descriptor.segments.clear();
-            descriptor.segments.push(self.sends.segment(0, bytes).map_err(failed)?);
+            descriptor.segments.push(self.sends.segment(0, bytes).map_err(text)?);
         }
         if let Some(ring) = &mut self.ring {
             let place = ring.outbox.at((ring.next * self.room) as u32);
@@ -131,13 +132,13 @@ impl Side for Interface {
             descriptor.immediate = Some(ring.next as u32);
             ring.next = (ring.next + 1) % RECEIVES;
         }
-        self.nic.post_send(self.vi, descriptor).map_err(failed)?;
+        self.nic.post_send(self.vi, descriptor).map_err(text)?;
         self.sending += 1;
         // The message is on its way: post the spent receive meanwhile.
         if let Some(spent) = self.spent.take() {
-            self.nic.post_receive(self.vi, spent).map_err(failed)?;
+            self.nic.post_receive(self.vi, spent).map_err(text)?;
         }
-        while let Some(done) = self.nic.taken(self.vi, WorkQueue::Send).map_err(failed)? {
+        while let Some(done) = self.nic.taken(self.vi, WorkQueue::Send).map_err(text)? {
             self.on_sent(done)?;
         }
         Ok(())
@@ -145,7 +146,7 @@ impl Side for Interface {
 
     async fn finish(&mut self) -> Result<(), String> {
         while self.sending > 0 {
-            let done = self.nic.wait(self.vi, WorkQueue::Send).await.map_err(failed)?;
+            let done = self.nic.wait(self.vi, WorkQueue::Send).await.map_err(text)?;
             self.on_sent(done)?;
         }
         Ok(())
@@ -155,10 +156,10 @@ impl Side for Interface {
         let done = match self.wait {
             Wait::Poll => EmptyPolls::default()
                 .until(|| self.nic.receive_done(self.vi).transpose())
-                .map_err(failed)?,
-            Wait::Await => self.nic.wait(self.vi, WorkQueue::Receive).await.map_err(failed)?,
+                .map_err(text)?,
+            Wait::Await => self.nic.wait(self.vi, WorkQueue::Receive).await.map_err(text)?,
         };
-        done.outcome.map_err(failed)?;
+        done.outcome.map_err(text)?;
         if done.length != bytes {
             return Err(format!("a message has {} bytes, not {bytes}", done.length));
         }
@@ -174,7 +175,7 @@ impl Side for Interface {
         };
         read_all(&mut self.scratch, bytes, |at, out| memory.read(begin + at, out))?;
         match self.spent.replace(done.descriptor) {
-            Some(before) => self.nic.post_receive(self.vi, before).map_err(failed),
+            Some(before) => self.nic.post_receive(self.vi, before).map_err(text),
             None => Ok(()),
         }
     }

@@ -17,6 +17,7 @@ use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::pingpong::arguments::{MAX_BYTES, Wait};
 use crate::pingpong::measure::{Side, WINDOW};
+use crate::report::text;
 
 /// Number of posted receives.
 pub(crate) const RECEIVES: usize = 2 * WINDOW;
@@ -26,10 +27,6 @@ pub(crate) const RECEIVES: usize = 2 * WINDOW;
 pub(crate) const fn stride(most: usize) -> usize {
     const LINE: usize = 64;
     most.next_multiple_of(2 * LINE) + LINE
-}
-
-pub(crate) fn failed(error: impl std::fmt::Display) -> String {
-    error.to_string()
 }
 
 /// Empty polls (some 15 us) after which a polling process yields its core: with more processes than cores, the
@@ -46,7 +43,7 @@ pub(crate) fn read_all(
     read: impl Fn(usize, &mut [u8]) -> Result<(), midplane::simhw::region::RegionError>,
 ) -> Result<(), String> {
     for at in (0..bytes).step_by(GLANCE) {
-        read(at, &mut scratch[..GLANCE.min(bytes - at)]).map_err(failed)?;
+        read(at, &mut scratch[..GLANCE.min(bytes - at)]).map_err(text)?;
     }
     Ok(())
 }
@@ -106,7 +103,7 @@ const TAG: Tag = Tag(1);
 pub(crate) async fn interfaces(host: &impl Host, eager: usize) -> Result<RdmaCarrier, String> {
     let own = Peer(host.node().0.into());
     let config = RdmaConfig::default().eager(eager);
-    RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await.map_err(failed)
+    RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await.map_err(text)
 }
 
 impl Messages {
@@ -119,9 +116,9 @@ impl Messages {
         let peer = Rank(1 - carrier.own().0);
         let engine = Engine::new(carrier, Config::default().eager(eager));
         if wait == Wait::Await {
-            return Ok(Self::of(Communicator::world(engine, 2).map_err(failed)?, most));
+            return Ok(Self::of(Communicator::world(engine, 2).map_err(text)?, most));
         }
-        let (process, scope) = Process::new(engine, 2).map_err(failed)?;
+        let (process, scope) = Process::new(engine, 2).map_err(text)?;
         let (scratch, parker) = (vec![7; most.max(8)], Parker::polling());
         let storage = scratch.clone();
         let polled = Polled { process, scope, peer, scratch, storage, parker };
@@ -141,10 +138,10 @@ impl Side for Messages {
             Self::Polled(polled) => {
                 let Polled { process, scope, peer, scratch, parker, .. } = &mut **polled;
                 let message = &scratch[..bytes];
-                process.send(scope, Mode::Standard, *peer, TAG, message, parker).map_err(failed)
+                process.send(scope, Mode::Standard, *peer, TAG, message, parker).map_err(text)
             }
             Self::Awaited { all, peer, scratch } => {
-                all.send(*peer, TAG, scratch.slice(..bytes)).await.map_err(failed)
+                all.send(*peer, TAG, scratch.slice(..bytes)).await.map_err(text)
             }
         }
     }
@@ -155,13 +152,13 @@ impl Side for Messages {
                 let Polled { process, scope, peer, storage, parker, .. } = &mut **polled;
                 let load = Load::Room { room: MAX_BYTES, storage: std::mem::take(storage) };
                 let received = process.receive(scope, Some(*peer), Some(TAG), load, parker);
-                let outcome = received.map_err(failed)?;
-                outcome.result.map_err(failed)?;
+                let outcome = received.map_err(text)?;
+                outcome.result.map_err(text)?;
                 *storage = outcome.bytes;
                 storage.len()
             }
             Self::Awaited { all, peer, .. } => {
-                all.receive(*peer, TAG).await.map_err(failed)?.bytes.len()
+                all.receive(*peer, TAG).await.map_err(text)?.bytes.len()
             }
         };
         if length == bytes {

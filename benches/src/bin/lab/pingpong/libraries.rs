@@ -11,9 +11,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::pingpong::arguments::{Kernel, is_program};
 use crate::pingpong::fabric::run;
-use crate::pingpong::layers::failed;
 use crate::pingpong::measure::{Figures, Game, batch_of, batches};
 use crate::processes;
+use crate::report::text;
 
 /// Time limit of one measurement.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -57,11 +57,11 @@ fn is_open_mpi() -> bool {
 /// # Errors
 /// One line: what failed.
 pub(crate) fn ask(library: Kernel, game: Game<'_>) -> Result<Vec<Figures>, String> {
-    let folder = tempfile::tempdir().map_err(failed)?;
+    let folder = tempfile::tempdir().map_err(text)?;
     let program = folder.path().join("pingpong").display().to_string();
     if library == Kernel::Openmpi {
         let source = format!("{program}.c");
-        std::fs::write(&source, MPI).map_err(failed)?;
+        std::fs::write(&source, MPI).map_err(text)?;
         run(output(library, [command(&format!("mpicc -O2 -o {program} {source}"))]))?;
     }
     let figures = |bytes: &usize| {

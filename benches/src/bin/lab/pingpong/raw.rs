@@ -7,8 +7,9 @@ use midplane::simhw::port::{Completion, Port, PortOptions, Status};
 use midplane::simhw::region::Region;
 
 use crate::pingpong::arguments::Wait;
-use crate::pingpong::layers::{EmptyPolls, GLANCE, LOST, RECEIVES, failed, lost, read_all, stride};
+use crate::pingpong::layers::{EmptyPolls, GLANCE, LOST, RECEIVES, lost, read_all, stride};
 use crate::pingpong::measure::Side;
+use crate::report::text;
 
 /// Cookie of messages that are sent; buffers have their numbers.
 const SENT: u64 = u64::MAX;
@@ -31,9 +32,9 @@ impl End {
         peer: (NodeId, PortId),
         (room, buffers): (usize, usize),
     ) -> Result<Self, String> {
-        let mut port = host.open_port_with(PortOptions::default().number(own)).map_err(failed)?;
-        let memory = port.register((1 + buffers) * room).map_err(failed)?;
-        memory.write(0, &vec![7; room]).map_err(failed)?;
+        let mut port = host.open_port_with(PortOptions::default().number(own)).map_err(text)?;
+        let memory = port.register((1 + buffers) * room).map_err(text)?;
+        memory.write(0, &vec![7; room]).map_err(text)?;
         let mut end = Self { port, peer, room, memory };
         for slot in 0..buffers as u64 {
             end.post_buffer(slot)?;
@@ -45,7 +46,7 @@ impl End {
     /// Posts a buffer, without a doorbell.
     pub(crate) fn post_buffer(&mut self, slot: u64) -> Result<(), String> {
         let range = self.memory.range(self.at(slot), self.room).expect("a slot of it");
-        self.port.post(&messages::receive(range, slot)).map_err(failed)
+        self.port.post(&messages::receive(range, slot)).map_err(text)
     }
 
     /// Posts a message if the port has room, without a doorbell.
@@ -113,7 +114,7 @@ impl Raw {
 impl Side for Raw {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
         while !self.end.post_message(bytes) {
-            let done = self.end.port.completion().await.map_err(failed)?;
+            let done = self.end.port.completion().await.map_err(text)?;
             if let Some(slot) = End::received(&done)? {
                 self.arrived.insert(0, (slot, done.length));
             }
@@ -133,7 +134,7 @@ impl Side for Raw {
                 Wait::Poll => polls.until(|| self.end.port.poll()),
                 Wait::Await => {
                     let next = tokio::time::timeout(LOST, self.end.port.completion());
-                    next.await.map_err(|_| lost())?.map_err(failed)?
+                    next.await.map_err(|_| lost())?.map_err(text)?
                 }
             };
             if let Some(slot) = End::received(&done)? {

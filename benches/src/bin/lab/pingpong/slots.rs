@@ -5,8 +5,9 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::shm::ShmConfig;
 use midplane::simhw::shm::measure::Bare;
 
-use crate::pingpong::layers::{EmptyPolls, failed};
+use crate::pingpong::layers::EmptyPolls;
 use crate::pingpong::measure::Side;
+use crate::report::text;
 
 /// Most bytes of a slot.
 const SLOT: usize = 16 << 10;
@@ -20,7 +21,7 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) fn new(place: &str, node: NodeId, most: usize) -> Result<Self, String> {
-        let bare = Bare::meet(&ShmConfig::new(place, node, 2)).map_err(failed)?;
+        let bare = Bare::meet(&ShmConfig::new(place, node, 2)).map_err(text)?;
         Ok(Self { bare, node, bytes: vec![7; most.max(SLOT)] })
     }
 }

@@ -26,7 +26,7 @@ use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 use midplane_benches::anchors::bounce::{self, End};
 use midplane_benches::anchors::measure::{local_tcp_us, tcp_us};
 
-use crate::fabric::text;
+use crate::report::text;
 
 /// A column of the table: one way between two processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
