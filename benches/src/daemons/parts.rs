@@ -80,6 +80,7 @@ fn daemon(socket: &str, host: &str, of: &str, peers: &str) -> Result<(), String>
         key: std::env::var(KEY).ok().and_then(|key| key.parse().ok()),
         identity: None,
         socket: PathBuf::from(socket),
+        socket_group: None,
         patience: Duration::from_secs(10),
         fabric: joined.map(|fabric| FabricOptions {
             fabric,

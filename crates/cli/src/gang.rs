@@ -10,7 +10,7 @@ mod slices;
 use std::path::Path;
 
 use midplane::gang::live::client::{self, ClientError};
-use midplane::gang::live::daemon::default_socket;
+use midplane::gang::live::daemon::find_socket;
 use midplane::gang::live::message::{Reply, Request};
 use midplane::gang::names::JobId;
 use midplane_kit::processes;
@@ -20,7 +20,12 @@ pub(crate) use arguments::Arguments;
 use arguments::What;
 
 pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let (socket, json) = (&arguments.socket.clone().unwrap_or_else(default_socket), arguments.json);
+    let socket = match (&arguments.socket, &arguments.what) {
+        (Some(socket), _) => socket.clone(),
+        (None, What::Daemon(options)) => options.default_socket(),
+        (None, _) => find_socket(),
+    };
+    let (socket, json) = (&socket, arguments.json);
     processes::run(async {
         match &arguments.what {
             What::Daemon(options) => daemon::main(options, socket).await,

@@ -16,7 +16,7 @@ use crate::names::{Epoch, JobId};
 
 /// The format that this build writes and reads.
 pub(crate) const FORMAT: u16 = 1;
-const MANIFEST: &str = "manifest.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";
 
 /// A job's state at one cut.
@@ -123,12 +123,17 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
     move |error| CheckpointError::File { path: path.to_owned(), error }
 }
 
-/// Writes a file that only its owner can access, and waits until it is on disk.
+/// Writes a file that only its owner can access, and waits until it is on disk. What was there before, such as a link to another
+/// file, is removed.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     let mut options = File::options();
-    options.write(true).create(true).truncate(true);
+    options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(path)(error)),
+        _ => {}
+    }
     let mut file = options.open(path).map_err(at(path))?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(at(path))
 }

@@ -9,12 +9,14 @@
 //!   [`channels`]: the daemon's side
 //! - [`snapshot`]: a rank's part in checkpoints
 //! - `adopted`: control groups of jobs that something else has started
+//! - `rights`: users, and the rights of their jobs
 //! - `pmi`: the server by which MPI programs of MPICH start as ranks
 //! - [`link`], [`message`]: connections between daemons and front ends, and their messages
 //!
 //! # Trust
 //!
-//! Front ends are this user's, by the socket. Daemons of other hosts prove who they are ([`link::Credentials`]). With keys of
+//! Front ends are this user's, by the socket; those of a daemon of root are of all users whom the socket admits, and each may do
+//! only what its user may (`rights`). A daemon believes the others which user a front end of theirs has. Daemons of other hosts prove who they are ([`link::Credentials`]). With keys of
 //! the hosts' own, only listed hosts join, each as itself; a daemon hands on what those below it in the tree report, so a host
 //! trusts those between it and the root. With the shared key alone, whoever has it can be any host that is not connected, and
 //! receives the commands and environments of later jobs.
@@ -43,6 +45,7 @@ mod quiesce;
 pub mod rank;
 mod record;
 mod refusals;
+mod rights;
 mod routes;
 pub mod snapshot;
 mod streams;

@@ -14,6 +14,7 @@ pub(crate) mod replica;
 mod requests;
 pub(crate) mod state_chunk;
 mod takeover;
+pub(crate) mod user;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -36,6 +37,7 @@ use order::{Action, Order};
 use relay::Relay;
 use replica::Durable;
 use state_chunk::{ChunkKind, StateChunk};
+use user::{Caller, User};
 
 /// A connection with another daemon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -72,10 +74,10 @@ pub(crate) enum Effect {
     Signal(JobId, i32),
     /// Sets the terminal size of a job whose rank 0 is here.
     Resize(JobId, (u16, u16)),
-    /// Writes a checkpoint, and reports [`NodeCore::handle_written`].
+    /// Writes a checkpoint with the rights of the requesting user, and reports [`NodeCore::handle_written`].
     Write(Write),
-    /// Reads a checkpoint of at most `most` bytes, and reports [`NodeCore::handle_read`].
-    Read { client: ClientId, folder: Vec<u8>, weight: u8, most: u64 },
+    /// Reads a checkpoint of at most `most` bytes with the caller's rights, and reports [`NodeCore::handle_read`].
+    Read { caller: Caller, folder: Vec<u8>, weight: u8, most: u64 },
     /// Closes a connection, once all messages to it are sent.
     Disconnect(Peer),
     /// A daemon claims to be this host, which is connected. Its connection is closed.
@@ -141,7 +143,7 @@ pub(crate) struct NodeCore {
     /// On the root, the last change that each host holds.
     holds: BTreeMap<u16, u64>,
     /// Requests that wait until the root has taken over.
-    waiting: VecDeque<(ClientId, Request)>,
+    waiting: VecDeque<(Caller, Request)>,
     /// True if a connection to a parent is open, though that may not have admitted this daemon yet.
     has_dialled: bool,
     /// When the parent was heard last, if there is one.
@@ -205,7 +207,7 @@ impl NodeCore {
         self.settle(now);
     }
 
-    /// Takes a job of a client of this process, on the root.
+    /// Takes a job of a client of this process, on the root. In virtual time all jobs are those of one user.
     pub(crate) fn submit(
         &mut self,
         now: Instant,
@@ -214,7 +216,8 @@ impl NodeCore {
         program: Program,
     ) {
         if let Some(manager) = &mut self.manager {
-            manager.submit(now, client, job, program);
+            let caller = Caller { client, user: User::default() };
+            manager.submit(now, caller, job, program);
         }
         self.settle(now);
     }
@@ -229,7 +232,7 @@ impl NodeCore {
 
     /// Takes the end of a front end's connection.
     pub(crate) fn handle_client_gone(&mut self, now: Instant, client: ClientId) {
-        self.waiting.retain(|(other, _)| *other != client);
+        self.waiting.retain(|(caller, _)| caller.client != client);
         if let Some(manager) = &mut self.manager {
             manager.handle_client_gone(now, client);
         }
@@ -238,7 +241,7 @@ impl NodeCore {
 
     /// Takes the end of a front end's connection that another daemon has carried and that may be back.
     pub(crate) fn handle_client_lost(&mut self, now: Instant, client: ClientId) {
-        self.waiting.retain(|(other, _)| *other != client);
+        self.waiting.retain(|(caller, _)| caller.client != client);
         if let Some(manager) = &mut self.manager {
             manager.handle_client_lost(client);
         }

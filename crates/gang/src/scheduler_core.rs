@@ -15,6 +15,7 @@ use crate::names::{Epoch, JobId};
 use crate::node_core::message::Program;
 use crate::node_core::order::{Action, Launch, Outcome};
 use crate::node_core::replica::Stage;
+use crate::node_core::user::User;
 use crate::schedule::{AdmitError, Policy, Request};
 pub use config::{Phases, PreemptWhenAlone, SchedulerConfig, Switch};
 use early_wakeups::EarlyWakeups;
@@ -143,13 +144,13 @@ impl SchedulerCore {
         &mut self,
         request: Request,
         ranks: u16,
-        program: Program,
+        (program, user): (Program, User),
     ) -> Result<JobId, AdmitError> {
         let job = JobId(self.next_job);
         let nodes = self.policy.admit(job, request)?;
         self.next_job += 1;
         let (first, count) = (nodes.start, nodes.len() as u16);
-        let launch = Launch { job, first, nodes: count, ranks, program };
+        let launch = Launch { job, first, nodes: count, ranks, program, user };
         self.jobs.insert(job, JobRecord { launch, epoch: Epoch(0), ended: None });
         self.fresh.push_back(job);
         Ok(job)

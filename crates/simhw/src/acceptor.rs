@@ -1,8 +1,8 @@
 //! Accepts connections from processes of this host: peers, and clients of a daemon.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -21,17 +21,27 @@ const BATCH: usize = 64;
 /// enough to cost no processor time.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The users whose processes are admitted besides the own user's.
+/// The users whose processes are admitted besides the own user's. Clones share the list.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Admitted(Vec<u32>);
+pub struct Admitted(Arc<Mutex<BTreeSet<u32>>>);
 
 impl Admitted {
-    pub(crate) fn add(&mut self, user: u32) {
-        self.0.push(user);
+    fn users(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits processes of a user from now on.
+    pub fn add(&self, user: u32) {
+        self.users().insert(user);
+    }
+
+    /// Admits no further processes of a user. Those that are connected remain.
+    pub fn remove(&self, user: u32) {
+        self.users().remove(&user);
     }
 
     pub(crate) fn admits(&self, user: u32) -> bool {
-        user == geteuid().as_raw() || self.0.contains(&user)
+        user == geteuid().as_raw() || self.users().contains(&user)
     }
 }
 

@@ -26,6 +26,7 @@ use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::port::{Grant, PortOptions};
 
+pub use crate::acceptor::Admitted;
 pub use client::{Client, ClientConfig, ConnectError};
 pub use holders::PortHolders;
 pub use server::{DEFAULT_CONNECTIONS, DEFAULT_LOAN, PortServer, ServeError, ServerConfig};

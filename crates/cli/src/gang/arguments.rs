@@ -37,6 +37,9 @@ Examples:
   # Follow a job whose terminal was lost with the root's host, on another host
   midplane gang attach 1
 
+A daemon of root runs each job as the user who submits it. Only this user and root may end, signal, save and follow the job;
+`list` shows all jobs.
+
 The commands ask the daemon of this host. Of one or two daemons, that of host 0 is the root, which decides; of three or
 more, each leads to the root, and another host takes over when the root is lost. Jobs without ranks on the lost host go on.
 `run` and `restore` then look for the new root for up to 10 s; what was under way to or from the job is lost.
@@ -52,7 +55,10 @@ killed one; 1 no daemon answers, or it has exited; 2 bad input.";
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Socket of the daemon; $XDG_RUNTIME_DIR/gangd.socket unless given
+    /// Socket of the daemon; unless given, $XDG_RUNTIME_DIR/gangd.socket, or /run/midplane/gangd.socket
+    ///
+    /// A daemon with --socket-group uses the latter. The other commands use the first of the two that is there. Without
+    /// $XDG_RUNTIME_DIR, the first is in a folder of the temporary files.
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print one JSON document
@@ -104,6 +110,7 @@ pub(crate) enum What {
 ///
 /// What runs in the control group (version 2) is stopped and resumed as a whole. It continues for good once it is adopted no
 /// longer: at Ctrl-C, at `gang kill`, and if a daemon dies. The group is looked up on every host; the job takes all slots.
+/// Under a daemon of root, only root may do this.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   midplane gang adopt --cgroup /sys/fs/cgroup/system.slice/render.service
@@ -148,7 +155,7 @@ fn parse_step(text: &str) -> Result<(u32, Option<String>), String> {
 pub(crate) struct Checkpoint {
     /// Number of the job
     pub(crate) job: u32,
-    /// Folder for the checkpoint, made on the host of the daemon
+    /// Folder for the checkpoint, made on the root's host with your rights
     pub(crate) folder: PathBuf,
     /// End the job once it is saved
     #[arg(long)]
@@ -159,7 +166,9 @@ pub(crate) struct Checkpoint {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Example: midplane gang restore saved")]
 pub(crate) struct Restore {
-    /// Folder of the checkpoint, on the host of the daemon
+    /// Folder of the checkpoint, on the root's host, which you must be able to read
+    ///
+    /// The job is yours then. Root can't restore a checkpoint of another user from a daemon of root.
     pub(crate) checkpoint: PathBuf,
     /// Priority: slices that the job runs in a row at its turn
     #[arg(long, default_value_t = 1, value_name = "SLICES", value_parser = clap::value_parser!(u8).range(1..))]

@@ -16,7 +16,8 @@ use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
 use midplane::gang::live::daemon::{
-    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError, serve,
+    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, SYSTEM_SOCKET, StartError,
+    default_socket, serve,
 };
 use midplane::gang::live::message::Cluster;
 use midplane::gang::schedule::{Placing, QueueTree};
@@ -27,6 +28,7 @@ use midplane::simhw::seal::{Identity, Key, PublicKey, SecretKey};
 use midplane::simhw::udp::resolve_peers;
 use midplane_kit::report::{self, Failure};
 use place::Place;
+use rustix::process::geteuid;
 use spread::Spread;
 
 use crate::nic::Medium;
@@ -55,7 +57,14 @@ Examples:
   # One on each node of a Slurm allocation, two ranks at once on each
   srun -N 4 --ntasks-per-node 1 midplane gang daemon --key key --slots 2
 
-Only the user who started the daemon can connect to its socket. Ctrl-C or SIGTERM ends the daemon and all ranks on this
+  # As root: members of the group hpc run jobs, each as itself; other users can't connect
+  midplane gang daemon --socket-group hpc
+
+A daemon of root runs each job as the user who submitted it, with this user's groups on each host and no_new_privs. Without
+--socket-group only root can connect. Users have the same name and number on all hosts; a host without the user refuses the
+job. Resource limits are those of the daemon, without its priorities. Any other daemon runs jobs of its own user alone.
+
+Ctrl-C or SIGTERM ends the daemon and all ranks on this
 host; so does its death. A job ends with its front end, and with any of its hosts. On SIGUSR1 it prints on standard error
 what it waits for.
 
@@ -145,6 +154,11 @@ pub(crate) struct Arguments {
     /// Over shared memory between daemons of this host, or over UDP at the addresses of --peers, sealed with the keys.
     #[arg(long, value_enum)]
     fabric: Option<Medium>,
+    /// Group whose members may use the socket, and run jobs as themselves; only for a daemon of root
+    ///
+    /// The socket has the mode 0660, else 0600.
+    #[arg(long, value_name = "NAME")]
+    socket_group: Option<String>,
     /// Choose how the processes of a job are stopped
     #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
     freezer: FreezerName,
@@ -153,6 +167,16 @@ pub(crate) struct Arguments {
     /// The checkpoint of a job that needs more is refused, and the job continues.
     #[arg(long, default_value_t = CHECKPOINT_BYTES >> 20, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     checkpoint_mib: u64,
+}
+
+impl Arguments {
+    /// Returns the socket, unless one is named.
+    pub(crate) fn default_socket(&self) -> PathBuf {
+        match self.socket_group {
+            Some(_) => SYSTEM_SOCKET.into(),
+            None => default_socket(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -256,6 +280,7 @@ fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String
         key,
         identity,
         socket: socket.to_owned(),
+        socket_group: arguments.socket_group.clone(),
         patience: Duration::from_millis(arguments.patience_ms),
         freezer: match arguments.freezer {
             FreezerName::Auto => Freezer::Auto,
@@ -296,9 +321,16 @@ pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Fai
     if arguments.end_with_input {
         spread::end_with_input();
     }
+    let is_root_s_alone = options.socket_group.is_none() && geteuid().is_root();
     let shares_a_key = options.identity.is_none() && options.peers.len() > 1;
     let ready = || {
         report::print(&format!("midplane gang daemon: serving at {}\n", socket.display()));
+        if is_root_s_alone {
+            eprintln!(
+                "midplane gang daemon: serves root alone; --socket-group NAME lets the members of a group run jobs, each as \
+                 itself"
+            );
+        }
         if shares_a_key {
             eprintln!(
                 "midplane gang daemon: all hosts share one key, and each can speak as any other; --secret-key tells \

@@ -13,6 +13,7 @@ use super::{ask, failure};
 #[derive(Default, Serialize)]
 pub(crate) struct Job {
     pub(crate) job: u32,
+    pub(crate) user: String,
     pub(crate) ranks: u16,
     pub(crate) first_slot: u16,
     pub(crate) priority: u8,
@@ -31,6 +32,7 @@ impl From<&Line> for Job {
     fn from(line: &Line) -> Self {
         Self {
             job: line.job.0,
+            user: line.user.clone(),
             ranks: line.slots.1.saturating_sub(line.slots.0),
             first_slot: line.slots.0,
             priority: line.weight,
@@ -80,10 +82,11 @@ fn document(listing: &Listing) -> Document {
 
 /// Formats a list of jobs as text.
 fn text(of: &Document) -> String {
-    let titles = "job, ranks, slots, priority, state, seconds, ran, stops, command";
+    let titles = "job, user, ranks, slots, priority, state, seconds, ran, stops, command";
     let rows = of.jobs.iter().map(|job| {
         vec![
             job.job.to_string(),
+            job.user.clone(),
             job.ranks.to_string(),
             format!("{}-{}", job.first_slot, (job.first_slot + job.ranks).saturating_sub(1)),
             job.priority.to_string(),

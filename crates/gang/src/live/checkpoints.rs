@@ -2,48 +2,100 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
 
 use tokio::sync::mpsc;
 
 use super::event::Event;
 use super::priority;
-use crate::checkpoint::Checkpoint;
-use crate::node_core::message::Program;
-use crate::node_core::{ClientId, Read, Write};
+use super::rights::{Places, Users};
+use crate::checkpoint::{Checkpoint, MANIFEST};
+use crate::node_core::message::{Program, Request};
+use crate::node_core::user::{Caller, User};
+use crate::node_core::{Read, Write};
+
+/// Most checkpoints of another user that are read or written at a time, each in a thread.
+const MOST: usize = 4;
 
 fn path(folder: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(folder.to_vec()))
 }
 
-/// Returns why no checkpoint can be written to a folder; `None` if one can.
-pub(super) fn refusal(folder: &[u8]) -> Option<String> {
-    let folder = path(folder);
-    Checkpoint::is_at(&folder).then(|| format!("{}: a checkpoint is there", folder.display()))
-}
-
-/// Writes a checkpoint. [`Event::Written`] follows.
-pub(super) fn write(write: Write, events: mpsc::UnboundedSender<Event>) {
-    tokio::task::spawn_blocking(move || {
-        priority::lower_this_thread();
-        let Write { job, checkpoint, folder, .. } = write;
-        let written = checkpoint.write_to(&path(&folder)).map_err(|error| error.to_string());
-        let _ = events.send(Event::Written(job, written));
-    });
-}
-
-/// Reads and checks a checkpoint of at most `most` bytes. [`Event::Read`] follows.
-pub(super) fn read(
-    (client, weight): (ClientId, u8),
-    folder: Vec<u8>,
-    most: u64,
+/// Reads and writes checkpoints with their users' rights.
+#[derive(Clone, Debug)]
+pub(super) struct Checkpoints {
+    users: Users,
+    places: Places,
     events: mpsc::UnboundedSender<Event>,
-) {
-    tokio::task::spawn_blocking(move || {
-        priority::lower_this_thread();
-        let read = Read { client, weight, read: read_from(&path(&folder), most) };
-        let _ = events.send(Event::Read(Box::new(read)));
-    });
+}
+
+impl Checkpoints {
+    pub(super) fn new(users: Users, events: mpsc::UnboundedSender<Event>) -> Self {
+        Self { users, places: Places::default(), events }
+    }
+
+    /// Does some work with a user's rights on a thread of its own, and sends the event that follows from it. The user's file
+    /// systems may never answer: that keeps the thread, and neither the daemon's work nor its end.
+    fn with_rights_of<T: Send>(
+        &self,
+        user: User,
+        work: impl FnOnce(&Users) -> Result<T, String> + Send + 'static,
+        event: impl FnOnce(Result<T, String>) -> Event + Send + 'static,
+    ) {
+        let Self { users, places, events } = self.clone();
+        let place = match users.is_own(user.uid) {
+            true => Some(Arc::default()),
+            false => places.reserve(user.uid, MOST),
+        };
+        thread::spawn(move || {
+            priority::lower_this_thread();
+            let done = match &place {
+                None => Err(format!("{MOST} checkpoints of user {user} are being read or written")),
+                Some(_) => users.rights(&user).and_then(|rights| {
+                    let done = rights.run(|| work(&users));
+                    done.map_err(|error| format!("the rights of user {user}: {error}"))?
+                }),
+            };
+            let _ = events.send(event(done));
+        });
+    }
+
+    /// Tests whether a caller's checkpoint can be written to a folder. [`Event::Checked`] follows, with the request.
+    pub(super) fn check(&self, caller: Caller, folder: &[u8], request: Request) {
+        let folder = path(folder);
+        let work = move |_: &Users| match Checkpoint::is_at(&folder) {
+            true => Err(format!("{}: a checkpoint is there", folder.display())),
+            false => Ok(()),
+        };
+        self.with_rights_of(caller.user.clone(), work, |done| {
+            Event::Checked(caller, done.map(|()| request))
+        });
+    }
+
+    /// Writes a checkpoint with the rights of the requesting user. [`Event::Written`] follows.
+    pub(super) fn write(&self, write: Write) {
+        let Write { job, checkpoint, folder, user, .. } = write;
+        let work =
+            move |_: &Users| checkpoint.write_to(&path(&folder)).map_err(|error| error.to_string());
+        self.with_rights_of(user, work, move |done| Event::Written(job, done));
+    }
+
+    /// Reads and checks a checkpoint of at most `most` bytes, with the caller's rights. [`Event::Read`] follows.
+    pub(super) fn read(&self, (caller, weight): (Caller, u8), folder: &[u8], most: u64) {
+        let (folder, is_root) = (path(folder), caller.user.uid == 0);
+        let work = move |users: &Users| {
+            if users.has_all() && is_root {
+                is_of_root(&folder)?;
+            }
+            read_from(&folder, most)
+        };
+        self.with_rights_of(caller.user.clone(), work, move |read| {
+            Event::Read(Box::new(Read { caller, weight, read }))
+        });
+    }
 }
 
 fn read_from(folder: &Path, most: u64) -> Result<(Program, Checkpoint), String> {
@@ -52,6 +104,23 @@ fn read_from(folder: &Path, most: u64) -> Result<(Program, Checkpoint), String> 
     let wrong = |error| format!("{}: its program: {error}", folder.display());
     let program = Program::from_json(&checkpoint.program).map_err(wrong)?;
     Ok((program, checkpoint))
+}
+
+/// Refuses a checkpoint that another user has made: its program would run as root.
+fn is_of_root(folder: &Path) -> Result<(), String> {
+    for path in [folder, &folder.join(MANIFEST)] {
+        // If it can't be read, the reader reports why.
+        let Ok(metadata) = path.metadata() else { continue };
+        if metadata.uid() != 0 {
+            return Err(format!(
+                "{}: it belongs to user {}, and its program would run as root: restore it as that user, or make it root's \
+                 (chown -R root) if you trust it",
+                path.display(),
+                metadata.uid()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a checkpoint that would not fit into memory, before any of it is read.

@@ -42,6 +42,15 @@ pub enum ClientError {
         /// What the system says.
         error: io::Error,
     },
+    /// The socket is not this user's.
+    #[error(
+        "{}: this user may not use its daemon: ask root for the socket's group, or start `midplane gang daemon` and name its \
+         --socket", path.display()
+    )]
+    Denied {
+        /// The path of the socket.
+        path: PathBuf,
+    },
     /// It can't be done.
     #[error("{0}")]
     Refused(String),
@@ -80,7 +89,10 @@ pub struct Output {
 
 async fn connect(socket: &Path) -> Result<(Sender, Receiver), ClientError> {
     let stream = UnixStream::connect(socket).await;
-    let no_daemon = |error| ClientError::NoDaemon { path: socket.to_owned(), error };
+    let no_daemon = |error: io::Error| match error.kind() {
+        io::ErrorKind::PermissionDenied => ClientError::Denied { path: socket.to_owned() },
+        _ => ClientError::NoDaemon { path: socket.to_owned(), error },
+    };
     Ok(link::local(stream.map_err(no_daemon)?))
 }
 

@@ -26,18 +26,20 @@ use super::exec_shim::Reaper;
 use super::job_cgroup::JobCgroups;
 use super::link::Credentials;
 use super::priority;
-use super::processes::Processes;
+use super::processes::{Processes, RanksNic};
 use super::record::Record;
+use super::refusals::Right;
+use super::rights::Users;
 use super::routes::Routes;
 use crate::node_core::replica::Durable;
 use crate::node_core::{NodeConfig, NodeCore, RootConfig};
 use crate::schedule::Policy;
 use crate::scheduler_core::SchedulerConfig;
 use crate::tree::Tree;
-use nic::start_nic;
+use nic::{Nic, start_nic};
 pub use options::{CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError};
-pub use socket::default_socket;
 use socket::open_socket;
+pub use socket::{SYSTEM_SOCKET, default_socket, find_socket};
 
 /// Interval at which each job is searched for deadlocks: a cut stops a job for about a millisecond.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -63,30 +65,25 @@ pub async fn serve(
 ) -> Result<(), StartError> {
     let DaemonOptions { host, cluster, .. } = options;
     let credentials = credentials(&options)?;
-    let listener = open_socket(&options.socket).await?;
+    let listener = open_socket(&options.socket, options.socket_group.as_deref()).await?;
     let network = open_network(&options).await?;
     let mut reaper = Reaper::start();
     reaper.hold_file(&options.socket);
-    let cells = open_cells(options.freezer, &mut reaper)?;
+    let users = Users::of_this_process();
+    let cells = open_cells((options.freezer, &users), &mut reaper)?;
     // How long naps are beyond what was asked for; nobody else's.
     let _ = set_current_timer_slack(NonZeroU64::new(1_000));
     let signals = Signals::open()?;
-    priority::raise_new_threads();
+    let raised = priority::raise_new_threads();
 
     let (events, happens) = mpsc::unbounded_channel();
-    let root = RootConfig {
-        policy,
-        scheduler: scheduler_config,
-        geometry: options.fabric.as_ref().map(|fabric| fabric.channels.geometry),
-        most_saved: options.checkpoint_bytes,
-        check_every: CHECK_EVERY,
-        names: peers_names(&options),
-        has_streams: true,
-    };
+    let root = root_config(&options, policy, scheduler_config);
     let process_groups = ProcessGroups::default();
     let nic = start_nic(&options, (process_groups.clone(), events.clone())).await?;
     // The NIC's thread, which may spin, keeps the usual priority.
-    priority::raise_this_thread();
+    if let Err(error) = priority::raise_this_thread().and(raised) {
+        Right::Priority.report_lack(&error);
+    }
     let (patience, has_channels) = (options.patience, nic.channels.is_some());
     let takes_over = cluster.takes_over();
     let config = NodeConfig { host, cluster, patience, has_channels, takes_over };
@@ -98,9 +95,13 @@ pub async fn serve(
         false => (Some(0), tree.above(host).collect()),
     };
     let core = NodeCore::new(config, (takes_over || host == 0).then_some(root), durable);
-    let name = options.fabric.as_ref().map(|fabric| fabric.name.clone());
-    let processes =
-        Processes::new((host, cluster), (reaper, cells), (name, process_groups), events.clone());
+    let ranks_nic = ranks_nic(&options, &nic);
+    let processes = Processes::new(
+        (host, cluster, users.clone()),
+        (reaper, cells),
+        (ranks_nic, process_groups),
+        events.clone(),
+    );
     let (root, root_is) = watch::channel(root_host);
     let (above, above_is) = watch::channel(above);
     let routes = Routes {
@@ -112,8 +113,9 @@ pub async fn serve(
     };
     let channels = nic.channels.clone();
     let changes = RootChanges { root, above, record };
-    let event_loop = EventLoop::new(core, (processes, channels), routes.clone(), changes);
-    tokio::spawn(fronts::take(listener, routes.clone()));
+    let event_loop =
+        EventLoop::new(core, (processes, channels), (routes.clone(), users.clone()), changes);
+    tokio::spawn(fronts::take(listener, routes.clone(), users));
     if let Some(listener) = network {
         tokio::spawn(peers::take(listener, routes.clone(), cluster));
         tokio::spawn(peers::stay_below(routes, cluster, above_is));
@@ -122,6 +124,30 @@ pub async fn serve(
     run(event_loop, signals, happens).await;
     let _ = std::fs::remove_file(&options.socket);
     Ok(())
+}
+
+/// Returns the configuration of this daemon for the time when it is the root.
+fn root_config(
+    options: &DaemonOptions,
+    policy: Box<dyn Policy>,
+    scheduler: SchedulerConfig,
+) -> RootConfig {
+    RootConfig {
+        policy,
+        scheduler,
+        geometry: options.fabric.as_ref().map(|fabric| fabric.channels.geometry),
+        most_saved: options.checkpoint_bytes,
+        check_every: CHECK_EVERY,
+        names: peers_names(options),
+        has_streams: true,
+    }
+}
+
+/// Returns what ranks need to know of the NIC, if there is one.
+fn ranks_nic(options: &DaemonOptions, nic: &Nic) -> Option<RanksNic> {
+    let fabric = options.fabric.as_ref()?;
+    let (name, mode) = (fabric.name.clone(), fabric.channels.mode);
+    Some(RanksNic { name, mode, admitted: nic.admitted.clone() })
 }
 
 /// Opens what this daemon remembers of the cluster's jobs, if another host can take over.
@@ -172,10 +198,15 @@ pub fn probe_control_groups() -> io::Result<PathBuf> {
 }
 
 /// The control groups that jobs are stopped by, if they are to be; gone when the reaper is.
-fn open_cells(freezer: Freezer, reaper: &mut Reaper) -> Result<Option<JobCgroups>, StartError> {
+fn open_cells(
+    (freezer, users): (Freezer, &Users),
+    reaper: &mut Reaper,
+) -> Result<Option<JobCgroups>, StartError> {
     let cells = match freezer {
         Freezer::Signals => None,
-        Freezer::Auto => JobCgroups::open().ok(),
+        Freezer::Auto => JobCgroups::open()
+            .inspect_err(|error| Right::ControlGroups(users.has_all()).report_lack(error))
+            .ok(),
         Freezer::Cgroup => Some(JobCgroups::open().map_err(|_| StartError::NoCgroup)?),
     };
     if let Some(cells) = &cells {

@@ -11,6 +11,7 @@ use crate::channel::Ticket;
 use crate::names::JobId;
 use crate::node_core::election::Ballot;
 use crate::node_core::message::{ClientId, Down, RankEvent, Request, Up};
+use crate::node_core::user::{Caller, User};
 use crate::node_core::{Read, StepOutcome};
 
 /// The means by which a process attaches to its channel.
@@ -47,9 +48,11 @@ pub(super) enum Event {
     /// Input has arrived for a job.
     Input(JobId),
     /// A front end has sent a request. The sender is for replies.
-    Request(ClientId, Request, mpsc::Sender<Frame>),
-    /// A front end wants to feed a job.
-    Feed(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
+    Request(Caller, Request, mpsc::Sender<Frame>),
+    /// A caller's checkpoint can be written, as far as is known, or not.
+    Checked(Caller, Result<Request, String>),
+    /// A front end of a user wants to feed a job.
+    Feed(User, JobId, oneshot::Sender<mpsc::Sender<Frame>>),
     /// The end of standard input of a job has not come, but that of the connection that fed it.
     Unfed(JobId, mpsc::Sender<Frame>),
     /// A front end has left.

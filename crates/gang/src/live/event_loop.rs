@@ -6,7 +6,7 @@ use std::time::Duration;
 use midplane_simhw::time::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::checkpoints;
+use super::checkpoints::Checkpoints;
 use super::clock::now;
 use super::event::Event;
 use super::link::{Frame, Receiver, Sender};
@@ -14,10 +14,12 @@ use super::pmi;
 use super::processes::Processes;
 use super::record::Record;
 use super::refusals::{Refusal, Refusals};
+use super::rights::Users;
 use super::routes::Routes;
 use super::streams::{self, Opened, Outlet};
 use crate::names::JobId;
 use crate::node_core::message::{Down, RankEvent, Reply, Request, Up};
+use crate::node_core::user::Caller;
 use crate::node_core::{ClientId, Effect, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
 
@@ -61,6 +63,7 @@ pub(super) struct EventLoop {
     clients: BTreeMap<ClientId, mpsc::Sender<Frame>>,
     streams: BTreeMap<JobId, JobStreams>,
     refusals: Refusals,
+    checkpoints: Checkpoints,
     events: mpsc::UnboundedSender<Event>,
     routes: Routes,
     changes: RootChanges,
@@ -88,7 +91,7 @@ impl EventLoop {
     pub(super) fn new(
         core: NodeCore,
         (processes, channels): (Processes, Option<StepQueue>),
-        routes: Routes,
+        (routes, users): (Routes, Users),
         changes: RootChanges,
     ) -> Self {
         Self {
@@ -100,6 +103,7 @@ impl EventLoop {
             clients: BTreeMap::new(),
             streams: BTreeMap::new(),
             refusals: Refusals::default(),
+            checkpoints: Checkpoints::new(users, routes.events.clone()),
             events: routes.events.clone(),
             routes,
             changes,
@@ -130,9 +134,18 @@ impl EventLoop {
             Event::Streams { host, job, link } => self.carry_from(host, job, *link),
             Event::StreamsDone(host, job) => self.core.handle_streams_done(now, job, host),
             Event::Input(job) => self.core.handle_input(now, job),
-            Event::Request(client, request, reply) => self.request(client, request, reply),
-            Event::Feed(job, to) => {
-                if let Some(streams) = self.streams.get_mut(&job) {
+            Event::Request(caller, request, reply) => self.request(caller, request, reply),
+            Event::Checked(caller, checked) => match checked {
+                Err(why) => self.reply(caller.client, &Reply::Refused(why)),
+                Ok(request) if self.clients.contains_key(&caller.client) => {
+                    self.core.handle_request(now, caller, request);
+                }
+                // The front end has left meanwhile.
+                Ok(_) => {}
+            },
+            Event::Feed(user, job, to) => {
+                let may_feed = self.core.may_feed(&user, job);
+                if let Some(streams) = self.streams.get_mut(&job).filter(|_| may_feed) {
                     streams.next_feed = Some(to);
                     streams.hand_feed();
                 }
@@ -159,18 +172,19 @@ impl EventLoop {
         }
     }
 
-    fn request(&mut self, client: ClientId, mut request: Request, reply: mpsc::Sender<Frame>) {
-        if let Request::Checkpoint { folder, .. } = &request
-            && let Some(why) = checkpoints::refusal(folder)
-        {
-            return post(&reply, Frame::message(&Reply::Refused(why)));
-        }
+    fn request(&mut self, caller: Caller, mut request: Request, reply: mpsc::Sender<Frame>) {
         if let Request::Run { program, .. } = &mut request {
             let name = format!("{}=gang-{}-{}", pmi::NAME, std::process::id(), now().as_nanos());
             program.environment.push(name.into_bytes());
         }
-        self.clients.insert(client, reply);
-        self.core.handle_request(now(), client, request);
+        self.clients.insert(caller.client, reply);
+        match &request {
+            Request::Checkpoint { folder, .. } => {
+                let folder = folder.clone();
+                self.checkpoints.check(caller, &folder, request);
+            }
+            _ => self.core.handle_request(now(), caller, request),
+        }
     }
 
     /// Carries out all that can be done now. Returns when to do so again, unless an event comes first.
@@ -219,9 +233,9 @@ impl EventLoop {
             Effect::BarrierOut(job, pairs) => self.processes.barrier_out(job, pairs),
             Effect::Signal(job, signal) => self.processes.signal(job, signal),
             Effect::Resize(job, size) => self.processes.resize(job, size),
-            Effect::Write(write) => checkpoints::write(write, self.events.clone()),
-            Effect::Read { client, folder, weight, most } => {
-                checkpoints::read((client, weight), folder, most, self.events.clone());
+            Effect::Write(write) => self.checkpoints.write(write),
+            Effect::Read { caller, folder, weight, most } => {
+                self.checkpoints.read((caller, weight), &folder, most);
             }
             Effect::Disconnect(Peer::Parent) => self.parent = None,
             Effect::Disconnect(Peer::Child(connection)) => {

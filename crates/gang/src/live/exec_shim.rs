@@ -1,25 +1,28 @@
 //! What a daemon's children are first: this program once more, in one of two parts.
 //!
-//! A *stub* becomes a rank: it makes itself die with its daemon, takes a process group of its own, stops, and
-//! becomes the job's program when it is resumed: no instruction of the program runs outside of its
-//! slices. The *reaper* ends what a daemon has left behind when that is gone, however it went.
+//! A *shim* becomes a rank: it takes the rights of the job's user, makes itself die with its daemon, takes a process group of its
+//! own, stops, and becomes the job's program when it is resumed: no instruction of the program runs outside of its
+//! slices, and nothing that the user has sent takes effect before the shim has the user's rights. The *reaper* ends what a daemon has left behind when that is gone, however it went.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, Write};
 use std::num::NonZeroU64;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::{
-    Pid, Signal, getpid, getppid, ioctl_tiocsctty, kill_process, kill_process_group,
+    Pid, Signal, geteuid, getpid, getppid, ioctl_tiocsctty, kill_process, kill_process_group,
     set_parent_process_death_signal, setpgid, setsid,
 };
-use rustix::thread::set_current_timer_slack;
+use rustix::thread::{set_current_timer_slack, set_no_new_privs};
 
+use super::rights::{self, Rights};
 use super::{job_cgroup, priority};
 
 const BECOME_RANK: &str = "--become-rank";
@@ -27,6 +30,9 @@ const BECOME_KEEPER: &str = "--become-keeper";
 const BECOME_HOLDER: &str = "--become-holder";
 /// This program, whatever its file is called by now.
 const SELF: &str = "/proc/self/exe";
+/// Stands before the names of a program's variables until it starts: the dynamic loader and the libraries of the shim, which has
+/// the daemon's rights at first, obey some of them.
+const PREFIX: &[u8] = b"+";
 /// Exit code of a holder whose host has no such control group.
 pub const NO_GROUP: i32 = 66;
 /// How often groups are cleared that don't become empty, and how long after each other.
@@ -49,31 +55,44 @@ pub fn play_part() {
     }
 }
 
-/// A command that becomes `program` once it has been resumed, in a control group if one is given.
-#[must_use]
-pub fn rank(
-    program: &Path,
-    arguments: &[Vec<u8>],
-    group: Option<&Path>,
-    terminal: bool,
-) -> Command {
-    use std::os::unix::ffi::OsStringExt;
-    let mut command = Command::new(SELF);
-    let arguments = arguments.iter().map(|argument| OsString::from_vec(argument.clone()));
-    command.arg(BECOME_RANK).arg(getpid().as_raw_nonzero().to_string());
-    command.arg(if terminal { "terminal" } else { "pipes" });
-    command.arg(group.unwrap_or_else(|| Path::new("")));
-    command.arg(program).args(arguments);
-    command
+/// A process of a rank, before it is started.
+#[derive(Debug)]
+pub(super) struct Image<'a> {
+    /// The program, as [`find`] takes it, and its arguments with its name.
+    pub(super) program: &'a Path,
+    pub(super) arguments: &'a [Vec<u8>],
+    pub(super) environment: BTreeMap<OsString, OsString>,
+    pub(super) folder: &'a Path,
+    /// The control group that it is in.
+    pub(super) group: Option<&'a Path>,
+    /// True if its standard input is to be its terminal.
+    pub(super) has_terminal: bool,
+    pub(super) rights: &'a Rights,
 }
 
-/// Returns a command that becomes the holder of an adopted control group, as [`rank`] becomes a program: it waits until the
-/// group is empty. Without a group, it exits with [`NO_GROUP`].
-pub(super) fn holder(adopted: Option<&Path>, group: Option<&Path>) -> Command {
-    use std::os::unix::ffi::OsStrExt;
+impl Image<'_> {
+    /// Returns a command that becomes the program once it has been resumed.
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(SELF);
+        command.arg(BECOME_RANK).arg(getpid().as_raw_nonzero().to_string());
+        command.arg(if self.has_terminal { "terminal" } else { "pipes" });
+        command.arg(self.group.unwrap_or_else(|| Path::new("")));
+        command.arg(self.rights.to_argument()).arg(self.folder).arg(self.program);
+        command.args(self.arguments.iter().map(|argument| OsStr::from_bytes(argument)));
+        let prefixed = |(name, value): (&OsString, &OsString)| {
+            (OsString::from_vec([PREFIX, name.as_bytes()].concat()), value.clone())
+        };
+        command.env_clear().envs(self.environment.iter().map(prefixed));
+        command
+    }
+}
+
+/// Returns the program and the arguments of the holder of an adopted control group: it waits until the group is empty. Without a
+/// group, it exits with [`NO_GROUP`].
+pub(super) fn holder(adopted: Option<&Path>) -> (PathBuf, [Vec<u8>; 3]) {
     let adopted = adopted.map_or(&b""[..], |folder| folder.as_os_str().as_bytes());
     let arguments = [b"midplane", BECOME_HOLDER.as_bytes(), adopted].map(<[u8]>::to_vec);
-    rank(Path::new(SELF), &arguments, group, false)
+    (PathBuf::from(SELF), arguments)
 }
 
 /// Waits until the control group of an adopted job is empty; returns the exit code.
@@ -89,42 +108,99 @@ fn hold(folder: Option<OsString>) -> i32 {
     }
 }
 
-/// The exit code of a program that could not be started.
+/// Becomes a program. Returns the exit code of one that could not be started.
 fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
     let mut next = || arguments.next().unwrap_or_default();
-    let (daemon, terminal, group, program, name) = (next(), next(), next(), next(), next());
+    let (daemon, terminal, group, rights) = (next(), next(), next(), next());
+    let (folder, program, name) = (next(), next(), next());
     if !group.is_empty()
         && let Err(error) = job_cgroup::enter(group.as_ref())
     {
         eprintln!("{}: {error}", group.display());
         return CANNOT_START;
     }
-    let prepared = set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| {
-        // It may have died before it was asked for.
-        let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
-        if parent.is_none_or(|parent| daemon != *parent) {
-            return Err(rustix::io::Errno::SRCH);
-        }
-        if terminal == "terminal" {
-            let _ = setsid()?;
-            ioctl_tiocsctty(std::io::stdin())?;
-        } else {
-            // Where the system shares processors out by sessions first (autogroup), those that are to
-            // stop come before those that are not only within one.
-            setpgid(None, None)?;
-        }
-        // Only the daemon goes before others.
-        priority::lower_this_thread();
-        let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
-        kill_process(getpid(), Signal::STOP)
-    });
-    if let Err(error) = prepared {
+    // Only the daemon goes before others.
+    priority::lower_this_thread();
+    let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
+    if let Err(error) = take_rights(&rights) {
+        eprintln!("{}: the rights of its user: {error}", name.display());
+        return CANNOT_START;
+    }
+    if let Err(error) = stop(&daemon, terminal == "terminal") {
         eprintln!("{}: {error}", name.display());
         return CANNOT_START;
     }
-    let error = Command::new(&program).arg0(&name).args(arguments).exec();
+    // From here on this is the job's own slice.
+    if let Err(error) = std::env::set_current_dir(&folder) {
+        eprintln!("{}: {error}", folder.display());
+        return CANNOT_START;
+    }
+    let own = std::env::vars_os().filter_map(|(variable, value)| {
+        let variable = variable.as_bytes().strip_prefix(PREFIX)?.to_vec();
+        Some((OsString::from_vec(variable), value))
+    });
+    let own: BTreeMap<OsString, OsString> = own.collect();
+    let path = own.get(OsStr::new("PATH")).map(OsString::as_os_str);
+    let found = match find(&program, Path::new(&folder), path) {
+        Ok(found) => found,
+        Err(why) => {
+            eprintln!("{why}");
+            return CANNOT_START;
+        }
+    };
+    let error = Command::new(&found).arg0(&name).args(arguments).env_clear().envs(own).exec();
     eprintln!("{}: {error}", name.display());
     CANNOT_START
+}
+
+/// Returns the file of a program. A name without a slash is looked up in `path`, the value of `PATH`.
+///
+/// # Errors
+/// The reason why there is none that this thread may execute.
+pub(super) fn find(name: &OsStr, folder: &Path, path: Option<&OsStr>) -> Result<PathBuf, String> {
+    let shown = name.display();
+    let can = |path: &Path| {
+        path.is_file() && accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_ok()
+    };
+    if name.as_bytes().contains(&b'/') {
+        let path = folder.join(name);
+        return match (can(&path), path.exists()) {
+            (true, _) => Ok(path),
+            (false, true) => Err(format!("{shown}: it may not be executed")),
+            (false, false) => Err(format!("{shown}: there is no such file")),
+        };
+    }
+    let path = path.unwrap_or_else(|| OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+    let mut found = std::env::split_paths(path).map(|part| folder.join(part).join(name));
+    found.find(|path| can(path)).ok_or_else(|| format!("{shown}: not found in PATH"))
+}
+
+/// Takes the rights of the job's user. What a daemon of root starts gains no others: programs that are set-user-ID run as the user.
+fn take_rights(rights: &OsStr) -> std::io::Result<()> {
+    if geteuid().is_root() {
+        set_no_new_privs(true)?;
+    }
+    rights::take_for_good(rights.to_str().unwrap_or("damaged"))
+}
+
+/// Ties this process to its daemon, and stops it until its first slice. The rights must have been taken: the system unties a process
+/// whose user changes.
+fn stop(daemon: &OsStr, has_terminal: bool) -> rustix::io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have died before it was asked for.
+    let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    if parent.is_none_or(|parent| daemon != &*parent) {
+        return Err(rustix::io::Errno::SRCH);
+    }
+    if has_terminal {
+        let _ = setsid()?;
+        ioctl_tiocsctty(std::io::stdin())?;
+    } else {
+        // Where the system shares processors out by sessions first (autogroup), those that are to
+        // stop come before those that are not only within one.
+        setpgid(None, None)?;
+    }
+    kill_process(getpid(), Signal::STOP)
 }
 
 /// The reaper's part: notes what is said on standard input, and ends it all once nothing more is.

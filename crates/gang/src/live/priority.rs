@@ -1,25 +1,37 @@
 //! Going before others: a daemon must not wait for a processor behind those that it is to stop.
 
+use std::io;
+
 use rustix::process::setpriority_process;
 use thread_priority::{
-    NormalThreadSchedulePolicy, RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
-    set_thread_priority_and_policy, thread_native_id,
+    Error, NormalThreadSchedulePolicy, RealtimeThreadSchedulePolicy, ThreadPriority,
+    ThreadSchedulePolicy, set_thread_priority_and_policy, thread_native_id,
 };
 
 /// Before all that have no right to as much.
 const NICE: i32 = -20;
 
-/// Puts all threads that this one starts before others; without the right to it, they wait as all do.
-pub(super) fn raise_new_threads() {
-    let _ = setpriority_process(None, NICE);
+/// Puts all threads that this one starts before others.
+///
+/// # Errors
+/// The system's, without the right to it; they wait as all do then.
+pub(super) fn raise_new_threads() -> io::Result<()> {
+    Ok(setpriority_process(None, NICE)?)
 }
 
 /// Puts this thread before all that are not real-time ones. Its naps end when they should.
-pub(super) fn raise_this_thread() {
-    let Ok(lowest) = 1_u8.try_into() else { return };
+///
+/// # Errors
+/// The system's, without the right to it.
+pub(super) fn raise_this_thread() -> io::Result<()> {
+    let lowest = 1_u8.try_into().map_err(io::Error::other)?;
     let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
     let priority = ThreadPriority::Crossplatform(lowest);
-    let _ = set_thread_priority_and_policy(thread_native_id(), priority, policy);
+    let raised = set_thread_priority_and_policy(thread_native_id(), priority, policy);
+    raised.map_err(|error| match error {
+        Error::OS(number) => io::Error::from_raw_os_error(number),
+        other => io::Error::other(other),
+    })
 }
 
 /// This thread waits as others do.

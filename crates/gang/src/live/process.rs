@@ -37,7 +37,7 @@ pub struct Process {
 const FIRST: i32 = -20;
 
 impl Process {
-    /// Starts an [`exec_shim`](super::exec_shim::rank), which stops by itself. Returns its pipes too.
+    /// Starts an [`exec_shim`](super::exec_shim), which stops by itself. Returns its pipes too.
     ///
     /// # Errors
     /// What the system says.

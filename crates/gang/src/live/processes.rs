@@ -5,6 +5,7 @@ mod launching;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
+use midplane_simhw::nicd::Admitted;
 use rustix::process::Signal;
 use rustix::termios::{Winsize, tcsetwinsize};
 use rustix::thread::{Timespec, nanosleep};
@@ -17,6 +18,8 @@ use super::job_cgroup::{JobCgroup, JobCgroups};
 use super::pmi::PmiJob;
 use super::process::Process;
 use super::quiesce::descendants_are_stopped;
+use super::rights::Users;
+use crate::contexts::Mode;
 use crate::names::JobId;
 use crate::node_core::message::{Cluster, End, Pairs, Word};
 use crate::node_core::order::Outcome;
@@ -67,16 +70,26 @@ impl Waits {
     }
 }
 
+/// The daemon's NIC, for ranks.
+#[derive(Debug)]
+pub(super) struct RanksNic {
+    pub(super) name: String,
+    pub(super) mode: Mode,
+    /// The users whose ranks may open ports.
+    pub(super) admitted: Admitted,
+}
+
 /// The jobs' processes on this host.
 #[derive(Debug)]
 pub(super) struct Processes {
     host: u16,
     cluster: Cluster,
+    users: Users,
     members: BTreeMap<Member, Held>,
     reaper: Reaper,
     waits: Option<Waits>,
-    /// The name of the daemon's NIC, if ranks have channels.
-    nic: Option<String>,
+    /// If ranks have channels.
+    nic: Option<RanksNic>,
     /// The ranks' channels, until the ranks are started.
     passes: BTreeMap<Member, Pass>,
     process_groups: ProcessGroups,
@@ -86,6 +99,8 @@ pub(super) struct Processes {
     cgroups: BTreeMap<JobId, JobCgroup>,
     /// Control groups that something else has made, and whose processes run in the slices of jobs.
     adopted: BTreeMap<JobId, JobCgroup>,
+    /// Other users whose jobs are here.
+    guests: BTreeMap<JobId, u32>,
     /// The PMI servers of jobs.
     pmi: BTreeMap<JobId, PmiJob>,
     /// Control groups of jobs that have ended, to be removed.
@@ -97,14 +112,15 @@ pub(super) struct Processes {
 impl Processes {
     /// Creates a host without processes. `reaper` kills processes that this one can't.
     pub(super) fn new(
-        (host, cluster): (u16, Cluster),
+        (host, cluster, users): (u16, Cluster, Users),
         (reaper, groups): (Reaper, Option<JobCgroups>),
-        (nic, process_groups): (Option<String>, ProcessGroups),
+        (nic, process_groups): (Option<RanksNic>, ProcessGroups),
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
         Self {
             host,
             cluster,
+            users,
             members: BTreeMap::new(),
             reaper,
             waits: None,
@@ -115,6 +131,7 @@ impl Processes {
             groups,
             cgroups: BTreeMap::new(),
             adopted: BTreeMap::new(),
+            guests: BTreeMap::new(),
             pmi: BTreeMap::new(),
             emptied: Vec::new(),
             have_changed: true,
@@ -200,9 +217,19 @@ impl Processes {
             }
             self.process_groups.set(*job, Vec::new());
             self.release_adopted(*job);
+            self.dismiss(*job);
         }
         let members = jobs.iter().flat_map(|job| self.of_job(*job)).collect();
         self.waits = Some(Waits::new(step, members, true));
+    }
+
+    /// Lets ranks of a job's user open no further ports, unless the user has another job here.
+    fn dismiss(&mut self, job: JobId) {
+        if let (Some(user), Some(nic)) = (self.guests.remove(&job), &self.nic)
+            && !self.guests.values().any(|other| *other == user)
+        {
+            nic.admitted.remove(user);
+        }
     }
 
     /// Lets the adopted processes of a job continue for good.

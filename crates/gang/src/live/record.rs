@@ -1,11 +1,13 @@
 //! The file in which a daemon remembers its votes and the jobs, for when it starts again.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use midplane_simhw::wire;
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 
 use crate::node_core::message::Cluster;
 use crate::node_core::replica::Durable;
@@ -28,7 +30,7 @@ impl Record {
     /// The system's, or `InvalidData` if the file is damaged.
     pub(super) fn open(socket: &Path, owner: Owner) -> io::Result<(Self, Durable)> {
         let path = socket.with_extension("record");
-        let durable = match std::fs::read(&path) {
+        let durable = match read_own(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Durable::default(),
             Err(error) => return Err(error),
             Ok(bytes) => {
@@ -56,13 +58,31 @@ impl Record {
     fn replace(&self, durable: &Durable) -> io::Result<()> {
         let bytes = wire::encode_long(&(&self.owner, durable)).map_err(io::Error::other)?;
         let next = self.path.with_extension("record.new");
-        let mut options = OpenOptions::new();
+        // What was left there, or was put there, is no file of this daemon's.
+        match std::fs::remove_file(&next) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let mut file: File =
-            options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&next)?;
         file.write_all(&bytes)?;
         file.sync_data()?;
         std::fs::rename(&next, &self.path)
     }
+}
+
+/// Reads a file of this user, which no other user may have written: its jobs are run.
+fn read_own(path: &Path) -> io::Result<Vec<u8>> {
+    let nofollow = OFlags::NOFOLLOW.bits().cast_signed();
+    let mut file = OpenOptions::new().read(true).custom_flags(nofollow).open(path)?;
+    let about = file.metadata()?;
+    if about.uid() != geteuid().as_raw() || about.mode() & 0o022 != 0 {
+        let why = "other users could have written it";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -84,5 +104,9 @@ mod tests {
         std::fs::write(&record.path, &bytes[..bytes.len() / 2]).unwrap();
         let refused = Record::open(&socket, owner(1)).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        std::fs::set_permissions(&record.path, mode).unwrap();
+        let refused = Record::open(&socket, owner(1)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     }
 }

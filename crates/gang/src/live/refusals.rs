@@ -1,6 +1,7 @@
-//! Reports of daemons that were not admitted.
+//! Reports of daemons that were not admitted, and of rights that the system refuses this one.
 
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
@@ -33,6 +34,37 @@ impl fmt::Display for Refusal {
                 "a second daemon says that it is host {host}, whose own is connected; it is not admitted while that lives"
             ),
         }
+    }
+}
+
+/// Rights that make turns exact, and that the system may refuse.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Right {
+    /// A priority (nice value, real-time class) above that of the ranks.
+    Priority,
+    /// Control groups for jobs. True if the daemon serves other users.
+    ControlGroups(bool),
+}
+
+impl Right {
+    /// Reports that the system refuses it, what follows, and the cure.
+    pub(super) fn report_lack(self, error: &io::Error) {
+        let text = match self {
+            Self::Priority => {
+                "no priority over ranks; slices end late while ranks spin. Cure: start it as root, grant CAP_SYS_NICE, or set \
+                 LimitNICE=-20 and LimitRTPRIO=1 in its unit"
+            }
+            Self::ControlGroups(false) => {
+                "no control groups; signals stop the ranks, and processes that these have put into other groups run on. Cure: \
+                 systemd-run --user --scope -p Delegate=yes midplane gang daemon, or Delegate=yes in its unit"
+            }
+            Self::ControlGroups(true) => {
+                "no control groups; signals stop the ranks, whose users can resume them out of turn, and leave processes \
+                 behind. Cure: mount cgroup2 writable (in a container: a control group namespace of its own), or set \
+                 Delegate=yes in its unit"
+            }
+        };
+        eprintln!("midplane gang daemon: {error}: {text}");
     }
 }
 

@@ -16,6 +16,7 @@ use midplane_simhw::time::Instant;
 
 use super::message::{ClientId, Cluster, End, Over, Pairs, Reply};
 use super::replica::{Change, Stage};
+use super::user::User;
 use crate::channel::geometry::Geometry;
 use crate::names::JobId;
 use crate::node_core::order::{Action, Launch, Order, Outcome};
@@ -255,6 +256,22 @@ impl JobManager {
         self.jobs.contains_key(&job)
     }
 
+    /// Returns why a user may not control a job, or that there is none of this number.
+    pub(super) fn refusal_of(&self, user: &User, job: JobId) -> Option<String> {
+        let of_over = || self.over.iter().find(|over| over.job == job).map(|over| &over.user);
+        let owner = self.jobs.get(&job).map(|it| &it.launch.user).or_else(of_over);
+        match owner {
+            None => Some(format!("there is no job {job}")),
+            Some(owner) if user.may_control(owner) => None,
+            Some(User { uid: 0, .. }) => {
+                Some(format!("job {job} is root's: only root may do this"))
+            }
+            Some(owner) => {
+                Some(format!("job {job} is of user {owner}: only {owner} and root may do this"))
+            }
+        }
+    }
+
     /// Wakes a job for which input has arrived, if its program asks for that.
     pub(super) fn arrived(&mut self, job: JobId) {
         if self.jobs.get(&job).is_some_and(|it| it.launch.program.woken) {
@@ -414,6 +431,7 @@ impl JobManager {
         let seconds = it.age(now).as_secs_f64();
         let over = Over {
             job,
+            user: it.launch.user,
             ranks: it.hosts.iter().copied().zip(it.ends).collect(),
             why: it.why,
             seconds,

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::order::{Launch, Order, Outcome};
 use super::replica::{Change, Position, Table};
 use super::state_chunk::StateChunk;
+pub use super::user::User;
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId};
 use midplane_simhw::id::NodeId;
 
@@ -163,7 +164,7 @@ impl Cluster {
 }
 
 /// The first message on a connection between daemons.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Hello {
     /// The sender wants to be a child of the receiver in the tree.
     Child {
@@ -183,6 +184,8 @@ pub enum Hello {
     Front {
         /// The sender's host.
         host: u16,
+        /// The user of the front end, as the sender's system knows it.
+        user: User,
     },
     /// A message about elections follows.
     Ballot {
@@ -384,6 +387,8 @@ pub struct Saved {
 pub struct Over {
     /// The job.
     pub job: JobId,
+    /// The user who had submitted it.
+    pub user: User,
     /// The host of each rank and how it ended; `None` for a rank that never started.
     pub ranks: Vec<(u16, Option<End>)>,
     /// Why it was ended, unless all of its ranks ended by themselves.
@@ -423,6 +428,8 @@ pub struct Listing {
 pub struct Line {
     /// The job.
     pub job: JobId,
+    /// The name of the user who has submitted it.
+    pub user: String,
     /// Its slots: the first, and the one after the last.
     pub slots: (u16, u16),
     /// Its priority: slices that it gets in a row.

@@ -6,6 +6,7 @@ use crate::interfaces::{HostInterfaces, RestoredInterface};
 use crate::names::{Epoch, JobId};
 
 use super::message::Program;
+use super::user::User;
 
 /// A job to start. Its ranks are dealt to its slots in turn.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub(crate) struct Launch {
     /// Number of its ranks.
     pub(crate) ranks: u16,
     pub(crate) program: Program,
+    /// The user who has submitted it.
+    pub(crate) user: User,
 }
 
 /// Orders to daemons.

@@ -118,5 +118,9 @@ pub(crate) fn bytes_of(launch: &Launch) -> usize {
         Some(Adopted::SlurmStep { step, .. }) => step.as_ref().map_or(0, String::len),
         None => 0,
     };
-    texts + launch.program.folder.len() + adopted + RANK_BYTES * usize::from(launch.ranks)
+    texts
+        + launch.program.folder.len()
+        + launch.user.name.len()
+        + adopted
+        + RANK_BYTES * usize::from(launch.ranks)
 }

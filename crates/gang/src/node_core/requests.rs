@@ -2,25 +2,28 @@
 
 use midplane_simhw::time::Instant;
 
-use super::message::{ClientId, Down, Reply, Request, Word};
+use super::message::{Down, Reply, Request, Word};
+use super::user::{Caller, User};
 use super::{Effect, JobManager, NodeCore};
+use crate::names::JobId;
 use crate::schedule;
 
 impl NodeCore {
     /// Takes a request of a front end. [`Request::Feed`] and [`Request::Leave`] are the shell's
     /// own.
-    pub(crate) fn handle_request(&mut self, now: Instant, client: ClientId, request: Request) {
+    pub(crate) fn handle_request(&mut self, now: Instant, caller: Caller, request: Request) {
         if self.manager.as_ref().is_some_and(JobManager::is_taking_over) {
-            return self.waiting.push_back((client, request));
+            return self.waiting.push_back((caller, request));
         }
-        if let Some(reply) = self.answer(now, client, request) {
+        let client = caller.client;
+        if let Some(reply) = self.answer(now, caller, request) {
             self.effects.push_back(Effect::Reply(client, reply));
         }
         self.settle(now);
     }
 
     /// Returns the reply, unless a reply follows later.
-    fn answer(&mut self, now: Instant, client: ClientId, request: Request) -> Option<Reply> {
+    fn answer(&mut self, now: Instant, caller: Caller, request: Request) -> Option<Reply> {
         let Some(manager) = &mut self.manager else {
             let host = self.config.host;
             let why = match self.election {
@@ -29,10 +32,16 @@ impl NodeCore {
             };
             return Some(Reply::Refused(why));
         };
+        if let Some(job) = named_job(&request)
+            && let Some(why) = manager.refusal_of(&caller.user, job)
+        {
+            return Some(Reply::Refused(why));
+        }
+        let client = caller.client;
         match request {
             Request::Run { ranks, weight, program } => {
                 let request = schedule::Request { nodes: ranks, weight };
-                manager.submit(now, client, (request, ranks), program);
+                manager.submit(now, caller, (request, ranks), program);
             }
             Request::Attach(job) => return manager.attach(client, job),
             Request::Signal(signal) => {
@@ -48,7 +57,7 @@ impl NodeCore {
             }
             Request::List => return Some(Reply::Listing(manager.listing(now))),
             Request::Checkpoint { job, folder, end } => {
-                match manager.save(job, client, (folder, end)) {
+                match manager.save(job, caller, (folder, end)) {
                     Ok(true) => self.everywhere(now, Down::Say(job, Word::Ask)),
                     Ok(false) => {}
                     Err(why) => return Some(Reply::Refused(why)),
@@ -56,7 +65,7 @@ impl NodeCore {
             }
             Request::Restore { folder, weight } => {
                 let most = manager.most_saved();
-                self.effects.push_back(Effect::Read { client, folder, weight, most });
+                self.effects.push_back(Effect::Read { caller, folder, weight, most });
             }
             Request::Slices => return Some(Reply::Slices(manager.slices())),
             Request::Kill { job, .. } if !manager.has(job) => {
@@ -72,5 +81,20 @@ impl NodeCore {
             Request::Feed(_) | Request::Leave => {}
         }
         None
+    }
+
+    /// Returns whether a user may feed a job, on the root.
+    pub(crate) fn may_feed(&self, user: &User, job: JobId) -> bool {
+        self.manager.as_ref().is_some_and(|manager| manager.refusal_of(user, job).is_none())
+    }
+}
+
+/// Returns the job that a request names.
+const fn named_job(request: &Request) -> Option<JobId> {
+    match request {
+        Request::Attach(job) | Request::Kill { job, .. } | Request::Checkpoint { job, .. } => {
+            Some(*job)
+        }
+        _ => None,
     }
 }

@@ -167,8 +167,8 @@ impl NodeCore {
             for job in jobs {
                 self.everywhere(now, Down::Say(job, Word::Go));
             }
-            for (client, request) in std::mem::take(&mut self.waiting) {
-                self.handle_request(now, client, request);
+            for (caller, request) in std::mem::take(&mut self.waiting) {
+                self.handle_request(now, caller, request);
             }
         }
     }

@@ -158,7 +158,7 @@ proptest! {
             match op {
                 Op::Submit(count, weight) => {
                     let request = Request { nodes: count, weight };
-                    taken.extend(scheduler_core.submit(request, count, Program::default()));
+                    taken.extend(scheduler_core.submit(request, count, Default::default()));
                 }
                 Op::End(at) => {
                     if let Some(job) = nth(&taken, at) {
@@ -212,7 +212,7 @@ fn round(jobs: u8) -> (SchedulerCore, Vec<JobId>, Instant) {
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
     let request = Request { nodes: 4, weight: 1 };
     let jobs: Vec<JobId> =
-        (0..jobs).map(|_| scheduler_core.submit(request, 4, Program::default()).unwrap()).collect();
+        (0..jobs).map(|_| scheduler_core.submit(request, 4, Default::default()).unwrap()).collect();
     let now = Instant::from_nanos(1);
     settle(&mut scheduler_core, now);
     assert_eq!(scheduler_core.running(), [jobs[0]]);
@@ -231,7 +231,7 @@ fn a_job_that_is_alone_is_stopped_in_stretches() {
     };
     let mut scheduler_core =
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
-    scheduler_core.submit(Request { nodes: 4, weight: 1 }, 4, Program::default()).unwrap();
+    scheduler_core.submit(Request { nodes: 4, weight: 1 }, 4, Default::default()).unwrap();
     let mut now = Instant::from_nanos(1);
     settle(&mut scheduler_core, now);
     let mut stopped = String::new();

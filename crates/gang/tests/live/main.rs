@@ -14,6 +14,8 @@ mod mpi;
 #[cfg(target_os = "linux")]
 mod parts;
 #[cfg(target_os = "linux")]
+mod rights;
+#[cfg(target_os = "linux")]
 mod root;
 #[cfg(target_os = "linux")]
 mod saved;
@@ -100,6 +102,13 @@ const TESTS: &[choice::Scene] = &[
     ("what_can_t_be_saved_or_restored_is_refused_with_what_and_where", saved::refusals),
     ("a_job_that_is_deadlocked_or_has_terminated_is_listed_with_the_reason", stuck::is_listed),
     ("what_arrives_wakes_a_job", woken::by_input),
+    ("a_job_of_another_user_has_that_user_s_rights_and_no_others", rights::of_a_job),
+    ("users_control_their_own_jobs_and_root_controls_all", rights::of_front_ends),
+    ("a_user_keeps_these_rights_on_other_hosts", rights::on_other_hosts),
+    ("checkpoints_are_written_and_read_with_the_user_s_rights", rights::of_checkpoints),
+    ("a_daemon_that_is_not_root_s_serves_its_own_user_alone", rights::of_a_daemon),
+    ("only_root_adopts_under_a_daemon_of_root", rights::of_adoption),
+    ("nothing_of_another_user_outlives_a_daemon_that_is_killed", rights::a_daemon_is_killed),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
     ("another_host_takes_over_from_a_root_that_is_killed", root::takes_over),
     ("messages_survive_the_root", root::messages_survive),

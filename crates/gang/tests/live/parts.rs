@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{adopted, mpi, stuck, tcp, vis};
+use crate::{adopted, mpi, rights, stuck, tcp, vis};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
@@ -49,6 +49,9 @@ pub(crate) fn play() -> bool {
             front(socket, ranks, terminal, command);
         }
         ["--adopt", socket, folder] => adopted::front(socket, folder),
+        ["--ask", socket, request] => rights::ask(socket, request),
+        ["--feed", socket, job, text] => runtime().block_on(rights::feed(socket, job, text)),
+        ["--checkpoint", socket, job, folder] => rights::checkpoint(socket, job, folder),
         ["--tick", folder, seconds] => tick(folder, seconds),
         ["--tick-in-session", folder, seconds] => {
             let _ = rustix::process::setsid().unwrap();
@@ -112,6 +115,7 @@ fn daemon(
         socket: PathBuf::from(socket),
         patience: Duration::from_secs(3),
         fabric: fabric(network, socket),
+        socket_group: freezer.strip_prefix("auto for ").map(str::to_owned),
         freezer: if freezer == "signals" { Freezer::Signals } else { Freezer::Auto },
         checkpoint_bytes: CHECKPOINT_BYTES,
     };

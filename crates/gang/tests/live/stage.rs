@@ -1,6 +1,9 @@
 //! Daemons and front ends that this program starts, and that end with each scene.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -33,6 +36,14 @@ pub(crate) fn itself() -> Command {
     Command::new(std::env::current_exe().unwrap())
 }
 
+/// The same as another user, whose group has the same number; this process must be root's. That user need not be able to reach the
+/// program's file.
+pub(crate) fn itself_as(uid: u32) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.uid(uid).gid(uid).current_dir("/");
+    command
+}
+
 pub(crate) struct Stage {
     pub(crate) folder: TempDir,
     pub(crate) daemons: Vec<Child>,
@@ -42,6 +53,8 @@ pub(crate) struct Stage {
     slice_ms: u32,
     network: String,
     freezer: &'static str,
+    /// The user of the daemons, if it is another than this process's.
+    user: Option<u32>,
 }
 
 impl Stage {
@@ -90,6 +103,28 @@ impl Stage {
         stage
     }
 
+    /// The same, of root, and for the members of a group as well: the folder of the stage is readable for all.
+    pub(crate) fn for_group(
+        hosts: u16,
+        slots: u16,
+        slice_ms: u32,
+        (network, group): (&'static str, &'static str),
+    ) -> Self {
+        let stage = Self::with(hosts, slots, slice_ms, (network, group));
+        std::fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).unwrap();
+        stage
+    }
+
+    /// A stage for the first of `hosts` daemons, which is to be started as another user.
+    pub(crate) fn for_user(uid: u32) -> Self {
+        let mut stage = Self::empty(1, (1, 20), ("none".into(), "auto"));
+        std::fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::chown(stage.path(), Some(uid), None).unwrap();
+        stage.user = Some(uid);
+        stage.start(0, "");
+        stage
+    }
+
     /// The first of `hosts` daemons in reach of each other, with a slot each: those that there are keys for.
     pub(crate) fn with_keys(keys: &[String], hosts: u16) -> Self {
         let mut stage = Self::empty(hosts, (1, 20), ("none".into(), "auto"));
@@ -108,7 +143,8 @@ impl Stage {
             (0..hosts).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses = bound.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
         let (folder, daemons) = (tempfile::tempdir().unwrap(), Vec::new());
-        Self { folder, daemons, addresses, slots, slice_ms, network, freezer }
+        let user = None;
+        Self { folder, daemons, addresses, slots, slice_ms, network, freezer, user }
     }
 
     /// Starts a host's daemon; one that was before it in its place must have ended.
@@ -124,7 +160,8 @@ impl Stage {
         let peers =
             if self.addresses.len() == 1 { String::new() } else { self.addresses.join(",") };
         let errors = std::fs::File::create(self.errors_file(host)).unwrap();
-        let mut daemon = itself()
+        let mut daemon = self.user.map_or_else(itself, itself_as);
+        let mut daemon = daemon
             .arg("--daemon")
             .arg(self.socket(host))
             .args([host.to_string(), self.slots.to_string(), self.slice_ms.to_string()])
@@ -192,7 +229,22 @@ impl Stage {
 
     /// The same, at the socket of a host.
     pub(crate) fn front_at(&self, host: u16, ranks: u16, how: &str, command: &[&str]) -> Command {
-        let mut front = itself();
+        self.begun(itself(), host, ranks, how, command)
+    }
+
+    /// A front end of another user.
+    pub(crate) fn front_of(&self, uid: u32, host: u16, ranks: u16, command: &[&str]) -> Command {
+        self.begun(itself_as(uid), host, ranks, "pipes", command)
+    }
+
+    fn begun(
+        &self,
+        mut front: Command,
+        host: u16,
+        ranks: u16,
+        how: &str,
+        command: &[&str],
+    ) -> Command {
         front.arg("--front").arg(self.socket(host)).args([ranks.to_string().as_str(), how]);
         front.args(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         front

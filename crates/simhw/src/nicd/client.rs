@@ -52,7 +52,7 @@ impl ClientConfig {
 
     /// Takes a daemon of this user, too. Default: one of the own user only.
     #[must_use]
-    pub fn trust(mut self, user: u32) -> Self {
+    pub fn trust(self, user: u32) -> Self {
         self.trusted.add(user);
         self
     }

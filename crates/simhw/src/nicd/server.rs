@@ -56,7 +56,7 @@ impl ServerConfig {
 
     /// Admits processes of this user, too. Default: those of the own user only.
     #[must_use]
-    pub fn admit(mut self, user: u32) -> Self {
+    pub fn admit(self, user: u32) -> Self {
         self.admitted.add(user);
         self
     }
@@ -113,6 +113,7 @@ pub enum ServeError {
 pub struct PortServer {
     wakes: Arc<Wakes>,
     holders: PortHolders,
+    admitted: Admitted,
     _listener: Listener,
 }
 
@@ -125,7 +126,7 @@ impl PortServer {
         let system = |error: io::Error| ServeError::System(error.kind());
         let node = nic.node();
         let address = address(&name, node).map_err(|error| system(error.into()))?;
-        let acceptor = Acceptor::open(&address, admitted, connections);
+        let acceptor = Acceptor::open(&address, admitted.clone(), connections);
         let acceptor = acceptor.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => ServeError::Occupied { node, name: name.clone() },
             kind => ServeError::System(kind),
@@ -142,7 +143,7 @@ impl PortServer {
             lingering: Vec::new(),
         };
         let listener = Listener::start(format!("ports {node}"), acceptor, clients);
-        Ok(Self { wakes, holders, _listener: listener.map_err(system)? })
+        Ok(Self { wakes, holders, admitted, _listener: listener.map_err(system)? })
     }
 
     /// Has the daemon look at all ports: whoever stops a process between its posting and its
@@ -155,6 +156,12 @@ impl PortServer {
     #[must_use]
     pub fn holders(&self) -> PortHolders {
         self.holders.clone()
+    }
+
+    /// Returns the users whose processes it serves besides those of its own user, to be changed while it serves.
+    #[must_use]
+    pub fn admitted(&self) -> Admitted {
+        self.admitted.clone()
     }
 }
 

@@ -121,7 +121,7 @@ impl ShmConfig {
 
     /// Admits processes of this user as well. Default: those of the own user only.
     #[must_use]
-    pub fn admit(mut self, user: u32) -> Self {
+    pub fn admit(self, user: u32) -> Self {
         self.admitted.add(user);
         self
     }

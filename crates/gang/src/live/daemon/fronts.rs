@@ -1,45 +1,66 @@
 //! Front ends: those of this host, and those whose daemon has led them to this one because it is the root.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::sleep;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 
 use super::super::event::Event;
 use super::super::link::{self, Frame, Receiver, Sender};
+use super::super::rights::{Places, Users};
 use super::super::routes::Routes;
 use super::super::streams;
 use crate::names::JobId;
 use crate::node_core::message::{Hello, Reply, Request};
+use crate::node_core::user::{Caller, User};
 
 /// Pause after a failed `accept`.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Most connections of another user at a time. A command that follows a job has two.
+const MOST: usize = 256;
 /// Numbers the connections of front ends.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Takes front ends of this user.
-pub(super) async fn take(listener: UnixListener, routes: Routes) {
-    let own = rustix::process::geteuid().as_raw();
+/// Takes front ends of this host. The system says which user each is of.
+pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
+    let places = Places::default();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             sleep(AGAIN).await;
             continue;
         };
-        if stream.peer_cred().is_ok_and(|peer| peer.uid() == own) {
-            tokio::spawn(serve(link::local(stream), routes.clone()));
-        }
+        let Ok(peer) = stream.peer_cred() else { continue };
+        let is_own = users.is_own(peer.uid());
+        let place = if is_own { Some(Arc::default()) } else { places.reserve(peer.uid(), MOST) };
+        let (link, routes, users) = (link::local(stream), routes.clone(), users.clone());
+        tokio::spawn(async move {
+            let Some(place) = place else {
+                // It has no place here for longer than a reply takes.
+                let why =
+                    format!("this user has {MOST} connections with the daemon: end some jobs");
+                return drop(timeout(AGAIN, refuse(link, why)).await);
+            };
+            let admitted = spawn_blocking(move || users.admit(peer.uid())).await;
+            match admitted.unwrap_or_else(|error| Err(error.to_string())) {
+                Ok(user) => serve(link, routes, user).await,
+                Err(why) => refuse(link, why).await,
+            }
+            drop(place);
+        });
     }
 }
 
 /// Serves a front end of this host, here or at the root.
-async fn serve(link: (Sender, Receiver), mut routes: Routes) {
+async fn serve(link: (Sender, Receiver), mut routes: Routes, user: User) {
     match routes.find_root().await {
         Some(root) if root == routes.host || routes.addresses.len() < 3 => {
-            serve_at_root(link, routes, false).await;
+            serve_at_root(link, routes, user, false).await;
         }
-        Some(root) => match routes.dial(root, Hello::Front { host: routes.host }).await {
+        Some(root) => match routes.dial(root, Hello::Front { host: routes.host, user }).await {
             Some(far) => join(link, far).await,
             None => {
                 refuse(link, format!("the root, host {root}, does not answer: ask again")).await
@@ -81,7 +102,12 @@ async fn copy(from: &mut Receiver, to: &mut Sender) {
 }
 
 /// Serves a front end at the root, until one of them is none any longer. The connection may be that of another daemon.
-pub(super) async fn serve_at_root(link: (Sender, Receiver), mut routes: Routes, is_carried: bool) {
+pub(super) async fn serve_at_root(
+    link: (Sender, Receiver),
+    mut routes: Routes,
+    user: User,
+    is_carried: bool,
+) {
     let (mut sender, receiver) = link;
     let client = NEXT.fetch_add(1, Ordering::Relaxed);
     let (reply, mut replies) = mpsc::channel::<Frame>(streams::QUEUE);
@@ -96,7 +122,7 @@ pub(super) async fn serve_at_root(link: (Sender, Receiver), mut routes: Routes, 
     });
     let mut has_left = !is_carried;
     tokio::select! {
-        left = requests(client, receiver, reply, &events) => has_left |= left,
+        left = requests(Caller { client, user }, receiver, reply, &events) => has_left |= left,
         _ = routes.root.wait_for(|root| *root != Some(host)), if routes.addresses.len() > 2 => {
             writing.abort();
         }
@@ -109,7 +135,7 @@ pub(super) async fn serve_at_root(link: (Sender, Receiver), mut routes: Routes, 
 
 /// Hands requests on. Returns whether the front end has left.
 async fn requests(
-    client: u64,
+    caller: Caller,
     mut receiver: Receiver,
     reply: mpsc::Sender<Frame>,
     events: &mpsc::UnboundedSender<Event>,
@@ -117,8 +143,10 @@ async fn requests(
     while let Ok(Some(request)) = receiver.message::<Request>().await {
         match request {
             Request::Leave => return true,
-            Request::Feed(job) => feed(job, &mut receiver, &reply, events).await,
-            request => drop(events.send(Event::Request(client, request, reply.clone()))),
+            Request::Feed(job) => {
+                feed((caller.user.clone(), job), &mut receiver, &reply, events).await;
+            }
+            request => drop(events.send(Event::Request(caller.clone(), request, reply.clone()))),
         }
     }
     false
@@ -126,13 +154,13 @@ async fn requests(
 
 /// Hands a job what its front end reads, once the connection that fed the job before has ended.
 async fn feed(
-    job: JobId,
+    (user, job): (User, JobId),
     receiver: &mut Receiver,
     reply: &mpsc::Sender<Frame>,
     events: &mpsc::UnboundedSender<Event>,
 ) {
     let (to, feed) = oneshot::channel();
-    let _ = events.send(Event::Feed(job, to));
+    let _ = events.send(Event::Feed(user, job, to));
     let Ok(feed) = feed.await else {
         let why = format!("no job {job} takes input of this front end");
         return drop(reply.send(Frame::message(&Reply::Refused(why))).await);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
-use midplane_simhw::nicd::ServerConfig;
+use midplane_simhw::nicd::{Admitted, ServerConfig};
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::udp::{UdpConfig, UdpNic};
@@ -21,9 +21,12 @@ use crate::steps::StepQueue;
 use crate::{GANG, GangConfig};
 
 /// A NIC that runs, and the server of its ports. It stops when this is dropped.
+#[derive(Default)]
 pub(super) struct Nic {
     /// The ranks' channels, if the daemon has a fabric.
     pub(super) channels: Option<StepQueue>,
+    /// The users whose ranks may open ports, if the daemon has a fabric.
+    pub(super) admitted: Admitted,
     _held: Option<Box<dyn std::any::Any>>,
 }
 
@@ -32,7 +35,7 @@ pub(super) async fn start_nic(
     options: &DaemonOptions,
     about: (ProcessGroups, mpsc::UnboundedSender<Event>),
 ) -> Result<Nic, StartError> {
-    let Some(fabric) = &options.fabric else { return Ok(Nic { channels: None, _held: None }) };
+    let Some(fabric) = &options.fabric else { return Ok(Nic::default()) };
     let text = |error: &dyn std::fmt::Display| StartError::Nic(error.to_string());
     let (host, cluster) = (options.host, options.cluster);
     let mut unit = Unit::default();
@@ -43,16 +46,16 @@ pub(super) async fn start_nic(
     unit.install(VIA, Via::new(config)).map_err(|error| text(&error))?;
     let served = ServerConfig::new(&fabric.name);
     let place = (host, cluster);
-    let (held, steps): (Box<dyn std::any::Any>, _) = match &fabric.fabric {
+    let (held, admitted, steps): (Box<dyn std::any::Any>, _, _) = match &fabric.fabric {
         Fabric::Shm => {
             let nodes = cluster.hosts.max(2);
             let nic = ShmNic::start(ShmConfig::new(&fabric.name, NodeId(host), nodes), unit);
             let nic = nic.map_err(|error| text(&error))?;
             let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
             let server = nic.serve_ports(served).map_err(|error| text(&error))?;
-            let ports = (hold, server.holders());
+            let (ports, admitted) = ((hold, server.holders()), server.admitted());
             let steps = channels::start(&nic.host(), place, fabric.channels, ports, about);
-            (Box::new((server, nic)), steps)
+            (Box::new((server, nic)), admitted, steps)
         }
         Fabric::Udp(addresses) => {
             // Nothing is paced but by the channels themselves.
@@ -63,11 +66,11 @@ pub(super) async fn start_nic(
             let nic = UdpNic::start(config, unit).map_err(|error| text(&error))?;
             let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
             let server = nic.serve_ports(served).map_err(|error| text(&error))?;
-            let ports = (hold, server.holders());
+            let (ports, admitted) = ((hold, server.holders()), server.admitted());
             let steps = channels::start(&nic.host(), place, fabric.channels, ports, about);
-            (Box::new((server, nic)), steps)
+            (Box::new((server, nic)), admitted, steps)
         }
     };
     let steps = steps.map_err(|error| text(&error))?;
-    Ok(Nic { channels: Some(steps), _held: Some(held) })
+    Ok(Nic { channels: Some(steps), admitted, _held: Some(held) })
 }

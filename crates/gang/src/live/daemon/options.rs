@@ -29,6 +29,9 @@ pub struct DaemonOptions {
     /// The socket that front ends of this host connect to. Of three hosts or more, each daemon remembers its votes and the
     /// jobs in a file beside it, with the ending `record`.
     pub socket: PathBuf,
+    /// The group whose members may use the socket; `None` if the socket is its owner's alone. Only a daemon of root, which
+    /// runs each job as the user who has submitted it, may have one.
+    pub socket_group: Option<String>,
     /// Silence after which a daemon is lost; if it is the root of three hosts or more, another takes over within a second
     /// more. Also the time that a daemon gets for an order, for each level of the tree
     /// below it; it gives up jobs whose channels are not steady after half of this.
@@ -89,6 +92,22 @@ pub enum StartError {
     Taken {
         /// The socket.
         path: PathBuf,
+    },
+    /// This daemon is not root's, and can't run jobs as members of the group.
+    #[error(
+        "--socket-group {group}: only a daemon of root runs jobs as other users: start it as root, or leave the option out"
+    )]
+    GroupWithoutRoot {
+        /// The name of the group.
+        group: String,
+    },
+    /// The group does not exist, or the system refuses it.
+    #[error("--socket-group {group}: {why}; `getent group` lists the groups of this host")]
+    Group {
+        /// The name of the group.
+        group: String,
+        /// The reason of the refusal.
+        why: String,
     },
     /// The socket's folder does not exist.
     #[error("--socket {}: there is no folder {}: make it, or name another", path.display(), folder.display())]

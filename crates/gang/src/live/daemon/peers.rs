@@ -13,6 +13,7 @@ use super::super::refusals::Refusal;
 use super::super::routes::Routes;
 use super::fronts;
 use crate::node_core::message::{Cluster, Down, Hello, Up};
+use crate::node_core::user::User;
 
 /// Interval at which the daemons above are dialled again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -49,7 +50,7 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
                 }
                 // The front end searches the root again if this host is none any longer.
                 Hello::Front { .. } if *routes.root.borrow() != Some(routes.host) => {}
-                Hello::Front { .. } => fronts::serve_at_root(link, routes, true).await,
+                Hello::Front { user, .. } => fronts::serve_at_root(link, routes, user, true).await,
             }
         });
     }
@@ -63,11 +64,14 @@ async fn admit(
 ) -> Option<(Hello, (Sender, Receiver))> {
     let credentials = routes.credentials.as_ref()?;
     let (proven, hello, link) = link::accept::<Hello>(stream, credentials).await.ok()?;
-    let (host, fits) = match hello {
+    let (host, fits) = match &hello {
         // A daemon of another cluster or version does not count as an attempt.
-        Hello::Child { host, cluster: theirs } => (host, theirs == cluster),
-        Hello::Streams { host, .. } => (host, true),
-        Hello::Front { host } | Hello::Ballot { host } => (host, cluster.takes_over()),
+        Hello::Child { host, cluster: theirs } => (*host, *theirs == cluster),
+        Hello::Streams { host, .. } => (*host, true),
+        Hello::Front { host, user } => {
+            (*host, cluster.takes_over() && user.name.len() <= User::MOST_BYTES)
+        }
+        Hello::Ballot { host } => (*host, cluster.takes_over()),
     };
     if let Some(node) = proven.filter(|node| *node != host) {
         let _ = routes.events.send(Event::Refused(Refusal::Another { node, claims: host }));

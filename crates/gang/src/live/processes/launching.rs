@@ -4,25 +4,29 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{Access, OFlags, access};
+use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
 
 use super::{Held, Member, Processes, Waits};
+use crate::contexts::Mode;
 use crate::live::adopted;
 use crate::live::event::Event;
+use crate::live::exec_shim::Image;
 use crate::live::job_cgroup::JobCgroup;
 use crate::live::link::Stream;
 use crate::live::pmi::{self, PmiJob};
 use crate::live::process::Process;
+use crate::live::rights::Rights;
 use crate::live::streams::Opened;
 use crate::live::{exec_shim, rank, snapshot};
+use crate::names::JobId;
 use crate::node_core::message::{Program, Word};
 use crate::node_core::order::{Launch, Outcome};
 
@@ -44,19 +48,28 @@ impl Processes {
         }
         let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
         let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
-        let mut own: Vec<u16> = own.map(|(rank, _)| rank).collect();
-        if let Err(why) = self.adopt(launch) {
-            outcome.failed.push((job, self.host, why));
-            own.clear();
-        }
+        let own: Vec<u16> = own.map(|(rank, _)| rank).collect();
+        let rights = match own.is_empty() {
+            true => None,
+            false => {
+                let rights = self.users.rights(&launch.user);
+                let ready = rights.and_then(|rights| {
+                    self.adopt(launch)?;
+                    self.admit(job, &rights)?;
+                    Ok(rights)
+                });
+                ready.map_err(|why| outcome.failed.push((job, self.host, why))).ok()
+            }
+        };
         let name = variables(&launch.program).find(|(name, _)| *name == pmi::NAME);
         // A job that was saved before jobs had names has none.
         let name =
             name.map_or_else(|| format!("gang-{job}").into(), |(_, name)| name.to_string_lossy());
         self.pmi.insert(job, PmiJob::new(&name, &hosts));
         for (local, &rank) in own.iter().enumerate() {
+            let Some(rights) = &rights else { break };
             let place = (rank, local, own.len());
-            match self.start(launch, &hosts, place, states.remove(&rank)) {
+            match self.start(launch, &hosts, place, (rights, states.remove(&rank))) {
                 Ok((held, files)) => {
                     self.reaper.hold(held.process.pid());
                     self.members.insert((job, rank), held);
@@ -75,9 +88,26 @@ impl Processes {
         opened
     }
 
+    /// Lets ranks of another user open ports on the NIC while the job is here.
+    fn admit(&mut self, job: JobId, rights: &Rights) -> Result<(), String> {
+        let (Some(nic), Some(user)) = (&self.nic, rights.uid()) else { return Ok(()) };
+        if nic.mode == Mode::Copy {
+            let why = "ranks of several users would share memory where contexts are copied: configure Mode::Resident";
+            return Err(why.into());
+        }
+        nic.admitted.add(user);
+        self.guests.insert(job, user);
+        Ok(())
+    }
+
     /// Stops the processes that a job adopts here, until its first slice.
     fn adopt(&mut self, launch: &Launch) -> Result<(), String> {
         let Some(adopted) = &launch.program.adopts else { return Ok(()) };
+        if self.users.has_all() && launch.user.uid != 0 {
+            let why = "a daemon of root stops what others have started for root alone: ask root to adopt it, or start a \
+                       daemon of your own";
+            return Err(why.into());
+        }
         let Some(cgroup) = adopted::open(adopted).map_err(|error| error.to_string())? else {
             return Ok(());
         };
@@ -101,21 +131,66 @@ impl Processes {
         launch: &Launch,
         hosts: &[u16],
         (rank, local, locals): (u16, usize, usize),
-        state: Option<Vec<u8>>,
+        (rights, state): (&Rights, Option<Vec<u8>>),
     ) -> Result<(Held, Opened), String> {
         let program = &launch.program;
         let terminal = program.terminal.filter(|_| rank == 0);
         let group = self.cgroups.get(&launch.job).map(JobCgroup::folder);
         let adopted = self.adopted.get(&launch.job).map(JobCgroup::folder);
-        let (path, mut command) = if program.adopts.is_some() {
-            (PathBuf::from("midplane"), exec_shim::holder(adopted, group))
-        } else {
-            let path = find(program)?;
-            let command = exec_shim::rank(&path, &program.command, group, terminal.is_some());
-            (path, command)
+        let held = exec_shim::holder(adopted);
+        let (path, arguments) = match program.adopts {
+            Some(_) => (held.0, &held.1[..]),
+            None => (find(program, rights)?, &program.command[..]),
         };
-        let own = variables(program).filter(|(name, _)| !pmi::is_foreign(name.as_bytes()));
-        command.env_clear().envs(own).current_dir(OsStr::from_bytes(&program.folder));
+        let mut environment = self.environment(launch, (rank, local, locals));
+        let mut set =
+            |name: &str, value: String| drop(environment.insert(name.into(), value.into()));
+        set(rank::HOSTS, rank::hosts_text(hosts.iter().copied()));
+        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+        // This thread alone starts processes, so that no other process inherits this copy.
+        let file = match (self.passes.get(&(launch.job, rank)), &self.nic) {
+            (Some(pass), Some(nic)) => {
+                let file = rustix::io::dup(&pass.file).map_err(|error| failed(error.into()))?;
+                rights.give(&file).map_err(failed)?;
+                set(rank::NIC, nic.name.clone());
+                set(rank::CHANNEL, format!("{} {}", file.as_raw_fd(), pass.ticket));
+                Some(file)
+            }
+            _ => None,
+        };
+        let (ours, theirs) = inherited_pair().map_err(failed)?;
+        set(snapshot::SNAPSHOTS, theirs.as_raw_fd().to_string());
+        let (to_pmi, of_pmi) = inherited_pair().map_err(failed)?;
+        set(pmi::FD, of_pmi.as_raw_fd().to_string());
+        let image = Image {
+            program: &path,
+            arguments,
+            environment,
+            folder: Path::new(OsStr::from_bytes(&program.folder)),
+            group,
+            has_terminal: terminal.is_some(),
+            rights,
+        };
+        let mut command = image.command();
+        let started = match terminal {
+            Some(size) => start_with_terminal(&mut command, rank, size),
+            None => start_with_pipes(&mut command, rank),
+        };
+        drop((file, theirs, of_pmi));
+        let (process, terminal, opened) = started.map_err(failed)?;
+        let words = self.listen((launch.job, rank), ours, state);
+        self.serve_pmi((launch.job, rank), to_pmi);
+        Ok((Held { process, terminal, words, is_reported: false }, opened))
+    }
+
+    /// Returns the variables that a rank's front end has sent, and the rank's numbers.
+    fn environment(
+        &self,
+        launch: &Launch,
+        (rank, local, locals): (u16, usize, usize),
+    ) -> BTreeMap<OsString, OsString> {
+        let sent = variables(&launch.program).filter(|(name, _)| !pmi::is_foreign(name.as_bytes()));
+        let sent = sent.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let numbers = [
             ("GANG_JOB", launch.job.0),
             ("GANG_RANK", rank.into()),
@@ -127,32 +202,8 @@ impl Processes {
             ("MPI_LOCALRANKID", local as u32),
             ("MPI_LOCALNRANKS", locals as u32),
         ];
-        command.envs(numbers.map(|(name, number)| (name, number.to_string())));
-        command.env(rank::HOSTS, rank::hosts_text(hosts.iter().copied()));
-        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-        // This thread alone starts processes, so that no other process inherits this copy.
-        let file = match (self.passes.get(&(launch.job, rank)), &self.nic) {
-            (Some(pass), Some(nic)) => {
-                let file = rustix::io::dup(&pass.file).map_err(|error| failed(error.into()))?;
-                command.env(rank::NIC, nic);
-                command.env(rank::CHANNEL, format!("{} {}", file.as_raw_fd(), pass.ticket));
-                Some(file)
-            }
-            _ => None,
-        };
-        let (ours, theirs) = inherited_pair().map_err(failed)?;
-        command.env(snapshot::SNAPSHOTS, theirs.as_raw_fd().to_string());
-        let (to_pmi, of_pmi) = inherited_pair().map_err(failed)?;
-        command.env(pmi::FD, of_pmi.as_raw_fd().to_string());
-        let started = match terminal {
-            Some(size) => start_with_terminal(&mut command, rank, size),
-            None => start_with_pipes(&mut command, rank),
-        };
-        drop((file, theirs, of_pmi));
-        let (process, terminal, opened) = started.map_err(failed)?;
-        let words = self.listen((launch.job, rank), ours, state);
-        self.serve_pmi((launch.job, rank), to_pmi);
-        Ok((Held { process, terminal, words, is_reported: false }, opened))
+        let numbers = numbers.map(|(name, number)| (name.into(), number.to_string().into()));
+        sent.chain(numbers).collect()
     }
 
     /// Starts the task that answers a rank's MPI library.
@@ -184,6 +235,21 @@ fn variables(program: &Program) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
         Some((OsStr::from_bytes(&line[..at]), OsStr::from_bytes(&line[at + 1..])))
     })
+}
+
+/// Finds the file of a program, so that what can't begin is refused at once. Leaves other users' files alone: a file system of
+/// theirs may never answer. Their shims find the program in the job's own slice.
+fn find(program: &Program, rights: &Rights) -> Result<PathBuf, String> {
+    let name = OsStr::from_bytes(program.command.first().map_or(&[][..], |name| name));
+    if rights.uid().is_some() {
+        return Ok(name.into());
+    }
+    let folder = Path::new(OsStr::from_bytes(&program.folder));
+    if !folder.is_dir() {
+        return Err(format!("{}: there is no such folder", folder.display()));
+    }
+    let path = variables(program).find(|(name, _)| *name == "PATH").map(|(_, value)| value);
+    exec_shim::find(name, folder, path)
 }
 
 /// Connected sockets: the daemon's, and one that processes inherit which are started while it is open.
@@ -223,28 +289,4 @@ fn start_with_terminal(
     let input = Some(ours.try_clone()?);
     let outputs = vec![(Stream::Output, ours.try_clone()?)];
     Ok((process, Some(ours), Opened { rank, input, outputs }))
-}
-
-/// The file of a program, as its environment and folder have it.
-fn find(program: &Program) -> Result<PathBuf, String> {
-    let name = program.command.first().map_or(&[][..], |name| name);
-    let shown = String::from_utf8_lossy(name);
-    let folder = Path::new(OsStr::from_bytes(&program.folder));
-    if !folder.is_dir() {
-        return Err(format!("{}: there is no such folder", folder.display()));
-    }
-    let can = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
-    if name.contains(&b'/') {
-        let path = folder.join(OsStr::from_bytes(name));
-        return match (can(&path), path.exists()) {
-            (true, _) => Ok(path),
-            (false, true) => Err(format!("{shown}: it may not be executed")),
-            (false, false) => Err(format!("{shown}: there is no such file")),
-        };
-    }
-    let path = program.environment.iter().find_map(|line| line.strip_prefix(b"PATH="));
-    let path = OsString::from_vec(path.unwrap_or(b"/usr/local/bin:/usr/bin:/bin").to_vec());
-    let found =
-        std::env::split_paths(&path).map(|part| folder.join(part).join(OsStr::from_bytes(name)));
-    found.into_iter().find(|path| can(path)).ok_or_else(|| format!("{shown}: not found in PATH"))
 }

@@ -10,9 +10,10 @@ use super::checking::Checks;
 use super::saving::Saves;
 use super::{Job, JobManager};
 use crate::names::JobId;
-use crate::node_core::message::{ClientId, Program, Reply};
+use crate::node_core::message::{Program, Reply};
 use crate::node_core::order::Launch;
 use crate::node_core::replica::{MOST_BYTES, Stage, bytes_of};
+use crate::node_core::user::Caller;
 use crate::schedule::{AdmitError, Request};
 
 impl JobManager {
@@ -20,22 +21,22 @@ impl JobManager {
     pub(in crate::node_core) fn submit(
         &mut self,
         now: Instant,
-        client: ClientId,
+        caller: Caller,
         (request, ranks): (Request, u16),
         program: Program,
     ) -> Option<JobId> {
-        self.admit(now, client, (request, ranks), (program, false))
+        self.admit(now, caller, (request, ranks), (program, false))
     }
 
     /// Admits a job whose ranks may start from states that this root has.
     pub(super) fn admit(
         &mut self,
         now: Instant,
-        client: ClientId,
+        Caller { client, user }: Caller,
         (request, ranks): (Request, u16),
         (program, is_restored): (Program, bool),
     ) -> Option<JobId> {
-        let job = match self.scheduler_core.submit(request, ranks, program.clone()) {
+        let job = match self.scheduler_core.submit(request, ranks, (program, user)) {
             Ok(job) => job,
             Err(AdmitError::TooLarge { there, .. }) => {
                 self.refuse(client, format!("--ranks {ranks}: there are {there} slots"));

@@ -22,6 +22,7 @@ impl JobManager {
     pub(in crate::node_core) fn listing(&self, now: Instant) -> Listing {
         let line = |(job, it): (&JobId, &Job)| Line {
             job: *job,
+            user: it.launch.user.name.clone(),
             slots: (it.launch.first, it.launch.first + it.launch.nodes),
             weight: it.weight,
             runs: it.runs_since.is_some(),

@@ -13,6 +13,7 @@ use crate::context::NetworkContext;
 use crate::names::{Epoch, JobId};
 use crate::node_core::message::{ClientId, Program, Reply, Saved};
 use crate::node_core::state_chunk::{self, ChunkKind, RankState, StateChunk};
+use crate::node_core::user::{Caller, User};
 use crate::schedule::Request;
 
 /// A job's checkpoint in the making.
@@ -36,7 +37,7 @@ pub(super) struct Saves {
 /// A front end's request to save a job.
 #[derive(Debug)]
 struct Wanted {
-    client: ClientId,
+    caller: Caller,
     folder: Vec<u8>,
     end: bool,
     /// Set while the checkpoint is being written.
@@ -58,7 +59,7 @@ impl Saves {
     pub(super) fn job_ended(&mut self, job: JobId) -> Option<(ClientId, Reply)> {
         let wanted = self.wanted.take()?;
         let why = format!("job {job} ended before it was saved");
-        Some((wanted.client, Reply::Refused(why)))
+        Some((wanted.caller.client, Reply::Refused(why)))
     }
 
     /// Returns a rank that hands over no state, though one is missing.
@@ -81,7 +82,7 @@ impl Saves {
         self.is_void = true;
         self.states.values_mut().for_each(RankState::clear);
         let wanted = self.wanted.take()?;
-        Some((wanted.client, Reply::Refused(why)))
+        Some((wanted.caller.client, Reply::Refused(why)))
     }
 
     /// Starts over. Returns the states, and the request if its front end still waits.
@@ -121,6 +122,8 @@ pub(crate) struct Write {
     pub(crate) job: JobId,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) folder: Vec<u8>,
+    /// The user who has asked for it.
+    pub(crate) user: User,
     /// True if the ranks continue while it is written.
     pub(crate) go: bool,
 }
@@ -128,7 +131,7 @@ pub(crate) struct Write {
 /// A checkpoint that was read for a front end, or the reason why it can't be.
 #[derive(Debug)]
 pub(crate) struct Read {
-    pub(crate) client: ClientId,
+    pub(crate) caller: Caller,
     pub(crate) weight: u8,
     pub(crate) read: Result<(Program, Checkpoint), String>,
 }
@@ -152,9 +155,9 @@ impl JobManager {
         it.saves.left.insert(rank);
         let Some(rank) = it.saves.missing() else { return false };
         let (states, wanted) = it.saves.renew();
-        if let Some(Wanted { client, .. }) = wanted {
+        if let Some(Wanted { caller, .. }) = wanted {
             self.refuse(
-                client,
+                caller.client,
                 format!("job {job}: rank {rank} ended, or left, before it was saved"),
             );
         }
@@ -168,7 +171,7 @@ impl JobManager {
     pub(in crate::node_core) fn save(
         &mut self,
         job: JobId,
-        client: ClientId,
+        caller: Caller,
         (folder, end): (Vec<u8>, bool),
     ) -> Result<bool, String> {
         if self.geometry.is_none() {
@@ -180,14 +183,14 @@ impl JobManager {
         if let Some(why) = it.saves.refusal(job, it) {
             return Err(why);
         }
-        it.saves.wanted = Some(Wanted { client, folder, end, saved: None });
+        it.saves.wanted = Some(Wanted { caller, folder, end, saved: None });
         Ok(!std::mem::replace(&mut it.saves.is_asked, true))
     }
 
     /// Cancels a front end's requests to save jobs that are not cut yet.
     pub(super) fn give_up_saving(&mut self, client: ClientId) {
         for it in self.jobs.values_mut().filter(|it| !it.saves.is_due) {
-            it.saves.wanted.take_if(|wanted| wanted.client == client);
+            it.saves.wanted.take_if(|wanted| wanted.caller.client == client);
         }
     }
 
@@ -263,7 +266,7 @@ impl JobManager {
         let network = match network {
             Ok(network) => network,
             Err(why) => {
-                self.refuse(wanted.client, format!("job {job}: {why}"));
+                self.refuse(wanted.caller.client, format!("job {job}: {why}"));
                 return None;
             }
         };
@@ -277,9 +280,11 @@ impl JobManager {
             messages: network.in_transit().count() as u64,
         });
         let (folder, go) = (wanted.folder.clone(), !wanted.end);
+        let user = wanted.caller.user.clone();
         it.saves.wanted = Some(wanted);
         it.saves.is_due = true;
-        Some(Write { job, checkpoint: Checkpoint { network, processes, program }, folder, go })
+        let checkpoint = Checkpoint { network, processes, program };
+        Some(Write { job, checkpoint, folder, user, go })
     }
 
     /// Takes the result of writing a job's checkpoint. Returns true if the ranks still wait, and continue.
@@ -290,9 +295,10 @@ impl JobManager {
         written: Result<(), String>,
     ) -> bool {
         let Some(it) = self.jobs.get_mut(&job) else { return false };
-        let Some(Wanted { client, folder, end, saved }) = it.saves.wanted.take() else {
+        let Some(Wanted { caller, folder, end, saved }) = it.saves.wanted.take() else {
             return false;
         };
+        let client = caller.client;
         it.saves.is_due = false;
         match (written, saved) {
             (Ok(()), Some(saved)) => {
@@ -317,17 +323,17 @@ impl JobManager {
         now: Instant,
         read: Read,
     ) -> Option<(JobId, Vec<Addressed>)> {
-        let Read { client, weight, read } = read;
+        let Read { caller, weight, read } = read;
         let (program, checkpoint) = match read.and_then(|read| self.fits(read)) {
             Ok(read) => read,
             Err(why) => {
-                self.refuse(client, why);
+                self.refuse(caller.client, why);
                 return None;
             }
         };
         let ranks = checkpoint.network.ranks.len() as u16;
         let request = Request { nodes: ranks, weight };
-        let job = self.admit(now, client, (request, ranks), (program, true))?;
+        let job = self.admit(now, caller, (request, ranks), (program, true))?;
         let hosts = self.jobs.get(&job)?.hosts.clone();
         let mut chunks = Vec::new();
         let saved = checkpoint.network.ranks.into_iter().zip(checkpoint.processes);

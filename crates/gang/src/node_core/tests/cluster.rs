@@ -16,6 +16,7 @@ use crate::node_core::message::{self, Cluster as Shape, Program, RankEvent, Repl
 use crate::node_core::order::Action;
 use crate::node_core::replica::Durable;
 use crate::node_core::state_chunk::{self, ChunkKind};
+use crate::node_core::user::{Caller, User};
 use crate::node_core::{
     ClientId, Effect, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
 };
@@ -40,7 +41,7 @@ pub(super) enum Event {
     /// A front end looks for the root again.
     Attach(ClientId),
     Written(u16, JobId),
-    Read(u16, ClientId, Vec<u8>, u8),
+    Read(u16, Caller, Vec<u8>, u8),
     /// The scenario's own.
     Script(usize),
 }
@@ -64,6 +65,8 @@ pub(super) struct Host {
 /// A front end.
 #[derive(Debug)]
 pub(super) struct Client {
+    /// True if it is of another user than the jobs.
+    is_stranger: bool,
     pub(super) request: Request,
     pub(super) replies: Vec<Reply>,
     /// The root has crashed, or it has left.
@@ -74,6 +77,14 @@ pub(super) struct Client {
     pub(super) job: Option<JobId>,
     /// The hosts of its job.
     pub(super) hosts: BTreeSet<u16>,
+}
+
+/// The user of all jobs, or another.
+fn user(is_stranger: bool) -> User {
+    match is_stranger {
+        true => User { name: "bob".into(), uid: 1001 },
+        false => User { name: "ada".into(), uid: 1000 },
+    }
 }
 
 pub(super) struct Cluster {
@@ -280,7 +291,9 @@ impl Cluster {
         match root {
             Some(root) => {
                 it.root = Some(root);
-                self.call(root, |core, now| core.handle_request(now, client, Request::Attach(job)));
+                let caller = Caller { client, user: user(it.is_stranger) };
+                let request = Request::Attach(job);
+                self.call(root, |core, now| core.handle_request(now, caller, request));
             }
             None => self.at(DIAL, Event::Attach(client)),
         }
@@ -364,9 +377,9 @@ impl Cluster {
             Event::Written(host, job) => {
                 self.call(host, |core, now| core.handle_written(now, job, Ok(())));
             }
-            Event::Read(host, client, folder, weight) => {
+            Event::Read(host, caller, folder, weight) => {
                 let read = self.disk.get(&folder).cloned().ok_or_else(|| "nothing there".into());
-                self.call(host, |core, now| core.handle_read(now, Read { client, weight, read }));
+                self.call(host, |core, now| core.handle_read(now, Read { caller, weight, read }));
             }
             Event::Script(_) => unreachable!("the script takes it"),
         }
@@ -524,9 +537,9 @@ impl Cluster {
                 let after = self.up_to(5_000);
                 self.at(after, Event::Written(host, write.job));
             }
-            Effect::Read { client, folder, weight, .. } => {
+            Effect::Read { caller, folder, weight, .. } => {
                 let after = self.up_to(5_000);
-                self.at(after, Event::Read(host, client, folder, weight));
+                self.at(after, Event::Read(host, caller, folder, weight));
             }
             Effect::Disconnect(Peer::Parent) => {
                 if let Some(number) = self.network.above(host) {
@@ -719,15 +732,40 @@ impl Cluster {
         self.call(host, |core, now| core.handle_rank(now, member.0, member.1, event));
     }
 
-    /// Has a front end send a request.
+    /// Has a front end of the jobs' user send a request.
     pub(super) fn request(&mut self, request: Request) -> ClientId {
+        self.request_as(false, request)
+    }
+
+    /// Has a stranger ask for everything that may be done with a job, and requires that all is refused.
+    pub(super) fn strangers_are_refused(&mut self, job: JobId) {
+        let folder = b"/nonexistent/stolen".to_vec();
+        let checkpoint = Request::Checkpoint { job, folder, end: true };
+        let signal = Request::Kill { job, signal: Some(9) };
+        let end = Request::Kill { job, signal: None };
+        for request in [checkpoint, signal, end, Request::Attach(job)] {
+            let client = self.request_as(true, request);
+            let it = &self.clients[&client];
+            let is_refused = match it.replies.last() {
+                Some(Reply::Refused(why)) => why.contains("only ada and root"),
+                // There is no root.
+                None => it.is_gone,
+                _ => false,
+            };
+            assert!(is_refused, "{it:?}");
+        }
+    }
+
+    fn request_as(&mut self, is_stranger: bool, request: Request) -> ClientId {
         let client = self.clients.len() as u64 + 1;
         let root = self.root();
         let (replies, hosts, job) = (Vec::new(), BTreeSet::new(), None);
         let is_gone = root.is_none();
-        let made = Client { request: request.clone(), replies, is_gone, root, job, hosts };
+        let made =
+            Client { is_stranger, request: request.clone(), replies, is_gone, root, job, hosts };
         self.clients.insert(client, made);
-        self.call_root(|core, now| core.handle_request(now, client, request));
+        let caller = Caller { client, user: user(is_stranger) };
+        self.call_root(|core, now| core.handle_request(now, caller, request));
         client
     }
 

@@ -8,6 +8,7 @@ use midplane_simhw::time::Instant;
 
 use super::cluster::{Cluster, Event, PATIENCE};
 use super::node::program;
+use crate::names::JobId;
 use crate::node_core::ClientId;
 use crate::node_core::message::{Cluster as Shape, End, Over, Reply, Request};
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
@@ -150,6 +151,8 @@ pub(super) fn run_with_one_death(seed: u64) -> Report {
         Some(Reply::Refused(why)) if why.contains("can't be reached") => {}
         other => panic!("no root has taken over: {other:?}; {}", scenario.cluster.explain()),
     }
+    let jobs: Vec<JobId> = scenario.cluster.jobs.keys().copied().collect();
+    jobs.into_iter().for_each(|job| scenario.cluster.strangers_are_refused(job));
     scenario.play(Instant::ZERO + FAULTS_END);
     scenario.heal();
     scenario.play(Instant::ZERO + FAULTS_END + PATIENCE * 50);

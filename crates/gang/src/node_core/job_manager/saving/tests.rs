@@ -29,6 +29,10 @@ struct Scene {
     job: JobId,
 }
 
+fn caller(client: ClientId) -> Caller {
+    Caller { client, user: User::default() }
+}
+
 impl Scene {
     /// All of the job's ranks can be saved.
     fn new() -> Self {
@@ -55,7 +59,7 @@ impl Scene {
         };
         let mut root = JobManager::new(cluster, root_config);
         let request = Request { nodes: RANKS, weight: 1 };
-        let job = root.submit(NOW, 1, (request, RANKS), program()).unwrap();
+        let job = root.submit(NOW, caller(1), (request, RANKS), program()).unwrap();
         (0..RANKS).for_each(|rank| root.able(job, rank));
         let mut scene = Self { root, job };
         assert!(matches!(scene.replies()[..], [Reply::Accepted(_)]));
@@ -65,7 +69,7 @@ impl Scene {
     /// Whether the ranks are asked.
     fn save(&mut self) -> Result<bool, String> {
         let folder = b"/nonexistent/saved".to_vec();
-        self.root.save(self.job, 2, (folder, false))
+        self.root.save(self.job, caller(2), (folder, false))
     }
 
     /// A rank hands its state over, in two parts; whether all may go on.
