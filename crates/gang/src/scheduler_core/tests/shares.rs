@@ -2,7 +2,6 @@
 
 use super::settle;
 use crate::names::JobId;
-use crate::node_core::message::Program;
 use crate::schedule::{Placing, Policy, QueueTree, Request, RoundRobin};
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig, SchedulerCore};
 use midplane_simhw::time::Instant;
@@ -34,7 +33,7 @@ fn run(
     let mut core = SchedulerCore::new(policy, config);
     let submit = |(nodes, weight): &(u16, u8)| {
         let request = Request { nodes: *nodes, weight: *weight };
-        core.submit(request, *nodes, Program::default()).unwrap()
+        core.submit(request, *nodes, Default::default()).unwrap()
     };
     let jobs: Vec<JobId> = jobs.iter().map(submit).collect();
     let mut runs = vec![vec![0]; jobs.len()];
