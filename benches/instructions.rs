@@ -16,6 +16,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use midplane::pipeline::fixed;
 use midplane::simhw::hardware::Firmware;
+use midplane::simhw::rng::Rng;
 use midplane::simhw::sim::World;
 use midplane::warp::gate::GateKeeper;
 
@@ -49,7 +50,7 @@ const PIECES: &[(&str, Prepare)] = &[
     }),
     ("... in random order", || Box::new(matching::unexpected(matching::RANDOM, matching::exact))),
     ("equal fragments of four stages", || {
-        let chain = chains::Dice::new(2).chain(4);
+        let chain = chains::chain(&mut Rng::new(2, "chains"), 4);
         Box::new(move || {
             let _ = black_box(fixed::count(&chain, black_box(1e5), 1, 65_536));
         })

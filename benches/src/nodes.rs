@@ -1,5 +1,6 @@
 //! Programs whose runs take several nodes, in virtual time, on this host or across hosts: command line, processes, report.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,8 +8,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
+use midplane::simhw::id::NodeId;
 use midplane::simhw::launch::ProcessGroup;
-use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters};
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig};
 use midplane_kit::command_line::{self, name_of};
 use midplane_kit::processes::{self, Peer, free_addresses};
 use midplane_kit::ranks::{self, Ranks};
@@ -56,7 +59,7 @@ pub struct Nodes {
     switch: Option<String>,
 
     /// Seconds to wait for nodes that have not started yet
-    #[arg(long, default_value_t = 10.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 10.0, value_parser = seconds())]
     wait: f64,
 
     /// Exit when standard input closes
@@ -68,15 +71,9 @@ pub struct Nodes {
     serve_switch: bool,
 }
 
-/// Parses a number of seconds.
-///
-/// # Errors
-/// The accepted range.
-pub fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.01..=36_000.0).contains(&seconds) => Ok(seconds),
-        _ => Err("give a number from 0.01 to 36000".into()),
-    }
+/// Returns the parser of a number of seconds.
+pub fn seconds() -> impl Fn(&str) -> Result<f64, String> + Clone {
+    command_line::within(0.01, 36_000.0)
 }
 
 /// Addresses of the nodes of a live run.
@@ -88,6 +85,38 @@ pub struct Place {
     pub peers: Vec<SocketAddr>,
     /// Address of the switch, if there is one.
     pub switch: Option<SocketAddr>,
+}
+
+impl Place {
+    /// Configures the NIC of this process's node in a run of `nodes` nodes.
+    pub fn nic(&self, nodes: u16, line: LinkProfile, seed: u64) -> UdpConfig {
+        let peers = self.peers[..usize::from(nodes)].to_vec();
+        let config = UdpConfig::new(NodeId(self.rank), peers).line(line).seed(seed);
+        match self.switch {
+            Some(switch) => config.via(switch),
+            None => config,
+        }
+    }
+}
+
+/// Returns how many of `peers` nodes play the part that `flag` counts: as many as are `wanted`, or `most`, if `others` are left.
+///
+/// # Errors
+/// One line, if they are fewer than asked for, or none.
+pub fn among(
+    peers: usize,
+    others: usize,
+    flag: &str,
+    wanted: Option<u16>,
+    most: usize,
+) -> Result<u16, String> {
+    let most = peers.saturating_sub(others).min(most);
+    let count = wanted.map_or(most, usize::from);
+    match u16::try_from(count) {
+        Ok(0) => Err(format!("--peers: list more than {peers}")),
+        Ok(wanted) if count <= most => Ok(wanted),
+        _ => Err(format!("{flag}: {count} need {} peers, not {peers}", count + others)),
+    }
 }
 
 fn input<T>(what: impl Into<String>) -> Result<T, Failure> {
@@ -164,11 +193,8 @@ pub trait Program: Parser {
     /// Returns the flags that such programs share.
     fn nodes(&self) -> &Nodes;
 
-    /// Runs the switch of all runs, at the first of these addresses and between the others.
-    ///
-    /// # Errors
-    /// Bad input: the address is not free.
-    fn serve(&self, peers: Vec<SocketAddr>) -> Result<(), Failure>;
+    /// Configures the switch of all runs.
+    fn switch(&self, config: SwitchConfig) -> SwitchConfig;
 
     /// Carries out all runs from this process.
     ///
@@ -209,7 +235,7 @@ pub fn main<P: Program>() -> ExitCode {
 fn conduct<P: Program>(program: &P) -> Result<(), Failure> {
     let nodes = program.nodes();
     if nodes.serve_switch {
-        return program.serve(ranks::resolve_all(&nodes.ranks.peers.read()?)?);
+        return serve(program, ranks::resolve_all(&nodes.ranks.peers.read()?)?);
     }
     let place = nodes.place()?;
     let runs = match &place {
@@ -231,24 +257,21 @@ fn conduct<P: Program>(program: &P) -> Result<(), Failure> {
     program.check(&runs)
 }
 
-/// Runs the switch at the first of `peers` until standard input ends; returns its counters.
-///
-/// # Errors
-/// Bad input: the address is not free.
-pub fn serve(
-    mut peers: Vec<SocketAddr>,
-    with: impl FnOnce(SwitchConfig) -> SwitchConfig,
-) -> Result<SwitchCounters, Failure> {
+/// Runs the switch at the first of `peers` until standard input ends, and prints what it has dropped by cause.
+fn serve(program: &impl Program, mut peers: Vec<SocketAddr>) -> Result<(), Failure> {
     let bind = peers.remove(0);
-    let switch = SoftSwitch::start(with(SwitchConfig::new(bind, peers)));
+    let switch = SoftSwitch::start(program.switch(SwitchConfig::new(bind, peers)));
     let switch = switch.map_err(|error| error.to_string())?;
     // After an end or an error of standard input no process uses the switch.
     let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
-    processes::run(async { Ok(switch.shutdown().await) })
+    let counters = processes::run(async { Ok(switch.shutdown().await) })?;
+    let drops = counters.frame_drops.iter().map(|(cause, count)| (cause.name(), count));
+    report::print_json(&drops.collect::<BTreeMap<_, _>>());
+    Ok(())
 }
 
 /// Runs `part` as rank 0 of a run of `nodes` nodes. The others are processes of this host, started with the arguments
-/// `words`, and so is the switch if `fabric` has one. Returns also what the switch has printed.
+/// `words`, and so is the switch if `fabric` has one. Returns also what the switch has dropped by cause.
 ///
 /// # Errors
 /// The error of `part`, or of the child that explains it: a child that fails knows more than those that wait for it.
@@ -257,7 +280,7 @@ pub fn with_children<T>(
     fabric: Fabric,
     nodes: u16,
     part: impl AsyncFnOnce(Place) -> Result<T, Failure>,
-) -> Result<(T, Option<String>), Failure> {
+) -> Result<(T, BTreeMap<String, u64>), Failure> {
     let start = |more: &[String], peers: &[SocketAddr]| {
         Peer::start(&[words, more].concat(), peers).map_err(Failure::of_run)
     };
@@ -278,9 +301,9 @@ pub fn with_children<T>(
         };
         children.iter_mut().find_map(complaint).unwrap_or(failure)
     })?;
-    let printed = switch.map(|mut switch| {
-        switch.close();
-        switch.output()
-    });
-    Ok((done, printed.transpose().map_err(Failure::of_run)?))
+    let Some(mut switch) = switch else { return Ok((done, BTreeMap::new())) };
+    switch.close();
+    let printed = switch.output().map_err(Failure::of_run)?;
+    let drops = serde_json::from_str(&printed);
+    Ok((done, drops.map_err(|_| Failure::of_run("the switch printed no counters"))?))
 }

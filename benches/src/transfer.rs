@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::Write as _;
 
+use midplane::simhw::rng::Rng;
+
 pub mod observe;
 pub mod pace;
 pub mod wire;
@@ -12,14 +14,8 @@ pub mod wire;
 /// # Errors
 /// The system's error.
 pub fn file(bytes: usize) -> std::io::Result<File> {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let words = std::iter::repeat_with(|| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    let contents: Vec<u8> = words.take(bytes / 8).flatten().collect();
+    let mut contents = vec![0; bytes];
+    Rng::new(1, "file").fill(&mut contents);
     let mut file = tempfile::tempfile()?;
     file.write_all(&contents)?;
     Ok(file)

@@ -7,7 +7,7 @@ use clap::{Parser, ValueEnum};
 use midplane::simhw::seal::Key;
 
 use midplane_benches::incast::setting::{Mode, Setting};
-use midplane_benches::nodes::{Fabric, Nodes, seconds};
+use midplane_benches::nodes::{Fabric, Nodes, among, seconds};
 use midplane_kit::command_line::name_of;
 
 /// Message sizes of a comparison, in bytes: up to 10 KB, as in the paper's figures.
@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
     buffer_bytes: u32,
 
     /// Seconds of the measured part of each run, from 0.01 to 3600
-    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
+    #[arg(long, default_value_t = 0.5, value_parser = seconds())]
     seconds: f64,
 
     /// File of keys, one NUMBER:SECRET a line with 64 hexadecimal digits: the first seals all frames, all
@@ -136,15 +136,7 @@ impl Arguments {
     /// # Errors
     /// One line, if there is no sender, or fewer than `--senders`.
     pub(crate) fn senders_among(&self, peers: usize) -> Result<u16, String> {
-        let most = peers.saturating_sub(1).min(MAX_SENDERS as usize);
-        let wanted = self.senders.map_or(most, usize::from);
-        match u16::try_from(wanted) {
-            Ok(0) => {
-                Err(format!("--peers: {peers} peers; list a receiver and at least one sender"))
-            }
-            Ok(senders) if wanted <= most => Ok(senders),
-            _ => Err(format!("--senders: {wanted} senders need {} peers, not {peers}", wanted + 1)),
-        }
+        among(peers, 1, "--senders", self.senders, MAX_SENDERS as usize)
     }
 
     /// Returns the options of a child process that plays one part of `setting`.

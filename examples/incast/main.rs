@@ -12,19 +12,18 @@
 mod arguments;
 mod table;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use midplane::simhw::launch::ProcessGroup;
+use midplane::simhw::udp::SwitchConfig;
 use midplane_benches::incast::fabrics;
 use midplane_benches::incast::run::Run;
 use midplane_benches::incast::setting::Setting;
 use midplane_benches::meeting::{Meeting, lost};
 use midplane_benches::nodes::{self, Fabric, Nodes, Place, Program};
 use midplane_kit::processes;
-use midplane_kit::report::{self, Failure, progress};
+use midplane_kit::report::{Failure, progress};
 
 use arguments::Arguments;
 
@@ -39,14 +38,9 @@ impl Program for Arguments {
         &self.nodes
     }
 
-    fn serve(&self, peers: Vec<SocketAddr>) -> Result<(), Failure> {
+    fn switch(&self, config: SwitchConfig) -> SwitchConfig {
         let setting = self.settings(None).remove(0);
-        let counters = nodes::serve(peers, |config| {
-            config.link(setting.link()).profile(setting.switch()).seed(setting.seed)
-        })?;
-        let drops = counters.frame_drops.iter().map(|(cause, count)| (cause.name(), count));
-        report::print_json(&drops.collect::<BTreeMap<&str, u64>>());
-        Ok(())
+        config.link(setting.link()).profile(setting.switch()).seed(setting.seed)
     }
 
     fn compare(&self) -> Result<Vec<Run>, Failure> {
@@ -118,14 +112,10 @@ async fn among(
 fn among_children(arguments: &Arguments, setting: &Setting) -> Result<Run, Failure> {
     let words = arguments.for_child(setting);
     let part = async |place: Place| among(arguments, &place, std::slice::from_ref(setting)).await;
-    let (runs, printed) = nodes::with_children(&words, setting.fabric, setting.nodes(), part)?;
+    let (runs, drops) = nodes::with_children(&words, setting.fabric, setting.nodes(), part)?;
     let mut run = runs.into_iter().next().ok_or_else(|| Failure::of_run("there is no report"))?;
-    if let Some(text) = printed {
-        let drops: BTreeMap<String, u64> = serde_json::from_str(&text)
-            .map_err(|_| Failure::of_run("the switch printed no counters"))?;
-        for (cause, count) in drops {
-            *run.drops.entry(cause).or_default() += count;
-        }
+    for (cause, count) in drops {
+        *run.drops.entry(cause).or_default() += count;
     }
     Ok(run)
 }

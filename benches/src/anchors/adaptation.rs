@@ -62,12 +62,12 @@ pub fn run(copy: DmaCost, messages: usize, follows: bool) -> Vec<Sent> {
 /// Returns the latency of the best cut that a search finds while copies at the receiver cost `copy`, in microseconds. From
 /// the ramp of each number of fragments, it moves bytes between fragments as long as that helps.
 pub fn optimum_us(copy: DmaCost) -> f64 {
-    let stages = gam::clear_box_with(copy);
+    let stages = gam::clear_box(copy);
     let searched = (1..=MOST).map(|count| {
         let plan = ramp(&stages, &Request::new(MESSAGE as f64).fragments(count));
         let sizes = plan.expect("the stages have overheads").whole_bytes();
         let mut sizes: Vec<usize> = sizes.into_iter().map(|bytes| bytes as usize).collect();
-        let mut best = gam::message_us_with(copy, sizes.clone());
+        let mut best = gam::message_us(copy, sizes.clone());
         for step in STEPS {
             while let Some((better, us)) = neighbour(copy, &sizes, step, best) {
                 (sizes, best) = (better, us);
@@ -85,7 +85,7 @@ fn neighbour(copy: DmaCost, sizes: &[usize], step: usize, us: f64) -> Option<(Ve
         let mut moved = sizes.to_vec();
         moved[from] -= step;
         moved[to] += step;
-        let faster = gam::message_us_with(copy, moved.clone());
+        let faster = gam::message_us(copy, moved.clone());
         (faster < us).then_some((moved, faster))
     })
 }
@@ -99,7 +99,7 @@ struct Sender {
 
 impl Sender {
     fn new() -> Self {
-        let stages = gam::clear_box();
+        let stages = gam::clear_box(gam::COPY);
         let monitor = Monitor::new(&stages);
         let planner = Planner::new(stages, Limits::new()).expect("the stages have overheads");
         Self { planner, monitor, sizes: Vec::new() }

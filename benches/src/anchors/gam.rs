@@ -19,7 +19,7 @@ use crate::raw::{RECEIVE, Raw, SEND};
 const SENDER: NodeId = NodeId(1);
 const RECEIVER: NodeId = NodeId(0);
 /// The cost of a copy at either host.
-pub(super) const COPY: DmaCost = Machine::GAM_MYRINET.host.copy;
+pub const COPY: DmaCost = Machine::GAM_MYRINET.host.copy;
 /// Bytes of the longest message, and cookie of the receive command for its acknowledgement.
 const LONGEST: usize = 1 << 17;
 const ACKNOWLEDGED: u64 = u64::MAX;
@@ -143,13 +143,8 @@ pub(super) fn latency_us(passages: &[Passage]) -> f64 {
     (last[4] - first[0]) as f64 / 1e3
 }
 
-/// Returns the latency of one message in fragments of these sizes, in microseconds.
-pub fn message_us(sizes: Vec<usize>) -> f64 {
-    message_us_with(COPY, sizes)
-}
-
-/// Returns the same if copies at the receiver cost `copy`.
-pub fn message_us_with(copy: DmaCost, sizes: Vec<usize>) -> f64 {
+/// Returns the latency of one message in fragments of these sizes, in microseconds, if copies at the receiver cost `copy`.
+pub fn message_us(copy: DmaCost, sizes: Vec<usize>) -> f64 {
     latency_us(&passages(copy, sizes))
 }
 
@@ -175,13 +170,8 @@ fn transit_ns() -> u64 {
     (link.propagation * 2 + switch.latency).as_nanos() as u64
 }
 
-/// Returns the stages as instrumented packets show them (section 5.3.1).
-pub fn clear_box() -> Pipeline {
-    clear_box_with(COPY)
-}
-
-/// Returns the same if copies at the receiver cost `copy`.
-pub fn clear_box_with(copy: DmaCost) -> Pipeline {
+/// Returns the stages as instrumented packets show them (section 5.3.1), if copies at the receiver cost `copy`.
+pub fn clear_box(copy: DmaCost) -> Pipeline {
     let sizes = (1..=16).map(|number| number * 256);
     let packets: Vec<(f64, [f64; 4])> =
         sizes.map(|bytes| (bytes as f64, stages_us(copy, bytes))).collect();
@@ -200,7 +190,7 @@ struct Outside;
 
 impl Path for Outside {
     fn latency(&mut self, bytes: f64) -> f64 {
-        message_us(vec![bytes.round() as usize])
+        message_us(COPY, vec![bytes.round() as usize])
     }
 
     fn interval(&mut self, bytes: f64) -> f64 {

@@ -101,7 +101,7 @@ pub fn score_d() -> Vec<Anchor> {
 /// of up to 4 KiB (section 5.3.1).
 pub fn pipelines() -> Vec<Anchor> {
     let published = [(7.2, 7.2), (5.2, 24.9), (7.5, 24.9), (7.4, 7.9)];
-    let stages = gam::clear_box();
+    let stages = gam::clear_box(gam::COPY);
     let mut anchors = Vec::new();
     for (number, (stage, (overhead, per_kb))) in stages.stages().iter().zip(published).enumerate() {
         let what = |cost| format!("stage {number}, {cost}");
@@ -120,7 +120,7 @@ pub fn pipelines() -> Vec<Anchor> {
 /// Measures the pipelines paper's Table 2: the slowest stage's overhead, and the cost of a byte in the others, from
 /// instrumented stages and from times of whole messages and streams alone (section 5.3.2).
 pub fn pipelines_table_2() -> [Anchor; 4] {
-    let (stages, seen) = (gam::clear_box(), gam::black_box());
+    let (stages, seen) = (gam::clear_box(gam::COPY), gam::black_box());
     let slowest = stages.stages()[2];
     let others = |stage: &Stage| stage.per_byte().get();
     let others = stages.stages().iter().map(others).sum::<f64>() - slowest.per_byte().get();

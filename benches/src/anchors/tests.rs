@@ -67,9 +67,9 @@ fn the_stages_of_gam_are_seen_from_outside_as_the_paper_saw_them() {
 /// Checks the fixed-sized model against the machine as the paper does: 5.9 % mean error, five fragments (section 5.4).
 #[test]
 fn models_of_gam_predict_its_messages_better_than_the_papers_did() {
-    let (clear, black) = (gam::clear_box(), gam::black_box());
+    let (clear, black) = (gam::clear_box(gam::COPY), gam::black_box());
     let measured: Vec<f64> =
-        (1..=16).map(|count| gam::message_us(gam::equal(4096, count))).collect();
+        (1..=16).map(|count| gam::message_us(gam::COPY, gam::equal(4096, count))).collect();
     let error = |model: &dyn Fn(usize) -> f64| {
         let errors = (1..).zip(&measured).map(|(count, us)| (model(count) / us - 1.0).abs());
         errors.sum::<f64>() / 16.0

@@ -92,13 +92,8 @@ pub async fn take_part(
     meeting: &mut Meeting,
 ) -> Result<Option<Run>, Failure> {
     let node = NodeId(place.rank);
-    let peers = place.peers[..usize::from(setting.nodes())].to_vec();
-    let mut config =
-        UdpConfig::new(node, peers).line(setting.link()).seed(setting.seed).port_depth(PORT_DEPTH);
-    if let Some(switch) = place.switch {
-        config = config.via(switch);
-    }
-    config = keys.into_iter().fold(config, UdpConfig::key);
+    let config = place.nic(setting.nodes(), setting.link(), setting.seed).port_depth(PORT_DEPTH);
+    let config = keys.into_iter().fold(config, UdpConfig::key);
     let nic = UdpNic::start(config, firmware(setting, node, false)?)
         .map_err(|error| format!("--peers: {error}"))?;
     let host = nic.host();

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 
 use super::setting::{Control, Hosts, Iteration, Load, Medium, Memory, Setting, Transport};
-use crate::nodes::{Fabric, Nodes, seconds};
-use midplane_kit::command_line::name_of;
+use crate::nodes::{Fabric, Nodes, among, seconds};
+use midplane_kit::command_line::{name_of, within};
 
 /// Buffer sizes of Figure 1.
 pub const BUFFERS: [u16; 6] = [1, 4, 8, 16, 32, 128];
@@ -106,19 +106,19 @@ pub struct Arguments {
     transport: Transport,
 
     /// Share of the network that background traffic takes, from 0 to 0.9; default: 0 with --control, else 0 and 0.5
-    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
+    #[arg(long, value_name = "FRACTION", value_parser = within(0.0, 0.9))]
     background: Option<f64>,
 
     /// Switch the background traffic on and off, each for so many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
     background_period: Option<f64>,
 
     /// Largest accepted residual: of any equation, over the largest right-hand side
-    #[arg(long, default_value_t = 1e-6, value_parser = tolerance)]
+    #[arg(long, default_value_t = 1e-6, value_parser = within(1e-14, 0.1))]
     tolerance: f64,
 
     /// Time limit of a run in seconds; default: 15 in a comparison, else 300
-    #[arg(long, value_parser = seconds)]
+    #[arg(long, value_parser = seconds())]
     seconds: Option<f64>,
 
     /// Compare Warp with no control and with every static buffer, at five steady and two changing loads, or at
@@ -129,21 +129,6 @@ pub struct Arguments {
     /// With --fabric udp: rate limit of each host in 10^6 bit/s, from 1 to 1000
     #[arg(long, value_name = "MBPS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     line_mbps: u16,
-}
-
-fn number(text: &str, from: f64, to: f64) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if (from..=to).contains(&value) => Ok(value),
-        _ => Err(format!("it is a number from {from} to {to}")),
-    }
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    number(text, 0.0, 0.9)
-}
-
-fn tolerance(text: &str) -> Result<f64, String> {
-    number(text, 1e-14, 0.1)
 }
 
 impl Arguments {
@@ -163,15 +148,7 @@ impl Arguments {
     /// One line, if they are fewer than asked for, or none.
     pub fn ranks_among(&self, peers: usize) -> Result<u16, String> {
         let others = usize::from(self.background.is_some_and(|share| share > 0.0));
-        let most = peers.saturating_sub(others).min(64);
-        let wanted = self.ranks.map_or(most, usize::from);
-        match u16::try_from(wanted) {
-            Ok(0) => Err(format!("--peers: {peers} peers are no rank, with the background's")),
-            Ok(ranks) if wanted <= most => Ok(ranks),
-            _ => {
-                Err(format!("--ranks: {wanted} ranks need {} peers, not {peers}", wanted + others))
-            }
-        }
+        among(peers, others, "--ranks", self.ranks, 64)
     }
 
     /// Checks flags that depend on each other.

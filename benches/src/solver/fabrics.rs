@@ -9,7 +9,7 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::{Machine, NicProfile};
 use midplane::simhw::sim::World;
-use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
+use midplane::simhw::udp::{Coprocessor, UdpNic};
 use midplane::warp::firmware::{WARP, Warp};
 use midplane::warp::gate::Gate;
 use midplane::warp::memory::extension::{MERMERA, Mermera};
@@ -87,11 +87,7 @@ pub async fn take_part(
 ) -> Result<Option<Outcome>, Failure> {
     let setting = Arc::clone(&job.setting);
     let node = NodeId(place.rank);
-    let peers = place.peers[..usize::from(setting.nodes())].to_vec();
-    let mut config = UdpConfig::new(node, peers).line(setting.line()).seed(setting.seed);
-    if let Some(switch) = place.switch {
-        config = config.via(switch);
-    }
+    let mut config = place.nic(setting.nodes(), setting.line(), setting.seed);
     if setting.memory == Memory::Mermera {
         // A sweep waits for hundreds of accesses in turn. On this thread none of them waits for another thread.
         config = config.coprocessor(Coprocessor::Task);

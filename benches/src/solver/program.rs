@@ -1,11 +1,11 @@
 //! The solver as a program: all runs from one process, or one run as one of its ranks.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use midplane::simhw::launch::ProcessGroup;
+use midplane::simhw::udp::SwitchConfig;
 use midplane::warp::iterate::FixedPoint as _;
 use midplane::warp::iterate::matrix::Linear;
 use midplane_kit::command_line::name_of;
@@ -61,13 +61,10 @@ impl Program for Arguments {
         &self.nodes
     }
 
-    fn serve(&self, peers: Vec<SocketAddr>) -> Result<(), Failure> {
+    fn switch(&self, config: SwitchConfig) -> SwitchConfig {
         let setting = self.settings(self.ranks(), 0, 0).remove(0);
-        let served = nodes::serve(peers, |config| {
-            let config = config.link(setting.link()).rate_in(RATE_IN);
-            config.profile(setting.switch()).seed(setting.seed)
-        });
-        served.map(drop)
+        let config = config.link(setting.link()).rate_in(RATE_IN);
+        config.profile(setting.switch()).seed(setting.seed)
     }
 
     fn compare(&self) -> Result<Vec<Run>, Failure> {

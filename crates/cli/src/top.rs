@@ -14,9 +14,9 @@ use clap::Args;
 use midplane::gang::live::client::ask;
 use midplane::gang::live::message::{Reply, Request};
 use midplane::{Error, ErrorKind, Node};
+use midplane_kit::processes;
 use midplane_kit::report::{self, Failure};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -83,9 +83,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
         let text = "standard output is no terminal: add --once, or --once --json";
         return Err(text.to_owned().into());
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(Failure::of_run)?.block_on(run(arguments))?;
-    Ok(0)
+    processes::run(run(arguments)).map(|()| 0)
 }
 
 async fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -164,8 +162,7 @@ impl Drop for Terminal {
 
 /// Shows the board until the user or the system ends it.
 async fn watch(reader: Reader, period: Duration) -> Result<(), Failure> {
-    let mut terminated = signal(SignalKind::terminate()).map_err(Failure::of_run)?;
-    let mut interrupted = signal(SignalKind::interrupt()).map_err(Failure::of_run)?;
+    let mut ended = std::pin::pin!(processes::until_asked(None));
     let (mut readings, mut events) = (readings(reader, period), events());
     let mut terminal = Terminal(ratatui::try_init().map_err(Failure::of_run)?);
     let (mut board, mut view) = (Board::default(), View::default());
@@ -179,8 +176,7 @@ async fn watch(reader: Reader, period: Duration) -> Result<(), Failure> {
                 None => return Err(Failure::of_run("the terminal is closed")),
             },
             Some(reading) = readings.recv() => board.update(reading),
-            _ = terminated.recv() => return Ok(()),
-            _ = interrupted.recv() => return Ok(()),
+            () = ended.as_mut() => return Ok(()),
         }
     }
 }

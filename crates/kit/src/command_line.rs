@@ -13,6 +13,14 @@ pub fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }
 
+/// Returns a parser of numbers from `from` to `to`.
+pub fn within(from: f64, to: f64) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| match text.parse() {
+        Ok(number) if (from..=to).contains(&number) => Ok(number),
+        _ => Err(format!("give a number from {from} to {to}")),
+    }
+}
+
 /// Runs a program with its command line; prints one line about an error, and returns the exit code.
 pub fn main<A: Parser>(run: impl FnOnce(&A) -> Result<u8, Failure>) -> ExitCode {
     match parse(std::env::args_os()) {

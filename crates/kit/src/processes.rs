@@ -106,6 +106,19 @@ pub fn run<T>(task: impl Future<Output = Result<T, Failure>>) -> Result<T, Failu
     done
 }
 
+/// Completes `part`, unless Ctrl-C stops it.
+///
+/// # Errors
+/// The error of `part`, or that it was stopped.
+pub async fn until_stopped<T>(
+    part: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        done = part => done,
+        _ = tokio::signal::ctrl_c() => Err(Failure::of_run("stopped")),
+    }
+}
+
 /// Exits when standard input closes: a child exits with its parent.
 pub fn end_with_parent() {
     std::thread::spawn(|| {

@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use arguments::Arguments;
 use nodes::{Fabric, Place};
+use processes::until_stopped;
 use report::Failure;
 use rows::measure_all;
 
@@ -60,7 +61,7 @@ fn place(arguments: &Arguments) -> Result<Option<(u16, Vec<SocketAddr>)>, Failur
 fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if let Some(target) = arguments.serve_switch {
         let peers = ranks::resolve_all(&arguments.ranks.peers.read()?)?;
-        return narrow::serve(peers, target).map(|()| 0).map_err(Failure::of_run);
+        return narrow::serve(peers, target).map(|()| 0);
     }
     let place = place(arguments)?;
     let watch = claims::Watch::start();
@@ -82,12 +83,4 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
         }
     };
     Ok(rows.map_or(0, |rows| rows::finish(arguments, &rows, &watch)))
-}
-
-/// Runs a part until Ctrl-C.
-async fn until_stopped<T>(part: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    tokio::select! {
-        done = part => done,
-        _ = tokio::signal::ctrl_c() => Err(Failure::of_run("stopped")),
-    }
 }

@@ -1,12 +1,13 @@
 //! Runs the narrow port in a process: a switch in software for UDP, and a relay of the same rate and buffer for TCP.
 
-use std::io::Read as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use midplane::simhw::udp::{SoftSwitch, SwitchConfig};
 use midplane_kit::clock::now;
+use midplane_kit::processes;
+use midplane_kit::report::Failure;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Mutex;
@@ -23,20 +24,13 @@ const CATCH_UP: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 /// One line that names the address, or what the system refused.
-pub(crate) fn serve(mut peers: Vec<SocketAddr>, target: SocketAddr) -> Result<(), String> {
+pub(crate) fn serve(mut peers: Vec<SocketAddr>, target: SocketAddr) -> Result<(), Failure> {
     let bind = peers.remove(0);
     let switch = SoftSwitch::start(SwitchConfig::new(bind, peers));
-    let switch = switch.map_err(|error| error.to_string())?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| error.to_string())?;
-    std::thread::spawn(move || {
-        // After an end or an error of standard input no process uses the switch.
-        let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
-    let relayed = runtime.block_on(relay(bind, target));
-    drop(switch);
-    relayed.map_err(|error| format!("{bind}: {error}"))
+    let _switch = switch.map_err(Failure::of_run)?;
+    processes::end_with_parent();
+    let failed = |error| Failure::of_run(format!("{bind}: {error}"));
+    processes::run(async { relay(bind, target).await.map_err(failed) })
 }
 
 async fn relay(bind: SocketAddr, target: SocketAddr) -> std::io::Result<()> {

@@ -9,7 +9,6 @@ pub(crate) mod paper;
 pub(crate) mod parts;
 pub(crate) mod slowdown;
 mod turns;
-mod virtual_time;
 
 pub(crate) use arguments::Arguments;
 

@@ -6,7 +6,7 @@
 
 mod compare;
 
-use crate::processes::{self, Peer};
+use crate::processes::{self, Peer, until_stopped};
 use crate::report::Failure;
 use crate::{claims, ranks};
 use std::net::SocketAddr;
@@ -68,13 +68,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let watch = claims::Watch::start();
     // One thread per process: on two processors the two processes are the parallel stages, and no stage waits for
     // another thread to wake.
-    let verdict = processes::run(async {
-        let done = tokio::select! {
-            done = take_part(arguments, place) => done,
-            _ = tokio::signal::ctrl_c() => Err("stopped".into()),
-        };
-        done.map_err(Failure::of_run)
-    })?;
+    let part = async { take_part(arguments, place).await.map_err(Failure::of_run) };
+    let verdict = processes::run(until_stopped(part))?;
     Ok(verdict.map_or(0, |verdict| claims::exit(&[verdict], &watch)))
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use midplane_kit::processes;
+use midplane_kit::report::{self, Failure};
 use midplane_ofi::endpoint::{Config, Endpoint};
 use midplane_ofi::provider::{Choice, Provider, providers, version};
 
@@ -53,12 +55,12 @@ fn row(provider: &Provider, domains: &BTreeSet<String>) -> Row {
 
 /// Opens an endpoint; returns whether it has a descriptor to wait for.
 fn open(choice: &Choice) -> Result<bool, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| error.to_string())?;
-    let _context = runtime.enter();
     let config = Config::new(FRAME_BYTES).sends(8).receives(8);
-    let endpoint = Endpoint::open(choice, &config).map_err(|error| error.to_string())?;
-    Ok(endpoint.has_descriptor())
+    let opened = processes::run(async {
+        let endpoint = Endpoint::open(choice, &config).map_err(Failure::of_run)?;
+        Ok(endpoint.has_descriptor())
+    });
+    opened.map_err(report::text)
 }
 
 /// Says what a provider can do.

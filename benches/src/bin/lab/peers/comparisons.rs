@@ -3,6 +3,8 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::pingpong::arguments::is_program;
+
 /// One comparison: a program and its arguments.
 pub(crate) struct Comparison {
     pub(crate) name: &'static str,
@@ -74,9 +76,8 @@ pub(crate) const COMPARISONS: [Comparison; 6] = [
 
 /// Systems that are missing in the table, each with the reason.
 pub(crate) fn absent() -> Vec<String> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
     let verbs = "ib_send_lat";
-    let state = match std::env::split_paths(&path).any(|folder| folder.join(verbs).is_file()) {
+    let state = match is_program(verbs) {
         true => "is on this machine, but no comparison drives it yet",
         false => "is not on this machine",
     };
@@ -115,40 +116,33 @@ fn cluster(comparison: &Comparison, document: &Value) -> Vec<Row> {
     let row = |row: &Value| {
         let what = text(row, "what");
         let (what, peer) = what.rsplit_once(", compared with ").unwrap_or((&what, ""));
-        Row {
-            comparison: comparison.name,
-            what: what.into(),
-            unit: text(row, "unit"),
-            ours: row["ours"].as_f64(),
-            peer: peer.into(),
-            theirs: row["theirs"].as_f64(),
-            ratio: row["ratio"].as_f64(),
-        }
+        let [ours, theirs, ratio] = ["ours", "theirs", "ratio"].map(|key| row[key].as_f64());
+        let (what, unit, peer) = (what.into(), text(row, "unit"), peer.into());
+        Row { comparison: comparison.name, what, unit, ours, peer, theirs, ratio }
     };
     list(document, "rows").map(row).collect()
 }
 
+/// Returns the row of two times in microseconds.
+fn times(comparison: &Comparison, what: String, ours: &Value, peer: String, theirs: &Value) -> Row {
+    let (ours, theirs) = (ours.as_f64(), theirs.as_f64());
+    let ratio = ours.zip(theirs).map(|(ours, theirs)| theirs / ours);
+    Row { comparison: comparison.name, what, unit: "us".into(), ours, peer, theirs, ratio }
+}
+
 fn pingpong(comparison: &Comparison, document: &Value) -> Vec<Row> {
-    let runs: Vec<&Value> = list(document, "runs").collect();
-    let (peers, ours): (Vec<&Value>, Vec<&Value>) =
-        runs.into_iter().partition(|run| run["layer"] == "kernel" || run["layer"] == "library");
+    let is_peer = |run: &&Value| run["layer"] == "kernel" || run["layer"] == "library";
+    let (peers, ours): (Vec<_>, Vec<_>) = list(document, "runs").partition(is_peer);
     let mut rows = Vec::new();
     for run in ours {
+        let [layer, wait, bytes] = ["layer", "wait", "bytes"].map(|key| text(run, key));
         for peer in peers.iter().filter(|peer| peer["bytes"] == run["bytes"]) {
-            let (ours, theirs) = (run["median_us"].as_f64(), peer["median_us"].as_f64());
-            let (layer, wait) = (text(run, "layer"), text(run, "wait"));
-            rows.push(Row {
-                comparison: comparison.name,
-                what: format!("{layer}, {wait}, {} B one way", text(run, "bytes")),
-                unit: "us".into(),
-                ours,
-                peer: match peer["layer"] == "library" {
-                    true => text(peer, "fabric"),
-                    false => format!("tokio, {}", text(peer, "fabric")),
-                },
-                theirs,
-                ratio: ours.zip(theirs).map(|(ours, theirs)| theirs / ours),
-            });
+            let name = match peer["layer"] == "library" {
+                true => text(peer, "fabric"),
+                false => format!("tokio, {}", text(peer, "fabric")),
+            };
+            let what = format!("{layer}, {wait}, {bytes} B one way");
+            rows.push(times(comparison, what, &run["median_us"], name, &peer["median_us"]));
         }
     }
     rows
@@ -158,31 +152,18 @@ fn collectives(comparison: &Comparison, document: &Value) -> Vec<Row> {
     let runs: Vec<&Value> = list(document, "runs").collect();
     let pair = |pair: &[&Value]| {
         let [host, nic] = pair else { return None };
-        Some(Row {
-            comparison: comparison.name,
-            what: format!("{} of {} over shm", text(nic, "operation"), text(nic, "nodes")),
-            unit: "us".into(),
-            ours: nic["median_us"].as_f64(),
-            peer: "the same by hosts".into(),
-            theirs: host["median_us"].as_f64(),
-            ratio: nic["ratio"].as_f64(),
-        })
+        let what = format!("{} of {} over shm", text(nic, "operation"), text(nic, "nodes"));
+        let (ours, theirs) = (&nic["median_us"], &host["median_us"]);
+        Some(times(comparison, what, ours, "the same by hosts".into(), theirs))
     };
     runs.chunks(2).filter_map(pair).collect()
 }
 
 fn transfer(comparison: &Comparison, document: &Value) -> Vec<Row> {
     let row = |row: &Value| {
-        let (ours, theirs) = (row["median_planned_us"].as_f64(), row["median_64_kib_us"].as_f64());
-        Row {
-            comparison: comparison.name,
-            what: format!("{} B from disk to disk", text(row, "bytes")),
-            unit: "us".into(),
-            ours,
-            peer: "pieces of 64 KiB".into(),
-            theirs,
-            ratio: ours.zip(theirs).map(|(ours, theirs)| theirs / ours),
-        }
+        let what = format!("{} B from disk to disk", text(row, "bytes"));
+        let (ours, theirs) = (&row["median_planned_us"], &row["median_64_kib_us"]);
+        times(comparison, what, ours, "pieces of 64 KiB".into(), theirs)
     };
     list(document, "messages").map(row).collect()
 }

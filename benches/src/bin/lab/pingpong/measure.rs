@@ -1,8 +1,7 @@
 //! The measurement: messages back and forth, then messages one way.
 
-use std::time::Duration;
-
 use midplane_kit::clock::now;
+use midplane_kit::report::quantile;
 
 /// One side of a connection. Both sides know the length of each message.
 pub(crate) trait Side {
@@ -84,7 +83,7 @@ pub(crate) async fn ask(
                 side.send(bytes).await?;
                 side.receive(bytes).await?;
             }
-            times.push(micros(start.elapsed()) / (2 * batch) as f64);
+            times.push(start.elapsed().as_secs_f64() * 1e6 / (2 * batch) as f64);
         }
         let stream = batch * batches;
         let start = now();
@@ -97,18 +96,13 @@ pub(crate) async fn ask(
         side.send(WORD).await?;
         side.receive(WORD).await?;
         let seconds = start.elapsed().as_secs_f64();
-        times.sort_by(f64::total_cmp);
         figures.push(Figures {
-            median_us: times[times.len() / 2],
-            p99_us: times[times.len() * 99 / 100],
+            median_us: quantile(times.clone(), 0.5),
+            p99_us: quantile(times, 0.99),
             gb_per_s: (stream * bytes) as f64 / seconds / 1e9,
         });
     }
     Ok(figures)
-}
-
-fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
 }
 
 /// Runs the answering side.

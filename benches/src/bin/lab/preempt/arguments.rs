@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use midplane::gang::daemon::Mode;
+use midplane_kit::command_line::within;
 use midplane_nas::Class;
 
 use crate::fabric::Fabric;
@@ -37,7 +38,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', value_parser = ranks, default_value = "8")]
     pub(crate) ranks: Vec<u16>,
     /// Lengths of a slice in milliseconds, from 1 to 10,000
-    #[arg(long, value_delimiter = ',', value_parser = slice, default_value = "100")]
+    #[arg(long, value_delimiter = ',', value_parser = within(1.0, 10_000.0), default_value = "100")]
     pub(crate) slice_ms: Vec<f64>,
     /// Switching of contexts: copied out and in, or kept on the NIC (resident)
     #[arg(long, value_parser = mode, value_delimiter = ',', default_value = "resident,copy")]
@@ -82,14 +83,6 @@ fn two_sockets(text: &str) -> Result<[PathBuf; 2], String> {
     let (alone, preempting) =
         text.split_once(',').ok_or("name two sockets, separated by a comma")?;
     Ok([alone, preempting].map(PathBuf::from))
-}
-
-fn slice(text: &str) -> Result<f64, String> {
-    let slice: f64 = text.parse().map_err(|_| format!("{text} is not a number of milliseconds"))?;
-    match (1.0..=10_000.0).contains(&slice) {
-        true => Ok(slice),
-        false => Err("a slice lasts 1 to 10,000 ms".to_owned()),
-    }
 }
 
 fn mode(text: &str) -> Result<Mode, String> {

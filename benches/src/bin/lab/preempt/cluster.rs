@@ -26,16 +26,33 @@ use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane_benches::anchors::pm::mpi::MpiCarrier;
 use midplane_benches::anchors::pm::processor::Processor;
-use midplane_nas::{self as nas, Cg, Class, Ep, Ft, Kernel, Verdict};
+use midplane_nas::{self as nas, Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
 
 use super::slowdown::Case;
-use super::virtual_time::VirtualTime;
 use crate::nas_rank::Name;
 
 /// The paper's machine, and the floating-point operations per second of one processor. The paper has no figure for them:
 /// a quarter of the one operation a cycle that a PentiumPro can begin is an estimate.
 const MACHINE: Machine = Machine::PM_MYRINET;
 const PER_SECOND: f64 = 50e6;
+
+/// Virtual time: operations take virtual time of their process's processor.
+struct VirtualTime {
+    processor: Processor,
+    /// False if operations take virtual time alone.
+    computes: bool,
+}
+
+impl Pace for VirtualTime {
+    async fn work(&self, operations: u64) {
+        self.processor.charge(Duration::from_secs_f64(operations as f64 / PER_SECOND));
+        self.processor.idle().await;
+    }
+
+    fn computes(&self) -> bool {
+        self.computes
+    }
+}
 
 /// Result of one rank.
 #[derive(Clone, Debug)]
@@ -80,7 +97,7 @@ async fn rank(
 ) {
     let began = host.now();
     let processor = Processor::new(host.clone(), suspend_handle);
-    let pace = VirtualTime { processor, per_second: PER_SECOND, computes };
+    let pace = VirtualTime { processor, computes };
     let verdict = match name {
         Name::Ep => kernel::<Ep>(&host, class, launch.ranks, descriptor, &pace).await,
         Name::Cg => kernel::<Cg>(&host, class, launch.ranks, descriptor, &pace).await,

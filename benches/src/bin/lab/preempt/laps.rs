@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use midplane::gang::live::clock::now;
 use midplane::gang::live::message::Slice;
 use midplane::simhw::time::Instant;
+use midplane_kit::claims::median;
 use midplane_nas::Pace;
 
 /// Microseconds after a switch in which caches are still cold.
@@ -70,11 +71,6 @@ impl Lap {
     }
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    let middle = values.len() / 2;
-    *values.select_nth_unstable_by(middle, f64::total_cmp).1
-}
-
 /// Times of laps of one kind in which nothing is stopped.
 struct Usual {
     /// Numbers and times of those laps.
@@ -105,9 +101,7 @@ impl Usual {
     fn near(&self, at: usize) -> f64 {
         let place = self.laps.partition_point(|(lap, _)| *lap < at);
         let first = place.saturating_sub(NEAR / 2).min(self.laps.len() - NEAR);
-        let mut near: Vec<f64> =
-            self.laps[first..first + NEAR].iter().map(|(_, took)| *took).collect();
-        median(&mut near)
+        median(self.laps[first..first + NEAR].iter().map(|(_, took)| *took).collect())
     }
 
     /// Returns the expected time of a lap that nothing stops.

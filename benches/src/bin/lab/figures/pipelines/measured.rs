@@ -4,7 +4,7 @@
 use midplane::pipeline::estimate::BlackBox;
 use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::{Pipeline, Request, fixed};
-use midplane_benches::anchors::gam::{self, equal, message_us};
+use midplane_benches::anchors::gam::{self, COPY, equal, message_us};
 
 use super::paper::near;
 use crate::figures::rows::Row;
@@ -33,8 +33,8 @@ pub(super) struct Measured {
 impl Measured {
     /// Runs every message of both figures.
     pub(super) fn new() -> Self {
-        let (clear, black) = (gam::clear_box(), gam::black_box());
-        let by_count = (1..=MOST).map(|count| message_us(equal(MESSAGE, count))).collect();
+        let (clear, black) = (gam::clear_box(COPY), gam::black_box());
+        let by_count = (1..=MOST).map(|count| message_us(COPY, equal(MESSAGE, count))).collect();
         let signature = Signature::new(&clear);
         let cuts = |bytes: usize| {
             let counts = [signature.count(bytes as f64, 1, bytes), black.count(bytes as f64)];
@@ -42,7 +42,8 @@ impl Measured {
             [of_size(bytes, FM), of_size(bytes, MESSAGE), clear, black]
         };
         let sizes = (1..=STEPS).map(|step| step * STEP);
-        let by_size = sizes.map(|bytes| (bytes, cuts(bytes).map(message_us))).collect();
+        let by_size =
+            sizes.map(|bytes| (bytes, cuts(bytes).map(|cut| message_us(COPY, cut)))).collect();
         Self { clear, black, by_count, by_size }
     }
 
