@@ -6,6 +6,7 @@
 mod agent;
 mod children;
 pub(crate) mod election;
+mod inventory;
 mod job_manager;
 pub mod message;
 pub(crate) mod order;
@@ -463,7 +464,11 @@ impl NodeCore {
             }
             Up::Here(hosts) => manager.hosts_here(now, &hosts),
             Up::Gone(hosts) => manager.hosts_gone(now, &hosts),
-            Up::Joined(inventory) => self.joined(now, inventory),
+            Up::Joined { host, at, bytes, is_last } => {
+                if let Some(inventory) = manager.add_part((host, at), &bytes, is_last) {
+                    self.joined(now, inventory);
+                }
+            }
             Up::Holds { host, position } => self.note_held(host, position),
             Up::Report { .. } | Up::Present => {}
         }

@@ -19,8 +19,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Most bytes of a frame: a program's environment is in one.
-const LONGEST: usize = 8 << 20;
+use crate::node_core::message::LONGEST;
+
 /// Before its kind is known: length and kind.
 const HEAD: usize = 5;
 const MESSAGE: u8 = 0;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use midplane_simhw::time::Instant;
 
 use super::election::Turn;
-use super::message::{Down, Inventory, Up};
+use super::message::{Down, Up};
 use super::{Effect, NodeCore, Peer, Transmit};
 
 /// A connected child.
@@ -59,12 +59,14 @@ impl NodeCore {
                 let hosts = hosts.clone();
                 self.note_below(host, &hosts);
             }
-            Up::Joined(Inventory { host: other, .. }) | Up::Holds { host: other, .. }
+            Up::Joined { host: other, .. } | Up::Holds { host: other, .. }
                 if !tree.is_within(*other, host) =>
             {
                 return;
             }
-            Up::Joined(Inventory { host: other, .. }) => {
+            // The rest of a report whose host has joined elsewhere since.
+            Up::Joined { host: other, at: 1.., .. } if !child.hosts.contains(other) => return,
+            Up::Joined { host: other, .. } => {
                 let other = *other;
                 self.note_below(host, &[other]);
             }

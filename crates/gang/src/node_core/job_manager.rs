@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
+use super::inventory::Inventories;
 use super::message::{ClientId, Cluster, End, Over, Pairs, Reply};
 use super::replica::{Change, Stage};
 use super::user::User;
@@ -137,6 +138,8 @@ pub(crate) struct JobManager {
     scheduler_core: SchedulerCore,
     /// Set while the daemons that may still run jobs join.
     takeover: Option<Takeover>,
+    /// Reports of hosts that are joining.
+    inventories: Inventories,
     /// Changes for the other daemons; `None` if none of them can be the root.
     changes: Option<VecDeque<Change>>,
     /// The last jobs that have ended, for front ends that have lost their root.
@@ -178,6 +181,7 @@ impl JobManager {
             host: 0,
             scheduler_core: SchedulerCore::new(policy, scheduler),
             takeover: None,
+            inventories: Inventories::default(),
             changes: None,
             over: VecDeque::new(),
             recorded: 0,

@@ -1,5 +1,6 @@
 //! Messages between daemons, and between a daemon and its front ends.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::order::{Launch, Order, Outcome};
@@ -11,6 +12,9 @@ use midplane_simhw::id::NodeId;
 
 /// A front end's connection.
 pub(crate) type ClientId = u64;
+
+/// Most bytes of a message between daemons, or between a daemon and a front end: a program's environment is in one.
+pub(crate) const LONGEST: usize = 8 << 20;
 
 /// Keys and values that ranks have put (PMI).
 pub(crate) type Pairs = Vec<(String, String)>;
@@ -273,8 +277,8 @@ pub(crate) enum Up {
     Here(Vec<u16>),
     /// These hosts are lost.
     Gone(Vec<u16>),
-    /// A host was admitted, and runs this.
-    Joined(Inventory),
+    /// A host was admitted, and runs this: a part of its encoded [`Inventory`], and the bytes before it.
+    Joined { host: u16, at: u64, bytes: Bytes, is_last: bool },
     /// A host holds the table of this position.
     Holds { host: u16, position: Position },
     /// The sender is alive.

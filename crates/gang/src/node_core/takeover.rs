@@ -3,6 +3,7 @@
 use midplane_simhw::time::Instant;
 
 use super::election::{Ballot, Election, Turn};
+use super::inventory;
 use super::message::{Down, Inventory, Up, Word};
 use super::replica::{Change, Durable, Position, Table};
 use super::{Effect, JobManager, NodeCore, Transmit};
@@ -102,7 +103,7 @@ impl NodeCore {
         (self.durable.position, self.durable.table) = (position, table);
         self.is_recorded = false;
         let inventory = self.agent.rejoin(now);
-        self.up(now, Up::Joined(inventory));
+        inventory::split(&inventory).for_each(|part| self.up(now, part));
         self.up(now, Up::Holds { host: self.config.host, position });
         self.effects.push_back(Effect::Root(Some(root)));
     }

@@ -38,6 +38,13 @@ fn jobs_survive_their_root_at_the_pinned_seeds() {
     }
 }
 
+/// A host whose report was longer than a message could not join the next root: its jobs ended.
+#[test]
+fn twelve_mebibytes_of_pmi_values_on_a_host_survive_its_root() {
+    let longest = (0..3).map(takeover::run_with_long_reports).min();
+    assert!(longest.is_some_and(|bytes| bytes > 12 << 20), "{longest:?}");
+}
+
 #[test]
 fn roots_that_die_return_and_are_cut_off_lose_no_job_at_the_pinned_seeds() {
     for seed in 0..1_000 {

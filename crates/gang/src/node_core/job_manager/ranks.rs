@@ -93,6 +93,7 @@ impl JobManager {
         self.has_lost_a_host |= !hosts.is_empty();
         for host in hosts {
             self.hosts.remove(host);
+            self.inventories.forget(*host);
             if let Some(takeover) = &mut self.takeover {
                 takeover.reported.remove(host);
                 continue;

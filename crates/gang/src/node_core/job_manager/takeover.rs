@@ -94,6 +94,16 @@ impl JobManager {
         self.hosts.len()
     }
 
+    /// Adds a part of a joining host's report, and returns the report once it is complete.
+    pub(in crate::node_core) fn add_part(
+        &mut self,
+        place: (u16, u64),
+        bytes: &[u8],
+        is_last: bool,
+    ) -> Option<Inventory> {
+        self.inventories.add(place, bytes, is_last)
+    }
+
     /// Notes that a host has joined. Returns its jobs that are not to run there.
     pub(in crate::node_core) fn joined(
         &mut self,

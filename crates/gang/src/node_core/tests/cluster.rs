@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use midplane_simhw::rng::Rng;
 use midplane_simhw::time::Instant;
+use midplane_simhw::wire;
 
 use super::network::{End, Message, Network};
 use super::node::{Member, Node, state_of};
@@ -12,7 +13,9 @@ use crate::channel::geometry::Geometry;
 use crate::checkpoint::Checkpoint;
 use crate::names::JobId;
 use crate::node_core::election::Ballot;
-use crate::node_core::message::{self, Cluster as Shape, Program, RankEvent, Reply, Request, Word};
+use crate::node_core::message::{
+    self, Cluster as Shape, LONGEST, Program, RankEvent, Reply, Request, Up, Word,
+};
 use crate::node_core::order::Action;
 use crate::node_core::replica::Durable;
 use crate::node_core::state_chunk::{self, ChunkKind};
@@ -116,6 +119,10 @@ pub(super) struct Cluster {
     suspect: BTreeMap<u16, Instant>,
     /// Front ends whose job a fault may have ended.
     pub(super) harmed: BTreeSet<ClientId>,
+    /// Bytes of what each rank puts in a PMI barrier.
+    pub(super) value_bytes: usize,
+    /// Bytes of the longest report to a root that takes over.
+    pub(super) longest_report: u64,
     events: BTreeMap<(Instant, u64), Event>,
     sequence: u64,
     pub(super) steps: u64,
@@ -142,6 +149,8 @@ impl Cluster {
             faults: 0,
             suspect: BTreeMap::new(),
             harmed: BTreeSet::new(),
+            value_bytes: 1,
+            longest_report: 0,
             events: BTreeMap::new(),
             sequence: 0,
             steps: 0,
@@ -470,10 +479,13 @@ impl Cluster {
 
     fn transmit(&mut self, host: u16, transmit: Transmit) {
         let (number, to, message) = match transmit {
-            Transmit::Up(up) => match self.network.above(host) {
-                Some(number) => (number, End::Parent, Message::Up(up)),
-                None => return,
-            },
+            Transmit::Up(up) => {
+                self.check_length(&up);
+                match self.network.above(host) {
+                    Some(number) => (number, End::Parent, Message::Up(up)),
+                    None => return,
+                }
+            }
             Transmit::Down(number, down) => {
                 self.check_order(host, &down);
                 (number, End::Child, Message::Down(down))
@@ -488,6 +500,15 @@ impl Cluster {
         };
         if let Some(at) = self.network.send(self.now, number, to, &mut self.dice) {
             self.at_time(at, Event::Deliver(number, to, message));
+        }
+    }
+
+    /// A link carries no longer message.
+    fn check_length(&mut self, up: &Up) {
+        if let Up::Joined { at, bytes, .. } = up {
+            let length = wire::encode_long(up).unwrap().len();
+            assert!(length <= LONGEST, "a message of {length} bytes");
+            self.longest_report = self.longest_report.max(at + bytes.len() as u64);
         }
     }
 
@@ -671,8 +692,8 @@ impl Cluster {
         process.is_inside = true;
         process.barriers += 1;
         process.update(self.now);
-        let event =
-            RankEvent::BarrierIn(vec![(member.1.to_string(), process.barriers.to_string())]);
+        let value = "v".repeat(self.value_bytes);
+        let event = RankEvent::BarrierIn(vec![(member.1.to_string(), value)]);
         self.call(host, |core, now| core.handle_rank(now, member.0, member.1, event));
     }
 

@@ -161,6 +161,33 @@ pub(super) fn run_with_one_death(seed: u64) -> Report {
     scenario.report
 }
 
+/// The root dies while ranks of each host have put far more by PMI than a message carries. Jobs without ranks on its host complete.
+/// Returns the bytes of the longest report of a host to the next root.
+pub(super) fn run_with_long_reports(seed: u64) -> u64 {
+    let mut scenario = start(seed, |_| vec![(millis(600), Act::CrashRoot)]);
+    let shape = Shape { hosts: 3, slots: 2, arity: 2 };
+    let config = SchedulerConfig {
+        slice: millis(5),
+        phases: Phases::Two,
+        preempt_when_alone: PreemptWhenAlone::Never,
+        early_wakeup: Duration::ZERO,
+    };
+    scenario.cluster = Cluster::new(seed, shape, config, true);
+    scenario.cluster.value_bytes = 1_500_000;
+    scenario.cluster.at(millis(600), Event::Script(0));
+    scenario.play(Instant::ZERO + millis(200));
+    for _ in 0..24 {
+        scenario.submit(2, millis(60));
+    }
+    scenario.play(Instant::ZERO + FAULTS_END);
+    scenario.heal();
+    scenario.play(Instant::ZERO + FAULTS_END + PATIENCE * 50);
+    scenario.all_are_answered();
+    scenario.nothing_is_left();
+    assert!(scenario.report.roots == 1 && scenario.report.completed > 4, "{:?}", scenario.report);
+    scenario.cluster.longest_report
+}
+
 /// Prints the seed of a scenario that panics.
 impl Drop for Scenario {
     fn drop(&mut self) {
