@@ -6,6 +6,7 @@
 mod config;
 mod executor;
 mod messenger;
+mod ports;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -172,6 +173,7 @@ impl<H: Host> Daemon<H> {
                 NodeEvent::Rank(job, rank, event) => self.core.handle_rank(now, job, rank, event),
                 NodeEvent::Submit(submission) => self.submissions.push(submission),
                 NodeEvent::Input(job) => self.core.handle_input(now, job),
+                NodeEvent::Arrived(job) => self.core.handle_arrival(now, job),
             }
         }
         self.core.handle_timeout(self.host.now());

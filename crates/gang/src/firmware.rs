@@ -1,6 +1,9 @@
 //! The NIC extension: the contexts of one NIC, and the active context of each channel.
 
+mod arrivals;
+
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, InitError, TimeoutId};
@@ -13,13 +16,14 @@ use midplane_simhw::region::{Access, Payload, Rights};
 use midplane_simhw::wire;
 
 use crate::channel::command::{
-    ATTACH, CLOSE, NOTIFY, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE, SAVE_FORGETS,
-    SAVE_MEASURES, START, STOP, STOP_PORT, WAIT,
+    ATTACH, AWAIT_ARRIVAL, CLOSE, NOTIFY, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE,
+    SAVE_FORGETS, SAVE_MEASURES, START, STOP, STOP_PORT, WAIT, WATCH_PORT,
 };
 use crate::channel::config::{GangConfig, GangCounters};
 use crate::channel::endpoint::{Endpoint, Phase, Shared};
 use crate::channel::frame::PmFrame;
 use crate::names::{ChannelId, Epoch, JobId, Rank};
+use arrivals::Arrivals;
 
 /// The extension's only timeout.
 const TIMEOUT: TimeoutId = TimeoutId(0);
@@ -34,6 +38,7 @@ pub struct Gang {
     by_name: BTreeMap<(ChannelId, JobId, Rank), usize>,
     /// Index of the context that runs on each channel.
     active: BTreeMap<ChannelId, usize>,
+    arrivals: Arrivals,
     timeout_at: Option<midplane_simhw::time::Instant>,
 }
 
@@ -152,14 +157,19 @@ impl Gang {
         if endpoint.restore(nic, &state) { Ok(()) } else { Err(Status::Invalid) }
     }
 
-    /// Stops or resumes a port. All extensions have been notified before the port sees the completion.
-    fn control_port(&self, nic: &mut Context<'_>, command: &Command) -> Result<u64, Status> {
+    /// Stops, watches or resumes a port. All extensions have been notified before the port sees the completion.
+    fn control_port(&mut self, nic: &mut Context<'_>, command: &Command) -> Result<u64, Status> {
         let port = u16::try_from(command.args[0]).map(PortId).map_err(|_| Status::Invalid)?;
         if self.config.port_suspender != Some(command.region.port) || port == command.region.port {
             return Err(Status::Refused);
         }
         match command.opcode {
             STOP_PORT => nic.suspend_port(port),
+            WATCH_PORT if !nic.is_suspended(port) => return Err(Status::Invalid),
+            WATCH_PORT => {
+                nic.watch_port(port);
+                self.arrivals.watch(port, command.args[1]);
+            }
             _ => nic.resume_port(port),
         }
         Ok(0)
@@ -256,7 +266,12 @@ impl Extension for Gang {
         if command.opcode == OPEN {
             let done = self.open(nic, &command);
             complete(nic, &command, done);
-        } else if matches!(command.opcode, STOP_PORT | RESUME_PORT) {
+        } else if command.opcode == AWAIT_ARRIVAL {
+            let is_allowed = self.config.arrival_watcher == Some(command.region.port);
+            if !is_allowed || !self.arrivals.wait(nic, command) {
+                nic.refuse(&command, Status::Refused);
+            }
+        } else if matches!(command.opcode, STOP_PORT | RESUME_PORT | WATCH_PORT) {
             let done = self.control_port(nic, &command);
             complete(nic, &command, done);
         } else if let Some(at) = self.context_of(&command) {
@@ -302,7 +317,20 @@ impl Extension for Gang {
         });
     }
 
+    fn on_port_arrival(&mut self, nic: &mut Context<'_>, port: PortId) {
+        self.arrivals.on_arrival(nic, port);
+    }
+
+    fn on_port_resumed(&mut self, _: &mut Context<'_>, port: PortId, _: Duration) {
+        self.arrivals.forget(port);
+    }
+
+    fn outstanding_commands(&mut self) -> Vec<Command> {
+        self.arrivals.take_waiting().into_iter().collect()
+    }
+
     fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
+        self.arrivals.on_port_closed(port);
         for at in 0..self.contexts.len() {
             let Some(endpoint) = &mut self.contexts[at] else { continue };
             endpoint.on_port_closed(port);

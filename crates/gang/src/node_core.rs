@@ -4,6 +4,7 @@
 //! shell carries messages, steps and replies; what follows from them is decided here, once.
 
 mod agent;
+mod arrivals;
 mod children;
 pub(crate) mod election;
 mod inventory;
@@ -249,14 +250,6 @@ impl NodeCore {
         self.settle(now);
     }
 
-    /// Takes the notice that input has arrived for a job, on the root.
-    pub(crate) fn handle_input(&mut self, now: Instant, job: JobId) {
-        if let Some(manager) = &mut self.manager {
-            manager.arrived(job);
-        }
-        self.settle(now);
-    }
-
     /// Takes the notice that the output of a job's ranks on a host has been received completely, on the root.
     pub(crate) fn handle_streams_done(&mut self, now: Instant, job: JobId, host: u16) {
         if let Some(manager) = &mut self.manager {
@@ -470,6 +463,10 @@ impl NodeCore {
                 }
             }
             Up::Holds { host, position } => self.note_held(host, position),
+            Up::Arrived { host, job } if !manager.ranks_on(job, host).is_empty() => {
+                manager.arrived(job);
+            }
+            Up::Arrived { .. } => {}
             Up::Report { .. } | Up::Present => {}
         }
     }

@@ -8,9 +8,15 @@ use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
 use midplane_simhw::port::{Port, PortClosed, PortOptions, Status};
 
-use crate::channel::command::{RESUME_PORT, STOP_PORT};
+use crate::channel::command::{AWAIT_ARRIVAL, RESUME_PORT, STOP_PORT, WATCH_PORT};
 use crate::channel::gang;
 use crate::controller::ControlError;
+
+/// The port that daemons open as a [`PortSuspender`].
+pub const PORT_SUSPENDER: PortId = PortId(1_024);
+
+/// The port that daemons open as an [`ArrivalWatcher`].
+pub const ARRIVAL_WATCHER: PortId = PortId(1_026);
 
 /// A daemon's port whose commands suspend and resume other ports.
 #[derive(Debug)]
@@ -32,9 +38,9 @@ impl PortSuspender {
         &mut self,
         what: &'static str,
         opcode: u8,
-        of: PortId,
+        (of, tag): (PortId, u64),
     ) -> Result<(), ControlError> {
-        self.port.submit(&gang(opcode, [of.0.into(), 0, 0]))?;
+        self.port.submit(&gang(opcode, [of.0.into(), tag, 0]))?;
         match self.port.completion().await.map_err(|PortClosed| PortClosed)?.status {
             Status::Done => Ok(()),
             status => Err(ControlError::Refused { what, status }),
@@ -49,7 +55,23 @@ impl PortSuspender {
     /// # Cancel safety
     /// None: the next command would receive this one's completion.
     pub async fn suspend(&mut self, port: PortId) -> Result<(), ControlError> {
-        self.ask("stop a port", STOP_PORT, port).await
+        self.ask("stop a port", STOP_PORT, (port, 0)).await
+    }
+
+    /// Watches a suspended port: the NIC's [`ArrivalWatcher`] learns of the next data that arrives for it, once, by this
+    /// tag. The watch ends when the port is resumed or closed.
+    ///
+    /// Frames of Virtual Interfaces and of messages count, whether the NIC keeps them for the process or refuses them until
+    /// it is resumed, and so do requests for connections and the answers to its own. Acknowledgements and probes do not
+    /// count, nor does what arrives before this call.
+    ///
+    /// # Errors
+    /// [`ControlError`]; refused if the port is not suspended.
+    ///
+    /// # Cancel safety
+    /// None: the next command would receive this one's completion.
+    pub async fn watch(&mut self, port: PortId, tag: u64) -> Result<(), ControlError> {
+        self.ask("watch a port", WATCH_PORT, (port, tag)).await
     }
 
     /// Resumes a port. Resume its process afterwards. Resume a port before its process is ended.
@@ -60,6 +82,45 @@ impl PortSuspender {
     /// # Cancel safety
     /// None: the next command would receive this one's completion.
     pub async fn resume(&mut self, port: PortId) -> Result<(), ControlError> {
-        self.ask("resume a port", RESUME_PORT, port).await
+        self.ask("resume a port", RESUME_PORT, (port, 0)).await
+    }
+}
+
+/// A daemon's port that learns of arrivals for suspended ports that are watched.
+#[derive(Debug)]
+pub struct ArrivalWatcher {
+    port: Port,
+    /// True while the NIC holds this port's command.
+    is_waiting: bool,
+}
+
+impl ArrivalWatcher {
+    /// Opens the port that the NIC's [`GangConfig::arrival_watcher`](crate::GangConfig::arrival_watcher) names.
+    ///
+    /// # Errors
+    /// [`ControlError::Open`] if the NIC has no free port, or another process has this one.
+    pub fn open(host: &impl Host, number: PortId) -> Result<Self, ControlError> {
+        let port = host.open_port_with(PortOptions::default().depth(4).number(number))?;
+        Ok(Self { port, is_waiting: false })
+    }
+
+    /// Waits for the next arrival, and returns the tag of the watched port. The port may be resumed by then.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, no arrival is lost.
+    pub async fn next(&mut self) -> Result<u64, ControlError> {
+        if !self.is_waiting {
+            self.port.submit(&gang(AWAIT_ARRIVAL, [0, 0, 0]))?;
+            self.is_waiting = true;
+        }
+        let done = self.port.completion().await.map_err(|PortClosed| PortClosed)?;
+        self.is_waiting = false;
+        match done.status {
+            Status::Done => Ok(done.args[0]),
+            status => Err(ControlError::Refused { what: "await an arrival", status }),
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use midplane_simhw::id::PortId;
 use midplane_simhw::time::Instant;
 
 #[derive(Debug, Default)]
@@ -17,6 +18,7 @@ struct State {
     ended: bool,
     killed: bool,
     watcher: Option<Waker>,
+    ports: Vec<PortId>,
 }
 
 /// Suspends, resumes and ends one task. Clones control the same task.
@@ -59,6 +61,20 @@ impl SuspendHandle {
         for waker in [state.parked.take(), state.watcher.take()].into_iter().flatten() {
             waker.wake();
         }
+    }
+
+    /// Names a port of the task on its node's NIC. A [`Daemon`](crate::daemon::Daemon) suspends and resumes it with the task,
+    /// and what arrives for it meanwhile wakes the job early. The task keeps the port open until it ends. The NICs'
+    /// [`GangConfig`](crate::GangConfig) names [`PORT_SUSPENDER`](crate::port_suspender::PORT_SUSPENDER) and
+    /// [`ARRIVAL_WATCHER`](crate::port_suspender::ARRIVAL_WATCHER).
+    pub fn add_port(&self, port: PortId) {
+        self.state().ports.push(port);
+    }
+
+    /// Returns the ports of the task, unless it has ended.
+    pub(crate) fn ports(&self) -> Vec<PortId> {
+        let state = self.state();
+        if state.ended { Vec::new() } else { state.ports.clone() }
     }
 
     /// Returns how long the task has been suspended in total, up to `now`. A job's own clock does not count this time.

@@ -235,7 +235,8 @@ impl SchedulerCore {
     /// it has had in advance, one slice at most.
     ///
     /// In dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995), a message wakes one process, depending on its
-    /// priority. Here it wakes the whole gang, and the bound above replaces priorities.
+    /// priority. Here it wakes the whole gang, and the bound above replaces priorities. The DVCM paper (section 3) names such
+    /// scheduling as a use of NIC extensions, and has no numbers for it.
     pub(crate) fn wake(&mut self, job: JobId) {
         let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
         if is_there && !self.running.contains(&job) {

@@ -1,7 +1,9 @@
 //! All integration tests of the crate in one binary: it is linked once.
 
+mod arrivals;
 mod back_pressure;
 mod checkpoints;
+mod coscheduling;
 mod deadlocks;
 mod detection;
 mod dropping;

@@ -392,6 +392,22 @@ impl Context<'_> {
         self.services.effects.push(Effect::ResumePort(port));
     }
 
+    /// Watches a suspended port: all extensions are notified of the next data that arrives for it
+    /// ([`Extension::on_port_arrival`]), once. The watch ends with the suspension. Does nothing if the port is not suspended.
+    ///
+    /// [`Extension::on_port_arrival`]: crate::extension::Extension::on_port_arrival
+    pub fn watch_port(&mut self, port: PortId) {
+        self.services.effects.push(Effect::WatchPort(port));
+    }
+
+    /// Reports that data has arrived for `port`, which its extension keeps or refuses because the port is suspended. Does
+    /// nothing unless the port is suspended and watched.
+    pub fn note_arrival(&mut self, port: PortId) {
+        if self.services.stopped.get(&port).is_some_and(|stopped| stopped.is_watched) {
+            self.services.effects.push(Effect::Arrived(port));
+        }
+    }
+
     /// Opens the gate of `port`, as [`Hardware::open_gate`]: from now on its host may bypass this NIC. Returns the
     /// number that the host needs; `None` if the port has no gate, is suspended, or has a post under way.
     pub fn open_gate(&mut self, port: PortId) -> Option<u64> {

@@ -348,6 +348,7 @@ impl Extension for Messages {
         let buffer = assembly.target.command;
         let completion = received(from, header.port, fragment, buffer);
         if nic.is_suspended(header.port) {
+            nic.note_arrival(header.port);
             self.keep_unwritten(header, assembly, &frame.payload, (fragment.offset, completion));
         } else if !write(nic, &frame.payload, fragment.offset, buffer) {
             nic.complete(header.port, &memory_gone(&completion));

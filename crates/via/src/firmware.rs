@@ -43,7 +43,7 @@ use crate::command::{
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 pub use config::ViaConfig;
 use connect::{Incoming, Pending};
-use endpoint::{Endpoint, PendingEnd};
+use endpoint::{Endpoint, Link, PendingEnd};
 use fragments::{Chain, Cutter};
 use frame::Fields;
 use message::{Message, send_message};
@@ -172,11 +172,16 @@ impl Via {
     /// those of short frames, and all bytes under way pass two lines of the network first.
     fn resend_after(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
         let Some(link) = &endpoint.link else { return u64::MAX };
+        let first = self.first_resend_after(nic, link);
+        (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
+    }
+
+    /// Returns the same for a frame that the other end has not left unanswered before.
+    fn first_resend_after(&self, nic: &Context<'_>, link: &Link) -> u64 {
         let trip = nic.round_trip(link.node);
         let usual = trip.map_or(10_000_000, |trip| nanos(trip.smoothed * 2 + trip.variation * 4));
         let lines = 2 * nic.line_rate().nanos_for(link.sending.bytes() as u64);
-        let first = usual.max(MIN_RESEND_NS) + lines + 2 * self.config.acknowledgement_delay_ns;
-        (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
+        usual.max(MIN_RESEND_NS) + lines + 2 * self.config.acknowledgement_delay_ns
     }
 
     /// Handles one interface's timeouts that are due; returns when it is to be visited again.
@@ -330,15 +335,11 @@ impl Extension for Via {
         let vi = header.port;
         let Some(fields) = Fields::of(header) else { return };
         let Some(Some(endpoint)) = self.vis.get(vi.index()) else { return };
-        let present = endpoint.connection == fields.connection
-            && endpoint
-                .link
-                .as_ref()
-                .is_some_and(|link| link.node == from && link.incarnation == header.incarnation);
-        if !present {
-            return;
-        }
-        let pause = self.resend_after(nic, endpoint) / 4;
+        let is_from = |link: &&Link| link.node == from && link.incarnation == header.incarnation;
+        let link = endpoint.link.as_ref().filter(is_from);
+        let Some(link) = link.filter(|_| endpoint.connection == fields.connection) else { return };
+        // A gap is filled soon, however long the other end was silent.
+        let pause = self.first_resend_after(nic, link) / 4;
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
         match endpoint.on_frame(nic, &fields, frame, pause) {
             Ok(()) if endpoint.errors.is_empty() => {}

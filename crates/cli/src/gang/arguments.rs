@@ -190,7 +190,10 @@ pub(crate) struct Run {
     /// Priority: slices that the job runs in a row at its turn
     #[arg(long, default_value_t = 1, value_name = "SLICES", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) priority: u8,
-    /// Run the job for a moment, in the middle of another job's slice, when input or a signal arrives for it
+    /// Run the job for a moment, in the middle of another job's slice, when input, a signal or a message arrives for it
+    ///
+    /// Messages are those on the daemon's NIC (`gang daemon --fabric`), from outside of the job's slices. The job's own next
+    /// slices are shorter by what it runs early, and it runs at most one slice ahead of its turn; then it waits for that.
     #[arg(long)]
     pub(crate) woken: bool,
     /// Give rank 0 a terminal

@@ -140,7 +140,7 @@ pub(crate) struct Arguments {
     /// With a number, preempt it at the ends of that many slices, then not at the ends of as many, and so on.
     #[arg(long, value_name = "SLICES", num_args = 0..=1, default_missing_value = "0")]
     with_itself: Option<u32>,
-    /// Time that a job woken by its input runs in the middle of another job's slice, in ms, from 0 to 1000
+    /// Time that a job woken by input or a message runs in the middle of another job's slice, in ms, from 0 to 1000
     ///
     /// For jobs of `midplane gang run --woken`. With 0 they wait for their turn. No slice is interrupted before it has lasted
     /// this long. A job's own next slices are shorter by what it has run so, and it runs at most one slice ahead of its turn.

@@ -39,6 +39,11 @@ pub(crate) const STOP_PORT: u8 = 10;
 /// Resumes a stopped port: port. Only the port suspender's port may send it.
 pub(crate) const RESUME_PORT: u8 = 11;
 
+/// Watches a stopped port for data: port, tag. Only the port suspender's port may send it.
+pub(crate) const WATCH_PORT: u8 = 12;
+/// Completes once data has arrived for a watched port, with the port's tag. Only the arrival watcher's port may send it.
+pub(crate) const AWAIT_ARRIVAL: u8 = 13;
+
 /// Flag of [`WAIT`]: also complete when messages have been freed.
 pub(crate) const WANTS_ROOM: u16 = 1;
 

@@ -32,6 +32,7 @@ pub struct GangConfig {
     pub(crate) channels: u16,
     pub(crate) flow: Flow,
     pub(crate) port_suspender: Option<PortId>,
+    pub(crate) arrival_watcher: Option<PortId>,
 }
 
 impl Default for GangConfig {
@@ -44,6 +45,7 @@ impl Default for GangConfig {
             channels: 4,
             flow: Flow::AckNack,
             port_suspender: None,
+            arrival_watcher: None,
         }
     }
 }
@@ -76,6 +78,14 @@ impl GangConfig {
     #[must_use]
     pub const fn port_suspender(mut self, port: PortId) -> Self {
         self.port_suspender = Some(port);
+        self
+    }
+
+    /// Sets the port that learns of arrivals for stopped ports. The daemon opens it by this number before other processes
+    /// can ask for it. Default: none.
+    #[must_use]
+    pub const fn arrival_watcher(mut self, port: PortId) -> Self {
+        self.arrival_watcher = Some(port);
         self
     }
 

@@ -109,8 +109,10 @@ pub(crate) enum NodeEvent {
     Rank(JobId, u16, RankEvent),
     /// A job is submitted.
     Submit(Submission),
-    /// Data has arrived for a job.
+    /// Input has arrived for a job, at the root.
     Input(JobId),
+    /// Data has arrived at a port of a suspended process of a job.
+    Arrived(JobId),
 }
 
 /// The events of a daemon.

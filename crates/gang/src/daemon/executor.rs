@@ -6,7 +6,9 @@ use std::time::Duration;
 use midplane_simhw::host::Host;
 
 use super::config::{DaemonConfig, Inbox, Launch, NodeEvent, Start};
+use super::ports::Ports;
 use crate::contexts::Contexts;
+use crate::controller::ControlError;
 use crate::names::JobId;
 use crate::node_core::message::{End, RankEvent};
 use crate::node_core::order::Action;
@@ -20,6 +22,7 @@ pub(super) struct Executor<H> {
     config: DaemonConfig,
     contexts: Contexts<H>,
     processes: BTreeMap<(JobId, u16), SuspendHandle>,
+    ports: Ports<H>,
     /// Jobs whose contexts are to be copied while other nodes still stop theirs.
     to_copy: Vec<JobId>,
     start: Start<H>,
@@ -34,7 +37,8 @@ impl<H: Host> Executor<H> {
         inbox: Inbox,
     ) -> Self {
         let (processes, to_copy) = (BTreeMap::new(), Vec::new());
-        Self { host, config, contexts, processes, to_copy, start, inbox }
+        let ports = Ports::new(host.clone(), inbox.clone());
+        Self { host, config, contexts, processes, ports, to_copy, start, inbox }
     }
 
     async fn pause(&self, time: Duration) {
@@ -70,9 +74,33 @@ impl<H: Host> Executor<H> {
     }
 }
 
-impl<H: Host> steps::Executor for Executor<H> {
-    async fn carry_out(&mut self, step: Step) -> Result<StepOutcome, String> {
-        match &step {
+impl<H: Host> Executor<H> {
+    /// Carries the ports' part of a step out, after that of the channels.
+    async fn control_ports(&mut self, step: &Step) -> Result<(), ControlError> {
+        let Step::Channels(action) = step else { return Ok(()) };
+        match action {
+            Action::Freeze(jobs) | Action::Leave(jobs) => {
+                let of_jobs = self.processes.iter().filter(|((job, _), _)| jobs.contains(job));
+                let ports: Vec<_> = of_jobs.map(|((job, _), it)| (*job, it.ports())).collect();
+                for (job, ports) in ports {
+                    self.ports.suspend(job, ports).await?;
+                }
+            }
+            Action::Save(stop) | Action::Exchange { stop, .. } => self.ports.watch(stop).await?,
+            Action::Switch { stop, run } => {
+                self.ports.resume(run.iter().map(|(job, _)| *job)).await?;
+                self.ports.watch(stop).await?;
+            }
+            Action::Run(run) | Action::Join { run, .. } => {
+                self.ports.resume(run.iter().map(|(job, _)| *job)).await?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn carry_out_all(&mut self, step: &Step) -> Result<StepOutcome, ControlError> {
+        match step {
             Step::Start(launch, _) => self.start(&Launch::of(launch)),
             Step::Suspend(jobs) => {
                 self.of(jobs).for_each(|process| process.suspend(self.host.now()));
@@ -86,13 +114,22 @@ impl<H: Host> steps::Executor for Executor<H> {
                 }
             }
             Step::Kill(jobs) => {
+                self.ports.resume(jobs.iter().copied()).await?;
                 self.of(jobs).for_each(SuspendHandle::kill);
                 self.processes.retain(|(job, _), _| !jobs.contains(job));
             }
             Step::Channels(Action::Leave(jobs)) => self.to_copy.clone_from(jobs),
             _ => {}
         }
-        self.contexts.carry_out(&step).await.map_err(|error| error.to_string())
+        let done = self.contexts.carry_out(step).await?;
+        self.control_ports(step).await?;
+        Ok(done)
+    }
+}
+
+impl<H: Host> steps::Executor for Executor<H> {
+    async fn carry_out(&mut self, step: Step) -> Result<StepOutcome, String> {
+        self.carry_out_all(&step).await.map_err(|error| error.to_string())
     }
 
     async fn carry_on(&mut self) {

@@ -2,6 +2,8 @@
 
 mod ports;
 
+use std::collections::BTreeSet;
+
 use midplane_simhw::host::Host;
 use midplane_simhw::nicd::PortHolders;
 use tokio::sync::mpsc;
@@ -14,9 +16,10 @@ use crate::names::{Epoch, JobId};
 use crate::node_core::message::Cluster;
 use crate::node_core::order::{Action, Outcome};
 use crate::node_core::{Step, StepOutcome};
+use crate::port_suspender::ArrivalWatcher;
 use crate::steps::{self, Executor, StepQueue};
 use ports::Ports;
-pub(super) use ports::{CHECKPOINTER, Hold, PORT_SUSPENDER, ProcessGroups};
+pub(super) use ports::{CHECKPOINTER, Hold, ProcessGroups};
 
 /// Configuration of ranks' channels.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +36,8 @@ struct Channels<H> {
     ports: Ports,
     /// Jobs whose contexts are to be copied.
     to_copy: Vec<JobId>,
+    /// Jobs that arrivals wake.
+    woken: BTreeSet<JobId>,
     processes: ProcessGroups,
     events: mpsc::UnboundedSender<Event>,
 }
@@ -46,21 +51,33 @@ pub(super) fn start(
     nic: &impl Host,
     (host, cluster): (u16, Cluster),
     options: ChannelOptions,
-    (hold, holders): (Hold, PortHolders),
+    ((hold, arrival_watcher), holders): ((Hold, ArrivalWatcher), PortHolders),
     (processes, events): (ProcessGroups, mpsc::UnboundedSender<Event>),
 ) -> Result<StepQueue, ControlError> {
     let ChannelOptions { mode, geometry } = options;
     let (channels, costs) = (cluster.slots, Costs::default());
     let config = ContextsConfig { cluster, mode, geometry, channels, costs };
     let contexts = Contexts::open(nic.clone(), config, Controller::open_mapped)?;
+    tokio::spawn(report_arrivals(arrival_watcher, events.clone()));
     let ports = Ports::new(host, mode, hold, holders);
-    let (to_copy, done) = (Vec::new(), events.clone());
-    let channels = Channels { contexts, ports, to_copy, processes, events };
+    let (to_copy, woken, done) = (Vec::new(), BTreeSet::new(), events.clone());
+    let channels = Channels { contexts, ports, to_copy, woken, processes, events };
     let steps = StepQueue::default();
     tokio::spawn(steps::run(steps.clone(), channels, move |number, result| {
         let _ = done.send(Event::StepDone(number, result));
     }));
     Ok(steps)
+}
+
+/// Reports arrivals for suspended jobs until the NIC ends.
+async fn report_arrivals(mut watcher: ArrivalWatcher, events: mpsc::UnboundedSender<Event>) {
+    while let Ok(job) = watcher.next().await {
+        // The tag is the number of a job.
+        let Ok(job) = u32::try_from(job) else { continue };
+        if events.send(Event::Arrived(JobId(job))).is_err() {
+            return;
+        }
+    }
 }
 
 impl<H: Host> Executor for Channels<H> {
@@ -83,13 +100,19 @@ impl<H: Host> Channels<H> {
             Step::Channels(Action::Join { run, moved }) => {
                 joined = self.ports.join(&jobs_of(run), moved).await.into();
             }
-            Step::Close(jobs) => self.ports.resume(jobs).await?,
+            Step::Close(jobs) => {
+                self.woken.retain(|job| !jobs.contains(job));
+                self.ports.resume(jobs).await?;
+            }
             _ => {}
         }
         let mut done = self.contexts.carry_out(step).await?;
         done.outcome.add(joined.outcome);
         match step {
             Step::Open(launch, _) => {
+                if launch.program.woken {
+                    self.woken.insert(launch.job);
+                }
                 let opened = self.contexts.of_job(launch.job);
                 let passes = opened.filter_map(|(rank, controller, context)| {
                     let file = controller.file(context)?;
@@ -117,17 +140,30 @@ impl<H: Host> Channels<H> {
                 let groups = self.processes.of(jobs);
                 outcome.add(self.ports.stop(&groups).await?);
             }
-            Action::Exchange { away, start, .. } => {
+            Action::Exchange { stop, away, start } => {
                 outcome.add(self.ports.forget(away).await);
                 outcome.add(self.ports.restore(start).await);
+                self.watch(stop).await?;
             }
+            Action::Save(jobs) => self.watch(jobs).await?,
             Action::Cut(job) => outcome.interfaces.extend(self.ports.save(*job).await),
-            Action::Run(run) | Action::Switch { run, .. } | Action::Join { run, .. } => {
+            Action::Switch { stop, run } => {
+                self.ports.resume(&jobs_of(run)).await?;
+                self.watch(stop).await?;
+            }
+            Action::Run(run) | Action::Join { run, .. } => {
                 self.ports.resume(&jobs_of(run)).await?;
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// Watches the ports of jobs that arrivals wake. The jobs are stopped on all hosts, so what arrives is from outside.
+    async fn watch(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        let woken: Vec<JobId> =
+            jobs.iter().copied().filter(|job| self.woken.contains(job)).collect();
+        self.ports.watch(&woken).await
     }
 }
 

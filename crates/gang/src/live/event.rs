@@ -47,6 +47,8 @@ pub(super) enum Event {
     StreamsDone(u16, JobId),
     /// Input has arrived for a job.
     Input(JobId),
+    /// Data has arrived on this host's NIC for a suspended job.
+    Arrived(JobId),
     /// A front end has sent a request. The sender is for replies.
     Request(Caller, Request, mpsc::Sender<Frame>),
     /// A caller's checkpoint can be written, as far as is known, or not.

@@ -134,6 +134,7 @@ impl EventLoop {
             Event::Streams { host, job, link } => self.carry_from(host, job, *link),
             Event::StreamsDone(host, job) => self.core.handle_streams_done(now, job, host),
             Event::Input(job) => self.core.handle_input(now, job),
+            Event::Arrived(job) => self.core.handle_arrival(now, job),
             Event::Request(caller, request, reply) => self.request(caller, request, reply),
             Event::Checked(caller, checked) => match checked {
                 Err(why) => self.reply(caller.client, &Reply::Refused(why)),

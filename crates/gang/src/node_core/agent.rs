@@ -112,6 +112,10 @@ struct Local {
     is_moving: bool,
     /// True if the root wants nothing of it any longer.
     is_dropped: bool,
+    /// True if arrivals wake it, and it is suspended without one that is reported.
+    awaits_arrival: bool,
+    /// True if arrivals wake it.
+    woken: bool,
     /// For a root that takes over.
     held: Held,
 }
@@ -231,6 +235,7 @@ impl Agent {
             let local = self.jobs.get_mut(job).filter(|local| local.phase != Phase::Active);
             local.map(|local| {
                 (local.phase, local.held.epoch, local.is_moving) = (Phase::Active, *epoch, false);
+                local.awaits_arrival = local.woken;
             })
         };
         run.into_iter().filter(|job| start(job).is_some()).collect()
@@ -253,9 +258,15 @@ impl Agent {
         if !is_here {
             return Vec::new();
         }
-        let held = Held { job, ..Held::default() };
-        self.jobs
-            .insert(job, Local { phase: Phase::Away, is_moving: false, is_dropped: false, held });
+        let local = Local {
+            phase: Phase::Away,
+            is_moving: false,
+            is_dropped: false,
+            awaits_arrival: false,
+            woken: launch.program.woken,
+            held: Held { job, ..Held::default() },
+        };
+        self.jobs.insert(job, local);
         let context = |state: &RankState| wire::decode_long(state.context()?).ok();
         let contexts = own.iter().filter_map(|((_, rank), of)| Some((*rank, context(of)?)));
         let open = Step::Open(launch.clone(), contexts.collect());
@@ -319,6 +330,14 @@ impl Agent {
             RankEvent::Chunk(_) => {}
         }
         !*is_dropped
+    }
+
+    /// Notes that data has arrived for a job. Returns false if that is not to be reported: the job is not suspended, does not
+    /// want to be woken, or has an arrival that is reported.
+    pub(super) fn note_arrival(&mut self, job: JobId) -> bool {
+        let waits = |local: &&mut Local| local.phase == Phase::Away && !local.is_dropped;
+        let local = self.jobs.get_mut(&job).filter(waits);
+        local.is_some_and(|local| std::mem::take(&mut local.awaits_arrival))
     }
 
     /// Notes that the ranks of a job leave a PMI barrier. Returns false if they have left it before.

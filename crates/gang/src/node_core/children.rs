@@ -59,7 +59,9 @@ impl NodeCore {
                 let hosts = hosts.clone();
                 self.note_below(host, &hosts);
             }
-            Up::Joined { host: other, .. } | Up::Holds { host: other, .. }
+            Up::Joined { host: other, .. }
+            | Up::Holds { host: other, .. }
+            | Up::Arrived { host: other, .. }
                 if !tree.is_within(*other, host) =>
             {
                 return;
@@ -70,7 +72,7 @@ impl NodeCore {
                 let other = *other;
                 self.note_below(host, &[other]);
             }
-            Up::Holds { .. } => {}
+            Up::Holds { .. } | Up::Arrived { .. } => {}
             Up::Gone(hosts) => {
                 hosts.retain(|other| child.hosts.remove(other));
                 self.order_began = now;

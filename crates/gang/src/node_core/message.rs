@@ -55,7 +55,7 @@ pub struct Program {
     pub terminal: Option<(u16, u16)>,
     /// True if the job continues when a rank fails.
     pub keep_going: bool,
-    /// True if input for the job wakes it before its turn
+    /// True if input for the job, and data that arrives at ports of its suspended ranks, wake it before its turn
     /// ([`SchedulerConfig::early_wakeup`](crate::scheduler_core::SchedulerConfig::early_wakeup)).
     pub woken: bool,
     /// The processes that run in the job's slices. `command` is not run then, only shown: a rank waits until the group is
@@ -281,6 +281,8 @@ pub(crate) enum Up {
     Joined { host: u16, at: u64, bytes: Bytes, is_last: bool },
     /// A host holds the table of this position.
     Holds { host: u16, position: Position },
+    /// Data has arrived on a host's NIC for a job that is suspended there and wants to be woken. Once for each suspension.
+    Arrived { host: u16, job: JobId },
     /// The sender is alive.
     Present,
 }

@@ -6,6 +6,8 @@
 #[cfg(target_os = "linux")]
 mod adopted;
 #[cfg(target_os = "linux")]
+mod arrivals;
+#[cfg(target_os = "linux")]
 mod choice;
 #[cfg(target_os = "linux")]
 mod keys;
@@ -109,6 +111,7 @@ const TESTS: &[choice::Scene] = &[
     ("a_daemon_that_is_not_root_s_serves_its_own_user_alone", rights::of_a_daemon),
     ("only_root_adopts_under_a_daemon_of_root", rights::of_adoption),
     ("nothing_of_another_user_outlives_a_daemon_that_is_killed", rights::a_daemon_is_killed),
+    ("a_request_over_the_network_wakes_a_suspended_job", arrivals::wake_a_job),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
     ("another_host_takes_over_from_a_root_that_is_killed", root::takes_over),
     ("messages_survive_the_root", root::messages_survive),

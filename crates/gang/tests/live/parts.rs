@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{adopted, mpi, rights, stuck, tcp, vis};
+use crate::{adopted, arrivals, mpi, rights, stuck, tcp, vis};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
@@ -42,6 +42,7 @@ pub(crate) fn play() -> bool {
         ["--vis-all", but, count] => {
             runtime().block_on(vis::take_all(but.parse().unwrap(), count.parse().unwrap()));
         }
+        ["--vis-serve"] => runtime().block_on(arrivals::serve()),
         ["--vis-saved"] => runtime().block_on(vis::hand_over()),
         ["--leave"] => leave(),
         ["--restore", socket, folder] => restore(socket, folder),
@@ -57,15 +58,7 @@ pub(crate) fn play() -> bool {
             let _ = rustix::process::setsid().unwrap();
             tick(folder, seconds);
         }
-        ["--tick-with", child, folder, seconds] => {
-            let itself = std::env::current_exe().unwrap();
-            let rank = format!("{}-child", std::env::var("GANG_RANK").unwrap());
-            let mut process = std::process::Command::new(itself);
-            let mut process =
-                process.args([child, folder, seconds]).env("GANG_RANK", rank).spawn().unwrap();
-            tick(folder, seconds);
-            process.wait().unwrap();
-        }
+        ["--tick-with", child, folder, seconds] => tick_with(child, folder, seconds),
         ["--spin", seconds] => spin(seconds),
         ["--tcp-with-child", folder] => tcp::first(folder.as_ref(), "--tcp-second"),
         ["--tcp-with-session", folder] => tcp::first(folder.as_ref(), "--tcp-in-session"),
@@ -84,6 +77,16 @@ pub(crate) fn play() -> bool {
         _ => return false,
     }
     true
+}
+
+/// Ticks beside a child that does so in a way of its own.
+fn tick_with(child: &str, folder: &str, seconds: &str) {
+    let rank = format!("{}-child", std::env::var("GANG_RANK").unwrap());
+    let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+    let mut process =
+        process.args([child, folder, seconds]).env("GANG_RANK", rank).spawn().unwrap();
+    tick(folder, seconds);
+    process.wait().unwrap();
 }
 
 pub(crate) fn runtime() -> tokio::runtime::Runtime {

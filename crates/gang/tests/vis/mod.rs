@@ -38,6 +38,7 @@ use midplane_via::nic::Nic;
 pub(crate) use talk::{Program, Totals};
 
 pub(crate) const PORT_SUSPENDER: u16 = 1_024;
+pub(crate) const ARRIVAL_WATCHER: u16 = 1_050;
 pub(crate) const CHECKPOINTER: u16 = 1_100;
 const MTU: usize = 600;
 
@@ -94,8 +95,8 @@ pub(crate) fn world(plan: &Plan) -> World<Unit> {
     let profile = NicProfile { mtu: MTU, scatter: plan.scatter, ..NicProfile::MODERN };
     let mut world = World::new(&topology, profile, plan.seed, |_, _| {
         let mut unit = Unit::default();
-        unit.install(GANG, Gang::new(GangConfig::default().port_suspender(PortId(PORT_SUSPENDER))))
-            .unwrap();
+        let config = GangConfig::default().port_suspender(PortId(PORT_SUSPENDER));
+        unit.install(GANG, Gang::new(config.arrival_watcher(PortId(ARRIVAL_WATCHER)))).unwrap();
         let config = ViaConfig::default().dead_after(Duration::from_millis(500));
         unit.install(VIA, Via::new(config.checkpointer(PortId(CHECKPOINTER)))).unwrap();
         unit

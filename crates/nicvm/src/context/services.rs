@@ -30,6 +30,8 @@ pub(crate) enum Effect {
     Steer,
     StopPort(PortId),
     ResumePort(PortId),
+    WatchPort(PortId),
+    Arrived(PortId),
     Local(LocalEffect),
     Change(Change),
     Fence { dma: DmaId, token: u64 },
@@ -67,19 +69,29 @@ pub(crate) struct UnitServices {
     pub(crate) changes: VecDeque<Change>,
     /// Handler-call counts of each extension, by its number.
     pub(crate) counters: Box<[ExtensionCounters; 256]>,
-    /// Suspended ports, and since when.
-    pub(crate) stopped: BTreeMap<PortId, Instant>,
+    /// Suspended ports.
+    pub(crate) stopped: BTreeMap<PortId, Suspension>,
     /// Fences that have not ended, with the extensions that asked for them and their tokens, in order.
     pub(crate) fences: VecDeque<(DmaId, ExtensionId, u64)>,
     /// Events of ports and admissions that extensions are not yet notified of.
     pub(crate) port_events: VecDeque<PortEvent>,
 }
 
-/// A port's process was suspended, or was resumed after the given time; or an admission has changed.
+/// The suspension of a port.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Suspension {
+    since: Instant,
+    /// True if the next arrival for the port is to be reported.
+    pub(crate) is_watched: bool,
+}
+
+/// A port's process was suspended, was resumed after the given time, or got data while it was suspended; or an admission has
+/// changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PortEvent {
     Stopped(PortId),
     Resumed(PortId, Duration),
+    Arrived(PortId),
     /// An admission was installed or removed.
     Admission,
 }
@@ -119,6 +131,10 @@ impl UnitServices {
                 Effect::SendPacket(packet) => self.transmit.enqueue_packet(now, packet),
                 Effect::StopPort(port) => self.suspend_port(hw, port),
                 Effect::ResumePort(port) => self.resume_port(now, port),
+                Effect::WatchPort(port) => {
+                    self.stopped.entry(port).and_modify(|stopped| stopped.is_watched = true);
+                }
+                Effect::Arrived(port) => self.note_arrival(port),
                 Effect::Install(admission) => {
                     self.transmit.install(extension, admission);
                     self.port_events.push_back(PortEvent::Admission);
@@ -146,7 +162,7 @@ impl UnitServices {
 
     fn suspend_port(&mut self, hw: &mut dyn Hardware, port: PortId) {
         if let Entry::Vacant(entry) = self.stopped.entry(port) {
-            entry.insert(hw.now());
+            entry.insert(Suspension { since: hw.now(), is_watched: false });
             hw.close_gate(port);
             // Its doorbell may still be on its way: what is saved of the port must not change by it.
             hw.apply_registrations(port);
@@ -156,10 +172,18 @@ impl UnitServices {
     }
 
     fn resume_port(&mut self, now: Instant, port: PortId) {
-        if let Some(since) = self.stopped.remove(&port) {
+        if let Some(Suspension { since, .. }) = self.stopped.remove(&port) {
             self.transmit.unpark(port);
             let suspended_for = Duration::from_nanos(now.nanos_since(since));
             self.port_events.push_back(PortEvent::Resumed(port, suspended_for));
+        }
+    }
+
+    /// Reports the first arrival for a port since that is watched.
+    fn note_arrival(&mut self, port: PortId) {
+        let stopped = self.stopped.get_mut(&port);
+        if stopped.is_some_and(|stopped| std::mem::take(&mut stopped.is_watched)) {
+            self.port_events.push_back(PortEvent::Arrived(port));
         }
     }
 

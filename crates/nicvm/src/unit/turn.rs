@@ -54,7 +54,8 @@ impl Unit {
         self.services.as_mut().expect("the unit has started").is_stirred = false;
     }
 
-    /// Notifies every extension of ports that were suspended or resumed, and of changed admissions.
+    /// Notifies every extension of ports that were suspended or resumed, of arrivals for watched ports, and of changed
+    /// admissions.
     pub(super) fn notify_of_ports(&mut self, hw: &mut dyn Hardware) {
         while let Some(news) =
             self.services.as_mut().and_then(|services| services.port_events.pop_front())
@@ -71,6 +72,7 @@ impl Unit {
                     PortEvent::Resumed(port, suspended_for) => {
                         extension.on_port_resumed(nic, port, suspended_for)
                     }
+                    PortEvent::Arrived(port) => extension.on_port_arrival(nic, port),
                     PortEvent::Admission => extension.on_admission(nic),
                 });
             }

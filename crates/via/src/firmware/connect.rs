@@ -92,6 +92,7 @@ impl Via {
         let code = result.err().map_or(0, |error| error as u64);
         let [first, second] = result.ok().flatten().map_or([0; 2], ViAttributes::to_words);
         let args = [code, first, second, more];
+        nic.note_arrival(owner);
         nic.complete(owner, &Completion { opcode, cookie, args, ..Completion::default() });
     }
 
@@ -107,6 +108,7 @@ impl Via {
         let (port, Some((ends, remote))) = (endpoint.name, endpoint.ends()) else { return };
         let [first, second] = remote.to_words();
         let args = [0, first, second, ends.to_word()];
+        nic.note_arrival(owner);
         nic.complete(owner, &Completion { opcode, cookie, port, args, ..Completion::default() });
     }
 

@@ -162,6 +162,8 @@ pub(super) struct Endpoint {
     pub(super) errors: VecDeque<AsyncError>,
     /// True while its process is suspended.
     pub(super) is_stopped: bool,
+    /// True if it has refused frames of a reliable connection while its process was suspended.
+    pub(super) has_refused: bool,
     /// Sends of an unreliable interface that were withdrawn when it was stopped; they count as lost on the way.
     pub(super) withdrawn: u32,
     pub(super) pending_end: Option<PendingEnd>,
@@ -196,6 +198,7 @@ impl Endpoint {
             receives: VecDeque::new(),
             errors: VecDeque::new(),
             is_stopped: false,
+            has_refused: false,
             withdrawn: 0,
             pending_end: None,
             memory: None,
@@ -221,6 +224,13 @@ impl Endpoint {
             let arrived = link.sending.on_acknowledgement(now, next);
             link.sending.on_pause(now);
             self.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
+        }
+        // The other end need not wait until it tries again by itself.
+        if std::mem::take(&mut self.has_refused)
+            && let Some(link) = &mut self.link
+        {
+            link.receiving.report_gap();
+            self.acknowledge(nic, false);
         }
         for _ in 0..std::mem::take(&mut self.withdrawn) {
             self.on_sent(nic, Ok(()));

@@ -44,6 +44,11 @@ impl Endpoint {
         let Some(link) = &mut self.link else { return Ok(()) };
         link.heard_at = now;
         if self.is_stopped {
+            let is_new = !reliable || link.receiving.is_new(header.sequence);
+            if fields.kind != FrameKind::Acknowledge && is_new {
+                self.has_refused = reliable;
+                nic.note_arrival(self.owner);
+            }
             // Answers probes and data with the same acknowledgement as before, to show that it is alive.
             let asks = fields.kind != FrameKind::Acknowledge || fields.first;
             if reliable && asks {

@@ -258,6 +258,11 @@ impl ReceiveWindow {
         self.settled == self.expected
     }
 
+    /// Returns whether a frame has not been accepted.
+    pub(super) const fn is_new(&self, sequence: u32) -> bool {
+        sequence.wrapping_sub(self.expected) < 1 << 31
+    }
+
     pub(super) fn place(&mut self, sequence: u32) -> Arrival {
         match sequence.wrapping_sub(self.expected) {
             0 => Arrival::Next,

@@ -15,10 +15,9 @@ use crate::controller::ControlError;
 use crate::interfaces::{HostInterfaces, RestoredInterface};
 use crate::names::JobId;
 use crate::node_core::order::Outcome;
-use crate::port_suspender::PortSuspender;
+use crate::port_suspender::{ARRIVAL_WATCHER, ArrivalWatcher, PORT_SUSPENDER, PortSuspender};
 
-/// The daemon's ports that stop others and save their interfaces.
-pub(in crate::live) const PORT_SUSPENDER: PortId = PortId(1_024);
+/// The daemon's port that saves the interfaces of others.
 pub(in crate::live) const CHECKPOINTER: PortId = PortId(1_025);
 
 /// A job on this host, and its ranks' processes, which lead groups of their own.
@@ -92,12 +91,14 @@ impl Hold {
     ///
     /// # Errors
     /// [`CheckpointerError`], [`ControlError`] in words.
-    pub(in crate::live) fn open(nic: &impl Host) -> Result<Self, String> {
+    pub(in crate::live) fn open(nic: &impl Host) -> Result<(Self, ArrivalWatcher), String> {
         let port_suspender =
             PortSuspender::open(nic, PORT_SUSPENDER).map_err(|error| error.to_string())?;
         let checkpointer =
             Checkpointer::open(nic, CHECKPOINTER).map_err(|error| error.to_string())?;
-        Ok(Self { port_suspender, checkpointer })
+        let arrival_watcher =
+            ArrivalWatcher::open(nic, ARRIVAL_WATCHER).map_err(|error| error.to_string())?;
+        Ok((Self { port_suspender, checkpointer }, arrival_watcher))
     }
 }
 
@@ -217,6 +218,16 @@ impl Ports {
             self.stopped.insert(*job, stopped);
         }
         outcome
+    }
+
+    /// Has the NIC report the next arrival at each of the stopped ports of these jobs.
+    pub(super) async fn watch(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        for job in jobs {
+            for Stopped { port, .. } in self.stopped.get(job).into_iter().flatten() {
+                self.hold.port_suspender.watch(*port, job.0.into()).await?;
+            }
+        }
+        Ok(())
     }
 
     /// The NIC goes on for these jobs: their processes do next, or have ended, and their ports close.

@@ -13,10 +13,11 @@ use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
 use tokio::sync::mpsc;
 
-use super::super::channels::{self, CHECKPOINTER, Hold, PORT_SUSPENDER, ProcessGroups};
+use super::super::channels::{self, CHECKPOINTER, Hold, ProcessGroups};
 use super::super::event::Event;
 use super::options::{DaemonOptions, Fabric, StartError};
 use crate::firmware::Gang;
+use crate::port_suspender::{ARRIVAL_WATCHER, PORT_SUSPENDER};
 use crate::steps::StepQueue;
 use crate::{GANG, GangConfig};
 
@@ -40,8 +41,8 @@ pub(super) async fn start_nic(
     let (host, cluster) = (options.host, options.cluster);
     let mut unit = Unit::default();
     let config = GangConfig { channels: cluster.slots + 1, ..GangConfig::default() };
-    unit.install(GANG, Gang::new(config.port_suspender(PORT_SUSPENDER)))
-        .map_err(|error| text(&error))?;
+    let config = config.port_suspender(PORT_SUSPENDER).arrival_watcher(ARRIVAL_WATCHER);
+    unit.install(GANG, Gang::new(config)).map_err(|error| text(&error))?;
     let config = ViaConfig::default().checkpointer(CHECKPOINTER);
     unit.install(VIA, Via::new(config)).map_err(|error| text(&error))?;
     let served = ServerConfig::new(&fabric.name);

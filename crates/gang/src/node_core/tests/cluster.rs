@@ -35,6 +35,8 @@ pub(super) enum Event {
     Deliver(u64, End, Message),
     /// A step of a host's incarnation is due.
     Step(u16, u32, u64),
+    /// Data arrives on a host's NIC for a job.
+    Arrival(u16, u32, JobId),
     /// A rank's process may end, or hand its state over.
     Rank(u16, u32, Member, u32),
     Timeout(u16),
@@ -123,6 +125,10 @@ pub(super) struct Cluster {
     pub(super) value_bytes: usize,
     /// Bytes of the longest report to a root that takes over.
     pub(super) longest_report: u64,
+    /// Chooses when data arrives for suspended jobs; `None` if none does.
+    arrivals: Option<Rng>,
+    /// Jobs that hosts have reported an arrival of in this suspension.
+    pub(super) arrived: BTreeSet<(u16, JobId)>,
     events: BTreeMap<(Instant, u64), Event>,
     sequence: u64,
     pub(super) steps: u64,
@@ -151,6 +157,8 @@ impl Cluster {
             harmed: BTreeSet::new(),
             value_bytes: 1,
             longest_report: 0,
+            arrivals: seed.is_multiple_of(2).then(|| Rng::new(seed, "arrivals")),
+            arrived: BTreeSet::new(),
             events: BTreeMap::new(),
             sequence: 0,
             steps: 0,
@@ -367,6 +375,11 @@ impl Cluster {
         match event {
             Event::Deliver(number, end, message) => self.deliver(number, end, message),
             Event::Step(host, incarnation, number) => self.step_due(host, incarnation, number),
+            Event::Arrival(host, incarnation, job) => {
+                if self.hosts[usize::from(host)].incarnation == incarnation {
+                    self.call(host, |core, now| core.handle_arrival(now, job));
+                }
+            }
             Event::Rank(host, incarnation, member, turn) => {
                 self.rank_due(host, incarnation, member, turn);
             }
@@ -481,6 +494,7 @@ impl Cluster {
         let (number, to, message) = match transmit {
             Transmit::Up(up) => {
                 self.check_length(&up);
+                self.check_arrival(host, &up);
                 match self.network.above(host) {
                     Some(number) => (number, End::Parent, Message::Up(up)),
                     None => return,
@@ -510,6 +524,28 @@ impl Cluster {
             assert!(length <= LONGEST, "a message of {length} bytes");
             self.longest_report = self.longest_report.max(at + bytes.len() as u64);
         }
+    }
+
+    /// A host reports one arrival for each suspension of a job.
+    fn check_arrival(&mut self, host: u16, up: &message::Up) {
+        if let message::Up::Arrived { host: own, job } = up
+            && *own == host
+        {
+            assert!(self.arrived.insert((host, *job)), "{job} has arrived twice on host {host}");
+        }
+    }
+
+    /// Has data arrive for suspended jobs, some of it twice.
+    fn arrive(&mut self, host: u16, jobs: &[JobId]) {
+        let incarnation = self.hosts[usize::from(host)].incarnation;
+        let Some(mut rng) = self.arrivals.take() else { return };
+        for job in jobs {
+            for _ in 0..rng.below(3) {
+                let after = Duration::from_micros(rng.below(20_000));
+                self.at(after, Event::Arrival(host, incarnation, *job));
+            }
+        }
+        self.arrivals = Some(rng);
     }
 
     /// In a term, one root gives orders.
@@ -614,6 +650,7 @@ impl Cluster {
             }
             Step::Resume(jobs) => {
                 self.resumed_at = self.now;
+                self.arrived.retain(|(at, job)| *at != host || !jobs.contains(job));
                 for member in self.hosts[usize::from(host)].node.ranks_of(jobs) {
                     self.hosts[usize::from(host)].node.resume(self.now, member);
                     self.enter_barrier(host, member);
@@ -628,7 +665,10 @@ impl Cluster {
             }
             Step::Channels(
                 Action::Switch { stop, .. } | Action::Exchange { stop, .. } | Action::Save(stop),
-            ) => self.all_are_frozen(host, stop),
+            ) => {
+                self.all_are_frozen(host, stop);
+                self.arrive(host, stop);
+            }
             _ => {}
         }
         let own = match step {

@@ -76,9 +76,10 @@ pub(super) fn state_of(ran: Duration) -> Vec<u8> {
     (ran.as_nanos() as u64).to_le_bytes().to_vec()
 }
 
-/// The program of a rank that runs for a time.
+/// The program of a rank that runs for a time. Of three jobs, arrivals wake two.
 pub(super) fn program(work: Duration) -> Program {
-    Program { command: vec![work.as_micros().to_string().into_bytes()], ..Program::default() }
+    let command = vec![work.as_micros().to_string().into_bytes()];
+    Program { command, woken: !work.as_micros().is_multiple_of(3), ..Program::default() }
 }
 
 fn work_of(program: &Program) -> Duration {

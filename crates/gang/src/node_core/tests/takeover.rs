@@ -78,7 +78,7 @@ fn cluster(seed: u64, dice: &mut Rng) -> Cluster {
             true => PreemptWhenAlone::Never,
             false => PreemptWhenAlone::Always,
         },
-        early_wakeup: Duration::ZERO,
+        early_wakeup: millis(seed % 3),
     };
     Cluster::new(seed, shape, config, true)
 }
