@@ -74,7 +74,9 @@ impl NodeCore {
             Request::Kill { job, signal } => {
                 match signal {
                     Some(signal) => self.everywhere(now, Down::Signal { job, signal }),
-                    None => manager.end(now, job, Some("it was ended by its owner".into())),
+                    None => {
+                        manager.end(now, job, Some(format!("it was ended by {}", caller.user)));
+                    }
                 }
                 return Some(Reply::Done);
             }
