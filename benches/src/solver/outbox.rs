@@ -237,6 +237,15 @@ impl Outbox {
         (now.since(told_at) > PATIENCE && part >= MIN_PART).then_some(part.min(all))
     }
 
+    /// Returns whether less time has passed since the last message to a target than a message waits in the queue. Values
+    /// that are gathered for that time are at most twice as old when they arrive, and larger messages shorten the queue
+    /// before the rate has fallen.
+    fn is_early(&self, now: Instant, target: NodeId) -> bool {
+        let told_at = self.told_at.get(&target);
+        let queue = self.gates[&target].queue_delay();
+        !self.is_costly && told_at.is_some_and(|at| now.since(*at) < queue)
+    }
+
     /// Sends the latest values once the gate has credit for all new ones. Credit grows with the network's share, and
     /// new values with the computation: so messages are as small as both allow, and a changed rate affects the next
     /// message.
@@ -254,8 +263,8 @@ impl Outbox {
                 true => self.gather.lambda() * MAX_UPDATES as f64,
                 false => self.least.max(MIN_SHARE * self.size),
             };
-            let is_small = count < self.own && count as f64 <= wanted;
-            if count == 0 || is_small {
+            let is_small = count as f64 <= wanted || self.is_early(now, target);
+            if count == 0 || count < self.own && is_small {
                 return Ok(());
             }
             let Some(count) = self.allowed(now, target, count) else {

@@ -105,7 +105,7 @@ fn ranks_that_share_mermeras_memory_find_the_direct_solution() {
 
 /// Tests that the repaired law with conditional send follows a load that comes and goes.
 #[test]
-fn under_a_changing_load_warp_takes_at_most_three_tenths_longer_than_the_best_static_buffer() {
+fn under_a_changing_load_warp_takes_at_most_a_tenth_longer_than_the_best_static_buffer() {
     let load = "--medium switch --random 400 --seed 103 --background 0.6 --background-period 0.25";
     let seconds = |control: &str| {
         let run = run(&format!("{load} --tolerance 1e-10 --control {control}"));
@@ -115,5 +115,5 @@ fn under_a_changing_load_warp_takes_at_most_three_tenths_longer_than_the_best_st
     let best = best.into_iter().fold(f64::INFINITY, f64::min);
     let ours = seconds("warp+csend");
     println!("{ours:.2} s, best static buffer {best:.2} s");
-    assert!(ours < 1.3 * best, "{ours:.2} s instead of {best:.2} s");
+    assert!(ours < 1.1 * best, "{ours:.2} s instead of {best:.2} s");
 }

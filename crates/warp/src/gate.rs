@@ -49,6 +49,8 @@ struct GateState {
     gate: AtomicU64,
     /// Bytes of credit a second that the keeper adds.
     rate: AtomicU64,
+    /// Queueing delay of the path, in nanoseconds.
+    queue: AtomicU64,
     /// The most credit, in bytes. A longer message costs this much, or it could never be sent.
     depth: u64,
 }
@@ -111,6 +113,15 @@ impl Gate {
         let rate = self.state.rate.load(Ordering::Relaxed);
         let more = u128::from(rate) * u128::from(nanos(horizon)) / 1_000_000_000;
         (word & CREDIT).saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the queueing delay of the path in the last feedback; 0 before the first.
+    ///
+    /// A message that is sent now waits about that long. A sender of latest values loses little if
+    /// it gathers newer values meanwhile, and larger messages shorten the queue.
+    #[must_use]
+    pub fn queue_delay(&self) -> Duration {
+        Duration::from_nanos(self.state.queue.load(Ordering::Relaxed))
     }
 
     #[inline]
@@ -196,7 +207,8 @@ impl GateKeeper {
     #[must_use]
     pub fn new(depth: u64) -> (Self, Gate) {
         assert!(depth > 0 && depth <= CREDIT / 2, "the depth of a gate is from 1 to 2^47 bytes");
-        let state = GateState { gate: AtomicU64::new(0), rate: AtomicU64::new(0), depth };
+        let (rate, queue) = (AtomicU64::new(0), AtomicU64::new(0));
+        let state = GateState { gate: AtomicU64::new(0), rate, queue, depth };
         let gate = Gate { state: Arc::new(state) };
         gate.give(depth, depth);
         let keeper = Self { gate: gate.clone(), depth, poured: None, shut_until: None };
@@ -218,6 +230,11 @@ impl GateKeeper {
         if self.shut_until.is_none() {
             self.gate.give(whole as u64, self.depth);
         }
+    }
+
+    /// Sets the delay that [`Gate::queue_delay`] returns.
+    pub fn set_queue_delay(&self, delay: Duration) {
+        self.gate.state.queue.store(nanos(delay), Ordering::Relaxed);
     }
 
     /// Returns when to call [`GateKeeper::add_credit`] next, so that a message of `bytes` waits no longer
@@ -301,6 +318,17 @@ mod tests {
         keeper.shut(at(1_000_000));
         drop(keeper);
         assert!(gate.c_send(1, || ()).is_sent());
+    }
+
+    #[test]
+    fn all_clones_of_a_gate_show_the_last_queueing_delay() {
+        let (keeper, gate) = GateKeeper::new(100);
+        let clone = gate.clone();
+        assert_eq!(gate.queue_delay(), Duration::ZERO);
+        for micros in [700, 300] {
+            keeper.set_queue_delay(Duration::from_micros(micros));
+            assert_eq!(clone.queue_delay(), Duration::from_micros(micros));
+        }
     }
 
     proptest! {

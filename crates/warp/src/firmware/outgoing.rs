@@ -172,6 +172,8 @@ impl Path {
     pub(super) fn pump(&mut self, nic: &mut Context<'_>, token: u64, sources: &mut Sources) {
         let now = nic.now();
         self.keeper.add_credit(now, self.law.rate(now));
+        let queue = self.law.state(now).map_or(Duration::ZERO, |state| state.queue_delay);
+        self.keeper.set_queue_delay(queue);
         if self.probe_at.is_some_and(|at| now >= at) {
             self.probe(nic);
         }
