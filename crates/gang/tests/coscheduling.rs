@@ -36,7 +36,7 @@ const SERVES: u32 = 1;
 /// The server's port, and the clients'.
 const SERVER: PortId = PortId(7);
 
-/// What a run has shown.
+/// Observations of a run.
 #[derive(Default)]
 struct Seen {
     is_over: AtomicBool,

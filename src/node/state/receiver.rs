@@ -1,4 +1,4 @@
-//! What a node's sessions receive, and what it changes.
+//! Handles what a node's sessions receive: peers that describe themselves, streams, and ends.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
-//! What a daemon's children are first: this program once more, in one of two parts.
+//! Runs this program once more as a child of a daemon, as a shim or as the reaper.
 //!
-//! A *shim* becomes a rank: it takes the rights of the job's user, makes itself die with its daemon, takes a process group of its
-//! own, stops, and becomes the job's program when it is resumed: no instruction of the program runs outside of its
-//! slices, and nothing that the user has sent takes effect before the shim has the user's rights. The *reaper* ends what a daemon has left behind when that is gone, however it went.
+//! A *shim* becomes a rank. It takes the rights of the job's user, makes itself die with its daemon, takes a process group of its
+//! own, stops, and becomes the job's program when it is resumed. So no instruction of the program runs outside of its slices, and
+//! nothing that the user has sent takes effect before the shim has the user's rights. The *reaper* waits until the daemon is gone,
+//! and then ends what it has left behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,4 @@
-//! What hosts run, reported to a root that takes over: in parts, as it may be longer than a message between daemons.
+//! Cuts a host's report of its jobs to a root that takes over into parts: it may be longer than a message between daemons.
 
 use std::collections::BTreeMap;
 

@@ -48,7 +48,7 @@ fn group() -> Option<&'static str> {
     option
 }
 
-/// Whether another user can run this program by its path.
+/// Returns whether another user can run this program by its path.
 fn is_in_reach() -> bool {
     let path = std::env::current_exe().unwrap();
     let open = |folder: &Path| folder.metadata().is_ok_and(|it| it.permissions().mode() & 1 != 0);
@@ -89,7 +89,7 @@ pub(crate) fn checkpoint(socket: &str, job: &str, folder: &str) -> ! {
     std::process::exit(0)
 }
 
-/// What a user's request is answered.
+/// Returns the reply to a user's request.
 fn answer(stage: &Stage, uid: u32, request: &Request) -> String {
     let request = serde_json::to_string(request).unwrap();
     let mut asking = itself_as(uid);

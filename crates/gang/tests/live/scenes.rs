@@ -129,7 +129,7 @@ pub(crate) fn a_daemon_is_killed() {
     wait_until("its socket goes", || !stage.socket(0).exists());
 }
 
-/// What cleans up after a killed daemon runs after the next daemon has started.
+/// Tests that a daemon keeps its socket if a killed daemon is cleaned up after only now.
 pub(crate) fn a_daemon_follows_at_once() {
     let mut stage = Stage::alone(1, 20);
     let daemon = stage.daemons[0].id();

@@ -1,4 +1,4 @@
-//! What a peer may not do, and what it may not make this end keep.
+//! Tests that a peer that breaks the protocol ends its session, and that memory is bounded.
 
 use std::io::IoSlice;
 use std::task::Waker;
