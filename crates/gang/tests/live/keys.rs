@@ -76,8 +76,14 @@ enum Up {
     Rank,
     Here(Vec<u16>),
     Gone(Vec<u16>),
-    /// A host, and its jobs.
-    Joined(u16, Vec<u32>),
+    Joined { host: u16, at: u64, bytes: Vec<u8>, is_last: bool },
+}
+
+/// Says that a host without jobs was admitted.
+fn joined(host: u16) -> Up {
+    let jobs: Vec<u32> = Vec::new();
+    let bytes = midplane_simhw::wire::encode_long(&(host, jobs)).unwrap();
+    Up::Joined { host, at: 0, bytes: bytes.to_vec(), is_last: true }
 }
 
 /// A job of a rank on each host comes to its end.
@@ -123,7 +129,7 @@ pub(crate) fn another_host() {
     let link = runtime.block_on(async {
         let (mut sender, receiver) = dial(&root, 0, &credentials).await.unwrap();
         sender.send(&Frame::message(&Hello::Child { host: 2, cluster })).await.unwrap();
-        for up in [Up::Gone(vec![1]), Up::Joined(2, vec![]), Up::Joined(1, vec![])] {
+        for up in [Up::Gone(vec![1]), joined(2), joined(1)] {
             sender.send(&Frame::message(&up)).await.unwrap();
         }
         (sender, receiver)
