@@ -58,6 +58,8 @@ const INSTRUCTIONS: u64 = 60;
 const SWEEP: TimeoutId = TimeoutId(0);
 /// Least nanoseconds before an unacknowledged frame is sent again.
 const MIN_RESEND_NS: u64 = 1_000_000;
+/// Most doublings of the pause between two times that a gap is filled.
+const MOST_DOUBLINGS: u32 = 3;
 const _: () = assert!(window::CONVERSATION_NS < MIN_RESEND_NS);
 /// Most asynchronous errors stored for a port that does not ask for them.
 const MAX_ERRORS: usize = 256;
@@ -338,8 +340,10 @@ impl Extension for Via {
         let is_from = |link: &&Link| link.node == from && link.incarnation == header.incarnation;
         let link = endpoint.link.as_ref().filter(is_from);
         let Some(link) = link.filter(|_| endpoint.connection == fields.connection) else { return };
-        // A gap is filled soon, however long the other end was silent.
-        let pause = self.first_resend_after(nic, link) / 4;
+        // A gap is filled soon, even if the other end was silent for long. The pause grows all the same, because an end
+        // that is slow must not get more than it can handle.
+        let first = self.first_resend_after(nic, link);
+        let pause = (first << link.sending.silent.min(MOST_DOUBLINGS)) / 4;
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
         match endpoint.on_frame(nic, &fields, frame, pause) {
             Ok(()) if endpoint.errors.is_empty() => {}
